@@ -1,0 +1,66 @@
+# Every target sets up what it needs in .venv (Python 3.11 or newer with venv is all it asks for) and does so once:
+# again only when pyproject.toml or constraints.txt changed. ARGS="..." goes on to the command.
+
+PYTHON  ?= python3
+WORKERS ?= 2
+ARGS    ?=
+
+BIN      := .venv/bin
+READY    := .venv/.ready
+DEV      := .venv/.ready-dev
+REPORT   := build/tests.xml
+# ARGS goes before the default run's own words; one that chooses a method replaces them.
+DEFAULT  := method=cool_sd delta=1.1 n=16
+RUN_ARGS  = $(if $(filter method=% experiment=%,$(ARGS)),,$(foreach d,$(DEFAULT),$(if $(filter $(firstword $(subst =, ,$(d)))=%,$(ARGS)),,$(d)))) $(ARGS)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help run test tables train-scenes lint format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
+
+run: $(READY) ## decode, score and time 16 pictures with the embedded model (ARGS="method=eagle1 n=4" for another run)
+	"$(BIN)/specbench" run $(RUN_ARGS)
+
+tables: $(READY) ## run what the tables still need, then draw them (ARGS="--list" shows their state)
+	"$(BIN)/specbench" tables $(ARGS)
+
+train-scenes: $(READY) ## rebuild the embedded models from nothing; resumes where it was stopped
+	"$(BIN)/specbench" train scenes $(ARGS)
+
+test: lint ## format check, lint, types, then every test (ARGS="-k name" for some; WORKERS=4 for more processes)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 "$(BIN)/python" -m pytest -n $(WORKERS) --junitxml=$(REPORT) $(ARGS)
+	@echo "wrote $(REPORT)"
+
+lint: $(DEV) ## format check, lint and types only
+	"$(BIN)/ruff" format --check .
+	"$(BIN)/ruff" check .
+	"$(BIN)/mypy"
+
+format: $(DEV) ## rewrite the sources in the project's format
+	"$(BIN)/ruff" format .
+	"$(BIN)/ruff" check --fix .
+
+clean: ## remove .venv, caches and build outputs (runs/, .train/ and results/ stay)
+	rm -rf .venv build dist .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	$(call install,.)
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt
+	$(call install,.[dev])
+	@touch $(READY) $@
+
+define install
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo 'specbench needs Python 3.11 or newer, and "$(PYTHON)" is not: name one with make PYTHON=python3.12 ...' >&2; exit 1; }
+	@"$(PYTHON)" -m venv .venv || { \
+	  echo 'cannot create .venv: install the venv module of "$(PYTHON)" (on Debian and Ubuntu the package python3-venv)' >&2; exit 1; }
+	@echo 'setting up .venv (the first time this fetches about 3 GB, most of it torch)'
+	"$(BIN)/python" -m pip install --quiet --constraint constraints.txt uv
+	"$(BIN)/uv" pip install --python "$(BIN)/python" --constraint constraints.txt --editable '$(1)'
+endef

@@ -1,0 +1,367 @@
+"""`specbench`: the sub-commands, and how a mistake is told. A bad word costs one sentence and exit code 2.
+
+`run` takes Hydra's overrides. They are checked here, all jobs of a grid included, before Hydra starts the first one.
+Set SPECBENCH_DEBUG=1 to see tracebacks. Importing this module imports neither torch nor Hydra.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench._version import __version__
+from specbench.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+USAGE, FAILED, STOPPED = 2, 1, 130  # exit codes beside 0
+
+_HELP = """\
+specbench: how much faster, and how much worse, an autoregressive image model becomes under a decoding method
+
+usage: specbench COMMAND ...
+
+  run     decode prompts, score the images, time them against vanilla AR, write one row   specbench run --help
+  list    models, methods, drafters, rules, data, metrics, and whether their weights are here
+  tables  the papers' tables, measured beside published                                   specbench tables --help
+  train   train the embedded models                                                       specbench train --help
+
+  specbench run method=cool_sd delta=1.1 n=16 out=first
+  specbench list methods
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line (default: this process's) and returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except UsageError as e:
+        return _fail(e, USAGE)
+    except BrokenPipeError:  # `specbench list | head -1`
+        sys.stderr.close()
+        return FAILED
+    except KeyboardInterrupt as e:
+        return _fail(str(e) or "stopped", STOPPED)
+    except Exception as e:
+        if _debug():
+            raise
+        text = " ".join(str(e).split())
+        return _fail(f"{type(e).__name__}: {text} (SPECBENCH_DEBUG=1 shows where)", FAILED)
+
+
+def _dispatch(words: list[str]) -> int:
+    if words[:1] in (["-sc"], ["--shell-completion"]):
+        return _complete(words)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_HELP, end="")
+        return 0
+    if words[0] in ("-V", "--version"):
+        print(f"specbench {__version__}")
+        return 0
+    commands = _commands()
+    if words[0] not in commands:
+        raise unknown("command", words[0], commands)
+    return commands[words[0]](words[1:])
+
+
+def _commands() -> dict[str, Callable[[list[str]], int]]:
+    return {"run": run, "list": list_choices, "tables": tables, "train": train}
+
+
+def tables(words: list[str]) -> int:
+    from specbench.tables.cli import main as command
+
+    return command(words)
+
+
+def train(words: list[str]) -> int:
+    from specbench.training.cli import main as command
+
+    return command(words)
+
+
+def _fail(what: object, code: int) -> int:
+    if _debug() and isinstance(what, BaseException):
+        raise what
+    print(f"specbench: {what}", file=sys.stderr)
+    return code
+
+
+def _debug() -> bool:
+    return os.environ.get("SPECBENCH_DEBUG", "") not in ("", "0")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Complains in one sentence, as everything else here does."""
+
+    def error(self, message: str) -> Any:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+# --- run --------------------------------------------------------------------------------------------------------------
+
+#: What became of the jobs that Hydra started in this process: None for a row, else what was raised. Hydra itself would
+#: stop at the first failure and print a traceback. A launcher's worker process has no such list, and raises.
+_outcomes: list[BaseException | None] | None = None
+_multirun = False
+
+
+def run(words: list[str]) -> int:
+    """`specbench run [-m] [name=value ...]`."""
+    parser = _Parser(prog="specbench run", add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--hydra-help", action="store_true")
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
+    parser.add_argument("-sc", "--shell-completion", action="store_true")
+    parser.add_argument("overrides", nargs="*")
+    asked = parser.parse_intermixed_args(words)
+    if asked.shell_completion:
+        return _hydra(words)
+
+    from specbench import configuration
+
+    overrides = configuration.plain(asked.overrides)
+    if asked.help or asked.hydra_help or asked.cfg:
+        configuration.grid(overrides, False)
+        flags = [word for word in words if word not in asked.overrides and word not in ("-m", "--multirun")]
+        return _hydra([*flags, *overrides])
+    jobs = configuration.grid(overrides, asked.multirun)
+    if asked.multirun:
+        return _grid(overrides, jobs)
+    return _start(overrides)
+
+
+def _start(overrides: list[str]) -> int:
+    """Hands one job to Hydra."""
+    global _outcomes
+    _outcomes = []
+    try:
+        _hydra(overrides)
+        [outcome] = _outcomes
+        if outcome is not None:
+            raise outcome
+        return 0
+    except KeyboardInterrupt as e:
+        folder = getattr(e, "folder", None)  # of run.Stopped
+        raise KeyboardInterrupt(f"{e}; to go on: {_again(overrides, folder)}" if folder else str(e)) from e
+    finally:
+        _outcomes = None
+
+
+def _again(words: list[str], folder: Path) -> str:
+    """The command that goes on in a folder."""
+    kept = [word for word in words if not word.startswith("out=")]
+    plain = re.fullmatch(r"[\w./-]+", str(folder))
+    return f"specbench run {shlex.join([*kept, f'out={folder if plain else _quoted(str(folder))}'])}"
+
+
+def _grid(overrides: list[str], jobs: list[dict[str, Any]]) -> int:
+    """Hands a grid to Hydra. The jobs' folders lie in one folder; after a job that fails, the next one runs."""
+    global _outcomes, _multirun
+    from specbench import configuration
+    from specbench.run import check, new_folder
+
+    outs = {job["out"] for job in jobs}
+    if len(outs) > 1:
+        raise UsageError("out= names the folder of the whole grid: give one")
+    root = Path(outs.pop() or new_folder()).expanduser()
+    for cfg in jobs:
+        check(cfg)
+    _make(root)
+    if (root / "config.yaml").exists():
+        raise UsageError(f"{root} holds a single run; choose another out= for the grid")
+    # Hydra names each job after the keys that differ; the others stand in every job's config.yaml.
+    fixed = {word.split("=", 1)[0] for word in overrides} - configuration.swept(overrides)
+    naming = [
+        f"hydra.sweep.dir={_quoted(str(root))}",
+        f"hydra.job.config.override_dirname.exclude_keys=[{','.join(sorted(fixed | {'out'}))}]",
+    ]
+    again = _again(["-m", *overrides], root)
+    _outcomes, _multirun = [], True
+    print(f"specbench: {len(jobs)} jobs in {root}", file=sys.stderr)
+    try:
+        _hydra(["-m", *overrides, *naming])
+        failed = [outcome for outcome in _outcomes if outcome is not None]
+        if failed:
+            print(
+                f"specbench: {len(failed)} of {len(jobs)} jobs failed; only they run again with {again}",
+                file=sys.stderr,
+            )
+            return USAGE if all(isinstance(outcome, UsageError) for outcome in failed) else FAILED
+        return 0
+    except KeyboardInterrupt as e:
+        raise KeyboardInterrupt(f"{str(e) or 'stopped'}; to go on: {again}") from e
+    finally:
+        _outcomes, _multirun = None, False
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UsageError(f"cannot write into {folder} ({e.strerror}); choose another out=") from None
+
+
+def _quoted(value: str) -> str:
+    """A value in Hydra's grammar, whatever it holds."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def job(cfg: DictConfig) -> None:
+    """What Hydra starts: one job with its composed configuration."""
+    try:
+        _job(cfg)
+    except Exception as e:
+        if _outcomes is None:
+            raise
+        _outcomes.append(e)
+        if _multirun:
+            _fail(str(e) if isinstance(e, UsageError) else f"{type(e).__name__}: {e}", USAGE)
+    else:
+        if _outcomes is not None:
+            _outcomes.append(None)
+
+
+def _job(cfg: DictConfig) -> None:
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from specbench import configuration
+    from specbench.run import Run, report
+
+    hydra = HydraConfig.get()
+    checked = configuration.from_job(cfg, list(hydra.overrides.task))
+    out = None
+    if hydra.mode == RunMode.MULTIRUN:
+        name = hydra.job.override_dirname or str(hydra.job.num)
+        out = Path(hydra.sweep.dir) / re.sub(r"[^\w.=,+-]+", "_", name)
+        print(f"specbench: job {hydra.job.num}: {name}", file=sys.stderr)
+    one = Run(checked, out)
+    row = one.execute()
+    if one.nothing_left:
+        print(f"nothing left to do: {row['n']} images and their row are in {one.folder}")
+    print(report(one, row), flush=True)
+
+
+def _hydra(words: list[str]) -> int:
+    """Hydra's own command line over conf/: runs `job`, or prints help, a configuration or completions."""
+    import hydra
+
+    from specbench import configuration, parameters
+
+    decorated = hydra.main(
+        version_base=configuration.VERSION_BASE,
+        config_path=str(parameters.conf_dir()),
+        config_name=configuration.CONFIG,
+    )(job)
+    root = logging.getLogger()
+    before = sys.argv, os.environ.get("HYDRA_FULL_ERROR"), root.handlers[:], root.level
+    sys.argv = [sys.argv[0], *words]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise to `main`, which says it in one sentence
+    try:
+        decorated()
+    except SystemExit as e:
+        return e.code if isinstance(e.code, int) else 0 if e.code is None else FAILED
+    except hydra.errors.HydraException as e:
+        raise UsageError(configuration.one_line(e)) from e
+    finally:
+        sys.argv = before[0]
+        if before[1] is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before[1]
+        root.handlers[:] = before[2]  # --hydra-help leaves one that writes to stdout
+        root.setLevel(before[3])
+    return 0
+
+
+def _complete(words: list[str]) -> int:
+    """The shell's question `specbench -sc query=bash`: completes the sub-command, then hands the rest to Hydra."""
+    line = os.environ.get("COMP_LINE", "").split(" ", 2)
+    if len(line) == 2:
+        print(" ".join(name for name in _commands() if name.startswith(line[1])))
+        return 0
+    if len(line) == 3:
+        if line[1] != "run":
+            return 0
+        os.environ["COMP_LINE"] = f"{line[0]} {line[2]}"
+    return _hydra(words)
+
+
+# --- list -------------------------------------------------------------------------------------------------------------
+
+_LISTED = {
+    "models": "model",
+    "methods": "method",
+    "drafters": "drafter",
+    "rules": "rule",
+    "data": "data",
+    "metrics": "metrics",
+}
+
+
+def list_choices(words: list[str]) -> int:
+    """`specbench list [models|methods|drafters|rules|data|metrics ...] [--json]`."""
+    parser = _Parser(
+        prog="specbench list", description="What there is to choose from, and whether its weights are here."
+    )
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"any of {', '.join(_LISTED)}; all by default")
+    parser.add_argument(
+        "--json", action="store_true", help="as JSON: name, line, weights (true, false, null: needs none)"
+    )
+    try:
+        asked = parser.parse_args(words)
+    except SystemExit as e:  # --help
+        return int(e.code or 0)
+    wanted = [
+        next((name for name in _LISTED if given in (name, name.removesuffix("s"))), given) for given in asked.groups
+    ]
+    for name in wanted:
+        if name not in _LISTED:
+            raise unknown("group", name, _LISTED)
+    found = {name: _entries(group) for name, group in _LISTED.items() if not wanted or name in wanted}
+    if asked.json:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
+        return 0
+    for title, entries in found.items():
+        print(title)
+        width = max((len(entry["name"]) for entry in entries), default=0)
+        for entry in entries:
+            mark = {True: "  [weights here]", False: "  [weights absent]", None: ""}[entry["weights"]]
+            print(f"  {entry['name']:<{width}}  {entry['line']}{mark}")
+    return 0
+
+
+def _entries(group: str) -> list[dict[str, Any]]:
+    """Name, line and presence of weights (None: needs none) of every choice of a group."""
+    from specbench import metrics, parameters, registry
+
+    lines = dict(parameters.choices(group))
+    absent: dict[str, list[str]] = {}  # only of what needs weights
+    if group == "metrics":
+        lines |= metrics.available()
+        absent = {name: metrics.missing(name) for name in metrics.available()}
+    elif group in ("model", "drafter"):
+        table = registry.MODELS if group == "model" else registry.DRAFTERS
+        needed = {name: entry.assets for name, entry in table.items() if entry.assets}
+        absent = {name: [f for f in files if not (metrics.ASSETS / f).is_file()] for name, files in needed.items()}
+    return [
+        {"name": name, "line": line, "weights": not absent[name] if name in absent else None}
+        for name, line in lines.items()
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,309 @@
+"""*scenes*: the embedded world. Captioned 64x64 pictures of one to three objects, drawn from a seed.
+
+A scene is a symbolic description (layout, objects, background). Everything else about its picture (exact positions,
+hues, stripe phases, clouds, grain) is drawn from the same per-index generator and is *not* in the caption, so a model
+can only spread its mass over it, as with real photographs.
+
+Objects have a canonical order, so that "the first object" means one thing: left to right in a row, top to bottom in a
+column, the top one first in a pyramid. Train and validation share no scene: the split is decided by a hash of the
+symbolic description alone.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+SIZE = 64  # pixels a side
+MAX_OBJECTS = 3
+VALIDATION_SHARE = 8  # one scene in eight belongs to the validation split
+
+SHAPES = ("circle", "square", "triangle", "diamond", "cross")
+COLOURS = ("red", "orange", "yellow", "green", "cyan", "blue", "purple", "white")
+SIZES = ("small", "large")
+FILLS = ("solid", "striped", "dotted")
+BACKGROUNDS = ("plain", "gradient", "striped", "cloudy")
+LAYOUTS = ("single", "beside", "above", "row", "column", "pyramid")
+LAYOUT_COUNT = {"single": 1, "beside": 2, "above": 2, "row": 3, "column": 3, "pyramid": 3}
+LAYOUT_SHARE = (0.30, 0.20, 0.20, 0.10, 0.10, 0.10)
+
+#: Attribute name -> its choices, in the order of `Scene.labels`. Object attributes exist once per slot.
+OBJECT_ATTRIBUTES = {"shape": SHAPES, "colour": COLOURS, "size": SIZES, "fill": FILLS}
+ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "layout": LAYOUTS,
+    "background": BACKGROUNDS,
+    **{f"{name}{slot}": choices for slot in range(MAX_OBJECTS) for name, choices in OBJECT_ATTRIBUTES.items()},
+}
+ABSENT = -1  # label of an attribute whose object is not in the scene
+
+_HUES = {"red": 0.0, "orange": 0.08, "yellow": 0.155, "green": 0.34, "cyan": 0.5, "blue": 0.62, "purple": 0.79}
+# Centre (x, y) and jitter (x, y) of each slot, in pixels.
+_CENTRES: dict[str, list[tuple[tuple[float, float], tuple[float, float]]]] = {
+    "single": [((32, 32), (11, 11))],
+    "beside": [((18, 32), (4, 8)), ((46, 32), (4, 8))],
+    "above": [((32, 18), (8, 4)), ((32, 46), (8, 4))],
+    "row": [((11.5, 32), (0.8, 7)), ((32, 32), (0.8, 7)), ((52.5, 32), (0.8, 7))],
+    "column": [((32, 11.5), (7, 0.8)), ((32, 32), (7, 0.8)), ((32, 52.5), (7, 0.8))],
+    "pyramid": [((32, 18), (5, 3)), ((18, 46), (3, 3)), ((46, 46), (3, 3))],
+}
+_RADII = {"small": 6.3, "large": 9.7}
+
+_WORDS = {  # the ways a caption may say it; the first is the plain one
+    "circle": ("circle", "disc"),
+    "square": ("square", "box"),
+    "triangle": ("triangle",),
+    "diamond": ("diamond", "rhombus"),
+    "cross": ("cross", "plus sign"),
+    "small": ("small", "little", "tiny"),
+    "large": ("large", "big"),
+    "purple": ("purple", "violet"),
+    "cyan": ("cyan", "turquoise"),
+}
+_BACKGROUND_PHRASES = {
+    "plain": ("on a plain background", "on a flat backdrop", "over a plain surface"),
+    "gradient": ("on a gradient background", "over a smooth gradient", "against a fading backdrop"),
+    "striped": ("in front of stripes", "on a striped background", "against a backdrop of broad stripes"),
+    "cloudy": ("on a cloudy background", "against a mottled backdrop", "over soft clouds"),
+}
+
+
+@dataclass(frozen=True)
+class SceneObject:
+    shape: str
+    colour: str
+    size: str
+    fill: str
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a caption can say about a picture."""
+
+    layout: str
+    background: str
+    objects: tuple[SceneObject, ...]
+
+    @property
+    def is_validation(self) -> bool:
+        return zlib.crc32(repr(self).encode()) % VALIDATION_SHARE == 0
+
+    def labels(self) -> list[int]:
+        """One class index per entry of `ATTRIBUTES`; `ABSENT` for slots without an object."""
+        out = [LAYOUTS.index(self.layout), BACKGROUNDS.index(self.background)]
+        for slot in range(MAX_OBJECTS):
+            present = slot < len(self.objects)
+            for name, choices in OBJECT_ATTRIBUTES.items():
+                out.append(choices.index(getattr(self.objects[slot], name)) if present else ABSENT)
+        return out
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One entry of a split: its scene, its caption, and the generator state that draws its picture."""
+
+    index: int
+    scene: Scene
+    caption: str
+    rng: np.random.Generator
+
+
+def sample(split: str, index: int, seed: int = 0) -> Sample:
+    """The `index`-th scene of `split` ("train" or "validation"). The same arguments give the same scene for ever."""
+    if split not in ("train", "validation"):
+        raise ValueError(f"scenes has no split '{split}' (it has: train, validation)")
+    wanted = split == "validation"
+    rng = np.random.Generator(np.random.Philox(key=[2 * seed + wanted, index]))
+    scene = _draw_scene(rng)
+    while scene.is_validation != wanted:
+        scene = _draw_scene(rng)
+    return Sample(index, scene, _caption(scene, rng), rng)
+
+
+def _draw_scene(rng: np.random.Generator) -> Scene:
+    layout = LAYOUTS[rng.choice(len(LAYOUTS), p=LAYOUT_SHARE)]
+    picks = rng.integers(0, [len(c) for c in OBJECT_ATTRIBUTES.values()], size=(LAYOUT_COUNT[layout], 4))
+    objects = tuple(SceneObject(SHAPES[a], COLOURS[b], SIZES[c], FILLS[d]) for a, b, c, d in picks)
+    return Scene(layout, BACKGROUNDS[rng.integers(len(BACKGROUNDS))], objects)
+
+
+# --- captions ---------------------------------------------------------------------------------------------------------
+
+
+def _caption(scene: Scene, rng: np.random.Generator) -> str:
+    def one_of(options: Sequence[str]) -> str:
+        return options[int(rng.integers(len(options)))]
+
+    def word(name: str) -> str:
+        return one_of(_WORDS.get(name, (name,)))
+
+    def phrase(o: SceneObject) -> str:
+        size, colour, shape = word(o.size), word(o.colour), word(o.shape)
+        if o.fill == "solid":
+            text = one_of(
+                (f"{size} {colour} {shape}", f"{size} solid {colour} {shape}", f"{colour} {shape} that is {size}")
+            )
+        else:
+            text = one_of(
+                (
+                    f"{size} {o.fill} {colour} {shape}",
+                    f"{size} {colour} {o.fill} {shape}",
+                    f"{o.fill} {colour} {shape} that is {size}",
+                )
+            )
+        return ("an " if text[0] in "aeiou" else "a ") + text
+
+    a, b, c = [phrase(o) for o in scene.objects] + [""] * (3 - len(scene.objects))
+    body = {
+        "single": (f"{a}", f"one object, {a}", f"a picture of {a}"),
+        "beside": (f"{a} to the left of {b}", f"{a} on the left and {b} on the right", f"{a} beside {b}"),
+        "above": (f"{a} above {b}", f"{a} on top of {b}", f"{a} at the top and {b} at the bottom"),
+        "row": (
+            f"a row of {a}, {b} and {c}",
+            f"from left to right, {a}, {b} and {c}",
+            f"{a}, then {b}, then {c} in a row",
+        ),
+        "column": (
+            f"a column of {a}, {b} and {c}",
+            f"from top to bottom, {a}, {b} and {c}",
+            f"{a} over {b} over {c} in a column",
+        ),
+        "pyramid": (
+            f"{a} above the pair of {b} and {c}",
+            f"a pyramid with {a} on top of {b} and {c}",
+            f"below {a} stand {b} and {c}",
+        ),
+    }[scene.layout]
+    where = one_of(_BACKGROUND_PHRASES[scene.background])
+    text = one_of((f"{one_of(body)} {where}", f"{one_of(body)}, {where}", f"{where}, {one_of(body)}"))
+    return text[0].upper() + text[1:] + "."
+
+
+def words(caption: str) -> list[str]:
+    """The words of a caption, lower case, punctuation dropped."""
+    return re.findall(r"[a-z]+", caption.lower())
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def _colour(rng: np.random.Generator, name: str) -> np.ndarray:
+    if name == "white":
+        return np.full(3, rng.uniform(0.92, 1.0))
+    return _hsv(_HUES[name] + rng.uniform(-0.012, 0.012), rng.uniform(0.82, 1.0), rng.uniform(0.85, 1.0))
+
+
+def _hsv(h: float, s: float, v: float) -> np.ndarray:
+    k = (np.array([5.0, 3.0, 1.0]) + (h % 1.0) * 6) % 6
+    return v * (1 - s * np.clip(np.minimum(k, 4 - k), 0, 1))
+
+
+def _muted(rng: np.random.Generator) -> np.ndarray:
+    return _hsv(rng.uniform(), rng.uniform(0.1, 0.4), rng.uniform(0.25, 0.55))
+
+
+_Y, _X = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32) + 0.5
+
+
+def _background(kind: str, rng: np.random.Generator) -> np.ndarray:
+    one, two = _muted(rng), _muted(rng)
+    if kind != "plain":  # the two colours must differ enough to be seen as two
+        two = one + np.sign(0.4 - one.mean()) * rng.uniform(0.24, 0.36) + 0.3 * (two - two.mean())
+    angle = rng.uniform(0, np.pi)
+    along = _X * np.cos(angle) + _Y * np.sin(angle)
+    if kind == "gradient":
+        t = (along - along.min()) / (along.max() - along.min())
+    elif kind == "striped":
+        t = 0.5 + 0.5 * np.tanh(3 * np.sin(2 * np.pi * along / rng.uniform(11, 17) + rng.uniform(0, 2 * np.pi)))
+    elif kind == "cloudy":
+        t = 0.5 + 0.5 * np.tanh(1.5 * _smooth_noise(rng, 7))
+    else:
+        t = np.zeros_like(_X)
+    return np.clip(one + (two - one) * t[..., None], 0, 1)
+
+
+def _smooth_noise(rng: np.random.Generator, cells: int) -> np.ndarray:
+    """Unit-variance noise on a `cells` x `cells` lattice, interpolated with a cosine kernel to the picture's size."""
+    coarse = rng.standard_normal((cells + 1, cells + 1))
+    at = np.linspace(0, cells, SIZE, endpoint=False)
+    low = at.astype(int)
+    w = (1 - np.cos(np.pi * (at - low))) / 2
+    rows = coarse[low] * (1 - w)[:, None] + coarse[low + 1] * w[:, None]
+    return rows[:, low] * (1 - w) + rows[:, low + 1] * w
+
+
+def _coverage(shape: str, dx: np.ndarray, dy: np.ndarray, r: float) -> np.ndarray:
+    """Anti-aliased coverage of a shape of radius `r` pixels, from its signed distance."""
+    ax, ay = np.abs(dx), np.abs(dy)
+    if shape == "circle":
+        d = np.hypot(dx, dy) - r
+    elif shape == "square":
+        d = np.maximum(ax, ay) - 0.86 * r
+    elif shape == "triangle":
+        d = np.maximum(ax * 0.866 - (dy - 0.1 * r) * 0.5, dy - 0.1 * r) - 0.62 * r
+    elif shape == "diamond":
+        d = (ax + ay - 1.18 * r) / np.sqrt(2)
+    else:
+        arm = 0.36 * r
+        d = np.minimum(np.maximum(ax - r, ay - arm), np.maximum(ax - arm, ay - r))
+    return np.clip(0.5 - d, 0, 1)
+
+
+def _fill(kind: str, rng: np.random.Generator) -> np.ndarray | None:
+    """Where the darker second colour shows (0 to 1), or None for a solid object."""
+    phase_x, phase_y = rng.uniform(0, 4, 2)  # four pixels a period: a tokenizer's patch, so a fill is a run of one code
+    if kind == "striped":
+        t = (_X + phase_x) if rng.uniform() < 0.5 else (_Y + phase_y)
+        return np.clip(1.4 * np.sin(2 * np.pi * t / 4) + 0.5, 0, 1)
+    if kind == "dotted":
+        near = np.hypot((_X + phase_x) % 4 - 2, (_Y + phase_y) % 4 - 2)
+        return np.clip(1.8 - near, 0, 1)
+    return None
+
+
+def draw(s: Sample) -> np.ndarray:
+    """The picture of a sample: (64, 64, 3) uint8. Consumes the sample's generator, so draw a sample once."""
+    rng = s.rng
+    image = _background(s.scene.background, rng)
+    for (centre, jitter), o in zip(_CENTRES[s.scene.layout], s.scene.objects, strict=True):
+        x, y = np.asarray(centre) + rng.uniform(-1, 1, 2) * jitter
+        radius = _RADII[o.size] * rng.uniform(0.95, 1.05)
+        colour = _colour(rng, o.colour)
+        texture = _fill(o.fill, rng)
+        paint = np.broadcast_to(colour, image.shape)
+        if texture is not None:
+            paint = paint * (1 - 0.68 * texture[..., None])
+        cover = _coverage(o.shape, _X - x, _Y - y, radius)[..., None]
+        image = image * (1 - cover) + paint * cover
+    image = image + 0.025 * _smooth_noise(rng, 16)[..., None] + 0.022 * rng.standard_normal(image.shape)
+    return (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)
+
+
+def render(split: str, indices: Sequence[int], seed: int = 0) -> tuple[np.ndarray, list[str], np.ndarray]:
+    """Pictures (N, 64, 64, 3) uint8, captions, and labels (N, 14) int64 of the given indices of a split."""
+    samples = [sample(split, int(i), seed) for i in indices]
+    labels = np.array([s.scene.labels() for s in samples], dtype=np.int64)
+    return np.stack([draw(s) for s in samples]), [s.caption for s in samples], labels
+
+
+def to_float(images: np.ndarray | torch.Tensor) -> torch.Tensor:
+    """uint8 (N, H, W, 3) -> float32 (N, 3, H, W) in [-1, 1], the range of every tokenizer here."""
+    x = images if isinstance(images, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(images))
+    return x.permute(0, 3, 1, 2).contiguous().float() / 127.5 - 1
+
+
+def to_uint8(images: torch.Tensor) -> np.ndarray:
+    """float (N, 3, H, W) in [-1, 1] -> uint8 (N, H, W, 3)."""
+    return ((images.float().clamp(-1, 1) + 1) * 127.5 + 0.5).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+
+
+def vocabulary() -> list[str]:
+    """Every word a caption can hold, sorted. Deterministic, so a text encoder's word ids never move."""
+    found: set[str] = set()
+    for i in range(4000):
+        found.update(words(sample("train", i).caption))
+    return sorted(found)

@@ -1,0 +1,28 @@
+"""Drafters from flat parameters. `model` is the loaded model bundle, which knows its own drafter networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specbench.decoding.drafters.draft_model import DraftModel
+from specbench.decoding.drafters.eagle import Eagle
+from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.loop import Drafter
+from specbench.decoding.trees import chain_paths, parse
+
+
+def none(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    return NoDraft()
+
+
+def draft_model(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    return DraftModel(model.draft_model(), cfg["window"])
+
+
+def eagle(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    return Eagle(model.eagle(), chain_paths(cfg["window"]))
+
+
+def eagle_tree(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    return Eagle(model.eagle(), parse(cfg["tree"]))

@@ -1,0 +1,54 @@
+"""An independent, smaller model of the same vocabulary that drafts a chain (Leviathan et al. 2023; Chen et al.
+2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.sampling import Sampling, Streams, draw
+from specbench.decoding.trees import build, chain_paths
+from specbench.decoding.verify import DRAFT, Draft, Verdict
+
+
+@dataclass
+class _State:
+    session: Any
+    sampling: Sampling
+    streams: Streams
+
+
+class DraftModel:
+    """`model` opens sessions like a target; it must share the target's prefix length and vocabulary."""
+
+    def __init__(self, model: Any, window: int) -> None:
+        self.model = model
+        self.tree = build(chain_paths(window))
+
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> _State:
+        self.tree = self.tree.to(streams.key.device)
+        own = self.model.open(conditioning, len(streams), sampling.guided, self.tree.nodes)
+        return _State(own, sampling, streams)
+
+    def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        session, sampling = state.session, state.sampling
+        root = count[:, None] + (session.prefix_length - 1)
+        token = history.gather(1, (count - 1).clamp_min(0)[:, None])
+        # the place before the root is fed again: it is new to this cache when the whole last draft was accepted
+        earlier = history.gather(1, (count - 2).clamp_min(0)[:, None])
+        logits = session.feed_chain(torch.cat([earlier, token], 1), torch.cat([root - 1, root], 1))[:, -1]
+        tokens, laws = [token], []
+        for d in range(1, self.tree.nodes):
+            law = sampling.law(sampling.mix(logits))
+            laws.append(law)
+            tokens.append(draw(law, state.streams.uniform(step, DRAFT + d, 1)[:, 0])[:, None])
+            if d + 1 < self.tree.nodes:
+                logits = session.feed_chain(tokens[-1], root + d)[:, 0]
+        drafted = torch.cat(tokens, 1)
+        return Draft(self.tree, drafted, torch.stack(laws, 1), torch.ones_like(drafted, dtype=torch.bool))
+
+    def commit(self, state: _State, hidden: Tensor, verdict: Verdict, count: Tensor) -> None:
+        pass  # its cache is indexed by place: whatever was rejected is overwritten

@@ -1,0 +1,28 @@
+"""The empty draft: vanilla autoregression."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.trees import build
+from specbench.decoding.verify import Draft, Verdict
+
+
+class NoDraft:
+    def __init__(self) -> None:
+        self.tree = build([])
+
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> Any:
+        self.tree = self.tree.to(streams.key.device)
+        return torch.zeros(len(streams), 0, session.vocab_size, device=streams.key.device)
+
+    def propose(self, state: Any, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        root = history.gather(1, (count - 1).clamp_min(0)[:, None])
+        return Draft(self.tree, root, state, torch.ones_like(root, dtype=torch.bool))
+
+    def commit(self, state: Any, hidden: Tensor, verdict: Verdict, count: Tensor) -> None:
+        pass

@@ -1,0 +1,132 @@
+"""Acceptance rules: pure functions of tensors.
+
+A rule answers two questions about a candidate x of a node whose law (so far) is r and which was drawn from q: with
+which probability is it kept, and which law goes on when it is not. Laws are (..., V) float32, x and depth (...) int64;
+depth counts drafted places from 1. A candidate that was chosen and not drawn comes with a point mass as q.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from specbench.errors import UsageError
+
+
+class Rule(Protocol):
+    name: str
+
+    def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """Probability (...) of keeping `token`."""
+        ...
+
+    def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """The law (..., V), normalised, from which to go on after `token` was rejected."""
+        ...
+
+
+def at(law: Tensor, token: Tensor) -> Tensor:
+    """law[..., token], (...)."""
+    return law.gather(-1, token.unsqueeze(-1)).squeeze(-1)
+
+
+def normalise(mass: Tensor, fallback: Tensor) -> Tensor:
+    """Norm(mass); where nothing is left (a rejection that has probability zero), `fallback`."""
+    total = mass.sum(-1, keepdim=True)
+    return torch.where(total > 1e-30, mass / total.clamp_min(1e-30), fallback)
+
+
+class Relaxed:
+    """Relaxed speculative decoding with a factor per depth (Cool-SD, Eq. 12): keep with min(1, omega_i r(x) / q(x)).
+
+    omega = 1 everywhere is exact speculative decoding (Eqs. 1, 2), a constant is UniformRSD (Eq. 13), a falling
+    schedule is Cool-SD (Eq. 16). `resample="optimal"` continues from Eq. 10, Norm([r - q f]_+) = Norm([max(r - q, (1 -
+    omega) r)]_+), which minimises the bound of Eq. 8 for any omega; `"vanilla"` from Eq. 11, Norm([r - q]_+), which
+    Proposition 1 derives for omega >= 1 only.
+    """
+
+    def __init__(self, name: str, omega: list[float], resample: str = "optimal") -> None:
+        """omega[i - 1] belongs to depth i; deeper places use the last one."""
+        if resample not in ("optimal", "vanilla"):
+            raise UsageError(f"resample={resample} is unknown (choose from: optimal, vanilla)")
+        self.name = name
+        self.resample = resample
+        self.omega = torch.tensor([1.0, *omega], dtype=torch.float32)
+
+    def _omega(self, depth: Tensor) -> Tensor:
+        if self.omega.device != depth.device:
+            self.omega = self.omega.to(depth.device)
+        return self.omega[depth.clamp_max(len(self.omega) - 1)]
+
+    def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        p_x, q_x = at(r, token), at(q, token)
+        ratio = torch.where(
+            q_x > 0, self._omega(depth) * p_x / q_x, torch.ones_like(q_x)
+        )  # 0/0 = 1 (ERRATA, Cool-SD 6)
+        return ratio.clamp_max(1.0)
+
+    def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        mass = r - q
+        if self.resample == "optimal":
+            mass = torch.maximum(mass, (1 - self._omega(depth)).unsqueeze(-1) * r)
+        return normalise(mass.clamp_min(0), r)
+
+
+def exact() -> Relaxed:
+    """Lossless speculative sampling (Cool-SD Algorithm 1, Eqs. 1 and 2)."""
+    return Relaxed("exact", [1.0])
+
+
+def uniform(delta: float, resample: str = "optimal") -> Relaxed:
+    """UniformRSD (Eq. 13): the same factor at every depth."""
+    return Relaxed("uniform", [delta], resample)
+
+
+def cool(
+    delta: float,
+    length: int,
+    nu: float = 0.7,
+    schedule: str = "exponential",
+    floor: float = 0.0,
+    resample: str = "optimal",
+) -> Relaxed:
+    """Cool-SD: a schedule over `length` depths whose mean is `delta`, never below `floor` (0 = the paper's)."""
+    return Relaxed("cool", cool_schedule(delta, length, nu, schedule, floor), resample)
+
+
+def cool_schedule(delta: float, length: int, nu: float, schedule: str, floor: float = 0.0) -> list[float]:
+    """omega_1 .. omega_L. Exponential (Eq. 16): delta L e^{-nu i} / sum_j e^{-nu j}. Linear (Eq. 17): delta L w_i / sum
+    w with w_i = (l - i) / (l (l + 1)) and l = 8, so L < 8."""
+    places = range(1, length + 1)
+    if schedule == "exponential":
+        weights = [math.exp(-nu * i) for i in places]
+    elif schedule == "linear":
+        if length >= 8:
+            raise UsageError(
+                f"schedule=linear is defined for drafts shorter than 8, not {length}; use schedule=exponential"
+            )
+        weights = [(8 - i) / 72 for i in places]
+    else:
+        raise UsageError(f"schedule={schedule} is unknown (choose from: exponential, linear)")
+    scale = delta * length / sum(weights)
+    return [max(floor, scale * w) for w in weights]
+
+
+# --- from flat parameters (registry) ----------------------------------------------------------------------------------
+
+
+def build_exact(cfg: Mapping[str, Any], height: int) -> Rule:
+    return exact()
+
+
+def build_uniform(cfg: Mapping[str, Any], height: int) -> Rule:
+    return uniform(cfg["delta"], cfg["resample"])
+
+
+def build_cool(cfg: Mapping[str, Any], height: int) -> Rule:
+    """`height`, the depth of the draft tree, is the schedule's L."""
+    return cool(cfg["delta"], max(1, height), cfg["nu"], cfg["schedule"], cfg["floor"], cfg["resample"])

@@ -1,0 +1,113 @@
+"""Random streams and laws: everything a decoding step draws, and the law it draws it from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
+_MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 on int64 tensors (arithmetic modulo 2**64)."""
+    x = (x ^ _shift(x, 30)) * _MIX1
+    x = (x ^ _shift(x, 27)) * _MIX2
+    return x ^ _shift(x, 31)
+
+
+class Streams:
+    """One counter-based random stream per row, keyed by (seed, prompt index).
+
+    A number is a pure function of (seed, index, step, purpose, place), so it depends neither on the batch it is drawn
+    in, nor on the order of the prompts, nor on the device; and drawing it needs no state and no host.
+    """
+
+    def __init__(self, keys: list[tuple[int, int]], device: torch.device | str = "cpu") -> None:
+        """keys: (seed, prompt index) per row."""
+        pairs = torch.tensor(keys, dtype=torch.int64).reshape(-1, 2)
+        self.key = _mix(_mix(pairs[:, 0] * _GOLDEN + 1) + pairs[:, 1] * _GOLDEN + 2).to(device)
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def uniform(self, step: Tensor, purpose: int, *shape: int) -> Tensor:
+        """Float32 numbers in [0, 1) of shape (rows, *shape). `step` (rows,) int64; `purpose` keeps uses of a step
+        apart.
+
+        Multiples of 2**-23, so that `u * total < total` holds in float32 and a law's last token is never overrun.
+        """
+        count = 1
+        for n in shape:
+            count *= n
+        base = _mix(self.key + _GOLDEN * (step * 64 + purpose + 1))
+        place = torch.arange(1, count + 1, device=self.key.device)
+        bits = _shift(_mix(base[:, None] + _GOLDEN * place), 41)
+        return (bits.to(torch.float32) * 2.0**-23).view(-1, *shape)
+
+
+def draw(law: Tensor, u: Tensor) -> Tensor:
+    """Tokens (...) int64 from laws (..., V) by inversion with uniforms u (...). Laws need not be normalised; tokens of
+    probability zero are never drawn."""
+    cdf = law.cumsum(-1)
+    wanted = u.unsqueeze(-1) * cdf[..., -1:]
+    return torch.searchsorted(cdf, wanted, right=True).squeeze(-1).clamp_max(law.shape[-1] - 1)
+
+
+def draw_distinct(law: Tensor, u: Tensor, count: int) -> Tensor:
+    """`count` tokens (..., count) drawn without replacement from laws (..., V), in the order drawn (Gumbel top-k with
+    exponentials: the smallest of e_i / p_i come first). u (..., V) uniforms.
+
+    Where a law holds fewer than `count` tokens of positive probability, the rest have probability zero: a verifier must
+    treat them as absent (`law.gather(...) > 0`).
+    """
+    clock = -torch.log1p(-u.clamp(max=1 - 2.0**-23)) + 2.0**-30
+    return (law / clock).topk(count, dim=-1).indices
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """From logits to a law, in LlamaGen's order: guidance, temperature, top-k (ties kept), top-p, softmax.
+
+    temperature 0 is greedy: a point mass on the largest logit. top_k None and top_p 1 are off.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    cfg_scale: float = 1.0
+
+    @property
+    def guided(self) -> bool:
+        return self.cfg_scale != 1.0
+
+    def mix(self, logits: Tensor) -> Tensor:
+        """Guided logits (B, ...) of rows (2B, ...): conditional first, then unconditional; u + s (c - u)."""
+        if not self.guided:
+            return logits
+        cond, uncond = logits.chunk(2)
+        return uncond + self.cfg_scale * (cond - uncond)
+
+    def law(self, logits: Tensor) -> Tensor:
+        """Probabilities (..., V) float32 of guided logits (..., V)."""
+        logits = logits.float()
+        if self.temperature == 0:
+            return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        logits = logits / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            floor = logits.topk(self.top_k, dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < floor, -torch.inf)
+        if self.top_p < 1:
+            ordered, index = logits.sort(dim=-1, descending=True)
+            p = ordered.softmax(-1)
+            outside = (p.cumsum(-1) - p) > self.top_p  # keep the token that crosses the threshold
+            logits = logits.masked_fill(torch.zeros_like(outside).scatter_(-1, index, outside), -torch.inf)
+        return logits.softmax(-1)

@@ -1,0 +1,131 @@
+"""Draft topologies. A chain is a tree of width one; a draft of nothing is the root alone.
+
+Node 0 is the root: the last committed place, whose law is already the target's to give. Every other node is one draft
+token. Tensors carry a leading row dimension of 1 (one topology for all rows) or B (a topology per row).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.errors import UsageError, unknown
+
+Path = tuple[int, ...]
+
+#: Static trees by name: the child number at each depth, one word a node. `mc_sim_7b_63` (25 nodes, depth 5) is the
+#: default of EAGLE-1 on Lumina-mGPT, `naive_extend_57` on LlamaGen (names and node lists: LANTERN's released code).
+NAMED: dict[str, str] = {
+    "mc_sim_7b_63": "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001",
+    "mc_sim_7b_63_balanced": (
+        "0 1 2 00 01 02 10 11 12 20 21 000 001 002 010 011 100 101 110 111 0000 0001 0002 00000 00001"
+    ),
+    "naive_extend_57": (
+        "0 1 2 3 4 00 01 02 03 10 11 12 20 21 22 30 31 40 000 001 002 003 010 011 012 020 021 022 030 031 100 "
+        "101 110 200 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 00000 00001 00002 "
+        "00010 00011 00100 00101 00110 00200"
+    ),
+    "medusa_2_7b_63": (
+        "0 1 2 3 4 5 6 7 8 9 00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 20 21 30 31 40 50 60 70 000 001 002 "
+        "003 004 005 006 007 008 010 011 012 013 020 021 030 040 050 100 101 102 110 200 0000 0001 0002 0003 "
+        "0010 0020 0100"
+    ),
+    "reverse_balanced_25": (
+        "0 1 2 00 01 10 20 000 001 002 010 011 100 0000 0001 0002 0010 0011 00000 00001 00002 00003 00010 00011 00012"
+    ),
+}
+
+
+def named(name: str) -> list[Path]:
+    if name not in NAMED:
+        raise unknown("tree", name, NAMED)
+    return [tuple(int(c) for c in word) for word in NAMED[name].split()]
+
+
+def parse(tree: str | Sequence[Sequence[int]]) -> list[Path]:
+    """A tree's paths from its name or from a list such as [[0], [1], [0, 0]] (also as text)."""
+    if isinstance(tree, str):
+        if not tree.lstrip().startswith("["):
+            return named(tree)
+        try:
+            tree = ast.literal_eval(tree)
+        except (SyntaxError, ValueError) as e:
+            raise UsageError(f"tree={tree} is neither a tree's name nor a list of paths such as [[0],[1],[0,0]]") from e
+    try:
+        paths = [tuple(int(c) for c in path) for path in tree]
+    except (TypeError, ValueError) as e:
+        raise UsageError(f"tree={tree} is not a list of paths such as [[0],[1],[0,0]]") from e
+    if not paths or any(not p or min(p) < 0 for p in paths):
+        raise UsageError("a tree needs at least one path, and every path one or more child numbers >= 0")
+    return paths
+
+
+def chain_paths(length: int) -> list[Path]:
+    return [(0,) * d for d in range(1, length + 1)]
+
+
+@dataclass
+class Tree:
+    """parent, depth (R, M); ancestors (R, M, M) bool, node i sees node j (itself and the root included); inner (R, I):
+    the nodes with children; slot (R, M): a node's place in `inner`, -1 for leaves; children (R, I, W), -1 where
+    none."""
+
+    parent: Tensor
+    depth: Tensor
+    ancestors: Tensor
+    inner: Tensor
+    slot: Tensor
+    children: Tensor
+    height: int
+    is_chain: bool
+
+    @property
+    def nodes(self) -> int:
+        """Nodes with the root."""
+        return self.parent.shape[1]
+
+    @property
+    def width(self) -> int:
+        return self.children.shape[2]
+
+    def to(self, device: torch.device | str) -> Tree:
+        moved: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
+
+
+def build(paths: Iterable[Path]) -> Tree:
+    """The tree of the given paths. Every path's parent must be given too; siblings are tried in the order of their
+    numbers."""
+    ordered = sorted(set(paths), key=lambda p: (len(p), p))
+    index: dict[Path, int] = {(): 0} | {p: i + 1 for i, p in enumerate(ordered)}
+    parent = [0]
+    for p in ordered:
+        if p[:-1] not in index:
+            raise UsageError(f"the tree has the path {list(p)} but not its parent {list(p[:-1])}")
+        parent.append(index[p[:-1]])
+    count = len(parent)
+    depth = [0] + [len(p) for p in ordered]
+    ancestors = torch.eye(count, dtype=torch.bool)
+    kids: list[list[int]] = [[] for _ in range(count)]
+    for node in range(1, count):
+        ancestors[node] |= ancestors[parent[node]]
+        kids[parent[node]].append(node)
+    inner = [n for n in range(count) if kids[n]]
+    slot = [inner.index(n) if kids[n] else -1 for n in range(count)]
+    width = max((len(k) for k in kids), default=0)
+    children = [kids[n] + [-1] * (width - len(kids[n])) for n in inner]
+    return Tree(
+        parent=torch.tensor([parent]),
+        depth=torch.tensor([depth]),
+        ancestors=ancestors[None],
+        inner=torch.tensor([inner], dtype=torch.int64).reshape(1, len(inner)),
+        slot=torch.tensor([slot]),
+        children=torch.tensor(children, dtype=torch.int64).reshape(1, len(inner), width),
+        height=max(depth),
+        is_chain=width <= 1,
+    )

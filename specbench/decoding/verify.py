@@ -1,0 +1,101 @@
+"""Verification: recursive rejection sampling over a draft tree, as tensor code without a host round trip."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.rules import Rule, at, normalise
+from specbench.decoding.sampling import Streams, draw
+from specbench.decoding.trees import Tree
+
+# Purposes of a step's random numbers; drafters use DRAFT and above.
+VERIFY, NEXT, DRAFT = 0, 1, 2
+
+
+@dataclass
+class Draft:
+    """What a drafter proposes for B rows.
+
+    tokens (B, M) int64, the root's own token first; laws (B, I, V) float32: per inner node the law its children were
+    drawn from, without replacement, in the order of the children; drawn (B, M) bool or None for all: False marks a
+    token that was chosen (its law is a point mass); valid (B, M) bool: nodes that exist in this step, ancestors of a
+    valid node valid.
+    """
+
+    tree: Tree
+    tokens: Tensor
+    laws: Tensor
+    valid: Tensor
+    drawn: Tensor | None = None
+
+
+@dataclass
+class Verdict:
+    """path (B, D) int64: the accepted nodes by depth (beyond `length`: undefined but valid indices); length (B,) int64:
+    accepted draft tokens; tokens (B, D + 1): the accepted tokens and, at `length`, the token that follows them."""
+
+    path: Tensor
+    length: Tensor
+    tokens: Tensor
+
+
+def one_hot(token: Tensor, size: int) -> Tensor:
+    return torch.zeros(*token.shape, size, device=token.device).scatter_(-1, token.unsqueeze(-1), 1.0)
+
+
+def verify(p: Tensor, draft: Draft, rule: Rule, streams: Streams, step: Tensor) -> Verdict:
+    """Accept or reject the draft's nodes against the target's laws p (B, M, V); `step` (B,) keys the random numbers.
+
+    All inner nodes decide about their children at once (their randomness is their own), sibling after sibling; then the
+    path is read off. For exact rules the tokens have the target's law (Cool-SD, Theorem 1, for chains; by recursion
+    over siblings drawn without replacement, for trees).
+    """
+    tree = draft.tree
+    rows, nodes, vocab = p.shape
+    inner = tree.inner.expand(rows, -1)
+    children = tree.children.expand(rows, -1, -1)
+    depth = tree.depth.expand(rows, -1)
+    u = streams.uniform(step, VERIFY, nodes)
+    r = p.gather(1, inner.unsqueeze(-1).expand(-1, -1, vocab))
+    q = draft.laws
+    taken = torch.full_like(inner, -1)
+    for m in range(tree.width):
+        child = children[:, :, m]
+        node = child.clamp_min(0)
+        token = draft.tokens.gather(1, node)
+        law = q
+        live = (child >= 0) & draft.valid.gather(1, node) & (taken < 0)
+        if draft.drawn is not None:
+            drawn = draft.drawn.gather(1, node)
+            law = torch.where(drawn.unsqueeze(-1), q, one_hot(token, vocab))
+        live &= at(law, token) > 0  # a law with fewer tokens than children has no further candidate
+        place = depth.gather(1, node)
+        kept = live & (u.gather(1, node) < rule.accept(r, law, token, place))
+        taken = torch.where(kept, child, taken)
+        lost = (live & ~kept).unsqueeze(-1)
+        r = torch.where(lost, rule.residual(r, law, token, place), r)
+        if m + 1 < tree.width:  # the next sibling was drawn from what is left
+            q = torch.where(lost, normalise(q.scatter(-1, token.unsqueeze(-1), 0.0), q), q)
+
+    slot = tree.slot.expand(rows, -1)
+    here = inner.new_zeros(rows, 1)
+    length = inner.new_zeros(rows, 1)
+    path: list[Tensor] = []
+    for _ in range(tree.height):
+        at_slot = slot.gather(1, here)
+        onward = torch.where(at_slot >= 0, taken.gather(1, at_slot.clamp_min(0)), at_slot)
+        moved = (onward >= 0) & (length == len(path))
+        here = torch.where(moved, onward, here)
+        length = length + moved
+        path.append(here)
+    at_slot = slot.gather(1, here).unsqueeze(-1).expand(-1, -1, vocab)
+    last = p.gather(1, here.unsqueeze(-1).expand(-1, -1, vocab))
+    if tree.height:
+        last = torch.where(at_slot >= 0, r.gather(1, at_slot.clamp_min(0)), last)
+    following = draw(last, streams.uniform(step, NEXT, 1))
+    walked = torch.cat(path, 1) if path else inner.new_zeros(rows, 0)
+    tokens = torch.cat([draft.tokens.gather(1, walked), following], 1).scatter(1, length, following)
+    return Verdict(walked, length.squeeze(1), tokens)

@@ -1,0 +1,14 @@
+"""The one exception that reaches a user: a sentence that names the mistake and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class UsageError(Exception):
+    """Bad input. The command line prints the message without a traceback and exits with 2."""
+
+
+def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
+    """The sentence for a name that does not exist, with the names that do."""
+    return UsageError(f"unknown {kind} '{name}' (choose from: {', '.join(sorted(choices))})")

@@ -1,0 +1,72 @@
+"""Weights on disk: safetensors with the configuration in the file's metadata, so that a file describes itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from specbench.errors import UsageError
+
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
+
+
+def save(module: nn.Module, path: Path, kind: str, config: dict[str, Any], dtype: torch.dtype = torch.float16) -> None:
+    """Write `module` atomically; floating tensors are stored as `dtype`."""
+    tensors = {
+        k: v.detach().to(dtype if v.is_floating_point() else v.dtype).cpu().contiguous()
+        for k, v in module.state_dict().items()
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tmp = path.with_suffix(".tmp")
+    save_file(tensors, tmp, {"format": "specbench-1", "kind": kind, "config": json.dumps(config)})
+    os.replace(tmp, path)
+
+
+def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """(config, tensors) of a file written by `save`; a UsageError names what is wrong with any other file."""
+    if not path.exists():
+        raise UsageError(
+            f"weights '{path.name}' are not here; run `make train-scenes`, or give their folder with weights=DIR"
+        )
+    try:
+        with safe_open(path, framework="pt") as f:
+            meta = f.metadata() or {}
+            tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118 (no mapping)
+    except SafetensorError as e:
+        raise UsageError(f"'{path}' is not a readable safetensors file ({e}); fetch or train it again") from e
+    if meta.get("kind") != kind:
+        raise UsageError(f"'{path}' holds a '{meta.get('kind', 'foreign')}' model, not a '{kind}'")
+    return json.loads(meta["config"]), tensors
+
+
+def fill(module: nn.Module, tensors: dict[str, Tensor], source: str) -> None:
+    """Copy tensors into `module` (cast to its dtype); a missing, surplus or misshapen one is named."""
+    own = module.state_dict()
+    for name, tensor in own.items():
+        if name not in tensors:
+            raise UsageError(f"{source}: tensor '{name}' is missing")
+        if tensors[name].shape != tensor.shape:
+            raise UsageError(
+                f"{source}: tensor '{name}' has shape {list(tensors[name].shape)}, expected {list(tensor.shape)}"
+            )
+        if not torch.isfinite(tensors[name]).all():
+            raise UsageError(f"{source}: tensor '{name}' holds NaN or infinity")
+    if surplus := sorted(set(tensors) - set(own)):
+        raise UsageError(f"{source}: tensor '{surplus[0]}' belongs to no part of this model")
+    module.load_state_dict({k: v.to(own[k].dtype) for k, v in tensors.items()})
+
+
+def digest(*paths: Path) -> str:
+    """The first eight hexadecimal digits of the SHA-256 over the files, in the given order."""
+    h = hashlib.sha256()
+    for p in paths:
+        h.update(p.read_bytes())
+    return h.hexdigest()[:8]

@@ -1,0 +1,273 @@
+"""The embedded evaluators: three small networks that judge pictures of *scenes*.
+
+- `Classifier`: its 64 penultimate features carry the Fréchet distance.
+- `AttributeReader`: reads every attribute of a picture; the reward is made of its probabilities.
+- `TwoTower`: pictures and captions in one space; the CLIP score is the cosine between them.
+
+They share building blocks and no weights, so that the three metrics err independently. Each is stored as one
+safetensors file whose metadata holds its configuration, and is named by that file's hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specbench.data import scenes
+from specbench.models import checkpoints
+from specbench.models.text import TextConfig, TextEncoder
+
+CLASSIFIER, READER, TWO_TOWER = (f"scenes_{name}.safetensors" for name in ("classifier", "reader", "two_tower"))
+SLOTS = scenes.MAX_OBJECTS
+
+_CHOICES = [len(choices) for choices in scenes.ATTRIBUTES.values()]
+_OBJECT_CHOICES = [len(choices) for choices in scenes.OBJECT_ATTRIBUTES.values()]
+_SCENE_CHOICES = _CHOICES[: len(_CHOICES) - SLOTS * len(_OBJECT_CHOICES)]  # layout and background come first
+
+
+# --- building blocks --------------------------------------------------------------------------------------------------
+
+
+class _Conv(nn.Sequential):
+    """Convolution, batch norm, ReLU."""
+
+    def __init__(self, c_in: int, c_out: int, kernel: int = 3, stride: int = 1) -> None:
+        conv = nn.Conv2d(c_in, c_out, kernel, stride, kernel // 2, bias=False)
+        super().__init__(conv, nn.BatchNorm2d(c_out), nn.ReLU(inplace=True))
+
+
+class _Residual(nn.Module):
+    def __init__(self, c: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(_Conv(c, c), nn.Conv2d(c, c, 3, padding=1, bias=False), nn.BatchNorm2d(c))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.body(x))
+
+
+class _Trunk(nn.Module):
+    """Pictures (B, 3, 64, 64) -> maps (B, w1, 16, 16) and (B, w2, 8, 8)."""
+
+    def __init__(self, widths: tuple[int, int, int]) -> None:
+        super().__init__()
+        a, b, c = widths
+        self.fine = nn.Sequential(_Conv(3, a, 5, 2), _Conv(a, b, 3, 2), _Residual(b))
+        self.coarse = nn.Sequential(_Conv(b, c, 3, 2), _Residual(c))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        fine = self.fine(x)
+        return fine, self.coarse(fine)
+
+
+class _SlotTrunk(nn.Module):
+    """Pictures (B, 3, 64, 64) -> the whole scene (B, dim) and its object slots (B, 3, dim).
+
+    Which object is the first depends on the layout, so the scene vector asks for the slots: its three queries attend to
+    the 16 x 16 map, whose keys know their place.
+    """
+
+    def __init__(self, widths: tuple[int, int, int], dim: int) -> None:
+        super().__init__()
+        _, b, c = widths
+        self.trunk = _Trunk(widths)
+        self.squeeze = nn.Conv2d(c, 16, 1)
+        self.scene = nn.Sequential(nn.Linear(16 * 64 + 2 * c, dim), nn.ReLU(inplace=True))
+        self.from_fine, self.from_coarse = nn.Conv2d(b, dim, 1), nn.Conv2d(c, dim, 1)
+        self.places = nn.Parameter(0.02 * torch.randn(256, dim))
+        self.query = nn.Linear(dim, SLOTS * dim)
+        self.slot = nn.Sequential(nn.Linear(2 * dim, dim), nn.ReLU(inplace=True))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        fine, coarse = self.trunk(x)
+        pooled = [self.squeeze(coarse).flatten(1), coarse.mean((2, 3)), coarse.amax((2, 3))]
+        scene = self.scene(torch.cat(pooled, 1))
+        local = self.from_fine(fine) + F.interpolate(self.from_coarse(coarse), scale_factor=2.0, mode="nearest")
+        local = F.relu(local).flatten(2).transpose(1, 2)  # (B, 256, dim)
+        queries = self.query(scene).unflatten(1, (SLOTS, -1))
+        # no projection of keys and values: the linear maps before and after the attention can do the same for less
+        seen = F.scaled_dot_product_attention(queries, local + self.places.to(local.dtype), local)
+        return scene, self.slot(torch.cat([seen, scene.unsqueeze(1).expand_as(seen)], -1))
+
+
+# --- the three networks -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClassifierConfig:
+    widths: tuple[int, int, int] = (32, 64, 96)
+    dim: int = 96
+    part: int = 16  # features of the scene, and of each slot
+
+
+class Classifier(nn.Module):
+    """Predicts every attribute from `num_features` numbers by one linear map: the features of the Fréchet distance.
+
+    It also predicts how blurred and how noisy a picture is, so that the features hold its fidelity beside its content.
+    """
+
+    def __init__(self, cfg: ClassifierConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.num_features = (1 + SLOTS) * cfg.part
+        self.trunk = _SlotTrunk(cfg.widths, cfg.dim)
+        # unit variance for every feature, over the training pictures: a scale that training cannot shift
+        self.of_scene, self.of_slot = (
+            nn.Sequential(nn.Linear(cfg.dim, cfg.part), nn.BatchNorm1d(cfg.part, affine=False)) for _ in range(2)
+        )
+        self.read_scene = nn.Linear(cfg.part, sum(_SCENE_CHOICES) + 2)
+        self.read_slot = nn.Linear(cfg.part, sum(_OBJECT_CHOICES))
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features (N, 64) of images (N, 3, 64, 64) in [-1, 1]: 16 of the scene, 16 of each slot."""
+        scene, slots = self.trunk(images)
+        return torch.cat([self.of_scene(scene), self.of_slot(slots.flatten(0, 1)).view(len(images), -1)], 1)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Logits (N, choices) per entry of `scenes.ATTRIBUTES`."""
+        return self.read(self.features(images))[0]
+
+    def read(self, features: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Attribute logits, and strengths (N, 2) of blur and noise, of features (N, 64)."""
+        scene, *slots = features.split(self.cfg.part, -1)
+        *logits, damage = self.read_scene(scene).split([*_SCENE_CHOICES, 2], -1)
+        for slot in slots:
+            logits += self.read_slot(slot).split(_OBJECT_CHOICES, -1)
+        return logits, damage
+
+
+@dataclass(frozen=True)
+class ReaderConfig:
+    widths: tuple[int, int, int] = (32, 64, 96)
+    dim: int = 96
+
+
+class AttributeReader(nn.Module):
+    """Reads the attributes of a picture; the slots of the canonical order share one reading head."""
+
+    def __init__(self, cfg: ReaderConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.trunk = _SlotTrunk(cfg.widths, cfg.dim)
+        self.of_scene = nn.Linear(cfg.dim, sum(_SCENE_CHOICES))
+        self.of_slot = nn.Linear(cfg.dim, sum(_OBJECT_CHOICES))
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Logits (N, choices) per entry of `scenes.ATTRIBUTES`, of images (N, 3, 64, 64) in [-1, 1].
+
+        The logits of a slot mean something only where the picture has that object.
+        """
+        scene, slots = self.trunk(images)
+        out = list(self.of_scene(scene).split(_SCENE_CHOICES, -1))
+        for logits in self.of_slot(slots).unbind(1):
+            out += logits.split(_OBJECT_CHOICES, -1)
+        return out
+
+
+@dataclass(frozen=True)
+class TwoTowerConfig:
+    widths: tuple[int, int, int] = (32, 64, 96)
+    dim: int = 96
+    embedding: int = 64
+    vocabulary: tuple[str, ...] = ()
+    text_dim: int = 96
+    text_layers: int = 2
+    max_words: int = 40
+
+
+class TwoTower(nn.Module):
+    """Pictures and captions as unit vectors of one space; a caption lies near the pictures it describes."""
+
+    def __init__(self, cfg: TwoTowerConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.image_trunk = _SlotTrunk(cfg.widths, cfg.dim)
+        self.image_out = nn.Linear((1 + SLOTS) * cfg.dim, cfg.embedding)
+        text = TextConfig(cfg.vocabulary, cfg.text_dim, cfg.text_layers, max_words=cfg.max_words, tokens=1, classes=1)
+        self.text = TextEncoder(text)
+        del self.text.reader  # the contrast is its only task
+        self.text_out = nn.Linear(cfg.text_dim, cfg.embedding)
+        self.log_scale = nn.Parameter(torch.tensor(2.6593))  # log(1 / 0.07), learned, at most log 100
+
+    @property
+    def scale(self) -> Tensor:
+        """The inverse temperature of the contrastive loss, at most 100."""
+        return self.log_scale.clamp(max=4.6052).exp()
+
+    def embed_images(self, images: Tensor) -> Tensor:
+        """Unit vectors (N, 64) of images (N, 3, 64, 64) in [-1, 1]."""
+        scene, slots = self.image_trunk(images)
+        return F.normalize(self.image_out(torch.cat([scene, slots.flatten(1)], 1)).float(), dim=-1)
+
+    def tokenize(self, captions: Sequence[str]) -> Tensor:
+        """Word ids (N, max_words) int64; see `TextEncoder.tokenize`."""
+        return self.text.tokenize(list(captions))
+
+    def embed_ids(self, ids: Tensor) -> Tensor:
+        """Unit vectors (N, 64) of word ids (N, max_words)."""
+        return F.normalize(self.text_out(self.text(ids).flatten(1)).float(), dim=-1)
+
+    def embed_captions(self, captions: Sequence[str]) -> Tensor:
+        """Unit vectors (N, 64) of captions, on the device of the weights."""
+        return self.embed_ids(self.tokenize(captions).to(self.log_scale.device))
+
+    def unknown_words(self, caption: str) -> list[str]:
+        """The words of a caption that this model has never seen."""
+        return [word for word in scenes.words(caption) if word not in self.text.ids]
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def captioned_probabilities(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """Probability (N, 14) float32 that each attribute is as labelled; labels (N, 14) int64, NaN where `ABSENT`."""
+    columns = []
+    for i, one in enumerate(logits):
+        wanted = labels[:, i]
+        p = one.float().softmax(-1).gather(1, wanted.clamp(min=0).unsqueeze(1)).squeeze(1)
+        columns.append(torch.where(wanted == scenes.ABSENT, torch.nan, p))
+    return torch.stack(columns, 1)
+
+
+def read_right(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """1 where the likeliest choice is the labelled one, else 0; (N, 14) float32, NaN where `ABSENT`."""
+    right = torch.stack([one.argmax(-1) for one in logits], 1) == labels
+    return torch.where(labels == scenes.ABSENT, torch.nan, right.float())
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+Evaluator = TypeVar("Evaluator", Classifier, AttributeReader, TwoTower)
+_KINDS: dict[type[nn.Module], tuple[str, type]] = {
+    Classifier: ("scenes-classifier", ClassifierConfig),
+    AttributeReader: ("scenes-reader", ReaderConfig),
+    TwoTower: ("scenes-two-tower", TwoTowerConfig),
+}
+
+
+def save(module: Classifier | AttributeReader | TwoTower, path: Path) -> None:
+    """Write an evaluator as safetensors in float16, its configuration in the metadata."""
+    checkpoints.save(module, path, _KINDS[type(module)][0], asdict(module.cfg))
+
+
+def load(path: Path, kind: type[Evaluator], device: torch.device | str = "cpu") -> Evaluator:
+    """Read an evaluator of class `kind` back: float32, in evaluation mode, without gradients.
+
+    Raises UsageError where the file is absent, damaged, or holds another model; the message names what is wrong.
+    """
+    label, config = _KINDS[kind]
+    stored, tensors = checkpoints.read(path, label)
+    cfg = config(**{key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()})
+    module = kind(cfg)
+    checkpoints.fill(module, tensors, path.name)
+    return module.to(device).eval().requires_grad_(False)
+
+
+def backend(path: Path) -> str:
+    """The name under which a metric is reported, such as "scenes-reader@1a2b3c4d": the network and its file's hash."""
+    return f"{path.stem.replace('_', '-')}@{checkpoints.digest(path)}"

@@ -1,0 +1,103 @@
+"""The embedded text-to-image model: text encoder, LlamaGen target, tokenizer, and its drafters, from the shipped
+weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from specbench.data.scenes import to_uint8
+from specbench.errors import UsageError
+from specbench.models import checkpoints
+from specbench.models.eagle import Eagle, EagleConfig, like_target
+from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
+from specbench.models.scenes_config import CONFIGS
+from specbench.models.text import TextConfig, TextEncoder
+from specbench.models.vq import VQConfig, VQModel
+
+
+class ScenesModel:
+    """What a pipeline needs of a text-to-image model; drafters are loaded when a method asks for them."""
+
+    resolution = 64
+
+    def __init__(self, weights: str, device: torch.device, dtype: torch.dtype) -> None:
+        """weights: "embedded", "random", or a folder with the same files."""
+        self.device, self.dtype = device, dtype
+        self.folder = None if weights == "random" else checkpoints.ASSETS if weights == "embedded" else Path(weights)
+        if self.folder is not None and not self.folder.is_dir():
+            raise UsageError(
+                f"weights={weights} is not a folder (use embedded, random, or a folder with scenes_*.safetensors)"
+            )
+        self.files: list[Path] = []
+        self.label = weights if weights in ("embedded", "random") else "folder"
+        self.text = self._load("text", TextEncoder, TextConfig, torch.float32)
+        self.target = self._load("target", LlamaGen, LlamaGenConfig, dtype)
+        self.tokenizer = self._load("tokenizer", VQModel, VQConfig, torch.float32)
+
+    def _load(self, kind: str, module: type, config: type, dtype: torch.dtype) -> Any:
+        if self.folder is None:
+            torch.manual_seed(sum(kind.encode()))
+            built = module(CONFIGS[kind]())
+        else:
+            path = self.folder / f"scenes_{kind}.safetensors"
+            values, tensors = checkpoints.read(path, f"scenes-{kind}")
+            built = module(config(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}))
+            checkpoints.fill(built, tensors, path.name)
+            self.files.append(path)
+        return self._ready(built, dtype)
+
+    def _ready(self, module: nn.Module, dtype: torch.dtype) -> nn.Module:
+        return module.to(self.device, dtype).eval().requires_grad_(False)
+
+    @property
+    def weights(self) -> str:
+        """What the numbers were measured with: "random", or the source with a hash of every file read so far."""
+        return self.label if not self.files else f"{self.label}:{checkpoints.digest(*self.files)}"
+
+    @property
+    def tokens_per_image(self) -> int:
+        return self.target.cfg.block_size
+
+    def draft_model(self) -> LlamaGen:
+        model = self._load("draft", LlamaGen, LlamaGenConfig, self.dtype)
+        own, theirs = model.cfg, self.target.cfg
+        if (own.vocab_size, own.cls_token_num, own.block_size) != (
+            theirs.vocab_size,
+            theirs.cls_token_num,
+            theirs.block_size,
+        ):
+            raise UsageError(
+                "the draft model's vocabulary, prefix or grid differs from the target's; train one for this target"
+            )
+        return model
+
+    def eagle(self) -> Eagle:
+        if self.folder is None:
+            torch.manual_seed(5)
+            return self._ready(like_target(self.target), self.dtype)  # type: ignore[return-value]
+        head: Eagle = self._load("eagle", Eagle, EagleConfig, self.dtype)
+        if head.cfg.dim != self.target.cfg.dim or head.cfg.vocab_size != self.target.cfg.vocab_size:
+            raise UsageError("the EAGLE drafter was trained for another target; train one for this target")
+        return head
+
+    @torch.inference_mode()
+    def encode(self, prompts: list[str]) -> Conditioning:
+        """Features of each prompt on its own, so that they do not depend on the batch."""
+        rows = [self.text(self.text.tokenize([p]).to(self.device)) for p in prompts]
+        features = torch.cat(rows).to(self.dtype)
+        return Conditioning(features, torch.ones(features.shape[:2], dtype=torch.bool, device=self.device))
+
+    @torch.inference_mode()
+    def pixels(self, tokens: Tensor) -> np.ndarray:
+        """Pictures (B, 64, 64, 3) uint8 of tokens (B, 256), each decoded on its own."""
+        return np.concatenate([to_uint8(self.tokenizer.decode(row[None].to(self.device))) for row in tokens])
+
+
+def load(cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> ScenesModel:
+    return ScenesModel(cfg["weights"], device, dtype)

@@ -1,0 +1,75 @@
+"""The embedded text encoder: a caption of *scenes* -> a fixed number of feature vectors, in the role Flan-T5 has for
+LlamaGen."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specbench.data import scenes
+
+PAD, UNKNOWN = 0, 1
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    vocabulary: tuple[str, ...] = ()
+    dim: int = 128
+    layers: int = 2
+    heads: int = 4
+    max_words: int = 48
+    tokens: int = 8  # feature vectors a caption
+    classes: int = sum(len(c) + 1 for c in scenes.ATTRIBUTES.values())
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+
+class TextEncoder(nn.Module):
+    """Words -> features (N, tokens, dim). Trained to let a linear reader recover every attribute a caption states."""
+
+    def __init__(self, cfg: TextConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.ids = {w: i + 2 for i, w in enumerate(cfg.vocabulary)}
+        self.words = nn.Embedding(len(cfg.vocabulary) + 2, cfg.dim)
+        self.places = nn.Parameter(0.02 * torch.randn(cfg.max_words, cfg.dim))
+        self.queries = nn.Parameter(0.02 * torch.randn(cfg.tokens, cfg.dim))
+        layer = nn.TransformerEncoderLayer(
+            cfg.dim, cfg.heads, 4 * cfg.dim, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, cfg.layers, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(cfg.dim)
+        self.reader = nn.Linear(cfg.tokens * cfg.dim, cfg.classes)
+
+    def tokenize(self, captions: list[str]) -> Tensor:
+        """(N, max_words) int64 word ids; unknown words get their own id, captions beyond max_words are cut."""
+        out = torch.full((len(captions), self.cfg.max_words), PAD)
+        for row, caption in enumerate(captions):
+            ids = [self.ids.get(w, UNKNOWN) for w in scenes.words(caption)][: self.cfg.max_words]
+            out[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
+        return out
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Features (N, tokens, dim) of word ids (N, max_words): learned queries read the words."""
+        x = self.words(ids) + self.places
+        queries = self.queries.expand(len(ids), -1, -1)
+        hidden = torch.cat([ids == PAD, ids.new_zeros(len(ids), self.cfg.tokens, dtype=torch.bool)], 1)
+        y = self.layers(torch.cat([x, queries], 1), src_key_padding_mask=hidden)
+        return self.norm(y[:, self.cfg.max_words :])
+
+    def read(self, features: Tensor) -> list[Tensor]:
+        """Per attribute, logits (N, choices + 1) that the caption states it; the last class is "absent"."""
+        return list(self.reader(features.flatten(1)).split([len(c) + 1 for c in scenes.ATTRIBUTES.values()], -1))
+
+    def reading_loss(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean cross-entropy over attributes, and the share read right. labels (N, attributes), ABSENT where none."""
+        losses, right = [], []
+        for i, logits in enumerate(self.read(features)):
+            wanted = torch.where(labels[:, i] == scenes.ABSENT, logits.shape[-1] - 1, labels[:, i])
+            losses.append(F.cross_entropy(logits.float(), wanted))
+            right.append((logits.argmax(-1) == wanted).float().mean())
+        return torch.stack(losses).mean(), torch.stack(right).mean()

@@ -1,0 +1,148 @@
+"""The one Llama-shaped Transformer: every autoregressive target and every drafter is a configuration of it.
+
+Parameter names are LlamaGen's official ones. The module is stateless; caches, positions and masks are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specbench.engine.ops import KVCache, attention, linear
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    dim: int
+    n_heads: int
+    n_kv_heads: int
+    ffn_dim: int
+    norm_eps: float = 1e-5
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_heads
+
+
+class RMSNorm(nn.Module):
+    """Statistics in float32, cast back, then the weight."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), (x.shape[-1],), eps=self.eps).to(x.dtype) * self.weight
+
+
+def grid_rotary(side: int, head_dim: int, prefix: int, extra: int = 0, base: float = 10000.0) -> Tensor:
+    """LlamaGen's rotary table (prefix + side*side + extra, head_dim / 2, 2) of (cos, sin), float32.
+
+    The first half of the pairs turns with the row, the second with the column. Prefix places are all zero (cos = sin =
+    0), so their keys and queries vanish: part of the trained model (reference README (1), (2)). `extra` rows repeat the
+    last cell; they serve draft nodes beyond the image's end, whose results are cut.
+    """
+    half = head_dim // 2
+    freqs = 1.0 / base ** (torch.arange(0, half, 2).float() / half)
+    angles = torch.arange(side).float()[:, None] * freqs  # (side, head_dim / 4)
+    rows = angles[:, None].expand(side, side, -1)
+    cols = angles[None].expand(side, side, -1)
+    grid = torch.cat([rows, cols], -1).reshape(side * side, -1)
+    cells = torch.stack([grid.cos(), grid.sin()], -1)
+    return torch.cat([torch.zeros(prefix, *cells.shape[1:]), cells, cells[-1:].expand(extra, -1, -1)])
+
+
+def rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Rotate interleaved pairs (2i, 2i+1) of x (rows, n, heads, head_dim) by table (rows or 1, n, head_dim / 2, 2)."""
+    turn = torch.view_as_complex(table).unsqueeze(2)
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turn).flatten(-2).type_as(x)
+
+
+class Attention(nn.Module):
+    def __init__(self, cfg: BlockConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.wqkv = nn.Linear(cfg.dim, (cfg.n_heads + 2 * cfg.n_kv_heads) * cfg.head_dim, bias=False)
+        self.wo = nn.Linear(cfg.dim, cfg.dim, bias=False)
+
+    def forward(
+        self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: KVCache | None, layer: int, slots: Tensor | None
+    ) -> Tensor:
+        c = self.cfg
+        r, n, _ = x.shape
+        q, k, v = (
+            linear(x, self.wqkv.weight).view(r, n, -1, c.head_dim).split((c.n_heads, c.n_kv_heads, c.n_kv_heads), 2)
+        )
+        q, k, v = rotate(q, rope).transpose(1, 2), rotate(k, rope).transpose(1, 2), v.transpose(1, 2)
+        if cache is not None:
+            assert slots is not None
+            k, v = cache.write(layer, slots, k, v)
+        y = attention(q, k, v, mask)
+        return linear(y.transpose(1, 2).reshape(r, n, -1), self.wo.weight)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, cfg: BlockConfig) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(cfg.dim, cfg.ffn_dim, bias=False)
+        self.w3 = nn.Linear(cfg.dim, cfg.ffn_dim, bias=False)
+        self.w2 = nn.Linear(cfg.ffn_dim, cfg.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(F.silu(linear(x, self.w1.weight)) * linear(x, self.w3.weight), self.w2.weight)
+
+
+class Block(nn.Module):
+    """Pre-norm attention and SwiGLU. `input_norm=False` drops the first norm (the first layer of an EAGLE drafter)."""
+
+    def __init__(self, cfg: BlockConfig, input_norm: bool = True) -> None:
+        super().__init__()
+        self.attention = Attention(cfg)
+        self.feed_forward = FeedForward(cfg)
+        self.attention_norm = RMSNorm(cfg.dim, cfg.norm_eps) if input_norm else nn.Identity()
+        self.ffn_norm = RMSNorm(cfg.dim, cfg.norm_eps)
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: Tensor,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+        layer: int = 0,
+        slots: Tensor | None = None,
+    ) -> Tensor:
+        """x (rows, n, dim); rope (rows or 1, n, head_dim / 2, 2); mask (rows, 1, n, keys) bool, True = may attend.
+
+        Without a mask attention is causal over x itself (training). With a cache, keys are all its slots and `slots`
+        (rows, n) int64 says where this call's keys go.
+        """
+        h = x + self.attention(self.attention_norm(x), rope, mask, cache, layer, slots)
+        return h + self.feed_forward(self.ffn_norm(h))
+
+
+def run_blocks(
+    blocks: Iterable[nn.Module],
+    x: Tensor,
+    rope: Tensor,
+    mask: Tensor | None = None,
+    cache: KVCache | None = None,
+    slots: Tensor | None = None,
+) -> Tensor:
+    for i, block in enumerate(blocks):
+        x = block(x, rope, mask, cache, i, slots)
+    return x
+
+
+def init_weights(module: nn.Module, std: float = 0.02) -> None:
+    """Normal weights of the given spread, zero biases; norms stay at one."""
+    for m in module.modules():
+        if isinstance(m, nn.Linear | nn.Embedding):
+            nn.init.normal_(m.weight, std=std)
+        if isinstance(m, nn.Linear) and m.bias is not None:
+            nn.init.zeros_(m.bias)

@@ -1,0 +1,295 @@
+"""Every flat parameter of a run, what it may be, and which part of a method declares it.
+
+`TABLE` is the one place that documents and checks a parameter's value. Which parameters a run *has* is written in
+`conf/`: the keys of config.yaml and of the chosen model, data, engine, drafter and rule files, and nothing else. So a
+new part brings its parameters in its own YAML; a parameter that nobody had before also gets its line here.
+
+Imports neither torch nor Hydra.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import OmegaConf
+
+from specbench.errors import UsageError, unknown
+
+Kind = Literal["whole", "number", "word", "flag", "names", "tree", "path"]
+
+#: The groups of conf/ whose chosen file declares parameters, in the order in which a row names them.
+PARTS = ("model", "data", "engine", "drafter", "rule")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One flat parameter: its type, its range and its meaning."""
+
+    kind: Kind
+    line: str
+    low: float | None = None
+    high: float | None = None
+    above: bool = False  # `low` itself is excluded
+    choices: tuple[str, ...] = ()
+    pattern: str = ""  # for words with a free part
+    null: str = ""  # what null means; empty: null is an error
+
+    def wanted(self) -> str:
+        """What a value must be, in words."""
+        if self.choices:
+            text = "one of " + ", ".join(self.choices)
+        elif self.kind == "flag":
+            text = "true or false"
+        elif self.kind == "names":
+            text = "a list of names"
+        elif self.kind == "tree":
+            text = "a static tree's name or a list of paths such as [[0],[1],[0,0]]"
+        elif self.kind in ("word", "path"):
+            text = self.line if self.pattern else f"a {self.kind}"
+        else:
+            text = "a whole number" if self.kind == "whole" else "a number"
+            if self.low is not None:
+                text += f" {'above' if self.above else 'of at least'} {self.low:g}"
+            if self.high is not None:  # every parameter with an upper end has a lower one
+                text += f" and at most {self.high:g}"
+        return text + (f", or null ({self.null})" if self.null else "")
+
+    def read(self, value: Any) -> Any:
+        """The value in its canonical form; raises ValueError for what it must not be."""
+        if value is None:
+            if not self.null:
+                raise ValueError
+            return None
+        if self.kind == "flag":
+            ok = isinstance(value, bool)
+        elif self.kind == "whole":
+            ok = isinstance(value, int) and not isinstance(value, bool)
+        elif self.kind == "number":
+            ok = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+            value = float(value) if ok else value
+        elif self.kind == "names":
+            ok = isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
+            value = list(value) if ok else value
+        elif self.kind == "tree":
+            ok = (isinstance(value, str) and bool(value)) or _is_tree(value)
+        elif self.kind == "path":
+            ok = isinstance(value, str | int) and not isinstance(value, bool) and str(value) != ""
+            value = str(value)  # out=1 is a folder too
+        else:
+            ok = isinstance(value, str) and bool(value)
+        if ok and self.kind in ("whole", "number"):
+            ok = (self.low is None or value > self.low or (value == self.low and not self.above)) and (
+                self.high is None or value <= self.high
+            )
+        if ok and self.choices:
+            ok = value in self.choices
+        if ok and self.pattern:
+            ok = re.fullmatch(self.pattern, value) is not None
+        if not ok:
+            raise ValueError
+        return value
+
+
+def _is_tree(value: Any) -> bool:
+    """A non-empty list of paths from the root, each a non-empty list of child numbers."""
+    return (
+        isinstance(value, list | tuple)
+        and bool(value)
+        and all(isinstance(path, list | tuple) and path for path in value)
+        and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for path in value for i in path)
+    )
+
+
+#: Every flat parameter, in the order in which a row lists them.
+TABLE: dict[str, Parameter] = {
+    "model": Parameter("word", "target model"),
+    "weights": Parameter("word", "embedded, random, or a folder of weight files"),
+    "method": Parameter("word", "preset that names a drafter, a rule and their parameters"),
+    "drafter": Parameter("word", "which tokens are tried, and from which law each was drawn"),
+    "rule": Parameter("word", "with which probability a drafted token is kept"),
+    "window": Parameter("whole", "length L of a drafted chain, in tokens", low=1),
+    "tree": Parameter("tree", "shape of a drafted static tree: its name, or its paths from the root"),
+    "delta": Parameter("number", "relaxation budget δ; 1 with the uniform rule is exact", low=0, above=True),
+    "nu": Parameter("number", "decay ν of the relaxation over draft positions (Cool-SD Eq. 16); 0 is uniform", low=0),
+    "schedule": Parameter("word", "how the relaxation falls over positions", choices=("exponential", "linear")),
+    "floor": Parameter("number", "least relaxation ω of any position; 0 is the paper's schedule", low=0),
+    "resample": Parameter(
+        "word", "law drawn from on rejection: Cool-SD Eq. 10 (optimal) or Eq. 11", choices=("optimal", "vanilla")
+    ),
+    "temperature": Parameter("number", "softmax temperature; 0 is greedy", low=0),
+    "top_k": Parameter("whole", "keep the k likeliest tokens", low=1, null="off"),
+    "top_p": Parameter("number", "keep the smallest set of tokens of this mass; 1 is off", low=0, above=True, high=1),
+    "cfg_scale": Parameter("number", "classifier-free guidance scale; 1 is off", low=0),
+    "data": Parameter("word", "data set of the prompts"),
+    "split": Parameter("word", "split of the data set", choices=("train", "validation")),
+    "seed": Parameter("whole", "random streams are keyed by (seed, prompt index)", low=0),
+    "n": Parameter("whole", "number of prompts, the first n of the split", low=1),
+    "batch": Parameter("whole", "prompts decoded together; latency is measured at 1 only", low=1),
+    "device": Parameter("word", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|mps|cuda(:\d+)?"),
+    "dtype": Parameter("word", "number format of the models", choices=("float32", "bfloat16", "float16")),
+    "engine": Parameter("word", "how a step is executed"),
+    "metrics": Parameter("names", "quality metrics to compute"),
+    "baseline": Parameter("flag", "also decode the same prompts with vanilla AR, for the speed-up"),
+    "warmup": Parameter("whole", "untimed decodes before the first timed one", low=0),
+    "out": Parameter("path", "folder of the run", null="a new folder under runs/"),
+}
+
+
+# --- conf/ ------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def conf_dir() -> Path:
+    """The folder of configurations: inside the package when installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    for candidate in (package / "conf", package.parent / "conf"):
+        if (candidate / "config.yaml").is_file():
+            return candidate
+    raise UsageError(f"the configurations are missing: no conf/config.yaml in or beside {package}; install again")
+
+
+@cache
+def groups() -> tuple[str, ...]:
+    """The groups of conf/ from which a run chooses."""
+    return tuple(
+        sorted(p.name for p in conf_dir().iterdir() if p.is_dir() and p.name != "hydra" and any(p.glob("*.yaml")))
+    )
+
+
+@cache
+def choices(group: str) -> dict[str, str]:
+    """Name -> one-line description of every choice of a group; the description is the file's first comment."""
+    found = {}
+    for path in sorted((conf_dir() / group).glob("*.yaml")):
+        comments = (line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
+        found[path.stem] = next((c for c in comments if not c.startswith("@")), "")
+    return found
+
+
+@cache
+def _file(group: str, name: str) -> dict[str, Any]:
+    path = conf_dir() / group / f"{name}.yaml"
+    loaded = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
+    assert isinstance(loaded, dict)
+    return {str(key): value for key, value in loaded.items()}
+
+
+@cache
+def declared(group: str, name: str) -> frozenset[str]:
+    """The flat parameters that a choice of a group brings, those of the files that it builds on included."""
+    content = _file(group, name)
+    inherited = [declared(group, d) for d in content.get("defaults", []) if isinstance(d, str) and d != "_self_"]
+    return frozenset(content).difference({"defaults", "hydra"}).union(*inherited)
+
+
+@cache
+def common() -> frozenset[str]:
+    """The parameters that every run has, whatever it chooses."""
+    return declared("", "config") | {"method"}
+
+
+def parts_of(method: str) -> dict[str, str]:
+    """Group -> choice of what a method's preset names: {"drafter": "eagle_tree", "rule": "cool"}."""
+    entries = [d for d in _file("method", method).get("defaults", []) if isinstance(d, dict)]
+    return {key.split("/")[-1]: value for entry in entries for key, value in entry.items()}
+
+
+def parameters_of(cfg: Mapping[str, Any]) -> list[str]:
+    """The parameters of a run with these choices, in the order of `TABLE`."""
+    names = common().union(*(declared(group, str(cfg.get(group))) for group in PARTS))
+    return sorted(names, key=lambda name: list(TABLE).index(name) if name in TABLE else len(TABLE))
+
+
+def owners(name: str) -> list[str]:
+    """Who has a parameter: "rule cool (method cool_sd)"."""
+    found = []
+    for group in PARTS:
+        for choice in choices(group):
+            if name in declared(group, choice):
+                presets = [method for method in choices("method") if parts_of(method).get(group) == choice]
+                found.append(f"{group} {choice}" + (f" (method {', '.join(presets)})" if presets else ""))
+    return found
+
+
+def no_parameter(name: str, cfg: Mapping[str, Any]) -> UsageError:
+    """The sentence for a parameter that a run with these choices does not have."""
+    has = [p for p in parameters_of(cfg) if p not in groups()]
+    who = f"method '{cfg.get('method')}' (drafter {cfg.get('drafter')}, rule {cfg.get('rule')})"
+    if owned := owners(name):
+        return UsageError(
+            f"{who} has no parameter '{name}' (it belongs to {_and(owned)}); this choice has: {', '.join(has)}"
+        )
+    near = difflib.get_close_matches(name, [*TABLE, *groups()], 1)
+    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    return UsageError(f"unknown parameter '{name}'{hint}; {who} has: {', '.join(has)}")
+
+
+# --- a whole configuration --------------------------------------------------------------------------------------------
+
+
+def check(name: str, value: Any) -> Any:
+    """One value in its canonical form. Raises UsageError saying what it must be."""
+    try:
+        return TABLE[name].read(value)
+    except ValueError:
+        got = "null" if value is None else f"{value!r}"
+        raise UsageError(f"{name} must be {TABLE[name].wanted()} (got {got})") from None
+
+
+def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """A composed, flat configuration, checked and in canonical form and order.
+
+    Raises UsageError for an unknown or missing parameter, a wrong type and a value out of range. `delta=2` and
+    `delta=2.0` become the same, so that equal runs have equal hashes.
+    """
+    for group in PARTS:
+        if cfg.get(group) not in choices(group):
+            raise unknown(group, str(cfg.get(group)), choices(group))
+    wanted = parameters_of(cfg)
+    for name in cfg:
+        if name not in wanted or name not in TABLE:
+            raise no_parameter(str(name), cfg)
+    if missing := [name for name in wanted if name not in cfg]:
+        raise UsageError(f"the configuration lacks {_and(missing)}: give {missing[0]}=...")
+    checked = {name: check(name, cfg[name]) for name in wanted}
+    _check_metrics(checked["metrics"])
+    if checked["weights"] not in ("embedded", "random"):
+        folder = Path(checked["weights"]).expanduser()
+        if not folder.is_dir():
+            raise UsageError(f"weights must be embedded, random or an existing folder (there is no folder '{folder}')")
+        checked["weights"] = str(folder)
+    return checked
+
+
+def _check_metrics(names: list[str]) -> None:
+    single = [name for name in choices("metrics") if name in declared("metrics", name)]
+    for name in names:
+        if name not in single:
+            raise unknown("metric", name, single)
+
+
+def _and(names: Iterable[str]) -> str:
+    *head, last = names
+    return f"{', '.join(head)} and {last}" if head else last
+
+
+def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
+    """A configuration as Hydra composed it -> the flat one that `validate` checks.
+
+    The metrics, one switch a file in conf/metrics, become a list of names. What a method's preset sets for a part that
+    was exchanged (`method=cool_sd rule=exact`) is dropped, unless it is among the names `given` by the user: that one
+    stays, and `validate` says that the run does not have it.
+    """
+    flat = dict(cfg)
+    if isinstance(flat.get("metrics"), Mapping):
+        flat["metrics"] = [name for name, on in flat["metrics"].items() if on]
+    kept = set(parameters_of(flat)) | set(given)
+    preset = declared("method", str(flat.get("method")))
+    return {name: value for name, value in flat.items() if name in kept or name not in preset}

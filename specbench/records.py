@@ -1,0 +1,357 @@
+"""What a run leaves behind: a record per image, a row, and where both come from.
+
+**Records** (`records.jsonl`, `baseline.jsonl`): one JSON object a line, appended and fsynced only when that image's PNG
+is safely in its place. A process that is killed at any instant so loses at most the image that it was decoding. Reading
+mends what a kill can leave: a half-written last line is dropped, and so is a record whose picture is gone.
+
+**Rows** (`row.csv`, `results/*.csv`): the columns of `COLUMNS` and no others. An empty cell means: not measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+from PIL import Image
+
+from specbench import parameters
+from specbench._version import __version__
+from specbench.errors import UsageError
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Record:
+    """One image. Times are wall seconds; those of a batch are shared out evenly over its images."""
+
+    index: int  # place of the prompt in its split; with the seed, the key of the random stream
+    prompt: str
+    seed: int
+    tokens: int  # generated tokens T
+    steps: int  # target forward passes of the decode phase
+    drafted: int  # draft tokens verified
+    accepted: int  # draft tokens accepted
+    accepted_length: float  # tokens / steps
+    latency_s: float | None  # decode time of this image alone; None where it was decoded in a batch
+    decode_s: float  # its share of the decode time of its batch; at batch 1 the latency
+    text_s: float  # its share of the text encoding
+    pixels_s: float  # its share of the pixel decoding
+    batch: int  # images decoded together
+    peak_memory_mib: float  # up to this image: device memory on CUDA, resident memory of the process elsewhere
+    image: str  # file name of the PNG, relative to the run's folder
+    sha256: str  # of the pixels, row by row, as uint8 RGB
+    session: str  # the process that decoded it, an entry of run.json
+
+
+class Journal:
+    """The records of one pass over the prompts, by index, and the only way to add to them."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads `path`, and mends it. Raises UsageError for a line that no kill can explain."""
+        self.path = path
+        self.records: dict[int, Record] = {}
+        text = path.read_bytes() if path.exists() else b""
+        for number, line, complete in _lines(text):
+            try:
+                record = Record(**json.loads(line))
+            except (ValueError, TypeError):
+                if not complete:
+                    break  # the process was killed inside this line
+                raise UsageError(f"line {number} of {path} is not a record; remove that line and run again") from None
+            if record.index not in self.records and (path.parent / record.image).is_file():
+                self.records[record.index] = record
+        mended = b"".join(map(_to_line, self.records.values()))
+        if mended != text:
+            write_atomically(path, mended)
+
+    def __contains__(self, index: int) -> bool:
+        return index in self.records
+
+    def missing(self, n: int) -> list[int]:
+        """The indices below `n` without a record, in order."""
+        return [i for i in range(n) if i not in self.records]
+
+    def first(self, n: int) -> list[Record]:
+        """The records of the indices below `n`, in order; all must be there."""
+        return [self.records[i] for i in range(n)]
+
+    def add(self, record: Record, picture: np.ndarray) -> None:
+        """Puts the picture, (H, W, 3) uint8, in its place, and only then appends the record; both are then on disk."""
+        if record.index in self.records:
+            raise ValueError(f"index {record.index} is already in {self.path}")
+        encoded = io.BytesIO()
+        Image.fromarray(picture).save(encoded, "PNG")
+        write_atomically(self.path.parent / record.image, encoded.getvalue())
+        with self.path.open("ab") as f:
+            f.write(_to_line(record))
+            f.flush()
+            os.fsync(f.fileno())
+        self.records[record.index] = record
+
+    def picture(self, index: int) -> np.ndarray:
+        """The picture of a record, (H, W, 3) uint8. Raises UsageError when it is not the one that was recorded."""
+        record = self.records[index]
+        path = self.path.parent / record.image
+        try:
+            with Image.open(path) as opened:
+                pixels = np.asarray(opened.convert("RGB"))
+        except OSError:
+            pixels = np.zeros((0, 0, 3), np.uint8)
+        if digest(pixels) != record.sha256:
+            raise UsageError(f"{path} is not the picture of its record; delete it and run again to decode it anew")
+        return pixels
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a finished or running pass, by index, without touching the file."""
+    records = []
+    for _, line, complete in _lines(path.read_bytes()):
+        try:
+            records.append(Record(**json.loads(line)))
+        except (ValueError, TypeError):
+            if complete:
+                raise UsageError(f"{path} holds a line that is not a record") from None
+    return sorted(records, key=lambda r: r.index)
+
+
+def _lines(text: bytes) -> Iterator[tuple[int, bytes, bool]]:
+    """(line number, line, is it ended by a newline) for every line that is not empty."""
+    lines = text.split(b"\n")
+    for i, line in enumerate(lines):
+        if line:
+            yield i + 1, line, i + 1 < len(lines)
+
+
+def _to_line(record: Record) -> bytes:
+    return (json.dumps(asdict(record), ensure_ascii=False) + "\n").encode()
+
+
+def digest(pixels: np.ndarray) -> str:
+    """SHA-256 of a picture's pixels: independent of how the file is compressed."""
+    return hashlib.sha256(np.ascontiguousarray(pixels).tobytes()).hexdigest()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file so that a reader, or a process after a kill, finds the old content or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as f:
+        f.write(content)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the new name, too, must survive
+    finally:
+        os.close(folder)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+#: Columns of every metric that DESIGN knows; each has `_stderr` and `_backend` beside it.
+METRICS = ("fid", "clip_score", "image_reward", "hpsv2", "inception_score", "perplexity")
+
+_IDENTITY = {
+    "run_id": "name of the run, unique",
+    "time": "when the row was drawn up, UTC",
+    "specbench": "version of specbench",
+    "commit": "git commit of the code that decoded; -dirty where specbench/ or conf/ differed from it",
+    "config_hash": "hash of the configuration, see records.config_hash",
+}
+_WHERE_PARAMETERS = ("device", "dtype", "engine")  # parameters that the row names under "where"
+_NOT_IN_ROW = ("out", "metrics", "baseline")  # where it lies, and what the columns show by being filled
+_SPEED = {
+    "accepted_length_mean": "generated tokens / target forward passes of the decode phase, mean over images",
+    "accepted_length_std": "its standard deviation over images",
+    "steps": "target forward passes of the decode phase, mean over images",
+    "step_compression": "tokens per image / steps",
+    "acceptance_rate": "accepted / verified draft tokens, over all images",
+    "latency_s_mean": "decode seconds of one image at batch 1, first target forward to last token, mean over images",
+    "latency_s_std": "its standard deviation over images",
+    "latency_s_p50": "its median",
+    "latency_s_p95": "its 95th percentile",
+    "tokens_per_s": "tokens / decode seconds, over all images",
+    "images_per_s": "images / decode seconds, over all images",
+    "text_s": "text encoding, seconds per image, not in the latency",
+    "pixels_s": "pixel decoding, seconds per image, not in the latency",
+    "speedup_latency": "mean latency of vanilla AR on the same prompts / mean latency",
+    "speedup_step": "mean steps of vanilla AR on the same prompts / mean steps",
+    "baseline_run_id": "run that decoded the vanilla AR images",
+    "baseline_latency_s": "mean latency of vanilla AR on the same prompts",
+    "peak_memory_mib": "peak while decoding: device memory on CUDA, resident memory of the process elsewhere",
+}
+_WHERE = {
+    "device": "device that decoded",
+    "device_name": "its name",
+    "dtype": "number format of the models",
+    "engine": "how a step was executed",
+    "torch": "version of PyTorch",
+    "driver": "version of the CUDA driver",
+    "python": "version of Python",
+    "threads": "CPU threads of PyTorch",
+}
+
+#: Every column of a row, in order, with its meaning. The one place that fixes the format.
+COLUMNS: dict[str, str] = {
+    **_IDENTITY,
+    **{k: p.line for k, p in parameters.TABLE.items() if k not in (*_NOT_IN_ROW, *_WHERE_PARAMETERS)},
+    "resolution": "side of the images in pixels",
+    "tokens": "generated tokens per image",
+    **{
+        f"{m}{suffix}": line
+        for m in METRICS
+        for suffix, line in {
+            "": "quality metric",
+            "_stderr": f"standard error of {m}",
+            "_backend": f"what computed {m}; values of different backends do not compare",
+        }.items()
+    },
+    **_SPEED,
+    **_WHERE,
+    "note": "what to watch",
+}
+COLUMNS["weights"] = "weights that decoded: random, or where they come from and a hash of their content"
+COLUMNS["n"] = "number of prompts, and of images"
+
+_NUMBERS = frozenset(
+    [k for k, p in parameters.TABLE.items() if p.kind in ("whole", "number")]
+    + [m + suffix for m in METRICS for suffix in ("", "_stderr")]
+    + [k for k in _SPEED if k != "baseline_run_id"]
+    + ["resolution", "tokens", "threads"]
+)
+
+
+def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows as CSV text with the header of `COLUMNS`. Raises ValueError for a key that is no column."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: _cell(value) for name, value in row.items()})
+    return text.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return json.dumps(value, separators=(",", ":"))
+    return str(value)
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a CSV, numbers as numbers and empty cells as None; columns that an older version lacked are None.
+
+    Raises UsageError where the header has columns that this version does not know.
+    """
+    with Path(path).open(newline="", encoding="utf-8") as f:
+        reader = csv.DictReader(f)
+        if foreign := [name for name in reader.fieldnames or [] if name not in COLUMNS]:
+            raise UsageError(
+                f"{path} has columns unknown to specbench {__version__} ({', '.join(foreign[:3])}); choose another file"
+            )
+        return [{name: _value(name, row.get(name) or "") for name in COLUMNS} for row in reader]
+
+
+def _value(name: str, text: str) -> Any:
+    if not text:
+        return None
+    if name not in _NUMBERS:
+        return text
+    number = float(text)
+    return int(text) if text.lstrip("-").isdigit() else number
+
+
+def append_row(path: str | Path, row: Mapping[str, Any]) -> None:
+    """Adds a row to a CSV of rows, under a lock; a row of the same `run_id` is replaced.
+
+    The file is replaced as a whole, so a kill leaves the old one or the new one. A file of an older version, whose
+    columns are a subset, is widened. Raises UsageError where it has other columns.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        rows: list[Mapping[str, Any]] = list(read_rows(path)) if path.exists() and path.stat().st_size else []
+        places = [i for i, other in enumerate(rows) if other["run_id"] == row["run_id"]]
+        if places:
+            rows[places[0]] = row
+        else:
+            rows.append(row)
+        write_atomically(path, to_csv(rows).encode())
+
+
+# --- provenance -------------------------------------------------------------------------------------------------------
+
+
+def config_hash(cfg: Mapping[str, Any]) -> str:
+    """Hash of a checked configuration: equal for equal measurements.
+
+    Over every parameter but `out`, which is only where the run lies. `batch`, `device`, `dtype`, `engine` and `warmup`
+    count, because they are part of what a latency means, although on a CPU they leave every image as it is.
+    """
+    content = json.dumps({k: v for k, v in sorted(cfg.items()) if k != "out"}, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def commit() -> str:
+    """The checkout's commit, with -dirty where its code or configurations differ from it; empty outside a checkout."""
+    root = Path(__file__).resolve().parent.parent
+    if _git(root, "rev-parse", "--show-toplevel") != str(root):
+        return ""  # installed somewhere inside another repository
+    head = _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    return head and head + ("-dirty" if _git(root, "status", "--porcelain", "--", "specbench", "conf") else "")
+
+
+def _git(root: Path, *arguments: str) -> str:
+    return _output("git", "-C", str(root), *arguments)
+
+
+def _output(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def environment(device: Any) -> dict[str, Any]:
+    """Where a process decodes, under the names of a row's columns. `device` is a torch.device. Imports torch."""
+    import torch
+
+    cuda = device.type == "cuda"
+    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if cuda else ""
+    return {
+        "specbench": __version__,
+        "commit": commit(),
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if cuda else _processor(),
+        "torch": torch.__version__,
+        "driver": driver.splitlines()[0] if driver else "",
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )

@@ -1,0 +1,62 @@
+"""Names of everything that can be chosen, as lazy "module:name" strings: looking a name up imports nothing heavy.
+
+Adding a model, drafter or rule is one new module, one YAML under conf/, and one line here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from specbench.errors import unknown
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`target` builds the part; `line` describes it; `assets` are the weight files it needs under the weights
+    folder."""
+
+    target: str
+    line: str
+    assets: tuple[str, ...] = ()
+
+
+MODELS = {
+    "llamagen_scenes": Entry(
+        "specbench.models.scenes:load",
+        "embedded LlamaGen on scenes, 64x64, 256 tokens, codebook 512",
+        ("scenes_target.safetensors", "scenes_tokenizer.safetensors", "scenes_text.safetensors"),
+    ),
+}
+DRAFTERS = {
+    "none": Entry("specbench.decoding.drafters.build:none", "empty draft: vanilla autoregression"),
+    "draft_model": Entry(
+        "specbench.decoding.drafters.build:draft_model",
+        "independent smaller model, chain of `window` tokens",
+        ("scenes_draft.safetensors",),
+    ),
+    "eagle": Entry(
+        "specbench.decoding.drafters.build:eagle",
+        "EAGLE-1 head, chain of `window` tokens",
+        ("scenes_eagle.safetensors",),
+    ),
+    "eagle_tree": Entry(
+        "specbench.decoding.drafters.build:eagle_tree",
+        "EAGLE-1 head, static tree `tree`",
+        ("scenes_eagle.safetensors",),
+    ),
+}
+RULES = {
+    "exact": Entry("specbench.decoding.rules:build_exact", "lossless speculative sampling"),
+    "uniform": Entry("specbench.decoding.rules:build_uniform", "UniformRSD: one factor `delta` at every depth"),
+    "cool": Entry("specbench.decoding.rules:build_cool", "Cool-SD: annealed factors, mean `delta`, decay `nu`"),
+}
+
+
+def find(kind: str, table: dict[str, Entry], name: str) -> Any:
+    """The object behind a name; a UsageError lists the names there are."""
+    if name not in table:
+        raise unknown(kind, name, table)
+    module, _, attribute = table[name].target.partition(":")
+    return getattr(importlib.import_module(module), attribute)

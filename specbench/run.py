@@ -1,0 +1,568 @@
+"""One run, from its configuration to its row: prompts -> images and a record each -> metrics -> one row.
+
+    row = execute(configuration.compose(["method=cool_sd", "delta=1.1", "n=16"]), "first")
+
+The folder of a run is its memory. Every image has a record (see `records`), every image's random stream is keyed by
+(seed, prompt index), so running the same configuration in the same folder goes on where it stopped and ends with the
+images of an undisturbed run. `n`, `metrics` and `baseline` may change between two runs in one folder: more prompts are
+added, metrics are computed on what is there, and the row is drawn up anew over the first n prompts. Any other parameter
+would mix two measurements in one row, and is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from filelock import FileLock, Timeout
+from omegaconf import OmegaConf
+from tqdm import tqdm
+
+from specbench import data, parameters, records, sheet
+from specbench.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Decoded(Protocol):
+    """A decoded batch of B images."""
+
+    @property
+    def tokens(self) -> torch.Tensor: ...  # (B, T) int64
+    @property
+    def steps(self) -> torch.Tensor: ...  # (B,) target forward passes of the decode phase
+    @property
+    def drafted(self) -> torch.Tensor: ...  # (B,) draft tokens verified
+    @property
+    def accepted(self) -> torch.Tensor: ...  # (B,) draft tokens accepted
+    @property
+    def seconds(self) -> float: ...  # first target forward to last token, device-synchronised
+
+
+class Decoder(Protocol):
+    """All that a run asks of a model and its decoding (`specbench.pipeline.Pipeline`)."""
+
+    @property
+    def weights(self) -> str: ...  # a short name with a hash of the content
+    @property
+    def resolution(self) -> int: ...  # side of an image in pixels
+    @property
+    def tokens_per_image(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+    def encode(self, prompts: list[str]) -> Any: ...
+    def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> Decoded: ...  # keys: (seed, prompt index)
+    def pixels(self, tokens: torch.Tensor) -> np.ndarray: ...  # (B, T) -> (B, H, W, 3) uint8
+    def vanilla(self) -> Decoder: ...  # the same target with the empty draft
+    def synchronize(self) -> None: ...
+
+
+Loader = Callable[[Mapping[str, Any]], Decoder]
+
+#: Parameters that may change between two runs in the same folder.
+MAY_CHANGE = ("n", "metrics", "baseline", "out")
+
+_LOG = logging.getLogger("specbench")
+
+
+class Stopped(KeyboardInterrupt):
+    """The user stopped a run. The message says how far it came in which folder."""
+
+    def __init__(self, message: str, folder: Path) -> None:
+        super().__init__(message)
+        self.folder = folder
+
+
+def execute(cfg: Mapping[str, Any], out: str | Path | None = None, *, loader: Loader | None = None) -> dict[str, Any]:
+    """Runs a configuration, or what is left of it, in its folder, and returns its row (`records.COLUMNS`).
+
+    Args:
+        cfg: flat parameters, as `configuration.compose` gives them.
+        out: the run's folder; None takes `cfg["out"]`, and where that is None, too, a new one under runs/.
+        loader: makes the pipeline; None takes `specbench.pipeline.Pipeline.load`.
+
+    Raises UsageError for bad parameters, absent weights and a folder that holds something else, and Stopped on Ctrl-C.
+    """
+    return Run(cfg, out, loader=loader).execute()
+
+
+def new_folder(now: float | None = None) -> Path:
+    """The default folder of a run that starts now: runs/<date>/<time>-<id>."""
+    return Path("runs", time.strftime("%Y-%m-%d/%H-%M-%S", time.localtime(now)) + f"-{secrets.token_hex(3)}")
+
+
+class Run:
+    """A configuration and its folder. `nothing_left` tells after `execute` whether everything was there already."""
+
+    def __init__(self, cfg: Mapping[str, Any], out: str | Path | None = None, *, loader: Loader | None = None) -> None:
+        self.cfg = parameters.validate(cfg)
+        self.folder = Path(out or self.cfg["out"] or new_folder()).expanduser()
+        self.nothing_left = False
+        self._loader = loader or _load_pipeline
+        self._made = False  # by this process
+        self._session = secrets.token_hex(4)
+        # Vanilla AR is its own baseline; it is known by its empty draft, whatever the preset is called.
+        self.is_vanilla = self.cfg["drafter"] == "none"
+        self.wants_baseline = self.cfg["baseline"] and not self.is_vanilla
+
+    @property
+    def row_path(self) -> Path:
+        return self.folder / "row.csv"
+
+    @property
+    def sheet_path(self) -> Path:
+        return self.folder / "contact_sheet.png"
+
+    def execute(self) -> dict[str, Any]:
+        """See `execute`."""
+        with self._opened():
+            self._check_folder()
+            method = records.Journal(self.folder / "records.jsonl")
+            vanilla = records.Journal(self.folder / "baseline.jsonl") if self.wants_baseline else None
+            try:
+                return self._execute(method, vanilla)
+            except KeyboardInterrupt:
+                n = self.cfg["n"]
+                done = f"{n - len(method.missing(n))} of {n} images"
+                if vanilla is not None:
+                    done += f" and {n - len(vanilla.missing(n))} of {n} baseline images"
+                _LOG.info("stopped by the user with %s", done)
+                raise Stopped(f"stopped with {done} done in {self.folder}", self.folder) from None
+            except UsageError as e:
+                _LOG.error("%s", e)
+                if self._made and not method.records:
+                    shutil.rmtree(self.folder)  # a run that could not begin leaves nothing
+                raise
+            except Exception:
+                _LOG.exception("failed")
+                raise
+
+    def _execute(self, method: records.Journal, vanilla: records.Journal | None) -> dict[str, Any]:
+        n = self.cfg["n"]
+        left = bool(method.missing(n) or (vanilla is not None and vanilla.missing(n)))
+        if not left and self.sheet_path.exists() and (row := self._finished_row()):
+            self.nothing_left = True
+            _LOG.info("nothing left to do")
+            return row
+        items = data.load(self.cfg["data"], self.cfg["split"], n)
+        for journal in (method, vanilla):
+            if journal is not None:
+                _check_prompts(journal, items)
+        if left:
+            self._decode_missing(method, vanilla, items)
+        pictures = np.stack([method.picture(i) for i in range(n)])
+        row = self._row(method, vanilla, self._score(pictures, items))
+        self._draw_sheet(row, pictures, vanilla, items)
+        records.write_atomically(self.row_path, records.to_csv([row]).encode())
+        _LOG.info("row written to %s", self.row_path)
+        return records.read_rows(self.row_path)[0]  # the same, value for value, as a later call would give
+
+    # --- the folder ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        """Makes the folder, locks it against a second process, and logs into it."""
+        self._made = not self.folder.exists()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._check_ours()
+            lock = FileLock(self.folder / ".lock", timeout=0)
+            lock.acquire()
+        except Timeout:
+            raise UsageError(
+                f"another process is working in {self.folder}; wait for it, or choose another out="
+            ) from None
+        except OSError as e:
+            raise UsageError(f"cannot write into {self.folder} ({e.strerror}); choose another out=") from None
+        handler: logging.Handler | None = None
+        try:
+            handler = logging.FileHandler(self.folder / "run.log", encoding="utf-8")
+            handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+            _LOG.setLevel(logging.INFO)
+            _LOG.propagate = False  # a traceback belongs into the log, not onto the screen
+            _LOG.addHandler(handler)
+            yield
+        finally:
+            if handler:
+                _LOG.removeHandler(handler)
+                _LOG.propagate = True
+                handler.close()
+            lock.release()
+
+    def _check_ours(self) -> None:
+        """A folder that holds other things is not filled with ours."""
+        if (self.folder / "config.yaml").exists():
+            return
+        # What a process that was killed before config.yaml stood can have left.
+        others = {p.name for p in self.folder.iterdir()} - {".lock", "run.log", "config.yaml.tmp"}
+        if others:
+            raise UsageError(
+                f"{self.folder} holds {sorted(others)[0]} but no run; choose an empty or a new folder as out="
+            )
+
+    def _check_folder(self) -> None:
+        """Compares the configuration with the folder's, and leaves it there."""
+        path = self.folder / "config.yaml"
+        mine = {name: value for name, value in self.cfg.items() if name != "out"}
+        if path.exists():
+            try:
+                theirs = dict(OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]
+            except Exception:
+                raise UsageError(f"cannot read {path}; choose another out=") from None
+            different = [
+                name
+                for name in [*parameters.TABLE, *theirs]
+                if name not in MAY_CHANGE and mine.get(name) != theirs.get(name)
+            ]
+            if different:
+                shown = [name for i, name in enumerate(different) if name not in different[:i]][:3]
+                raise UsageError(
+                    f"{self.folder} holds a run with {_values(theirs, shown)}, not {_values(mine, shown)};"
+                    " choose another out=, or give the parameters in its config.yaml to go on with it"
+                )
+            if mine == theirs:
+                return
+        records.write_atomically(path, OmegaConf.to_yaml(OmegaConf.create(mine)).encode())
+
+    def _finished_row(self) -> dict[str, Any] | None:
+        """The row in the folder, if it is this configuration's."""
+        if not self.row_path.exists():
+            return None
+        rows = records.read_rows(self.row_path)
+        return rows[0] if rows and rows[0]["config_hash"] == records.config_hash(self.cfg) else None
+
+    def _memory(self) -> dict[str, Any]:
+        """run.json: the run's name and the processes that decoded for it."""
+        path = self.folder / "run.json"
+        if path.exists():
+            found = json.loads(path.read_text(encoding="utf-8"))
+            assert isinstance(found, dict)
+            return found
+        return {"run_id": f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}", "sessions": {}}
+
+    def _enter(self, pipeline: Decoder) -> None:
+        """Notes this process in run.json. Raises UsageError where it would not continue what the others did."""
+        memory = self._memory()
+        mine = {
+            **records.environment(pipeline.device),
+            "weights": pipeline.weights,
+            "resolution": pipeline.resolution,
+            "tokens": pipeline.tokens_per_image,
+            "pid": os.getpid(),
+            "started": _utc("microseconds"),
+        }
+        for other in memory["sessions"].values():
+            for name in ("weights", "device"):
+                if other[name] != mine[name]:
+                    raise UsageError(
+                        f"{self.folder} was begun with {name} {other[name]}, and this process has {mine[name]}:"
+                        " choose another out="
+                    )
+        memory["sessions"][self._session] = mine
+        records.write_atomically(self.folder / "run.json", (json.dumps(memory, indent=1) + "\n").encode())
+        _LOG.info("session %s: %s", self._session, json.dumps(mine))
+
+    # --- decoding -----------------------------------------------------------------------------------------------------
+
+    def _decode_missing(
+        self, method: records.Journal, vanilla: records.Journal | None, items: Sequence[data.Item]
+    ) -> None:
+        _say(f"loading {self.cfg['model']}")
+        pipeline = self._loader(self.cfg)
+        self._enter(pipeline)
+        self._decode(pipeline, method, items, "images", self.cfg["method"])
+        if vanilla is not None and vanilla.missing(len(items)):
+            self._decode(pipeline.vanilla(), vanilla, items, "baseline", "vanilla")
+
+    def _decode(
+        self, pipeline: Decoder, journal: records.Journal, items: Sequence[data.Item], folder: str, label: str
+    ) -> None:
+        """Decodes the prompts that have no record yet, in batches, and records each image."""
+        left = journal.missing(len(items))
+        size, seed = self.cfg["batch"], self.cfg["seed"]
+        for _ in range(self.cfg["warmup"] if left else 0):
+            first = left[:size]
+            warm = pipeline.decode(pipeline.encode([items[i].prompt for i in first]), [(seed, i) for i in first])
+            pipeline.pixels(warm.tokens)
+        reset_peak_memory(pipeline.device)
+        # Where nobody watches, a line now and then shows that the run is alive.
+        interval = 0.2 if sys.stderr.isatty() else 20.0
+        with tqdm(
+            total=len(items), initial=len(items) - len(left), desc=label, unit="image", mininterval=interval
+        ) as bar:
+            for start in range(0, len(left), size):
+                indices = left[start : start + size]
+                for record, picture in self._decode_batch(pipeline, items, indices, folder):
+                    journal.add(record, picture)
+                    _LOG.info("%s: %s in %d steps, %.3f s", label, record.image, record.steps, record.decode_s)
+                    bar.update()
+
+    def _decode_batch(
+        self, pipeline: Decoder, items: Sequence[data.Item], indices: Sequence[int], folder: str
+    ) -> list[tuple[records.Record, np.ndarray]]:
+        """One batch of prompts -> a record and a picture each."""
+        rows, seed = len(indices), self.cfg["seed"]
+        pipeline.synchronize()
+        begin = time.perf_counter()
+        conditioning = pipeline.encode([items[i].prompt for i in indices])
+        pipeline.synchronize()
+        encoded = time.perf_counter()
+        decoded = pipeline.decode(conditioning, [(seed, i) for i in indices])
+        pipeline.synchronize()
+        before_pixels = time.perf_counter()
+        pictures = pipeline.pixels(decoded.tokens)
+        done = time.perf_counter()
+        peak = peak_memory_mib(pipeline.device)
+        tokens = int(decoded.tokens.shape[1])
+        steps, drafted, accepted = decoded.steps.tolist(), decoded.drafted.tolist(), decoded.accepted.tolist()
+        return [
+            (
+                records.Record(
+                    index=index,
+                    prompt=items[index].prompt,
+                    seed=seed,
+                    tokens=tokens,
+                    steps=steps[b],
+                    drafted=drafted[b],
+                    accepted=accepted[b],
+                    accepted_length=tokens / steps[b],
+                    latency_s=decoded.seconds if self.cfg["batch"] == 1 else None,
+                    decode_s=decoded.seconds / rows,
+                    text_s=(encoded - begin) / rows,
+                    pixels_s=(done - before_pixels) / rows,
+                    batch=rows,
+                    peak_memory_mib=peak,
+                    image=f"{folder}/{index:05d}.png",
+                    sha256=records.digest(pictures[b]),
+                    session=self._session,
+                ),
+                pictures[b],
+            )
+            for b, index in enumerate(indices)
+        ]
+
+    # --- the row ------------------------------------------------------------------------------------------------------
+
+    def _score(self, pictures: np.ndarray, items: Sequence[data.Item]) -> dict[str, Any]:
+        """Column -> value of the quality metrics, with their notes under "note"."""
+        if not self.cfg["metrics"]:
+            return {}
+        from specbench import metrics
+
+        _say(f"scoring: {', '.join(self.cfg['metrics'])}")
+        scores = metrics.score(self.cfg["metrics"], pictures, list(items))
+        columns: dict[str, Any] = {}
+        for name, score in scores.items():
+            columns |= {name: score.value, f"{name}_stderr": score.stderr, f"{name}_backend": score.backend or None}
+        columns["note"] = "; ".join(f"{name}: {score.note}" for name, score in scores.items() if score.note)
+        return columns
+
+    def _row(
+        self, method: records.Journal, vanilla: records.Journal | None, quality: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        memory = self._memory()
+        n = self.cfg["n"]
+        mine = method.first(n)
+        reference = mine if self.is_vanilla else vanilla.first(n) if vanilla is not None else None
+        used = {record.session for record in [*mine, *(reference or [])]}
+        sessions = {name: session for name, session in memory["sessions"].items() if name in used}
+        last = sessions[max(sessions, key=lambda name: sessions[name]["started"])]
+        row: dict[str, Any] = dict.fromkeys(records.COLUMNS)
+        row |= {name: value for name, value in self.cfg.items() if name in records.COLUMNS}
+        row |= {name: value for name, value in last.items() if name in records.COLUMNS}
+        row |= {"run_id": memory["run_id"], "time": _utc(), "config_hash": records.config_hash(self.cfg)}
+        row |= speed(mine)
+        if reference:
+            row |= versus(mine, reference)
+            row["baseline_run_id"] = memory["run_id"] + ("" if self.is_vanilla else "/baseline")
+        row |= {name: value for name, value in quality.items() if name != "note"}
+        row["note"] = "; ".join(filter(None, [*_remarks(self.cfg, sessions), quality.get("note", "")]))
+        return row
+
+    def _draw_sheet(
+        self, row: Mapping[str, Any], pictures: np.ndarray, vanilla: records.Journal | None, items: Sequence[data.Item]
+    ) -> None:
+        cells = []
+        for item in items[: sheet.LIMIT]:
+            pair = [(self.cfg["method"], pictures[item.index])]
+            if vanilla is not None:
+                pair.insert(0, ("vanilla", vanilla.picture(item.index)))
+            cells.append(sheet.Cell(item.prompt, pair))
+        shown = "" if len(cells) == len(items) else f", first {len(cells)}"
+        title = (
+            f"{row['model']}: {describe(self.cfg)}, {row['accepted_length_mean']:.2f} tokens a step"
+            f" ({len(items)} images{shown})"
+        )
+        sheet.save(self.sheet_path, title, cells)
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def speed(rows: Sequence[records.Record]) -> dict[str, Any]:
+    """The speed columns of some images; what was not measured is None."""
+    lengths = np.array([r.accepted_length for r in rows])
+    tokens, seconds = sum(r.tokens for r in rows), sum(r.decode_s for r in rows)
+    steps, drafted = sum(r.steps for r in rows), sum(r.drafted for r in rows)
+    latency = [r.latency_s for r in rows if r.latency_s is not None]
+    columns: dict[str, Any] = {
+        "accepted_length_mean": float(lengths.mean()),
+        "accepted_length_std": _std(lengths),
+        "steps": steps / len(rows),
+        "step_compression": tokens / steps,
+        "acceptance_rate": sum(r.accepted for r in rows) / drafted if drafted else None,
+        "tokens_per_s": tokens / seconds,
+        "images_per_s": len(rows) / seconds,
+        "text_s": sum(r.text_s for r in rows) / len(rows),
+        "pixels_s": sum(r.pixels_s for r in rows) / len(rows),
+        "peak_memory_mib": max(r.peak_memory_mib for r in rows),
+    }
+    if len(latency) == len(rows):
+        columns |= {
+            "latency_s_mean": float(np.mean(latency)),
+            "latency_s_std": _std(np.array(latency)),
+            "latency_s_p50": float(np.percentile(latency, 50)),
+            "latency_s_p95": float(np.percentile(latency, 95)),
+        }
+    return columns
+
+
+def versus(rows: Sequence[records.Record], vanilla: Sequence[records.Record]) -> dict[str, Any]:
+    """The speed-up columns of some images against vanilla AR on the same prompts."""
+    mine, theirs = speed(rows), speed(vanilla)
+    columns: dict[str, Any] = {"speedup_step": theirs["steps"] / mine["steps"]}
+    if "latency_s_mean" in mine and "latency_s_mean" in theirs:
+        columns["baseline_latency_s"] = theirs["latency_s_mean"]
+        columns["speedup_latency"] = theirs["latency_s_mean"] / mine["latency_s_mean"]
+    return columns
+
+
+def _std(values: np.ndarray) -> float | None:
+    """Sample standard deviation; None for a single value."""
+    return float(values.std(ddof=1)) if len(values) > 1 else None
+
+
+def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What a reader of the row must know about how it was measured."""
+    remarks = []
+    if cfg["batch"] > 1:
+        remarks.append(f"decoded in batches of {cfg['batch']}: a latency is measured at batch 1 only")
+    if len(sessions) > 1:
+        remarks.append(f"decoded in {len(sessions)} processes: timings of several processes are mixed")
+        for name in ("commit", "device_name", "torch"):
+            if len({session[name] for session in sessions.values()}) > 1:
+                remarks.append(f"the processes differ in {name.replace('_', ' ')}, the last one's is given")
+    return remarks
+
+
+def describe(cfg: Mapping[str, Any]) -> str:
+    """A method in words: "cool_sd (drafter eagle_tree, rule cool, delta 1.1)"."""
+    parts = [f"drafter {cfg['drafter']}", f"rule {cfg['rule']}"]
+    parts += [f"{name} {cfg[name]:g}" for name in ("window", "delta") if cfg.get(name) is not None]
+    return f"{cfg['method']} ({', '.join(parts)})"
+
+
+def _check_prompts(journal: records.Journal, items: Sequence[data.Item]) -> None:
+    for item in items:
+        if item.index in journal and journal.records[item.index].prompt != item.prompt:
+            raise UsageError(
+                f"the prompts have changed since {journal.path} was written (index {item.index}); choose another out="
+            )
+
+
+def _values(cfg: Mapping[str, Any], names: Sequence[str]) -> str:
+    return ", ".join(f"{name}={cfg[name]}" if name in cfg else f"no {name}" for name in names)
+
+
+def _utc(precision: str = "seconds") -> str:
+    return datetime.now(UTC).isoformat(timespec=precision)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _load_pipeline(cfg: Mapping[str, Any]) -> Decoder:
+    from specbench.pipeline import Pipeline
+
+    check(cfg)
+    return Pipeline.load(cfg)
+
+
+def check(cfg: Mapping[str, Any]) -> None:
+    """Raises UsageError for what can be told before a model is loaded: absent weights, a bad tree, an absent device."""
+    from specbench import registry
+    from specbench.decoding import trees
+    from specbench.models import checkpoints
+    from specbench.pipeline import resolve_device
+
+    resolve_device(cfg["device"])
+    height = cfg.get("window", 0) if "tree" not in cfg else trees.build(trees.parse(cfg["tree"])).height
+    registry.find("rule", registry.RULES, cfg["rule"])(cfg, height)
+    if cfg["weights"] != "random":
+        folder = checkpoints.ASSETS if cfg["weights"] == "embedded" else Path(cfg["weights"])
+        needed = (*registry.MODELS[cfg["model"]].assets, *registry.DRAFTERS[cfg["drafter"]].assets)
+        if absent := [name for name in needed if not (folder / name).is_file()]:
+            raise UsageError(
+                f"{folder} lacks {', '.join(absent)}: run `make train-scenes`, name a folder that has them with"
+                " weights=DIR, or try weights=random"
+            )
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Starts a new peak where the device can; the resident memory of a process has one peak only."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """Peak memory so far in MiB: allocated on a CUDA device, resident of the process elsewhere."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+def report(run: Run, row: Mapping[str, Any]) -> str:
+    """The key figures of a row, for people, and where everything lies."""
+
+    def figure(name: str, spread: str = "", unit: str = "", digits: int = 2) -> str:
+        if row.get(name) is None:
+            return "not measured"
+        text = f"{row[name]:.{digits}f}"
+        if spread and row.get(spread) is not None:
+            text += f" ± {row[spread]:.{digits}f}"
+        return text + unit
+
+    lines = [
+        ("accepted length", figure("accepted_length_mean", "accepted_length_std", " tokens a step")),
+        ("acceptance rate", figure("acceptance_rate")),
+        ("latency", figure("latency_s_mean", "latency_s_std", " s an image", 3)),
+        ("throughput", figure("tokens_per_s", unit=" tokens/s", digits=1)),
+        ("speed-up", f"{figure('speedup_latency', unit='x')} in latency, {figure('speedup_step', unit='x')} in steps"),
+    ]
+    for name in run.cfg["metrics"]:
+        backend = f"  [{row[f'{name}_backend']}]" if row.get(f"{name}_backend") else ""
+        lines.append((name, figure(name, f"{name}_stderr", digits=4) + backend))
+    if row.get("note"):
+        lines.append(("note", str(row["note"])))
+    lines += [("row", str(run.row_path)), ("contact sheet", str(run.sheet_path))]
+    head = f"{row['model']}: {describe(run.cfg)}, {row['data']}/{row['split']}, n={row['n']}, {row['device_name']}"
+    return "\n".join([head, *(f"  {name:<16} {text}" for name, text in lines)])

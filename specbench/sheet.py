@@ -1,0 +1,81 @@
+"""The contact sheet: a run's pictures, enlarged, with their prompts beneath them, in one PNG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from specbench.records import write_atomically
+
+SIDE = 192  # pixels that a picture is enlarged to, by a whole factor, so that no pixel is blurred
+WIDTH = 1640  # of a page, at most, where a single prompt is not wider
+LIMIT = 32  # prompts that a run shows on its sheet
+_PAD, _GAP, _TEXT, _TITLE = 14, 4, 14, 20
+_INK, _FAINT, _PAPER = (20, 20, 20), (110, 110, 110), (255, 255, 255)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One prompt: its caption and its pictures, (H, W, 3) uint8, each with the label that stands above it."""
+
+    caption: str
+    pictures: Sequence[tuple[str, np.ndarray]]
+
+
+def draw(title: str, cells: Sequence[Cell]) -> Image.Image:
+    """The sheet of some prompts, each with the same number of pictures of the same size."""
+    height, width = cells[0].pictures[0][1].shape[:2]
+    factor = max(1, SIDE // max(height, width))
+    height, width = height * factor, width * factor
+    each = len(cells[0].pictures)
+    cell_width = each * width + (each - 1) * _GAP
+    columns = min(len(cells), max(1, WIDTH // (cell_width + _PAD)))
+    small, large = ImageFont.load_default(_TEXT), ImageFont.load_default(_TITLE)
+    rows = [cells[i : i + columns] for i in range(0, len(cells), columns)]
+    captions = [[_wrap(cell.caption, small, cell_width) for cell in row] for row in rows]
+    label, line = _TEXT + 6, _TEXT + 4
+    row_heights = [label + height + _GAP + line * max(map(len, row)) + _PAD for row in captions]
+    page_width = columns * (cell_width + _PAD) + _PAD
+    heading = _wrap(title, large, page_width - 2 * _PAD)
+    top = _PAD + len(heading) * (_TITLE + 6) + _PAD
+
+    page = Image.new("RGB", (page_width, top + sum(row_heights)), _PAPER)
+    pen = ImageDraw.Draw(page)
+    for i, text in enumerate(heading):
+        pen.text((_PAD, _PAD + i * (_TITLE + 6)), text, fill=_INK, font=large)
+    y = top
+    for row, texts, row_height in zip(rows, captions, row_heights):
+        for c, (cell, lines) in enumerate(zip(row, texts)):
+            x = _PAD + c * (cell_width + _PAD)
+            for p, (name, picture) in enumerate(cell.pictures):
+                left = x + p * (width + _GAP)
+                pen.text((left, y), name, fill=_FAINT, font=small)
+                enlarged = Image.fromarray(picture).resize((width, height), Image.Resampling.NEAREST)
+                page.paste(enlarged, (left, y + label))
+            for i, text in enumerate(lines):
+                pen.text((x, y + label + height + _GAP + i * line), text, fill=_INK, font=small)
+        y += row_height
+    return page
+
+
+def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:
+    """Lines of whole words that fit `width` pixels; a word that is wider has a line of its own."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and font.getlength(f"{lines[-1]} {word}") <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines or [""]
+
+
+def save(path: Path, title: str, cells: Sequence[Cell]) -> None:
+    """Draws a sheet into a PNG file."""
+    encoded = io.BytesIO()
+    draw(title, cells).save(encoded, "PNG")
+    write_atomically(path, encoded.getvalue())

@@ -1,0 +1,1 @@
+"""The papers' tables: measured rows beside published numbers, run where missing, drawn as Markdown, LaTeX and CSV."""

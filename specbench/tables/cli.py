@@ -1,0 +1,100 @@
+"""`specbench tables`: run what the tables still need, then draw them from their rows."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from specbench.errors import UsageError
+from specbench.tables import definitions, layout, literature, render
+from specbench.tables.definitions import DEFAULT_MODEL, TABLES, Table
+from specbench.tables.measure import Bench, LocalBench, Plan, collect, plan
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"specbench tables: {message} (see specbench tables --help)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    p = _Parser(prog="specbench tables", description=__doc__)
+    p.add_argument("tables", nargs="*", metavar="ID", help=f"which tables (default: all): {', '.join(sorted(TABLES))}")
+    p.add_argument(
+        "--list", action="store_true", help="show each table's state and the command that fills it, and stop"
+    )
+    p.add_argument("--model", default=DEFAULT_MODEL, help="the target model to measure (default: %(default)s)")
+    p.add_argument("--n", type=int, help="prompts per run (default: each table's own)")
+    p.add_argument("--no-run", action="store_true", help="draw from the rows there are; what is missing stays marked")
+    p.add_argument("--format", default="md,latex", help=f"any of {','.join(render.FORMATS)} (default: %(default)s)")
+    return p
+
+
+def main(
+    argv: Sequence[str], bench: Bench | None = None, results: Path = Path("results"), runs: Path = Path("runs")
+) -> int:
+    """The sub-command. `bench` runs what is missing (a test gives its own). Returns the exit status.
+
+    Raises:
+        UsageError: an unknown table, model or format, a bad `--n`, or a row that cannot be read.
+    """
+    args = _parser().parse_args(list(argv))
+    tables = [definitions.get(name) for name in dict.fromkeys(args.tables)] or list(TABLES.values())
+    formats = list(dict.fromkeys(f.strip() for f in args.format.split(",") if f.strip()))
+    for name in formats:
+        if name not in render.FORMATS:
+            raise UsageError(f"unknown format '{name}' (choose from: {', '.join(render.FORMATS)})")
+    if not formats:
+        raise UsageError(f"--format names no format (choose from: {', '.join(render.FORMATS)})")
+    if args.n is not None and args.n < 1:
+        raise UsageError(f"--n must be a whole number of at least 1 (got {args.n})")
+    bench = bench or LocalBench()
+    for table in tables:
+        todo = plan(table, args.model, args.n or table.n, results, bench)
+        if args.list:
+            print(_state(table, todo, args))
+            continue
+        if not args.no_run:
+            todo = collect(todo, results, runs, bench, _say)
+        _draw(table, todo, args, formats, results)
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _command(table: Table, args: argparse.Namespace) -> str:
+    words = ["specbench tables", table.id]
+    if args.model != DEFAULT_MODEL:
+        words += ["--model", args.model]
+    if args.n is not None and args.n != table.n:
+        words += ["--n", str(args.n)]
+    return " ".join(words)
+
+
+def _state(table: Table, todo: Plan, args: argparse.Namespace) -> str:
+    have, need = len(todo.rows) - len(todo.missing), len(todo.rows)
+    state = "complete" if have == need else "partial" if have else "no rows"
+    return f"{table.id:16} {state:9} {have}/{need} rows   {_command(table, args)}"
+
+
+def _draw(table: Table, todo: Plan, args: argparse.Namespace, formats: Sequence[str], results: Path) -> None:
+    drawn = layout.build(table, args.model, todo.rows, literature.load(table.id), todo.commands, _command(table, args))
+    folder = results / "tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = table.id if args.model == DEFAULT_MODEL else f"{table.id}.{args.model}"
+    print(render.markdown(drawn))
+    for name in formats:
+        ending, renderer = render.FORMATS[name]
+        path = folder / f"{stem}.{ending}"
+        _replace(path, renderer, drawn)
+        print(f"wrote {path}")
+
+
+def _replace(path: Path, renderer: Callable[[layout.Sheet], str], drawn: layout.Sheet) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(renderer(drawn), encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,239 @@
+"""A table between its rows and its rendering: what stands in every cell, and the notes that explain the cells.
+
+Measured and published values never share a cell or a line. A cell without a value carries a note that says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from string import ascii_lowercase
+
+from specbench.errors import UsageError
+from specbench.tables.definitions import Column, Line, Table
+from specbench.tables.literature import PublishedRow
+
+Row = Mapping[str, str]
+
+#: What a header line says, and the columns of the measured rows that it is read from.
+_PROVENANCE = (
+    ("Device", ("device_name", "device", "threads", "dtype", "engine")),
+    ("Software", ("specbench", "torch", "driver", "python")),
+    ("Commit", ("commit",)),
+    ("Model", ("model", "weights")),
+    ("Sampling", ("temperature", "top_k", "top_p", "cfg_scale", "seed")),
+    ("Prompts", ("data", "split", "n", "batch")),
+)
+_SAID_ALONE = ("device_name", "device", "dtype", "engine", "commit", "model", "weights", "data", "split")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value as text, its spread as text ("" = none) and the marks of its notes. An empty value is a missing one."""
+
+    value: str = ""
+    spread: str = ""
+    marks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Header:
+    """The head of a column: its label, an arrow to the better side, and the marks of its notes."""
+
+    label: str
+    better: str
+    marks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One printed line of the table. `kind` is "measured" or "published"; `row_id` names where its values stand."""
+
+    method: str
+    kind: str
+    model: str
+    marks: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    row_id: str = ""
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Everything a renderer needs; no renderer adds a fact of its own."""
+
+    id: str
+    title: str
+    paper: str
+    facts: tuple[tuple[str, str], ...]
+    headers: tuple[Header, ...]
+    entries: tuple[Entry, ...]
+    notes: tuple[tuple[str, str], ...]
+    remarks: tuple[str, ...]
+    commands: tuple[tuple[str, str], ...]
+
+
+@dataclass
+class _Notes:
+    """Hands out one mark per distinct text: a, b, ..., z, aa, ab, ..."""
+
+    texts: list[str] = field(default_factory=list)
+
+    def mark(self, text: str) -> str:
+        if text not in self.texts:
+            self.texts.append(text)
+        return self._letter(self.texts.index(text))
+
+    @staticmethod
+    def _letter(i: int) -> str:
+        return ascii_lowercase[i] if i < 26 else _Notes._letter(i // 26 - 1) + ascii_lowercase[i % 26]
+
+    def all(self) -> tuple[tuple[str, str], ...]:
+        return tuple((self._letter(i), text) for i, text in enumerate(self.texts))
+
+
+def number(text: str, decimals: int) -> str:
+    """A measured number for print: `decimals` places, or more where three significant digits need them.
+
+    Raises ValueError for what is no finite number.
+
+    >>> number("0.04567", 2), number("170.1449", 2), number("1", 2)
+    ('0.0457', '170.14', '1.00')
+    """
+    return f"{float(text):.{_places(text, decimals)}f}"
+
+
+def _places(text: str, decimals: int) -> int:
+    value = abs(float(text))
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return decimals if value == 0 else min(8, max(decimals, 2 - math.floor(math.log10(value))))
+
+
+def build(
+    table: Table,
+    model: str,
+    measured: Mapping[str, Row | None],
+    published: Sequence[PublishedRow],
+    commands: Mapping[str, str],
+    command: str,
+) -> Sheet:
+    """Put the measured rows (line key -> row, None = not measured) beside the printed ones.
+
+    `commands` maps a line's key to the command of its run, `command` is the one that fills the whole table. Every line
+    of the definition appears once as measured for `model`, then once for each model that the paper prints.
+    """
+    notes = _Notes()
+    rows = {line.key: measured.get(line.key) for line in table.lines}
+    headers = tuple(_header(c, table, rows, notes) for c in table.columns)
+    printed_models = list(dict.fromkeys(p.model for p in published))
+    entries = []
+    for line in table.lines:
+        entries.append(_measured(table, line, model, rows[line.key], command, notes))
+        entries += [_published(table, line, name, published, notes) for name in printed_models]
+    present = [r for r in rows.values() if r is not None]
+    remarks = [*table.remarks]
+    for label, names in (("devices", ("device_name", "device")), ("commits", ("commit",))):
+        if len({tuple(r.get(k, "") for k in names) for r in present}) > 1:
+            remarks.insert(0, f"The measured lines come from different {label}: compare them with care.")
+    return Sheet(
+        table.id,
+        table.title,
+        table.paper,
+        (*_facts(present), ("Command", command)),
+        headers,
+        tuple(entries),
+        notes.all(),
+        tuple(remarks),
+        tuple((line.label, commands[line.key]) for line in table.lines if line.key in commands),
+    )
+
+
+def _header(column: Column, table: Table, rows: Mapping[str, Row | None], notes: _Notes) -> Header:
+    """The header's note names what computed the measured values, what their spread is, and what the paper printed."""
+    said = []
+    if column.backend:
+        backends: dict[str, list[str]] = {}
+        for line in table.lines:
+            row = rows[line.key]
+            if row is not None and row.get(column.key):
+                backends.setdefault(row.get(column.backend) or "backend not recorded", []).append(line.label)
+        if len(backends) == 1:
+            said.append(f"measured by {next(iter(backends))}")
+        else:
+            said += [f"measured by {name} ({', '.join(lines)})" for name, lines in backends.items()]
+    if column.measured_as:
+        said.append(f"measured: {column.measured_as}")
+    if column.spread and any(row is not None and row.get(column.spread) for row in rows.values()):
+        said.append(f"± its {column.spread_is}")
+    if column.published_as:
+        said.append(f"published: {column.published_as}")
+    mark = (notes.mark(f"{column.label}: {'; '.join(said)}."),) if said else ()
+    return Header(column.label, column.better, mark)
+
+
+def _measured(table: Table, line: Line, model: str, row: Row | None, command: str, notes: _Notes) -> Entry:
+    if row is None:
+        why = (
+            "No preset for this method yet."
+            if line.overrides is None
+            else f"Not measured yet; to measure it: {command}"
+        )
+        gap = Cell(marks=(notes.mark(why),))
+        return Entry(line.label, "measured", model, (), (gap,) * len(table.columns))
+    cells = tuple(_measured_cell(table, column, row, notes) for column in table.columns)
+    marks = (notes.mark(f"From the row: {row['note']}."),) if row.get("note") else ()
+    return Entry(line.label, "measured", model, marks, cells, row_id=row.get("run_id", ""))
+
+
+def _measured_cell(table: Table, column: Column, row: Row, notes: _Notes) -> Cell:
+    text = row.get(column.key, "")
+    if not text:
+        return Cell(marks=(notes.mark("The run did not measure this."),))
+    spread = row.get(column.spread, "") if column.spread else ""
+    try:
+        if spread and not math.isfinite(float(spread)):
+            raise ValueError(spread)
+        places = _places(text, column.decimals)
+        return Cell(number(text, column.decimals), f"{float(spread):.{places}f}" if spread else "")
+    except ValueError as e:
+        where = f"row {row.get('run_id', '?')} of table {table.id}"
+        raise UsageError(f"{column.key} of {where} is no finite number ({e}): remove that row and try again") from None
+
+
+def _published(table: Table, line: Line, model: str, published: Sequence[PublishedRow], notes: _Notes) -> Entry:
+    found = [
+        p for p in published if p.model == model and all(p.cells.get(k, "") == v for k, v in line.published.items())
+    ]
+    if not found:
+        gap = Cell(marks=(notes.mark("Not in the paper's table."),))
+        return Entry(line.label, "published", model, (), (gap,) * len(table.columns))
+    if len(found) > 1:
+        raise UsageError(
+            f"published rows {', '.join(p.row_id for p in found)} all match '{line.label}' of table {table.id}"
+        )
+    row = found[0]
+    marks = () if row.trusted else (notes.mark(f"Evidence grade '{row.evidence}': a hint, not the paper's own table."),)
+    cells = []
+    for column in table.columns:
+        text, spread = row.cells.get(column.key, ""), row.cells.get(column.spread or "", "")
+        cells.append(Cell(text, spread) if text else Cell(marks=(notes.mark("The paper prints no value here."),)))
+    return Entry(line.label, "published", model, marks, tuple(cells), row.row_id, row.evidence)
+
+
+def _facts(rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
+    """What the measured rows say of themselves: each distinct value of each provenance column, in order."""
+    facts = []
+    for label, names in _PROVENANCE:
+        parts = []
+        for name in names:
+            values = list(dict.fromkeys(r[name] for r in rows if r.get(name)))
+            if values:
+                parts.append(("" if name in _SAID_ALONE else f"{name} ") + " / ".join(values))
+        if parts:
+            facts.append((label, ", ".join(dict.fromkeys(parts))))
+    dates = sorted(r["time"][:10] for r in rows if r.get("time"))
+    if dates:
+        facts.append(("Date", dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"))
+    return tuple(facts)

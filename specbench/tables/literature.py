@@ -1,0 +1,54 @@
+"""The numbers that papers printed: one CSV a table, carried in the package, digits exactly as printed.
+
+An empty cell means that the paper prints no value there. `evidence` says how the number was obtained; `TRUSTED` grades
+may stand as "published" without a mark, every other grade is a hint and is marked as such wherever it is shown.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+
+from specbench.errors import unknown
+
+TRUSTED = ("seed", "seed+official_repo", "reconstructed")
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """One printed line. `cells` maps every column of the file to its text; "1.00" stays "1.00"."""
+
+    row_id: str
+    model: str
+    model_key: str
+    method_key: str
+    evidence: str
+    cells: Mapping[str, str]
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the row may be shown as published without a mark."""
+        return self.evidence in TRUSTED
+
+
+def available() -> list[str]:
+    """The ids of the tables whose published numbers are here."""
+    folder = resources.files("specbench.tables") / "published"
+    return sorted(f.name.removesuffix(".csv") for f in folder.iterdir() if f.name.endswith(".csv"))
+
+
+def load(table: str) -> list[PublishedRow]:
+    """The published rows of one table, in the paper's order.
+
+    Raises:
+        UsageError: no published numbers of that table are here.
+    """
+    if table not in available():
+        raise unknown("published table", table, available())
+    file = resources.files("specbench.tables") / "published" / f"{table}.csv"
+    rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines(), strict=True))
+    return [
+        PublishedRow(r["row_id"], r["model"], r["model_key"], r["method_key"], r["evidence"], dict(r)) for r in rows
+    ]

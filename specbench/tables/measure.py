@@ -1,0 +1,170 @@
+"""From a table's definition to its measured rows: which are there, and running those that are not.
+
+A row belongs to a line when its configuration hash is that of the line's overrides and, where that can be told without
+loading a model, its weights are the ones that a run would load now. Rows stand in `results/<table>.csv`, whatever the
+model; a row that no longer fits stays there as history and is not shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from specbench import configuration, records, registry
+from specbench.errors import UsageError
+from specbench.tables.definitions import Line, Table
+
+Row = Mapping[str, str]
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run would be: the hash of its configuration, and its weights (None = not known before loading them)."""
+
+    config_hash: str
+    weights: str | None
+
+    def fits(self, row: Row) -> bool:
+        """Whether `row` came from such a run."""
+        return row.get("config_hash") == self.config_hash and self.weights in (None, row.get("weights"))
+
+
+class Bench(Protocol):
+    """What the tables ask of the harness."""
+
+    def identify(self, overrides: Sequence[str]) -> Identity:
+        """The identity of the run with these overrides, without loading a model. UsageError for bad overrides."""
+
+    def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
+        """Run, or go on with, that run in the folder `out`; returns its row."""
+
+
+class LocalBench:
+    """The harness in this process."""
+
+    def identify(self, overrides: Sequence[str]) -> Identity:
+        cfg = configuration.compose(overrides)
+        return Identity(records.config_hash(cfg), _weights(cfg))
+
+    def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
+        from specbench.run import execute
+
+        return execute(configuration.compose(overrides), out)
+
+
+#: The embedded model's files in the order in which it reads them: the label in a row is a digest over them, then the
+#: drafter's.
+_EMBEDDED = ("scenes_text.safetensors", "scenes_target.safetensors", "scenes_tokenizer.safetensors")
+
+
+def _weights(cfg: Mapping[str, Any]) -> str | None:
+    """The label that a row of this configuration would carry; None where only loading the model can tell."""
+    if cfg["weights"] == "random":
+        return "random"
+    model, drafter = registry.MODELS.get(cfg["model"]), registry.DRAFTERS.get(cfg["drafter"])
+    if cfg["weights"] != "embedded" or not model or not drafter or set(model.assets) != set(_EMBEDDED):
+        return None
+    files = [ASSETS / name for name in (*_EMBEDDED, *drafter.assets)]
+    if not all(file.is_file() for file in files):
+        return None
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return f"embedded:{digest[:8]}"
+
+
+@dataclass(frozen=True)
+class Need:
+    """One measured line: its run, and its row where there is one."""
+
+    line: Line
+    overrides: tuple[str, ...]
+    identity: Identity
+    row: Row | None
+
+    @property
+    def command(self) -> str:
+        """The command line of the run."""
+        return f"specbench run {shlex.join(self.overrides)}"
+
+    @property
+    def folder(self) -> str:
+        """The name of the run's folder; another configuration or other weights have another one."""
+        key = f"{self.identity.config_hash} {self.identity.weights}"
+        return f"{self.line.key}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The measured lines of one table for one model."""
+
+    table: Table
+    model: str
+    needs: tuple[Need, ...]
+
+    @property
+    def missing(self) -> list[Need]:
+        """The lines without a row."""
+        return [need for need in self.needs if need.row is None]
+
+    @property
+    def rows(self) -> dict[str, Row | None]:
+        """Line key -> row."""
+        return {need.line.key: need.row for need in self.needs}
+
+    @property
+    def commands(self) -> dict[str, str]:
+        """Line key -> the command of its run."""
+        return {need.line.key: need.command for need in self.needs}
+
+
+def store(table: Table, results: Path) -> Path:
+    """Where the rows of a table stand."""
+    return results / f"{table.id}.csv"
+
+
+def plan(table: Table, model: str, n: int, results: Path, bench: Bench) -> Plan:
+    """What `table` needs for `model` with `n` prompts a run, and what of it is there. Loads no model, writes nothing.
+
+    Raises:
+        UsageError: there is no such model, or the rows cannot be read.
+    """
+    path = store(table, results)
+    rows = [{k: "" if v is None else str(v) for k, v in row.items()} for row in _read(path)]
+    needs = []
+    for line in table.lines:
+        overrides = table.overrides(line, model, n)
+        if overrides is None:
+            continue
+        identity = bench.identify(overrides)
+        row = next((r for r in reversed(rows) if identity.fits(r)), None)
+        needs.append(Need(line, tuple(overrides), identity, row))
+    return Plan(table, model, tuple(needs))
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    return records.read_rows(path) if path.exists() and path.stat().st_size else []
+
+
+def collect(todo: Plan, results: Path, runs: Path, bench: Bench, say: Callable[[str], None]) -> Plan:
+    """Run what is missing, one run after the other, so that no run spoils another's latency; returns the filled plan.
+
+    Each row is appended as soon as it is there, and each run goes on in its own folder under `runs`/tables: whatever
+    stops this function, calling it again loses and repeats nothing.
+    """
+    needs = []
+    for i, need in enumerate(todo.needs, 1):
+        if need.row is None:
+            say(f"{todo.table.id}: line {i} of {len(todo.needs)}, {need.line.label}: {need.command}")
+            folder = runs / "tables" / todo.table.id / todo.model / need.folder
+            row = bench.run(need.overrides, folder)
+            text = {k: "" if v is None else str(v) for k, v in row.items()}
+            if not need.identity.fits(text):  # it would be run again by every later call
+                raise UsageError(f"the row in {folder} is not that of {need.command}: remove the folder and try again")
+            records.append_row(store(todo.table, results), row)
+            need = Need(need.line, need.overrides, need.identity, text)
+        needs.append(need)
+    return Plan(todo.table, todo.model, tuple(needs))

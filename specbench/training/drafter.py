@@ -1,0 +1,77 @@
+"""Training of an EAGLE drafter on a frozen target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specbench.models.eagle import Eagle
+from specbench.models.llamagen import LlamaGen
+from specbench.training.trainer import Recipe, fit
+
+
+def train_eagle(
+    eagle: Eagle,
+    target: LlamaGen,
+    tokens: np.ndarray,
+    features: Tensor,
+    recipe: Recipe,
+    work: Path,
+    regression: float = 0.5,
+    noise: float = 0.1,
+    dropout: float = 0.3,
+) -> dict[str, float]:
+    """Feature regression (smooth L1) beside cross-entropy to the target's law, as EAGLE does.
+
+    `noise` is the half-width of the uniform noise on the target's hidden states, which prepares the drafter for its own
+    errors; `dropout` the share of unconditional rows, since a guided draft runs those too.
+    """
+    device = target.output.weight.device
+    target.requires_grad_(False)
+    head = target.output.weight
+
+    def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
+        picks = rng.integers(0, len(tokens), recipe.batch)
+        t = torch.as_tensor(tokens[picks].astype(np.int64)).to(device)
+        drop = torch.as_tensor(rng.uniform(size=recipe.batch) < dropout).to(device)
+        with torch.no_grad():
+            h = target.train_hidden(t, features[picks].float().to(device), drop)
+            wanted = h[:, target.cfg.cls_token_num :]
+            p = F.linear(wanted, head).float().softmax(-1)
+            shake = torch.as_tensor(rng.random(h.shape, dtype=np.float32)).to(device)
+        out = eagle.train_hidden(h + (2 * shake - 1) * noise, t)
+        q = F.linear(out, head).float().log_softmax(-1)
+        cross = -(p * q).sum(-1).mean()
+        value = cross + regression * F.smooth_l1_loss(out.float(), wanted.float())
+        tv = 0.5 * (p - q.detach().exp()).abs().sum(-1).mean()
+        return value, {"loss": float(value.detach()), "tv": float(tv)}
+
+    return fit("eagle", eagle, loss, recipe, work)
+
+
+@torch.no_grad()
+def evaluate_drafter(
+    target: LlamaGen, draft: Eagle | LlamaGen, tokens: np.ndarray, features: Tensor, batch: int = 64
+) -> dict[str, float]:
+    """Mean total variation between the draft's and the target's law, and their top-1 agreement (temperature 1, no
+    guidance)."""
+    device = target.output.weight.device
+    tv, same = [], []
+    prefix = target.cfg.cls_token_num
+    for i in range(0, len(tokens), batch):
+        t = torch.as_tensor(tokens[i : i + batch].astype(np.int64)).to(device)
+        f = features[i : i + batch].float().to(device)
+        keep = torch.zeros(len(t), dtype=torch.bool, device=device)
+        h = target.train_hidden(t, f, keep)
+        p = target.head(h[:, prefix:]).float().softmax(-1)
+        if isinstance(draft, Eagle):
+            q = target.head(draft.train_hidden(h, t)).float().softmax(-1)
+        else:
+            q = draft.head(draft.train_hidden(t, f, keep)[:, prefix:]).float().softmax(-1)
+        tv.append(float(0.5 * (p - q).abs().sum(-1).mean()))
+        same.append(float((p.argmax(-1) == q.argmax(-1)).float().mean()))
+    return {"tv": float(np.mean(tv)), "top1_agreement": float(np.mean(same))}

@@ -1,0 +1,365 @@
+"""Training of the embedded evaluators on *scenes*: what `make train-scenes` runs, and the figures it prints for them.
+
+The networks will judge pictures that came through a tokenizer, so half of what they see is blurred and noisy. The
+reader and the two-tower model learn to see through that; the classifier, whose features measure fidelity too, learns
+to tell how bad it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from specbench.data import scenes
+from specbench.metrics.fid import REFERENCE, Reference, distance
+from specbench.models import evaluators as ev
+from specbench.models.checkpoints import ASSETS
+from specbench.training.trainer import Recipe, fit
+
+CLASSIFIER_RECIPE = Recipe(steps=2400, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
+READER_RECIPE = Recipe(steps=2400, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
+TWO_TOWER_RECIPE = Recipe(steps=2200, batch=128, lr=1.5e-3, warmup=150, weight_decay=0.05)
+
+RETRIEVAL = 100  # captions to choose from in the two-tower model's retrieval figure
+
+
+class Pictures(Protocol):
+    """What `specbench.training.world.load` returns."""
+
+    @property
+    def images(self) -> np.ndarray: ...  # (N, 64, 64, 3) uint8
+    @property
+    def captions(self) -> list[str]: ...
+    @property
+    def labels(self) -> np.ndarray: ...  # (N, 14) int64
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+def degrade(x: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Blur and add noise to the first half of a batch (B, 3, H, W) in [-1, 1], as a tokenizer might.
+
+    Per picture: a Gaussian of 0.05 to 1.2 pixels, noise of 0 to 0.1, a colour shift of up to 0.05. Returns the batch
+    and the strengths (B, 2) of blur and noise, 0 to 1.
+    """
+    n, side = len(x) // 2, x.shape[-1]
+    sigma = torch.as_tensor(rng.uniform(0.05, 1.2, (n, 1, 1, 1)), dtype=torch.float32, device=x.device)
+    at = torch.arange(side, device=x.device)
+    blur = torch.softmax(
+        -0.5 * ((at[:, None] - at) / sigma) ** 2, -1
+    )  # (n, 1, H, H): one matrix blurs rows and columns
+    noise = torch.as_tensor(rng.standard_normal(x[:n].shape, dtype=np.float32), device=x.device)
+    level = torch.as_tensor(rng.uniform(0, 0.1, (n, 1, 1, 1)), dtype=torch.float32, device=x.device)
+    shift = torch.as_tensor(rng.uniform(-0.05, 0.05, (n, 3, 1, 1)), dtype=torch.float32, device=x.device)
+    worse = blur @ x[:n] @ blur.mT + level * noise + shift
+    strength = torch.zeros(len(x), 2, device=x.device)
+    strength[:n] = torch.cat([sigma / 1.2, level / 0.1], 1).flatten(1)
+    return torch.cat([worse.to(x.dtype).clamp(-1, 1), x[n:]]), strength
+
+
+def _pick(images: np.ndarray, recipe: Recipe, rng: np.random.Generator) -> np.ndarray:
+    return np.sort(rng.choice(len(images), min(recipe.batch, len(images)), replace=False))
+
+
+def _attention(device: torch.device) -> Any:
+    """On a CPU, attention over a few dozen words trains five times faster written out than fused."""
+    return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
+
+
+# --- classifier and reader --------------------------------------------------------------------------------------------
+
+
+def attribute_loss(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """Cross-entropy in nats, averaged over every present attribute of the batch; labels (N, 14), `ABSENT` left out."""
+    losses = [
+        F.cross_entropy(one.float(), labels[:, i], ignore_index=scenes.ABSENT, reduction="sum")
+        for i, one in enumerate(logits)
+    ]
+    return torch.stack(losses).sum() / (labels != scenes.ABSENT).sum()
+
+
+def _train_attributes(
+    name: str,
+    module: ev.Classifier | ev.AttributeReader,
+    images: np.ndarray,
+    labels: np.ndarray,
+    recipe: Recipe,
+    work: Path,
+) -> dict[str, float]:
+    device = _device(module)
+
+    def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
+        picks = _pick(images, recipe, rng)
+        x, y = scenes.to_float(images[picks]).to(device), torch.from_numpy(labels[picks]).to(device)
+        x, strength = degrade(x, rng)
+        with _attention(device):
+            if isinstance(module, ev.Classifier):
+                logits, damage = module.read(module.features(x))
+                value = attribute_loss(logits, y) + F.mse_loss(damage.float(), strength)
+            else:
+                logits = module(x)
+                value = attribute_loss(logits, y)
+        return value, {"loss": float(value.detach()), "right": float(ev.read_right(logits, y).nanmean())}
+
+    return fit(name, module, loss, recipe, work)
+
+
+def train_classifier(
+    images: np.ndarray, labels: np.ndarray, recipe: Recipe, work: Path, device: torch.device | str = "cpu"
+) -> tuple[ev.Classifier, dict[str, float]]:
+    """Train the network behind the Fréchet distance on uint8 images (N, 64, 64, 3) and labels (N, 14) int64.
+
+    Resumes from `work`. Returns it and the last logged figures of its training.
+    """
+    torch.manual_seed(recipe.seed)
+    module = ev.Classifier(ev.ClassifierConfig()).to(device)
+    return module, _train_attributes("classifier", module, images, labels, recipe, work)
+
+
+def train_reader(
+    images: np.ndarray, labels: np.ndarray, recipe: Recipe, work: Path, device: torch.device | str = "cpu"
+) -> tuple[ev.AttributeReader, dict[str, float]]:
+    """Train the attribute reader; arguments and result as for `train_classifier`."""
+    torch.manual_seed(recipe.seed + 1)
+    module = ev.AttributeReader(ev.ReaderConfig()).to(device)
+    return module, _train_attributes("reader", module, images, labels, recipe, work)
+
+
+# --- two towers -------------------------------------------------------------------------------------------------------
+
+
+class WordEdits:
+    """Makes a caption wrong by one word: "red" for "blue", or the colours of two objects exchanged.
+
+    Random captions differ in so much that telling them apart asks for no detail; these differ in one detail only.
+    """
+
+    def __init__(self, ids: dict[str, int]) -> None:
+        self.group: dict[int, int] = {}  # word id -> attribute
+        self.choices: list[list[int]] = []  # attribute -> its word ids; no two of them mean the same
+        for words in (*scenes.OBJECT_ATTRIBUTES.values(), scenes.BACKGROUNDS):
+            known = [ids[word] for word in words if word in ids]
+            self.group |= {i: len(self.choices) for i in known if i not in self.group}
+            self.choices.append(known)
+
+    def __call__(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Word ids (N, W) -> the same captions with one edit each; a caption without such a word stays as it is."""
+        out = rows.copy()
+        for row in out:
+            at = [p for p, word in enumerate(row.tolist()) if word in self.group]
+            if not at:
+                continue
+            p = at[rng.integers(len(at))]
+            word = int(row[p])
+            partners = [q for q in at if self.group[int(row[q])] == self.group[word] and row[q] != word]
+            others = [i for i in self.choices[self.group[word]] if i != word]
+            if partners and rng.uniform() < 0.5:
+                q = partners[rng.integers(len(partners))]
+                row[p], row[q] = row[q], row[p]
+            elif others:
+                row[p] = others[rng.integers(len(others))]
+        return out
+
+
+def contrastive_loss(
+    images: Tensor, captions: Tensor, edited: Tensor, wrong: Tensor, same: Tensor, scale: Tensor
+) -> Tensor:
+    """Symmetric InfoNCE, in nats, of unit vectors (B, D), with one edited caption per picture as a further negative.
+
+    wrong: (B,) bool, which edited captions differ from their own; same: (B, B) bool, pairs that show the same scene and
+    so are no negatives (the diagonal is the positives and ignored).
+    """
+    to_captions = scale * images @ captions.T
+    off_diagonal = same & ~torch.eye(len(same), dtype=torch.bool, device=same.device)
+    to_captions = to_captions.masked_fill(off_diagonal, -torch.inf)
+    to_edited = scale * (images * edited).sum(-1, keepdim=True)
+    to_edited = to_edited.masked_fill(~wrong.unsqueeze(1), -torch.inf)
+    target = torch.arange(len(images), device=images.device)
+    of_images = F.cross_entropy(torch.cat([to_captions, to_edited], 1), target)
+    return 0.5 * (of_images + F.cross_entropy(to_captions.T, target))
+
+
+def train_two_tower(
+    images: np.ndarray,
+    captions: list[str],
+    recipe: Recipe,
+    work: Path,
+    device: torch.device | str = "cpu",
+    labels: np.ndarray | None = None,
+) -> tuple[ev.TwoTower, dict[str, float]]:
+    """Train the two-tower model on uint8 images (N, 64, 64, 3) and their captions; resumes from `work`.
+
+    With `labels` (N, 14), two pictures of the same scene are never taken for each other's negatives.
+    """
+    torch.manual_seed(recipe.seed + 2)
+    module = ev.TwoTower(ev.TwoTowerConfig(vocabulary=tuple(scenes.vocabulary()))).to(device)
+    ids = module.tokenize(captions).numpy()
+    scene = (
+        np.arange(len(captions)) if labels is None else np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
+    )
+    edits = WordEdits(module.text.ids)
+    where = torch.device(device)
+
+    def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
+        picks = _pick(images, recipe, rng)
+        right, edited = ids[picks], edits(ids[picks], rng)
+        words = torch.from_numpy(np.concatenate([right, edited])).to(where)
+        same = torch.from_numpy(scene[picks][:, None] == scene[picks]).to(where)
+        with _attention(where):
+            seen = module.embed_images(degrade(scenes.to_float(images[picks]).to(where), rng)[0])
+            said, edited_said = module.embed_ids(words).chunk(2)
+        wrong = torch.from_numpy((right != edited).any(1)).to(where)
+        with torch.autocast(where.type, enabled=False):  # cosines near 1 need more than 8 bits
+            value = contrastive_loss(seen, said, edited_said, wrong, same, module.scale)
+        with torch.no_grad():
+            own, other = (seen * said).sum(-1), (seen * edited_said).sum(-1)
+        figures = {
+            "loss": float(value.detach()),
+            "edits_told": float((own > other).float().mean()),
+            "scale": float(module.scale),
+        }
+        return value, figures
+
+    return module, fit("two_tower", module, loss, recipe, work)
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
+
+
+@torch.no_grad()
+def evaluate_attributes(
+    module: ev.Classifier | ev.AttributeReader, images: np.ndarray, labels: np.ndarray
+) -> dict[str, float]:
+    """Share of present attributes read right: "mean" over all of them, and one figure for each of `scenes.ATTRIBUTES`.
+
+    images (N, 64, 64, 3) uint8; labels (N, 14) int64. An attribute that no picture has is left out.
+    """
+    right = []
+    for i in range(0, len(images), 256):
+        x = scenes.to_float(images[i : i + 256]).to(_device(module))
+        right.append(ev.read_right([one.cpu() for one in module(x)], torch.from_numpy(labels[i : i + 256])))
+    table = torch.cat(right)
+    each = {
+        name: float(table[:, i].nanmean()) for i, name in enumerate(scenes.ATTRIBUTES) if not table[:, i].isnan().all()
+    }
+    return {"mean": float(table.nanmean()), **each}
+
+
+def evaluate_reader(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Accuracy of the attribute reader on pictures with known (or captioned) labels; see `evaluate_attributes`."""
+    return evaluate_attributes(reader, images, labels)
+
+
+def evaluate_classifier(classifier: ev.Classifier, images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Accuracy of the classifier; see `evaluate_attributes`."""
+    return evaluate_attributes(classifier, images, labels)
+
+
+@torch.no_grad()
+def evaluate_two_tower(
+    module: ev.TwoTower, images: np.ndarray, captions: list[str], labels: np.ndarray
+) -> dict[str, float]:
+    """Figures of the two-tower model on pictures (N, 64, 64, 3) uint8 with captions and labels (N, 14).
+
+    - top1: the share of pictures whose nearest of `RETRIEVAL` captions (disjoint groups, one of them their own)
+      describes their scene; a caption of an identical scene counts as right.
+    - edits_told: the share of captions that lie nearer to their picture than the same caption with one word wrong.
+    - own_cosine, other_cosine: mean cosine of a picture with its own caption and with the other captions of its group.
+    """
+    device = _device(module)
+    seen = torch.cat(
+        [module.embed_images(scenes.to_float(images[i : i + 256]).to(device)) for i in range(0, len(images), 256)]
+    )
+    ids = module.tokenize(captions)
+    edited = torch.from_numpy(
+        WordEdits(module.text.ids)(ids.numpy(), np.random.Generator(np.random.Philox(key=[0, 0])))
+    )
+    said, edited_said = (
+        torch.cat([module.embed_ids(some.to(device)) for some in table.split(256)]) for table in (ids, edited)
+    )
+    group = min(RETRIEVAL, len(images))
+    hits, own, other = [], [], []
+    for start in range(0, len(images) - group + 1, group):
+        rows = slice(start, start + group)
+        cosine = (seen[rows] @ said[rows].T).cpu()
+        nearest = cosine.argmax(1).numpy()
+        hits.append((labels[rows][nearest] == labels[rows]).all(1))
+        own.append(cosine.diagonal())
+        other.append(cosine[~torch.eye(group, dtype=torch.bool)])
+    told = (seen * said).sum(-1) > (seen * edited_said).sum(-1)
+    changed = (ids != edited).any(1).to(device)
+    return {
+        "top1": float(np.concatenate(hits).mean()),
+        "edits_told": float(told[changed].float().mean()),
+        "own_cosine": float(torch.cat(own).mean()),
+        "other_cosine": float(torch.cat(other).mean()),
+    }
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+def train_all(
+    world_train: Pictures,
+    world_validation: Pictures,
+    work: Path,
+    assets: Path = ASSETS,
+    device: torch.device | str = "cpu",
+) -> dict[str, float]:
+    """Train the evaluators whose files are missing in `assets`, write them, and measure every one as it was stored.
+
+    The reference statistics of the Fréchet distance (all of `world_validation`) are written beside the classifier, and
+    again whenever they are not of its weights. Returns flat figures such as "reader_accuracy" and "two_tower_top1".
+    `fid_of_real` is the distance of as many training pictures to that reference: what a perfect model would score.
+    """
+    figures: dict[str, float] = {}
+    train, held = world_train, world_validation
+    paths = {name: assets / name for name in (ev.CLASSIFIER, ev.READER, ev.TWO_TOWER)}
+
+    def keep(
+        module: ev.Classifier | ev.AttributeReader | ev.TwoTower, path: Path, name: str, last: dict[str, float]
+    ) -> None:
+        ev.save(module, path)
+        figures[f"{name}_seconds"] = last["seconds"]
+
+    if not paths[ev.CLASSIFIER].exists():
+        classifier, last = train_classifier(train.images, train.labels, CLASSIFIER_RECIPE, work, device)
+        keep(classifier, paths[ev.CLASSIFIER], "classifier", last)
+    classifier = ev.load(paths[ev.CLASSIFIER], ev.Classifier, device)
+    figures["classifier_accuracy"] = evaluate_classifier(classifier, held.images, held.labels)["mean"]
+
+    name = ev.backend(paths[ev.CLASSIFIER])
+    reference = Reference.load(assets / REFERENCE) if (assets / REFERENCE).exists() else None
+    if reference is None or reference.backend != name or reference.count != len(held.images):
+        reference = Reference.of(classifier, held.images, name)
+        reference.save(assets / REFERENCE)
+    figures["fid_of_real"] = distance(Reference.of(classifier, train.images[: len(held.images)], name), reference)
+
+    if not paths[ev.READER].exists():
+        reader, last = train_reader(train.images, train.labels, READER_RECIPE, work, device)
+        keep(reader, paths[ev.READER], "reader", last)
+    reader = ev.load(paths[ev.READER], ev.AttributeReader, device)
+    for attribute, value in evaluate_reader(reader, held.images, held.labels).items():
+        figures["reader_accuracy" if attribute == "mean" else f"reader_accuracy_{attribute}"] = value
+
+    if not paths[ev.TWO_TOWER].exists():
+        towers, last = train_two_tower(train.images, train.captions, TWO_TOWER_RECIPE, work, device, train.labels)
+        keep(towers, paths[ev.TWO_TOWER], "two_tower", last)
+    towers = ev.load(paths[ev.TWO_TOWER], ev.TwoTower, device)
+    figures |= {
+        f"two_tower_{k}": v for k, v in evaluate_two_tower(towers, held.images, held.captions, held.labels).items()
+    }
+    return figures

@@ -1,0 +1,102 @@
+"""Training of a VQ tokenizer: pixel loss, commitment, a codebook that follows the encoder, dead codes re-seeded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specbench.data import scenes
+from specbench.models.vq import VQModel
+from specbench.training.trainer import Recipe, fit
+
+
+class _Trainer(nn.Module):
+    """The model and the running statistics of its codebook (so that both are resumed)."""
+
+    count: Tensor
+    total: Tensor
+    fresh: Tensor
+
+    def __init__(self, vq: VQModel) -> None:
+        super().__init__()
+        self.vq = vq
+        size, dim = vq.quantize.embedding.weight.shape
+        vq.quantize.embedding.weight.requires_grad_(False)  # moved by averages, not by gradients
+        with torch.no_grad():
+            vq.quantize.embedding.weight.copy_(F.normalize(torch.randn(size, dim), dim=-1))
+        self.register_buffer("count", torch.ones(size))
+        self.register_buffer("total", vq.quantize.embedding.weight.detach().clone())
+        self.register_buffer("fresh", torch.zeros(size, dim))  # recent encoder outputs, to seed dead codes with
+
+
+def train(
+    vq: VQModel, images: np.ndarray, recipe: Recipe, work: Path, decay: float = 0.98, commitment: float = 0.5
+) -> dict[str, float]:
+    """Train `vq` on uint8 images (N, H, W, 3). Returns the last figures (PSNR in dB, perplexity of the codes)."""
+    t = _Trainer(vq)
+    device = next(vq.parameters()).device
+    t.to(device)
+    size = vq.quantize.embedding.weight.shape[0]
+    latest: dict[str, Tensor] = {}
+
+    def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
+        picks = np.sort(rng.integers(0, len(images), recipe.batch))
+        x = scenes.to_float(images[picks]).to(device)
+        z = F.normalize(vq.pre_quant(x).float().permute(0, 2, 3, 1), dim=-1)
+        codes = vq.quantize.nearest(z)
+        e = vq.quantize.codebook[codes]
+        latest.update(z=z.detach().reshape(-1, z.shape[-1]), codes=codes.reshape(-1))
+        through = z + (e - z).detach()
+        y = vq.decode_latent(through.permute(0, 3, 1, 2).contiguous())  # channels-last norms are slow on CPUs
+        mse = F.mse_loss(y.float(), x)
+        usage = torch.bincount(codes.reshape(-1), minlength=size).float()
+        p = usage / usage.sum()
+        figures = {
+            "psnr": float(10 * torch.log10(4 / mse.detach())),
+            "code_perplexity": float(torch.exp(-(p * (p + 1e-9).log()).sum())),
+        }
+        return mse + commitment * (z - e.detach()).pow(2).sum(-1).mean() * 0.1 + 0.02 * F.l1_loss(y.float(), x), figures
+
+    def upkeep(step: int) -> None:
+        z, codes = latest["z"], latest["codes"]
+        n = torch.bincount(codes, minlength=size).float()
+        s = torch.zeros_like(t.total).index_add_(0, codes, z)
+        t.count.lerp_(n, 1 - decay)
+        t.total.lerp_(s, 1 - decay)
+        pick = np.random.Generator(np.random.Philox(key=[recipe.seed + 1, step])).integers(0, len(z), size)
+        t.fresh.copy_(z[torch.as_tensor(pick, device=device)])
+        if step % 20 == 19 and step < 0.8 * recipe.steps:
+            dead = t.count < 0.02 * len(codes) / size
+            t.total[dead], t.count[dead] = t.fresh[dead], 1.0
+        vq.quantize.embedding.weight.copy_(F.normalize(t.total, dim=-1))
+
+    return fit("tokenizer", t, loss, recipe, work, upkeep)
+
+
+@torch.no_grad()
+def encode_all(vq: VQModel, images: np.ndarray, batch: int = 256) -> np.ndarray:
+    """Codes (N, h*w) int16 of uint8 images, computed once and kept."""
+    device = next(vq.parameters()).device
+    out = []
+    for i in range(0, len(images), batch):
+        with torch.autocast(device.type, torch.bfloat16):
+            out.append(vq.encode(scenes.to_float(images[i : i + batch]).to(device)).to(torch.int16).cpu().numpy())
+    return np.concatenate(out)
+
+
+@torch.no_grad()
+def evaluate(vq: VQModel, images: np.ndarray) -> dict[str, float]:
+    """PSNR in dB (mean over images) and the share of codes used, in float32."""
+    device = next(vq.parameters()).device
+    psnr, used = [], torch.zeros(vq.cfg.codebook_size, dtype=torch.bool)
+    for i in range(0, len(images), 128):
+        x = scenes.to_float(images[i : i + 128]).to(device)
+        codes = vq.encode(x)
+        y = vq.decode(codes).clamp(-1, 1)
+        psnr.append(10 * torch.log10(4 / (x - y).pow(2).mean((1, 2, 3))).cpu())
+        used[codes.reshape(-1).cpu().unique()] = True
+    return {"psnr_db": float(torch.cat(psnr).mean()), "codes_used": float(used.float().mean())}

@@ -1,0 +1,143 @@
+"""A small, resumable training loop. It knows nothing of images: a stage is a module, a loss and a recipe.
+
+Every step draws its batch from a generator seeded by (recipe seed, step), so a run that was killed continues with the
+batches it would have seen.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one stage is trained. `steps` counts optimiser steps; `lr` is the peak after `warmup` steps, then a cosine to
+    5 %."""
+
+    steps: int
+    batch: int
+    lr: float
+    warmup: int = 200
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 1.0
+    ema: float = 0.0  # decay of a shadow copy that replaces the weights at the end; 0 = none
+    seed: int = 0
+    save_every: int = 250
+
+    def lr_at(self, step: int) -> float:
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        t = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, t))))
+
+
+#: loss(step) -> (scalar loss, figures to log)
+Loss = Callable[[np.random.Generator], tuple[Tensor, dict[str, float]]]
+
+
+def batch_rng(recipe: Recipe, step: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=[recipe.seed, step]))
+
+
+def _save(path: Path, state: dict) -> None:
+    tmp = path.with_suffix(".tmp")
+    torch.save(state, tmp)
+    os.replace(tmp, path)
+
+
+def fit(
+    name: str,
+    module: nn.Module,
+    loss: Loss,
+    recipe: Recipe,
+    work: Path,
+    after_step: Callable[[int], None] | None = None,
+) -> dict[str, float]:
+    """Train `module` in place; resume from `work/<name>.pt` where it exists. Returns the last logged figures.
+
+    `after_step(step)` runs without gradients after each optimiser step (codebook upkeep and the like). The loss curve
+    is appended to `work/<name>.csv`.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    path = work / f"{name}.pt"
+    device = next(module.parameters()).device
+    params = [p for p in module.parameters() if p.requires_grad]
+    decay = [p for p in params if p.dim() >= 2]
+    rest = [p for p in params if p.dim() < 2]
+    optimiser = torch.optim.AdamW(
+        [{"params": decay, "weight_decay": recipe.weight_decay}, {"params": rest, "weight_decay": 0.0}],
+        lr=recipe.lr,
+        betas=recipe.betas,
+        fused=True,
+    )
+    shadow = [p.detach().clone() for p in params] if recipe.ema else []
+    start, figures, seconds = 0, {}, 0.0
+    if path.exists():
+        state = torch.load(path, map_location=device, weights_only=True)
+        module.load_state_dict(state["module"])
+        optimiser.load_state_dict(state["optimiser"])
+        shadow, start, figures, seconds = state["shadow"], state["step"], state["figures"], state["seconds"]
+    began = time.perf_counter()
+    module.train()
+    progress = tqdm(
+        range(start, recipe.steps),
+        initial=start,
+        total=recipe.steps,
+        desc=name,
+        mininterval=5,
+        disable=start >= recipe.steps,
+    )
+    for step in progress:
+        for group in optimiser.param_groups:
+            group["lr"] = recipe.lr_at(step)
+        # bf16 on both kinds of device: CPUs with matrix units gain as much from it as GPUs
+        with torch.autocast(device.type, torch.bfloat16):
+            value, logged = loss(batch_rng(recipe, step))
+        optimiser.zero_grad(set_to_none=True)
+        value.backward()
+        norm = nn.utils.clip_grad_norm_(params, recipe.clip)
+        if not torch.isfinite(norm):
+            raise FloatingPointError(f"{name}: gradient is not finite at step {step}; lower the learning rate")
+        optimiser.step()
+        with torch.no_grad():
+            if recipe.ema:
+                d = min(recipe.ema, (1 + step) / (10 + step))
+                torch._foreach_lerp_(shadow, [p.data for p in params], 1 - d)
+            if after_step is not None:
+                after_step(step)
+        done = step + 1
+        if done % 50 == 0 or done == recipe.steps:
+            figures = {k: float(v) for k, v in logged.items()}
+            progress.set_postfix({k: f"{v:.3f}" for k, v in figures.items()}, refresh=False)
+            _log(work / f"{name}.csv", {"step": done, "lr": recipe.lr_at(step), **figures})
+        if done % recipe.save_every == 0 or done == recipe.steps:
+            spent = seconds + time.perf_counter() - began
+            state = {"module": module.state_dict(), "optimiser": optimiser.state_dict(), "shadow": shadow}
+            _save(path, {**state, "step": done, "figures": figures, "seconds": spent})
+    if recipe.ema and shadow:
+        with torch.no_grad():
+            for p, s in zip(params, shadow, strict=True):
+                p.copy_(s)
+    module.eval()
+    return {**figures, "seconds": seconds + time.perf_counter() - began, "images": recipe.steps * recipe.batch}
+
+
+def _log(path: Path, row: dict[str, float]) -> None:
+    new = not path.exists()
+    with path.open("a", newline="") as f:
+        writer = csv.DictWriter(f, fieldnames=list(row))
+        if new:
+            writer.writeheader()
+        writer.writerow(row)

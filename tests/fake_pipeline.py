@@ -1,0 +1,81 @@
+"""A pipeline without a model: it decodes at once, or slowly, and its images depend on (seed, prompt index) alone.
+
+Run as a program it is the victim of the kill test: `python fake_pipeline.py OUT SECONDS_PER_IMAGE OVERRIDE...`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+TOKENS = 16  # per image, a 4x4 grid
+SIDE = 8
+
+
+@dataclass
+class Decoded:
+    tokens: torch.Tensor
+    steps: torch.Tensor
+    drafted: torch.Tensor
+    accepted: torch.Tensor
+    seconds: float
+
+
+class FakePipeline:
+    """`steps` of an image: TOKENS for vanilla, 4 + index % 4 for a method; one second of decode time a step."""
+
+    weights = "fake:0"
+    resolution = SIDE
+    tokens_per_image = TOKENS
+    device = torch.device("cpu")
+
+    def __init__(
+        self, cfg: Mapping[str, Any], delay: float = 0.0, log: Path | None = None, empty: bool = False
+    ) -> None:
+        self.model, self.cfg, self.delay, self.log = cfg["model"], cfg, delay, log
+        self.empty = empty or cfg["drafter"] == "none"
+        self.decoded: list[tuple[str, int]] = []  # (vanilla or method, prompt index), warm-up included
+
+    def encode(self, prompts: list[str]) -> list[str]:
+        return prompts
+
+    def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Decoded:
+        assert len(conditioning) == len(keys)
+        time.sleep(self.delay * len(keys))
+        self.decoded += [("vanilla" if self.empty else "method", index) for _, index in keys]
+        steps = [TOKENS if self.empty else 4 + index % 4 for _, index in keys]
+        rows = [
+            [b % 64 for b in hashlib.sha256(f"{prompt} {seed} {index} {self.empty}".encode()).digest()[:TOKENS]]
+            for prompt, (seed, index) in zip(conditioning, keys)
+        ]
+        drafted = torch.tensor([0 if self.empty else 5 * s for s in steps])
+        accepted = torch.tensor([TOKENS - s for s in steps])
+        return Decoded(torch.tensor(rows), torch.tensor(steps), drafted, accepted, float(sum(steps)))
+
+    def pixels(self, tokens: torch.Tensor) -> np.ndarray:
+        grid = tokens.reshape(-1, 4, 4).numpy().astype(np.uint8) * 4
+        return np.repeat(grid.repeat(2, 1).repeat(2, 2)[..., None], 3, axis=3)
+
+    def vanilla(self) -> FakePipeline:
+        twin = FakePipeline(self.cfg, self.delay, self.log, empty=True)
+        twin.decoded = self.decoded
+        return twin
+
+    def synchronize(self) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    from specbench import configuration
+    from specbench.run import execute
+
+    out, delay, *overrides = sys.argv[1:]
+    execute(configuration.compose(overrides), out, loader=lambda cfg: FakePipeline(cfg, float(delay)))

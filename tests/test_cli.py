@@ -1,0 +1,319 @@
+"""The command line: what it prints, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_pipeline import FakePipeline
+
+import specbench
+from specbench import cli, metrics, parameters, records, run
+from specbench._version import __version__
+from specbench.errors import UsageError
+
+ROOT = Path(specbench.__file__).parent.parent
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs a command line in an empty folder with the fake pipeline -> (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPECBENCH_DEBUG", raising=False)
+    monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
+    monkeypatch.setattr(run, "check", lambda cfg: None)
+
+    def run_it(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = cli.main(words)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run_it
+
+
+def python(code: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter, far from the repository."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd="/",
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_help_version_and_no_words(call: Call) -> None:
+    for words in (["--help"], ["-h"], ["help"], []):
+        code, out, _ = call(*words)
+        assert code == 0
+        assert all(f"\n  {name} " in out for name in ("run", "list", "tables", "train"))
+    assert call("--version") == (0, f"specbench {__version__}\n", "")
+
+
+def test_help_of_run_shows_the_choices_and_the_parameters(call: Call, tmp_path: Path) -> None:
+    code, out, err = call("run", "--help")
+    assert (code, err) == (0, "")
+    assert "method: cool_sd, eagle1, eagle_chain, sd, uniform_rsd, vanilla" in out
+    assert "\ndelta: 1.1\n" in out
+    code, out, _ = call("run", "method=sd", "window=3", "--help")
+    assert code == 0
+    assert "\nwindow: 3\n" in out
+    assert call("run", "--hydra-help")[0] == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
+    code, out, _ = call("run", "method=sd", "+seed=3", "--cfg", "job")
+    assert code == 0
+    assert "\nmethod: sd\n" in out
+    assert "seed: 3\n" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["walk"], "unknown command 'walk' (choose from: list, run, tables, train)"),
+        (["run", "--fast"], "unrecognized arguments: --fast (see specbench run --help)"),
+        (["run", "--cfg", "jo"], "invalid choice"),
+        (["run", "method=nope"], "unknown method 'nope' (choose from: cool_sd,"),
+        (["run", "method=nope", "--help"], "unknown method 'nope'"),
+        (["run", "model=nope"], "unknown model 'nope' (choose from: llamagen_scenes"),
+        (["run", "typo=1"], "unknown parameter 'typo'"),
+        (["run", "++typo=1"], "unknown parameter 'typo'"),
+        (
+            ["run", "method=eagle1", "delta=2"],
+            "method 'eagle1' (drafter eagle_tree, rule exact) has no parameter 'delta'",
+        ),
+        (["run", "delta=0"], "delta must be a number above 0 (got 0)"),
+        (["run", "delta=1,2"], "add -m"),
+        (["run", "delta=["], "cannot read 'delta=['"),
+        (["run", "n=0"], "n must be a whole number of at least 1"),
+        (["run", "weights=/not/there"], "there is no folder '/not/there'"),
+        (["run", "n=1", "out=/dev/null/x"], "cannot write into /dev/null/x (Not a directory)"),
+        (["run", "-m", "n=1", "delta=1,2", "out=/dev/null/x"], "cannot write into /dev/null/x (Not a directory)"),
+        (["run", "-m", "delta=1,0"], "job delta=0: delta must be"),
+        (["run", "-m", "method=sd,nope"], "job method=nope: unknown method 'nope'"),
+        (["run", "-m", "n=1", "out=a,b"], "out= names the folder of the whole grid"),
+        (["list", "colours"], "unknown group 'colours' (choose from: data, drafters"),
+        (["list", "--loud"], "unrecognized arguments: --loud"),
+    ],
+)
+def test_a_mistake_costs_one_sentence_and_exit_code_2(
+    words: list[str], sentence: str, call: Call, tmp_path: Path
+) -> None:
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.startswith("specbench: ")
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []  # nothing was begun
+
+
+def test_a_run_and_the_same_again(call: Call, tmp_path: Path) -> None:
+    words = ("run", "metrics=none", "n=2", "method=cool_sd", "delta=1.1", "out=here")
+    code, out, _ = call(*words)
+    assert code == 0
+    assert "accepted length  3.60 ± 0.57" in out
+    assert "here/row.csv" in out
+    assert "here/contact_sheet.png" in out
+    before = (tmp_path / "here/row.csv").read_bytes()
+    code, out, _ = call(*words)
+    assert code == 0
+    assert "nothing left to do: 2 images and their row are in here" in out
+    assert (tmp_path / "here/row.csv").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["here"]  # Hydra writes nothing
+    code, _, err = call("run", "metrics=none", "n=2", "delta=2", "out=here")
+    assert code == 2
+    assert "delta=1.1, not delta=2.0" in err
+
+
+def test_a_run_without_out_has_a_folder_under_runs(call: Call, tmp_path: Path) -> None:
+    assert call("run", "metrics=none", "n=1")[0] == 0
+    [row] = tmp_path.glob("runs/*/*/row.csv")
+    assert records.read_rows(row)[0]["n"] == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["runs"]
+
+
+def test_a_folder_may_have_any_name(call: Call, tmp_path: Path) -> None:
+    assert call("run", "metrics=none", "n=1", "out='a, b = [c]'")[0] == 0
+    assert (tmp_path / "a, b = [c]" / "row.csv").exists()
+    assert call("run", "-m", "metrics=none", "n=1", "delta=1,2", "out='it\\'s, {d}'")[0] == 0
+    assert (tmp_path / "it's, {d}" / "delta=2" / "row.csv").exists()
+
+
+def test_a_grid_has_a_folder_for_each_job(call: Call, tmp_path: Path) -> None:
+    words = ("run", "-m", "metrics=none", "n=1", "delta=1.1,2", "nu=0.5,0.7", "out=grid")
+    code, out, err = call(*words)
+    assert code == 0
+    assert "4 jobs in grid" in err
+    assert out.count("accepted length") == 4
+    found = {row.parent.name: records.read_rows(row)[0] for row in tmp_path.glob("grid/*/row.csv")}
+    assert {name: (row["delta"], row["nu"]) for name, row in found.items()} == {
+        "delta=1.1,nu=0.5": (1.1, 0.5),
+        "delta=1.1,nu=0.7": (1.1, 0.7),
+        "delta=2,nu=0.5": (2.0, 0.5),
+        "delta=2,nu=0.7": (2.0, 0.7),
+    }
+    assert call(*words)[1].count("nothing left to do") == 4
+    assert call("run", "n=1", "metrics=none", "out=grid")[0] == 2  # no run of its own
+    assert call("run", "-m", "n=1,2", "metrics=none", "out=grid/delta=2,nu=0.5")[0] == 2
+
+
+def test_an_experiment_is_a_grid(call: Call, tmp_path: Path) -> None:
+    assert call("run", "-m", "experiment=coolsd_delta", "n=1", "metrics=none", "out=sweep")[0] == 0
+    assert {p.parent.name for p in tmp_path.glob("sweep/*/row.csv")} == {f"delta={d}" for d in ("1.1", "1.5", 2, 3, 4)}
+
+
+def test_a_job_that_fails_does_not_stop_the_grid(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(cfg: Any) -> FakePipeline:
+        if cfg["delta"] == 2:
+            raise UsageError("no such thing")
+        if cfg["delta"] == 3:
+            raise RuntimeError("out of luck")
+        return FakePipeline(cfg)
+
+    monkeypatch.setattr(run, "_load_pipeline", load)
+    code, _, err = call("run", "-m", "metrics=none", "n=1", "delta=1,2,4", "out=grid")
+    assert code == 2
+    assert "specbench: no such thing\n" in err
+    assert "1 of 3 jobs failed" in err
+    assert "specbench run -m metrics=none n=1 delta=1,2,4 out=grid" in err
+    assert {p.parent.name for p in tmp_path.glob("grid/*/row.csv")} == {"delta=1", "delta=4"}
+    code, _, err = call("run", "-m", "metrics=none", "n=1", "delta=3,4", "out=grid")
+    assert code == 1
+    assert "RuntimeError: out of luck" in err
+    assert "Traceback" not in err
+    assert "RuntimeError: out of luck" in (tmp_path / "grid/delta=3/run.log").read_text()  # with its traceback
+
+
+def test_a_defect_costs_one_sentence_and_debug_shows_where(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(cfg: Any) -> FakePipeline:
+        raise RuntimeError("out\nof luck")
+
+    monkeypatch.setattr(run, "_load_pipeline", load)
+    code, _, err = call("run", "metrics=none", "n=1", "out=here")
+    assert code == 1
+    assert err.splitlines()[-1] == "specbench: RuntimeError: out of luck (SPECBENCH_DEBUG=1 shows where)"
+    assert "Traceback" not in err
+    monkeypatch.setenv("SPECBENCH_DEBUG", "1")
+    with pytest.raises(RuntimeError):
+        call("run", "metrics=none", "n=1", "out=here")
+    with pytest.raises(UsageError):
+        call("run", "n=0")
+
+
+VICTIM = """
+import sys
+sys.path.insert(0, {tests!r})
+from fake_pipeline import FakePipeline
+from specbench._version import __version__
+from specbench import cli, run
+run._load_pipeline = lambda cfg: FakePipeline(cfg, 0.05)
+run.check = lambda cfg: None
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("words", [["run"], ["run", "-m", "delta=1,2"]])
+def test_ctrl_c_says_how_to_go_on(words: list[str], tmp_path: Path) -> None:
+    code = VICTIM.format(tests=str(Path(__file__).parent))
+    stopped = subprocess.Popen(
+        [sys.executable, "-c", code, *words, "metrics=none", "n=500"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.rglob("images/*.png")):
+        assert time.monotonic() < deadline
+        assert stopped.poll() is None
+        time.sleep(0.01)
+    stopped.send_signal(signal.SIGINT)
+    _, err = stopped.communicate(timeout=60)
+    assert stopped.returncode == 130
+    assert "Traceback" not in err
+    [folder] = tmp_path.glob("runs/*/*")
+    last = err.splitlines()[-1]
+    assert " of 500 images" in last
+    flags = "-m delta=1,2 " if "-m" in words else ""
+    assert last.endswith(f"; to go on: specbench run {flags}metrics=none n=500 out={folder.relative_to(tmp_path)}")
+
+
+# --- list -------------------------------------------------------------------------------------------------------------
+
+
+def test_list_shows_every_choice_with_its_line(call: Call) -> None:
+    code, out, _ = call("list")
+    assert code == 0
+    for group in ("model", "method", "drafter", "rule", "data", "metrics"):
+        for name in parameters.choices(group):
+            assert f"\n  {name} " in out
+    code, out, _ = call("list", "methods")
+    assert out.splitlines()[0] == "methods"
+    assert len(out.splitlines()) == 1 + len(parameters.choices("method"))
+    assert call("list", "method") == (code, out, "")
+    assert call("list", "--help")[0] == 0
+
+
+def test_list_tells_whether_weights_are_here(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "ASSETS", tmp_path)
+    for kind in ("target", "tokenizer", "text"):
+        (tmp_path / f"scenes_{kind}.safetensors").touch()
+    found = json.loads(call("list", "models", "drafters", "rules", "--json")[1])
+    weights = {entry["name"]: entry["weights"] for entries in found.values() for entry in entries}
+    assert weights["llamagen_scenes"] is True
+    assert weights["eagle_tree"] is False
+    assert weights["none"] is weights["cool"] is None
+    assert "[weights here]" in call("list", "models")[1]
+    assert "[weights absent]" in call("list", "drafters")[1]
+    assert all(set(entry) == {"name", "line", "weights"} and entry["line"] for entry in found["drafters"])
+
+
+# --- start-up ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["list"], ["list", "--json"], ["run", "delta=0"]])
+def test_torch_stays_out_and_any_folder_will_do(words: list[str]) -> None:
+    done = python(
+        "import sys; from specbench import cli; cli.main(sys.argv[1:]); sys.exit('torch' in sys.modules)", *words
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_second_run_needs_no_torch(call: Call, tmp_path: Path) -> None:
+    words = ("run", "metrics=none", "n=1", f"out={tmp_path}/here")
+    assert call(*words)[0] == 0
+    done = python(
+        "import sys; from specbench import cli; cli.main(sys.argv[1:]); sys.exit('torch' in sys.modules)", *words
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nothing left to do" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "completions"),
+    [
+        ("specbench ", {"run", "list", "tables", "train"}),
+        ("specbench l", {"list"}),
+        ("specbench run method=", {f"method={name}" for name in parameters.choices("method")}),
+        ("specbench list ", set()),
+    ],
+)
+def test_completion(line: str, completions: set[str]) -> None:
+    code = "import sys; from specbench import cli; sys.exit(cli.main(sys.argv[1:]))"
+    done = python(code, "-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line)))
+    assert (done.returncode, set(done.stdout.split())) == (0, completions)

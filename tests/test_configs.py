@@ -1,0 +1,250 @@
+"""Every shipped configuration composes, and has the parameters that its parts declare."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbench import configuration, parameters, records
+from specbench.errors import UsageError
+
+METHODS, RULES, DRAFTERS = (list(parameters.choices(group)) for group in ("method", "rule", "drafter"))
+
+#: What the presets of the issue name: method -> (drafter, rule).
+PRESETS = {
+    "vanilla": ("none", "exact"),
+    "sd": ("draft_model", "exact"),
+    "eagle1": ("eagle_tree", "exact"),
+    "eagle_chain": ("eagle", "exact"),
+    "uniform_rsd": ("eagle_tree", "uniform"),
+    "cool_sd": ("eagle_tree", "cool"),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_preset_names_its_drafter_and_rule(method: str) -> None:
+    cfg = configuration.compose([f"method={method}"])
+    assert (cfg["method"], cfg["drafter"], cfg["rule"]) == (method, *PRESETS[method])
+
+
+@pytest.mark.parametrize(("rule", "drafter"), list(itertools.product(RULES, DRAFTERS)))
+def test_every_combination_composes_and_the_command_line_wins(rule: str, drafter: str) -> None:
+    for method in METHODS:
+        cfg = configuration.compose([f"method={method}", f"rule={rule}", f"drafter={drafter}"])
+        assert (cfg["method"], cfg["rule"], cfg["drafter"]) == (method, rule, drafter)
+        assert set(cfg) == set(parameters.parameters_of(cfg))
+        assert ("delta" in cfg) == (rule != "exact")
+        assert ("window" in cfg) == (drafter in ("draft_model", "eagle"))
+        assert ("tree" in cfg) == (drafter == "eagle_tree")
+
+
+@pytest.mark.parametrize(
+    "group", [g for g in parameters.groups() if g not in ("method", "rule", "drafter", "experiment")]
+)
+def test_every_choice_of_the_other_groups_composes(group: str) -> None:
+    for choice in parameters.choices(group):
+        cfg = configuration.compose([f"{group}={choice}"])
+        assert group == "metrics" or cfg[group] == choice
+
+
+@pytest.mark.parametrize("experiment", list(parameters.choices("experiment")))
+def test_every_experiment_is_a_valid_grid(experiment: str) -> None:
+    assert len(configuration.grid([f"experiment={experiment}"], multirun=True)) > 1
+
+
+def test_the_defaults() -> None:
+    cfg = configuration.compose()
+    assert cfg["out"] is None
+    del cfg["out"]
+    assert cfg == {
+        "model": "llamagen_scenes",
+        "weights": "embedded",
+        "method": "cool_sd",
+        "drafter": "eagle_tree",
+        "rule": "cool",
+        "tree": "mc_sim_7b_63",
+        "delta": 1.1,
+        "nu": 0.7,
+        "schedule": "exponential",
+        "floor": 0.0,
+        "resample": "optimal",
+        "temperature": 1.0,
+        "top_k": None,
+        "top_p": 1.0,
+        "cfg_scale": 3.0,
+        "data": "scenes",
+        "split": "validation",
+        "seed": 0,
+        "n": 16,
+        "batch": 1,
+        "device": "auto",
+        "dtype": "float32",
+        "engine": "eager",
+        "metrics": ["fid", "clip_score", "image_reward"],
+        "baseline": True,
+        "warmup": 1,
+    }
+
+
+def test_every_choice_has_a_line_and_every_parameter_is_documented() -> None:
+    for group in parameters.groups():
+        for choice, line in parameters.choices(group).items():
+            assert line, f"{group}/{choice} has no comment that says what it is"
+            if group in parameters.PARTS:
+                assert parameters.declared(group, choice) <= set(parameters.TABLE)
+    assert parameters.common() <= set(parameters.TABLE)
+
+
+def test_the_registry_and_conf_have_the_same_names() -> None:
+    from specbench import registry
+
+    assert set(parameters.choices("model")) == set(registry.MODELS)
+    assert set(DRAFTERS) == set(registry.DRAFTERS)
+    assert set(RULES) == set(registry.RULES)
+
+
+def test_every_metric_has_columns() -> None:
+    assert set(parameters.declared("metrics", "scenes")) <= set(records.METRICS)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "metrics"),
+    [("metrics=none", []), ("metrics=[fid,clip_score]", ["fid", "clip_score"]), ("metrics=fid", ["fid"])],
+)
+def test_metrics_are_chosen_by_name(overrides: str, metrics: list[str]) -> None:
+    assert configuration.compose([overrides])["metrics"] == metrics
+
+
+def test_equal_values_are_one_configuration() -> None:
+    assert (
+        configuration.compose(["delta=2"])
+        == configuration.compose(["delta=2.0"])
+        == configuration.compose(["+delta=2"])
+    )
+
+
+def test_what_a_preset_sets_for_an_exchanged_part_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        parameters, "declared", lambda group, name: frozenset({"delta"} if group == "method" else {"seed"})
+    )
+    cfg = {"method": "cool_sd", "seed": 1, "delta": 2.0}
+    assert parameters.settle(cfg) == {"seed": 1, "method": "cool_sd"} | parameters.settle(cfg)
+    assert "delta" not in parameters.settle(cfg)
+    assert parameters.settle(cfg, given=["delta"])["delta"] == 2.0  # the user's own word is judged, not dropped
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("delta=0", "delta must be a number above 0 (got 0)"),
+        ("delta=-1", "delta must be a number above 0 (got -1)"),
+        ("delta=nan", "delta must be"),
+        ("delta=inf", "delta must be"),
+        ("delta=abc", "delta must be a number above 0 (got 'abc')"),
+        ("delta=true", "delta must be"),
+        ("delta=null", "delta must be a number above 0 (got null)"),
+        ("nu=-0.1", "nu must be"),
+        ("floor=-1", "floor must be"),
+        ("schedule=steep", "schedule must be one of exponential, linear"),
+        ("resample=other", "resample must be one of optimal, vanilla"),
+        ("n=0", "n must be a whole number of at least 1 (got 0)"),
+        ("n=1.5", "n must be a whole number"),
+        ("n=true", "n must be a whole number"),
+        ("batch=0", "batch must be"),
+        ("seed=-1", "seed must be"),
+        ("warmup=-1", "warmup must be"),
+        ("baseline=1", "baseline must be true or false"),
+        ("top_k=0", "top_k must be a whole number of at least 1, or null (off)"),
+        ("top_k=-3", "top_k must be"),
+        ("top_p=0", "top_p must be a number above 0 and at most 1"),
+        ("top_p=1.1", "top_p must be"),
+        ("cfg_scale=-1", "cfg_scale must be"),
+        ("temperature=-0.5", "temperature must be"),
+        ("device=tpu", "device must be auto, cpu, cuda or cuda:N"),
+        ("dtype=int8", "dtype must be one of"),
+        ("split=test", "split must be one of train, validation"),
+        ("tree=[[0],[]]", "tree must be"),
+        ("tree=[[0],[-1]]", "tree must be"),
+        ("tree=7", "tree must be"),
+        ("weights=/nowhere/at/all", "there is no folder '/nowhere/at/all'"),
+        ("method=nope", "unknown method 'nope' (choose from: cool_sd,"),
+        ("model=nope", "unknown model 'nope' (choose from: llamagen_scenes"),
+        ("drafter=null", "unknown drafter 'null'"),
+        ("metrics=[fid,nope]", "unknown metric 'nope'"),
+        ("typo=1", "unknown parameter 'typo'"),
+        ("+typo=1", "unknown parameter 'typo'"),
+        ("++typo=1", "unknown parameter 'typo'"),
+        ("delt=1", "did you mean 'delta'?"),
+        ("model.width=1", "unknown parameter 'model.width'"),
+        ("~delta", "cannot be taken away"),
+        ("delta=1,2", "add -m"),
+        ("experiment=coolsd_delta", "add -m"),
+        ("delta=[", "cannot read 'delta=['"),
+        ("delta", "cannot read 'delta'"),
+        ("delta=${nothing}", "'nothing' not found"),
+        ("window=3", "has no parameter 'window' (it belongs to drafter draft_model (method sd) and drafter eagle"),
+        ("hydra/launcher=nope", "Could not find 'hydra/launcher/nope'"),
+    ],
+)
+def test_a_bad_word_costs_one_sentence(word: str, sentence: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        configuration.grid([word], multirun=False)
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_windows_of_chains_are_at_least_one() -> None:
+    with pytest.raises(UsageError, match="window must be a whole number of at least 1"):
+        configuration.compose(["method=sd", "window=0"])
+
+
+def test_a_parameter_of_another_rule_says_whose_it_is_and_what_there_is() -> None:
+    with pytest.raises(UsageError) as raised:
+        configuration.compose(["method=eagle1", "delta=1.1"])
+    assert "method 'eagle1'" in str(raised.value)
+    assert "rule cool (method cool_sd) and rule uniform (method uniform_rsd)" in str(raised.value)
+    assert "this choice has: weights, tree, temperature" in str(raised.value)
+    with pytest.raises(UsageError, match="no parameter 'delta'"):  # although the preset's own rule has it
+        configuration.compose(["method=cool_sd", "rule=exact", "delta=1.1"])
+
+
+def test_grids() -> None:
+    deltas = [cfg["delta"] for cfg in configuration.grid(["delta=range(1,3,0.5)"], multirun=True)]
+    assert deltas == [1.0, 1.5, 2.0, 2.5]
+    jobs = configuration.grid(["delta=1.1,2", "nu=0.5,0.7"], multirun=True)
+    assert [(cfg["delta"], cfg["nu"]) for cfg in jobs] == [(1.1, 0.5), (1.1, 0.7), (2.0, 0.5), (2.0, 0.7)]
+    jobs = configuration.grid(["experiment=coolsd_delta", "delta=3"], multirun=True)  # the command line wins
+    assert [cfg["delta"] for cfg in jobs] == [3.0]
+    with pytest.raises(UsageError, match=r"job method=eagle1 delta=1: .* has no parameter 'delta'"):
+        configuration.grid(["method=cool_sd,eagle1", "delta=1,2"], multirun=True)
+    with pytest.raises(UsageError, match="given 2 times"):
+        configuration.grid(["delta=1", "delta=2"], multirun=True)
+    with pytest.raises(UsageError, match="has no list of values"):
+        configuration.grid(["delta=interval(1,2)"], multirun=True)
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True) | st.integers() | st.booleans() | st.text() | st.none())
+def test_a_checked_number_is_always_in_range(value: object) -> None:
+    try:
+        delta = parameters.check("delta", value)
+    except UsageError:
+        assert not (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf)
+    else:
+        assert isinstance(delta, float)
+        assert 0 < delta < math.inf
+
+
+def test_a_huge_whole_number_is_no_crash() -> None:
+    with pytest.raises(UsageError, match="delta must be"):
+        parameters.check("delta", 10**400)
+
+
+def test_validate_refuses_what_is_missing() -> None:
+    cfg = configuration.compose()
+    del cfg["seed"], cfg["n"]
+    with pytest.raises(UsageError, match="lacks seed and n"):
+        parameters.validate(cfg)

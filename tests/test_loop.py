@@ -1,0 +1,166 @@
+"""The decode loop against models whose law is known in full."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+
+from specbench.audit.tabular import TabularDrafter, TabularTarget, codes, random_tables, sequence_law
+from specbench.audit.theorem import round_figures
+from specbench.decoding import rules
+from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.loop import decode
+from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.trees import chain_paths, parse
+
+P = random_tables(4, 4, seed=1, sharpness=1.5)
+Q = random_tables(4, 4, seed=2, sharpness=1.5, near=P, distance=0.6)
+COUNT = 40_000
+PLAIN = Sampling()
+TREES = {
+    "chain of 3": chain_paths(3),
+    "wide": parse("[[0],[1],[2]]"),
+    "bushy": parse("[[0],[1],[0,0],[0,1],[1,0],[0,0,0],[0,1,0]]"),
+}
+
+
+def run(drafter, rule, count=COUNT, sampling=PLAIN, seed=0, target=P):
+    return decode(TabularTarget(target), drafter, rule, sampling, None, Streams([(seed, i) for i in range(count)]))
+
+
+def fit(tokens, law) -> float:
+    """p-value of a chi-square test, cells of small expectation pooled."""
+    seen = torch.bincount(codes(tokens, 4), minlength=len(law)).double()
+    expected = law * len(tokens)
+    small = expected < 5
+    observed = torch.cat([seen[~small], seen[small].sum()[None]])
+    wanted = torch.cat([expected[~small], expected[small].sum()[None]])
+    assert observed[wanted == 0].sum() == 0, "a token of probability zero was drawn"
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    return float(stats.chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue)
+
+
+# One test in ten thousand would fail by chance; the seeds are fixed, so none does by accident.
+ALPHA = 1e-4
+
+
+def test_vanilla_has_the_targets_law_and_one_token_a_step():
+    out = run(NoDraft(), rules.exact())
+    assert fit(out.tokens, sequence_law(P)) > ALPHA
+    assert out.steps.eq(4).all()
+    assert out.drafted.eq(0).all()
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_the_exact_rule_is_lossless_on_every_tree(name):
+    out = run(TabularDrafter(Q, TREES[name]), rules.exact())
+    assert fit(out.tokens, sequence_law(P)) > ALPHA
+    assert out.steps.float().mean() < 4  # and it does save steps
+
+
+def test_a_wrong_residual_is_caught():
+    class Broken(rules.Relaxed):
+        def residual(self, r, q, token, depth):
+            return r
+
+    assert fit(run(TabularDrafter(Q, TREES["chain of 3"]), Broken("broken", [1.0])).tokens, sequence_law(P)) < 1e-6
+
+
+def test_the_exact_rule_is_lossless_when_candidates_are_chosen_not_drawn():
+    class Chosen(TabularDrafter):
+        def propose(self, state, history, count, step):
+            draft = super().propose(state, history, count, step)
+            draft.drawn = torch.zeros_like(draft.valid)
+            return draft
+
+    # the token a chosen candidate holds must not depend on the target's randomness, only on the prefix; here it comes
+    # from the drafter's own stream, which is as good
+    assert fit(run(Chosen(Q, TREES["bushy"]), rules.exact()).tokens, sequence_law(P)) > ALPHA
+
+
+def test_filters_apply_to_target_and_draft_alike():
+    sampling = Sampling(temperature=0.7, top_k=3, top_p=0.9)
+    filtered = [sampling.law(t.log()) for t in P]
+    out = run(TabularDrafter(Q, TREES["bushy"]), rules.exact(), sampling=sampling)
+    assert fit(out.tokens, sequence_law(filtered)) > ALPHA
+
+
+def test_greedy_equals_the_greedy_target_under_every_draft():
+    greedy = Sampling(temperature=0)
+    wanted = run(NoDraft(), rules.exact(), 8, greedy).tokens
+    for tree in TREES.values():
+        assert torch.equal(run(TabularDrafter(Q, tree), rules.exact(), 8, greedy).tokens, wanted)
+
+
+RELAXED = {
+    "exact": rules.exact(),
+    "uniform": rules.uniform(1.4),
+    "cool": rules.cool(1.1, 3),
+    "cool, vanilla residual": rules.cool(1.1, 3, resample="vanilla"),
+    "cool, linear": rules.cool(1.3, 3, schedule="linear"),
+    "cool, floored": rules.cool(1.1, 3, nu=2.0, floor=1.0),
+}
+
+
+@pytest.mark.parametrize("name", RELAXED)
+def test_theorem_2(name):
+    """Expected accepted length (Eq. 7) and the bound on total variation (Eq. 8) of one round, the rest being the
+    target's own."""
+    rule = RELAXED[name]
+    expected, bound = round_figures(P, Q, rule, 3)
+    out = run(TabularDrafter(Q, chain_paths(3), rounds=1), rule)
+    first = 1 + out.accepted.double()
+    # 4.5 standard errors: one run in 150,000 by chance
+    assert abs(float(first.mean()) - expected) < 4.5 * float(first.std()) / COUNT**0.5
+    law = sequence_law(P)
+    measured = torch.bincount(codes(out.tokens, 4), minlength=len(law)).double() / COUNT
+    tv = 0.5 * float((measured - law).abs().sum())
+    # a plain sampler of the true law is this far off by sampling alone: sum sqrt(p (1 - p) / n) bounds twice its mean
+    noise = 0.5 * float((law * (1 - law) / COUNT).sqrt().sum())
+    assert tv < bound + 1.5 * noise
+    if name == "exact":
+        assert bound < 1e-6
+    else:
+        assert tv > 3 * noise  # the relaxation is there to be seen
+
+
+def test_equation_10_beats_equation_11_where_omega_falls_below_one():
+    falling = [rules.cool(1.1, 3, resample=r) for r in ("optimal", "vanilla")]
+    assert min(falling[0].omega) < 1
+    bounds = [round_figures(P, Q, r, 3)[1] for r in falling]
+    assert bounds[0] < bounds[1]
+    rising = [rules.uniform(1.5, r) for r in ("optimal", "vanilla")]
+    bounds = [round_figures(P, Q, r, 3)[1] for r in rising]
+    assert bounds[0] == pytest.approx(bounds[1], abs=1e-6)  # Proposition 1: they agree where omega >= 1
+
+
+def test_rows_do_not_depend_on_the_batch_or_its_order():
+    drafter = TabularDrafter(Q, TREES["bushy"])
+    together = run(drafter, rules.cool(2.0, 3), 64)
+    for index in (0, 17, 63):
+        alone = decode(TabularTarget(P), drafter, rules.cool(2.0, 3), Sampling(), None, Streams([(0, index)]))
+        assert torch.equal(alone.tokens[0], together.tokens[index])
+        assert alone.steps[0] == together.steps[index]
+    backwards = decode(
+        TabularTarget(P), drafter, rules.cool(2.0, 3), Sampling(), None, Streams([(0, i) for i in range(63, -1, -1)])
+    )
+    assert torch.equal(backwards.tokens.flip(0), together.tokens)
+
+
+def test_acceptance_is_counted_inside_the_image_only():
+    out = run(TabularDrafter(P, chain_paths(3)), rules.exact(), 16)  # the draft is the target: everything is kept
+    assert out.steps.eq(1).all()
+    assert out.accepted.eq(3).all()
+    assert out.drafted.eq(3).all()
+    long = run(TabularDrafter(P, chain_paths(8)), rules.exact(), 16)
+    assert long.drafted.eq(4).all()  # eight were drafted, four had a place
+    assert long.accepted.eq(4).all()
+
+
+@pytest.mark.parametrize(("nu", "delta", "wanted"), [(0.7, 1.1, [2.86, 1.42, 0.70, 0.35, 0.17])])
+def test_the_papers_schedule(nu, delta, wanted):
+    assert rules.cool_schedule(delta, 5, nu, "exponential") == pytest.approx(wanted, abs=0.006)
+    assert sum(rules.cool_schedule(delta, 5, nu, "exponential")) / 5 == pytest.approx(delta)
+    assert sum(rules.cool_schedule(delta, 5, nu, "linear")) / 5 == pytest.approx(delta)
+    assert min(rules.cool_schedule(delta, 5, nu, "exponential", floor=1.0)) == 1.0

@@ -1,0 +1,186 @@
+"""What is shipped: the entry point, the data files, the pinned versions, and the targets of the Makefile."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from specbench._version import __version__
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = {
+    name: [Requirement(r) for r in wanted] for name, wanted in PROJECT["project"]["optional-dependencies"].items()
+}
+BASE = [Requirement(r) for r in PROJECT["project"]["dependencies"]]
+WHEEL = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not here")
+
+
+def _pins() -> dict[str, Version]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
+    pins = [line.split("==") for line in lines]
+    assert all(len(pin) == 2 for pin in pins), "only name==version lines"
+    return {canonicalize_name(name): Version(version) for name, version in pins}
+
+
+# --- pyproject.toml ---------------------------------------------------------------------------------------------------
+
+
+def test_the_entry_point_imports() -> None:
+    module, function = PROJECT["project"]["scripts"]["specbench"].split(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_the_version_is_written_in_one_place() -> None:
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    assert ROOT / PROJECT["tool"]["hatch"]["version"]["path"] == ROOT / "specbench/_version.py"
+    assert str(Version(__version__)) == __version__
+
+
+def test_every_data_file_reaches_the_wheel() -> None:
+    """hatchling ships what lies in the included folders and git does not ignore."""
+    assert WHEEL["only-include"] == ["specbench", "conf"]
+    assert WHEEL["sources"] == {"conf": "specbench/conf"}
+    assert not {"exclude", "artifacts"} & set(WHEEL)
+    files = [
+        p.relative_to(ROOT).as_posix()
+        for folder in WHEEL["only-include"]
+        for p in (ROOT / folder).rglob("*")
+        if p.is_file() and p.suffix not in (".py", ".pyc")
+    ]
+    assert "conf/config.yaml" in files
+    assert "specbench/tables/published/coolsd_table1.csv" in files
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout: nothing to ask git about")
+    asked = subprocess.run(["git", "check-ignore", "--", *files], cwd=ROOT, capture_output=True, text=True)
+    assert asked.stdout == "", "these files are ignored by git and so would not be shipped"
+
+
+def test_the_conflicting_extras_are_declared() -> None:
+    [conflict] = PROJECT["tool"]["uv"]["conflicts"]
+    assert sorted(side["extra"] for side in conflict) == ["image-reward", "metrics"]
+    assert {"dev", "image-reward", "joblib", "metrics", "optuna", "ray", "report", "slurm", "stats"} == set(EXTRAS)
+
+
+# --- constraints.txt --------------------------------------------------------------------------------------------------
+
+
+def test_constraints_name_no_place() -> None:
+    text = (ROOT / "constraints.txt").read_text()
+    assert not re.search(r"://|@|/|\\|file:", text)
+
+
+@pytest.mark.parametrize("extra", ["", *(name for name in EXTRAS if name != "image-reward")])
+def test_pinned_versions_fit_their_ranges(extra: str) -> None:
+    pins = _pins()
+    for wanted in EXTRAS[extra] if extra else BASE:
+        pinned = pins.get(canonicalize_name(wanted.name))
+        if extra in ("", "dev"):  # what `make run` and `make test` install
+            assert pinned, f"{wanted.name} is not pinned"
+        assert pinned is None or wanted.specifier.contains(pinned), f"{wanted} does not allow {pinned}"
+
+
+# --- files and targets ------------------------------------------------------------------------------------------------
+
+
+def test_the_licence_is_mit() -> None:
+    assert PROJECT["project"]["license"] == "MIT"
+    assert (ROOT / "LICENSE").read_text().startswith("MIT License\n")
+
+
+def test_ci_runs_make_test() -> None:
+    script = ROOT / ".ci/run"
+    assert os.access(script, os.X_OK)
+    lines = script.read_text().splitlines()
+    assert lines[:2] == ["#!/usr/bin/env bash", "set -euo pipefail"]
+    assert lines[-1] == "make test"
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The files that set-up looks at, in a folder with a space in its name."""
+    folder = tmp_path / "a clone"
+    folder.mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def _make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if k not in ("ARGS", "PYTHON", "WORKERS", "MAKEFLAGS", "MAKELEVEL")}
+    return subprocess.run(["make", *words], cwd=folder, env=env, capture_output=True, text=True)
+
+
+@needs_make
+def test_make_lists_every_target_with_a_line(clone: Path) -> None:
+    lines = _make(clone).stdout.splitlines()
+    listed = [line.split()[1] for line in lines]
+    assert sorted(listed) == ["clean", "format", "help", "lint", "run", "tables", "test", "train-scenes"]
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+@needs_make
+@pytest.mark.parametrize("python", ["missing", "old"])
+def test_an_unfit_python_costs_one_sentence(clone: Path, python: str) -> None:
+    path = clone / "my python"
+    if python == "old":
+        path.write_text("#!/bin/sh\nexit 1\n")
+        path.chmod(0o755)
+    done = _make(clone, "run", f"PYTHON={path}")
+    assert done.returncode != 0
+    sentences = [line for line in done.stderr.splitlines() if not line.startswith("make: ***")]
+    assert sentences == [
+        f'specbench needs Python 3.11 or newer, and "{path}" is not: name one with make PYTHON=python3.12 ...'
+    ]
+    assert not (clone / ".venv/.ready").exists()
+
+
+@needs_make
+def test_set_up_is_repeated_only_when_its_inputs_change(clone: Path) -> None:
+    def sets_up(target: str) -> bool:
+        return "uv" in _make(clone, "--dry-run", target).stdout
+
+    assert sets_up("run")
+    assert sets_up("test")
+    (clone / ".venv").mkdir()
+    (clone / ".venv/.ready").touch()
+    assert not sets_up("run")
+    assert not sets_up("tables")
+    assert sets_up("test")  # needs the dev extra
+    (clone / ".venv/.ready-dev").touch()
+    assert not sets_up("test")
+    for name in ("pyproject.toml", "constraints.txt"):
+        later = (clone / ".venv/.ready").stat().st_mtime + 10
+        os.utime(clone / name, (later, later))
+        assert sets_up("run")
+        os.utime(clone / name, (0, 0))
+        assert not sets_up("run")
+
+
+@needs_make
+@pytest.mark.parametrize(
+    ("words", "run"),
+    [
+        ("", "method=cool_sd delta=1.1 n=16"),
+        ("n=4", "method=cool_sd delta=1.1 n=4"),
+        ("delta=2 seed=1", "method=cool_sd n=16 delta=2 seed=1"),
+        ("method=eagle1", "method=eagle1"),
+        ("-m experiment=coolsd_delta", "-m experiment=coolsd_delta"),
+    ],
+)
+def test_make_run_forwards_its_arguments(clone: Path, words: str, run: str) -> None:
+    """A parameter given twice would be an error, so ARGS takes the default's place."""
+    last = _make(clone, "--dry-run", "run", f"ARGS={words}").stdout.splitlines()[-1]
+    assert last.split() == ['".venv/bin/specbench"', "run", *run.split()]

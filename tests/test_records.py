@@ -1,0 +1,222 @@
+"""Records survive a kill at any byte; rows keep their format."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from specbench import configuration, parameters, records
+from specbench.errors import UsageError
+
+
+def picture(index: int) -> np.ndarray:
+    return np.random.default_rng(index).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+
+
+def record(index: int) -> records.Record:
+    return records.Record(
+        index=index,
+        prompt=f"prompt {index}: café",
+        seed=0,
+        tokens=16,
+        steps=5,
+        drafted=20,
+        accepted=11,
+        accepted_length=3.2,
+        latency_s=0.1,
+        decode_s=0.1,
+        text_s=0.001,
+        pixels_s=0.002,
+        batch=1,
+        peak_memory_mib=100.0,
+        image=f"images/{index:05d}.png",
+        sha256=records.digest(picture(index)),
+        session="s",
+    )
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> records.Journal:
+    made = records.Journal(tmp_path / "records.jsonl")
+    for index in (0, 2, 1):
+        made.add(record(index), picture(index))
+    return made
+
+
+def test_records_and_pictures_come_back(journal: records.Journal) -> None:
+    again = records.Journal(journal.path)
+    assert again.records == journal.records
+    assert again.missing(5) == [3, 4]
+    assert 2 in again
+    assert 3 not in again
+    assert [r.index for r in again.first(3)] == [0, 1, 2]
+    for index in range(3):
+        assert (again.picture(index) == picture(index)).all()
+    assert records.read_records(journal.path) == [record(0), record(1), record(2)]
+
+
+def test_a_cut_at_any_byte_loses_only_the_last_record(journal: records.Journal) -> None:
+    whole = journal.path.read_bytes()
+    end_of_second = len(b"\n".join(whole.split(b"\n")[:2])) + 1
+    for cut in [*range(end_of_second, len(whole), 9), len(whole) - 2, len(whole) - 1, len(whole)]:
+        journal.path.write_bytes(whole[:cut])
+        again = records.Journal(journal.path)
+        assert set(again.records) == ({0, 2, 1} if cut >= len(whole) - 1 else {0, 2})
+        # What is appended next stands on a line of its own.
+        assert all(json.loads(line) for line in journal.path.read_bytes().splitlines())
+        assert journal.path.read_bytes().endswith(b"\n")
+
+
+def test_a_record_without_its_picture_is_dropped(journal: records.Journal) -> None:
+    (journal.path.parent / "images/00002.png").unlink()
+    assert records.Journal(journal.path).missing(3) == [2]
+    assert len(journal.path.read_text().splitlines()) == 2
+
+
+def test_no_index_stands_twice(journal: records.Journal) -> None:
+    with pytest.raises(ValueError, match="already"):
+        journal.add(record(1), picture(1))
+    journal.path.write_text(journal.path.read_text() * 2)
+    assert set(records.Journal(journal.path).records) == {0, 1, 2}
+    assert len(journal.path.read_text().splitlines()) == 3
+
+
+def test_the_picture_is_there_before_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    replace_file = records.os.replace
+
+    def spy(source: Path, target: Path) -> None:
+        seen.append([p.name for p in tmp_path.glob("*.jsonl")])
+        replace_file(source, target)
+
+    monkeypatch.setattr(records.os, "replace", spy)
+    records.Journal(tmp_path / "records.jsonl").add(record(0), picture(0))
+    assert seen == [[]]  # when the picture got its name there was no record yet
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_broken_line_in_the_middle_is_an_error(journal: records.Journal) -> None:
+    lines = journal.path.read_text().splitlines()
+    journal.path.write_text("\n".join([lines[0], "{", lines[2], ""]))
+    with pytest.raises(UsageError, match="line 2 of"):
+        records.Journal(journal.path)
+
+
+def test_a_changed_picture_is_noticed(journal: records.Journal) -> None:
+    Image.fromarray(picture(9)).save(journal.path.parent / "images/00001.png")
+    with pytest.raises(UsageError, match=r"00001.png is not the picture of its record"):
+        journal.picture(1)
+    (journal.path.parent / "images/00001.png").write_bytes(b"no PNG")
+    with pytest.raises(UsageError, match=r"00001.png is not the picture of its record"):
+        journal.picture(1)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def row(run_id: str, **values: object) -> dict[str, object]:
+    return dict.fromkeys(records.COLUMNS) | {"run_id": run_id} | values
+
+
+def test_the_columns_are_those_of_the_design() -> None:
+    wanted = """
+        run_id time specbench commit config_hash model weights method drafter rule window tree delta nu schedule floor
+        resample temperature top_k top_p cfg_scale data split seed n resolution fid fid_stderr fid_backend clip_score
+        image_reward hpsv2 inception_score perplexity accepted_length_mean accepted_length_std steps step_compression
+        acceptance_rate latency_s_mean latency_s_std latency_s_p50 latency_s_p95 tokens_per_s images_per_s
+        speedup_latency speedup_step baseline_run_id peak_memory_mib device dtype engine torch driver note
+    """
+    names = wanted.split()
+    assert [name for name in records.COLUMNS if name in names] == names
+    assert all(records.COLUMNS.values())
+    for name in parameters.TABLE:
+        assert name in records.COLUMNS or name in ("out", "metrics", "baseline")
+
+
+def test_rows_come_back_with_their_types(tmp_path: Path) -> None:
+    mine = row(
+        "a", commit="1234567", delta=1.1, n=16, tree=[[0], [1, 0]], note='a, "b"\nc', fid=None, latency_s_mean=1e-05
+    )
+    records.append_row(tmp_path / "rows.csv", mine)
+    assert records.read_rows(tmp_path / "rows.csv") == [mine | {"tree": "[[0],[1,0]]"}]
+    assert ",," in (tmp_path / "rows.csv").read_text()  # not measured is empty, not 0 or None
+
+
+def test_a_row_of_the_same_run_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "rows.csv"
+    for r in (row("a", n=1), row("b", n=2), row("a", n=3)):
+        records.append_row(path, r)
+    assert [(r["run_id"], r["n"]) for r in records.read_rows(path)] == [("a", 3), ("b", 2)]
+
+
+def test_an_older_file_is_widened_and_a_foreign_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("run_id,n\nold,4\n")
+    records.append_row(path, row("new", n=5))
+    assert [(r["run_id"], r["n"], r["fid"]) for r in records.read_rows(path)] == [("old", 4, None), ("new", 5, None)]
+    path.write_text("run_id,colour\nold,4\n")
+    with pytest.raises(UsageError, match="colour"):
+        records.append_row(path, row("new"))
+    assert path.read_text() == "run_id,colour\nold,4\n"
+
+
+def test_a_key_that_is_no_column_is_an_error() -> None:
+    with pytest.raises(ValueError, match="colour"):
+        records.to_csv([{"colour": 1}])
+
+
+def _append(path: Path, name: str) -> None:
+    for i in range(5):
+        records.append_row(path, row(f"{name}{i}"))
+
+
+def test_rows_of_several_processes_are_all_there(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_append, args=(path, name)) for name in "ab"]
+    for w in writers:
+        w.start()
+    for w in writers:
+        w.join()
+    assert {r["run_id"] for r in records.read_rows(path)} == {f"{name}{i}" for name in "ab" for i in range(5)}
+
+
+# --- provenance -------------------------------------------------------------------------------------------------------
+
+
+def test_the_config_hash_is_over_the_measurement() -> None:
+    base = records.config_hash(configuration.compose())
+    assert base == records.config_hash(configuration.compose(["delta=1.10", "out=elsewhere"]))
+    for word in ("delta=1.2", "n=17", "seed=1", "batch=2", "metrics=none", "baseline=false", "rule=exact"):
+        assert base != records.config_hash(configuration.compose([word])), word
+
+
+def test_the_commit_is_the_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "specbench"
+    package.mkdir()
+    (package / "records.py").write_text("")
+    monkeypatch.setattr(records, "__file__", str(package / "records.py"))
+    assert records.commit() == ""  # no checkout
+
+    def git(*words: str) -> str:
+        identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
+        return subprocess.run(
+            ["git", "-C", tmp_path, *identity, *words], check=True, capture_output=True, text=True
+        ).stdout
+
+    git("init", "-q")
+    assert records.commit() == ""  # no commit yet
+    git("add", ".")
+    git("commit", "-qm", "first")
+    head = git("rev-parse", "HEAD").strip()
+    assert records.commit() == head
+    (tmp_path / "results.csv").write_text("")
+    assert records.commit() == head  # a new result does not change the code
+    (package / "records.py").write_text("changed")
+    assert records.commit() == f"{head}-dirty"

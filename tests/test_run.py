@@ -1,0 +1,465 @@
+"""One run, start to row, with a pipeline that has no model; and once with the real one and random weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_pipeline import TOKENS, FakePipeline
+from PIL import Image
+
+from specbench import configuration, data, metrics, records, run, sheet
+from specbench.errors import UsageError
+from specbench.metrics import Score
+
+FAST = {"metrics": "none", "n": "6"}
+STEPS = [4, 5, 6, 7, 4, 5]  # of the fake's first six images
+
+
+class Bench:
+    """Runs configurations in one folder, and remembers what was decoded."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.pipelines: list[FakePipeline] = []
+
+    def run(self, *overrides: str) -> dict[str, Any]:
+        words = FAST | dict(word.split("=") for word in overrides)
+        cfg = configuration.compose([f"{name}={value}" for name, value in words.items()])
+        self.one = run.Run(cfg, self.out, loader=self.load)
+        return self.one.execute()
+
+    def load(self, cfg: Any) -> Any:
+        self.pipelines.append(FakePipeline(cfg))
+        return self.pipelines[-1]
+
+    @property
+    def decoded(self) -> list[tuple[str, int]]:
+        return [key for pipeline in self.pipelines for key in pipeline.decoded]
+
+    def files(self) -> dict[str, bytes]:
+        return {str(p.relative_to(self.out)): p.read_bytes() for p in self.out.rglob("*.png")}
+
+    def images(self) -> dict[int, str]:
+        """Index -> hash of the pixels, of the method's images."""
+        return {r.index: r.sha256 for r in records.read_records(self.out / "records.jsonl")}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "run")
+
+
+def test_a_run_leaves_what_it_promises(bench: Bench) -> None:
+    row = bench.run()
+    names = {p.name for p in bench.out.iterdir()} - {".lock"}
+    assert names == {
+        "config.yaml", "run.json", "run.log", "records.jsonl", "baseline.jsonl", "images", "baseline", "row.csv",
+        "contact_sheet.png",
+    }  # fmt: skip
+    assert records.read_rows(bench.one.row_path) == [row]
+    made = records.read_records(bench.out / "records.jsonl")
+    assert [(r.index, r.steps, r.tokens, r.batch) for r in made] == [(i, s, TOKENS, 1) for i, s in enumerate(STEPS)]
+    assert [r.prompt for r in made] == [item.prompt for item in data.load("scenes", "validation", 6)]
+    for record in made:
+        with Image.open(bench.out / record.image) as image:
+            assert records.digest(np.asarray(image)) == record.sha256
+    # Warm-up, then every prompt once, for the method and then for its baseline.
+    assert bench.decoded == [("method", i) for i in (0, *range(6))] + [("vanilla", i) for i in (0, *range(6))]
+
+
+def test_the_figures_of_a_row(bench: Bench) -> None:
+    row = bench.run()
+    lengths = [TOKENS / s for s in STEPS]
+    expected = {
+        "method": "cool_sd",
+        "delta": 1.1,
+        "window": None,
+        "n": 6,
+        "tokens": TOKENS,
+        "resolution": 8,
+        "weights": "fake:0",
+        "accepted_length_mean": np.mean(lengths),
+        "accepted_length_std": np.std(lengths, ddof=1),
+        "steps": np.mean(STEPS),
+        "step_compression": TOKENS * 6 / sum(STEPS),
+        "acceptance_rate": sum(TOKENS - s for s in STEPS) / sum(5 * s for s in STEPS),
+        "latency_s_mean": np.mean(STEPS),  # one second a step
+        "latency_s_std": np.std(STEPS, ddof=1),
+        "latency_s_p50": 5.0,
+        "latency_s_p95": np.percentile(STEPS, 95),
+        "tokens_per_s": TOKENS * 6 / sum(STEPS),
+        "images_per_s": 6 / sum(STEPS),
+        "baseline_latency_s": TOKENS,
+        "speedup_latency": TOKENS / np.mean(STEPS),
+        "speedup_step": TOKENS / np.mean(STEPS),
+        "fid": None,
+        "fid_backend": None,
+        "device": "cpu",
+        "note": None,
+    }
+    assert {name: row[name] for name in expected} == pytest.approx(expected)
+    assert row["baseline_run_id"] == f"{row['run_id']}/baseline"
+    assert row["peak_memory_mib"] > 0
+    assert set(row) == set(records.COLUMNS)
+
+
+def test_vanilla_is_its_own_baseline(bench: Bench) -> None:
+    row = bench.run("method=vanilla")
+    assert row["accepted_length_mean"] == row["step_compression"] == 1.0
+    assert row["speedup_latency"] == row["speedup_step"] == 1.0
+    assert row["baseline_run_id"] == row["run_id"]
+    assert row["acceptance_rate"] is None  # nothing was drafted
+    assert not (bench.out / "baseline").exists()
+
+
+def test_without_a_baseline_there_are_no_speedups(bench: Bench) -> None:
+    row = bench.run("baseline=false")
+    assert row["latency_s_mean"] == np.mean(STEPS)
+    assert [row[c] for c in ("speedup_latency", "speedup_step", "baseline_run_id", "baseline_latency_s")] == [None] * 4
+    assert all(label == "method" for label, _ in bench.decoded)
+
+
+def test_in_a_batch_there_is_no_latency(bench: Bench, tmp_path: Path) -> None:
+    row = bench.run("batch=4")
+    assert [row[c] for c in row if "latency" in c] == [None] * 6
+    assert row["images_per_s"] == 6 / sum(STEPS)  # the fake's rows wait for each other's seconds
+    assert row["speedup_step"] == TOKENS / np.mean(STEPS)
+    assert "latency is measured at batch 1 only" in row["note"]
+    assert [r.batch for r in records.read_records(bench.out / "records.jsonl")] == [4, 4, 4, 4, 2, 2]
+    alone = Bench(tmp_path / "alone")
+    alone.run()
+    assert alone.images() == bench.images()
+
+
+def test_one_image_has_no_spread(bench: Bench) -> None:
+    row = bench.run("n=1")
+    assert row["latency_s_mean"] == row["latency_s_p95"] == 4.0
+    assert row["latency_s_std"] is None
+    assert row["accepted_length_std"] is None
+
+
+def test_warmup_zero_decodes_nothing_twice(bench: Bench) -> None:
+    bench.run("warmup=0", "baseline=false")
+    assert bench.decoded == [("method", i) for i in range(6)]
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_run_again_does_nothing(bench: Bench) -> None:
+    first = bench.run()
+    assert not bench.one.nothing_left
+    before = {
+        p: (p.stat().st_mtime_ns, p.read_bytes()) for p in bench.out.rglob("*") if p.name != "run.log" and p.is_file()
+    }
+    assert bench.run() == first
+    assert bench.one.nothing_left
+    assert len(bench.pipelines) == 1  # no second one was loaded
+    assert before == {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in before}
+
+
+class Power(Exception):
+    """Goes off."""
+
+
+@pytest.mark.parametrize("at", [0, 1, 4, 7, 9])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_an_interrupted_run_ends_like_an_undisturbed_one(
+    at: int, batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm, stormy = Bench(tmp_path / "calm"), Bench(tmp_path / "stormy")
+    calm.run(f"batch={batch}")
+    add, count = records.Journal.add, iter(range(100))
+
+    def failing(self: records.Journal, record: records.Record, picture: np.ndarray) -> None:
+        if next(count) == at:
+            raise Power
+        add(self, record, picture)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records.Journal, "add", failing)
+        with pytest.raises(Power):
+            stormy.run(f"batch={batch}")
+    first = stormy.decoded
+    row = stormy.run(f"batch={batch}")
+    assert stormy.files() | calm.files() == stormy.files()  # the same pictures, the same bytes (and maybe an orphan's)
+    assert stormy.images() == calm.images()
+    for journal in ("records.jsonl", "baseline.jsonl"):
+        indices = [json.loads(line)["index"] for line in (stormy.out / journal).read_text().splitlines()]
+        assert sorted(indices) == list(range(6))
+    assert row["accepted_length_mean"] == pytest.approx(np.mean([TOKENS / s for s in STEPS]))
+    assert len(first) < len(calm.decoded)
+    assert ("decoded in 2 processes" in (row["note"] or "")) == (at > 0)
+
+
+def test_more_prompts_go_on_where_the_first_run_ended(bench: Bench) -> None:
+    small = bench.run("n=2")
+    large = bench.run("n=4")
+    assert bench.pipelines[1].decoded == [("method", i) for i in (2, 2, 3)] + [("vanilla", i) for i in (2, 2, 3)]
+    assert (small["n"], large["n"]) == (2, 4)
+    assert small["run_id"] == large["run_id"]
+    assert small["config_hash"] != large["config_hash"]
+    assert records.read_rows(bench.one.row_path) == [large]
+    again = bench.run("n=2")  # over the first two; the others stay
+    assert again["accepted_length_mean"] == small["accepted_length_mean"]
+    assert len(bench.images()) == 4
+    assert len(bench.pipelines) == 2
+
+
+def test_a_baseline_can_be_added_later(bench: Bench) -> None:
+    bench.run("baseline=false")
+    row = bench.run()
+    assert row["speedup_step"] == TOKENS / np.mean(STEPS)
+    assert bench.pipelines[1].decoded == [("vanilla", i) for i in (0, *range(6))]
+    assert "2 processes" in row["note"]
+
+
+def test_another_configuration_is_refused_and_named(bench: Bench) -> None:
+    bench.run()
+    before = bench.files()
+    with pytest.raises(
+        UsageError, match=r"holds a run with delta=1.1, seed=0, not delta=2.0, seed=3; choose another out="
+    ):
+        bench.run("delta=2", "seed=3")
+    with pytest.raises(UsageError, match=r"with method=cool_sd, .* no window, not method=sd, .* window=5"):
+        bench.run("method=sd", "rule=cool")
+    assert bench.files() == before
+
+
+def test_other_weights_and_other_prompts_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.run("n=2")
+    with monkeypatch.context() as patch:
+        patch.setattr(FakePipeline, "weights", "fake:1")
+        with pytest.raises(UsageError, match="begun with weights fake:0, and this process has fake:1"):
+            bench.run("n=3")
+    monkeypatch.setattr(data, "load", lambda name, split, n: [data.Item(i, "else", None) for i in range(n)])
+    with pytest.raises(UsageError, match="prompts have changed"):
+        bench.run("n=3")
+
+
+def test_a_deleted_picture_is_decoded_anew_and_a_changed_one_refused(bench: Bench) -> None:
+    bench.run()
+    before = bench.files()
+    (bench.out / "images/00003.png").unlink()
+    bench.run()
+    assert bench.pipelines[1].decoded == [("method", 3)] * 2
+    assert bench.files() == before
+    (bench.out / "images/00003.png").write_bytes(before["images/00002.png"])
+    with pytest.raises(UsageError, match="00003.png is not the picture"):
+        bench.run("n=5")
+
+
+def test_a_lost_sheet_or_row_is_made_again_without_a_pipeline(bench: Bench) -> None:
+    row = bench.run()
+    for path in (bench.one.sheet_path, bench.one.row_path):
+        path.unlink()
+        again = bench.run()
+        assert path.exists()
+        assert {k: v for k, v in again.items() if k != "time"} == {k: v for k, v in row.items() if k != "time"}
+    assert len(bench.pipelines) == 1
+
+
+def test_two_processes_do_not_share_a_folder(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = Bench(bench.out)
+
+    def load(cfg: Any) -> Any:
+        with pytest.raises(UsageError, match="another process is working in"):
+            inner.run()
+        return FakePipeline(cfg)
+
+    monkeypatch.setattr(bench, "load", load)
+    bench.run()
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(UsageError, match=r"holds thesis.tex but no run"):
+        Bench(tmp_path).run()
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(UsageError, match="cannot write into"):
+        Bench(tmp_path / "thesis.tex" / "run").run()
+
+
+def test_a_run_that_cannot_begin_leaves_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(cfg: Any) -> Any:
+        raise UsageError("no weights")
+
+    monkeypatch.setattr(bench, "load", load)
+    with pytest.raises(UsageError, match="no weights"):
+        bench.run()
+    assert not bench.out.exists()
+
+
+def test_stopping_says_how_far_it_came(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels, count = FakePipeline.pixels, iter(range(100))
+
+    def stopping(self: FakePipeline, tokens: torch.Tensor) -> np.ndarray:
+        if next(count) == 9:  # after the warm-ups: the method's six, the baseline's first
+            raise KeyboardInterrupt
+        return pixels(self, tokens)
+
+    monkeypatch.setattr(FakePipeline, "pixels", stopping)
+    with pytest.raises(run.Stopped, match="stopped with 6 of 6 images and 1 of 6 baseline images done in") as stopped:
+        bench.run()
+    assert stopped.value.folder == bench.out
+    assert bench.run()["speedup_step"] == TOKENS / np.mean(STEPS)
+
+
+def test_killed_in_the_middle_nothing_is_lost_or_repeated(tmp_path: Path) -> None:
+    out, script = tmp_path / "run", Path(__file__).with_name("fake_pipeline.py")
+    command = [sys.executable, str(script), str(out), "0.05", "metrics=none", "n=8", "warmup=0"]
+    environment = os.environ | {"PYTHONPATH": str(Path(run.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    killed = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    journal = out / "records.jsonl"
+    deadline = time.monotonic() + 120
+    while not (journal.exists() and journal.read_bytes().count(b"\n") >= 3):
+        assert time.monotonic() < deadline
+        assert killed.poll() is None, killed.stderr and killed.stderr.read()
+        time.sleep(0.005)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    before = journal.read_bytes()
+    done = {r.index: r for r in records.read_records(journal)}
+    assert 3 <= len(done) < 8
+    assert not (out / "row.csv").exists()
+
+    bench = Bench(out)
+    row = bench.run("n=8", "warmup=0")
+    assert journal.read_bytes().startswith(before[: before.rindex(b"\n") + 1])  # what was there stays as it was
+    again = [i for label, i in bench.decoded if label == "method"]
+    assert again == [i for i in range(8) if i not in done]
+    calm = Bench(tmp_path / "calm")
+    calm.run("n=8", "warmup=0")
+    assert calm.images() == bench.images()
+    assert row["n"] == 8
+    assert "decoded in 2 processes" in row["note"]
+
+
+# --- metrics, sheet, report -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scorer(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    calls: list[Any] = []
+
+    def score(names: list[str], images: np.ndarray, items: list[data.Item]) -> dict[str, Score]:
+        calls.append((names, images, items))
+        return {"fid": Score(12.5, None, "scenes-x@1", "few"), "image_reward": Score(None, None, "", "no weights")}
+
+    monkeypatch.setattr(metrics, "score", score)
+    return calls
+
+
+def test_metrics_see_the_pictures_beside_their_prompts(bench: Bench, scorer: list[Any]) -> None:
+    row = bench.run("metrics=[fid,image_reward]")
+    [(names, images, items)] = scorer
+    assert names == ["fid", "image_reward"]
+    assert images.dtype == np.uint8
+    pipeline = FakePipeline(bench.one.cfg)
+    for item, image in zip(items, images, strict=True):
+        assert (image == pipeline.pixels(pipeline.decode([item.prompt], [(0, item.index)]).tokens)[0]).all()
+    assert (row["fid"], row["fid_stderr"], row["fid_backend"]) == (12.5, None, "scenes-x@1")
+    assert (row["image_reward"], row["image_reward_backend"]) == (None, None)
+    assert row["note"] == "fid: few; image_reward: no weights"
+    assert records.read_rows(bench.one.row_path) == [row]
+
+
+def test_metrics_can_be_added_later(bench: Bench, scorer: list[Any]) -> None:
+    bench.run()
+    row = bench.run("metrics=fid")
+    assert row["fid"] == 12.5
+    assert len(bench.pipelines) == 1
+
+
+def test_the_report_names_what_was_written(bench: Bench) -> None:
+    row = bench.run()
+    text = run.report(bench.one, row)
+    assert f"{row['accepted_length_mean']:.2f} ±" in text
+    assert str(bench.one.row_path) in text
+    assert str(bench.one.sheet_path) in text
+    assert f"{row['speedup_latency']:.2f}x in latency, {row['speedup_step']:.2f}x in steps" in text
+    assert "not measured in latency, " in run.report(bench.one, row | {"speedup_latency": None})
+
+
+def test_the_sheet_holds_every_picture_enlarged(tmp_path: Path) -> None:
+    colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 0, 255), (0, 255, 255)]
+    pictures = [np.full((64, 64, 3), c, np.uint8) for c in colours]
+    caption = "a very long caption that needs more than a single line to be shown beneath so small a picture"
+    cells = [sheet.Cell(caption, [("vanilla", p), ("cool_sd", p[::-1])]) for p in pictures]
+    page = np.asarray(sheet.draw("title", cells))
+    for colour in colours:
+        assert (page == colour).all(-1).sum() == 2 * 192 * 192  # three times as large, twice, nothing blurred or hidden
+    assert page.shape[1] <= sheet.WIDTH
+    alone = np.asarray(sheet.draw("title", [sheet.Cell("short", [("cool_sd", pictures[0])])]))
+    assert (alone == colours[0]).all(-1).sum() == 192 * 192
+
+
+def test_the_default_folder_is_new_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cfg = configuration.compose(["metrics=none", "n=1"])
+    first, second = (run.Run(cfg, loader=FakePipeline) for _ in range(2))
+    assert first.folder != second.folder
+    first.execute()
+    date, name = first.folder.relative_to("runs").parts
+    assert time.strptime(date, "%Y-%m-%d")
+    assert time.strptime(name.rsplit("-", 1)[0], "%H-%M-%S")
+    run.execute(configuration.compose(["metrics=none", "n=1", "out=here"]), loader=FakePipeline)
+    assert (tmp_path / "here" / "row.csv").exists()
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def test_items_are_the_first_of_their_split() -> None:
+    items = data.load("scenes", "validation", 5)
+    assert [item.index for item in items] == list(range(5))
+    assert items[:3] == data.load("scenes", "validation", 3)
+    assert items != data.load("scenes", "train", 5)
+    assert all(item.labels and len(item.labels) == 14 for item in items)
+    with pytest.raises(UsageError, match="unknown data 'coco'"):
+        data.load("coco", "validation", 1)
+    with pytest.raises(UsageError, match="unknown split of scenes 'test'"):
+        data.load("scenes", "test", 1)
+
+
+# --- the real pipeline ------------------------------------------------------------------------------------------------
+
+
+def test_the_real_pipeline_with_random_weights(tmp_path: Path) -> None:
+    words = ["weights=random", "n=2", "warmup=0", "metrics=none", "method=sd", "window=2", "device=cpu"]
+    row = run.execute(configuration.compose(words), tmp_path / "one")
+    assert row["weights"] == "random"
+    assert row["tokens"] == 256
+    assert row["accepted_length_mean"] >= 1.0
+    assert row["steps"] <= 256
+    batched = run.execute(configuration.compose([*words, "batch=2", "baseline=false"]), tmp_path / "two")
+    assert batched["steps"] == row["steps"]
+    hashes = [[r.sha256 for r in records.read_records(tmp_path / name / "records.jsonl")] for name in ("one", "two")]
+    assert hashes[0] == hashes[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["weights=random", "tree=nope"], "unknown tree 'nope'"),
+        (["weights=random", "method=sd", "rule=cool", "schedule=linear", "window=8"], "schedule=linear"),
+        (["weights=."], "lacks scenes_target.safetensors"),
+    ],
+)
+def test_what_can_be_told_before_loading(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=sentence):
+        run.check(configuration.compose(words))
+    run.check(configuration.compose(["weights=random"]))

@@ -1,0 +1,521 @@
+"""The tables: published digits stay as printed, measured values come from rows only, and nothing is run twice."""
+
+from __future__ import annotations
+
+import csv
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbench import records
+from specbench.errors import UsageError
+from specbench.tables import cli, definitions, layout, literature, measure, render
+from specbench.tables.measure import Identity
+
+TABLE = definitions.get("coolsd_table1")
+RUNS = [line for line in TABLE.lines if line.overrides is not None]
+
+
+class FakeBench:
+    """A harness that decodes nothing: every run returns a row that names it. `fail_at` breaks the n-th run."""
+
+    def __init__(self, weights: str | None = "embedded:1", **cells: Any) -> None:
+        self.weights = weights
+        self.cells = cells
+        self.ran: list[tuple[list[str], Path]] = []
+        self.fail_at = 0
+
+    def identify(self, overrides: Sequence[str]) -> Identity:
+        return Identity(" ".join(overrides), self.weights)
+
+    def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
+        if len(self.ran) + 1 == self.fail_at:
+            raise KeyboardInterrupt
+        self.ran.append((list(overrides), out))
+        i = len(self.ran)
+        return dict.fromkeys(records.COLUMNS) | {
+            "run_id": f"run{i}-{self.weights}-{' '.join(overrides)}",
+            "time": "2026-11-20T10:00:00+00:00",
+            "commit": "c0ffee",
+            "config_hash": " ".join(overrides),
+            "model": "llamagen_scenes",
+            "weights": self.weights,
+            "n": 64,
+            "device": "cpu",
+            "device_name": "A | processor_1",
+            "clip_score": 0.7001 + i / 100,
+            "clip_score_stderr": 0.0123,
+            "clip_score_backend": "scenes two-tower",
+            "fid": 7.5 + i,
+            "fid_backend": "scenes classifier",
+            "image_reward": -0.25,
+            "image_reward_backend": "scenes reader",
+            "accepted_length_mean": 1.11 * i,
+            "accepted_length_std": 0.2,
+            "latency_s_mean": 0.4567 / i,
+            "latency_s_std": 0.01,
+            "speedup_latency": 1.0 * i,
+            **self.cells,
+        }
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Callable[..., int]:
+    """`specbench tables` on a folder of its own, with a fake harness."""
+
+    def call(*words: str, bench: FakeBench | None = None) -> int:
+        return cli.main(words, bench or FakeBench(), tmp_path / "results", tmp_path / "runs")
+
+    return call
+
+
+def _sheet(
+    rows: Mapping[str, Mapping[str, str] | None], published: list[literature.PublishedRow] | None = None
+) -> layout.Sheet:
+    printed = literature.load(TABLE.id) if published is None else published
+    return layout.build(TABLE, "llamagen_scenes", rows, printed, {}, "specbench tables coolsd_table1")
+
+
+def _row(**cells: str) -> dict[str, str]:
+    row = FakeBench().run([], Path())
+    return {k: "" if v is None else str(v) for k, v in row.items()} | cells
+
+
+def _all_rows(**cells: str) -> dict[str, dict[str, str]]:
+    return {line.key: _row(**cells) for line in RUNS}
+
+
+# --- published numbers ------------------------------------------------------------------------------------------------
+
+
+def test_published_digits_stay_as_printed() -> None:
+    rows = literature.load("coolsd_table1")
+    assert len(rows) == 9
+    first = rows[0].cells
+    assert (first["clip_score"], first["accepted_length_mean"], first["latency_s_mean"]) == ("0.3330", "1.00", "170.14")
+    assert rows[8].cells["image_reward"] == "-0.1353"
+    assert all(isinstance(v, str) for row in rows for v in row.cells.values())
+
+
+def test_published_speedups_follow_from_the_published_latencies() -> None:
+    """A digit mistyped in the CSV would break the ratio."""
+    rows = literature.load("coolsd_table1")
+    vanilla = {r.model: float(r.cells["latency_s_mean"]) for r in rows if r.method_key == "vanilla"}
+    for r in rows:
+        ratio = vanilla[r.model] / float(r.cells["latency_s_mean"])
+        assert float(r.cells["speedup_latency"]) == pytest.approx(ratio, abs=0.0101)
+
+
+def test_only_the_papers_own_evidence_is_unmarked() -> None:
+    rows = literature.load("coolsd_table1")
+    assert all(r.trusted for r in rows)
+    hint = [replace(r, evidence="secondary") if r.row_id.endswith(":06") else r for r in rows]
+    sheet = _sheet({}, hint)
+    marked = [e for e in sheet.entries if e.kind == "published" and e.marks]
+    assert [e.row_id for e in marked] == ["coolsd_table1:06"]
+    assert "'secondary': a hint" in dict(sheet.notes)[marked[0].marks[0]]
+    for grade in ("seed", "seed+official_repo", "reconstructed"):
+        assert replace(rows[0], evidence=grade).trusted
+    for grade in ("official_repo", "quoted", "secondary", "lost", "", "seeded"):
+        assert not replace(rows[0], evidence=grade).trusted
+
+
+def test_unknown_published_table() -> None:
+    with pytest.raises(UsageError, match="unknown published table 'nope' .*coolsd_table1"):
+        literature.load("nope")
+
+
+@pytest.mark.parametrize("table", definitions.TABLES.values(), ids=lambda t: t.id)
+def test_every_printed_line_is_shown_once(table: definitions.Table) -> None:
+    published = literature.load(table.id)
+    sheet = layout.build(table, "llamagen_scenes", {}, published, {}, "")
+    shown = [e.row_id for e in sheet.entries if e.kind == "published" and e.row_id]
+    assert sorted(shown) == sorted(p.row_id for p in published)
+
+
+def test_two_printed_rows_for_one_line_are_an_error() -> None:
+    rows = literature.load("coolsd_table1")
+    with pytest.raises(UsageError, match="coolsd_table1:01, coolsd_table1:01 all match 'Target Model'"):
+        _sheet({}, [*rows, rows[0]])
+
+
+# --- definitions ------------------------------------------------------------------------------------------------------
+
+
+def test_every_run_of_every_table_composes() -> None:
+    bench = measure.LocalBench()
+    for table in definitions.TABLES.values():
+        hashes = [
+            bench.identify(o).config_hash for line in table.lines if (o := table.overrides(line, "llamagen_scenes", 8))
+        ]
+        assert len(set(hashes)) == len(hashes), "two lines of a table are the same run"
+
+
+def test_columns_are_columns_of_a_row_and_of_the_published_file() -> None:
+    for table in definitions.TABLES.values():
+        printed = literature.load(table.id)[0].cells
+        for c in table.columns:
+            assert {c.key, c.spread or c.key, c.backend or c.key} <= set(records.COLUMNS)
+            assert c.key in printed
+            if c.spread and c.spread.endswith("_std"):
+                assert c.spread in printed
+
+
+def test_facts_are_read_from_columns_that_rows_have() -> None:
+    assert {name for _, names in layout._PROVENANCE for name in names} <= set(records.COLUMNS)
+
+
+def test_the_lines_of_cool_sd_table_1() -> None:
+    wanted = [
+        "method=vanilla",
+        "method=eagle1",
+        "method=uniform_rsd delta=1.1",
+        "method=cool_sd delta=1.1",
+        "method=cool_sd delta=2",
+    ]
+    runs = [" ".join(TABLE.overrides(line, "m", 7) or ()) for line in RUNS]
+    assert runs == [f"model=m {w} n=7 batch=1 seed=0" for w in wanted]
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "decimals", "shown"),
+    [("170.1449", 2, "170.14"), ("1", 2, "1.00"), ("0.04567", 2, "0.0457"), ("-0.0763", 4, "-0.0763"), ("0", 2, "0.00"),
+     ("0.4567", 2, "0.457"), ("1e-12", 2, "0.00000000"), ("2.675", 2, "2.67")],
+)  # fmt: skip
+def test_numbers(text: str, decimals: int, shown: str) -> None:
+    assert layout.number(text, decimals) == shown
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf", "fast"])
+@pytest.mark.parametrize("column", ["fid", "latency_s_std"])
+def test_what_is_no_number_is_named(bad: str, column: str) -> None:
+    with pytest.raises(UsageError, match=r"of row run1-.* of table coolsd_table1 is no finite number \(.*\): remove"):
+        _sheet({"vanilla": _row(**{column: bad})})
+
+
+def test_measured_and_published_never_share_a_line() -> None:
+    sheet = _sheet(_all_rows())
+    printed = {p.row_id: p for p in literature.load(TABLE.id)}
+    for e in sheet.entries:
+        if e.kind == "published" and e.row_id:
+            assert e.model in ("Lumina-mGPT 7B", "LlamaGen-XL")
+            assert [c.value for c in e.cells] == [printed[e.row_id].cells[c.key] for c in TABLE.columns]
+        elif e.kind == "measured" and e.row_id:
+            assert e.model == "llamagen_scenes"
+            assert [c.value for c in e.cells] == ["0.7101", "8.50", "-0.2500", "1.11", "0.457", "1.00"]
+            assert [c.spread for c in e.cells] == ["0.0123", "", "", "0.20", "0.010", ""]
+
+
+def test_a_missing_cell_has_a_note_that_says_why() -> None:
+    sheet = _sheet({"vanilla": _row(image_reward="")})
+    notes = dict(sheet.notes)
+
+    def why(method: str, kind: str, model: str, column: int) -> str:
+        [entry] = [e for e in sheet.entries if (e.method, e.kind, e.model) == (method, kind, model)]
+        assert entry.cells[column].value == ""
+        return " ".join(notes[m] for m in entry.cells[column].marks)
+
+    assert why("Target Model", "measured", "llamagen_scenes", 2) == "The run did not measure this."
+    assert (
+        why("EAGLE-1", "measured", "llamagen_scenes", 0)
+        == "Not measured yet; to measure it: specbench tables coolsd_table1"
+    )
+    assert why("LANTERN++ (λ=2, k=10)", "measured", "llamagen_scenes", 0) == "No preset for this method yet."
+    assert why("UniformRSD (δ=1.1)", "published", "LlamaGen-XL", 3) == "Not in the paper's table."
+    assert why("Cool-SD (δ=2)", "published", "Lumina-mGPT 7B", 0) == "Not in the paper's table."
+    for e in sheet.entries:
+        for cell in e.cells:
+            assert cell.value or cell.marks
+
+
+def test_backends_are_named_and_a_mixture_is_told_apart() -> None:
+    def note(sheet: layout.Sheet, label: str) -> str:
+        [header] = [h for h in sheet.headers if h.label == label]
+        return dict(sheet.notes)[header.marks[0]]
+
+    assert "measured by scenes classifier; " in note(_sheet(_all_rows()), "Fréchet distance")
+    rows = _all_rows() | {"eagle1": _row(fid_backend="Inception-V3")}
+    mixed = note(_sheet(rows), "Fréchet distance")
+    assert "measured by Inception-V3 (EAGLE-1)" in mixed
+    assert "measured by scenes classifier (Target Model, UniformRSD (δ=1.1), " in mixed
+    assert "backend not recorded" in note(_sheet(_all_rows(fid_backend="")), "Fréchet distance")
+
+
+@pytest.mark.parametrize(("column", "word"), [("device_name", "devices"), ("commit", "commits")])
+def test_rows_of_different_origin_are_pointed_out(column: str, word: str) -> None:
+    rows = _all_rows()
+    assert not any("come from different" in r for r in _sheet(rows).remarks)
+    rows["eagle1"] |= {column: "another"}
+    assert f"The measured lines come from different {word}: compare them with care." in _sheet(rows).remarks
+
+
+def test_the_head_comes_from_the_rows() -> None:
+    facts = dict(_sheet(_all_rows() | {"eagle1": _row(commit="decade", time="2026-11-22T01:00:00+00:00")}).facts)
+    assert facts["Device"] == "A | processor_1, cpu"
+    assert facts["Commit"] == "c0ffee / decade"
+    assert facts["Date"] == "2026-11-20 to 2026-11-22"
+    assert facts["Command"] == "specbench tables coolsd_table1"
+    assert "Device" not in dict(_sheet({}).facts)
+
+
+def test_a_rows_own_note_is_shown() -> None:
+    sheet = _sheet({"eagle1": _row(note="decoded in 2 processes")})
+    [entry] = [e for e in sheet.entries if e.kind == "measured" and e.marks]
+    assert (entry.method, dict(sheet.notes)[entry.marks[0]]) == ("EAGLE-1", "From the row: decoded in 2 processes.")
+
+
+def test_more_notes_than_letters() -> None:
+    notes = layout._Notes()
+    marks = [notes.mark(f"note {i}") for i in range(60)]
+    assert marks[:2] == ["a", "b"]
+    assert marks[25:29] == ["z", "aa", "ab", "ac"]
+    assert len(set(marks)) == 60
+    assert notes.mark("note 3") == "d"
+
+
+# --- rendering --------------------------------------------------------------------------------------------------------
+
+
+def test_markdown_is_a_table_of_equal_lines() -> None:
+    text = render.markdown(_sheet(_all_rows(fid_backend="a | b")))
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + 3 * len(TABLE.lines)
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {3 + len(TABLE.columns)}
+    assert "| Target Model | **measured, llamagen\\_scenes** | **0.7101 ± 0.0123** |" in text
+    assert "|  | published, LlamaGen-XL | 0.3162 | 21.08 | -0.0763 | 1.00 ± 0.00 | 10.11 ± 0.82 | 1.00 |" in text
+    assert "a \\| b" in text
+
+
+def test_latex_is_a_table_of_equal_lines() -> None:
+    text = render.latex(_sheet(_all_rows(device_name="50% & #1_{x} ~^\\")))
+    body = text[text.index(r"\toprule") : text.index(r"\bottomrule")]
+    lines = [line for line in body.splitlines() if line.endswith(r"\\")]
+    assert len(lines) == 1 + 3 * len(TABLE.lines)
+    assert {len(re.findall(r"(?<!\\)&", line)) for line in lines} == {1 + len(TABLE.columns)}
+    assert r"\begin{tabular}{llrrrrrr}" in text
+    assert (
+        r" & published, LlamaGen-XL & 0.3162 & 21.08 & $-$0.0763 & 1.00 $\pm$ 0.00 & 10.11 $\pm$ 0.82 & 1.00 \\" in text
+    )
+    assert r"50\% \& \#1\_\{x\} \textasciitilde{}\textasciicircum{}\textbackslash{}" in text
+    assert re.findall(r"\\begin\{(\w+)", text) == ["table", "tabular", "minipage"]
+    assert re.findall(r"\\end\{(\w+)", text) == ["tabular", "minipage", "table"]
+    bare = re.sub(r"\\[\\{}%]", "", text)
+    assert bare.count("{") == bare.count("}")
+    assert bare.count("$") % 2 == 0
+
+
+@given(st.text())
+def test_latex_text_leaves_no_active_character(text: str) -> None:
+    shown = render.latex_text(text)
+    for known in sorted(set(render._LATEX.values()) | {"-{}"}, key=len, reverse=True):
+        shown = shown.replace(known, "")
+    assert not set(shown) & set("\\&%$#_{}~^\n")
+
+
+@given(st.text())
+def test_markdown_text_stays_in_its_cell(text: str) -> None:
+    shown = render.markdown_text(text)
+    assert len(shown.splitlines()) <= 1
+    assert not re.search(r"[|*_<>`]", re.sub(r"\\.", "", shown))
+
+
+def test_long_form_has_every_cell() -> None:
+    sheet = _sheet({"vanilla": _row()})
+    rows = list(csv.DictReader(render.as_csv(sheet).splitlines()))
+    assert len(rows) == 3 * len(TABLE.lines) * len(TABLE.columns)
+    [cell] = [r for r in rows if r["row_id"] == "coolsd_table1:09" and r["column"] == "Latency (s)"]
+    assert (cell["value"], cell["spread"], cell["evidence"], cell["kind"]) == ("3.72", "0.27", "seed", "published")
+    assert all(r["value"] or r["note"] for r in rows)
+
+
+# --- running what is missing ------------------------------------------------------------------------------------------
+
+
+def test_the_first_call_runs_and_the_second_does_not(tables: Callable[..., int], tmp_path: Path) -> None:
+    bench = FakeBench()
+    assert tables("coolsd_table1", bench=bench) == 0
+    assert [o for o, _ in bench.ran] == [TABLE.overrides(line, "llamagen_scenes", TABLE.n) for line in RUNS]
+    assert len({out for _, out in bench.ran}) == len(RUNS)
+    assert all(out.is_relative_to(tmp_path / "runs" / "tables" / "coolsd_table1") for _, out in bench.ran)
+    first = (tmp_path / "results/tables/coolsd_table1.md").read_text()
+    assert tables("coolsd_table1", bench=bench) == 0
+    assert len(bench.ran) == len(RUNS)
+    assert (tmp_path / "results/tables/coolsd_table1.md").read_text() == first
+    assert (tmp_path / "results/tables/coolsd_table1.tex").is_file()
+    assert len(records.read_rows(tmp_path / "results/coolsd_table1.csv")) == len(RUNS)
+
+
+def test_a_stop_in_the_middle_loses_and_repeats_nothing(tables: Callable[..., int], tmp_path: Path) -> None:
+    bench = FakeBench()
+    bench.fail_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        tables(bench=bench)
+    assert len(records.read_rows(tmp_path / "results/coolsd_table1.csv")) == 2
+    bench.fail_at = 0
+    tables(bench=bench)
+    assert [o for o, _ in bench.ran] == [TABLE.overrides(line, "llamagen_scenes", TABLE.n) for line in RUNS]
+
+
+def test_a_run_that_stopped_goes_on_in_its_own_folder(tmp_path: Path) -> None:
+    bench = FakeBench()
+    folders = [need.folder for need in measure.plan(TABLE, "m", 8, tmp_path, bench).needs]
+    assert folders == [need.folder for need in measure.plan(TABLE, "m", 8, tmp_path, bench).needs]
+    assert not set(folders) & {need.folder for need in measure.plan(TABLE, "m", 9, tmp_path, bench).needs}
+    assert not set(folders) & {need.folder for need in measure.plan(TABLE, "m", 8, tmp_path, FakeBench("new")).needs}
+
+
+def test_rows_of_another_configuration_or_of_other_weights_do_not_count(
+    tables: Callable[..., int], tmp_path: Path
+) -> None:
+    tables()
+    for words, bench, runs in (
+        (("--n", "8"), FakeBench(), len(RUNS)),
+        ((), FakeBench("embedded:2"), len(RUNS)),
+        ((), FakeBench(None), 0),  # weights that cannot be told without loading do not matter
+    ):
+        tables(*words, bench=bench)
+        assert len(bench.ran) == runs
+    assert len(records.read_rows(tmp_path / "results/coolsd_table1.csv")) == 3 * len(RUNS)
+
+
+def test_the_newest_fitting_row_is_shown(tables: Callable[..., int], tmp_path: Path) -> None:
+    tables()
+    path = tmp_path / "results/coolsd_table1.csv"
+    records.append_row(path, records.read_rows(path)[0] | {"run_id": "later", "fid": 99.99})
+    tables("--no-run")
+    assert "**99.99**" in (tmp_path / "results/tables/coolsd_table1.md").read_text()
+
+
+def test_the_weights_of_a_run_are_known_without_loading_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retrained weights make old rows stale; a wrong prediction would run every table anew for ever."""
+    import torch
+
+    from specbench.models import checkpoints
+    from specbench.models.scenes import ScenesModel
+
+    monkeypatch.setattr(checkpoints, "ASSETS", tmp_path)
+    monkeypatch.setattr(measure, "ASSETS", tmp_path)
+    bench = measure.LocalBench()
+    assert bench.identify(["method=eagle1"]).weights is None
+    made = ScenesModel("random", torch.device("cpu"), torch.float32)
+    parts = {"text": made.text, "target": made.target, "tokenizer": made.tokenizer, "eagle": made.eagle()}
+    for kind, module in parts.items():
+        checkpoints.save(module, tmp_path / f"scenes_{kind}.safetensors", f"scenes-{kind}", asdict(module.cfg))
+    loaded = ScenesModel("embedded", torch.device("cpu"), torch.float32)
+    assert bench.identify(["method=vanilla"]).weights == loaded.weights
+    loaded.eagle()
+    before = loaded.weights
+    assert bench.identify(["method=cool_sd"]).weights == before
+    assert bench.identify(["method=cool_sd", "weights=random"]).weights == made.weights
+    assert bench.identify(["method=cool_sd", f"weights={tmp_path}"]).weights is None
+    checkpoints.save(made.eagle(), tmp_path / "scenes_eagle.safetensors", "scenes-eagle", {})
+    assert bench.identify(["method=cool_sd"]).weights not in (None, before)
+
+
+def test_a_row_of_another_run_is_refused(tables: Callable[..., int], tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"the row in .* is not that of specbench run model=llamagen_scenes method=vanilla"
+    ):
+        tables(bench=FakeBench(config_hash="other"))
+    assert not (tmp_path / "results/coolsd_table1.csv").exists()
+
+
+def test_no_run_draws_what_is_there(tables: Callable[..., int], tmp_path: Path) -> None:
+    bench = FakeBench()
+    tables("--no-run", bench=bench)
+    assert not bench.ran
+    text = (tmp_path / "results/tables/coolsd_table1.md").read_text()
+    assert "Not measured yet; to measure it: specbench tables coolsd\\_table1" in text
+    assert "21.08" in text
+
+
+def test_list_shows_the_state(tables: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    def state() -> list[str]:
+        capsys.readouterr()
+        tables("--list", bench=FakeBench())
+        return capsys.readouterr().out.split(maxsplit=4)
+
+    assert state()[:3] == ["coolsd_table1", "no", "rows"]
+    half = FakeBench()
+    half.fail_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        tables(bench=half)
+    assert state()[:3] == ["coolsd_table1", "partial", "2/5"]
+    tables()
+    assert state()[1:4] == ["complete", "5/5", "rows"]
+    tables("--list", "--model", "big", "--n", "9")
+    assert capsys.readouterr().out.rstrip().endswith("specbench tables coolsd_table1 --model big --n 9")
+
+
+def test_another_model_has_files_of_its_own(tables: Callable[..., int], tmp_path: Path) -> None:
+    tables("--model", "big", "--format", "csv,md")
+    assert sorted(p.name for p in (tmp_path / "results/tables").iterdir()) == [
+        "coolsd_table1.big.csv",
+        "coolsd_table1.big.md",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nope"], "unknown table 'nope' .*coolsd_table1"),
+        (["--format", "html"], "unknown format 'html' .*md, latex, csv"),
+        (["--format", ","], "--format names no format .*md, latex, csv"),
+        (["--n", "0"], r"--n must be a whole number of at least 1 \(got 0\)"),
+        (["--n", "many"], "invalid int value: 'many'"),
+        (["--nope"], "unrecognized arguments: --nope"),
+    ],
+)
+def test_mistakes_cost_one_sentence(
+    tables: Callable[..., int], tmp_path: Path, words: list[str], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        tables(*words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_model_is_told_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="unknown model 'nope' .*llamagen_scenes"):
+        cli.main(["--model", "nope"], None, tmp_path, tmp_path)
+
+
+def test_a_complete_table_is_drawn_without_torch(tables: Callable[..., int], tmp_path: Path) -> None:
+    """The rows are those of the real configurations, so that the second process finds nothing to run."""
+    real = measure.LocalBench()
+
+    class Real(FakeBench):
+        def identify(self, overrides: Sequence[str]) -> Identity:
+            return real.identify(overrides)
+
+        def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
+            found = real.identify(overrides)
+            return {**super().run(overrides, out), "config_hash": found.config_hash, "weights": found.weights}
+
+    tables(bench=Real())
+    code = (
+        "import sys; from specbench.tables.cli import main; main([])\n"
+        "heavy = {'torch', 'transformers', 'specbench.pipeline', 'specbench.run'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=_environment()
+    )
+    assert done.returncode == 0, done.stderr
+    assert "wrote results/tables/coolsd_table1.md" in done.stdout
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
