@@ -31,7 +31,7 @@ def resolve_device(name: str) -> torch.device:
 
 class Pipeline:
     def __init__(self, model: Any, drafter: Drafter, rule: Rule, sampling: Sampling, device: torch.device) -> None:
-        self._model, self._drafter, self._rule, self._sampling = model, drafter, rule, sampling
+        self.model, self._drafter, self._rule, self._sampling = model, drafter, rule, sampling
         self.device = device
 
     @classmethod
@@ -48,30 +48,30 @@ class Pipeline:
 
     def vanilla(self) -> Pipeline:
         """The same loaded target with the empty draft: the baseline."""
-        return Pipeline(self._model, NoDraft(), exact(), self._sampling, self.device)
+        return Pipeline(self.model, NoDraft(), exact(), self._sampling, self.device)
 
     @property
     def weights(self) -> str:
-        return self._model.weights
+        return self.model.weights
 
     @property
     def resolution(self) -> int:
-        return self._model.resolution
+        return self.model.resolution
 
     @property
     def tokens_per_image(self) -> int:
-        return self._model.tokens_per_image
+        return self.model.tokens_per_image
 
     def encode(self, prompts: list[str]) -> Any:
-        return self._model.encode(prompts)
+        return self.model.encode(prompts)
 
     def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> Decoded:
         """One image per (seed, prompt index) in `keys`; conditioning of as many prompts."""
         streams = Streams(keys, self.device)
-        return decode(self._model.target, self._drafter, self._rule, self._sampling, conditioning, streams)
+        return decode(self.model.target, self._drafter, self._rule, self._sampling, conditioning, streams)
 
     def pixels(self, tokens: Tensor) -> np.ndarray:
-        return self._model.pixels(tokens)
+        return self.model.pixels(tokens)
 
     def synchronize(self) -> None:
         synchronize(self.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import subprocess
 from pathlib import Path
 
@@ -89,13 +90,13 @@ def test_no_index_stands_twice(journal: records.Journal) -> None:
 
 def test_the_picture_is_there_before_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
-    replace_file = records.os.replace
+    replace_file = os.replace
 
     def spy(source: Path, target: Path) -> None:
         seen.append([p.name for p in tmp_path.glob("*.jsonl")])
         replace_file(source, target)
 
-    monkeypatch.setattr(records.os, "replace", spy)
+    monkeypatch.setattr(os, "replace", spy)
     records.Journal(tmp_path / "records.jsonl").add(record(0), picture(0))
     assert seen == [[]]  # when the picture got its name there was no record yet
     assert not list(tmp_path.rglob("*.tmp"))

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specbench.data import scenes
+from specbench.errors import UsageError
 from specbench.models import checkpoints
 from specbench.models.text import TextConfig, TextEncoder
 
@@ -262,7 +263,10 @@ def load(path: Path, kind: type[Evaluator], device: torch.device | str = "cpu") 
     """
     label, config = _KINDS[kind]
     stored, tensors = checkpoints.read(path, label)
-    cfg = config(**{key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()})
+    try:
+        cfg = config(**{key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()})
+    except TypeError as e:
+        raise UsageError(f"{path.name} is of another version of specbench; run `make train-scenes` without it") from e
     module = kind(cfg)
     checkpoints.fill(module, tensors, path.name)
     return module.to(device).eval().requires_grad_(False)

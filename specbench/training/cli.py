@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,7 @@ from specbench.models.scenes_config import DRAFT, TARGET, VQ
 from specbench.models.scenes_config import text as text_config
 from specbench.models.text import TextEncoder
 from specbench.models.vq import VQModel
-from specbench.training import drafter, target, tokenizer, world
+from specbench.training import card, drafter, target, tokenizer, world
 from specbench.training.trainer import Recipe
 
 TRAIN_SCENES, VALIDATION_SCENES = 80_000, 2_000
@@ -42,7 +40,7 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "eagle": Recipe(steps=6000, batch=128, lr=1e-3, ema=0.999),
     },
 }
-STAGES = ("tokenizer", "text", "target", "draft", "eagle", "evaluators")
+STAGES = ("tokenizer", "text", "target", "draft", "eagle", "evaluators", "samples")
 
 
 class Scenes:
@@ -148,6 +146,8 @@ class Scenes:
 
             figures = evaluators.train_all(self.train, self.validation, self.work, self.assets, self.device)
             self.figures["evaluators"] = figures
+        if last >= 6:
+            self.figures["samples"] = card.sample_figures(self.assets, self.device)
 
 
 def main(argv: list[str]) -> int:
@@ -158,6 +158,9 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--assets", type=Path, default=checkpoints.ASSETS, help="where the finished weights go")
     parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="stop after this stage")
+    parser.add_argument(
+        "--card", type=Path, default=Path("results/embedded_models.md"), help="where the model card goes"
+    )
     parser.add_argument("--budget", choices=sorted(RECIPES), default="gpu" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
     if args.budget == "gpu" and not torch.cuda.is_available():
@@ -166,16 +169,11 @@ def main(argv: list[str]) -> int:
     began = time.time()
     stages = Scenes(args.work, args.assets, RECIPES[args.budget], device)
     stages.run(args.until)
-    report = {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "budget": args.budget,
-        "seconds_this_call": round(time.time() - began, 1),
-        "stages": stages.figures,
-    }
-    path = args.work / "figures.json"
-    path.write_text(json.dumps(report, indent=1))
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    report = card.provenance(device, args.budget, date) | {"stages": stages.figures}
+    args.card.parent.mkdir(parents=True, exist_ok=True)
+    args.card.write_text(card.render(report))
     for stage, figures in stages.figures.items():
         print(f"{stage:10s} " + "  ".join(f"{k} {v:.4g}" for k, v in figures.items()))
-    print(f"weights in {args.assets}, figures in {path}")
+    print(f"weights in {args.assets}, model card in {args.card}, {time.time() - began:.0f} s")
     return 0

@@ -1,0 +1,273 @@
+"""The networks and their drafters: official numbers, caches, trees, and independence of the batch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+from scipy import stats
+
+from specbench.audit.tabular import codes
+from specbench.decoding import rules, trees
+from specbench.decoding.drafters.draft_model import DraftModel
+from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
+from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.loop import decode
+from specbench.decoding.sampling import Sampling, Streams, draw, draw_distinct
+from specbench.decoding.verify import verify
+from specbench.errors import UsageError
+from specbench.models import checkpoints
+from specbench.models.llamagen import LlamaGen, LlamaGenConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+GOLDENS = ROOT.parent / "shared" / "reference" / "goldens"
+needs_goldens = pytest.mark.skipif(not GOLDENS.exists(), reason="the reference goldens are not beside this checkout")
+BUSHY = "[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,0,1]]"
+
+
+def check_golden(*paths):
+    command = [sys.executable, str(ROOT / "scripts" / "check_golden.py"), *map(str, paths)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@needs_goldens
+def test_the_networks_reproduce_the_official_numbers():
+    names = ("llamagen_t2i", "llamagen_vq", "eagle_drafter_llamagen", "lantern_static_trees")
+    done = check_golden(*(GOLDENS / f"{name}.json" for name in names))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for output in ("cfg_logits_5", "probs_0", "encoder_indices", "chain_hidden_3", "mc_sim_7b_63/attn_mask"):
+        assert output in done.stdout
+
+
+@needs_goldens
+def test_a_golden_that_disagrees_is_told(tmp_path):
+    tensors = load_file(GOLDENS / "llamagen_vq.safetensors")
+    tensors["out/decoded"] = tensors["out/decoded"] + 0.01
+    save_file(tensors, tmp_path / "llamagen_vq.safetensors")
+    shutil.copy(GOLDENS / "llamagen_vq.json", tmp_path)
+    done = check_golden(tmp_path / "llamagen_vq.json")
+    assert done.returncode == 1
+    assert "BEYOND" in done.stdout
+    (tmp_path / "llamagen_vq.json").write_text('{"name": "nothing"}')
+    done = check_golden(tmp_path / "llamagen_vq.json")
+    assert done.returncode == 2
+    assert "unknown golden" in done.stderr
+
+
+@torch.inference_mode()
+def test_a_path_inside_a_tree_has_the_logits_of_the_path_alone():
+    model = tiny.llamagen(side=4, vocab=11)
+    tree = trees.build(trees.parse(BUSHY))
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 11, (2, tree.nodes))
+    history = torch.randint(0, 11, (2, 40))
+    count = torch.tensor([3, 5])  # rows at different places
+    for row, c in enumerate(count.tolist()):
+        tokens[row, 0] = history[row, c - 1]
+    session = model.open(tiny.prompts(2), 2, True, tree.nodes)
+    places = torch.arange(6).expand(2, -1) + tiny.PREFIX - 1  # the prefix's last place, then the committed tokens
+    session.feed_chain(torch.cat([history[:, :1], history[:, :5]], 1), places)
+    logits, _ = session.forward(tokens, tree, history, count)
+    for row, c in enumerate(count.tolist()):
+        for node in range(tree.nodes):
+            path = [n for n in range(1, tree.nodes) if tree.ancestors[0, node, n]]
+            whole = torch.cat([history[row, :c], tokens[row, path], torch.zeros(1, dtype=torch.int64)])
+            cond = tiny.prompts(2).features[row : row + 1]
+            for half, drop in enumerate((False, True)):
+                alone = model.head(model.train_hidden(whole[None], cond, torch.tensor([drop])))[0, -1]
+                torch.testing.assert_close(logits[row + 2 * half, node], alone, atol=2e-4, rtol=1e-4)
+
+
+def drafters(target):
+    return {
+        "none": NoDraft(),
+        "draft_model": DraftModel(tiny.llamagen(seed=7), 3),
+        "eagle": EagleDrafter(tiny.eagle(target), trees.chain_paths(3)),
+        "eagle_tree": EagleDrafter(tiny.eagle(target), trees.parse(BUSHY)),
+    }
+
+
+@pytest.mark.parametrize("cfg_scale", [1.0, 2.5])
+@pytest.mark.parametrize("name", ["none", "draft_model", "eagle", "eagle_tree"])
+def test_a_real_target_keeps_its_law_under_every_drafter(name, cfg_scale):
+    """Caches, tree masks, compaction and guidance together, against the law enumerated without a cache (chi-square)."""
+    target, count = tiny.llamagen(), 6000
+    cond = tiny.prompts(count, same=True)
+    out = decode(
+        target,
+        drafters(target)[name],
+        rules.exact(),
+        Sampling(cfg_scale=cfg_scale),
+        cond,
+        Streams([(0, i) for i in range(count)]),
+    )
+    law = tiny.sequence_law(target, cond, cfg_scale)
+    assert float(law.sum()) == pytest.approx(1, abs=1e-5)
+    seen = torch.bincount(codes(out.tokens, tiny.VOCAB), minlength=len(law)).double()
+    small = law * count < 5
+    observed = torch.cat([seen[~small], seen[small].sum()[None]])
+    wanted = torch.cat([law[~small], law[small].sum()[None]]) * count
+    assert stats.chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue > 1e-4
+    if name == "none":
+        assert out.steps.eq(4).all()
+    else:
+        assert 0 < out.accepted.sum() < out.drafted.sum()
+
+
+def predict(head, ids, features):
+    """The drafter's outputs over a whole sequence of entries, one causal pass and no cache."""
+    x = head.fc(torch.cat([head.embed_tokens(ids), features], -1))[None]
+    return head.layers[0](x, head.rope()[: x.shape[1]][None])[0]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("tree", [[[0], [0, 0], [0, 0, 0]], [[0], [1], [0, 0], [1, 0], [0, 0, 0]]])
+def test_eagle_drafts_from_the_laws_of_its_own_network(tree):
+    """Each law equals the one computed from scratch: one causal pass, the draft's own features appended."""
+    target = tiny.llamagen(side=4, vocab=11)
+    head = tiny.eagle(target)
+    drafter = EagleDrafter(head, trees.parse(tree))
+    cond, streams, sampling = tiny.prompts(2), Streams([(0, 0), (0, 1)]), Sampling()
+    session = target.open(cond, 2, False, drafter.tree.nodes)
+    state = drafter.open(session, cond, sampling, streams)
+    history, count, steps = (
+        torch.zeros(2, 40, dtype=torch.int64),
+        torch.zeros(2, dtype=torch.int64),
+        torch.zeros(2).long(),
+    )
+    compared = 0
+    for _ in range(5):
+        draft = drafter.propose(state, history, count, steps)
+        for row in range(2):
+            c = int(count[row])
+            if c == 0:
+                assert not draft.valid[row, 1:].any()
+                continue
+            known = target.train_hidden(
+                torch.cat([history[row, :c], torch.zeros(1).long()])[None],
+                cond.features[row : row + 1],
+                torch.tensor([False]),
+            )[0]
+            known = known[: tiny.PREFIX + c - 1]  # hidden states before the root
+            ids = torch.cat([torch.zeros(tiny.PREFIX - 1).long(), history[row, :c]])
+            for i, node in enumerate(drafter.tree.inner[0].tolist()):
+                path = [n for n in range(1, node + 1) if drafter.tree.ancestors[0, node, n]]
+                out = predict(head, ids, known)
+                features, words = known, ids
+                for n in path:
+                    features = torch.cat([features, out[-1:]])
+                    words = torch.cat([words, draft.tokens[row, n][None]])
+                    out = predict(head, words, features)
+                wanted = sampling.law(target.head(out[-1]))
+                torch.testing.assert_close(draft.laws[row, i], wanted, atol=1e-4, rtol=1e-3)
+                compared += 1
+        logits, hidden = session.forward(draft.tokens, draft.tree, history, count)
+        verdict = verify(sampling.law(logits), draft, rules.exact(), streams, steps)
+        session.commit(verdict, draft.tree, count)
+        drafter.commit(state, hidden, verdict, count)
+        history.scatter_(1, count[:, None] + torch.arange(4), verdict.tokens)
+        count, steps = count + verdict.length + 1, steps + 1
+    assert compared > 10
+
+
+@pytest.mark.parametrize("name", ["none", "draft_model", "eagle", "eagle_tree"])
+def test_an_image_does_not_depend_on_its_batch(name):
+    target = tiny.llamagen(side=4)
+    sampling = Sampling(cfg_scale=2.0)
+    small = tiny.llamagen(side=4, seed=7)
+    make = {
+        "none": NoDraft,
+        "draft_model": lambda: DraftModel(small, 3),
+        "eagle": lambda: EagleDrafter(tiny.eagle(target), trees.chain_paths(3)),
+        "eagle_tree": lambda: EagleDrafter(tiny.eagle(target), trees.parse(BUSHY)),
+    }[name]
+    cond = tiny.prompts(9)
+    whole = decode(target, make(), rules.cool(2.0, 3), sampling, cond, Streams([(5, i) for i in range(9)]))
+    for start, stop in ((0, 1), (1, 3), (3, 8), (8, 9)):
+        part = decode(
+            target,
+            make(),
+            rules.cool(2.0, 3),
+            sampling,
+            cond.rows(start, stop),
+            Streams([(5, i) for i in range(start, stop)]),
+        )
+        assert torch.equal(part.tokens, whole.tokens[start:stop])
+        assert torch.equal(part.steps, whole.steps[start:stop])
+
+
+def test_draws_follow_their_law_and_never_hit_a_zero():
+    law = torch.tensor([0.5, 0.0, 0.3, 0.2, 0.0])
+    u = Streams([(0, i) for i in range(50_000)]).uniform(torch.zeros(50_000, dtype=torch.int64), 3, 5)
+    seen = torch.bincount(draw(law.expand(50_000, -1), u[:, 0]), minlength=5)
+    assert seen[1] == seen[4] == 0
+    wanted = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64) * 50_000
+    assert stats.chisquare(seen[[0, 2, 3]], wanted).pvalue > 1e-4
+    assert int(draw(law, torch.tensor(1 - 2.0**-23))) == 3
+    pairs = draw_distinct(law.expand(50_000, -1), u, 2)
+    assert (pairs[:, 0] != pairs[:, 1]).all()
+    # without replacement: the second given the first is the law with the first taken out
+    first_is_0 = pairs[pairs[:, 0] == 0, 1]
+    seen = torch.bincount(first_is_0, minlength=5)[[2, 3]]
+    wanted = torch.tensor([0.6, 0.4], dtype=torch.float64) * len(first_is_0)
+    assert stats.chisquare(seen, wanted).pvalue > 1e-4
+
+
+def test_streams_are_uniform_and_apart():
+    step = torch.zeros(200, dtype=torch.int64)
+    u = Streams([(0, i) for i in range(200)]).uniform(step, 1, 500)
+    assert stats.kstest(u.flatten().numpy(), "uniform").pvalue > 1e-4
+    others = [
+        Streams([(1, i) for i in range(200)]).uniform(step, 1, 500),
+        Streams([(0, i) for i in range(200)]).uniform(step, 2, 500),
+        Streams([(0, i) for i in range(200)]).uniform(step + 1, 1, 500),
+    ]
+    for other in others:  # 100,000 pairs: a correlation beyond 0.014 has probability 1e-5
+        assert abs(float(torch.corrcoef(torch.stack([u.flatten(), other.flatten()]))[0, 1])) < 0.014
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("norm.weight"), "'norm.weight' is missing"),
+        (lambda t: t.update(extra=torch.zeros(1)), "'extra' belongs to no part"),
+        (lambda t: t.update({"norm.weight": torch.zeros(3)}), r"has shape \[3\], expected \[32\]"),
+        (lambda t: t["norm.weight"].fill_(float("nan")), "NaN"),
+    ],
+)
+def test_a_wrong_tensor_is_named(change, said):
+    tensors = {k: v.clone() for k, v in tiny.llamagen().state_dict().items()}
+    change(tensors)
+    with pytest.raises(UsageError, match=said):
+        checkpoints.fill(tiny.llamagen(), tensors, "file")
+
+
+def test_a_file_describes_itself(tmp_path):
+    path, model = tmp_path / "m.safetensors", tiny.llamagen()
+    checkpoints.save(model, path, "scenes-target", model.cfg.to_dict(), torch.float32)
+    config, tensors = checkpoints.read(path, "scenes-target")
+    again = LlamaGen(LlamaGenConfig(**config))
+    checkpoints.fill(again, tensors, path.name)
+    assert torch.equal(again.output.weight, model.output.weight)
+    with pytest.raises(UsageError, match="not a 'scenes-eagle'"):
+        checkpoints.read(path, "scenes-eagle")
+    with pytest.raises(UsageError, match="not here"):
+        checkpoints.read(tmp_path / "none.safetensors", "scenes-target")
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UsageError, match="not a readable safetensors file"):
+        checkpoints.read(path, "scenes-target")
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [("nope", "unknown tree"), ("[[0,0]]", "not its parent"), ("[[-1]]", "child numbers"), ("[0", "neither")],
+)
+def test_a_wrong_tree_is_a_sentence(tree, said):
+    with pytest.raises(UsageError, match=said):
+        trees.build(trees.parse(tree))

@@ -1,0 +1,64 @@
+"""A LlamaGen small enough to enumerate: 2x2 tokens, five codes, random weights."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from specbench.models.eagle import Eagle, like_target
+from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
+
+VOCAB, PREFIX = 5, 3
+
+
+def llamagen(side: int = 2, seed: int = 0, dim: int = 32, vocab: int = VOCAB) -> LlamaGen:
+    torch.manual_seed(seed)
+    model = LlamaGen(
+        LlamaGenConfig(
+            dim=dim,
+            n_layer=2,
+            n_head=2,
+            ffn_hidden=48,
+            vocab_size=vocab,
+            cls_token_num=PREFIX,
+            caption_dim=8,
+            block_size=side * side,
+        )
+    )
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() == 2:
+                p.mul_(8)  # laws far from uniform
+    return model.eval().requires_grad_(False)
+
+
+def eagle(target: LlamaGen, seed: int = 1) -> Eagle:
+    torch.manual_seed(seed)
+    head = like_target(target)
+    with torch.no_grad():
+        for p in head.layers.parameters():
+            if p.dim() == 2:
+                p.mul_(4)
+        head.fc.weight.mul_(6)
+    return head.eval().requires_grad_(False)
+
+
+def prompts(count: int, same: bool = False) -> Conditioning:
+    g = torch.Generator().manual_seed(3)
+    features = torch.randn(1 if same else count, PREFIX, 8, generator=g).expand(count, -1, -1).clone()
+    return Conditioning(features, torch.ones(count, PREFIX, dtype=torch.bool))
+
+
+def sequence_law(model: LlamaGen, cond: Conditioning, cfg_scale: float) -> Tensor:
+    """The law of every token sequence under one prompt, (V**T,), first token most significant, without any cache."""
+    t = model.cfg.block_size
+    sequences = torch.tensor(list(itertools.product(range(VOCAB), repeat=t)))
+    n = len(sequences)
+    features = cond.features[:1].expand(n, -1, -1)
+    start = model.cfg.cls_token_num - 1
+    keep, drop = torch.zeros(n, dtype=torch.bool), torch.ones(n, dtype=torch.bool)
+    logits = [model.head(model.train_hidden(sequences, features, d)[:, start:]) for d in (keep, drop)]
+    law = (logits[1] + cfg_scale * (logits[0] - logits[1])).softmax(-1)
+    return law.gather(-1, sequences.unsqueeze(-1)).squeeze(-1).double().prod(1)
