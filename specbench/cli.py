@@ -44,11 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line (default: this process's) and returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(words)
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
     except UsageError as e:
         return _fail(e, USAGE)
-    except BrokenPipeError:  # `specbench list | head -1`
-        sys.stderr.close()
+    except BrokenPipeError:  # `specbench list | head -1`; what is left to print goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except KeyboardInterrupt as e:
         return _fail(str(e) or "stopped", STOPPED)
@@ -133,9 +135,10 @@ def run(words: list[str]) -> int:
 
     overrides = configuration.plain(asked.overrides)
     if asked.help or asked.hydra_help or asked.cfg:
-        configuration.grid(overrides, False)
+        configuration.grid(overrides, asked.multirun)
         flags = [word for word in words if word not in asked.overrides and word not in ("-m", "--multirun")]
-        return _hydra([*flags, *overrides])
+        swept = configuration.swept(overrides)  # keep their defaults
+        return _hydra([*flags, *(word for word in overrides if word.split("=", 1)[0] not in swept)])
     jobs = configuration.grid(overrides, asked.multirun)
     if asked.multirun:
         return _grid(overrides, jobs)
@@ -162,7 +165,7 @@ def _start(overrides: list[str]) -> int:
 def _again(words: list[str], folder: Path) -> str:
     """The command that goes on in a folder."""
     kept = [word for word in words if not word.startswith("out=")]
-    plain = re.fullmatch(r"[\w./-]+", str(folder))
+    plain = re.fullmatch(r"[A-Za-z0-9_./-]+", str(folder))
     return f"specbench run {shlex.join([*kept, f'out={folder if plain else _quoted(str(folder))}'])}"
 
 
@@ -356,7 +359,7 @@ def _entries(group: str) -> list[dict[str, Any]]:
     elif group in ("model", "drafter"):
         table = registry.MODELS if group == "model" else registry.DRAFTERS
         needed = {name: entry.assets for name, entry in table.items() if entry.assets}
-        absent = {name: [f for f in files if not (metrics.ASSETS / f).is_file()] for name, files in needed.items()}
+        absent = {name: [f for f in files if not (registry.ASSETS / f).is_file()] for name, files in needed.items()}
     return [
         {"name": name, "line": line, "weights": not absent[name] if name in absent else None}
         for name, line in lines.items()

@@ -30,9 +30,12 @@ def resolve_device(name: str) -> torch.device:
 
 
 class Pipeline:
-    def __init__(self, model: Any, drafter: Drafter, rule: Rule, sampling: Sampling, device: torch.device) -> None:
+    def __init__(
+        self, model: Any, drafter: Drafter, rule: Rule, sampling: Sampling, device: torch.device, weights: str
+    ) -> None:
         self.model, self._drafter, self._rule, self._sampling = model, drafter, rule, sampling
         self.device = device
+        self.weights = weights  # what a row calls them, see registry.weights_label
 
     @classmethod
     def load(cls, cfg: Mapping[str, Any]) -> Pipeline:
@@ -44,15 +47,12 @@ class Pipeline:
         drafter = registry.find("drafter", registry.DRAFTERS, cfg["drafter"])(cfg, model)
         rule = registry.find("rule", registry.RULES, cfg["rule"])(cfg, drafter.tree.height)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
-        return cls(model, drafter, rule, sampling, device)
+        label = registry.weights_label(cfg["model"], cfg["drafter"], cfg["weights"])
+        return cls(model, drafter, rule, sampling, device, label)
 
     def vanilla(self) -> Pipeline:
         """The same loaded target with the empty draft: the baseline."""
-        return Pipeline(self.model, NoDraft(), exact(), self._sampling, self.device)
-
-    @property
-    def weights(self) -> str:
-        return self.model.weights
+        return Pipeline(self.model, NoDraft(), exact(), self._sampling, self.device, self.weights)
 
     @property
     def resolution(self) -> int:

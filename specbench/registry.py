@@ -5,11 +5,16 @@ Adding a model, drafter or rule is one new module, one YAML under conf/, and one
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from specbench.errors import unknown
+
+#: The weights that the project carries.
+ASSETS = Path(__file__).resolve().parent / "assets"
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,32 @@ RULES = {
     "uniform": Entry("specbench.decoding.rules:build_uniform", "UniformRSD: one factor `delta` at every depth"),
     "cool": Entry("specbench.decoding.rules:build_cool", "Cool-SD: annealed factors, mean `delta`, decay `nu`"),
 }
+
+
+def weights_folder(weights: str) -> Path | None:
+    """The folder behind weights=embedded|DIR; None for weights=random."""
+    return None if weights == "random" else ASSETS if weights == "embedded" else Path(weights)
+
+
+def digest(*paths: Path) -> str:
+    """The first eight hexadecimal digits of the SHA-256 over the files, in the given order."""
+    h = hashlib.sha256()
+    for path in paths:
+        h.update(path.read_bytes())
+    return h.hexdigest()[:8]
+
+
+def weights_label(model: str, drafter: str, weights: str) -> str:
+    """What a row calls its weights: "random", or "embedded:<digest of the target>+<digest of the drafter>".
+
+    Raises OSError where a file is not there.
+    """
+    folder = weights_folder(weights)
+    if folder is None:
+        return "random"
+    found = [MODELS[model].assets, DRAFTERS[drafter].assets]
+    digests = "+".join(digest(*(folder / name for name in assets)) for assets in found if assets)
+    return f"{weights if weights == 'embedded' else 'folder'}:{digests}"
 
 
 def find(kind: str, table: dict[str, Entry], name: str) -> Any:

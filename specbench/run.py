@@ -152,6 +152,9 @@ class Run:
 
     def _execute(self, method: records.Journal, vanilla: records.Journal | None) -> dict[str, Any]:
         n = self.cfg["n"]
+        # A finished run says nothing about weights that were trained since. (A loader of its own has weights of its own.)
+        if self._loader is _load_pipeline and (here := _weights_here(self.cfg)) is not None:
+            self._check_same("weights", here)
         left = bool(method.missing(n) or (vanilla is not None and vanilla.missing(n)))
         if not left and self.sheet_path.exists() and (row := self._finished_row()):
             self.nothing_left = True
@@ -264,16 +267,19 @@ class Run:
             "pid": os.getpid(),
             "started": _utc("microseconds"),
         }
-        for other in memory["sessions"].values():
-            for name in ("weights", "device"):
-                if other[name] != mine[name]:
-                    raise UsageError(
-                        f"{self.folder} was begun with {name} {other[name]}, and this process has {mine[name]}:"
-                        " choose another out="
-                    )
+        for name in ("weights", "device"):
+            self._check_same(name, mine[name])
         memory["sessions"][self._session] = mine
         records.write_atomically(self.folder / "run.json", (json.dumps(memory, indent=1) + "\n").encode())
         _LOG.info("session %s: %s", self._session, json.dumps(mine))
+
+    def _check_same(self, name: str, mine: str) -> None:
+        """Raises UsageError where an earlier process decoded with something else."""
+        for other in self._memory()["sessions"].values():
+            if other[name] != mine:
+                raise UsageError(
+                    f"{self.folder} was begun with {name} {other[name]}, and here are {mine}: choose another out="
+                )
 
     # --- decoding -----------------------------------------------------------------------------------------------------
 
@@ -502,18 +508,26 @@ def _load_pipeline(cfg: Mapping[str, Any]) -> Decoder:
     return Pipeline.load(cfg)
 
 
+def _weights_here(cfg: Mapping[str, Any]) -> str | None:
+    """What a row would call the weights that are here now; None where they are not. Loads nothing."""
+    from specbench import registry
+
+    try:
+        return registry.weights_label(cfg["model"], cfg["drafter"], cfg["weights"])
+    except OSError:
+        return None
+
+
 def check(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError for what can be told before a model is loaded: absent weights, a bad tree, an absent device."""
     from specbench import registry
     from specbench.decoding import trees
-    from specbench.models import checkpoints
     from specbench.pipeline import resolve_device
 
     resolve_device(cfg["device"])
     height = cfg.get("window", 0) if "tree" not in cfg else trees.build(trees.parse(cfg["tree"])).height
     registry.find("rule", registry.RULES, cfg["rule"])(cfg, height)
-    if cfg["weights"] != "random":
-        folder = checkpoints.ASSETS if cfg["weights"] == "embedded" else Path(cfg["weights"])
+    if folder := registry.weights_folder(cfg["weights"]):
         needed = (*registry.MODELS[cfg["model"]].assets, *registry.DRAFTERS[cfg["drafter"]].assets)
         if absent := [name for name in needed if not (folder / name).is_file()]:
             raise UsageError(

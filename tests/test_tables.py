@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench import records
+from specbench import configuration, records, registry
 from specbench.errors import UsageError
 from specbench.tables import cli, definitions, layout, literature, measure, render
 from specbench.tables.measure import Identity
@@ -399,28 +400,23 @@ def test_the_newest_fitting_row_is_shown(tables: Callable[..., int], tmp_path: P
 
 def test_the_weights_of_a_run_are_known_without_loading_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retrained weights make old rows stale; a wrong prediction would run every table anew for ever."""
-    import torch
+    from specbench.pipeline import Pipeline
 
-    from specbench.models import checkpoints
-    from specbench.models.scenes import ScenesModel
-
-    monkeypatch.setattr(checkpoints, "ASSETS", tmp_path)
-    monkeypatch.setattr(measure, "ASSETS", tmp_path)
     bench = measure.LocalBench()
-    assert bench.identify(["method=eagle1"]).weights is None
-    made = ScenesModel("random", torch.device("cpu"), torch.float32)
-    parts = {"text": made.text, "target": made.target, "tokenizer": made.tokenizer, "eagle": made.eagle()}
-    for kind, module in parts.items():
-        checkpoints.save(module, tmp_path / f"scenes_{kind}.safetensors", f"scenes-{kind}", asdict(module.cfg))
-    loaded = ScenesModel("embedded", torch.device("cpu"), torch.float32)
-    assert bench.identify(["method=vanilla"]).weights == loaded.weights
-    loaded.eagle()
-    before = loaded.weights
-    assert bench.identify(["method=cool_sd"]).weights == before
-    assert bench.identify(["method=cool_sd", "weights=random"]).weights == made.weights
-    assert bench.identify(["method=cool_sd", f"weights={tmp_path}"]).weights is None
-    checkpoints.save(made.eagle(), tmp_path / "scenes_eagle.safetensors", "scenes-eagle", {})
-    assert bench.identify(["method=cool_sd"]).weights not in (None, before)
+    overrides = ["method=cool_sd", f"weights={tmp_path}"]
+    assert bench.identify(overrides).weights is None
+    for path in registry.ASSETS.glob("scenes_*.safetensors"):
+        shutil.copy(path, tmp_path)
+    label = bench.identify(overrides).weights
+    assert label is not None
+    pipeline = Pipeline.load(configuration.compose(overrides))
+    assert pipeline.weights == pipeline.vanilla().weights == label
+    assert bench.identify(["method=vanilla", f"weights={tmp_path}"]).weights == label.split("+")[0]
+    assert bench.identify(["method=cool_sd", "weights=random"]).weights == "random"
+    with (tmp_path / "scenes_eagle.safetensors").open("ab") as file:
+        file.write(b"!")
+    assert bench.identify(overrides).weights not in (None, label)
+    assert bench.identify(["method=vanilla", f"weights={tmp_path}"]).weights == label.split("+")[0]
 
 
 def test_a_row_of_another_run_is_refused(tables: Callable[..., int], tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ import numpy as np
 
 from specbench import errors
 from specbench.metrics.base import Item, Metric, Score
-
-ASSETS = Path(__file__).resolve().parent.parent / "assets"
+from specbench.registry import ASSETS
 
 __all__ = ["ASSETS", "METRICS", "Entry", "Score", "available", "missing", "score"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -14,8 +13,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from specbench.errors import UsageError
-
-ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
 
 def save(module: nn.Module, path: Path, kind: str, config: dict[str, Any], dtype: torch.dtype = torch.float16) -> None:
@@ -62,11 +59,3 @@ def fill(module: nn.Module, tensors: dict[str, Tensor], source: str) -> None:
     if surplus := sorted(set(tensors) - set(own)):
         raise UsageError(f"{source}: tensor '{surplus[0]}' belongs to no part of this model")
     module.load_state_dict({k: v.to(own[k].dtype) for k, v in tensors.items()})
-
-
-def digest(*paths: Path) -> str:
-    """The first eight hexadecimal digits of the SHA-256 over the files, in the given order."""
-    h = hashlib.sha256()
-    for p in paths:
-        h.update(p.read_bytes())
-    return h.hexdigest()[:8]

@@ -23,6 +23,7 @@ from specbench.data import scenes
 from specbench.errors import UsageError
 from specbench.models import checkpoints
 from specbench.models.text import TextConfig, TextEncoder
+from specbench.registry import digest
 
 CLASSIFIER, READER, TWO_TOWER = (f"scenes_{name}.safetensors" for name in ("classifier", "reader", "two_tower"))
 SLOTS = scenes.MAX_OBJECTS
@@ -274,4 +275,4 @@ def load(path: Path, kind: type[Evaluator], device: torch.device | str = "cpu") 
 
 def backend(path: Path) -> str:
     """The name under which a metric is reported, such as "scenes-reader@1a2b3c4d": the network and its file's hash."""
-    return f"{path.stem.replace('_', '-')}@{checkpoints.digest(path)}"
+    return f"{path.stem.replace('_', '-')}@{digest(path)}"

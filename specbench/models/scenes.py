@@ -4,7 +4,6 @@ weights."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.scenes_config import CONFIGS
 from specbench.models.text import TextConfig, TextEncoder
 from specbench.models.vq import VQConfig, VQModel
+from specbench.registry import weights_folder
 
 
 class ScenesModel:
@@ -29,13 +29,11 @@ class ScenesModel:
     def __init__(self, weights: str, device: torch.device, dtype: torch.dtype) -> None:
         """weights: "embedded", "random", or a folder with the same files."""
         self.device, self.dtype = device, dtype
-        self.folder = None if weights == "random" else checkpoints.ASSETS if weights == "embedded" else Path(weights)
+        self.folder = weights_folder(weights)
         if self.folder is not None and not self.folder.is_dir():
             raise UsageError(
                 f"weights={weights} is not a folder (use embedded, random, or a folder with scenes_*.safetensors)"
             )
-        self.files: list[Path] = []
-        self.label = weights if weights in ("embedded", "random") else "folder"
         self.text = self._load("text", TextEncoder, TextConfig, torch.float32)
         self.target = self._load("target", LlamaGen, LlamaGenConfig, dtype)
         self.tokenizer = self._load("tokenizer", VQModel, VQConfig, torch.float32)
@@ -49,16 +47,10 @@ class ScenesModel:
             values, tensors = checkpoints.read(path, f"scenes-{kind}")
             built = module(config(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}))
             checkpoints.fill(built, tensors, path.name)
-            self.files.append(path)
         return self._ready(built, dtype)
 
     def _ready(self, module: nn.Module, dtype: torch.dtype) -> nn.Module:
         return module.to(self.device, dtype).eval().requires_grad_(False)
-
-    @property
-    def weights(self) -> str:
-        """What the numbers were measured with: "random", or the source with a hash of every file read so far."""
-        return self.label if not self.files else f"{self.label}:{checkpoints.digest(*self.files)}"
 
     @property
     def tokens_per_image(self) -> int:

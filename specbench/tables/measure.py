@@ -19,7 +19,6 @@ from specbench.errors import UsageError
 from specbench.tables.definitions import Line, Table
 
 Row = Mapping[str, str]
-ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
 
 @dataclass(frozen=True)
@@ -57,23 +56,12 @@ class LocalBench:
         return execute(configuration.compose(overrides), out)
 
 
-#: The embedded model's files in the order in which it reads them: the label in a row is a digest over them, then the
-#: drafter's.
-_EMBEDDED = ("scenes_text.safetensors", "scenes_target.safetensors", "scenes_tokenizer.safetensors")
-
-
 def _weights(cfg: Mapping[str, Any]) -> str | None:
-    """The label that a row of this configuration would carry; None where only loading the model can tell."""
-    if cfg["weights"] == "random":
-        return "random"
-    model, drafter = registry.MODELS.get(cfg["model"]), registry.DRAFTERS.get(cfg["drafter"])
-    if cfg["weights"] != "embedded" or not model or not drafter or set(model.assets) != set(_EMBEDDED):
+    """The label that a row of this configuration would carry; None where the files are not there."""
+    try:
+        return registry.weights_label(cfg["model"], cfg["drafter"], cfg["weights"])
+    except OSError:
         return None
-    files = [ASSETS / name for name in (*_EMBEDDED, *drafter.assets)]
-    if not all(file.is_file() for file in files):
-        return None
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    return f"embedded:{digest[:8]}"
 
 
 @dataclass(frozen=True)

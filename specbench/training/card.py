@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from specbench import records
+from specbench import records, registry
 from specbench.data import scenes
-from specbench.models import checkpoints
 from specbench.models import evaluators as ev
 from specbench.pipeline import Pipeline
 
@@ -27,7 +26,7 @@ def sample_figures(assets: Path, device: torch.device) -> dict[str, float]:
     """
     cfg = {
         "model": "llamagen_scenes",
-        "weights": "embedded" if assets == checkpoints.ASSETS else str(assets),
+        "weights": "embedded" if assets == registry.ASSETS else str(assets),
         "device": str(device),
         "dtype": "float32",
         "drafter": "none",

@@ -18,6 +18,7 @@ from specbench.models.scenes_config import DRAFT, TARGET, VQ
 from specbench.models.scenes_config import text as text_config
 from specbench.models.text import TextEncoder
 from specbench.models.vq import VQModel
+from specbench.registry import ASSETS
 from specbench.training import card, drafter, target, tokenizer, world
 from specbench.training.trainer import Recipe
 
@@ -28,14 +29,14 @@ RECIPES: dict[str, dict[str, Recipe]] = {
     "cpu": {
         "tokenizer": Recipe(steps=3000, batch=48, lr=2e-3),
         "text": Recipe(steps=1000, batch=128, lr=1e-3),
-        "target": Recipe(steps=4800, batch=32, lr=1.5e-3, ema=0.998),
-        "draft": Recipe(steps=1500, batch=32, lr=2e-3, ema=0.995),
-        "eagle": Recipe(steps=1200, batch=32, lr=1e-3, ema=0.995),
+        "target": Recipe(steps=4700, batch=32, lr=2e-3, ema=0.998, muon=True),
+        "draft": Recipe(steps=1000, batch=32, lr=2e-3, ema=0.995, muon=True),
+        "eagle": Recipe(steps=1000, batch=32, lr=1.5e-3, ema=0.995, muon=True),
     },
     "gpu": {
         "tokenizer": Recipe(steps=6000, batch=128, lr=2e-3),
         "text": Recipe(steps=3000, batch=256, lr=1e-3),
-        "target": Recipe(steps=20000, batch=128, lr=1.5e-3, ema=0.999),
+        "target": Recipe(steps=20000, batch=128, lr=2e-3, ema=0.999, muon=True),
         "draft": Recipe(steps=8000, batch=128, lr=2e-3, ema=0.999),
         "eagle": Recipe(steps=6000, batch=128, lr=1e-3, ema=0.999),
     },
@@ -156,7 +157,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--work", type=Path, default=Path(".train"), help="checkpoints, rendered scenes, loss curves (resumed from)"
     )
-    parser.add_argument("--assets", type=Path, default=checkpoints.ASSETS, help="where the finished weights go")
+    parser.add_argument("--assets", type=Path, default=ASSETS, help="where the finished weights go")
     parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="stop after this stage")
     parser.add_argument(
         "--card", type=Path, default=Path("results/embedded_models.md"), help="where the model card goes"

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from specbench.data import scenes
 from specbench.metrics.fid import REFERENCE, Reference, distance
 from specbench.models import evaluators as ev
-from specbench.models.checkpoints import ASSETS
+from specbench.registry import ASSETS
 from specbench.training.trainer import Recipe, fit
 
 CLASSIFIER_RECIPE = Recipe(steps=2400, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)

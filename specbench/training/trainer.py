@@ -35,6 +35,7 @@ class Recipe:
     ema: float = 0.0  # decay of a shadow copy that replaces the weights at the end; 0 = none
     seed: int = 0
     save_every: int = 250
+    muon: bool = False  # Muon for the blocks' matrices, AdamW for the rest: fewer images for the same loss
 
     def lr_at(self, step: int) -> float:
         if step < self.warmup:
@@ -49,6 +50,23 @@ Loss = Callable[[np.random.Generator], tuple[Tensor, dict[str, float]]]
 
 def batch_rng(recipe: Recipe, step: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[recipe.seed, step]))
+
+
+def _optimisers(module: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """AdamW, decaying matrices only; with `recipe.muon` the matrices under "layers" go to Muon, at AdamW's scale."""
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    blocks = [p for name, p in named if recipe.muon and p.dim() == 2 and name.startswith("layers.")]
+    others = [p for _, p in named if not any(p is b for b in blocks)]
+    groups = [
+        {"params": [p for p in others if p.dim() >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    found: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)]
+    if blocks:
+        found.append(
+            torch.optim.Muon(blocks, lr=recipe.lr, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw")
+        )
+    return found
 
 
 def _save(path: Path, state: dict) -> None:
@@ -74,20 +92,14 @@ def fit(
     path = work / f"{name}.pt"
     device = next(module.parameters()).device
     params = [p for p in module.parameters() if p.requires_grad]
-    decay = [p for p in params if p.dim() >= 2]
-    rest = [p for p in params if p.dim() < 2]
-    optimiser = torch.optim.AdamW(
-        [{"params": decay, "weight_decay": recipe.weight_decay}, {"params": rest, "weight_decay": 0.0}],
-        lr=recipe.lr,
-        betas=recipe.betas,
-        fused=True,
-    )
+    optimisers = _optimisers(module, recipe)
     shadow = [p.detach().clone() for p in params] if recipe.ema else []
     start, figures, seconds = 0, {}, 0.0
     if path.exists():
         state = torch.load(path, map_location=device, weights_only=True)
         module.load_state_dict(state["module"])
-        optimiser.load_state_dict(state["optimiser"])
+        for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
         shadow, start, figures, seconds = state["shadow"], state["step"], state["figures"], state["seconds"]
     began = time.perf_counter()
     module.train()
@@ -100,17 +112,19 @@ def fit(
         disable=start >= recipe.steps,
     )
     for step in progress:
-        for group in optimiser.param_groups:
-            group["lr"] = recipe.lr_at(step)
+        for optimiser in optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = recipe.lr_at(step)
         # bf16 on both kinds of device: CPUs with matrix units gain as much from it as GPUs
         with torch.autocast(device.type, torch.bfloat16):
             value, logged = loss(batch_rng(recipe, step))
-        optimiser.zero_grad(set_to_none=True)
         value.backward()
         norm = nn.utils.clip_grad_norm_(params, recipe.clip)
         if not torch.isfinite(norm):
             raise FloatingPointError(f"{name}: gradient is not finite at step {step}; lower the learning rate")
-        optimiser.step()
+        for optimiser in optimisers:
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
         with torch.no_grad():
             if recipe.ema:
                 d = min(recipe.ema, (1 + step) / (10 + step))
@@ -124,7 +138,11 @@ def fit(
             _log(work / f"{name}.csv", {"step": done, "lr": recipe.lr_at(step), **figures})
         if done % recipe.save_every == 0 or done == recipe.steps:
             spent = seconds + time.perf_counter() - began
-            state = {"module": module.state_dict(), "optimiser": optimiser.state_dict(), "shadow": shadow}
+            state = {
+                "module": module.state_dict(),
+                "optimisers": [o.state_dict() for o in optimisers],
+                "shadow": shadow,
+            }
             _save(path, {**state, "step": done, "figures": figures, "seconds": spent})
     if recipe.ema and shadow:
         with torch.no_grad():

@@ -1,0 +1,91 @@
+"""The committed weights, through the public parts: what the README and the model card claim."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from specbench.configuration import compose
+from specbench.data import scenes
+from specbench.pipeline import Pipeline
+
+COUNT = 8
+CAPTIONS = [scenes.sample("validation", i).caption for i in range(COUNT)]
+
+
+@cache
+def pipeline(*overrides: str) -> Pipeline:
+    return Pipeline.load(compose(list(overrides)))
+
+
+@cache
+def decoded(*overrides: str, count: int = COUNT):
+    p = pipeline(*overrides)
+    return p.decode(p.encode(CAPTIONS[:count]), [(0, i) for i in range(count)])
+
+
+def accepted_length(*overrides: str) -> float:
+    return float((256 / decoded(*overrides).steps.double()).mean())
+
+
+def test_vanilla_takes_one_step_a_token():
+    out = decoded("method=vanilla")
+    assert out.steps.eq(256).all()
+    assert out.tokens.shape == (COUNT, 256)
+    assert len(out.tokens.unique()) > 50
+
+
+def test_accepted_lengths_stand_in_the_papers_order():
+    eagle, chain = accepted_length("method=eagle1"), accepted_length("method=eagle_chain")
+    cool, cooler = accepted_length("method=cool_sd", "delta=1.1"), accepted_length("method=cool_sd", "delta=2")
+    assert 1.5 < chain < eagle
+    assert eagle < cool < cooler
+    assert accepted_length("method=sd") > 1.2
+
+
+@pytest.mark.parametrize("method", ["vanilla", "sd", "eagle_chain", "cool_sd"])
+def test_the_same_pictures_in_any_batch(method):
+    """Bit-equal tokens and pixels, alone and in company: every row-wise product is computed in one order."""
+    p = pipeline(f"method={method}")
+    together = decoded(f"method={method}")
+    for rows in ([5], [2, 0]):
+        out = p.decode(p.encode([CAPTIONS[i] for i in rows]), [(0, i) for i in rows])
+        assert torch.equal(out.tokens, together.tokens[rows])
+        assert np.array_equal(p.pixels(out.tokens), p.pixels(together.tokens)[rows])
+
+
+def test_greedy_speculation_repeats_the_greedy_target():
+    """At temperature 0 every exact method gives the target's own picture, token for token."""
+    wanted = decoded("method=vanilla", "temperature=0", count=2).tokens
+    for method in ("sd", "eagle_chain", "eagle1"):
+        assert torch.equal(decoded(f"method={method}", "temperature=0", count=2).tokens, wanted)
+
+
+def test_another_seed_is_another_picture():
+    p = pipeline("method=cool_sd")
+    encoded = p.encode(CAPTIONS[:1])
+    assert not torch.equal(p.decode(encoded, [(1, 0)]).tokens, decoded("method=cool_sd").tokens[:1])
+
+
+def test_the_tokenizer_reaches_its_figures():
+    from specbench.training.tokenizer import evaluate
+
+    figures = evaluate(pipeline("method=vanilla").model.tokenizer, scenes.render("validation", range(200))[0])
+    assert figures["psnr_db"] > 26
+    assert figures["codes_used"] > 0.8
+
+
+def test_target_and_drafter_reach_their_figures():
+    """The ranges of the embedded world: an ambiguous target, a drafter that is good and not perfect."""
+    from specbench.training import drafter, target
+
+    model = pipeline("method=eagle_chain").model
+    images, captions, _ = scenes.render("validation", range(32))
+    with torch.inference_mode():
+        codes = model.tokenizer.encode(scenes.to_float(images)).numpy()
+        features = model.encode(captions).features
+    assert 0.25 < target.evaluate_target(model.target, codes, features)["top1_probability"] < 0.55
+    assert 0.15 < drafter.evaluate_drafter(model.target, model.eagle(), codes, features)["tv"] < 0.45

@@ -1,0 +1,129 @@
+"""The training loop resumes exactly, and the recipes of the embedded models learn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from torch import nn
+
+from specbench.data import scenes
+from specbench.models.eagle import like_target
+from specbench.models.text import TextConfig, TextEncoder
+from specbench.models.vq import VQConfig, VQModel
+from specbench.training import drafter, target, tokenizer, world
+from specbench.training.trainer import Recipe, fit
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def loss(self, rng):
+        x = torch.as_tensor(rng.standard_normal((32, 6)), dtype=torch.float32)
+        value = (self.layers(x)[:, 0] - x.sum(1)).pow(2).mean()
+        return value, {"loss": float(value.detach())}
+
+
+@pytest.mark.parametrize("muon", [False, True])
+def test_a_killed_training_ends_with_the_same_weights(tmp_path, muon):
+    recipe = Recipe(steps=60, batch=32, lr=1e-2, warmup=5, save_every=10, ema=0.9, muon=muon)
+    whole = Small()
+    fit("small", whole, whole.loss, recipe, tmp_path / "whole")
+
+    class Killed(Exception):
+        pass
+
+    def kill(step):
+        if step == 37:
+            raise Killed
+
+    broken = Small()
+    with pytest.raises(Killed):
+        fit("small", broken, broken.loss, recipe, tmp_path / "parts", kill)
+    resumed = Small()
+    with torch.no_grad():
+        resumed.layers[0].weight.zero_()  # what is resumed comes from the checkpoint
+    figures = fit("small", resumed, resumed.loss, recipe, tmp_path / "parts")
+    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert figures["loss"] < 1.5  # from 6, the variance of a sum of six unit normals
+
+
+def test_a_diverging_training_says_so(tmp_path):
+    model = Small()
+
+    def loss(rng):
+        value, figures = model.loss(rng)
+        return value * float("nan"), figures
+
+    with pytest.raises(FloatingPointError, match="not finite at step 0"):
+        fit("small", model, loss, Recipe(steps=3, batch=1, lr=1e-2), tmp_path)
+
+
+def test_the_learning_rate_rises_then_falls():
+    recipe = Recipe(steps=1000, batch=1, lr=1.0, warmup=100)
+    assert recipe.lr_at(0) == pytest.approx(0.01)
+    assert recipe.lr_at(99) == pytest.approx(1.0)
+    assert recipe.lr_at(999) == pytest.approx(0.05, abs=0.001)
+
+
+def test_the_tokenizer_learns_and_keeps_its_codes_alive(tmp_path):
+    images = scenes.render("train", range(64))[0]
+    torch.manual_seed(0)
+    vq = VQModel(VQConfig(8, (1, 2, 2), 1, 16, codebook_size=64, norm_groups=4, attention=False))
+    tokenizer.train(vq, images, Recipe(steps=60, batch=8, lr=4e-3, warmup=5), tmp_path)
+    figures = tokenizer.evaluate(vq, images)
+    flat = 10 * np.log10(4 / ((images / 127.5 - 1) - (images / 127.5 - 1).mean((1, 2), keepdims=True)).var())
+    assert figures["psnr_db"] > flat  # better than each picture's mean colour
+    assert figures["codes_used"] > 0.5
+    assert tokenizer.encode_all(vq, images[:3]).shape == (3, 256)
+
+
+def test_target_and_drafter_learn_a_small_grammar(tmp_path):
+    """Tokens that count upwards from one the caption gives: the target learns them, the drafter learns the target."""
+    torch.manual_seed(0)
+    model = tiny.llamagen(side=4, vocab=8).train().requires_grad_(True)
+    starts = np.random.default_rng(0).integers(0, 8, 256)
+    tokens = ((starts[:, None] + np.arange(16)) % 8).astype(np.int16)
+    features = torch.nn.functional.one_hot(torch.as_tensor(starts), 8)[:, None].expand(-1, 3, -1).to(torch.bfloat16)
+    recipe = Recipe(steps=80, batch=32, lr=5e-3, warmup=5)
+    before = target.evaluate_target(model, tokens, features)["loss"]
+    target.train_target("target", model, tokens, features, recipe, tmp_path)
+    after = target.evaluate_target(model, tokens, features)
+    assert after["loss"] < 0.25 * before
+    assert after["top1_probability"] > 0.7
+    head = like_target(model)
+    untrained = drafter.evaluate_drafter(model, head, tokens, features)["tv"]
+    drafter.train_eagle(head, model, tokens, features, replace(recipe, steps=60), tmp_path)
+    trained = drafter.evaluate_drafter(model, head, tokens, features)
+    assert trained["tv"] < 0.5 * untrained
+    assert trained["top1_agreement"] > 0.8
+
+
+def test_the_text_encoder_learns_to_state_what_a_caption_says(tmp_path):
+    samples = [scenes.sample("train", i) for i in range(128)]
+    labels = np.array([s.scene.labels() for s in samples])
+    torch.manual_seed(0)
+    text = TextEncoder(TextConfig(tuple(scenes.vocabulary()), dim=32, layers=1, heads=2))
+    chance = target.train_text(text, [s.caption for s in samples], labels, Recipe(1, 64, 1e-4), tmp_path / "a")["right"]
+    right = target.train_text(
+        text, [s.caption for s in samples], labels, Recipe(60, 64, 5e-3, warmup=5), tmp_path / "b"
+    )["right"]
+    assert right > max(0.5, chance + 0.2)
+    ids = text.tokenize(["A zebra circle", "word " * 100])
+    assert ids[0, 1] == 1  # unknown
+    assert ids.shape == (2, 48)
+
+
+def test_the_rendered_world_is_kept(tmp_path):
+    first = world.load(tmp_path, "train", 30)
+    again = world.load(tmp_path, "train", 30)
+    assert np.array_equal(first.images, scenes.render("train", range(30))[0])
+    assert np.array_equal(first.images, again.images)
+    assert first.captions == again.captions
