@@ -152,7 +152,7 @@ class Run:
 
     def _execute(self, method: records.Journal, vanilla: records.Journal | None) -> dict[str, Any]:
         n = self.cfg["n"]
-        # A finished run says nothing about weights that were trained since. (A loader of its own has weights of its own.)
+        # A finished run says nothing about weights trained since. (A loader of its own has weights of its own.)
         if self._loader is _load_pipeline and (here := _weights_here(self.cfg)) is not None:
             self._check_same("weights", here)
         left = bool(method.missing(n) or (vanilla is not None and vanilla.missing(n)))

@@ -16,15 +16,30 @@ from specbench.errors import UsageError
 
 
 def save(module: nn.Module, path: Path, kind: str, config: dict[str, Any], dtype: torch.dtype = torch.float16) -> None:
-    """Write `module` atomically; floating tensors are stored as `dtype`."""
+    """Write `module` atomically; floating tensors are stored as `dtype`.
+
+    A file that holds the same already stays as it is, since rows name weights by their file's digest.
+    """
     tensors = {
         k: v.detach().to(dtype if v.is_floating_point() else v.dtype).cpu().contiguous()
         for k, v in module.state_dict().items()
     }
+    if path.exists() and _same(path, kind, config, tensors):
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     tmp = path.with_suffix(".tmp")
     save_file(tensors, tmp, {"format": "specbench-1", "kind": kind, "config": json.dumps(config)})
+    tmp.chmod(0o644)  # the library makes files that only their owner can read
     os.replace(tmp, path)
+
+
+def _same(path: Path, kind: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> bool:
+    try:
+        theirs, found = read(path, kind)
+    except UsageError:
+        return False
+    alike = found.keys() == tensors.keys() and json.dumps(theirs) == json.dumps(config)
+    return alike and all(torch.equal(found[k], v) for k, v in tensors.items())
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -29,7 +29,7 @@ RECIPES: dict[str, dict[str, Recipe]] = {
     "cpu": {
         "tokenizer": Recipe(steps=3000, batch=48, lr=2e-3),
         "text": Recipe(steps=1000, batch=128, lr=1e-3),
-        "target": Recipe(steps=4700, batch=32, lr=2e-3, ema=0.998, muon=True),
+        "target": Recipe(steps=6300, batch=32, lr=2e-3, ema=0.998, muon=True),
         "draft": Recipe(steps=1000, batch=32, lr=2e-3, ema=0.995, muon=True),
         "eagle": Recipe(steps=1000, batch=32, lr=1.5e-3, ema=0.995, muon=True),
     },

@@ -24,9 +24,9 @@ from specbench.models import evaluators as ev
 from specbench.registry import ASSETS
 from specbench.training.trainer import Recipe, fit
 
-CLASSIFIER_RECIPE = Recipe(steps=2400, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
-READER_RECIPE = Recipe(steps=2400, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
-TWO_TOWER_RECIPE = Recipe(steps=2200, batch=128, lr=1.5e-3, warmup=150, weight_decay=0.05)
+CLASSIFIER_RECIPE = Recipe(steps=800, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
+READER_RECIPE = Recipe(steps=1200, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
+TWO_TOWER_RECIPE = Recipe(steps=1000, batch=128, lr=1.5e-3, warmup=150, weight_decay=0.05)
 
 RETRIEVAL = 100  # captions to choose from in the two-tower model's retrieval figure
 
@@ -54,9 +54,8 @@ def degrade(x: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     n, side = len(x) // 2, x.shape[-1]
     sigma = torch.as_tensor(rng.uniform(0.05, 1.2, (n, 1, 1, 1)), dtype=torch.float32, device=x.device)
     at = torch.arange(side, device=x.device)
-    blur = torch.softmax(
-        -0.5 * ((at[:, None] - at) / sigma) ** 2, -1
-    )  # (n, 1, H, H): one matrix blurs rows and columns
+    # (n, 1, H, H): one matrix blurs rows and columns
+    blur = torch.softmax(-0.5 * ((at[:, None] - at) / sigma) ** 2, -1)
     noise = torch.as_tensor(rng.standard_normal(x[:n].shape, dtype=np.float32), device=x.device)
     level = torch.as_tensor(rng.uniform(0, 0.1, (n, 1, 1, 1)), dtype=torch.float32, device=x.device)
     shift = torch.as_tensor(rng.uniform(-0.05, 0.05, (n, 3, 1, 1)), dtype=torch.float32, device=x.device)
@@ -67,7 +66,8 @@ def degrade(x: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
 
 
 def _pick(images: np.ndarray, recipe: Recipe, rng: np.random.Generator) -> np.ndarray:
-    return np.sort(rng.choice(len(images), min(recipe.batch, len(images)), replace=False))
+    """Indices of a batch, in random order: its first half gets degraded, and that must be any pictures."""
+    return rng.choice(len(images), min(recipe.batch, len(images)), replace=False)
 
 
 def _attention(device: torch.device) -> Any:
