@@ -100,15 +100,6 @@ def with_reference(features: nn.Module, reference: Reference, device: torch.devi
     return metric
 
 
-def distance(fake: Reference, real: Reference) -> float:
-    """Fréchet distance between two sets of which only the statistics are left; both need at least two pictures."""
-    metric = with_reference(nn.Identity(), real, torch.device("cpu"))
-    metric.fake_features_sum, metric.fake_features_cov_sum = fake.total, fake.outer
-    metric.fake_features_num_samples = torch.tensor(fake.count)
-    metric.orig_dtype = torch.float64
-    return float(metric.compute())
-
-
 def standard_error(features: Tensor, reference: Reference) -> float | None:
     """Standard error (delta method) of the distance over the pictures with these features (N, d), reference held fixed.
 

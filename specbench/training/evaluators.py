@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from specbench.data import scenes
-from specbench.metrics.fid import REFERENCE, Reference, distance
+from specbench.data import Item, scenes
+from specbench.metrics.fid import REFERENCE, FrechetDistance, Reference
 from specbench.models import evaluators as ev
 from specbench.registry import ASSETS
 from specbench.training.trainer import Recipe, fit
@@ -225,7 +225,7 @@ def train_two_tower(
         figures = {
             "loss": float(value.detach()),
             "edits_told": float((own > other).float().mean()),
-            "scale": float(module.scale),
+            "scale": float(module.scale.detach()),
         }
         return value, figures
 
@@ -346,7 +346,9 @@ def train_all(
     if reference is None or reference.backend != name or reference.count != len(held.images):
         reference = Reference.of(classifier, held.images, name)
         reference.save(assets / REFERENCE)
-    figures["fid_of_real"] = distance(Reference.of(classifier, train.images[: len(held.images)], name), reference)
+    real = [Item(i, caption, None) for i, caption in enumerate(train.captions[: len(held.images)])]
+    score = FrechetDistance(assets, str(device)).score(train.images[: len(real)], real)
+    figures["fid_of_real"] = float("nan") if score.value is None else score.value
 
     if not paths[ev.READER].exists():
         reader, last = train_reader(train.images, train.labels, READER_RECIPE, work, device)
