@@ -79,8 +79,11 @@ def test_the_tokenizer_reaches_its_figures():
 
 
 def test_target_and_drafter_reach_their_figures():
-    """An ambiguous target, a drafter that is good and not perfect. The goal for the first figure is 0.25; the model card
-    says that these weights stay short of it, and 0.15 guards what they have."""
+    """An ambiguous target, a drafter that is good and not perfect.
+
+    The goal for the first figure is 0.25; the model card says that these weights stay short of it, and 0.15 guards what
+    they have.
+    """
     from specbench.training import drafter, target
 
     model = pipeline("method=eagle_chain").model
