@@ -57,6 +57,23 @@ def test_the_same_pictures_in_any_batch(method):
         assert np.array_equal(p.pixels(out.tokens), p.pixels(together.tokens)[rows])
 
 
+@torch.inference_mode()
+def test_logits_are_bit_equal_alone_and_in_company():
+    """Stronger than equal tokens, which a difference in the last digit changes once in thousands of images only."""
+    from specbench.decoding.trees import build, chain_paths
+
+    model, encoded = pipeline("method=vanilla").model, pipeline("method=vanilla").encode(CAPTIONS)
+    tree = build(chain_paths(3))
+    tokens = torch.arange(4 * COUNT).reshape(COUNT, 4)
+    count = torch.zeros(COUNT, dtype=torch.int64)
+    for rows in (slice(0, 1), slice(2, 5)):
+        together = model.target.open(encoded, COUNT, True, 4).forward(tokens, tree, tokens, count)[0]
+        few = encoded.rows(rows.start, rows.stop)
+        alone = model.target.open(few, len(few), True, 4).forward(tokens[rows], tree, tokens[rows], count[rows])[0]
+        for mine, theirs in zip(alone.chunk(2), together.chunk(2), strict=True):  # conditional, unconditional
+            assert torch.equal(mine, theirs[rows])
+
+
 def test_greedy_speculation_repeats_the_greedy_target():
     """At temperature 0 every exact method gives the target's own picture, token for token."""
     wanted = decoded("method=vanilla", "temperature=0", count=2).tokens

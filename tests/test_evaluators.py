@@ -310,10 +310,8 @@ def test_two_tower_figures_count_what_they_say() -> None:
 # --- the committed evaluators -----------------------------------------------------------------------------------------
 
 COMMITTED = [ASSETS / name for name in (ev.CLASSIFIER, ev.READER, ev.TWO_TOWER, REFERENCE)]
-needs_assets = pytest.mark.skipif(not all(p.exists() for p in COMMITTED), reason="evaluators are not trained yet")
 
 
-@needs_assets
 def test_committed_evaluators_reach_their_figures() -> None:
     """On 400 validation pictures; 0.97 is the project's target for the reader."""
     images, captions, labels = scenes.render("validation", range(400))
@@ -327,7 +325,6 @@ def test_committed_evaluators_reach_their_figures() -> None:
     assert towers["edits_told"] >= 0.80
 
 
-@needs_assets
 def test_committed_evaluators_are_small_and_their_reference_is_theirs() -> None:
     assert sum(p.stat().st_size for p in COMMITTED) < 6e6
     reference = Reference.load(ASSETS / REFERENCE)

@@ -148,8 +148,9 @@ class FrechetDistance(EmbeddedMetric):
             metric.update(x, real=False)
         notes = [f"against {reference.count} real validation pictures"]
         d = classifier.num_features
-        if len(images) <= d:
-            notes.append(f"n = {len(images)} <= {d} features: biased far upwards, compare only runs of the same n")
+        if len(images) < 16 * d:  # an estimated covariance is biased as 1 / n
+            far = "far " if len(images) <= d else ""
+            notes.append(f"n = {len(images)} for {d} features: biased {far}upwards, compare only runs of the same n")
         if any(item.labels is None for item in items):
             notes.append("some prompts are not of scenes")
         return Score(float(metric.compute()), standard_error(torch.cat(kept), reference), backend, "; ".join(notes))
