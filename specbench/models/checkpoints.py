@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,6 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from specbench.errors import UsageError
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def save(module: nn.Module, path: Path, kind: str, config: dict[str, Any], dtype: torch.dtype = torch.float16) -> None:
@@ -57,6 +60,18 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if meta.get("kind") != kind:
         raise UsageError(f"'{path}' holds a '{meta.get('kind', 'foreign')}' model, not a '{kind}'")
     return json.loads(meta["config"]), tensors
+
+
+def load(path: Path, kind: str, module: Callable[[Any], Module], config: Callable[..., Any]) -> Module:
+    """The network of a file written by `save`: `module` of `config`, filled."""
+    values, tensors = read(path, kind)
+    try:
+        cfg = config(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    except TypeError as e:
+        raise UsageError(f"{path.name} is of another version of specbench; run `make train-scenes` without it") from e
+    built = module(cfg)
+    fill(built, tensors, path.name)
+    return built
 
 
 def fill(module: nn.Module, tensors: dict[str, Tensor], source: str) -> None:

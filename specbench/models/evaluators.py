@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specbench.data import scenes
-from specbench.errors import UsageError
 from specbench.models import checkpoints
 from specbench.models.text import TextConfig, TextEncoder
 from specbench.registry import digest
@@ -263,13 +262,7 @@ def load(path: Path, kind: type[Evaluator], device: torch.device | str = "cpu") 
     Raises UsageError where the file is absent, damaged, or holds another model; the message names what is wrong.
     """
     label, config = _KINDS[kind]
-    stored, tensors = checkpoints.read(path, label)
-    try:
-        cfg = config(**{key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()})
-    except TypeError as e:
-        raise UsageError(f"{path.name} is of another version of specbench; run `make train-scenes` without it") from e
-    module = kind(cfg)
-    checkpoints.fill(module, tensors, path.name)
+    module = checkpoints.load(path, label, kind, config)
     return module.to(device).eval().requires_grad_(False)
 
 

@@ -44,9 +44,7 @@ class ScenesModel:
             built = module(CONFIGS[kind]())
         else:
             path = self.folder / f"scenes_{kind}.safetensors"
-            values, tensors = checkpoints.read(path, f"scenes-{kind}")
-            built = module(config(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}))
-            checkpoints.fill(built, tensors, path.name)
+            built = checkpoints.load(path, f"scenes-{kind}", module, config)
         return self._ready(built, dtype)
 
     def _ready(self, module: nn.Module, dtype: torch.dtype) -> nn.Module:
