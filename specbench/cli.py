@@ -357,9 +357,10 @@ def _entries(group: str) -> list[dict[str, Any]]:
         lines |= metrics.available()
         absent = {name: metrics.missing(name) for name in metrics.available()}
     elif group in ("model", "drafter"):
-        table = registry.MODELS if group == "model" else registry.DRAFTERS
-        needed = {name: entry.assets for name, entry in table.items() if entry.assets}
-        absent = {name: [f for f in files if not (registry.ASSETS / f).is_file()] for name, files in needed.items()}
+        needed = {name: registry.entry(group, name).assets for name in lines}
+        absent = {
+            name: [f for f in files if not (registry.ASSETS / f).is_file()] for name, files in needed.items() if files
+        }
     return [
         {"name": name, "line": line, "weights": not absent[name] if name in absent else None}
         for name, line in lines.items()

@@ -50,7 +50,7 @@ class Parameter:
         elif self.kind == "names":
             text = "a list of names"
         elif self.kind == "tree":
-            text = "a static tree's name or a list of paths such as [[0],[1],[0,0]]"
+            text = "a tree's name or a list of paths such as [[0],[1],[0,0]]"
         elif self.kind in ("word", "path"):
             text = self.line if self.pattern else f"a {self.kind}"
         else:
@@ -115,13 +115,45 @@ TABLE: dict[str, Parameter] = {
     "drafter": Parameter("word", "which tokens are tried, and from which law each was drawn"),
     "rule": Parameter("word", "with which probability a drafted token is kept"),
     "window": Parameter("whole", "length L of a drafted chain, in tokens", low=1),
-    "tree": Parameter("tree", "shape of a drafted static tree: its name, or its paths from the root"),
-    "delta": Parameter("number", "relaxation budget δ; 1 with the uniform rule is exact", low=0, above=True),
+    "tree": Parameter("tree", "shape of a drafted tree: its name or its paths from the root; for sjd full or comb"),
+    "nodes": Parameter("whole", "draft tokens of a dynamic tree (EAGLE-2's total tokens)", low=1),
+    "depth": Parameter("whole", "levels of a drafted tree; for sjd with tree=full the root is one of them", low=1),
+    "width": Parameter("whole", "candidates a node of a drafted tree; 1 is a chain", low=1),
+    "init": Parameter(
+        "word",
+        "how new places of a Jacobi window begin",
+        choices=("random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample"),
+    ),
+    "refine": Parameter("flag", "renew the uncommitted places of a Jacobi window; else they begin anew"),
+    "coupling": Parameter(
+        "word",
+        "how a Jacobi window's places are renewed: none (SJD), maximal (adaptive continuation) or gumbel",
+        choices=("none", "maximal", "gumbel"),
+    ),
+    "delta": Parameter(
+        "number",
+        "relaxation budget δ (1 with the uniform rule is exact); LANTERN's bound on the law",
+        low=0,
+        above=True,
+    ),
+    "lam": Parameter("number", "LANTERN++'s bound λ on a neighbourhood's mass, in units of its token's", low=0),
+    "k": Parameter("whole", "nearest codes that may count for a token", low=1),
+    "bound": Parameter(
+        "word",
+        "what is bounded: the law's change (tvd, jsd) or the mass of all (total) or of the others (neighbours)",
+        choices=("tvd", "jsd", "total", "neighbours"),
+    ),
+    "proximity": Parameter("word", "nearness of codes", choices=("l2", "cosine", "random")),
+    "group": Parameter("whole", "codes in a group, the token's own included; 1 is exact", low=1),
+    "epsilon": Parameter("number", "typical acceptance: probability that always suffices", low=0, high=1),
+    "alpha": Parameter("number", "typical acceptance: share of exp(-entropy) that suffices", low=0),
     "nu": Parameter("number", "decay ν of the relaxation over draft positions (Cool-SD Eq. 16); 0 is uniform", low=0),
     "schedule": Parameter("word", "how the relaxation falls over positions", choices=("exponential", "linear")),
     "floor": Parameter("number", "least relaxation ω of any position; 0 is the paper's schedule", low=0),
     "resample": Parameter(
-        "word", "law drawn from on rejection: Cool-SD Eq. 10 (optimal) or Eq. 11", choices=("optimal", "vanilla")
+        "word",
+        "law drawn from on rejection: Cool-SD Eq. 10 (optimal), Eq. 11 (vanilla), LANTERN's paper or released code",
+        choices=("optimal", "vanilla", "paper", "released"),
     ),
     "temperature": Parameter("number", "softmax temperature; 0 is greedy", low=0),
     "top_k": Parameter("whole", "keep the k likeliest tokens", low=1, null="off"),

@@ -1,6 +1,8 @@
-"""Names of everything that can be chosen, as lazy "module:name" strings: looking a name up imports nothing heavy.
+"""What is behind the names that can be chosen: looking a name up imports nothing heavy.
 
-Adding a model, drafter or rule is one new module, one YAML under conf/, and one line here.
+A rule is the function `build` of specbench/decoding/rules/NAME.py, a drafter that of specbench/decoding/drafters/
+NAME.py, where NAME.yaml stands under conf/: adding one is one module and one YAML. Several names that share a module,
+and what needs weights, are listed here.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specbench import parameters
 from specbench.errors import unknown
 
 #: The weights that the project carries.
@@ -19,44 +22,52 @@ ASSETS = Path(__file__).resolve().parent / "assets"
 
 @dataclass(frozen=True)
 class Entry:
-    """`target` builds the part; `line` describes it; `assets` are the weight files it needs under the weights
-    folder."""
+    """`target` builds the part ("module:name"); `assets` are the weight files it needs under the weights folder."""
 
     target: str
-    line: str
     assets: tuple[str, ...] = ()
 
 
-MODELS = {
-    "llamagen_scenes": Entry(
-        "specbench.models.scenes:load",
-        "embedded LlamaGen on scenes, 64x64, 256 tokens, codebook 512",
-        ("scenes_target.safetensors", "scenes_tokenizer.safetensors", "scenes_text.safetensors"),
-    ),
+_BUILD = "specbench.decoding.drafters.build"
+_EAGLE = ("scenes_eagle.safetensors",)
+_LISTED: dict[str, dict[str, Entry]] = {
+    "model": {
+        "llamagen_scenes": Entry(
+            "specbench.models.scenes:load",
+            ("scenes_target.safetensors", "scenes_tokenizer.safetensors", "scenes_text.safetensors"),
+        ),
+    },
+    "drafter": {
+        "none": Entry(f"{_BUILD}:none"),
+        "draft_model": Entry(f"{_BUILD}:draft_model", ("scenes_draft.safetensors",)),
+        "eagle": Entry(f"{_BUILD}:eagle", _EAGLE),
+        "eagle_tree": Entry(f"{_BUILD}:eagle_tree", _EAGLE),
+        "eagle2": Entry(f"{_BUILD}:eagle2", _EAGLE),
+        "medusa": Entry(f"{_BUILD}:medusa", ("scenes_medusa.safetensors",)),
+        "jacobi": Entry(f"{_BUILD}:jacobi"),
+        "sjd": Entry(f"{_BUILD}:sjd"),
+    },
+    "rule": {
+        "exact": Entry("specbench.decoding.rules.relaxed:build_exact"),
+        "uniform": Entry("specbench.decoding.rules.relaxed:build_uniform"),
+        "cool": Entry("specbench.decoding.rules.relaxed:build_cool"),
+        "lantern": Entry("specbench.decoding.rules.lantern:build_lantern"),
+        "lantern_pp": Entry("specbench.decoding.rules.lantern:build_lantern_pp"),
+    },
 }
-DRAFTERS = {
-    "none": Entry("specbench.decoding.drafters.build:none", "empty draft: vanilla autoregression"),
-    "draft_model": Entry(
-        "specbench.decoding.drafters.build:draft_model",
-        "independent smaller model, chain of `window` tokens",
-        ("scenes_draft.safetensors",),
-    ),
-    "eagle": Entry(
-        "specbench.decoding.drafters.build:eagle",
-        "EAGLE-1 head, chain of `window` tokens",
-        ("scenes_eagle.safetensors",),
-    ),
-    "eagle_tree": Entry(
-        "specbench.decoding.drafters.build:eagle_tree",
-        "EAGLE-1 head, static tree `tree`",
-        ("scenes_eagle.safetensors",),
-    ),
-}
-RULES = {
-    "exact": Entry("specbench.decoding.rules:build_exact", "lossless speculative sampling"),
-    "uniform": Entry("specbench.decoding.rules:build_uniform", "UniformRSD: one factor `delta` at every depth"),
-    "cool": Entry("specbench.decoding.rules:build_cool", "Cool-SD: annealed factors, mean `delta`, decay `nu`"),
-}
+
+
+def entry(kind: str, name: str) -> Entry:
+    """What is known of a model, drafter or rule. Raises UsageError with the names there are."""
+    if name not in parameters.choices(kind):
+        raise unknown(kind, name, parameters.choices(kind))
+    return _LISTED[kind].get(name) or Entry(f"specbench.decoding.{kind}s.{name}:build")
+
+
+def find(kind: str, name: str) -> Any:
+    """The object behind a name."""
+    module, _, attribute = entry(kind, name).target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def weights_folder(weights: str) -> Path | None:
@@ -80,14 +91,6 @@ def weights_label(model: str, drafter: str, weights: str) -> str:
     folder = weights_folder(weights)
     if folder is None:
         return "random"
-    found = [MODELS[model].assets, DRAFTERS[drafter].assets]
+    found = [entry("model", model).assets, entry("drafter", drafter).assets]
     digests = "+".join(digest(*(folder / name for name in assets)) for assets in found if assets)
     return f"{weights if weights == 'embedded' else 'folder'}:{digests}"
-
-
-def find(kind: str, table: dict[str, Entry], name: str) -> Any:
-    """The object behind a name; a UsageError lists the names there are."""
-    if name not in table:
-        raise unknown(kind, name, table)
-    module, _, attribute = table[name].target.partition(":")
-    return getattr(importlib.import_module(module), attribute)

@@ -518,17 +518,28 @@ def _weights_here(cfg: Mapping[str, Any]) -> str | None:
         return None
 
 
+class _NoModel:
+    """Stands for a model whose drafter networks are not loaded."""
+
+    def draft_model(self) -> None: ...
+    def eagle(self) -> None: ...
+    def medusa(self) -> None: ...
+
+
 def check(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError for what can be told before a model is loaded: absent weights, a bad tree, an absent device."""
+    import torch
+
     from specbench import registry
-    from specbench.decoding import trees
+    from specbench.decoding.rules import Setting
     from specbench.pipeline import resolve_device
 
     resolve_device(cfg["device"])
-    height = cfg.get("window", 0) if "tree" not in cfg else trees.build(trees.parse(cfg["tree"])).height
-    registry.find("rule", registry.RULES, cfg["rule"])(cfg, height)
+    drafter = registry.find("drafter", cfg["drafter"])(cfg, _NoModel())
+    setting = Setting(drafter.tree.height, lambda: torch.eye(2), cfg["temperature"] == 0)
+    registry.find("rule", cfg["rule"])(cfg, setting)
     if folder := registry.weights_folder(cfg["weights"]):
-        needed = (*registry.MODELS[cfg["model"]].assets, *registry.DRAFTERS[cfg["drafter"]].assets)
+        needed = (*registry.entry("model", cfg["model"]).assets, *registry.entry("drafter", cfg["drafter"]).assets)
         if absent := [name for name in needed if not (folder / name).is_file()]:
             raise UsageError(
                 f"{folder} lacks {', '.join(absent)}: run `make train-scenes`, name a folder that has them with"

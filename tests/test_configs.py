@@ -22,6 +22,17 @@ PRESETS = {
     "eagle_chain": ("eagle", "exact"),
     "uniform_rsd": ("eagle_tree", "uniform"),
     "cool_sd": ("eagle_tree", "cool"),
+    "front_rsd": ("eagle_tree", "cool"),
+    "eagle2": ("eagle2", "exact"),
+    "medusa": ("medusa", "typical"),
+    "lantern": ("eagle2", "lantern"),
+    "lantern_pp": ("eagle_tree", "lantern_pp"),
+    "gsd": ("sjd", "gsd"),
+    "jacobi": ("jacobi", "exact"),
+    "sjd": ("sjd", "exact"),
+    "sjd_isp": ("sjd", "exact"),
+    "scd": ("sjd", "exact"),
+    "sjd_pac": ("sjd", "exact"),
 }
 
 
@@ -31,15 +42,29 @@ def test_a_preset_names_its_drafter_and_rule(method: str) -> None:
     assert (cfg["method"], cfg["drafter"], cfg["rule"]) == (method, *PRESETS[method])
 
 
-@pytest.mark.parametrize(("rule", "drafter"), list(itertools.product(RULES, DRAFTERS)))
-def test_every_combination_composes_and_the_command_line_wins(rule: str, drafter: str) -> None:
-    for method in METHODS:
+#: Some parameters, and who has them.
+OWNED = {
+    "delta": {"uniform", "cool", "lantern"},
+    "lam": {"lantern_pp"},
+    "k": {"lantern", "lantern_pp"},
+    "group": {"gsd"},
+    "window": {"draft_model", "eagle", "jacobi", "sjd"},
+    "tree": {"eagle_tree", "medusa", "sjd"},
+    "nodes": {"eagle2"},
+    "coupling": {"sjd"},
+}
+
+
+@pytest.mark.parametrize(
+    ("number", "rule", "drafter"), [(i, *x) for i, x in enumerate(itertools.product(RULES, DRAFTERS))]
+)
+def test_every_combination_composes_and_the_command_line_wins(number: int, rule: str, drafter: str) -> None:
+    for method in (METHODS[number % len(METHODS)], METHODS[(7 * number + 3) % len(METHODS)]):
         cfg = configuration.compose([f"method={method}", f"rule={rule}", f"drafter={drafter}"])
         assert (cfg["method"], cfg["rule"], cfg["drafter"]) == (method, rule, drafter)
         assert set(cfg) == set(parameters.parameters_of(cfg))
-        assert ("delta" in cfg) == (rule != "exact")
-        assert ("window" in cfg) == (drafter in ("draft_model", "eagle"))
-        assert ("tree" in cfg) == (drafter == "eagle_tree")
+        for name, owners in OWNED.items():
+            assert (name in cfg) == (rule in owners or drafter in owners)
 
 
 @pytest.mark.parametrize(
@@ -99,12 +124,12 @@ def test_every_choice_has_a_line_and_every_parameter_is_documented() -> None:
     assert parameters.common() <= set(parameters.TABLE)
 
 
-def test_the_registry_and_conf_have_the_same_names() -> None:
+def test_everything_in_conf_can_be_built() -> None:
     from specbench import registry
 
-    assert set(parameters.choices("model")) == set(registry.MODELS)
-    assert set(DRAFTERS) == set(registry.DRAFTERS)
-    assert set(RULES) == set(registry.RULES)
+    for kind in ("model", "drafter", "rule"):
+        for name in parameters.choices(kind):
+            assert callable(registry.find(kind, name)), f"{kind} {name}"
 
 
 def test_every_metric_has_columns() -> None:
@@ -186,7 +211,7 @@ def test_what_a_preset_sets_for_an_exchanged_part_is_dropped(monkeypatch: pytest
         ("delta=[", "cannot read 'delta=['"),
         ("delta", "cannot read 'delta'"),
         ("delta=${nothing}", "'nothing' not found"),
-        ("window=3", "has no parameter 'window' (it belongs to drafter draft_model (method sd) and drafter eagle"),
+        ("window=3", "has no parameter 'window' (it belongs to drafter draft_model (method sd), drafter eagle"),
         ("hydra/launcher=nope", "Could not find 'hydra/launcher/nope'"),
     ],
 )

@@ -18,7 +18,7 @@ from specbench.decoding import rules, trees
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import decode
+from specbench.decoding.loop import Outcome, decode
 from specbench.decoding.sampling import Sampling, Streams, draw, draw_distinct
 from specbench.decoding.verify import verify
 from specbench.errors import UsageError
@@ -170,7 +170,7 @@ def test_eagle_drafts_from_the_laws_of_its_own_network(tree):
         logits, hidden = session.forward(draft.tokens, draft.tree, history, count)
         verdict = verify(sampling.law(logits), draft, rules.exact(), streams, steps)
         session.commit(verdict, draft.tree, count)
-        drafter.commit(state, hidden, verdict, count)
+        drafter.commit(state, Outcome(draft, sampling.law(logits), hidden, verdict, count))
         history.scatter_(1, count[:, None] + torch.arange(4), verdict.tokens)
         count, steps = count + verdict.length + 1, steps + 1
     assert compared > 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbench.decoding.drafters.dynamic import Grower
+from specbench.decoding.loop import Outcome
 from specbench.decoding.sampling import Sampling, Streams, draw, draw_distinct
 from specbench.decoding.trees import Path, build
 from specbench.decoding.verify import DRAFT, Draft, Verdict
@@ -48,50 +51,60 @@ def sequence_law(tables: Tables) -> Tensor:
     return law
 
 
-def _node_codes(
-    tokens: Tensor, parent: Tensor, depth: Tensor, history: Tensor, count: Tensor, vocab: int, length: int
-) -> Tensor:
-    """Prefix code (B, M) of each node: the committed tokens, then the path from the root down to the node itself."""
-    root = torch.zeros_like(count)
-    for t in range(length):
-        root = torch.where(count > t, root * vocab + history[:, t], root)
-    columns = [root]
-    for m in range(1, tokens.shape[1]):
-        above = torch.stack(columns, 1).gather(1, parent[:, m : m + 1])[:, 0]
-        columns.append(above * vocab + tokens[:, m])
-    return torch.stack(columns, 1)
+class _Lookup:
+    """All tables of a model in one tensor, so that a law is one gather away."""
 
+    def __init__(self, tables: Tables) -> None:
+        self.length, self.size = len(tables), tables[0].shape[1]
+        uniform = torch.full((1, self.size), 1.0 / self.size)  # beyond the end, where results are cut anyway
+        self.laws = torch.cat([*tables, uniform])
+        starts = [0]
+        for table in tables:
+            starts.append(starts[-1] + len(table))
+        self.starts = torch.tensor(starts)
 
-def _lookup(tables: Tables, code: Tensor, place: Tensor) -> Tensor:
-    """Laws (B, M, V) at token numbers `place` (B, M); uniform beyond the end, where results are cut anyway."""
-    vocab = tables[0].shape[1]
-    out = torch.full((*code.shape, vocab), 1.0 / vocab)
-    for t, table in enumerate(tables):
-        here = table[torch.where(place == t, code, 0).clamp_max(len(table) - 1)]
-        out = torch.where((place == t).unsqueeze(-1), here, out)
-    return out
+    def root(self, history: Tensor, count: Tensor) -> Tensor:
+        """Codes (B,) of the committed tokens."""
+        code = torch.zeros_like(count)
+        for t in range(self.length):
+            code = torch.where(count > t, code * self.size + history[:, t], code)
+        return code
+
+    def nodes(self, root: Tensor, tokens: Tensor, parent: Tensor, depth: Tensor, height: int) -> Tensor:
+        """Codes (B, M) of draft nodes: the committed tokens, then the path from the root down to the node itself. Of
+        nodes deeper than the model is long: anything."""
+        code = root[:, None].expand_as(tokens)
+        for d in range(1, min(height, self.length) + 1):
+            code = torch.where(depth == d, code.gather(1, parent) * self.size + tokens, code)
+        return code
+
+    def law(self, code: Tensor, place: Tensor) -> Tensor:
+        """Laws (..., V) of the tokens number `place`, after prefixes of these codes."""
+        inside = place < self.length
+        start = self.starts[place.clamp_max(self.length)]
+        return self.laws[start + torch.where(inside, code, 0)]
 
 
 class TabularTarget:
     """A target for the loop. Its logits are log probabilities, so temperature and the filters apply as to any model."""
 
     def __init__(self, tables: Tables) -> None:
-        self.tables = tables
+        self.lookup = _Lookup(tables)
 
     def open(self, conditioning: Any, rows: int, guided: bool, nodes: int) -> TabularSession:
-        return TabularSession(self.tables)
+        return TabularSession(self.lookup)
 
 
 class TabularSession:
-    def __init__(self, tables: Tables) -> None:
-        self.tables = tables
-        self.length, self.vocab_size = len(tables), tables[0].shape[1]
+    def __init__(self, lookup: _Lookup) -> None:
+        self.lookup = lookup
+        self.length, self.vocab_size = lookup.length, lookup.size
+        self.width = math.isqrt(self.length - 1) + 1  # as if it were a picture
 
     def forward(self, tokens: Tensor, tree: Any, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        rows = len(tokens)
-        parent, depth = tree.parent.expand(rows, -1), tree.depth.expand(rows, -1)
-        code = _node_codes(tokens, parent, depth, history, count, self.vocab_size, self.length)
-        return _lookup(self.tables, code, count[:, None] + depth).log(), tokens.unsqueeze(-1).float()
+        parent, depth = tree.parent.expand_as(tokens), tree.depth.expand_as(tokens)
+        code = self.lookup.nodes(self.lookup.root(history, count), tokens, parent, depth, tree.height)
+        return self.lookup.law(code, count[:, None] + depth).log(), tokens.unsqueeze(-1).float()
 
     def commit(self, verdict: Verdict, tree: Any, count: Tensor) -> None:
         pass
@@ -105,38 +118,87 @@ class _State:
 
 
 class TabularDrafter:
-    """Drafts a chain or static tree from its own tables. `rounds` limits how many steps draft at all: with rounds=1
-    what follows the first round is the target's own, the virtual extension of Cool-SD's Theorem 2."""
+    """Drafts a chain or static tree from its own tables: children drawn without replacement or, with `chosen`, the
+    likeliest tokens. `rounds` limits how many steps draft at all: with rounds=1 what follows the first round is the
+    target's own, the virtual extension of Cool-SD's Theorem 2."""
 
-    def __init__(self, tables: Tables, paths: list[Path], rounds: int | None = None) -> None:
-        self.tables, self.tree, self.rounds = tables, build(paths), rounds
+    def __init__(self, tables: Tables, paths: list[Path], chosen: bool = False, rounds: int | None = None) -> None:
+        self.lookup, self.tree, self.chosen, self.rounds = _Lookup(tables), build(paths), chosen, rounds
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> _State:
         return _State(sampling, streams)
 
     def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        tree, rows, vocab = self.tree, len(count), self.tables[0].shape[1]
-        tokens = torch.zeros(rows, tree.nodes, dtype=torch.int64)
-        parent, depth = tree.parent.expand(rows, -1), tree.depth.expand(rows, -1)
-        laws = torch.zeros(rows, tree.inner.shape[1], vocab)
-        for i, node in enumerate(tree.inner[0].tolist()):
-            code = _node_codes(tokens, parent, depth, history, count, vocab, len(self.tables))[:, node]
-            law = _lookup(self.tables, code[:, None], (count + tree.depth[0, node])[:, None])[:, 0]
-            law = state.sampling.law(law.log())
-            laws[:, i] = law
+        tree, lookup, size = self.tree, self.lookup, self.lookup.size
+        root = history.gather(1, (count - 1).clamp_min(0)[:, None])
+        tokens = torch.cat([root, history.new_zeros(len(count), tree.nodes - 1)], 1)
+        start = lookup.root(history, count)
+        laws = []
+        inner, depth = tree.inner[0].tolist(), tree.depth[0].tolist()
+        codes = {0: start}  # of inner nodes
+        for i, node in enumerate(inner):
+            given = lookup.law(codes[node], (count + depth[node]))
+            law = state.sampling.law(given.log())
+            laws.append(law)
             kids = [k for k in tree.children[0, i].tolist() if k >= 0]
-            if len(kids) == 1:
-                tokens[:, kids[0]] = draw(law, state.streams.uniform(step, DRAFT + i, 1)[:, 0])
+            wanted = min(len(kids), size)
+            if self.chosen or (state.sampling.temperature == 0 and not tree.is_chain):
+                picks = given.topk(wanted, dim=-1).indices
+            elif len(kids) == 1:
+                picks = draw(law, state.streams.uniform(step, DRAFT + i, 1)[:, 0])[:, None]
             else:
-                wanted = min(len(kids), vocab)
-                tokens[:, kids[:wanted]] = draw_distinct(law, state.streams.uniform(step, DRAFT + i, vocab), wanted)
+                picks = draw_distinct(law, state.streams.uniform(step, DRAFT + i, size), wanted)
+            tokens[:, kids[:wanted]] = picks
+            for k, kid in enumerate(kids):
+                if kid in inner:
+                    codes[kid] = codes[node] * size + picks[:, min(k, wanted - 1)]
+            if depth[node] + 1 >= lookup.length:  # codes of places beyond the end are not looked up, but could overflow
+                codes |= {kid: start for kid in kids if kid in inner}
         live = self.rounds is None or state.steps < self.rounds
         state.steps += 1
-        valid = torch.full((rows, tree.nodes), live)
+        valid = torch.full((len(count), tree.nodes), live)
         valid[:, 0] = True
-        return Draft(tree, tokens, laws, valid)
+        for i in range(len(inner)):  # a vocabulary has no more candidates than tokens
+            kids = [k for k in tree.children[0, i].tolist() if k >= 0]
+            valid[:, kids[size:]] = False
+        drawn = None
+        if self.chosen or (state.sampling.temperature == 0 and not tree.is_chain):
+            drawn = torch.zeros_like(valid)
+        return Draft(tree, tokens, torch.stack(laws, 1), valid, drawn)
 
-    def commit(self, state: _State, hidden: Tensor, verdict: Verdict, count: Tensor) -> None:
+    def commit(self, state: _State, outcome: Outcome) -> None:
+        pass
+
+
+class TabularGrower:
+    """EAGLE-2's dynamic tree with draft tables in the place of the network."""
+
+    def __init__(self, tables: Tables, nodes: int, depth: int, width: int) -> None:
+        self.lookup, self.grower = _Lookup(tables), Grower(nodes, depth, width)
+        self.tree = self.grower.sizing
+
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> _State:
+        return _State(sampling, streams)
+
+    def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        lookup = self.lookup
+        codes = lookup.root(history, count)[:, None]  # of the root and the expanded nodes, in order
+
+        def law(code: Tensor, depth: int) -> Tensor:
+            logits = lookup.law(code, (count[:, None] + depth).expand_as(code)).log()
+            return state.sampling.full_law(logits, state.sampling.law(logits))
+
+        def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
+            nonlocal codes
+            below = codes.gather(1, parents) * lookup.size + tokens
+            below = torch.where(count[:, None] + depth < lookup.length, below, 0)
+            codes = torch.cat([codes, below], 1)
+            return law(below, depth)
+
+        root = history.gather(1, (count - 1).clamp_min(0)[:, None])
+        return self.grower.grow(root, law(codes, 0), expand)
+
+    def commit(self, state: _State, outcome: Outcome) -> None:
         pass
 
 

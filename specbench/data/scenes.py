@@ -30,7 +30,7 @@ FILLS = ("solid", "striped", "dotted")
 BACKGROUNDS = ("plain", "gradient", "striped", "cloudy")
 LAYOUTS = ("single", "beside", "above", "row", "column", "pyramid")
 LAYOUT_COUNT = {"single": 1, "beside": 2, "above": 2, "row": 3, "column": 3, "pyramid": 3}
-LAYOUT_SHARE = (0.30, 0.20, 0.20, 0.10, 0.10, 0.10)
+LAYOUT_SHARE = (0.34, 0.21, 0.21, 0.08, 0.08, 0.08)
 
 #: Attribute name -> its choices, in the order of `Scene.labels`. Object attributes exist once per slot.
 OBJECT_ATTRIBUTES = {"shape": SHAPES, "colour": COLOURS, "size": SIZES, "fill": FILLS}
@@ -40,6 +40,22 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     **{f"{name}{slot}": choices for slot in range(MAX_OBJECTS) for name, choices in OBJECT_ATTRIBUTES.items()},
 }
 ABSENT = -1  # label of an attribute whose object is not in the scene
+
+#: Where the objects of a layout stand, slot by slot, on a grid of seven places.
+PLACES = ("centre", "left", "right", "top", "bottom", "bottom left", "bottom right")
+LAYOUT_PLACES = {
+    "single": ("centre",),
+    "beside": ("left", "right"),
+    "above": ("top", "bottom"),
+    "row": ("left", "centre", "right"),
+    "column": ("top", "centre", "bottom"),
+    "pyramid": ("top", "bottom left", "bottom right"),
+}
+PLACED_ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "layout": LAYOUTS,
+    "background": BACKGROUNDS,
+    **{f"{name} {place}": choices for place in PLACES for name, choices in OBJECT_ATTRIBUTES.items()},
+}
 
 _HUES = {"red": 0.0, "orange": 0.08, "yellow": 0.155, "green": 0.34, "cyan": 0.5, "blue": 0.62, "purple": 0.79}
 # Centre (x, y) and jitter (x, y) of each slot, in pixels.
@@ -100,6 +116,19 @@ class Scene:
             for name, choices in OBJECT_ATTRIBUTES.items():
                 out.append(choices.index(getattr(self.objects[slot], name)) if present else ABSENT)
         return out
+
+
+def placed(labels: np.ndarray) -> np.ndarray:
+    """Labels (N, 14) by slot -> labels (N, 30) by place, one per entry of `PLACED_ATTRIBUTES`; `ABSENT` where nothing
+    stands."""
+    out = np.full((len(labels), len(PLACED_ATTRIBUTES)), ABSENT)
+    out[:, :2] = labels[:, :2]
+    for layout, places in enumerate(LAYOUT_PLACES.values()):
+        rows = np.flatnonzero(labels[:, 0] == layout)
+        for slot, place in enumerate(places):
+            to = 2 + 4 * PLACES.index(place)
+            out[rows, to : to + 4] = labels[rows, 2 + 4 * slot : 6 + 4 * slot]
+    return out
 
 
 @dataclass(frozen=True)
@@ -279,7 +308,7 @@ def draw(s: Sample) -> np.ndarray:
             paint = paint * (1 - 0.68 * texture[..., None])
         cover = _coverage(o.shape, _X - x, _Y - y, radius)[..., None]
         image = image * (1 - cover) + paint * cover
-    image = image + 0.025 * _smooth_noise(rng, 16)[..., None] + 0.022 * rng.standard_normal(image.shape)
+    image = image + 0.01 * _smooth_noise(rng, 16)[..., None] + 0.024 * rng.standard_normal(image.shape)
     return (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specbench.decoding.rules import Rule
+from specbench.decoding.rules.base import Rule
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, Verdict, verify
@@ -23,6 +23,7 @@ class Session(Protocol):
     """
 
     length: int
+    width: int  # places in a row of the image, raster order
     vocab_size: int
 
     def forward(self, tokens: Tensor, tree: Tree, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,6 +42,18 @@ class Target(Protocol):
         ...
 
 
+@dataclass
+class Outcome:
+    """What a step came to: the draft, the target's laws p (B, M, V) and hidden states (R, M, dim) of its nodes, what
+    was kept, and how many tokens (B,) were committed before."""
+
+    draft: Draft
+    p: Tensor
+    hidden: Tensor
+    verdict: Verdict
+    count: Tensor
+
+
 class Drafter(Protocol):
     """Proposes drafts. `tree` is the topology of its drafts (for sizing: its node count and height)."""
 
@@ -52,21 +65,80 @@ class Drafter(Protocol):
 
     def propose(self, state: Any, history: Tensor, count: Tensor, step: Tensor) -> Draft: ...
 
-    def commit(self, state: Any, hidden: Tensor, verdict: Verdict, count: Tensor) -> None:
-        """Learn the outcome: the target's hidden states (R, M, dim) of the nodes, and what was kept."""
+    def commit(self, state: Any, outcome: Outcome) -> None:
+        """Learn the outcome."""
         ...
 
 
 @dataclass
 class Decoded:
     """tokens (B, T) int64; steps (B,): target forward passes of the decode phase; drafted, accepted (B,): draft tokens
-    verified and accepted inside the image; seconds: wall time from the first target forward to the last token."""
+    verified and accepted inside the image; seconds: wall time from the first target forward to the last token; trace:
+    how it went."""
 
     tokens: Tensor
     steps: Tensor
     drafted: Tensor
     accepted: Tensor
     seconds: float
+    trace: Trace
+
+
+@dataclass
+class Trace:
+    """What the loop saw, step by step; column s of a (B, T) tensor belongs to step s, beyond `steps` it is zero.
+
+    accepted: draft tokens accepted inside the image; offered: depth of the deepest draft token that was verified inside
+    the image; first: probability with which the rule kept the first candidate; tv: total variation between the law it
+    was drawn from and the target's; top1, top3: whether the target's likeliest token is the drafter's likeliest, or
+    among its three likeliest. The last four are of the steps with a draft (offered > 0).
+    log_prob (B, T): of every emitted token, its natural-log probability under the target, with guidance and temperature
+    but before top-k and top-p (at temperature 0: at temperature 1).
+    """
+
+    accepted: Tensor
+    offered: Tensor
+    first: Tensor
+    tv: Tensor
+    top1: Tensor
+    top3: Tensor
+    log_prob: Tensor
+
+
+class _Recorder:
+    """Fills a trace without a host round trip."""
+
+    def __init__(self, rows: int, total: int, reach: int, device: torch.device) -> None:
+        self.total = total
+        self.steps = torch.zeros(6, rows, total + 1, device=device)  # the last column takes what finished rows do
+        self.log_prob = torch.zeros(rows, total + 2 * reach, device=device)
+        self.lane = torch.arange(reach, device=device)
+
+    def note(self, outcome: Outcome, full: Tensor, step: Tensor, active: Tensor) -> None:
+        draft, verdict, count, p = outcome.draft, outcome.verdict, outcome.count, outcome.p
+        room = (self.total - count).clamp_min(0)
+        offered = torch.minimum((draft.valid * draft.tree.depth).amax(1), room)
+        row = [torch.minimum(verdict.length, room), offered, verdict.first]
+        if draft.laws.shape[1]:  # the root is the first inner node
+            q, p0 = draft.laws[:, 0], p[:, 0]
+            likeliest = p0.argmax(-1, keepdim=True)
+            hits = q.topk(min(3, q.shape[-1]), dim=-1).indices == likeliest
+            row += [0.5 * (q - p0).abs().sum(-1), hits[:, 0], hits.any(-1)]
+            row[2:] = [x * (offered > 0) for x in row[2:]]
+        else:
+            row += [torch.zeros_like(verdict.first)] * 3
+        index = torch.where(active, step, self.total).expand(6, -1).unsqueeze(-1)
+        self.steps.scatter_(2, index, torch.stack([x.float() for x in row]).unsqueeze(-1))
+        walked = torch.cat([torch.zeros_like(count)[:, None], verdict.path], 1)
+        of_token = full.flatten(1).gather(1, walked * full.shape[-1] + verdict.tokens).clamp_min(1e-38).log()
+        kept = active[:, None] & (self.lane <= verdict.length[:, None])
+        spots = count[:, None] + self.lane
+        self.log_prob.scatter_(1, spots, torch.where(kept, of_token, 0.0))
+
+    def trace(self) -> Trace:
+        accepted, offered, first, tv, top1, top3 = self.steps[:, :, : self.total]
+        log_prob = self.log_prob[:, : self.total].clone()
+        return Trace(accepted.long(), offered.long(), first, tv, top1 > 0, top3 > 0, log_prob)
 
 
 def synchronize(device: torch.device) -> None:
@@ -92,15 +164,22 @@ def decode(
     history = torch.zeros(rows, total + 2 * reach, dtype=torch.int64, device=device)
     count, steps, drafted, accepted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(4))
     lane = torch.arange(reach, device=device)
+    recorder = _Recorder(rows, total, reach, device)
     lacking = total
     while lacking > 0:
         for _ in range(-(-lacking // reach)):
             draft = drafter.propose(state, history, count, steps)
             logits, hidden = session.forward(draft.tokens, draft.tree, history, count)
-            verdict = verify(sampling.law(sampling.mix(logits)), draft, rule, streams, steps)
+            mixed = sampling.mix(logits)
+            p = sampling.law(mixed)
+            full = sampling.full_law(mixed, p)
+            judged = full if rule.soft and sampling.temperature == 0 else None
+            verdict = verify(p, draft, rule, streams, steps, judged)
             session.commit(verdict, draft.tree, count)
-            drafter.commit(state, hidden, verdict, count)
+            outcome = Outcome(draft, p, hidden, verdict, count)
+            drafter.commit(state, outcome)
             active = count < total
+            recorder.note(outcome, full, steps, active)
             history.scatter_(1, count[:, None] + lane, torch.where(active[:, None], verdict.tokens, 0))
             room = (total - count).clamp_min(0)
             inside = draft.valid[:, 1:] & (draft.tree.depth[:, 1:] <= room[:, None])
@@ -110,4 +189,5 @@ def decode(
             steps += active
         lacking = total - int(count.min())
     synchronize(device)
-    return Decoded(history[:, :total].clone(), steps, drafted, accepted, time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    return Decoded(history[:, :total].clone(), steps, drafted, accepted, seconds, recorder.trace())

@@ -10,6 +10,8 @@ from torch import Tensor
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
+#: How many purposes a step's random numbers can have; a drafter uses one or two a depth.
+PURPOSES = 4096
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
@@ -48,10 +50,13 @@ class Streams:
         count = 1
         for n in shape:
             count *= n
-        base = _mix(self.key + _GOLDEN * (step * 64 + purpose + 1))
-        place = torch.arange(1, count + 1, device=self.key.device)
-        bits = _shift(_mix(base[:, None] + _GOLDEN * place), 41)
-        return (bits.to(torch.float32) * 2.0**-23).view(-1, *shape)
+        return self.uniform_at(step, purpose, torch.arange(count, device=self.key.device)).view(-1, *shape)
+
+    def uniform_at(self, step: Tensor, purpose: int, place: Tensor) -> Tensor:
+        """The numbers at the given places, (rows, n); `place` (n,) or (rows, n) int64 >= 0 counts within a purpose."""
+        base = _mix(self.key + _GOLDEN * (step * PURPOSES + purpose + 1))
+        bits = _shift(_mix(base[:, None] + _GOLDEN * (place + 1)), 41)
+        return bits.to(torch.float32) * 2.0**-23
 
 
 def draw(law: Tensor, u: Tensor) -> Tensor:
@@ -111,3 +116,10 @@ class Sampling:
             outside = (p.cumsum(-1) - p) > self.top_p  # keep the token that crosses the threshold
             logits = logits.masked_fill(torch.zeros_like(outside).scatter_(-1, index, outside), -torch.inf)
         return logits.softmax(-1)
+
+    def full_law(self, mixed: Tensor, law: Tensor) -> Tensor:
+        """The law (..., V) before top-k and top-p, at temperature 1 where decoding is greedy; `law` is that of
+        `law(mixed)`, and serves where it is the same."""
+        if self.temperature > 0 and self.top_k is None and self.top_p == 1:
+            return law
+        return (mixed.float() / (self.temperature or 1.0)).softmax(-1)

@@ -7,6 +7,7 @@ token. Tensors carry a leading row dimension of 1 (one topology for all rows) or
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -69,6 +70,31 @@ def chain_paths(length: int) -> list[Path]:
     return [(0,) * d for d in range(1, length + 1)]
 
 
+def window_paths(window: int, width: int, depth: int, shape: str) -> list[Path]:
+    """SJD-PAC's proactive draft of `window` tokens: a small tree, whose first path goes on as a chain until the window
+    is full (ERRATA, SJD 3).
+
+    "full": `depth` levels, the root counted, every node with `width` children; "comb": `width` candidates at each of
+    `depth` depths, only the first extended. Width 1 is SJD's chain.
+    """
+    if width == 1:
+        return chain_paths(window)
+    if shape == "full":
+        levels = depth - 1
+        paths = [p for d in range(1, levels + 1) for p in itertools.product(range(width), repeat=d)]
+    elif shape == "comb":
+        levels = depth
+        paths = [(0,) * (d - 1) + (c,) for d in range(1, levels + 1) for c in range(width)]
+    else:
+        raise UsageError(f"tree={shape} is unknown to a window of drafts (choose from: full, comb)")
+    if len(paths) > window:
+        raise UsageError(
+            f"a {shape} tree of width {width} and depth {depth} has {len(paths)} draft tokens and does not fit "
+            f"window={window}; give a larger window or a smaller tree"
+        )
+    return paths + [(0,) * (levels + i) for i in range(1, window - len(paths) + 1)]
+
+
 @dataclass
 class Tree:
     """parent, depth (R, M); ancestors (R, M, M) bool, node i sees node j (itself and the root included); inner (R, I):
@@ -128,4 +154,31 @@ def build(paths: Iterable[Path]) -> Tree:
         children=torch.tensor(children, dtype=torch.int64).reshape(1, len(inner), width),
         height=max(depth),
         is_chain=width <= 1,
+    )
+
+
+def from_parents(parent: Tensor, rank: Tensor, width: int, height: int) -> Tree:
+    """A topology per row, on the device. parent (B, M) int64 with parents before children and 0 for the root itself;
+    rank (B, M): a node's number among its siblings, below `width`; height: the largest depth there may be."""
+    rows, count = parent.shape
+    nodes = torch.arange(count, device=parent.device)
+    edge = torch.zeros(rows, count, count, device=parent.device).scatter_(2, parent.unsqueeze(-1), 1.0)
+    edge[:, 0] = 0
+    reached = torch.eye(count, device=parent.device).expand(rows, -1, -1)
+    sees = reached
+    for _ in range(height):
+        reached = edge @ reached
+        sees = sees + reached
+    children = torch.full((rows, count * width + 1), -1, dtype=torch.int64, device=parent.device)
+    place = torch.where(nodes > 0, parent * width + rank, count * width)  # the root is nobody's child
+    children.scatter_(1, place, nodes.expand(rows, -1))
+    return Tree(
+        parent=parent,
+        depth=sees.sum(-1).long() - 1,
+        ancestors=sees > 0,
+        inner=nodes.expand(rows, -1),
+        slot=nodes.expand(rows, -1),
+        children=children[:, :-1].reshape(rows, count, width),
+        height=height,
+        is_chain=False,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specbench.decoding.rules import Rule, at, normalise
+from specbench.decoding.rules.base import Rule, at, normalise
 from specbench.decoding.sampling import Streams, draw
 from specbench.decoding.trees import Tree
 
@@ -34,24 +34,29 @@ class Draft:
 
 @dataclass
 class Verdict:
-    """path (B, D) int64: the accepted nodes by depth (beyond `length`: undefined but valid indices); length (B,) int64:
-    accepted draft tokens; tokens (B, D + 1): the accepted tokens and, at `length`, the token that follows them."""
+    """path (B, D) int64: the accepted nodes by depth (beyond `length`: the last of them); length (B,) int64: accepted
+    draft tokens; tokens (B, D + 1): the accepted tokens and, at `length`, the token that follows them; first (B,): the
+    probability with which the rule kept the first candidate, 0 where there was none."""
 
     path: Tensor
     length: Tensor
     tokens: Tensor
+    first: Tensor
 
 
 def one_hot(token: Tensor, size: int) -> Tensor:
     return torch.zeros(*token.shape, size, device=token.device).scatter_(-1, token.unsqueeze(-1), 1.0)
 
 
-def verify(p: Tensor, draft: Draft, rule: Rule, streams: Streams, step: Tensor) -> Verdict:
+def verify(
+    p: Tensor, draft: Draft, rule: Rule, streams: Streams, step: Tensor, judged: Tensor | None = None
+) -> Verdict:
     """Accept or reject the draft's nodes against the target's laws p (B, M, V); `step` (B,) keys the random numbers.
 
     All inner nodes decide about their children at once (their randomness is their own), sibling after sibling; then the
     path is read off. For exact rules the tokens have the target's law (Cool-SD, Theorem 1, for chains; by recursion
-    over siblings drawn without replacement, for trees).
+    over siblings drawn without replacement, for trees). `judged` (B, M, V) are the laws by which a `soft` rule decides,
+    where they are not p; the token that follows always comes from p.
     """
     tree = draft.tree
     rows, nodes, vocab = p.shape
@@ -59,9 +64,11 @@ def verify(p: Tensor, draft: Draft, rule: Rule, streams: Streams, step: Tensor) 
     children = tree.children.expand(rows, -1, -1)
     depth = tree.depth.expand(rows, -1)
     u = streams.uniform(step, VERIFY, nodes)
-    r = p.gather(1, inner.unsqueeze(-1).expand(-1, -1, vocab))
+    r = (p if judged is None else judged).gather(1, inner.unsqueeze(-1).expand(-1, -1, vocab))
     q = draft.laws
     taken = torch.full_like(inner, -1)
+    first = p.new_zeros(rows)
+    passed = []  # per sibling, the candidates that the rule keeps
     for m in range(tree.width):
         child = children[:, :, m]
         node = child.clamp_min(0)
@@ -73,12 +80,20 @@ def verify(p: Tensor, draft: Draft, rule: Rule, streams: Streams, step: Tensor) 
             law = torch.where(drawn.unsqueeze(-1), q, one_hot(token, vocab))
         live &= at(law, token) > 0  # a law with fewer tokens than children has no further candidate
         place = depth.gather(1, node)
-        kept = live & (u.gather(1, node) < rule.accept(r, law, token, place))
+        chance = rule.accept(r, law, token, place)
+        kept = live & (u.gather(1, node) < chance)
+        if m == 0:  # the root is the first inner node
+            first = torch.where(live[:, 0], chance[:, 0], first)
+        if rule.certain:  # siblings do not compete: the longest path will win
+            passed.append(torch.where(kept, child, -1))
+            continue
         taken = torch.where(kept, child, taken)
         lost = (live & ~kept).unsqueeze(-1)
         r = torch.where(lost, rule.residual(r, law, token, place), r)
         if m + 1 < tree.width:  # the next sibling was drawn from what is left
             q = torch.where(lost, normalise(q.scatter(-1, token.unsqueeze(-1), 0.0), q), q)
+    if passed:
+        taken = _longest(torch.stack(passed, -1), inner, nodes, tree.height)
 
     slot = tree.slot.expand(rows, -1)
     here = inner.new_zeros(rows, 1)
@@ -93,9 +108,23 @@ def verify(p: Tensor, draft: Draft, rule: Rule, streams: Streams, step: Tensor) 
         path.append(here)
     at_slot = slot.gather(1, here).unsqueeze(-1).expand(-1, -1, vocab)
     last = p.gather(1, here.unsqueeze(-1).expand(-1, -1, vocab))
-    if tree.height:
+    if tree.height and not rule.certain:
         last = torch.where(at_slot >= 0, r.gather(1, at_slot.clamp_min(0)), last)
     following = draw(last, streams.uniform(step, NEXT, 1))
     walked = torch.cat(path, 1) if path else inner.new_zeros(rows, 0)
     tokens = torch.cat([draft.tokens.gather(1, walked), following], 1).scatter(1, length, following)
-    return Verdict(walked, length.squeeze(1), tokens)
+    return Verdict(walked, length.squeeze(1), tokens, first)
+
+
+def _longest(passed: Tensor, inner: Tensor, nodes: int, height: int) -> Tensor:
+    """Of the children that passed (B, I, W; -1 else), per inner node the one with the longest passed path below it, the
+    earlier one at a tie; (B, I), -1 where none passed."""
+    reach = torch.zeros(len(passed), nodes, dtype=torch.int64, device=passed.device)
+    below = passed.clamp_min(0).flatten(1)
+    gain = torch.full_like(passed, -1)
+    for _ in range(height):
+        gain = torch.where(passed >= 0, reach.gather(1, below).view_as(passed) + 1, 0)
+        reach = reach.scatter(1, inner, gain.amax(-1))
+    order = torch.arange(passed.shape[-1], device=passed.device)
+    best = (gain * len(order) - order).argmax(-1, keepdim=True)
+    return passed.gather(-1, best).squeeze(-1)

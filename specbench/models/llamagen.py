@@ -154,7 +154,7 @@ class Session:
 
     def __init__(self, model: LlamaGen, conditioning: Conditioning, guided: bool, nodes: int) -> None:
         self.model, self.guided = model, guided
-        self.length, self.vocab_size = model.cfg.block_size, model.cfg.vocab_size
+        self.length, self.width, self.vocab_size = model.cfg.block_size, model.cfg.side, model.cfg.vocab_size
         self.prefix_length = model.cfg.cls_token_num
         self.prefix, valid = model.condition(conditioning, guided)
         rows, device = len(self.prefix), self.prefix.device

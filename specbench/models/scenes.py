@@ -15,6 +15,8 @@ from specbench.errors import UsageError
 from specbench.models import checkpoints
 from specbench.models.eagle import Eagle, EagleConfig, like_target
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
+from specbench.models.medusa import Medusa, MedusaConfig
+from specbench.models.medusa import like_target as medusa_like_target
 from specbench.models.scenes_config import CONFIGS
 from specbench.models.text import TextConfig, TextEncoder
 from specbench.models.vq import VQConfig, VQModel
@@ -75,6 +77,19 @@ class ScenesModel:
         if head.cfg.dim != self.target.cfg.dim or head.cfg.vocab_size != self.target.cfg.vocab_size:
             raise UsageError("the EAGLE drafter was trained for another target; train one for this target")
         return head
+
+    def medusa(self) -> Medusa:
+        if self.folder is None:
+            torch.manual_seed(6)
+            return self._ready(medusa_like_target(self.target), self.dtype)  # type: ignore[return-value]
+        heads: Medusa = self._load("medusa", Medusa, MedusaConfig, self.dtype)
+        if (heads.cfg.dim, heads.cfg.vocab_size) != (self.target.cfg.dim, self.target.cfg.vocab_size):
+            raise UsageError("the Medusa heads were trained for another target; train some for this target")
+        return heads
+
+    def codebook(self) -> Tensor:
+        """The code vectors (V, d) that rules measure proximity in."""
+        return self.tokenizer.quantize.codebook
 
     @torch.inference_mode()
     def encode(self, prompts: list[str]) -> Conditioning:

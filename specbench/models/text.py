@@ -17,19 +17,25 @@ PAD, UNKNOWN = 0, 1
 @dataclass(frozen=True)
 class TextConfig:
     vocabulary: tuple[str, ...] = ()
-    dim: int = 128
+    dim: int = 192
     layers: int = 2
     heads: int = 4
     max_words: int = 48
     tokens: int = 8  # feature vectors a caption
-    classes: int = sum(len(c) + 1 for c in scenes.ATTRIBUTES.values())
+    classes: int = sum(len(c) + 1 for c in scenes.PLACED_ATTRIBUTES.values())
 
     def to_dict(self) -> dict:
         return asdict(self)
 
 
 class TextEncoder(nn.Module):
-    """Words -> features (N, tokens, dim). Trained to let a linear reader recover every attribute a caption states."""
+    """Words -> features (N, tokens, dim). Trained to let a linear reader of their *mean* recover what a caption
+    puts at every place of the picture.
+
+    The mean, because LlamaGen's prefix keys vanish (`transformer.grid_rotary`): an image token attends evenly to the
+    prefix and sees nothing of it but a mean of values. By place, because an image token knows its place: which object
+    it belongs to is then one lookup, not two.
+    """
 
     def __init__(self, cfg: TextConfig) -> None:
         super().__init__()
@@ -43,7 +49,7 @@ class TextEncoder(nn.Module):
         )
         self.layers = nn.TransformerEncoder(layer, cfg.layers, enable_nested_tensor=False)
         self.norm = nn.LayerNorm(cfg.dim)
-        self.reader = nn.Linear(cfg.tokens * cfg.dim, cfg.classes)
+        self.reader = nn.Linear(cfg.dim, cfg.classes)
 
     def tokenize(self, captions: list[str]) -> Tensor:
         """(N, max_words) int64 word ids; unknown words get their own id, captions beyond max_words are cut."""
@@ -62,14 +68,15 @@ class TextEncoder(nn.Module):
         return self.norm(y[:, self.cfg.max_words :])
 
     def read(self, features: Tensor) -> list[Tensor]:
-        """Per attribute, logits (N, choices + 1) that the caption states it; the last class is "absent"."""
-        return list(self.reader(features.flatten(1)).split([len(c) + 1 for c in scenes.ATTRIBUTES.values()], -1))
+        """Per attribute of `scenes.PLACED_ATTRIBUTES`, logits (N, choices + 1); the last class is "nothing there"."""
+        return list(self.reader(features.mean(1)).split([len(c) + 1 for c in scenes.PLACED_ATTRIBUTES.values()], -1))
 
     def reading_loss(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy over attributes, and the share read right. labels (N, attributes), ABSENT where none."""
-        losses, right = [], []
+        """Cross-entropy summed over attributes, and the share of the present ones read right. labels (N, attributes)
+        of `scenes.placed`, ABSENT where nothing stands."""
+        losses, right, present = [], features.new_zeros(()), (labels != scenes.ABSENT)
         for i, logits in enumerate(self.read(features)):
-            wanted = torch.where(labels[:, i] == scenes.ABSENT, logits.shape[-1] - 1, labels[:, i])
+            wanted = torch.where(present[:, i], labels[:, i], logits.shape[-1] - 1)
             losses.append(F.cross_entropy(logits.float(), wanted))
-            right.append((logits.argmax(-1) == wanted).float().mean())
-        return torch.stack(losses).mean(), torch.stack(right).mean()
+            right = right + ((logits.argmax(-1) == wanted) & present[:, i]).sum()
+        return torch.stack(losses).sum(), right / present.sum()

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbench.data import scenes
 from specbench.models.llamagen import LlamaGen
 from specbench.models.text import TextEncoder
 from specbench.training.trainer import Recipe, fit
@@ -17,9 +18,9 @@ from specbench.training.trainer import Recipe, fit
 def train_text(
     text: TextEncoder, captions: list[str], labels: np.ndarray, recipe: Recipe, work: Path
 ) -> dict[str, float]:
-    """Train the text encoder to state every attribute of its caption."""
+    """Train the text encoder to state what its caption puts where; labels (N, 14) as of `scenes.render`."""
     device = text.places.device
-    ids, y = text.tokenize(captions), torch.as_tensor(labels)
+    ids, y = text.tokenize(captions), torch.as_tensor(scenes.placed(labels))
 
     def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
         picks = torch.as_tensor(rng.integers(0, len(ids), recipe.batch))

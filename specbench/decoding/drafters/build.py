@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from specbench.decoding.drafters.draft_model import DraftModel
-from specbench.decoding.drafters.eagle import Eagle
+from specbench.decoding.drafters.eagle import Eagle, Eagle2
+from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import Drafter
 from specbench.decoding.trees import chain_paths, parse
 
@@ -26,3 +28,20 @@ def eagle(cfg: Mapping[str, Any], model: Any) -> Drafter:
 
 def eagle_tree(cfg: Mapping[str, Any], model: Any) -> Drafter:
     return Eagle(model.eagle(), parse(cfg["tree"]))
+
+
+def eagle2(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    return Eagle2(model.eagle(), cfg["nodes"], cfg["depth"], cfg["width"])
+
+
+def medusa(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    return Medusa(model.medusa(), parse(cfg["tree"]))
+
+
+def jacobi(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    return Window(cfg["window"], cfg["init"], match=True)
+
+
+def sjd(cfg: Mapping[str, Any], model: Any) -> Drafter:
+    names = ("window", "init", "refine", "coupling", "width", "depth", "tree")
+    return Window(*(cfg[name] for name in names))

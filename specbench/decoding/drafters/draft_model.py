@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench.decoding.loop import Outcome
 from specbench.decoding.sampling import Sampling, Streams, draw
 from specbench.decoding.trees import build, chain_paths
-from specbench.decoding.verify import DRAFT, Draft, Verdict
+from specbench.decoding.verify import DRAFT, Draft
 
 
 @dataclass
@@ -50,5 +51,5 @@ class DraftModel:
         drafted = torch.cat(tokens, 1)
         return Draft(self.tree, drafted, torch.stack(laws, 1), torch.ones_like(drafted, dtype=torch.bool))
 
-    def commit(self, state: _State, hidden: Tensor, verdict: Verdict, count: Tensor) -> None:
+    def commit(self, state: _State, outcome: Outcome) -> None:
         pass  # its cache is indexed by place: whatever was rejected is overwritten

@@ -1,4 +1,5 @@
-"""EAGLE-1: a one-layer drafter over the target's hidden states, as a chain or a static tree (Li et al. 2024b)."""
+"""EAGLE: a one-layer drafter over the target's hidden states. EAGLE-1 drafts a chain or a static tree (Li et al.
+2024b), EAGLE-2 a tree grown anew each step (Li et al. 2024a)."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench.decoding.drafters.dynamic import Grower
+from specbench.decoding.loop import Outcome
 from specbench.decoding.sampling import Sampling, Streams, draw, draw_distinct
 from specbench.decoding.trees import Path, Tree, build
-from specbench.decoding.verify import DRAFT, Draft, Verdict
+from specbench.decoding.verify import DRAFT, Draft
 
 
 @dataclass
@@ -66,25 +69,22 @@ def _levels(tree: Tree) -> list[_Level]:
     return levels
 
 
-class Eagle:
-    """`head` is the drafter network; entry e of its cache pairs the target's hidden state at place e with the token at
-    e + 1.
+class _Entries:
+    """The part that every EAGLE drafter shares: `head` is the network; entry e of its cache pairs the target's hidden
+    state at place e with the token at e + 1.
 
     With c committed tokens and the root at place b = P - 1 + c, entries up to b - 1 are known. A step feeds the entries
-    that the last verdict made known, takes the law of the root's children from the last of them, and expands the tree
+    that the last verdict made known, takes the law of the root's children from the last of them, and expands the draft
     depth by depth; the nodes of a depth share one position. Those entries are forgotten after the step.
     """
 
-    def __init__(self, head: Any, paths: list[Path]) -> None:
-        self.head = head
-        self.tree = build(paths)
-        self.levels = _levels(self.tree)
-        self.expanded = self.tree.inner.shape[1] - 1
+    def __init__(self, head: Any, tree: Tree, expanded: int) -> None:
+        """tree: the topology, or the largest one there may be; expanded: draft nodes that pass through the network."""
+        self.head, self.tree, self.expanded = head, tree, expanded
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> _State:
         device = streams.key.device
         self.tree = self.tree.to(device)
-        self.levels = [level.to(device) for level in self.levels]
         hidden = session.prefix_hidden  # (R, P - 1, dim)
         rows, known, dim = hidden.shape
         slots = known + session.length + 2 * (self.tree.height + 1) + self.expanded
@@ -107,12 +107,13 @@ class Eagle:
             torch.zeros(len(streams), dtype=torch.int64, device=device),
         )
 
-    def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        session, tree = state.session, self.tree
+    def _newest(self, state: _State, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Feeds what the last verdict made known. Returns the newest entry's place (B, 1) and output (R, 1, dim)."""
+        session = state.session
         both = session.both
         prefix = session.prefix_length
         last = count[:, None] + (prefix - 2)  # (B, 1): the newest entry, b - 1
-        lane = torch.arange(tree.height + 1, device=count.device)
+        lane = torch.arange(self.tree.height + 1, device=count.device)
         places = last - state.fresh[:, None] + lane  # (B, D + 1); those beyond `last` are padding
         held = (places + 1 - prefix).clamp_min(0)
         tokens = torch.where(places + 1 < prefix, 0, history.gather(1, held))
@@ -121,27 +122,61 @@ class Eagle:
         out = self.head.hidden(both(tokens), state.pending, at, mask, state.cache, at)
         newest = both(state.fresh)[:, None, None].expand(-1, 1, out.shape[-1])
         feature = out.gather(1, newest)  # (R, 1, dim)
+        return last, feature
 
+    def _expand(
+        self, state: _State, tokens: Tensor, features: Tensor, last: Tensor, depth: int, first: int, sees: Tensor
+    ) -> Tensor:
+        """Outputs (R, n, dim) of n draft nodes of one depth: tokens (B, n), the outputs of their parents (R, n, dim);
+        first: the number of the first among the expanded nodes; sees (1 or B, n, expanded) bool: which expanded nodes
+        each sees, itself included."""
+        both = state.session.both
+        n = tokens.shape[1]
+        base = both(last) + 1
+        offset = state.keys - base  # (R, slots): a slot's place among the expanded nodes, negative for known entries
+        slots = base + torch.arange(first, first + n, device=base.device)
+        turn = both(last + depth).expand(-1, n)  # all nodes of one depth turn with the same place
+        held = both(sees.expand(len(tokens), -1, -1))
+        index = offset.clamp(0, self.expanded - 1).unsqueeze(1).expand(-1, n, -1)
+        among = held.gather(2, index) & ((offset >= 0) & (offset < self.expanded)).unsqueeze(1)
+        mask = ((offset < 0).unsqueeze(1) | among).unsqueeze(1)
+        return self.head.hidden(both(tokens), features, turn, mask, state.cache, slots)
+
+    def commit(self, state: _State, outcome: Outcome) -> None:
+        both = state.session.both
+        verdict, hidden = outcome.verdict, outcome.hidden
+        walked = torch.cat(
+            [torch.zeros_like(outcome.count)[:, None], verdict.path], 1
+        )  # the root and the accepted path
+        state.pending = hidden.gather(1, both(walked).unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
+        state.fresh = verdict.length
+
+
+class Eagle(_Entries):
+    """EAGLE-1 over a chain or a static tree."""
+
+    def __init__(self, head: Any, paths: list[Path]) -> None:
+        tree = build(paths)
+        super().__init__(head, tree, tree.inner.shape[1] - 1)
+        self.levels = _levels(tree)
+
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> _State:
+        self.levels = [level.to(streams.key.device) for level in self.levels]
+        return super().open(session, conditioning, sampling, streams)
+
+    def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        tree = self.tree
+        last, feature = self._newest(state, history, count)
         drafted = history.new_zeros(len(count), tree.nodes)
         drafted[:, :1] = history.gather(1, (count - 1).clamp_min(0)[:, None])
         laws = [self._children(state, 0, feature, drafted, step)]
         features = feature  # of the root and the expanded nodes, in order
-        base = both(last) + 1
-        offset = state.keys - base  # (R, slots): a slot's place among the expanded nodes, negative for known entries
         for number, level in enumerate(self.levels[1:], start=1):
-            n = len(level.nodes)
-            slots = base + torch.arange(level.first, level.first + n, device=base.device)
-            turn = both(last + number).expand(-1, n)  # all nodes of one depth turn with the same place
-            sees = level.sees[:, offset.clamp(0, self.expanded - 1)].transpose(0, 1)  # (R, n, slots)
-            mask = (offset < 0).unsqueeze(1) | (sees & ((offset >= 0) & (offset < self.expanded)).unsqueeze(1))
-            tokens = both(drafted[:, level.nodes])
-            out = self.head.hidden(tokens, features[:, level.parents], turn, mask.unsqueeze(1), state.cache, slots)
+            tokens, parents = drafted[:, level.nodes], features[:, level.parents]
+            out = self._expand(state, tokens, parents, last, number, level.first, level.sees.unsqueeze(0))
             features = torch.cat([features, out], 1)
             laws.append(self._children(state, number, out, drafted, step))
-        valid = (
-            (count > 0)[:, None].expand(-1, tree.nodes).clone()
-        )  # before the first token there is no hidden state to go by
-        valid[:, 0] = True
+        valid = _after_first(count, tree.nodes)
         chosen = torch.zeros_like(valid) if state.sampling.temperature == 0 and not tree.is_chain else None
         return Draft(tree, drafted, torch.cat(laws, 1), valid, chosen)
 
@@ -161,8 +196,38 @@ class Eagle:
         drafted[:, level.kids] = tokens.flatten(1)[:, level.picks]
         return law
 
-    def commit(self, state: _State, hidden: Tensor, verdict: Verdict, count: Tensor) -> None:
-        both = state.session.both
-        walked = torch.cat([torch.zeros_like(count)[:, None], verdict.path], 1)  # the root and the accepted path
-        state.pending = hidden.gather(1, both(walked).unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
-        state.fresh = verdict.length
+
+class Eagle2(_Entries):
+    """EAGLE-2: a tree of the `nodes` likeliest draft tokens, grown anew each step (see `Grower`)."""
+
+    def __init__(self, head: Any, nodes: int, depth: int, width: int) -> None:
+        self.grower = Grower(nodes, depth, width)
+        super().__init__(head, self.grower.sizing, self.grower.expanded)
+
+    def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        last, feature = self._newest(state, history, count)
+        sampling, both = state.sampling, state.session.both
+        root = history.gather(1, (count - 1).clamp_min(0)[:, None])
+        outputs = feature
+
+        def law(features: Tensor) -> Tensor:
+            # scores are of the unfiltered law; at temperature 0 too, where the sampled one is a point mass
+            logits = sampling.mix(state.session.model.head(features))
+            return sampling.full_law(logits, sampling.law(logits))
+
+        def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
+            nonlocal outputs
+            above = outputs.gather(1, both(parents).unsqueeze(-1).expand(-1, -1, outputs.shape[-1]))
+            outputs = self._expand(state, tokens, above, last, depth, first, sees)
+            return law(outputs)
+
+        draft = self.grower.grow(root, law(feature), expand)
+        draft.valid &= _after_first(count, draft.tree.nodes)
+        return draft
+
+
+def _after_first(count: Tensor, nodes: int) -> Tensor:
+    """Validity (B, nodes): before the first token there is no hidden state to go by, and nothing is drafted."""
+    valid = (count > 0)[:, None].expand(-1, nodes).clone()
+    valid[:, 0] = True
+    return valid

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench.decoding.loop import Outcome
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import build
-from specbench.decoding.verify import Draft, Verdict
+from specbench.decoding.verify import Draft
 
 
 class NoDraft:
@@ -24,5 +25,5 @@ class NoDraft:
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
         return Draft(self.tree, root, state, torch.ones_like(root, dtype=torch.bool))
 
-    def commit(self, state: Any, hidden: Tensor, verdict: Verdict, count: Tensor) -> None:
+    def commit(self, state: Any, outcome: Outcome) -> None:
         pass

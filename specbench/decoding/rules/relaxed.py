@@ -1,43 +1,16 @@
-"""Acceptance rules: pure functions of tensors.
-
-A rule answers two questions about a candidate x of a node whose law (so far) is r and which was drawn from q: with
-which probability is it kept, and which law goes on when it is not. Laws are (..., V) float32, x and depth (...) int64;
-depth counts drafted places from 1. A candidate that was chosen and not drawn comes with a point mass as q.
-"""
+"""Exact speculative sampling and its relaxation by a factor per depth: UniformRSD, Cool-SD."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from specbench.decoding.rules.base import Rule, Setting, at, normalise, ratio
 from specbench.errors import UsageError
-
-
-class Rule(Protocol):
-    name: str
-
-    def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """Probability (...) of keeping `token`."""
-        ...
-
-    def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """The law (..., V), normalised, from which to go on after `token` was rejected."""
-        ...
-
-
-def at(law: Tensor, token: Tensor) -> Tensor:
-    """law[..., token], (...)."""
-    return law.gather(-1, token.unsqueeze(-1)).squeeze(-1)
-
-
-def normalise(mass: Tensor, fallback: Tensor) -> Tensor:
-    """Norm(mass); where nothing is left (a rejection that has probability zero), `fallback`."""
-    total = mass.sum(-1, keepdim=True)
-    return torch.where(total > 1e-30, mass / total.clamp_min(1e-30), fallback)
 
 
 class Relaxed:
@@ -48,6 +21,8 @@ class Relaxed:
     omega) r)]_+), which minimises the bound of Eq. 8 for any omega; `"vanilla"` from Eq. 11, Norm([r - q]_+), which
     Proposition 1 derives for omega >= 1 only.
     """
+
+    certain = soft = False
 
     def __init__(self, name: str, omega: list[float], resample: str = "optimal") -> None:
         """omega[i - 1] belongs to depth i; deeper places use the last one."""
@@ -63,11 +38,7 @@ class Relaxed:
         return self.omega[depth.clamp_max(len(self.omega) - 1)]
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        p_x, q_x = at(r, token), at(q, token)
-        ratio = torch.where(
-            q_x > 0, self._omega(depth) * p_x / q_x, torch.ones_like(q_x)
-        )  # 0/0 = 1 (ERRATA, Cool-SD 6)
-        return ratio.clamp_max(1.0)
+        return ratio(self._omega(depth) * at(r, token), at(q, token))
 
     def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         mass = r - q
@@ -119,14 +90,14 @@ def cool_schedule(delta: float, length: int, nu: float, schedule: str, floor: fl
 # --- from flat parameters (registry) ----------------------------------------------------------------------------------
 
 
-def build_exact(cfg: Mapping[str, Any], height: int) -> Rule:
+def build_exact(cfg: Mapping[str, Any], setting: Setting) -> Rule:
     return exact()
 
 
-def build_uniform(cfg: Mapping[str, Any], height: int) -> Rule:
+def build_uniform(cfg: Mapping[str, Any], setting: Setting) -> Rule:
     return uniform(cfg["delta"], cfg["resample"])
 
 
-def build_cool(cfg: Mapping[str, Any], height: int) -> Rule:
-    """`height`, the depth of the draft tree, is the schedule's L."""
-    return cool(cfg["delta"], max(1, height), cfg["nu"], cfg["schedule"], cfg["floor"], cfg["resample"])
+def build_cool(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+    """The height of the drafts is the schedule's L."""
+    return cool(cfg["delta"], max(1, setting.height), cfg["nu"], cfg["schedule"], cfg["floor"], cfg["resample"])

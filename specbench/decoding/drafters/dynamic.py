@@ -1,0 +1,89 @@
+"""EAGLE-2's draft tree (Li et al. 2024a): grown along its likeliest paths, then cut to its likeliest nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.trees import build, chain_paths, from_parents
+from specbench.decoding.verify import Draft
+from specbench.errors import UsageError
+
+#: expand(tokens (B, n), parents (B, n), depth, first, sees (B, n, E)) -> laws (B, n, V) of the children of n nodes.
+#: Nodes that were expanded are numbered in order; `first` is the number of the first of these, `parents` holds one more
+#: than the parent's number (0 for the root), `sees` which expanded nodes each sees, itself included.
+Expand = Callable[[Tensor, Tensor, int, int, Tensor], Tensor]
+
+
+class Grower:
+    """Grows `depth` levels: the `width` likeliest children of each of the `width` likeliest nodes of the level before.
+    Of all candidates the `nodes` likeliest stay. A node's score is the drafter's probability of the path to it.
+
+    The tokens are chosen, not drawn: each is a point mass.
+    """
+
+    def __init__(self, nodes: int, depth: int, width: int) -> None:
+        most = width + (depth - 1) * width * width
+        if nodes < depth:
+            raise UsageError(f"nodes={nodes} is fewer than depth={depth}; a tree of that depth needs a node a level")
+        self.depth, self.width, self.nodes = depth, width, min(nodes, most)
+        self.expanded = width * (depth - 1)
+        rest = [(i,) for i in range(1, self.nodes - depth + 1)]
+        self.sizing = build([*chain_paths(depth), *rest])  # as many nodes, as high
+
+    def grow(self, root: Tensor, law: Tensor, expand: Expand) -> Draft:
+        """root (B, 1): the last committed token; law (B, 1, V): of its children."""
+        rows, _, size = law.shape
+        width = min(self.width, size)
+        device = law.device
+        beam = torch.arange(width, device=device).expand(rows, -1)
+
+        def likeliest(of: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
+            top = of.topk(width, dim=-1)
+            return (score.unsqueeze(-1) + top.values.log().clamp_max(0)).flatten(1), top.indices.flatten(1)
+
+        score, token = likeliest(law, law.new_zeros(rows, 1))
+        laws, scores, tokens = [law], [score], [token]
+        above = [torch.full((rows, width), -1, device=device)]  # per candidate, its parent among the candidates
+        home = torch.full((rows, width), 0, device=device)  # per candidate, which of `laws` its children have; 0: none
+        homes = [home]
+        chosen, parents = beam, torch.zeros_like(beam)  # the beam among the candidates, its parents' laws
+        begin, best, pick = 0, score, token
+        lineage = torch.zeros(rows, width, self.expanded, dtype=torch.bool, device=device)
+        for d in range(1, self.depth):
+            first = (d - 1) * width
+            own = torch.arange(first, first + width, device=device)
+            lineage = lineage | (torch.arange(self.expanded, device=device) == own[:, None])
+            homes[-1].scatter_(1, chosen - begin, (own + 1).expand(rows, -1))
+            law = expand(pick, parents, d, first, lineage)
+            score, token = likeliest(law, best)
+            laws.append(law)
+            scores.append(score)
+            tokens.append(token)
+            above.append(chosen.repeat_interleave(width, 1))
+            homes.append(torch.zeros_like(token))
+            begin = width + (d - 1) * width * width
+            best, index = score.topk(width, dim=-1)
+            pick, from_beam = token.gather(1, index), index // width
+            parents = own[0] + 1 + from_beam
+            lineage = lineage.gather(1, from_beam.unsqueeze(-1).expand_as(lineage))
+            chosen = begin + index
+        score, token = torch.cat(scores, 1), torch.cat(tokens, 1)
+        count = min(self.nodes, score.shape[1])
+        kept = score.sort(dim=-1, descending=True, stable=True).indices[:, :count].sort(-1).values  # parents first
+        number = torch.zeros(rows, score.shape[1] + 1, dtype=torch.int64, device=device)
+        number.scatter_(1, kept, torch.arange(1, count + 1, device=device).expand(rows, -1))
+        parent = number.gather(
+            1, torch.cat(above, 1).gather(1, kept) % number.shape[1]
+        )  # -1: the last column, the root
+        rank = torch.where(kept < width, kept, (kept - width) % width)
+        zero = torch.zeros_like(root)
+        tree = from_parents(torch.cat([zero, parent], 1), torch.cat([zero, rank], 1), width, self.depth)
+        of_node = torch.cat([zero, torch.cat(homes, 1).gather(1, kept)], 1)
+        given = torch.cat(laws, 1).gather(1, of_node.unsqueeze(-1).expand(-1, -1, size))
+        there = score.gather(1, kept) > -torch.inf
+        valid = torch.cat([torch.ones_like(root, dtype=torch.bool), there], 1)
+        drafted = torch.cat([root, token.gather(1, kept)], 1)
+        return Draft(tree, drafted, given, valid, torch.zeros_like(valid))

@@ -1,0 +1,64 @@
+"""Medusa: heads on the target's last hidden state propose the likeliest tokens of each place (Cai et al. 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.loop import Outcome
+from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.trees import Path, build
+from specbench.decoding.verify import Draft
+from specbench.errors import UsageError
+
+
+@dataclass
+class _State:
+    session: Any  # the target's
+    sampling: Sampling
+    hidden: Tensor  # (R, dim): the target's hidden state that gave the root its token
+
+
+class Medusa:
+    """A static tree: child c of a node of depth d is the c-th likeliest token of head d, whatever the path to it. The
+    tokens are chosen, not drawn."""
+
+    def __init__(self, heads: Any, paths: list[Path]) -> None:
+        """heads: the networks; None where only the topology is wanted."""
+        self.heads = heads
+        self.tree = build(paths)
+        if heads is not None and self.tree.height > heads.cfg.heads:
+            raise UsageError(f"the tree is {self.tree.height} deep, but there are {heads.cfg.heads} Medusa heads")
+        ordered = sorted(set(paths), key=lambda p: (len(p), p))  # as trees.build numbers them, from 1
+        self.level = torch.tensor([len(p) - 1 for p in ordered])
+        self.choice = torch.tensor([p[-1] for p in ordered])
+        self.most = 1 + max(p[-1] for p in ordered)
+        self.of_inner = self.tree.depth[0, self.tree.inner[0]]  # the head of an inner node's children
+
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> _State:
+        device = streams.key.device
+        self.tree = self.tree.to(device)
+        for name in ("level", "choice", "of_inner"):
+            setattr(self, name, getattr(self, name).to(device))
+        if self.most > session.vocab_size:
+            raise UsageError(f"the tree tries more tokens than the vocabulary of {session.vocab_size} has")
+        return _State(session, sampling, session.prefix_hidden[:, -1])
+
+    def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        logits = state.sampling.mix(self.heads(state.hidden, self.tree.height)).float()  # (B, D, V)
+        laws = state.sampling.law(logits)
+        likeliest = logits.topk(self.most, dim=-1).indices
+        root = history.gather(1, (count - 1).clamp_min(0)[:, None])
+        tokens = torch.cat([root, likeliest[:, self.level, self.choice]], 1)
+        valid = (count > 0)[:, None].expand_as(tokens).clone()  # no hidden state before the first token
+        valid[:, 0] = True
+        return Draft(self.tree, tokens, laws[:, self.of_inner], valid, torch.zeros_like(valid))
+
+    def commit(self, state: _State, outcome: Outcome) -> None:
+        verdict, hidden = outcome.verdict, outcome.hidden
+        walked = torch.cat([torch.zeros_like(outcome.count)[:, None], verdict.path], 1)
+        last = state.session.both(walked.gather(1, verdict.length[:, None]))
+        state.hidden = hidden.gather(1, last.unsqueeze(-1).expand(-1, 1, hidden.shape[-1])).squeeze(1)

@@ -1,0 +1,217 @@
+"""Jacobi decoding and its speculative kin: the target drafts for itself, a window of places ahead.
+
+One drafter, after Jacobi decoding (Song et al. 2021), SJD (Teng et al. 2024, arXiv 2410.01699), SCD (arXiv 2510.24211)
+and SJD-PAC (arXiv 2603.18599). Every place of the window holds a token and the law it was drawn from: the target's own
+under the prefix that the last step saw. After a step the places that were not committed are renewed from the laws that
+this step gave them, and the places that are new are initialised.
+
+Why any of this is lossless (ERRATA, SJD 2): given the past, a place's token is independent of everything that decides
+the law it will be judged by, since those are places before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.loop import Outcome
+from specbench.decoding.rules.base import at, normalise, ratio
+from specbench.decoding.sampling import PURPOSES, Sampling, Streams, draw, draw_distinct
+from specbench.decoding.trees import build as build_tree
+from specbench.decoding.trees import window_paths
+from specbench.decoding.verify import DRAFT, Draft, one_hot
+from specbench.errors import UsageError
+
+INITS = ("random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample")
+COUPLINGS = ("none", "maximal", "gumbel")
+_TOKEN, _KEEP, _INIT, _SIBLING = range(DRAFT, DRAFT + 4)  # purposes of a step's random numbers
+_GUMBEL = PURPOSES - 1  # of step 0: the noise of a place is the same at every step
+
+
+@dataclass
+class _State:
+    sampling: Sampling
+    streams: Streams
+    side: int  # places in a row of the image
+    tokens: Tensor  # (B, H): the window along the draft's first path
+    laws: Tensor  # (B, H, V): the law each was drawn from
+    past: Tensor  # (B, K, V): laws of the K places committed last, oldest first; K = 0 unless drawn from
+    last: Outcome | None = None
+
+
+class Window:
+    """`window` draft tokens a step.
+
+    init: how new places begin. "random" is uniform over the vocabulary; "horizontal_repeat" and "vertical_repeat"
+    repeat the nearest known token to the left or above (a point mass); "..._sample" draw from its law. A place that has
+    no such neighbour begins at random. refine: renew the places that were not committed; without it they begin anew
+    (SJD, appendix H). coupling: how a place is renewed from law q to p. "none" draws anew (SJD), "maximal" keeps the
+    token with min(1, p / q) and draws from Norm([p - q]_+) otherwise (SJD-PAC's adaptive continuation), "gumbel" takes
+    the arg max of log p + G with one noise G a place for all steps. width, depth, tree: see `trees.window_paths`.
+    match: a token is a mere proposal, kept with p(x), as if the target's draw had to match it (Jacobi's prefix match).
+    """
+
+    def __init__(
+        self,
+        window: int,
+        init: str = "random",
+        refine: bool = True,
+        coupling: str = "none",
+        width: int = 1,
+        depth: int = 3,
+        tree: str = "full",
+        match: bool = False,
+    ) -> None:
+        if init not in INITS:
+            raise UsageError(f"init={init} is unknown (choose from: {', '.join(INITS)})")
+        if coupling not in COUPLINGS:
+            raise UsageError(f"coupling={coupling} is unknown (choose from: {', '.join(COUPLINGS)})")
+        self.init, self.refine, self.coupling, self.width, self.match = init, refine, coupling, width, match
+        paths = window_paths(window, width, depth, tree)
+        self.tree = build_tree(paths)
+        ordered = sorted(paths, key=lambda p: (len(p), p))  # as trees.build numbers them, from 1
+        number = {p: i + 1 for i, p in enumerate(ordered)}
+        self.main = torch.tensor([number[(0,) * d] for d in range(1, self.tree.height + 1)])
+        self.lane = torch.tensor([len(p) - 1 for p in ordered])  # of every draft node: its place in the window,
+        self.choice = torch.tensor([p[-1] for p in ordered])  # and which of that place's candidates it holds
+        self.of_inner = self.tree.depth[0, self.tree.inner[0]]  # the lane of an inner node's children
+        self.heir = torch.tensor([number.get((*p, 0), -1) for p in ((), *ordered)])  # a node's first child
+        self.branching = max((len(p) for p in paths if p[-1] > 0), default=0)  # depths with more than one candidate
+
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> _State:
+        device, rows = streams.key.device, len(streams)
+        self.tree = self.tree.to(device)
+        for name in ("main", "lane", "choice", "of_inner", "heir"):
+            setattr(self, name, getattr(self, name).to(device))
+        size, height = session.vocab_size, self.tree.height
+        keep = {"horizontal_sample": 1, "vertical_sample": session.width}.get(self.init, 0)
+        return _State(
+            sampling,
+            streams,
+            session.width,
+            torch.zeros(rows, height, dtype=torch.int64, device=device),
+            torch.full((rows, height, size), 1.0 / size, device=device),
+            torch.full((rows, keep, size), 1.0 / size, device=device),
+        )
+
+    def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        known = self._renew(state, count, step)
+        self._begin(state, known, history, count, step)
+        first = state.tokens.unsqueeze(-1)
+        candidates = first.expand(-1, -1, self.width)
+        if self.width > 1:
+            n = self.branching
+            rest = state.laws[:, :n].scatter(-1, first[:, :n], 0.0)
+            u = state.streams.uniform(step, _SIBLING, n, rest.shape[-1])
+            others = draw_distinct(rest, u, min(self.width - 1, rest.shape[-1]))
+            candidates = candidates.clone()
+            candidates[:, :n, 1 : 1 + others.shape[-1]] = others
+        root = history.gather(1, (count - 1).clamp_min(0)[:, None])
+        tokens = torch.cat([root, candidates[:, self.lane, self.choice]], 1)
+        valid = torch.ones_like(tokens, dtype=torch.bool)
+        return Draft(
+            self.tree, tokens, state.laws[:, self.of_inner], valid, torch.zeros_like(valid) if self.match else None
+        )
+
+    def commit(self, state: _State, outcome: Outcome) -> None:
+        state.last = outcome
+
+    def _renew(self, state: _State, count: Tensor, step: Tensor) -> Tensor:
+        """Shift the window past what was committed and renew the places that stay. Returns how many (B,) do."""
+        if state.last is None:
+            return torch.zeros_like(count)
+        p, verdict = state.last.p, state.last.verdict
+        height = state.tokens.shape[1]
+        size = p.shape[-1]
+        gone = verdict.length + 1
+        if state.past.shape[1]:
+            walked = torch.cat([torch.zeros_like(gone)[:, None], verdict.path], 1)
+            laws = torch.cat([state.past, p.gather(1, walked.unsqueeze(-1).expand(-1, -1, size))], 1)
+            kept = gone[:, None] + torch.arange(state.past.shape[1], device=gone.device)
+            state.past = laws.gather(1, kept.unsqueeze(-1).expand(-1, -1, size))
+        lane = torch.arange(height, device=gone.device)
+        behind = (gone[:, None] + lane - 1).clamp_max(height - 1)  # in the old window, of the node before each place
+        nodes = self._first_path(verdict.path, verdict.length).gather(1, behind)
+        law = p.gather(1, nodes.unsqueeze(-1).expand(-1, -1, size))
+        known = (height - verdict.length).clamp_min(0) if self.refine else torch.zeros_like(count)
+        if self.coupling == "gumbel":
+            spot = (count[:, None] + lane).unsqueeze(-1) * size + torch.arange(size, device=gone.device)
+            u = state.streams.uniform_at(torch.zeros_like(step), _GUMBEL, spot.flatten(1)).view_as(law)
+            token = (law / _clock(u)).argmax(-1)
+        elif self.coupling == "maximal":
+            before = (behind + 1).clamp_max(height - 1)
+            token = state.tokens.gather(1, before)
+            q = state.laws.gather(1, before.unsqueeze(-1).expand(-1, -1, size))
+            had = lane < (known - 1)[:, None]  # the last known place has a law, but had no token yet
+            keep = had & (state.streams.uniform(step, _KEEP, height) < ratio(at(law, token), at(q, token)))
+            source = torch.where(had.unsqueeze(-1), normalise((law - q).clamp_min(0), law), law)
+            token = torch.where(keep, token, draw(source, state.streams.uniform(step, _TOKEN, height)))
+        else:
+            token = draw(law, state.streams.uniform(step, _TOKEN, height))
+        state.tokens, state.laws = token, law
+        return known
+
+    def _first_path(self, path: Tensor, length: Tensor) -> Tensor:
+        """Per depth, (B, H), the node whose law serves the place after it: beyond the accepted path its first
+        descendants, then the draft's first path."""
+        nodes = self.main.expand(len(path), -1).clone()
+        here = torch.where(length > 0, path[:, -1], 0)
+        for d in range(self.branching):
+            heir = self.heir[here]
+            beyond = length <= d
+            nodes[:, d] = torch.where(beyond & (heir >= 0), heir, nodes[:, d])
+            here = torch.where(beyond, nodes[:, d], here)
+        return nodes
+
+    def _begin(self, state: _State, known: Tensor, history: Tensor, count: Tensor, step: Tensor) -> None:
+        """Initialise the places from `known` (B,) on."""
+        streams, side = state.streams, state.side
+        height, size = state.laws.shape[1:]
+        lane = torch.arange(height, device=count.device)
+        place = count[:, None] + lane  # of the image, from 0
+        last = (count + known - 1)[:, None]  # the last place that holds something
+        if self.init == "random":
+            source, orphan = place, torch.ones_like(place, dtype=torch.bool)
+        elif self.init.startswith("horizontal"):
+            begin = place - place % side
+            source, orphan = torch.maximum(begin, last), last < begin
+        else:
+            up = (place - last + side - 1) // side * side
+            source, orphan = torch.where(place < up, place % side, place - up), place < up
+        u = streams.uniform_at(step, _INIT, source)
+        lost = (u * size).long().clamp_max(size - 1)  # the random token at an orphan's source
+        inside = (source - count[:, None]).clamp(0, height - 1)
+        earlier = source < count[:, None]
+        if self.init.endswith("sample"):
+            at_past = (source - count[:, None] + state.past.shape[1]).clamp(0, state.past.shape[1] - 1)
+            law = torch.where(
+                earlier.unsqueeze(-1),
+                state.past.gather(1, at_past.unsqueeze(-1).expand(-1, -1, size)),
+                state.laws.gather(1, inside.unsqueeze(-1).expand(-1, -1, size)),
+            )
+            law = torch.where(orphan.unsqueeze(-1), torch.full_like(law, 1.0 / size), law)
+            token = draw(law, streams.uniform(step, _TOKEN, height))
+        else:
+            given = torch.where(
+                earlier, history.gather(1, source.clamp(0, history.shape[1] - 1)), state.tokens.gather(1, inside)
+            )
+            token = torch.where(orphan, lost, given)
+            law = torch.where(
+                (orphan & (source == place)).unsqueeze(-1), token.new_full((), 1.0 / size, dtype=torch.float32), 0.0
+            )
+            law = torch.where((orphan & (source == place)).unsqueeze(-1), law, one_hot(token, size))
+        new = lane >= known[:, None]
+        if self.coupling == "gumbel":  # a drawn place keeps to its noise from the beginning
+            spot = place.unsqueeze(-1) * size + torch.arange(size, device=count.device)
+            noise = streams.uniform_at(torch.zeros_like(step), _GUMBEL, spot.flatten(1)).view_as(law)
+            token = (law / _clock(noise)).argmax(-1)
+        state.tokens = torch.where(new, token, state.tokens)
+        state.laws = torch.where(new.unsqueeze(-1), law, state.laws)
+
+
+def _clock(u: Tensor) -> Tensor:
+    """Exponential waiting times of uniforms in [0, 1): of several with rates p_i the first to ring is drawn from p."""
+    return -torch.log1p(-u) + 2.0**-30

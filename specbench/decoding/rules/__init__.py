@@ -1,0 +1,6 @@
+"""Acceptance rules: pure functions of tensors, one module a family."""
+
+from specbench.decoding.rules.base import Rule, Setting, at, normalise, ratio
+from specbench.decoding.rules.relaxed import Relaxed, cool, cool_schedule, exact, uniform
+
+__all__ = ["Relaxed", "Rule", "Setting", "at", "cool", "cool_schedule", "exact", "normalise", "ratio", "uniform"]

@@ -1,0 +1,51 @@
+"""Grouped speculative decoding: the ratio test on groups of near codes (So et al. 2025, arXiv 2508.07747)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.rules.base import Rule, Setting, normalise, ratio
+from specbench.decoding.rules.proximity import neighbours
+from specbench.errors import UsageError
+
+
+class Grouped:
+    """Keep x with min(1, r(G) / q(G)), where the group G is x and its nearest codes.
+
+    Groups are neighbourhoods centred on the candidate, not a partition of the codebook, so even the law over groups is
+    changed. `resample="vanilla"` continues from Norm([r - q]_+), `"optimal"` from Cool-SD's Eq. 10.
+    """
+
+    name = "gsd"
+    certain = soft = False
+
+    def __init__(self, near: Tensor, resample: str = "vanilla") -> None:
+        """near (V, group - 1) int64: the other members of every code's group."""
+        if resample not in ("vanilla", "optimal"):
+            raise UsageError(f"resample={resample} is unknown to gsd (choose from: vanilla, optimal)")
+        own = torch.arange(len(near), device=near.device)[:, None]
+        self.members, self.resample = torch.cat([own, near], 1), resample
+
+    def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        if self.members.device != r.device:
+            self.members = self.members.to(r.device)
+        group = self.members[token]
+        return ratio(r.gather(-1, group).sum(-1), q.gather(-1, group).sum(-1))
+
+    def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        if self.resample == "optimal":
+            if self.members.device != r.device:
+                self.members = self.members.to(r.device)
+            q = q * ratio(r[..., self.members].sum(-1), q[..., self.members].sum(-1))
+        return normalise((r - q).clamp_min(0), r)
+
+
+def build(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+    codebook = setting.codebook()
+    if cfg["group"] == 1:  # every token is its own group: exact
+        return Grouped(torch.zeros(len(codebook), 0, dtype=torch.int64), cfg["resample"])
+    return Grouped(neighbours(codebook, cfg["group"] - 1, cfg["proximity"]), cfg["resample"])

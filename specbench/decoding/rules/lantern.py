@@ -1,0 +1,118 @@
+"""LANTERN and LANTERN++: a token is kept for the sake of its neighbours in the codebook, too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.rules.base import Rule, Setting, at, normalise, ratio
+from specbench.decoding.rules.proximity import neighbours
+from specbench.errors import UsageError
+
+#: Entries of a neighbour gather that are held at once when the kept mass of every token is wanted.
+_CHUNK = 1 << 25
+
+
+class Lantern:
+    """Keep x with min(1, sum over A of r / q(x)), where A is x and its nearest neighbours, as many as a bound allows
+    (LANTERN, Section 3.3 and Algorithm 1; LANTERN++ as in Cool-SD, Eqs. 3 to 6).
+
+    `bound` limits the mass s that moves from the neighbours onto x: "tvd" s < delta, "jsd" the Jensen-Shannon
+    divergence (nats) of the law before and after < delta, "total" s <= (lam - 1) r(x), "neighbours" s < lam r(x)
+    (ERRATA, LANTERN 2). `resample` is the law after a rejection: "paper" Norm([r' - q]_+) with r' the law whose mass
+    has moved; "optimal" Cool-SD's Eq. 10; "released" what LANTERN's code does (ERRATA, LANTERN 3): the whole
+    neighbourhood is cleared, in r for a chosen token, in q for a drawn one.
+
+    With `greedy` a token is kept where it is the arg max of r'.
+    """
+
+    def __init__(
+        self, name: str, near: Tensor, k: int, bound: str, limit: float, resample: str = "paper", greedy: bool = False
+    ) -> None:
+        """near (V, at least k) int64: the neighbours of every code, nearest first, of which k may count; limit: delta
+        or lam."""
+        bounds = ("tvd", "jsd") if name == "lantern" else ("total", "neighbours")
+        if bound not in bounds:
+            raise UsageError(f"bound={bound} is unknown to {name} (choose from: {', '.join(bounds)})")
+        if resample not in ("paper", "optimal", "released"):
+            raise UsageError(f"resample={resample} is unknown to {name} (choose from: paper, optimal, released)")
+        self.name, self.bound, self.limit, self.resample = name, bound, limit, resample
+        self.near, self.k = near[:, : k + 1], min(k, near.shape[1])  # the released code clears one more than it counts
+        self.certain = self.soft = greedy
+
+    def moved(self, r: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The neighbours of x (..., k), the mass of each that moves onto x (..., k), all or none, and which count."""
+        if self.near.device != r.device:
+            self.near = self.near.to(r.device)
+        near = self.near[token][..., : self.k]
+        mass = r.gather(-1, near)
+        running, own = mass.cumsum(-1), at(r, token).unsqueeze(-1)
+        if self.bound == "tvd":
+            inside = running < self.limit
+        elif self.bound == "jsd":
+            inside = _divergence(own, running) < self.limit
+        elif self.bound == "total":
+            inside = running <= (self.limit - 1) * own
+        else:
+            inside = running < self.limit * own
+        return near, mass * inside, inside
+
+    def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        near, gain, _ = self.moved(r, token)
+        if self.certain:
+            shifted = self._shifted(r, token, near, gain)
+            return (at(shifted, token) >= shifted.amax(-1)).to(r.dtype)
+        return ratio(at(r, token) + gain.sum(-1), at(q, token))
+
+    def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        if self.resample == "optimal":
+            return normalise((r - q * self._accept_all(r, q)).clamp_min(0), r)
+        near, gain, inside = self.moved(r, token)
+        if self.resample == "paper":
+            return normalise((self._shifted(r, token, near, gain) - q).clamp_min(0), r)
+        counted = inside.any(-1, keepdim=True)
+        chosen = (at(q, token) >= 1).unsqueeze(-1)
+        cleared = self.near[token]
+        bare = r.scatter(-1, cleared, 0.0).scatter(-1, token.unsqueeze(-1), 0.0)
+        less = torch.where(counted, q.scatter(-1, cleared, 0.0), q)
+        return normalise(torch.where(chosen & counted, bare, (r - less).clamp_min(0)), r)
+
+    def _shifted(self, r: Tensor, token: Tensor, near: Tensor, gain: Tensor) -> Tensor:
+        """r' (..., V): the mass of A on x."""
+        return r.scatter_add(-1, near, -gain).scatter_add(-1, token.unsqueeze(-1), gain.sum(-1, keepdim=True))
+
+    def _accept_all(self, r: Tensor, q: Tensor) -> Tensor:
+        """The probability of keeping each token of the vocabulary, (..., V)."""
+        size, k = len(self.near), self.k
+        flat_r, flat_q = r.reshape(-1, size), q.reshape(-1, size)
+        every = torch.arange(size, device=r.device)
+        rows = max(1, _CHUNK // (size * k))
+        out = []
+        for part, law in zip(flat_r.split(rows), flat_q.split(rows), strict=True):
+            spread = part.unsqueeze(1).expand(-1, size, -1)
+            _, gain, _ = self.moved(spread, every.expand(len(part), -1))
+            out.append(ratio(part + gain.sum(-1), law))
+        return torch.cat(out).view_as(r)
+
+
+def _divergence(own: Tensor, moved: Tensor) -> Tensor:
+    """Jensen-Shannon divergence in nats between a law and the same with mass `moved` shifted from other tokens onto one
+    that had `own`. It depends on these two numbers alone: each emptied token of mass a gives a ln 2 / 2."""
+    half = own + moved / 2
+    part = own * (own.clamp_min(1e-38) / half.clamp_min(1e-38)).log()
+    rest = (own + moved) * ((own + moved).clamp_min(1e-38) / half.clamp_min(1e-38)).log()
+    return 0.5 * (moved * math.log(2) + part + rest)
+
+
+def build_lantern(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+    near = neighbours(setting.codebook(), cfg["k"] + 1, cfg["proximity"])
+    return Lantern("lantern", near, cfg["k"], cfg["bound"], cfg["delta"], cfg["resample"], setting.greedy)
+
+
+def build_lantern_pp(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+    near = neighbours(setting.codebook(), cfg["k"] + 1, cfg["proximity"])
+    return Lantern("lantern_pp", near, cfg["k"], cfg["bound"], cfg["lam"], cfg["resample"], setting.greedy)

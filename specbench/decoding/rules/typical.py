@@ -1,0 +1,36 @@
+"""Typical acceptance, the rule of Medusa (Cai et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.rules.base import Rule, Setting, at
+
+
+class Typical:
+    """Keep x where r(x) > min(epsilon, alpha exp(-H(r))), H the entropy in nats; of the kept paths the longest counts,
+    and the token that follows it has the target's law.
+
+    The drafter's law plays no part. At temperature 0 a token is kept exactly where it is the arg max.
+    """
+
+    name = "typical"
+    certain, soft = True, False
+
+    def __init__(self, epsilon: float = 0.09, alpha: float = 0.3) -> None:
+        self.epsilon, self.alpha = epsilon, alpha
+
+    def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        entropy = torch.special.entr(r).sum(-1)
+        return (at(r, token) > (self.alpha * (-entropy).exp()).clamp_max(self.epsilon)).to(r.dtype)
+
+    def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        return r
+
+
+def build(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+    return Typical(cfg["epsilon"], cfg["alpha"])

@@ -1,0 +1,69 @@
+"""Medusa heads (Cai et al. 2024): one residual block and one linear layer each, on the target's hidden state.
+
+Head k (from 0) reads the hidden state from which the target predicts a token, and predicts the token k + 1 places
+further on. Tensor names are those of Medusa's released heads, under `medusa_head`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specbench.engine.ops import linear
+from specbench.models.llamagen import LlamaGen
+
+
+@dataclass(frozen=True)
+class MedusaConfig:
+    dim: int
+    vocab_size: int
+    heads: int = 5
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+
+class ResBlock(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+        nn.init.zeros_(self.linear.weight)  # a head begins as the target's own
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.silu(linear(x, self.linear.weight, self.linear.bias))
+
+
+class Output(nn.Module):
+    def __init__(self, dim: int, vocab_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, dim).normal_(std=0.02))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight)
+
+
+class Medusa(nn.Module):
+    def __init__(self, cfg: MedusaConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.medusa_head = nn.ModuleList(
+            nn.Sequential(ResBlock(cfg.dim), Output(cfg.dim, cfg.vocab_size)) for _ in range(cfg.heads)
+        )
+
+    def forward(self, hidden: Tensor, heads: int | None = None) -> Tensor:
+        """Logits (..., heads, V) of hidden states (..., dim) after the target's final norm; the first `heads` heads."""
+        return torch.stack([head(hidden) for head in self.medusa_head[:heads]], -2)
+
+
+def like_target(target: LlamaGen, heads: int = 5) -> Medusa:
+    """Heads for this target, each beginning as the target's own output layer."""
+    medusa = Medusa(MedusaConfig(target.cfg.dim, target.cfg.vocab_size, heads))
+    with torch.no_grad():
+        for name, parameter in medusa.named_parameters():
+            if name.endswith("1.weight"):
+                parameter.copy_(target.output.weight)
+    return medusa

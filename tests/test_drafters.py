@@ -1,0 +1,137 @@
+"""Drafters that need no network of their own, and trees grown anew: exact whatever they propose, and worth it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_loop import ALPHA, PLAIN, P, Q, fit, run
+
+from specbench.audit.tabular import TabularDrafter, TabularGrower, random_tables, sequence_law
+from specbench.decoding import rules
+from specbench.decoding.drafters.dynamic import Grower
+from specbench.decoding.drafters.window import COUPLINGS, INITS, Window
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.trees import chain_paths, parse, window_paths
+from specbench.errors import UsageError
+
+WINDOWS = {
+    **{f"window {w}": {"window": w} for w in (1, 2, 3, 9)},  # 9 is larger than the image
+    **{init: {"window": 3, "init": init} for init in INITS[1:]},
+    "anew": {"window": 3, "refine": False},
+    **{coupling: {"window": 3, "coupling": coupling} for coupling in COUPLINGS[1:]},
+    "gumbel, repeat": {"window": 3, "coupling": "gumbel", "init": "horizontal_repeat"},
+    "maximal, sample": {"window": 3, "coupling": "maximal", "init": "vertical_sample"},
+    "full": {"window": 8, "width": 2, "depth": 3},
+    "full, maximal": {"window": 8, "width": 2, "depth": 3, "coupling": "maximal"},
+    "comb": {"window": 8, "width": 3, "depth": 2, "tree": "comb"},
+    "comb, maximal": {"window": 8, "width": 3, "depth": 2, "tree": "comb", "coupling": "maximal"},
+    "full, gumbel": {"window": 6, "width": 2, "depth": 3, "coupling": "gumbel"},
+    "wider than the vocabulary": {"window": 8, "width": 6, "depth": 1, "tree": "comb", "coupling": "maximal"},
+    "jacobi": {"window": 3, "match": True},
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_window_is_lossless(name):
+    out = run(Window(**WINDOWS[name]), rules.exact())
+    assert fit(out.tokens, sequence_law(P)) > ALPHA
+    assert out.steps.float().mean() < 4
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_greedy_window_gives_the_greedy_sequence(name):
+    greedy = Sampling(temperature=0)
+    wanted = run(Window(1), rules.exact(), 8, greedy).tokens
+    token, expected = 0, []
+    for table in P:  # the arg max of every law in turn
+        expected.append(int(table[token].argmax()))
+        token = token * 4 + expected[-1]
+    assert wanted.eq(torch.tensor(expected)).all()
+    assert torch.equal(run(Window(**WINDOWS[name]), rules.exact(), 8, greedy).tokens, wanted)
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, Sampling(temperature=0.7, top_k=3)])
+@pytest.mark.parametrize("shape", [(5, 2, 2), (12, 3, 4), (3, 3, 1), (40, 3, 9)])
+def test_a_dynamic_tree_is_lossless(shape, sampling):
+    out = run(TabularGrower(Q, *shape), rules.exact(), sampling=sampling)
+    assert fit(out.tokens, sequence_law([sampling.law(t.log()) for t in P])) > ALPHA
+    assert out.steps.float().mean() < 4
+
+
+def test_chosen_candidates_are_lossless():
+    out = run(TabularDrafter(Q, parse("[[0],[1],[0,0],[0,1],[1,0]]"), chosen=True), rules.exact())
+    assert fit(out.tokens, sequence_law(P)) > ALPHA
+
+
+def test_a_dynamic_tree_holds_the_likeliest_paths():
+    """Against an enumeration of every path's score."""
+    laws = random_tables(3, 3, seed=5)
+    code = {(): 0}
+
+    def law_of(paths):
+        return torch.stack([laws[len(p)][code[p]] for p in paths])[None]
+
+    for a in range(3):
+        code[(a,)] = a
+        for b in range(3):
+            code[(a, b)] = 3 * a + b
+    beams: list[tuple[int, ...]] = [()]
+
+    def expand(tokens, parents, depth, first, sees):
+        nodes = [(*beams[int(p)], int(t)) for t, p in zip(tokens[0], parents[0], strict=True)]
+        for i, node in enumerate(nodes):  # a node sees itself and those above it
+            seen = {beams[1 + int(j)] for j in sees[0, i].nonzero()[:, 0] if int(j) < first} | {node}
+            assert seen == {node[:d] for d in range(1, len(node) + 1)}
+        beams.extend(nodes)
+        return law_of(nodes)
+
+    draft = Grower(nodes=7, depth=3, width=3).grow(torch.zeros(1, 1).long(), law_of([()]), expand)
+    score = {}
+    for a in range(3):
+        score[(a,)] = float(laws[0][0, a])
+        for b in range(3):
+            score[(a, b)] = score[(a,)] * float(laws[1][a, b])
+    expanded = sorted((p for p in score if len(p) == 2), key=lambda p: -score[p])[:3]
+    for p in expanded:
+        for c in range(3):
+            score[(*p, c)] = score[p] * float(laws[2][code[p], c])
+    wanted = sorted(score, key=lambda p: -score[p])[:7]
+    paths = []
+    for m in range(1, 8):
+        above = draft.tree.ancestors[0, m].nonzero()[:, 0].tolist()
+        paths.append(tuple(int(draft.tokens[0, n]) for n in above if n))
+        law = laws[len(paths[-1])][code[paths[-1]]] if len(paths[-1]) < 3 else None
+        if law is not None and paths[-1] in beams:
+            assert torch.equal(draft.laws[0, m], law)
+    assert sorted(paths) == sorted(wanted)
+    assert draft.tree.depth[0, 1:].tolist() == [len(p) for p in paths]
+
+
+def test_coupling_and_proactive_drafts_save_steps():
+    """On a Markov chain, where a kept token keeps the laws after it."""
+    g = torch.Generator().manual_seed(2)
+    after = (2 * torch.randn(3, 3, generator=g)).softmax(-1)
+    tables = [torch.full((1, 3), 1 / 3)] + [after.repeat(3 ** (t - 1), 1) for t in range(1, 9)]
+
+    def steps(**options):
+        return float(run(Window(8, **options), rules.exact(), 3000, target=tables).steps.float().mean())
+
+    # standard errors are near 0.03 steps, the differences 0.4 and more
+    plain, kept = steps(), steps(coupling="maximal")
+    assert kept < plain - 0.15
+    assert steps(coupling="gumbel") < plain - 0.15
+    assert steps(width=2, depth=2, tree="comb") < plain - 0.15
+    assert steps(width=2, depth=2, tree="comb", coupling="maximal") < kept - 0.15
+
+
+def test_window_trees():
+    assert window_paths(5, 1, 3, "full") == chain_paths(5)
+    full = window_paths(64, 4, 3, "full")
+    assert len(full) == 64
+    assert [sum(len(p) == d for p in full) for d in (1, 2, 3)] == [4, 16, 1]
+    comb = window_paths(14, 4, 3, "comb")
+    assert [sum(len(p) == d for p in comb) for d in (1, 2, 3, 4, 5)] == [4, 4, 4, 1, 1]
+    with pytest.raises(UsageError, match="does not fit window=16"):
+        window_paths(16, 4, 3, "full")
+    with pytest.raises(UsageError, match="choose from: full, comb"):
+        window_paths(16, 4, 3, "mc_sim_7b_63")
