@@ -53,10 +53,23 @@ class Record:
     image: str  # file name of the PNG, relative to the run's folder
     sha256: str  # of the pixels, row by row, as uint8 RGB
     session: str  # the process that decoded it, an entry of run.json
+    # How its steps went (see `statistics`); None in records of older versions. Figures of drafts are over the steps
+    # that had one, and None where none had.
+    accepted_per_step: list[int] | None = None  # draft tokens accepted inside the image
+    accepted_by_depth: list[int] | None = None  # steps that accepted a draft token at depth 1, 2, ...
+    verified_by_depth: list[int] | None = None  # steps that verified one there: it was offered, those above it accepted
+    log_prob_mean: float | None = None  # natural-log probability of a token under the target, mean over the tokens;
+    log_prob_std: float | None = None  # its standard deviation. With guidance and temperature, before top-k and top-p
+    draft_tv: float | None = None  # total variation of drafter's and target's laws of the next token, mean of drafts
+    first_accept: float | None = None  # probability with which the rule keeps the first candidate, mean of drafts
+    draft_top1: float | None = None  # share of drafts whose likeliest next token is the target's likeliest
+    draft_top3: float | None = None  # share of drafts that have it among their three likeliest
+    draft_passes: int | None = None  # forward passes of a drafter network in its steps
 
 
 class Journal:
-    """The records of one pass over the prompts, by index, and the only way to add to them."""
+    """The records of one pass over the prompts, by index, and the only way to add to them. Records of an older version
+    are widened."""
 
     def __init__(self, path: Path) -> None:
         """Reads `path`, and mends it. Raises UsageError for a line that no kill can explain."""
@@ -135,7 +148,7 @@ def _lines(text: bytes) -> Iterator[tuple[int, bytes, bool]]:
 
 
 def _to_line(record: Record) -> bytes:
-    return (json.dumps(asdict(record), ensure_ascii=False) + "\n").encode()
+    return (json.dumps(asdict(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def digest(pixels: np.ndarray) -> str:
@@ -172,13 +185,27 @@ _IDENTITY = {
     "config_hash": "hash of the configuration, see records.config_hash",
 }
 _WHERE_PARAMETERS = ("device", "dtype", "engine")  # parameters that the row names under "where"
+_TEXTS = ("baseline_run_id", "acceptance_by_depth", "accepted_histogram")  # among the figures
 _NOT_IN_ROW = ("out", "metrics", "baseline")  # where it lies, and what the columns show by being filled
+_LIKELIHOOD = {
+    "log_prob_mean": "natural-log probability of a token under the target, with guidance and temperature (1 where it is"
+    " 0) but before top-k and top-p, mean over all tokens of all images",
+    "log_prob_std": "its standard deviation over all tokens of all images",
+}
 _SPEED = {
     "accepted_length_mean": "generated tokens / target forward passes of the decode phase, mean over images",
     "accepted_length_std": "its standard deviation over images",
     "steps": "target forward passes of the decode phase, mean over images",
     "step_compression": "tokens per image / steps",
     "acceptance_rate": "accepted / verified draft tokens, over all images",
+    "acceptance_by_depth": "JSON list over the depths 1, 2, ... of a draft: accepted / verified there, where verified"
+    " means that the depths above it were accepted",
+    "accepted_histogram": "JSON list: shares of the steps that accepted 0, 1, 2, ... draft tokens, over all images",
+    "first_accept": "probability with which the rule keeps a draft's first candidate, mean over all steps with a draft",
+    "draft_tv": "total variation between the drafter's and the target's law of the next token, mean over the same",
+    "draft_top1": "share of the same steps in which the drafter's likeliest next token is the target's likeliest",
+    "draft_top3": "share of the same steps in which it is among the drafter's three likeliest",
+    "draft_passes": "forward passes of a drafter network in the steps, mean over images",
     "latency_s_mean": "decode seconds of one image at batch 1, first target forward to last token, mean over images",
     "latency_s_std": "its standard deviation over images",
     "latency_s_p50": "its median",
@@ -219,17 +246,19 @@ COLUMNS: dict[str, str] = {
             "_backend": f"what computed {m}; values of different backends do not compare",
         }.items()
     },
+    **_LIKELIHOOD,
     **_SPEED,
     **_WHERE,
     "note": "what to watch",
 }
 COLUMNS["weights"] = "weights that decoded: random, or where they come from and a hash of their content"
 COLUMNS["n"] = "number of prompts, and of images"
+COLUMNS["perplexity"] = "exp(-log_prob_mean)"
 
 _NUMBERS = frozenset(
     [k for k, p in parameters.TABLE.items() if p.kind in ("whole", "number")]
     + [m + suffix for m in METRICS for suffix in ("", "_stderr")]
-    + [k for k in _SPEED if k != "baseline_run_id"]
+    + [k for k in (*_LIKELIHOOD, *_SPEED) if k not in _TEXTS]
     + ["resolution", "tokens", "threads"]
 )
 

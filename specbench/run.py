@@ -30,11 +30,13 @@ from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from specbench import data, parameters, records, sheet
+from specbench import data, parameters, records, sheet, statistics
 from specbench.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
+
+    from specbench.decoding.loop import Drafter, Trace
 
 
 class Decoded(Protocol):
@@ -50,6 +52,8 @@ class Decoded(Protocol):
     def accepted(self) -> torch.Tensor: ...  # (B,) draft tokens accepted
     @property
     def seconds(self) -> float: ...  # first target forward to last token, device-synchronised
+    @property
+    def trace(self) -> Trace: ...
 
 
 class Decoder(Protocol):
@@ -289,14 +293,21 @@ class Run:
         _say(f"loading {self.cfg['model']}")
         pipeline = self._loader(self.cfg)
         self._enter(pipeline)
-        self._decode(pipeline, method, items, "images", self.cfg["method"])
+        self._decode(pipeline, method, items, "images", self.cfg["method"], _drafter(self.cfg).passes)
         if vanilla is not None and vanilla.missing(len(items)):
-            self._decode(pipeline.vanilla(), vanilla, items, "baseline", "vanilla")
+            self._decode(pipeline.vanilla(), vanilla, items, "baseline", "vanilla", passes=0)
 
     def _decode(
-        self, pipeline: Decoder, journal: records.Journal, items: Sequence[data.Item], folder: str, label: str
+        self,
+        pipeline: Decoder,
+        journal: records.Journal,
+        items: Sequence[data.Item],
+        folder: str,
+        label: str,
+        passes: int,
     ) -> None:
-        """Decodes the prompts that have no record yet, in batches, and records each image."""
+        """Decodes the prompts that have no record yet, in batches, and records each image; `passes` of a drafter
+        network a step."""
         left = journal.missing(len(items))
         size, seed = self.cfg["batch"], self.cfg["seed"]
         for _ in range(self.cfg["warmup"] if left else 0):
@@ -311,13 +322,13 @@ class Run:
         ) as bar:
             for start in range(0, len(left), size):
                 indices = left[start : start + size]
-                for record, picture in self._decode_batch(pipeline, items, indices, folder):
+                for record, picture in self._decode_batch(pipeline, items, indices, folder, passes):
                     journal.add(record, picture)
                     _LOG.info("%s: %s in %d steps, %.3f s", label, record.image, record.steps, record.decode_s)
                     bar.update()
 
     def _decode_batch(
-        self, pipeline: Decoder, items: Sequence[data.Item], indices: Sequence[int], folder: str
+        self, pipeline: Decoder, items: Sequence[data.Item], indices: Sequence[int], folder: str, passes: int
     ) -> list[tuple[records.Record, np.ndarray]]:
         """One batch of prompts -> a record and a picture each."""
         rows, seed = len(indices), self.cfg["seed"]
@@ -334,6 +345,7 @@ class Run:
         peak = peak_memory_mib(pipeline.device)
         tokens = int(decoded.tokens.shape[1])
         steps, drafted, accepted = decoded.steps.tolist(), decoded.drafted.tolist(), decoded.accepted.tolist()
+        figures = statistics.of_images(decoded.trace, steps, passes)
         return [
             (
                 records.Record(
@@ -354,6 +366,7 @@ class Run:
                     image=f"{folder}/{index:05d}.png",
                     sha256=records.digest(pictures[b]),
                     session=self._session,
+                    **figures[b],
                 ),
                 pictures[b],
             )
@@ -390,12 +403,19 @@ class Run:
         row |= {name: value for name, value in self.cfg.items() if name in records.COLUMNS}
         row |= {name: value for name, value in last.items() if name in records.COLUMNS}
         row |= {"run_id": memory["run_id"], "time": _utc(), "config_hash": records.config_hash(self.cfg)}
-        row |= speed(mine)
+        row |= speed(mine) | statistics.columns(mine)
+        if row["perplexity"] is not None:
+            row["perplexity_backend"] = _judge(row)
         if reference:
             row |= versus(mine, reference)
             row["baseline_run_id"] = memory["run_id"] + ("" if self.is_vanilla else "/baseline")
         row |= {name: value for name, value in quality.items() if name != "note"}
-        row["note"] = "; ".join(filter(None, [*_remarks(self.cfg, sessions), quality.get("note", "")]))
+        remarks = _remarks(self.cfg, sessions)
+        if blind := sum(record.accepted_per_step is None for record in mine):
+            remarks.append(
+                f"{blind} of {n} images were decoded by an older specbench, which recorded nothing about their steps"
+            )
+        row["note"] = "; ".join(filter(None, [*remarks, quality.get("note", "")]))
         return row
 
     def _draw_sheet(
@@ -459,6 +479,12 @@ def versus(rows: Sequence[records.Record], vanilla: Sequence[records.Record]) ->
 def _std(values: np.ndarray) -> float | None:
     """Sample standard deviation; None for a single value."""
     return float(values.std(ddof=1)) if len(values) > 1 else None
+
+
+def _judge(row: Mapping[str, Any]) -> str:
+    """What a row's perplexity is measured under: "target:llamagen_scenes@1a2b3c4d, cfg_scale 3, temperature 1"."""
+    digest = row["weights"].rpartition(":")[2].partition("+")[0]  # the target's; see registry.weights_label
+    return f"target:{row['model']}@{digest}, cfg_scale {row['cfg_scale']:g}, temperature {row['temperature'] or 1:g}"
 
 
 def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -526,6 +552,14 @@ class _NoModel:
     def medusa(self) -> None: ...
 
 
+def _drafter(cfg: Mapping[str, Any]) -> Drafter:
+    """The drafter of a configuration without its networks: its tree and what a step costs."""
+    from specbench import registry
+
+    drafter: Drafter = registry.find("drafter", cfg["drafter"])(cfg, _NoModel())
+    return drafter
+
+
 def check(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError for what can be told before a model is loaded: absent weights, a bad tree, an absent device."""
     import torch
@@ -535,7 +569,7 @@ def check(cfg: Mapping[str, Any]) -> None:
     from specbench.pipeline import resolve_device
 
     resolve_device(cfg["device"])
-    drafter = registry.find("drafter", cfg["drafter"])(cfg, _NoModel())
+    drafter = _drafter(cfg)
     setting = Setting(drafter.tree.height, lambda: torch.eye(2), cfg["temperature"] == 0)
     registry.find("rule", cfg["rule"])(cfg, setting)
     if folder := registry.weights_folder(cfg["weights"]):
@@ -579,6 +613,7 @@ def report(run: Run, row: Mapping[str, Any]) -> str:
     lines = [
         ("accepted length", figure("accepted_length_mean", "accepted_length_std", " tokens a step")),
         ("acceptance rate", figure("acceptance_rate")),
+        ("perplexity", f"{figure('perplexity')}, drafts' total variation {figure('draft_tv', digits=3)}"),
         ("latency", figure("latency_s_mean", "latency_s_std", " s an image", 3)),
         ("throughput", figure("tokens_per_s", unit=" tokens/s", digits=1)),
         ("speed-up", f"{figure('speedup_latency', unit='x')} in latency, {figure('speedup_step', unit='x')} in steps"),

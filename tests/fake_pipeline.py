@@ -9,24 +9,38 @@ import hashlib
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from specbench.decoding.loop import Decoded, Trace
+
 TOKENS = 16  # per image, a 4x4 grid
 SIDE = 8
 
 
-@dataclass
-class Decoded:
-    tokens: torch.Tensor
-    steps: torch.Tensor
-    drafted: torch.Tensor
-    accepted: torch.Tensor
-    seconds: float
+def trace(steps: list[int], indices: list[int], empty: bool) -> Trace:
+    """Steps that accept as evenly as they can, the longer ones first; a draft is five deep. The laws' figures depend on
+    the image's index, and on the step or the place."""
+    accepted, offered = (torch.zeros(len(steps), TOKENS, dtype=torch.int64) for _ in range(2))
+    for b, n in enumerate(steps):
+        count = 0
+        for s in range(n):
+            accepted[b, s] = (TOKENS - n) // n + (s < (TOKENS - n) % n)
+            offered[b, s] = 0 if empty else min(5, TOKENS - count)
+            count += int(accepted[b, s]) + 1
+    drafts, place, index = offered > 0, torch.arange(TOKENS), torch.tensor(indices)[:, None]
+    return Trace(
+        accepted=accepted,
+        offered=offered,
+        first=0.5 * drafts,
+        tv=(0.25 + 0.125 * (index % 2)) * drafts,
+        top1=drafts & (place % 2 == 0),
+        top3=drafts,
+        log_prob=-1.0 - (index % 4) - 0.5 * (place % 2),
+    )
 
 
 class FakePipeline:
@@ -58,7 +72,8 @@ class FakePipeline:
         ]
         drafted = torch.tensor([0 if self.empty else 5 * s for s in steps])
         accepted = torch.tensor([TOKENS - s for s in steps])
-        return Decoded(torch.tensor(rows), torch.tensor(steps), drafted, accepted, float(sum(steps)))
+        how = trace(steps, [index for _, index in keys], self.empty)
+        return Decoded(torch.tensor(rows), torch.tensor(steps), drafted, accepted, float(sum(steps)), how)
 
     def pixels(self, tokens: torch.Tensor) -> np.ndarray:
         grid = tokens.reshape(-1, 4, 4).numpy().astype(np.uint8) * 4

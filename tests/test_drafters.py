@@ -85,7 +85,7 @@ def test_a_dynamic_tree_holds_the_likeliest_paths():
         beams.extend(nodes)
         return law_of(nodes)
 
-    draft = Grower(nodes=7, depth=3, width=3).grow(torch.zeros(1, 1).long(), law_of([()]), expand)
+    draft = Grower(nodes=7, depth=3, width=3).grow(torch.zeros(1, 1).long(), law_of([()]), expand, PLAIN)
     score = {}
     for a in range(3):
         score[(a,)] = float(laws[0][0, a])

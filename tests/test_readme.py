@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,3 +51,29 @@ def test_every_linked_file_exists():
     for link in re.findall(r"\]\(([^)]+)\)", text):
         if "://" not in link:
             assert (ROOT / link).exists(), link
+
+
+def test_the_worked_example_works(tmp_path):
+    """The README's new rule, written where it says, in a copy of the package: it runs and the audit sees through it."""
+    text = (ROOT / "README.md").read_text()
+    for part in ("specbench", "conf"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("assets", "__pycache__"))
+    (tmp_path / "specbench" / "assets").symlink_to(ROOT / "specbench" / "assets")
+    files = re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", text, re.DOTALL)
+    assert [Path(name).suffix for name, _ in files] == [".py", ".yaml"]
+    for name, content in files:
+        assert not (tmp_path / name).exists()
+        (tmp_path / name).write_text(content)
+    [script] = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    commands = [shlex.split(line, comments=True) for line in script.splitlines()]
+    assert [words[:2] for words in commands] == [["specbench", "run"], ["specbench", "audit"]]
+    small = {
+        "run": ["n=1", "warmup=0", "metrics=none", "baseline=false", "out=run", "window=4"],
+        "audit": ["audit.samples=20000", "audit.model=v3t5", "out=audit.csv"],
+    }
+    for words in commands:
+        argv = [sys.executable, "-m", "specbench.cli", *words[1:], *small[words[1]]]
+        done = subprocess.run(argv, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True)
+        assert done.returncode == 0, done.stderr.decode()
+    assert "lazy" in (tmp_path / "run" / "row.csv").read_text()
+    assert "not lossless" in (tmp_path / "audit.csv").read_text()

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,16 @@ def record(index: int) -> records.Record:
         image=f"images/{index:05d}.png",
         sha256=records.digest(picture(index)),
         session="s",
+        accepted_per_step=[5, 3, 2, 1, 0],
+        accepted_by_depth=[4, 3, 2, 1, 1],
+        verified_by_depth=[5, 4, 3, 2, 1],
+        log_prob_mean=-2.34567,
+        log_prob_std=1.5,
+        draft_tv=None,
+        first_accept=0.5,
+        draft_top1=0.2,
+        draft_top3=0.4,
+        draft_passes=25,
     )
 
 
@@ -60,6 +71,35 @@ def test_records_and_pictures_come_back(journal: records.Journal) -> None:
     for index in range(3):
         assert (again.picture(index) == picture(index)).all()
     assert records.read_records(journal.path) == [record(0), record(1), record(2)]
+
+
+FIGURES = (
+    "accepted_per_step accepted_by_depth verified_by_depth log_prob_mean log_prob_std draft_tv first_accept draft_top1"
+    " draft_top3 draft_passes"
+).split()
+
+
+def test_records_of_an_older_version_are_widened(journal: records.Journal) -> None:
+    lines = [json.loads(line) for line in journal.path.read_text().splitlines()]
+    older = [{k: v for k, v in line.items() if k not in FIGURES} for line in lines]
+    journal.path.write_text("".join(json.dumps(line) + "\n" for line in older))
+    wanted = [replace(record(i), **dict.fromkeys(FIGURES)) for i in range(3)]
+    assert records.read_records(journal.path) == wanted
+    assert [
+        json.loads(line) for line in journal.path.read_text().splitlines()
+    ] == older  # reading leaves the file alone
+    again = records.Journal(journal.path)
+    assert again.first(3) == wanted
+    again.add(record(3), picture(3))
+    assert [set(json.loads(line)) for line in journal.path.read_text().splitlines()] == [set(lines[0])] * 4
+    assert records.Journal(journal.path).first(4) == [*wanted, record(3)]
+
+
+def test_a_record_is_strict_json(tmp_path: Path) -> None:
+    made = records.Journal(tmp_path / "records.jsonl")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        made.add(replace(record(0), log_prob_mean=float("nan")), picture(0))
+    assert not (tmp_path / "records.jsonl").read_bytes()
 
 
 def test_a_cut_at_any_byte_loses_only_the_last_record(journal: records.Journal) -> None:
@@ -129,9 +169,11 @@ def test_the_columns_are_those_of_the_design() -> None:
     wanted = """
         run_id time specbench commit config_hash model weights method drafter rule window tree delta nu schedule floor
         resample temperature top_k top_p cfg_scale data split seed n resolution fid fid_stderr fid_backend clip_score
-        image_reward hpsv2 inception_score perplexity accepted_length_mean accepted_length_std steps step_compression
-        acceptance_rate latency_s_mean latency_s_std latency_s_p50 latency_s_p95 tokens_per_s images_per_s
-        speedup_latency speedup_step baseline_run_id peak_memory_mib device dtype engine torch driver note
+        image_reward hpsv2 inception_score perplexity perplexity_stderr perplexity_backend log_prob_mean log_prob_std
+        accepted_length_mean accepted_length_std steps step_compression acceptance_rate acceptance_by_depth
+        accepted_histogram first_accept draft_tv draft_top1 draft_top3 draft_passes latency_s_mean latency_s_std
+        latency_s_p50 latency_s_p95 tokens_per_s images_per_s speedup_latency speedup_step baseline_run_id
+        peak_memory_mib device dtype engine torch driver note
     """
     names = wanted.split()
     assert [name for name in records.COLUMNS if name in names] == names
@@ -142,10 +184,21 @@ def test_the_columns_are_those_of_the_design() -> None:
 
 def test_rows_come_back_with_their_types(tmp_path: Path) -> None:
     mine = row(
-        "a", commit="1234567", delta=1.1, n=16, tree=[[0], [1, 0]], note='a, "b"\nc', fid=None, latency_s_mean=1e-05
+        "a",
+        commit="1234567",
+        delta=1.1,
+        n=16,
+        tree=[[0], [1, 0]],
+        note='a, "b"\nc',
+        fid=None,
+        latency_s_mean=1e-05,
+        acceptance_by_depth=[0.5, 0.25],
+        perplexity=41.5,
+        draft_passes=25,
     )
     records.append_row(tmp_path / "rows.csv", mine)
-    assert records.read_rows(tmp_path / "rows.csv") == [mine | {"tree": "[[0],[1,0]]"}]
+    texts = {"tree": "[[0],[1,0]]", "acceptance_by_depth": "[0.5,0.25]"}
+    assert records.read_rows(tmp_path / "rows.csv") == [mine | texts]
     assert ",," in (tmp_path / "rows.csv").read_text()  # not measured is empty, not 0 or None
 
 

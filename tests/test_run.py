@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from specbench.metrics import Score
 
 FAST = {"metrics": "none", "n": "6"}
 STEPS = [4, 5, 6, 7, 4, 5]  # of the fake's first six images
+OLDER = {f.name for f in fields(records.Record) if f.default is MISSING}  # what records have always had
+LOG_PROB = [-1 - i % 4 - 0.5 * (t % 2) for i in range(6) for t in range(TOKENS)]  # of their tokens
 
 
 class Bench:
@@ -102,6 +105,18 @@ def test_the_figures_of_a_row(bench: Bench) -> None:
         "baseline_latency_s": TOKENS,
         "speedup_latency": TOKENS / np.mean(STEPS),
         "speedup_step": TOKENS / np.mean(STEPS),
+        "acceptance_by_depth": "[1.0,0.7742,0.4167,0.0]",  # of 31, 31, 24 and 10 verified
+        "accepted_histogram": "[0.0,0.2258,0.4516,0.3226]",  # of 31 steps
+        "first_accept": 0.5,
+        "draft_tv": (sum(STEPS) / 4 + sum(STEPS[1::2]) / 8) / sum(STEPS),
+        "draft_top1": 17 / 31,
+        "draft_top3": 1.0,
+        "draft_passes": 5 * np.mean(STEPS),  # the preset's tree is five deep
+        "log_prob_mean": np.mean(LOG_PROB),
+        "log_prob_std": np.std(LOG_PROB),
+        "perplexity": np.exp(-np.mean(LOG_PROB)),
+        "perplexity_stderr": None,
+        "perplexity_backend": "target:llamagen_scenes@0, cfg_scale 3, temperature 1",
         "fid": None,
         "fid_backend": None,
         "device": "cpu",
@@ -118,7 +133,10 @@ def test_vanilla_is_its_own_baseline(bench: Bench) -> None:
     assert row["accepted_length_mean"] == row["step_compression"] == 1.0
     assert row["speedup_latency"] == row["speedup_step"] == 1.0
     assert row["baseline_run_id"] == row["run_id"]
-    assert row["acceptance_rate"] is None  # nothing was drafted
+    assert row["perplexity"] == pytest.approx(np.exp(-np.mean(LOG_PROB)))
+    assert (row["accepted_histogram"], row["draft_passes"]) == ("[1.0]", 0)
+    drafts = ("acceptance_rate", "acceptance_by_depth", "first_accept", "draft_tv", "draft_top1", "draft_top3")
+    assert [row[c] for c in drafts] == [None] * 6  # nothing was drafted
     assert not (bench.out / "baseline").exists()
 
 
@@ -344,10 +362,35 @@ def test_killed_in_the_middle_nothing_is_lost_or_repeated(tmp_path: Path) -> Non
     again = [i for label, i in bench.decoded if label == "method"]
     assert again == [i for i in range(8) if i not in done]
     calm = Bench(tmp_path / "calm")
-    calm.run("n=8", "warmup=0")
+    undisturbed = calm.run("n=8", "warmup=0")
     assert calm.images() == bench.images()
     assert row["n"] == 8
     assert "decoded in 2 processes" in row["note"]
+    settled = set(row) - {"run_id", "time", "note", "peak_memory_mib", "text_s", "pixels_s", "baseline_run_id"}
+    assert {k: row[k] for k in settled} == {k: undisturbed[k] for k in settled}
+
+
+def test_an_older_versions_images_are_gone_on_with(bench: Bench) -> None:
+    """Their records say nothing about steps and tokens, so the row does not either."""
+    row = bench.run()
+    for path in (bench.out / "records.jsonl", bench.out / "baseline.jsonl"):
+        older = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps({k: v for k, v in r.items() if k in OLDER}) + "\n" for r in older))
+    bench.one.row_path.unlink()
+    again = bench.run()
+    empty = {name for name in row if row[name] is not None and again[name] is None}
+    assert empty == {
+        "perplexity", "perplexity_backend", "log_prob_mean", "log_prob_std", "acceptance_by_depth",
+        "accepted_histogram", "first_accept", "draft_tv", "draft_top1", "draft_top3", "draft_passes",
+    }  # fmt: skip
+    same = set(row) - empty - {"time", "note"}
+    assert {k: again[k] for k in same} == {k: row[k] for k in same}
+    assert again["note"].startswith("6 of 6 images were decoded by an older specbench")
+    more = bench.run("n=8")
+    assert more["perplexity"] is None  # not that of the two new images
+    assert more["steps"] == np.mean([*STEPS, 6, 7])
+    assert "6 of 8 images" in more["note"]
+    assert "perplexity       not measured, drafts' total variation not measured" in run.report(bench.one, more)
 
 
 # --- metrics, sheet, report -------------------------------------------------------------------------------------------
@@ -393,6 +436,7 @@ def test_the_report_names_what_was_written(bench: Bench) -> None:
     assert str(bench.one.row_path) in text
     assert str(bench.one.sheet_path) in text
     assert f"{row['speedup_latency']:.2f}x in latency, {row['speedup_step']:.2f}x in steps" in text
+    assert f"perplexity       {row['perplexity']:.2f}, drafts' total variation {row['draft_tv']:.3f}" in text
     assert "not measured in latency, " in run.report(bench.one, row | {"speedup_latency": None})
 
 
@@ -447,6 +491,8 @@ def test_the_real_pipeline_with_random_weights(tmp_path: Path) -> None:
     assert row["tokens"] == 256
     assert row["accepted_length_mean"] >= 1.0
     assert row["steps"] <= 256
+    assert 1 < row["perplexity"] < 550  # the codebook has 512 tokens, and a law is seldom as even as it could be
+    assert row["draft_passes"] == 2 * row["steps"]
     batched = run.execute(configuration.compose([*words, "batch=2", "baseline=false"]), tmp_path / "two")
     assert batched["steps"] == row["steps"]
     hashes = [[r.sha256 for r in records.read_records(tmp_path / name / "records.jsonl")] for name in ("one", "two")]

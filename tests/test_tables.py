@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from specbench import configuration, records, registry
 from specbench.errors import UsageError
 from specbench.tables import cli, definitions, layout, literature, measure, render
+from specbench.tables.comparisons import COMPARISONS
 from specbench.tables.measure import Identity
 
-TABLE = definitions.get("coolsd_table1")
+TABLE = definitions.TABLES["coolsd_table1"]
 RUNS = [line for line in TABLE.lines if line.overrides is not None]
 
 
@@ -153,7 +155,7 @@ def test_two_printed_rows_for_one_line_are_an_error() -> None:
 
 def test_every_run_of_every_table_composes() -> None:
     bench = measure.LocalBench()
-    for table in definitions.TABLES.values():
+    for table in cli.ALL.values():
         hashes = [
             bench.identify(o).config_hash for line in table.lines if (o := table.overrides(line, "llamagen_scenes", 8))
         ]
@@ -170,6 +172,44 @@ def test_columns_are_columns_of_a_row_and_of_the_published_file() -> None:
                 assert c.spread in printed
 
 
+def test_comparisons_ask_for_what_rows_and_lines_have() -> None:
+    for table in COMPARISONS.values():
+        keys = [line.key for line in table.lines]
+        assert len(set(keys)) == len(keys)
+        assert {k for c in table.columns for k in (c.key, c.spread or c.key)} <= set(records.COLUMNS)
+        assert table.on_request
+    figure = COMPARISONS["rules_tradeoff"].figure
+    assert figure is not None
+    named = {key for panel in figure.panels for curve in panel.curves for key in curve.lines} | {figure.baseline}
+    assert named == {line.key for line in COMPARISONS["rules_tradeoff"].lines}
+    for panel in figure.panels:  # at least five points a curve, and no two curves alike
+        assert all(len(curve.lines) >= 6 for curve in panel.curves)
+
+
+def test_a_comparison_runs_only_when_it_is_named(tables: Callable[..., int], tmp_path: Path) -> None:
+    bench = FakeBench(perplexity=3.0, acceptance_rate=0.5, fid_stderr=0.4, image_reward_stderr=0.01)
+    tables(bench=bench)
+    assert len(bench.ran) == len(RUNS)
+    tables("rules_tradeoff", bench=bench)
+    assert len(bench.ran) == len(RUNS) + len(COMPARISONS["rules_tradeoff"].lines)
+    folder = tmp_path / "results" / "tables"
+    picture = (folder / "rules_tradeoff.svg").read_text()
+    for text in (
+        "front RSD",
+        "LANTERN++, optimal residual",
+        "tree of 25",
+        "tokens per target pass",
+        "higher is better",
+    ):
+        assert text in picture
+    with Image.open(folder / "rules_tradeoff.png") as opened:
+        assert opened.width > 1000
+    before = len(bench.ran)
+    tables("rules_tradeoff", bench=bench)
+    assert len(bench.ran) == before
+    assert (folder / "rules_tradeoff.svg").read_text() == picture  # the same rows, the same file
+
+
 def test_facts_are_read_from_columns_that_rows_have() -> None:
     assert {name for _, names in layout._PROVENANCE for name in names} <= set(records.COLUMNS)
 
@@ -178,6 +218,7 @@ def test_the_lines_of_cool_sd_table_1() -> None:
     wanted = [
         "method=vanilla",
         "method=eagle1",
+        "method=lantern_pp",
         "method=uniform_rsd delta=1.1",
         "method=cool_sd delta=1.1",
         "method=cool_sd delta=2",
@@ -232,12 +273,18 @@ def test_a_missing_cell_has_a_note_that_says_why() -> None:
         why("EAGLE-1", "measured", "llamagen_scenes", 0)
         == "Not measured yet; to measure it: specbench tables coolsd_table1"
     )
-    assert why("LANTERN++ (λ=2, k=10)", "measured", "llamagen_scenes", 0) == "No preset for this method yet."
     assert why("UniformRSD (δ=1.1)", "published", "LlamaGen-XL", 3) == "Not in the paper's table."
     assert why("Cool-SD (δ=2)", "published", "Lumina-mGPT 7B", 0) == "Not in the paper's table."
     for e in sheet.entries:
         for cell in e.cells:
             assert cell.value or cell.marks
+
+
+def test_a_line_without_a_preset_says_so() -> None:
+    bare = replace(TABLE, lines=(replace(TABLE.lines[0], overrides=None),))
+    sheet = layout.build(bare, "llamagen_scenes", {}, [], {}, "")
+    assert "No preset for this method yet." in [text for _, text in sheet.notes]
+    assert measure.plan(bare, "llamagen_scenes", 4, Path("nowhere"), FakeBench()).needs == ()
 
 
 def test_backends_are_named_and_a_mixture_is_told_apart() -> None:
@@ -249,7 +296,7 @@ def test_backends_are_named_and_a_mixture_is_told_apart() -> None:
     rows = _all_rows() | {"eagle1": _row(fid_backend="Inception-V3")}
     mixed = note(_sheet(rows), "Fréchet distance")
     assert "measured by Inception-V3 (EAGLE-1)" in mixed
-    assert "measured by scenes classifier (Target Model, UniformRSD (δ=1.1), " in mixed
+    assert "measured by scenes classifier (Target Model, LANTERN++ (λ=2, k=10), UniformRSD (δ=1.1), " in mixed
     assert "backend not recorded" in note(_sheet(_all_rows(fid_backend="")), "Fréchet distance")
 
 
@@ -447,9 +494,9 @@ def test_list_shows_the_state(tables: Callable[..., int], capsys: pytest.Capture
     half.fail_at = 3
     with pytest.raises(KeyboardInterrupt):
         tables(bench=half)
-    assert state()[:3] == ["coolsd_table1", "partial", "2/5"]
+    assert state()[:3] == ["coolsd_table1", "partial", "2/6"]
     tables()
-    assert state()[1:4] == ["complete", "5/5", "rows"]
+    assert state()[1:4] == ["complete", "6/6", "rows"]
     tables("--list", "--model", "big", "--n", "9")
     assert capsys.readouterr().out.rstrip().endswith("specbench tables coolsd_table1 --model big --n 9")
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from specbench.data import scenes
+from specbench.models import medusa
 from specbench.models.eagle import like_target
 from specbench.models.text import TextConfig, TextEncoder
 from specbench.models.vq import VQConfig, VQModel
@@ -103,6 +104,12 @@ def test_target_and_drafter_learn_a_small_grammar(tmp_path):
     drafter.train_eagle(head, model, tokens, features, replace(recipe, steps=60), tmp_path)
     trained = drafter.evaluate_drafter(model, head, tokens, features)
     assert trained["tv"] < 0.5 * untrained
+    assert trained["top1_agreement"] > 0.8
+    heads = medusa.like_target(model, heads=2)
+    untrained = drafter.evaluate_drafter(model, heads, tokens, features)["tv"]
+    drafter.train_medusa(heads, model, tokens, features, replace(recipe, steps=100, lr=2e-2), tmp_path)
+    trained = drafter.evaluate_drafter(model, heads, tokens, features)
+    assert trained["tv"] < 0.5 * untrained  # from the law of the token before
     assert trained["top1_agreement"] > 0.8
 
 

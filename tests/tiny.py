@@ -9,6 +9,8 @@ from torch import Tensor
 
 from specbench.models.eagle import Eagle, like_target
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
+from specbench.models.medusa import Medusa
+from specbench.models.medusa import like_target as medusa_like_target
 
 VOCAB, PREFIX = 5, 3
 
@@ -43,6 +45,15 @@ def eagle(target: LlamaGen, seed: int = 1) -> Eagle:
                 p.mul_(4)
         head.fc.weight.mul_(6)
     return head.eval().requires_grad_(False)
+
+
+def medusa(target: LlamaGen, seed: int = 1) -> Medusa:
+    torch.manual_seed(seed)
+    heads = medusa_like_target(target, heads=3)
+    with torch.no_grad():
+        for p in heads.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return heads.eval().requires_grad_(False)
 
 
 def prompts(count: int, same: bool = False) -> Conditioning:

@@ -122,6 +122,8 @@ class TabularDrafter:
     likeliest tokens. `rounds` limits how many steps draft at all: with rounds=1 what follows the first round is the
     target's own, the virtual extension of Cool-SD's Theorem 2."""
 
+    passes = 0
+
     def __init__(self, tables: Tables, paths: list[Path], chosen: bool = False, rounds: int | None = None) -> None:
         self.lookup, self.tree, self.chosen, self.rounds = _Lookup(tables), build(paths), chosen, rounds
 
@@ -173,6 +175,8 @@ class TabularDrafter:
 class TabularGrower:
     """EAGLE-2's dynamic tree with draft tables in the place of the network."""
 
+    passes = 0
+
     def __init__(self, tables: Tables, nodes: int, depth: int, width: int) -> None:
         self.lookup, self.grower = _Lookup(tables), Grower(nodes, depth, width)
         self.tree = self.grower.sizing
@@ -196,7 +200,7 @@ class TabularGrower:
             return law(below, depth)
 
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
-        return self.grower.grow(root, law(codes, 0), expand)
+        return self.grower.grow(root, law(codes, 0), expand, state.sampling)
 
     def commit(self, state: _State, outcome: Outcome) -> None:
         pass

@@ -1,7 +1,25 @@
 """Cool-SD's Theorem 2 on tabular models, by enumeration: expected accepted length (Eq. 7) and the bound on the total
-variation (Eq. 8) of one round, for any rule on a chain."""
+variation (Eq. 8), of one round and of a whole sequence, for any rule on a chain drawn from the draft tables.
+
+The theorem lets the residual G depend on the prefix only. A rule whose residual depends on the rejected token, too, has
+the same output law as one that draws from the mean of its residuals over the rejected tokens, and that is a G of the
+theorem's form.
+
+From one round to a sequence of many. Let P_t be the law of T tokens of which the first t come from the method and the
+others from the target: P_0 is the target's law, P_T the method's. P_t and P_{t-1} differ in token t alone, so
+
+    TV(P_t, P_{t-1}) <= sum over prefixes and depths d of  Pr(prefix, token t is verified at depth d)
+                        * 1/2 sum_x |Q(x) f_d(x) - P(x) + G_d(x) Pr(rejection)|,
+
+by the triangle inequality over d; the token that follows a fully accepted chain comes from the target and adds nothing.
+The sum over t bounds TV(P_T, P_0). Sorted by the round in which a token is verified, it is the sum over rounds of Eq.
+8's right-hand side, each from the prefix where its round began; with a single round it is Eq. 8 itself. Tokens beyond
+the end of the sequence are cut and do not count.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,30 +27,78 @@ from torch import Tensor
 from specbench.audit.tabular import Tables
 from specbench.decoding.rules import Rule
 
+_AT_ONCE = 1 << 22  # entries of (prefixes, rejected token, V)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """expected: E[min(tau, T) + 1] of the first round (Eq. 7 where the draft is not longer than the sequence); first:
+    Eq. 8 of the first round; bound: its sum over all rounds; law (V**T,) float64: of the sequences themselves."""
+
+    expected: float
+    first: float
+    bound: float
+    law: Tensor
+
+
+def chain_figures(p: Tables, q: Tables, rule: Rule, window: int, judged: Tables | None = None) -> Figures:
+    """What decoding with chains of `window` drafts comes to. p, q: the laws, filters applied; judged: the laws by which
+    the rule decides, where they are not p (`verify.verify`)."""
+    expected, first, bound = 1.0, 0.0, 0.0
+    # per depth at which the next token will be verified: the probability of every prefix; window + 1 is the token after
+    # a chain that was kept as a whole
+    reach = {1: torch.ones(1, dtype=torch.float64)}
+    for t, target in enumerate(p):
+        p_t, q_t, judged_t = (_exact(x) for x in (target, q[t], target if judged is None else judged[t]))
+        onward: dict[int, Tensor] = {}
+        for depth, weight in reach.items():
+            if depth > window:
+                kept, fresh = torch.zeros_like(p_t), p_t
+            else:
+                kept, fresh = _verified(rule, p_t, q_t, judged_t, depth)
+                off = 0.5 * float((weight * (kept + fresh - p_t).abs().sum(-1)).sum())
+                bound += off
+                if depth == t + 1:  # only the first round is as deep as that
+                    first += off
+                    expected += float((weight[:, None] * kept).sum())
+            for below, part in ((1, fresh), (depth + 1, kept)):
+                if below > 1 and depth > window:
+                    continue
+                if t == len(p) - 1:
+                    below = 1  # the end: only the sequence counts
+                mass = (weight[:, None] * part).flatten()
+                onward[below] = onward[below] + mass if below in onward else mass
+        reach = onward
+    return Figures(expected, first, min(bound, 1.0), reach[1])
+
 
 def round_figures(p: Tables, q: Tables, rule: Rule, window: int) -> tuple[float, float]:
-    """(E[tau + 1], bound on TV) of one round with a chain of `window` drafts from the empty prefix; needs p, q of
-    `window` tables."""
-    vocab = p[0].shape[1]
-    reach = torch.ones(1, dtype=torch.float64)  # Q(x_1:i) prod f over all prefixes of length i
-    expected, bound = 1.0, 0.0
-    for i in range(window):
-        n = len(p[i])
-        token = torch.arange(vocab).expand(n, vocab)
-        depth = torch.full((n, vocab), i + 1)
-        laws = [t[i].unsqueeze(1).expand(n, vocab, vocab) for t in (p, q)]
-        f = rule.accept(laws[0], laws[1], token, depth).double()  # (n, V)
-        g = _residual(rule, p[i], q[i], i + 1)
-        kept = q[i].double() * f
-        rejected = (q[i].double() * (1 - f)).sum(-1, keepdim=True)
-        off = (kept - p[i].double() + g * rejected).abs().sum(-1)
-        bound += 0.5 * float((reach * off).sum())
-        reach = (reach[:, None] * kept).flatten()
-        expected += float(reach.sum())
-    return expected, bound
+    """(E[tau + 1], bound on TV) of one round with a chain of `window` drafts from the empty prefix: Eqs. 7 and 8."""
+    figures = chain_figures(p[:window], q[:window], rule, window)
+    return figures.expected, figures.first
 
 
-def _residual(rule: Rule, p: Tensor, q: Tensor, depth: int) -> Tensor:
-    """G (n, V) in float64. Rules whose residual depends on the rejected token are outside Theorem 2's form."""
-    token = torch.zeros(len(p), dtype=torch.int64)
-    return rule.residual(p, q, token, torch.full_like(token, depth)).double()
+def _exact(table: Tensor) -> Tensor:
+    """In float64 and with rows that sum to one there, so that float32's rounding is not taken for a bias."""
+    return table.double() / table.double().sum(-1, keepdim=True)
+
+
+def _verified(rule: Rule, p: Tensor, q: Tensor, judged: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+    """Where a token (n, V) comes from at a depth, as probabilities: kept, q f; or drawn after a rejection, G times its
+    probability."""
+    size = p.shape[1]
+    parts = []
+    for p_n, q_n, r_n in zip(*(x.split(max(1, _AT_ONCE // size**2)) for x in (p, q, judged)), strict=True):
+        shape = (len(p_n), size)
+        token = torch.arange(size).expand(shape)
+        level = torch.full(shape, depth)
+        laws = [x.unsqueeze(1).expand(*shape, size) for x in (r_n, q_n)]
+        kept = q_n * rule.accept(*laws, token, level)
+        lost = q_n - kept
+        if rule.certain:
+            fresh = p_n * lost.sum(-1, keepdim=True)
+        else:
+            fresh = (lost.unsqueeze(-1) * rule.residual(*laws, token, level)).sum(1)
+        parts.append((kept, fresh))
+    kept, fresh = (torch.cat(x) for x in zip(*parts, strict=True))
+    return kept, fresh

@@ -55,9 +55,11 @@ class Outcome:
 
 
 class Drafter(Protocol):
-    """Proposes drafts. `tree` is the topology of its drafts (for sizing: its node count and height)."""
+    """Proposes drafts. `tree` is the topology of its drafts (for sizing: its node count and height); `passes`: forward
+    passes of a drafter network in a step."""
 
     tree: Tree
+    passes: int
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> Any:
         """Fresh state for the rows of a target session."""

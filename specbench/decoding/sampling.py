@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -116,6 +116,12 @@ class Sampling:
             outside = (p.cumsum(-1) - p) > self.top_p  # keep the token that crosses the threshold
             logits = logits.masked_fill(torch.zeros_like(outside).scatter_(-1, index, outside), -torch.inf)
         return logits.softmax(-1)
+
+    def of_full(self, full: Tensor) -> Tensor:
+        """The law (..., V) that `law` gives, from that of `full_law`."""
+        if self.temperature > 0 and self.top_k is None and self.top_p == 1:
+            return full
+        return replace(self, temperature=0.0 if self.temperature == 0 else 1.0).law(full.log())
 
     def full_law(self, mixed: Tensor, law: Tensor) -> Tensor:
         """The law (..., V) before top-k and top-p, at temperature 1 where decoding is greedy; `law` is that of

@@ -35,12 +35,14 @@ class Draft:
 @dataclass
 class Verdict:
     """path (B, D) int64: the accepted nodes by depth (beyond `length`: the last of them); length (B,) int64: accepted
-    draft tokens; tokens (B, D + 1): the accepted tokens and, at `length`, the token that follows them; first (B,): the
-    probability with which the rule kept the first candidate, 0 where there was none."""
+    draft tokens; tokens (B, D + 1): the accepted tokens and, at `length`, the token that follows them; law (B, V): what
+    that token was drawn from; first (B,): the probability with which the rule kept the first candidate, 0 where there
+    was none."""
 
     path: Tensor
     length: Tensor
     tokens: Tensor
+    law: Tensor
     first: Tensor
 
 
@@ -113,7 +115,7 @@ def verify(
     following = draw(last, streams.uniform(step, NEXT, 1))
     walked = torch.cat(path, 1) if path else inner.new_zeros(rows, 0)
     tokens = torch.cat([draft.tokens.gather(1, walked), following], 1).scatter(1, length, following)
-    return Verdict(walked, length.squeeze(1), tokens, first)
+    return Verdict(walked, length.squeeze(1), tokens, last.squeeze(1), first)
 
 
 def _longest(passed: Tensor, inner: Tensor, nodes: int, height: int) -> Tensor:

@@ -88,8 +88,9 @@ class ScenesModel:
         return heads
 
     def codebook(self) -> Tensor:
-        """The code vectors (V, d) that rules measure proximity in."""
-        return self.tokenizer.quantize.codebook
+        """The code vectors (V, d) that rules measure proximity in: the table as stored (reference README (18)). This
+        tokenizer's are of unit length, so that l2 and cosine name the same neighbours."""
+        return self.tokenizer.quantize.embedding.weight.float()
 
     @torch.inference_mode()
     def encode(self, prompts: list[str]) -> Conditioning:

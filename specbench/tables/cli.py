@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from specbench.errors import UsageError
-from specbench.tables import definitions, layout, literature, render
+from specbench.errors import UsageError, unknown
+from specbench.tables import figures, layout, literature, render
+from specbench.tables.comparisons import COMPARISONS
 from specbench.tables.definitions import DEFAULT_MODEL, TABLES, Table
 from specbench.tables.measure import Bench, LocalBench, Plan, collect, plan
+
+ALL: dict[str, Table] = TABLES | COMPARISONS
 
 
 class _Parser(argparse.ArgumentParser):
@@ -19,9 +22,18 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"specbench tables: {message} (see specbench tables --help)")
 
 
+def _names(on_request: bool) -> str:
+    return ", ".join(sorted(name for name, table in ALL.items() if table.on_request == on_request))
+
+
 def _parser() -> argparse.ArgumentParser:
     p = _Parser(prog="specbench tables", description=__doc__)
-    p.add_argument("tables", nargs="*", metavar="ID", help=f"which tables (default: all): {', '.join(sorted(TABLES))}")
+    p.add_argument(
+        "tables",
+        nargs="*",
+        metavar="ID",
+        help=f"which tables (default: {_names(False)}); only when they are named: {_names(True)}",
+    )
     p.add_argument(
         "--list", action="store_true", help="show each table's state and the command that fills it, and stop"
     )
@@ -41,7 +53,11 @@ def main(
         UsageError: an unknown table, model or format, a bad `--n`, or a row that cannot be read.
     """
     args = _parser().parse_args(list(argv))
-    tables = [definitions.get(name) for name in dict.fromkeys(args.tables)] or list(TABLES.values())
+    for name in args.tables:
+        if name not in ALL:
+            raise unknown("table", name, ALL)
+    tables = [ALL[name] for name in dict.fromkeys(args.tables)]
+    tables = tables or [t for t in ALL.values() if args.list or not t.on_request]
     formats = list(dict.fromkeys(f.strip() for f in args.format.split(",") if f.strip()))
     for name in formats:
         if name not in render.FORMATS:
@@ -82,7 +98,8 @@ def _state(table: Table, todo: Plan, args: argparse.Namespace) -> str:
 
 
 def _draw(table: Table, todo: Plan, args: argparse.Namespace, formats: Sequence[str], results: Path) -> None:
-    drawn = layout.build(table, args.model, todo.rows, literature.load(table.id), todo.commands, _command(table, args))
+    printed = literature.load(table.id) if table.id in literature.available() else []
+    drawn = layout.build(table, args.model, todo.rows, printed, todo.commands, _command(table, args))
     folder = results / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     stem = table.id if args.model == DEFAULT_MODEL else f"{table.id}.{args.model}"
@@ -92,6 +109,9 @@ def _draw(table: Table, todo: Plan, args: argparse.Namespace, formats: Sequence[
         path = folder / f"{stem}.{ending}"
         _replace(path, renderer, drawn)
         print(f"wrote {path}")
+    if table.figure and any(todo.rows.values()):
+        for path in figures.tradeoff(table, todo.rows, folder, stem):
+            print(f"wrote {path}")
 
 
 def _replace(path: Path, renderer: Callable[[layout.Sheet], str], drawn: layout.Sheet) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from specbench.errors import unknown
-
 DEFAULT_MODEL = "llamagen_scenes"
 
 
@@ -42,8 +40,35 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """One curve of a figure: the keys of the lines along it."""
+
+    label: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One row of a figure's axes."""
+
+    label: str
+    curves: tuple[Curve, ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Quality columns `y` against column `x`, beside the line `baseline`."""
+
+    x: str
+    y: tuple[str, ...]
+    baseline: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True)
 class Table:
-    """A paper's table. `protocol` are the overrides that all its runs share; `n` is the number of prompts a run."""
+    """A table. `protocol` are the overrides that all its runs share; `n` is the number of prompts a run. `paper` says
+    where it was printed; one that takes long is drawn `on_request` only, when it is named."""
 
     id: str
     title: str
@@ -53,6 +78,8 @@ class Table:
     columns: tuple[Column, ...]
     lines: tuple[Line, ...]
     remarks: tuple[str, ...] = ()
+    figure: Figure | None = None
+    on_request: bool = False
 
     def overrides(self, line: Line, model: str, n: int) -> list[str] | None:
         """The Hydra overrides of the run behind `line`; None where there is no preset for it."""
@@ -61,7 +88,7 @@ class Table:
         return [f"model={model}", *line.overrides, f"n={n}", *self.protocol]
 
 
-_QUALITY = (
+QUALITY = (
     Column(
         "clip_score",
         "CLIP score",
@@ -133,12 +160,15 @@ TABLES: dict[str, Table] = {
             paper="arXiv 2601.09212",
             n=64,
             protocol=("batch=1", "seed=0"),
-            columns=_QUALITY + _SPEED,
+            columns=QUALITY + _SPEED,
             lines=(
                 Line("vanilla", "Target Model", ("method=vanilla",), {"method_key": "vanilla"}),
                 Line("eagle1", "EAGLE-1", ("method=eagle1",), {"method_key": "eagle1"}),
                 Line(
-                    "lantern_pp", "LANTERN++ (λ=2, k=10)", None, {"method_key": "lantern_pp", "lambda": "2", "k": "10"}
+                    "lantern_pp",
+                    "LANTERN++ (λ=2, k=10)",
+                    ("method=lantern_pp",),
+                    {"method_key": "lantern_pp", "lambda": "2", "k": "10"},
                 ),
                 Line(
                     "uniform_rsd_1.1",
@@ -166,14 +196,3 @@ TABLES: dict[str, Table] = {
         ),
     )
 }
-
-
-def get(table: str) -> Table:
-    """The definition of a table.
-
-    Raises:
-        UsageError: there is no table of that id.
-    """
-    if table not in TABLES:
-        raise unknown("table", table, TABLES)
-    return TABLES[table]

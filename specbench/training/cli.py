@@ -15,6 +15,8 @@ from specbench.errors import UsageError
 from specbench.models import checkpoints
 from specbench.models.eagle import Eagle, like_target
 from specbench.models.llamagen import LlamaGen, LlamaGenConfig
+from specbench.models.medusa import Medusa
+from specbench.models.medusa import like_target as medusa_like_target
 from specbench.models.scenes_config import DRAFT, TARGET, VQ
 from specbench.models.scenes_config import text as text_config
 from specbench.models.text import TextEncoder
@@ -33,6 +35,7 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "target": Recipe(steps=9000, batch=32, lr=2e-3, ema=0.998, muon=True),
         "draft": Recipe(steps=1000, batch=32, lr=2e-3, ema=0.995, muon=True),
         "eagle": Recipe(steps=1000, batch=32, lr=1.5e-3, ema=0.995, muon=True),
+        "medusa": Recipe(steps=600, batch=32, lr=1e-3, ema=0.99),
     },
     "gpu": {
         "tokenizer": Recipe(steps=6000, batch=128, lr=2e-3),
@@ -40,9 +43,10 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "target": Recipe(steps=20000, batch=128, lr=2e-3, ema=0.999, muon=True),
         "draft": Recipe(steps=8000, batch=128, lr=2e-3, ema=0.999),
         "eagle": Recipe(steps=6000, batch=128, lr=1e-3, ema=0.999),
+        "medusa": Recipe(steps=4000, batch=128, lr=1e-3, ema=0.999),
     },
 }
-STAGES = ("tokenizer", "text", "target", "draft", "eagle", "evaluators", "samples")
+STAGES = ("tokenizer", "text", "target", "draft", "eagle", "medusa", "evaluators", "samples")
 
 
 class Scenes:
@@ -130,6 +134,18 @@ class Scenes:
         self.figures["eagle"] |= drafter.evaluate_drafter(model, eagle, codes[1][:1000], features[1][:1000])
         return eagle
 
+    def medusa(self, model: LlamaGen, codes: tuple, features: tuple) -> Medusa:
+        torch.manual_seed(4)
+        medusa = medusa_like_target(model).to(self.device)
+        self._stage(
+            "medusa",
+            medusa,
+            medusa.cfg.to_dict(),
+            lambda: drafter.train_medusa(medusa, model, codes[0], features[0], self.recipes["medusa"], self.work),
+        )
+        self.figures["medusa"] |= drafter.evaluate_drafter(model, medusa, codes[1][:1000], features[1][:1000])
+        return medusa
+
     def run(self, until: str) -> None:
         last = STAGES.index(until)
         vq = self.tokenizer()
@@ -145,11 +161,13 @@ class Scenes:
         if last >= 4:
             self.eagle(model, codes, features)
         if last >= 5:
+            self.medusa(model, codes, features)
+        if last >= 6:
             from specbench.training import evaluators
 
             figures = evaluators.train_all(self.train, self.validation, self.work, self.assets, self.device)
             self.figures["evaluators"] = figures
-        if last >= 6:
+        if last >= 7:
             self.figures["samples"] = card.sample_figures(self.assets, self.device)
 
 

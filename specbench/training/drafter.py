@@ -1,4 +1,4 @@
-"""Training of an EAGLE drafter on a frozen target."""
+"""Training of drafters on a frozen target: an EAGLE head, Medusa heads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specbench.models.eagle import Eagle
 from specbench.models.llamagen import LlamaGen
+from specbench.models.medusa import Medusa
 from specbench.training.trainer import Recipe, fit
 
 
@@ -53,12 +54,46 @@ def train_eagle(
     return fit("eagle", eagle, loss, recipe, work)
 
 
+def train_medusa(
+    medusa: Medusa,
+    target: LlamaGen,
+    tokens: np.ndarray,
+    features: Tensor,
+    recipe: Recipe,
+    work: Path,
+    decay: float = 0.8,
+    dropout: float = 0.3,
+) -> dict[str, float]:
+    """Cross-entropy of each head to the target's law at the place it predicts, head k weighted with decay ** k
+    (Medusa-1, with the target's law in the place of the token); `dropout`: share of unconditional rows."""
+    device = target.output.weight.device
+    target.requires_grad_(False)
+    prefix, heads = target.cfg.cls_token_num, medusa.cfg.heads
+
+    def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
+        picks = rng.integers(0, len(tokens), recipe.batch)
+        t = torch.as_tensor(tokens[picks].astype(np.int64)).to(device)
+        drop = torch.as_tensor(rng.uniform(size=recipe.batch) < dropout).to(device)
+        with torch.no_grad():
+            h = target.train_hidden(t, features[picks].float().to(device), drop)[:, prefix - 1 :]
+            p = F.linear(h, target.output.weight).float().softmax(-1)
+        q = medusa(h[:, :-1]).float().log_softmax(-1)  # (N, T - 1, heads, V)
+        total = q.new_zeros(())
+        for k in range(heads):
+            reach = p[:, k + 1 :]
+            total = total - decay**k * (reach * q[:, : reach.shape[1], k]).sum(-1).mean()
+        tv = 0.5 * (p[:, 1:] - q[:, :, 0].detach().exp()).abs().sum(-1).mean()
+        return total, {"loss": float(total.detach()), "tv": float(tv)}
+
+    return fit("medusa", medusa, loss, recipe, work)
+
+
 @torch.no_grad()
 def evaluate_drafter(
-    target: LlamaGen, draft: Eagle | LlamaGen, tokens: np.ndarray, features: Tensor, batch: int = 64
+    target: LlamaGen, draft: Eagle | Medusa | LlamaGen, tokens: np.ndarray, features: Tensor, batch: int = 64
 ) -> dict[str, float]:
     """Mean total variation between the draft's and the target's law, and their top-1 agreement (temperature 1, no
-    guidance)."""
+    guidance), one token ahead of what the target knows."""
     device = target.output.weight.device
     tv, same = [], []
     prefix = target.cfg.cls_token_num
@@ -70,6 +105,8 @@ def evaluate_drafter(
         p = target.head(h[:, prefix:]).float().softmax(-1)
         if isinstance(draft, Eagle):
             q = target.head(draft.train_hidden(h, t)).float().softmax(-1)
+        elif isinstance(draft, Medusa):
+            q = draft(h[:, prefix - 1 : -1], heads=1)[:, :, 0].float().softmax(-1)
         else:
             q = draft.head(draft.train_hidden(t, f, keep)[:, prefix:]).float().softmax(-1)
         tv.append(float(0.5 * (p - q).abs().sum(-1).mean()))

@@ -28,6 +28,7 @@ class DraftModel:
     def __init__(self, model: Any, window: int) -> None:
         self.model = model
         self.tree = build(chain_paths(window))
+        self.passes = self.tree.nodes - 1
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> _State:
         self.tree = self.tree.to(streams.key.device)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import build, chain_paths, from_parents
 from specbench.decoding.verify import Draft
 from specbench.errors import UsageError
@@ -33,8 +34,9 @@ class Grower:
         rest = [(i,) for i in range(1, self.nodes - depth + 1)]
         self.sizing = build([*chain_paths(depth), *rest])  # as many nodes, as high
 
-    def grow(self, root: Tensor, law: Tensor, expand: Expand) -> Draft:
-        """root (B, 1): the last committed token; law (B, 1, V): of its children."""
+    def grow(self, root: Tensor, law: Tensor, expand: Expand, sampling: Sampling) -> Draft:
+        """root (B, 1): the last committed token; law (B, 1, V): of its children. Laws are those before top-k, top-p and
+        arg max: they rank the nodes. The draft's are what `sampling` makes of them."""
         rows, _, size = law.shape
         width = min(self.width, size)
         device = law.device
@@ -86,4 +88,4 @@ class Grower:
         there = score.gather(1, kept) > -torch.inf
         valid = torch.cat([torch.ones_like(root, dtype=torch.bool), there], 1)
         drafted = torch.cat([root, token.gather(1, kept)], 1)
-        return Draft(tree, drafted, given, valid, torch.zeros_like(valid))
+        return Draft(tree, drafted, sampling.of_full(given), valid, torch.zeros_like(valid))

@@ -158,6 +158,7 @@ class Eagle(_Entries):
     def __init__(self, head: Any, paths: list[Path]) -> None:
         tree = build(paths)
         super().__init__(head, tree, tree.inner.shape[1] - 1)
+        self.passes = tree.height
         self.levels = _levels(tree)
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> _State:
@@ -203,25 +204,26 @@ class Eagle2(_Entries):
     def __init__(self, head: Any, nodes: int, depth: int, width: int) -> None:
         self.grower = Grower(nodes, depth, width)
         super().__init__(head, self.grower.sizing, self.grower.expanded)
+        self.passes = depth
 
     def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         last, feature = self._newest(state, history, count)
         sampling, both = state.sampling, state.session.both
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
-        outputs = feature
+        outputs = feature  # of the root and the expanded nodes, in order
 
         def law(features: Tensor) -> Tensor:
-            # scores are of the unfiltered law; at temperature 0 too, where the sampled one is a point mass
             logits = sampling.mix(state.session.model.head(features))
             return sampling.full_law(logits, sampling.law(logits))
 
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
             nonlocal outputs
             above = outputs.gather(1, both(parents).unsqueeze(-1).expand(-1, -1, outputs.shape[-1]))
-            outputs = self._expand(state, tokens, above, last, depth, first, sees)
-            return law(outputs)
+            new = self._expand(state, tokens, above, last, depth, first, sees)
+            outputs = torch.cat([outputs, new], 1)
+            return law(new)
 
-        draft = self.grower.grow(root, law(feature), expand)
+        draft = self.grower.grow(root, law(feature), expand, sampling)
         draft.valid &= _after_first(count, draft.tree.nodes)
         return draft
 

@@ -26,6 +26,8 @@ class Medusa:
     """A static tree: child c of a node of depth d is the c-th likeliest token of head d, whatever the path to it. The
     tokens are chosen, not drawn."""
 
+    passes = 1
+
     def __init__(self, heads: Any, paths: list[Path]) -> None:
         """heads: the networks; None where only the topology is wanted."""
         self.heads = heads

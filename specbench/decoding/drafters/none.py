@@ -14,6 +14,8 @@ from specbench.decoding.verify import Draft
 
 
 class NoDraft:
+    passes = 0
+
     def __init__(self) -> None:
         self.tree = build([])
 

@@ -54,6 +54,8 @@ class Window:
     match: a token is a mere proposal, kept with p(x), as if the target's draw had to match it (Jacobi's prefix match).
     """
 
+    passes = 0
+
     def __init__(
         self,
         window: int,

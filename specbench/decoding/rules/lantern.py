@@ -24,8 +24,10 @@ class Lantern:
     `bound` limits the mass s that moves from the neighbours onto x: "tvd" s < delta, "jsd" the Jensen-Shannon
     divergence (nats) of the law before and after < delta, "total" s <= (lam - 1) r(x), "neighbours" s < lam r(x)
     (ERRATA, LANTERN 2). `resample` is the law after a rejection: "paper" Norm([r' - q]_+) with r' the law whose mass
-    has moved; "optimal" Cool-SD's Eq. 10; "released" what LANTERN's code does (ERRATA, LANTERN 3): the whole
-    neighbourhood is cleared, in r for a chosen token, in q for a drawn one.
+    has moved; "optimal" Cool-SD's Eq. 10; "released" what LANTERN's code does (ERRATA, LANTERN 3; golden
+    lantern_acceptance). There "tvd" means s <= delta, and where any neighbour is inside the bound, if only for want of
+    mass, the k + 1 nearest are cleared before [r - q]_+: in r, and x too, where x was chosen (q is a point mass); in q,
+    without renormalising it, where x was drawn.
 
     With `greedy` a token is kept where it is the arg max of r'.
     """
@@ -52,7 +54,7 @@ class Lantern:
         mass = r.gather(-1, near)
         running, own = mass.cumsum(-1), at(r, token).unsqueeze(-1)
         if self.bound == "tvd":
-            inside = running < self.limit
+            inside = running <= self.limit if self.resample == "released" else running < self.limit
         elif self.bound == "jsd":
             inside = _divergence(own, running) < self.limit
         elif self.bound == "total":
@@ -69,6 +71,8 @@ class Lantern:
         return ratio(at(r, token) + gain.sum(-1), at(q, token))
 
     def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        if self.certain:
+            return r
         if self.resample == "optimal":
             return normalise((r - q * self._accept_all(r, q)).clamp_min(0), r)
         near, gain, inside = self.moved(r, token)
@@ -78,8 +82,9 @@ class Lantern:
         chosen = (at(q, token) >= 1).unsqueeze(-1)
         cleared = self.near[token]
         bare = r.scatter(-1, cleared, 0.0).scatter(-1, token.unsqueeze(-1), 0.0)
-        less = torch.where(counted, q.scatter(-1, cleared, 0.0), q)
-        return normalise(torch.where(chosen & counted, bare, (r - less).clamp_min(0)), r)
+        left = (r - torch.where(counted, q.scatter(-1, cleared, 0.0), q)).clamp_min(0)
+        # where the neighbourhood was the whole law, only x goes (the released code divides by zero)
+        return normalise(torch.where(chosen & counted, bare, left), normalise(left, r))
 
     def _shifted(self, r: Tensor, token: Tensor, near: Tensor, gain: Tensor) -> Tensor:
         """r' (..., V): the mass of A on x."""

@@ -41,17 +41,18 @@ def neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
     digest = hashlib.sha256(codes.numpy().tobytes() + str(tuple(codes.shape)).encode()).hexdigest()[:16]
     path = cache_dir() / f"neighbours-{digest}-{proximity}-{k}.npy"
     try:
-        found = np.load(path, allow_pickle=False)
-        if found.shape == (len(codes), k) and found.dtype == np.int32:
+        with path.open("rb") as f:
+            found = np.lib.format.read_array(f, allow_pickle=False)
+        if found.shape == (len(codes), k) and found.dtype == np.int32 and 0 <= found.min() <= found.max() < len(codes):
             return torch.from_numpy(found).long().to(codebook.device)
     except (OSError, ValueError):
         pass  # not there, or damaged: computed anew
     table = _compute(codes, k, proximity)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
-            np.save(f, table.int().numpy())
-        os.replace(f.name, path)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            np.save(Path(scratch, path.name), table.int().numpy())
+            os.replace(Path(scratch, path.name), path)
     except OSError:
         pass  # a cache that cannot be written costs time, nothing else
     return table.to(codebook.device)
@@ -73,5 +74,5 @@ def _compute(codes: Tensor, k: int, proximity: str, chunk: int = 1024) -> Tensor
             far = torch.cdist(block, codes.double(), compute_mode="donot_use_mm_for_euclid_dist")
         own = torch.arange(start, start + len(block))
         far[torch.arange(len(block)), own] = torch.inf  # last
-        rows.append(far.sort(-1, stable=True).indices[:, :k])
+        rows.append(far.sort(dim=-1, stable=True).indices[:, :k])
     return torch.cat(rows)

@@ -15,7 +15,8 @@ class Typical:
     """Keep x where r(x) > min(epsilon, alpha exp(-H(r))), H the entropy in nats; of the kept paths the longest counts,
     and the token that follows it has the target's law.
 
-    The drafter's law plays no part. At temperature 0 a token is kept exactly where it is the arg max.
+    The drafter's law plays no part. A token that is certain is always kept, so at temperature 0 a token is kept exactly
+    where it is the arg max.
     """
 
     name = "typical"
@@ -26,7 +27,8 @@ class Typical:
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         entropy = torch.special.entr(r).sum(-1)
-        return (at(r, token) > (self.alpha * (-entropy).exp()).clamp_max(self.epsilon)).to(r.dtype)
+        own = at(r, token)
+        return ((own > (self.alpha * (-entropy).exp()).clamp_max(self.epsilon)) | (own >= 1)).to(r.dtype)
 
     def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         return r

@@ -1,0 +1,158 @@
+"""The models that an audit decodes: the built-in ones, and those of a file of tables."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.audit.tabular import Tables, random_tables
+from specbench.errors import UsageError, unknown
+
+#: Sequences that an audit counts one by one: 32 MiB a count.
+LARGEST = 1 << 22
+_ROUNDING = 1e-4  # by which a row of a file may miss one: float32 sums do, float16's do not pass
+
+
+@dataclass(frozen=True)
+class Model:
+    """p, q: T tables each, the target's and the drafter's, (V**t, V) float32; codebook (V, d) or None."""
+
+    name: str
+    p: Tables
+    q: Tables
+    codebook: Tensor | None
+
+    @property
+    def vocab(self) -> int:
+        return self.p[0].shape[1]
+
+    @property
+    def length(self) -> int:
+        return len(self.p)
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """What `tabular.random_tables` makes a model of; a larger sharpness is a colder model."""
+
+    vocab: int
+    length: int
+    sharpness: float
+    distance: float
+    seed: int
+
+
+#: Small enough to count every sequence, different enough in size, temperature and drafter that a mistake which one
+#: hides shows in another: at temperature 1 the drafter's steps are, in order, 0.25, 0.22, 0.32 and 0.34 away from the
+#: target's in total variation.
+_BUILT_IN = {
+    "v2t10": _Recipe(vocab=2, length=10, sharpness=1.0, distance=0.8, seed=1),
+    "v3t5": _Recipe(vocab=3, length=5, sharpness=0.7, distance=0.8, seed=2),
+    "v4t8": _Recipe(vocab=4, length=8, sharpness=1.5, distance=0.6, seed=3),
+    "v8t4": _Recipe(vocab=8, length=4, sharpness=2.5, distance=0.45, seed=4),
+}
+BUILT_IN = tuple(_BUILT_IN)
+
+
+def built_in(name: str) -> Model:
+    if name not in _BUILT_IN:
+        raise unknown("audit.model", name, _BUILT_IN)
+    r = _BUILT_IN[name]
+    p = random_tables(r.vocab, r.length, r.seed, r.sharpness)
+    q = random_tables(r.vocab, r.length, 100 + r.seed, r.sharpness, near=p, distance=r.distance)
+    codebook = torch.randn(r.vocab, 4, generator=torch.Generator().manual_seed(200 + r.seed))
+    return Model(name, p, q, codebook)
+
+
+def load(path: str) -> Model:
+    """A model of an .npz file: arrays p0 .. p{T-1}, q0 .. q{T-1} and, for rules that need it, codebook (V, d); pt is
+    (V**t, V), the law of token t given the prefix coded base V, first token most significant.
+
+    Raises UsageError saying what is wrong with it. Pickled objects are not read.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UsageError(f"audit.tables: there is no file '{path}'")
+    try:
+        found = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError):
+        raise UsageError(f"audit.tables: {path} is not an .npz file of plain arrays") from None
+    if not isinstance(found, np.lib.npyio.NpzFile):
+        raise UsageError(f"audit.tables: {path} holds a single array; save p0 .., q0 .. with numpy.savez")
+    with found:
+        names = [name for name in found.files if re.fullmatch(r"[pq](0|[1-9]\d*)", name) or name == "codebook"]
+        arrays = {name: _array(found, name, path) for name in names}
+    p, q = (_tables(arrays, letter, path) for letter in "pq")
+    if len(p) != len(q) or p[0].shape != q[0].shape:
+        sizes = [f"{letter}: V={t[0].shape[1]}, T={len(t)}" for letter, t in (("p", p), ("q", q))]
+        raise UsageError(f"audit.tables: the tables of {path} differ in size ({'; '.join(sizes)})")
+    codebook = arrays.get("codebook")
+    if codebook is not None and (codebook.ndim != 2 or len(codebook) != p[0].shape[1] or not codebook.size):
+        raise UsageError(
+            f"audit.tables: codebook of {path} must be of shape ({p[0].shape[1]}, d), not {codebook.shape}"
+        )
+    return Model(file.name, p, q, None if codebook is None else torch.from_numpy(codebook).float())
+
+
+def _array(found: Mapping[str, np.ndarray], name: str, path: str) -> np.ndarray:
+    try:
+        array = found[name]
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError):
+        raise UsageError(f"audit.tables: {name} of {path} is damaged or not an array of numbers") from None
+    if array.dtype.kind not in "biuf":
+        raise UsageError(f"audit.tables: {name} of {path} is not an array of numbers (its type is {array.dtype})")
+    array = array.astype(np.float64)
+    if not np.isfinite(array).all():
+        raise UsageError(f"audit.tables: {name} of {path} holds NaN or infinite values")
+    return array
+
+
+def _tables(arrays: Mapping[str, np.ndarray], letter: str, path: str) -> Tables:
+    length = 1 + max((int(name[1:]) for name in arrays if name[0] == letter), default=-1)
+    missing = [f"{letter}{t}" for t in range(max(1, min(length, len(arrays)))) if f"{letter}{t}" not in arrays]
+    if missing:
+        raise UsageError(f"audit.tables: {path} lacks the array {missing[0]}")
+    first = arrays[f"{letter}0"]
+    vocab = first.shape[-1] if first.ndim else 0
+    if first.shape != (1, vocab) or vocab < 2:
+        raise UsageError(
+            f"audit.tables: {letter}0 of {path} must be of shape (1, V) with at least two tokens, not {first.shape}"
+        )
+    if vocab**length > LARGEST:
+        raise UsageError(
+            f"audit.tables: V={vocab} and T={length} make more sequences than an audit can count ({LARGEST:,}); "
+            "give fewer tokens"
+        )
+    tables = []
+    for t in range(length):
+        table = arrays[f"{letter}{t}"]
+        if table.shape != (vocab**t, vocab):
+            raise UsageError(
+                f"audit.tables: {letter}{t} of {path} must be of shape ({vocab**t}, {vocab}), not {table.shape}"
+            )
+        if (table < 0).any():
+            raise UsageError(f"audit.tables: {letter}{t} of {path} has negative probabilities")
+        total = table.sum(-1, keepdims=True)
+        if (off := np.abs(total - 1)).max() > _ROUNDING:
+            row = int(off.argmax())
+            raise UsageError(f"audit.tables: row {row} of {letter}{t} of {path} sums to {total[row, 0]:.6g}, not 1")
+        tables.append(torch.from_numpy(table / total).float())
+    return tables
+
+
+def needed_codebook(model: Model, rule: str) -> Callable[[], Tensor]:
+    """The codebook, for a rule that asks for it."""
+
+    def codebook() -> Tensor:
+        if model.codebook is None:
+            raise UsageError(f"rule {rule} needs the nearness of codes: {model.name} lacks the array codebook, (V, d)")
+        return model.codebook
+
+    return codebook

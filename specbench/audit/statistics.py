@@ -1,0 +1,108 @@
+"""What counts of sampled sequences tell of the law behind them.
+
+Counts and laws are (V**T,) over the sequences coded base V, first token most significant, so that a reshape to (V**t,
+-1) and a sum give those of the first t tokens.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+#: What two-sided intervals of 95 % leave out at each end.
+TAIL = 0.025
+_NORMAL = 1.959964  # standard normal quantile at 1 - TAIL
+_SMALLEST = 5.0  # expected counts below it are pooled
+
+
+def prefixes(counts: Tensor, vocab: int, length: int) -> list[Tensor]:
+    """Counts (or a law) of the first 1, 2 .. T tokens."""
+    return [counts.view(vocab**t, -1).sum(1) for t in range(1, length + 1)]
+
+
+def total_variation(counts: Tensor, law: Tensor) -> float:
+    """Between the empirical law of the counts and a law."""
+    return 0.5 * float((counts / counts.sum() - law).abs().sum())
+
+
+def noise_floor(law: Tensor, samples: int, seed: int) -> float:
+    """The total variation of as many samples drawn plainly from the law itself."""
+    weights = law.numpy() / law.sum().item()
+    drawn = np.random.default_rng(seed).multinomial(samples, weights)
+    return total_variation(torch.from_numpy(drawn).double(), law)
+
+
+def true_variation(one: Tensor, other: Tensor, law: Tensor, vocab: int, length: int) -> tuple[float, float]:
+    """A 95 % confidence interval of the true total variation, from the counts of two independent halves; valid for any
+    number of samples and cells.
+
+    Lower end: the total variation is the supremum over events A of P(A) - p(A). One half chooses, among the first t
+    tokens, A_t = {x : it was seen more often than p says}; the other half, which had no part in the choice, bounds its
+    probability from below at level TAIL / T (`lower_bound`; Bonferroni over t, since the best of the T counts).
+    Upper end: the plug-in estimate lies above the truth on average (Jensen), and one sample moves it by at most 1 / N,
+    so it falls short of the truth by more than sqrt(ln(1 / TAIL) / 2N) with probability TAIL at most (McDiarmid).
+    """
+    low = 0.0
+    parts = (prefixes(x, vocab, length) for x in (one, other, law))
+    n = float(other.sum())
+    for chooser, judge, p in zip(*parts, strict=True):
+        event = chooser / chooser.sum() > p
+        low = max(low, lower_bound(float(judge[event].sum()), n, TAIL / length) - float(p[event].sum()))
+    both = one + other
+    margin = math.sqrt(math.log(1 / TAIL) / (2 * float(both.sum())))
+    return low, min(1.0, total_variation(both, law) + margin)
+
+
+def lower_bound(hits: float, n: float, tail: float) -> float:
+    """The least probability x under which `hits` of n or more are not rarer than `tail`, by Chernoff's bound: n KL(hits
+    / n || x) <= ln(1 / tail)."""
+    rate, low, high = hits / n, 0.0, hits / n
+    if rate == 0:
+        return 0.0
+    for _ in range(60):
+        x = 0.5 * (low + high)
+        gap = rate * math.log(rate / x) + (0.0 if rate == 1 else (1 - rate) * math.log((1 - rate) / (1 - x)))
+        low, high = (x, high) if n * gap > math.log(1 / tail) else (low, x)
+    return low
+
+
+def goodness_of_fit(counts: Tensor, law: Tensor, vocab: int, length: int) -> float:
+    """p-value of the hypothesis that the counts are of independent samples of the law.
+
+    A long sequence has more possible values than an audit has samples: most are pooled, and a drift that is plain in
+    the first tokens drowns in the noise of the whole. So the first t tokens are tested, too, for every t: T chi-square
+    tests, combined by Bonferroni: T times the smallest p-value, at most 1.
+    """
+    tests = zip(prefixes(counts, vocab, length), prefixes(law, vocab, length), strict=True)
+    return min(1.0, length * min(chi_square(seen, p) for seen, p in tests))
+
+
+def chi_square(counts: Tensor, law: Tensor) -> float:
+    """p-value of Pearson's test. The cells of the smallest expectations are pooled: all below 5, and more until the
+    pool, too, expects 5. What has probability zero but was seen gives 0; a single cell gives 1."""
+    if counts[law == 0].any():
+        return 0.0
+    expected, order = (law * (counts.sum() / law.sum())).sort()
+    seen = counts[order]
+    pooled = int((expected < _SMALLEST).sum())
+    if pooled:
+        enough = torch.searchsorted(expected.cumsum(0), torch.tensor(_SMALLEST, dtype=expected.dtype))
+        pooled = max(pooled, min(int(enough) + 1, len(expected)))
+        seen, expected = (torch.cat([x[:pooled].sum()[None], x[pooled:]]) for x in (seen, expected))
+    if len(expected) == 1:
+        return 1.0
+    statistic = ((seen - expected) ** 2 / expected).sum()
+    freedom = torch.tensor(len(expected) - 1, dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom / 2, statistic / 2))
+
+
+def mean(histogram: Tensor) -> tuple[float, float, float]:
+    """Mean of the values 0, 1, 2 .. seen so many times, and its 95 % confidence interval (normal)."""
+    n = histogram.sum()
+    values = torch.arange(len(histogram), dtype=torch.float64)
+    middle = (values * histogram).sum() / n
+    spread = (((values - middle) ** 2 * histogram).sum() / (n - 1).clamp_min(1) / n).sqrt()
+    return float(middle), float(middle - _NORMAL * spread), float(middle + _NORMAL * spread)

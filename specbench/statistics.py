@@ -1,0 +1,163 @@
+"""What the steps and tokens of decoded images say: a trace -> fields of a record; records -> columns of a row, figures.
+
+A step is one target forward pass. One that begins with c committed tokens and accepts a draft tokens commits the places
+c to c + a, of which the last holds the step's own token (none where a fills the image), so that
+`Record.accepted_per_step` tells how every token of an image came about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from specbench.errors import UsageError
+from specbench.records import Record
+
+if TYPE_CHECKING:
+    from specbench.decoding.loop import Trace
+
+T = TypeVar("T")
+
+# --- a record ---------------------------------------------------------------------------------------------------------
+
+
+def of_images(trace: Trace, steps: Sequence[int], passes: int) -> list[dict[str, Any]]:
+    """The fields of `Record` that a batch's trace gives, a dict an image.
+
+    steps: target forward passes of each image; passes: drafter network forward passes a step. Copies to the host, so
+    not to be called while something is timed.
+    """
+    on_host = {name: value.cpu().numpy() for name, value in vars(trace).items()}
+    return [_of_image({k: v[b] for k, v in on_host.items()}, steps[b], passes) for b in range(len(steps))]
+
+
+def _of_image(trace: dict[str, np.ndarray], steps: int, passes: int) -> dict[str, Any]:
+    accepted, offered = trace["accepted"][:steps], trace["offered"][:steps]
+    depth = np.arange(1, offered.max() + 1)
+    # what lies below a rejected token is not verified
+    verified = ((offered[:, None] >= depth) & (accepted[:, None] >= depth - 1)).sum(0)
+    verified = verified[verified > 0]  # it falls with the depth, so these are the first ones
+    log_prob, drafts = trace["log_prob"].astype(np.float64), offered > 0
+    of_draft = {"draft_tv": "tv", "first_accept": "first", "draft_top1": "top1", "draft_top3": "top3"}
+    return {
+        "accepted_per_step": accepted.tolist(),
+        "accepted_by_depth": [int((accepted >= d).sum()) for d in depth[: len(verified)]],
+        "verified_by_depth": verified.tolist(),
+        "log_prob_mean": _rounded(log_prob.mean()),
+        "log_prob_std": _rounded(log_prob.std()),
+        **{
+            field: _rounded(trace[name][:steps][drafts].mean(dtype=np.float64)) if drafts.any() else None
+            for field, name in of_draft.items()
+        },
+        "draft_passes": passes * steps,
+    }
+
+
+def _rounded(value: float) -> float:
+    """Six significant digits: more than a mean over tokens has, and a short line."""
+    return float(f"{value:.6g}")
+
+
+# --- a row ------------------------------------------------------------------------------------------------------------
+
+
+def columns(images: Sequence[Record]) -> dict[str, Any]:
+    """The row's columns of these figures, over some images: those of drafts None where nothing was drafted; no columns
+    at all where a record of an older version has no figures."""
+    if any(r.accepted_per_step is None for r in images):
+        return {}
+    by_depth = acceptance_by_depth(images)
+    mean, std = log_probability(images)
+    return {
+        "perplexity": math.exp(-mean),
+        "log_prob_mean": mean,
+        "log_prob_std": std,
+        "acceptance_by_depth": _list(by_depth) if len(by_depth) else None,
+        "accepted_histogram": _list(accepted_histogram(images)),
+        "first_accept": _mean_over_drafts(images, lambda r: r.first_accept),
+        "draft_tv": _mean_over_drafts(images, lambda r: r.draft_tv),
+        "draft_top1": _mean_over_drafts(images, lambda r: r.draft_top1),
+        "draft_top3": _mean_over_drafts(images, lambda r: r.draft_top3),
+        "draft_passes": sum(r.draft_passes or 0 for r in images) / len(images),
+    }
+
+
+def _list(values: np.ndarray) -> list[float]:
+    return [round(float(v), 4) for v in values]
+
+
+def _mean_over_drafts(images: Sequence[Record], figure: Callable[[Record], float | None]) -> float | None:
+    """Mean over all steps with a draft, of whichever image; None where there is none."""
+    drafts = [(r.verified_by_depth or [0])[0] for r in images]  # a draft offers a token at depth 1
+    total = sum(drafts)
+    return sum(n * (figure(r) or 0.0) for n, r in zip(drafts, images)) / total if total else None
+
+
+def log_probability(images: Sequence[Record]) -> tuple[float, float]:
+    """Mean and standard deviation of the tokens' natural-log probabilities, over all tokens of all images."""
+    total = sum(r.tokens for r in images)
+    given = [(r.tokens, _there(r.log_prob_mean, r), _there(r.log_prob_std, r)) for r in images]
+    mean = math.fsum(n * m for n, m, _ in given) / total
+    variance = math.fsum(n * (s**2 + (m - mean) ** 2) for n, m, s in given) / total
+    return mean, math.sqrt(variance)
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def accepted_histogram(images: Sequence[Record]) -> np.ndarray:
+    """Shares (A + 1,) of the steps that accepted 0, 1, ..., A draft tokens, over all steps of all images."""
+    steps = np.concatenate([_steps(r) for r in images])
+    return np.bincount(steps) / len(steps)
+
+
+def acceptance_by_depth(images: Sequence[Record]) -> np.ndarray:
+    """Share (D,) of the draft tokens at depth 1, ..., D that were accepted, of those that were verified; D: the deepest
+    verified, 0 where nothing was drafted.
+
+    Conditional: of the steps that accepted the depths before. In a tree a depth is one event, whichever of its
+    candidates is kept, and an accepted path that ends before the tree does counts as rejected there.
+    """
+    lists = [(_there(r.accepted_by_depth, r), _there(r.verified_by_depth, r)) for r in images]
+    accepted, verified = np.zeros((2, max(len(v) for _, v in lists)))
+    for a, v in lists:
+        accepted[: len(a)] += a
+        verified[: len(v)] += v
+    return accepted / verified
+
+
+def acceptance_by_position(images: Sequence[Record]) -> np.ndarray:
+    """Share (side, side) of the images in which the token at a place was an accepted draft token, not the step's own:
+    the heat maps of SJD (Fig. 13) and CSpD (Fig. 16). Row by row from the top left, as the tokens are decoded.
+
+    Raises ValueError where the tokens are not a square, or not equally many in all images.
+    """
+    side = math.isqrt(images[0].tokens)
+    if any(r.tokens != side * side for r in images):
+        raise ValueError(f"{', '.join(str(n) for n in sorted({r.tokens for r in images}))} tokens are no square")
+    drafted = np.mean([is_accepted_draft(r) for r in images], axis=0)
+    return drafted.reshape(side, side)
+
+
+def is_accepted_draft(record: Record) -> np.ndarray:
+    """Whether each token (T,) bool of an image was an accepted draft token."""
+    own = np.cumsum(_steps(record) + 1) - 1  # the place of each step's own token; beyond the end, the image is full
+    drafted = np.ones(record.tokens, dtype=bool)
+    drafted[own[own < record.tokens]] = False
+    return drafted
+
+
+def _steps(record: Record) -> np.ndarray:
+    return np.array(_there(record.accepted_per_step, record), dtype=np.int64)
+
+
+def _there(value: T | None, record: Record) -> T:
+    if value is None:
+        raise UsageError(
+            f"{record.image} was decoded by an older specbench, which recorded nothing about its steps: decode it anew"
+            " with another out="
+        )
+    return value

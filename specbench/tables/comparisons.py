@@ -1,0 +1,94 @@
+"""Our own questions to the harness, beside the papers' tables: which rule pays, and what Jacobi windows save.
+
+They take an hour or more on a CPU, so `specbench tables` runs them only when they are named; `make comparisons` does.
+"""
+
+from __future__ import annotations
+
+from specbench.tables.definitions import QUALITY, Column, Curve, Figure, Line, Panel, Table
+
+_STEPS = (
+    Column(
+        "accepted_length_mean",
+        "Accepted length",
+        "up",
+        2,
+        spread="accepted_length_std",
+        spread_is="standard deviation over pictures",
+        measured_as="generated tokens per target forward pass, mean over pictures",
+    ),
+    Column("acceptance_rate", "Acceptance rate", "up", 3, measured_as="accepted over verified draft tokens"),
+    Column("perplexity", "Perplexity", "down", 2, measured_as="of the emitted tokens under the guided target"),
+)
+_PROTOCOL = ("batch=50", "seed=0", "baseline=false")
+
+#: Curve label -> (overrides, (parameter, its values along the curve)).
+_CURVES = {
+    "UniformRSD": (("method=uniform_rsd",), ("delta", ("1.1", "1.25", "1.5", "2", "3"))),
+    "Cool-SD, exponential": (("method=cool_sd",), ("delta", ("1.1", "1.5", "2", "3", "5"))),
+    "Cool-SD, linear": (("method=cool_sd", "schedule=linear"), ("delta", ("1.1", "1.25", "1.5", "2", "3"))),
+    "front RSD": (("method=front_rsd",), ("delta", ("0.3", "0.5", "1.1", "2", "4"))),
+    "LANTERN++": (("method=lantern_pp",), ("lam", ("1.5", "2", "3", "5", "10"))),
+    "LANTERN++, optimal residual": (
+        ("method=lantern_pp", "resample=optimal"),
+        ("lam", ("1.5", "2", "3", "5", "10")),
+    ),
+}
+_SHAPES = {"chain of 5": ("drafter=eagle", "window=5"), "tree of 25": ("tree=mc_sim_7b_63",)}
+_SYMBOLS = {"delta": "δ", "lam": "λ"}
+
+
+def _tradeoff() -> Table:
+    lines = [Line("vanilla", "vanilla", ("method=vanilla",), {})]
+    panels = []
+    for shape, words in _SHAPES.items():
+        key = shape.split()[0]
+        lines.append(Line(f"exact_{key}", f"exact, {shape}", ("method=eagle1", *words), {}))
+        curves = []
+        for label, (method, (name, values)) in _CURVES.items():
+            keys = []
+            for value in values:
+                keys.append(f"{label}_{value}_{key}".replace(" ", "_").replace(",", "").replace("+", "p").lower())
+                text = f"{label}, {_SYMBOLS[name]}={value}, {shape}"
+                lines.append(Line(keys[-1], text, (*method, *words, f"{name}={value}"), {}))
+            curves.append(Curve(label, (f"exact_{key}", *keys)))
+        panels.append(Panel(f"EAGLE-1, {shape}", tuple(curves)))
+    return Table(
+        id="rules_tradeoff",
+        title="Which rule pays: quality against accepted length on the embedded model",
+        paper="this project's own comparison",
+        n=500,
+        protocol=_PROTOCOL,
+        columns=(*_STEPS, *QUALITY),
+        lines=tuple(lines),
+        figure=Figure("accepted_length_mean", ("fid", "image_reward", "clip_score"), "vanilla", tuple(panels)),
+        on_request=True,
+    )
+
+
+def _jacobi() -> Table:
+    methods = {
+        "vanilla": ("method=vanilla",),
+        "jacobi": ("method=jacobi",),
+        "sjd": ("method=sjd",),
+        "sjd, no refinement": ("method=sjd", "refine=false"),
+        "sjd_isp": ("method=sjd_isp",),
+        "scd, maximal": ("method=scd",),
+        "scd, gumbel": ("method=scd", "coupling=gumbel"),
+        "sjd_pac, no continuation": ("method=sjd_pac", "coupling=none"),
+        "sjd_pac": ("method=sjd_pac",),
+        "sjd_pac, comb": ("method=sjd_pac", "tree=comb"),
+    }
+    return Table(
+        id="jacobi_windows",
+        title="What Jacobi windows save: lossless decoding without a drafter network on the embedded model",
+        paper="this project's own comparison",
+        n=500,
+        protocol=_PROTOCOL,
+        columns=(*_STEPS, *QUALITY),
+        lines=tuple(Line(k.replace(", ", "_").replace(" ", "_"), k, words, {}) for k, words in methods.items()),
+        on_request=True,
+    )
+
+
+COMPARISONS: dict[str, Table] = {t.id: t for t in (_tradeoff(), _jacobi())}

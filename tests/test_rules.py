@@ -1,0 +1,721 @@
+"""Every rule against its paper's formula, written out for one law and one token in plain Python; the tables of near
+codes; and what verification makes of the rules on a tree."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbench.decoding import rules
+from specbench.decoding.rules import gsd, lantern, proximity, typical
+from specbench.decoding.rules.base import Setting
+from specbench.decoding.rules.gsd import Grouped
+from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.proximity import neighbours
+from specbench.decoding.rules.typical import Typical
+from specbench.decoding.sampling import Streams, draw_distinct
+from specbench.decoding.trees import build, from_parents
+from specbench.decoding.verify import VERIFY, Draft, verify
+from specbench.errors import UsageError
+
+HEIGHT = 5  # the schedules' L
+
+# --- the papers, for one law r, one draft law q and one token x -------------------------------------------------------
+
+
+def norm(mass, otherwise):
+    """Norm([mass]_+); `otherwise` where nothing is left."""
+    mass = [max(0.0, m) for m in mass]
+    return [m / sum(mass) for m in mass] if sum(mass) > 1e-12 else list(otherwise)
+
+
+def over(p, q):
+    return 1.0 if q == 0 else min(1.0, p / q)  # 0/0 = 1 (ERRATA, Cool-SD 6)
+
+
+class Paper:
+    """A rule that keeps x with f(r, q, x, i) and goes on from Eq. 11, or from Eq. 10, whatever its f."""
+
+    certain = False
+
+    def __init__(self, keep, resample="optimal"):
+        self.accept, self.resample = keep, resample
+
+    def residual(self, r, q, x, i):
+        if self.resample == "vanilla":
+            return norm([a - b for a, b in zip(r, q)], r)
+        return norm([r[y] - q[y] * self.accept(r, q, y, i) for y in range(len(r))], r)
+
+
+def relaxed(omega, resample="optimal"):
+    """Eq. 12; omega(i) for depths from 1."""
+    return Paper(lambda r, q, x, i: over(omega(min(i, HEIGHT)) * r[x], q[x]), resample)
+
+
+def cooled(delta, nu=0.7, floor=0.0):
+    """Eq. 16, mu from its condition."""
+    mu = math.log(sum(math.exp(-nu * j) for j in range(1, HEIGHT + 1)) / HEIGHT)
+    return lambda i: max(floor, delta * math.exp(-nu * i - mu))
+
+
+def linear(delta, span=8):
+    """Eq. 17."""
+    w = [(span - i) / (span * (span + 1)) for i in range(1, HEIGHT + 1)]
+    return lambda i: delta * HEIGHT * w[i - 1] / sum(w)
+
+
+def grouped(order, size, resample="vanilla"):
+    def keep(r, q, x, i):
+        group = [x, *order[x][: size - 1]]
+        return over(sum(r[y] for y in group), sum(q[y] for y in group))
+
+    return Paper(keep, resample)
+
+
+class PaperTypical:
+    certain = True
+
+    def __init__(self, epsilon, alpha):
+        self.epsilon, self.alpha = epsilon, alpha
+
+    def accept(self, r, q, x, i):
+        entropy = -sum(a * math.log(a) for a in r if a > 0)
+        return float(r[x] == 1 or r[x] > min(self.epsilon, self.alpha * math.exp(-entropy)))
+
+    def residual(self, r, q, x, i):
+        return list(r)
+
+
+def divergence(p, q):
+    """Jensen-Shannon, nats, from the definition."""
+    middle = [(a + b) / 2 for a, b in zip(p, q)]
+    return sum(0.5 * a * math.log(a / m) for law in (p, q) for a, m in zip(law, middle) if a > 0)
+
+
+def gathered(r, x, others):
+    """The law q_k(. | D = x) of LANTERN, Section 3.2: the mass of `others` on x."""
+    out = list(r)
+    for y in others:
+        out[x] += r[y]
+        out[y] = 0.0
+    return out
+
+
+class PaperLantern:
+    def __init__(self, order, k, bound, limit, resample="paper", greedy=False):
+        self.order, self.k, self.bound, self.limit = order, k, bound, limit
+        self.resample, self.certain = resample, greedy
+
+    def within(self, r, x, others):
+        moved = gathered(r, x, others)
+        if self.bound == "tvd":
+            tvd = 0.5 * sum(abs(a - b) for a, b in zip(moved, r))
+            return tvd <= self.limit if self.resample == "released" else tvd < self.limit
+        if self.bound == "jsd":
+            return divergence(moved, r) < self.limit
+        if self.bound == "total":
+            return moved[x] <= self.limit * r[x]
+        return sum(r[y] for y in others) < self.limit * r[x]
+
+    def others(self, r, x):
+        """A without x: tokens join from the nearest on, until one would break the bound."""
+        found = []
+        for y in self.order[x][: self.k]:
+            if not self.within(r, x, [*found, y]):
+                break
+            found.append(y)
+        return found
+
+    def accept(self, r, q, x, i):
+        moved = gathered(r, x, self.others(r, x))
+        if self.certain:
+            return float(moved[x] == max(moved))
+        return over(moved[x], q[x])
+
+    def residual(self, r, q, x, i):
+        if self.resample == "optimal":
+            return norm([r[y] - q[y] * self.accept(r, q, y, i) for y in range(len(r))], r)
+        others = self.others(r, x)
+        if self.resample == "paper":
+            return norm([a - b for a, b in zip(gathered(r, x, others), q)], r)
+        exact = norm([a - b for a, b in zip(r, q)], r)
+        if not others:
+            return exact
+        cleared = self.order[x][: self.k + 1]
+        if q[x] == 1:  # chosen
+            return norm([0 if y == x or y in cleared else r[y] for y in range(len(r))], exact)
+        return norm([r[y] - (0 if y in cleared else q[y]) for y in range(len(r))], r)
+
+
+def nearest(codebook, measure="l2"):
+    """Per code all others, nearest first, ties by number."""
+    unit = [[c / (math.sqrt(sum(d * d for d in code)) or 1.0) for c in code] for code in codebook]
+    far = {
+        "l2": lambda i, j: sum((a - b) ** 2 for a, b in zip(codebook[i], codebook[j])),
+        "cosine": lambda i, j: 1 - sum(a * b for a, b in zip(unit[i], unit[j])),
+    }[measure]
+    size = len(codebook)
+    return [sorted((j for j in range(size) if j != i), key=lambda j: (far(i, j), j)) for i in range(size)]
+
+
+# --- the project's rules beside them ----------------------------------------------------------------------------------
+
+
+def grid_order(size):
+    """Neighbours in a codebook with many equal distances."""
+    return nearest([(i % 3, i // 3) for i in range(size)])
+
+
+@functools.cache
+def pair(name, size):
+    """(the project's rule, the paper's) over a vocabulary of `size`."""
+    order = grid_order(size)
+    near = torch.tensor(order).reshape(size, size - 1)
+    family, *rest = name.split()
+    if family == "exact":
+        return rules.exact(), relaxed(lambda i: 1.0)
+    if family == "uniform":
+        delta, resample = float(rest[0]), rest[1]
+        return rules.uniform(delta, resample), relaxed(lambda i: delta, resample)
+    if family in ("exponential", "floored"):
+        floor, nu = (1.0, 2.0) if family == "floored" else (0.0, 0.7)
+        rule = rules.cool(float(rest[0]), HEIGHT, nu, floor=floor, resample=rest[1])
+        return rule, relaxed(cooled(float(rest[0]), nu, floor), rest[1])
+    if family == "linear":
+        rule = rules.cool(float(rest[0]), HEIGHT, schedule="linear", resample=rest[1])
+        return rule, relaxed(linear(float(rest[0])), rest[1])
+    if family == "typical":
+        return Typical(float(rest[0]), float(rest[1])), PaperTypical(float(rest[0]), float(rest[1]))
+    if family == "gsd":
+        group = int(rest[0])
+        return Grouped(near[:, : group - 1], rest[1]), grouped(order, group, rest[1])
+    bound, k, limit, resample = rest[0], int(rest[1]), float(rest[2]), rest[3]
+    greedy = rest[4:] == ["greedy"]
+    ours = Lantern(family, near, k, bound, limit, resample, greedy)
+    return ours, PaperLantern(order, k, bound, limit, resample, greedy)
+
+
+# k = 50 is more than any vocabulary here; 0.25, 0.375 and 2 are met exactly by laws in sixteenths
+RULES = [
+    "exact",
+    *(f"uniform {d} {r}" for d, r in itertools.product((0.6, 1.4), ("optimal", "vanilla"))),
+    *(f"exponential {d} {r}" for d, r in itertools.product((1.1, 2), ("optimal", "vanilla"))),
+    "linear 1.1 optimal",
+    "linear 0.8 vanilla",
+    "floored 1.1 optimal",
+    "floored 2 vanilla",
+    "typical 0.09 0.3",
+    "typical 0.25 2",
+    "typical 1 1",
+    *(f"gsd {g} {r}" for g, r in itertools.product((1, 3, 50), ("optimal", "vanilla"))),
+    *(
+        f"lantern {b} {k} {d} {r}"
+        for b, (k, d), r in itertools.product(
+            ("tvd", "jsd"), ((1, 0.25), (3, 0.25), (50, 0.05), (50, 0.375)), ("paper", "optimal", "released")
+        )
+    ),
+    *(f"lantern {b} 50 0.25 paper greedy" for b in ("tvd", "jsd")),
+    *(
+        f"lantern_pp {b} {k} {lam} {r}"
+        for b, (k, lam), r in itertools.product(
+            ("total", "neighbours"), ((2, 2), (50, 2), (50, 1.3)), ("paper", "optimal", "released")
+        )
+    ),
+    *(f"lantern_pp {b} 50 2 paper greedy" for b in ("total", "neighbours")),
+]
+
+
+STRICT = ("uniform 0.6", "exponential", "linear")  # omega < 1 at some depth
+
+
+def laws(seed, size):
+    """r, q (5, 7, V), token, depth (5, 7): every kind of r beside every kind of q, among these r itself and the point
+    mass of a chosen token."""
+    rng = np.random.default_rng(seed)
+
+    def point(x):
+        return np.eye(size)[x]
+
+    def sparse():
+        some = rng.choice(size, rng.integers(1, size + 1), replace=False)
+        return point(some).sum(0) * rng.exponential(size=size)
+
+    kinds = [
+        lambda: rng.exponential(size=size),
+        sparse,
+        lambda: point(rng.integers(size)),
+        lambda: np.ones(size),
+        lambda: rng.multinomial(16, rng.dirichlet(np.ones(size))) / 16,
+    ]
+    r, q, token = np.zeros((5, 7, size)), np.zeros((5, 7, size)), np.zeros((5, 7), int)
+    for b, i in np.ndindex(5, 7):
+        token[b, i] = rng.integers(size)
+        r[b, i] = kinds[b]()
+        q[b, i] = kinds[i]() if i < 5 else r[b, i] if i == 5 else point(token[b, i])
+        r[b, i], q[b, i] = r[b, i] / r[b, i].sum(), q[b, i] / q[b, i].sum()
+        if i < 6 and rng.random() < 0.8:  # a fifth of the tokens is not from q
+            token[b, i] = rng.choice(size, p=q[b, i])
+    depth = torch.from_numpy(rng.integers(1, HEIGHT + 2, (5, 7)))
+    return torch.from_numpy(r).float(), torch.from_numpy(q).float(), torch.from_numpy(token), depth
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_is_its_papers_formula(name):
+    for size in (2, 5, 9):
+        ours, paper = pair(name, size)
+        assert ours.certain == paper.certain
+        for seed in range(4):
+            r, q, token, depth = laws(100 * size + seed, size)
+            chance, left = ours.accept(r, q, token, depth), ours.residual(r, q, token, depth)
+            assert chance.shape == token.shape
+            assert left.shape == r.shape
+            for b, i in np.ndindex(*token.shape):
+                one = r[b, i].double().tolist(), q[b, i].double().tolist(), int(token[b, i]), int(depth[b, i])
+                where = f"V={size} seed={seed} r={one[0]} q={one[1]} x={one[2]} depth={one[3]}"
+                wanted = paper.accept(*one)
+                assert float(chance[b, i]) == pytest.approx(wanted, abs=1e-6), where
+                if not ours.certain and wanted < 1 - 1e-6:  # else it is not rejected, and rounding is all that is left
+                    assert left[b, i].tolist() == pytest.approx(paper.residual(*one), abs=2e-5), where
+
+
+def test_the_divergence_bound_counts_as_many_neighbours_as_the_definition():
+    """The bound is put between the divergences of m and of m + 1 neighbours, for every m."""
+    rng, size = np.random.default_rng(0), 8
+    order = grid_order(size)
+    for _ in range(20):
+        r = torch.from_numpy(rng.dirichlet(np.ones(size))).float()
+        x = int(rng.integers(size))
+        law = r.double().tolist()
+        reach = [divergence(gathered(law, x, order[x][:m]), law) for m in range(size)]
+        assert reach[0] == 0
+        for m, (low, high) in enumerate(itertools.pairwise(reach)):
+            rule = Lantern("lantern", torch.tensor(order), size, "jsd", (low + high) / 2)
+            chance = rule.accept(r, torch.eye(size)[x], torch.tensor(x), torch.tensor(1))
+            assert float(chance) == pytest.approx(law[x] + sum(law[y] for y in order[x][:m]), abs=1e-6)
+
+
+# --- properties -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def cases(draw):
+    """r, q (1, 1, V) in small fractions, zeros likely, and a token that q can give."""
+    size = draw(st.integers(2, 6))
+    weights = st.lists(st.sampled_from([0, 0, 1, 1, 2, 5, 100]), min_size=size, max_size=size).filter(any)
+    r = torch.tensor(draw(weights)).float()
+    q = r if draw(st.integers(0, 4)) == 0 else torch.tensor(draw(weights)).float()
+    token = draw(st.sampled_from(q.nonzero()[:, 0].tolist()))
+    if draw(st.integers(0, 3)) == 0:
+        q = torch.eye(size)[token]
+    r, q = r / r.sum(), q / q.sum()
+    return r[None, None], q[None, None], torch.tensor([[token]]), torch.tensor([[draw(st.integers(1, HEIGHT))]])
+
+
+some = settings(deadline=None, max_examples=60, derandomize=True, database=None)
+
+
+@some
+@given(case=cases())
+def test_a_rejection_leads_to_a_law_of_the_targets_tokens(case):
+    """Only a token that is kept for its neighbours' sake may lie outside the target's support (LANTERN)."""
+    r, q, token, depth = case
+    for name in RULES:
+        rule, _ = pair(name, r.shape[-1])
+        chance, left = float(rule.accept(r, q, token, depth)), rule.residual(r, q, token, depth)
+        assert 0 <= chance <= 1, name
+        if rule.certain:
+            assert torch.equal(left, r), name
+            assert chance in (0, 1), name
+            continue
+        assert float(left.sum()) == pytest.approx(1, abs=1e-5), name
+        assert left.min() >= 0, name
+        outside = (left > 0) & (r == 0)
+        if chance == 1:  # it is never rejected, so where its mass goes is of no account
+            outside[..., token] = False
+        assert not outside.any(), name
+        # a chosen token that was rejected does not come back; but omega < 1 rejects more than it gives away
+        if chance < 1 and float(q[0, 0, token]) == 1 and not name.startswith(STRICT):
+            assert left[0, 0, token] == 0, name
+
+
+@some
+@given(case=cases())
+def test_the_exact_rule_gives_the_target_back(case):
+    """Sum over what the draft can give, for every token y: q(y) a(y) + P(rejected) residual(y) = r(y)."""
+    r, q, _, depth = case
+    size, rule = r.shape[-1], rules.exact()
+    chance = rule.accept(r.expand(1, size, -1), q.expand(1, size, -1), torch.arange(size)[None], depth.expand(1, size))
+    kept = q[0, 0] * chance[0]
+    left = rule.residual(r, q, torch.zeros_like(depth), depth)[0, 0]
+    torch.testing.assert_close(kept + (1 - kept.sum()) * left, r[0, 0], atol=1e-6, rtol=0)
+
+
+UNRELAXED = [
+    *("uniform 1 optimal", "uniform 1 vanilla", "gsd 1 optimal", "gsd 1 vanilla"),
+    *(f"lantern {b} 50 1e-12 {r}" for b, r in itertools.product(("tvd", "jsd"), ("paper", "optimal"))),
+    *(f"lantern_pp {b} {r}" for b, r in itertools.product(("total 50 1", "neighbours 50 0"), ("paper", "optimal"))),
+]
+
+
+@some
+@given(case=cases())
+def test_a_rule_without_its_relaxation_is_exact(case):
+    exact, chance = rules.exact().residual(*case), rules.exact().accept(*case)
+    for name in UNRELAXED:
+        rule, _ = pair(name, case[0].shape[-1])
+        assert torch.equal(rule.accept(*case), chance), name
+        if chance < 1:
+            torch.testing.assert_close(rule.residual(*case), exact, atol=1e-5, rtol=0)
+
+
+def test_the_released_code_is_exact_without_relaxation_where_every_token_has_mass():
+    """A neighbour without mass counts there, so that its neighbourhood is cleared: with zeros it is not."""
+    r, q = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.4, 0.3, 0.2, 0.1])
+    x, depth, exact = torch.tensor(0), torch.tensor(1), rules.exact()
+    rule, _ = pair("lantern tvd 1 1e-12 released", 4)
+    for law in (q, torch.eye(4)[0]):
+        assert torch.equal(rule.residual(r, law, x, depth), exact.residual(r, law, x, depth))
+    r, law = torch.tensor([0.5, 0.0, 0.2, 0.3]), torch.eye(4)[0]  # nearest to 0 are 1, 3, 2
+    assert rule.residual(r, law, x, depth).tolist() == [0, 0, 1, 0]  # k + 1 are cleared
+    rule, _ = pair("lantern tvd 2 1e-12 released", 4)  # here nothing would be left, and only x goes
+    assert torch.equal(rule.residual(r, law, x, depth), exact.residual(r, law, x, depth))
+
+
+def test_rules_are_built_from_their_parameters():
+    size = 9
+    codebook = torch.tensor([(i % 3, i // 3) for i in range(size)]).float()
+    setting = Setting(HEIGHT, lambda: codebook)
+    near = {"k": 50, "proximity": "l2", "resample": "paper"}
+    built = {
+        "lantern jsd 50 0.25 paper": lantern.build_lantern({**near, "bound": "jsd", "delta": 0.25}, setting),
+        "lantern_pp total 50 2 paper": lantern.build_lantern_pp({**near, "bound": "total", "lam": 2}, setting),
+        "lantern_pp total 50 2 paper greedy": lantern.build_lantern_pp(
+            {**near, "bound": "total", "lam": 2}, Setting(HEIGHT, lambda: codebook, greedy=True)
+        ),
+        "gsd 1 vanilla": gsd.build({"group": 1, "proximity": "l2", "resample": "vanilla"}, setting),
+        "gsd 50 optimal": gsd.build({"group": 50, "proximity": "l2", "resample": "optimal"}, setting),
+        "typical 0.25 2": typical.build({"epsilon": 0.25, "alpha": 2.0}, setting),
+    }
+    case = laws(0, size)
+    for name, rule in built.items():
+        assert rule.name == name.split()[0]
+        assert torch.equal(rule.accept(*case), pair(name, size)[0].accept(*case))
+        assert torch.equal(rule.residual(*case), pair(name, size)[0].residual(*case))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda near: Lantern("lantern", near, 1, "total", 0.1), "choose from: tvd, jsd"),
+        (lambda near: Lantern("lantern_pp", near, 1, "tvd", 2), "choose from: total, neighbours"),
+        (lambda near: Lantern("lantern", near, 1, "tvd", 0.1, "vanilla"), "choose from: paper, optimal, released"),
+        (lambda near: Grouped(near, "paper"), "choose from: vanilla, optimal"),
+        (lambda near: rules.uniform(1.1, "paper"), "choose from: optimal, vanilla"),
+    ],
+)
+def test_a_wrong_word_is_a_sentence(make, said):
+    with pytest.raises(UsageError, match=said):
+        make(torch.zeros(4, 3, dtype=torch.int64))
+
+
+# --- near codes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """No test reads a table that an earlier run has left."""
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def codebooks():
+    g = torch.Generator().manual_seed(0)
+    dense = torch.randn(40, 8, generator=g)
+    return {
+        "dense": dense,
+        "lattice": torch.randint(-2, 3, (40, 3), generator=g).float(),  # many equal distances
+        "twins": dense[torch.arange(40) % 9],  # every code several times
+        "doubles": torch.tensor([[1.0, 1.0], [2.0, 2.0], [0.0, 0.0], [-4.0, 4.0], [0.5, 0.5], [8.0, -8.0]]),
+        "one": torch.ones(1, 4),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "measure"),
+    # without ("lattice", "cosine"): parallel codes of different lengths are equally near only up to rounding
+    [*itertools.product(("dense", "twins", "doubles", "one"), ("l2", "cosine")), ("lattice", "l2")],
+)
+def test_neighbours_are_the_nearest_codes(name, measure):
+    codebook = codebooks()[name]
+    wanted = nearest(codebook.double().tolist(), measure)
+    for k in (1, 5, 1000):
+        assert neighbours(codebook, k, measure).tolist() == [row[:k] for row in wanted]
+    assert proximity._compute(codebook, len(codebook) - 1, measure, chunk=7).tolist() == wanted
+
+
+def test_random_neighbours_are_a_fixed_shuffle_of_the_others():
+    codebook = codebooks()["dense"]
+    table = neighbours(codebook, 39, "random")
+    assert table.sort(-1).values.tolist() == [[j for j in range(40) if j != i] for i in range(40)]
+    assert torch.equal(table, neighbours(codebook, 1000, "random"))
+    assert torch.equal(table[:, :5], neighbours(codebook, 5, "random"))
+    assert torch.equal(table, neighbours(torch.randn(40, 3), 39, "random"))  # the control knows no codebook
+    places = table.new_zeros(40, 40).scatter_(1, table, torch.arange(39).expand(40, -1))
+    # the mean of 39 places, 0 to 38 alike, is 19 with a standard deviation of 11.3 / sqrt(39) = 1.8
+    assert ((places.sum(0) / 39 - 19).abs() < 5 * 1.8).all()
+
+
+def test_a_wrong_measure_or_number_is_a_sentence():
+    with pytest.raises(UsageError, match="choose from: l2, cosine, random"):
+        neighbours(torch.ones(3, 2), 1, "l1")
+    with pytest.raises(UsageError, match="at least 1"):
+        neighbours(torch.ones(3, 2), 0)
+
+
+def big(size=256):
+    return torch.randn(size, 4, generator=torch.Generator().manual_seed(1))
+
+
+def test_a_large_codebooks_table_is_kept(cache, monkeypatch):
+    tables = {m: neighbours(big(), 7, m) for m in ("l2", "cosine", "random")}
+    assert tables["l2"].tolist() == [row[:7] for row in nearest(big().double().tolist())]
+    assert len(list(cache.iterdir())) == 3  # and nothing else is left there
+    other = neighbours(-big().flip(0), 7)
+    assert not torch.equal(other, tables["l2"])
+    monkeypatch.setattr(proximity, "_compute", lambda *_: pytest.fail("the table was there"))
+    for measure, table in tables.items():
+        again = neighbours(big(), 7, measure)
+        assert again.dtype == torch.int64
+        assert torch.equal(again, table)
+
+
+def test_a_small_codebooks_table_is_not(cache):
+    neighbours(big(255), 7)
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "text", "zip", "zeros", "shape", "dtype", "range"])
+def test_a_damaged_table_is_computed_anew(cache, damage):
+    wanted = neighbours(big(), 7)
+    (path,) = cache.iterdir()
+    whole = path.read_bytes()
+    spoilt = {
+        "empty": lambda: path.write_bytes(b""),
+        "cut": lambda: path.write_bytes(whole[:-8]),
+        "text": lambda: path.write_bytes(b"not a table"),
+        "zip": lambda: path.write_bytes(b"PK\x03\x04" + whole),
+        "zeros": lambda: path.write_bytes(bytes(len(whole))),
+        "shape": lambda: np.save(path, wanted[:, :6].int().numpy()),
+        "dtype": lambda: np.save(path, wanted.double().numpy()),
+        "range": lambda: np.save(path, wanted.int().numpy() + 1),
+    }
+    spoilt[damage]()
+    assert torch.equal(neighbours(big(), 7), wanted)
+    assert path.read_bytes() == whole
+    assert list(cache.iterdir()) == [path]
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "file" / "cache"))
+    assert neighbours(big(), 7).shape == (256, 7)
+
+
+# --- verification -----------------------------------------------------------------------------------------------------
+
+
+class Given(Streams):
+    """Streams whose numbers for verification (B, M), one a node, are given."""
+
+    def __init__(self, numbers):
+        super().__init__([(0, i) for i in range(len(numbers))])
+        self.numbers = numbers
+
+    def uniform(self, step, purpose, *shape):
+        return self.numbers if purpose == VERIFY else super().uniform(step, purpose, *shape)
+
+
+def siblings_law(p, q, width, rule, grid=500):
+    """The law (V,) of the token that `verify` commits after a root with `width` children, drawn without replacement.
+
+    All draws are enumerated. The probability with which the rule keeps sibling m is read off `verify` itself, with a
+    grid of numbers at m and the number 1, with which nothing is kept, elsewhere; so is the law that is left at the end.
+    """
+    size = len(p)
+    some = [x for x in range(size) if q[x] > 0]
+    drafts = list(itertools.permutations(some, min(width, len(some))))
+    weight = torch.ones(len(drafts), dtype=torch.float64)
+    for d, tokens in enumerate(drafts):
+        left = 1.0
+        for x in tokens:
+            weight[d] *= float(q[x]) / left
+            left -= float(q[x])
+    assert float(weight.sum()) == pytest.approx(1, abs=1e-5)
+    # where the draft has fewer tokens than the tree, what stands in the other places must not count
+    spare = [[x for x in range(size) if x not in d][: width - len(d)] for d in drafts]
+    tokens = torch.tensor([[0, *d, *rest] for d, rest in zip(drafts, spare)])
+    rows, tree = len(drafts), build([(c,) for c in range(width)])
+    u = torch.ones(width + 1, grid, rows, width + 1)  # (sibling asked, grid, draft, node); the last asks for none
+    for m in range(width):
+        u[m, :, :, m + 1] = ((torch.arange(grid) + 0.5) / grid)[:, None]
+    count = u[..., 0].numel()
+    valid = torch.ones(count, width + 1, dtype=torch.bool)
+    draft = Draft(tree, tokens.repeat((width + 1) * grid, 1), q.expand(count, 1, size), valid)
+    laws_p = p.expand(count, width + 1, size)
+    verdict = verify(laws_p, draft, rule, Given(u.flatten(0, 2)), torch.zeros(count, dtype=torch.int64))
+    kept = verdict.length.view(width + 1, grid, rows).double().mean(1)
+    assert not kept[width].any()
+    out, reached = torch.zeros(rows, size, dtype=torch.float64), torch.ones(rows, dtype=torch.float64)
+    for m in range(width):
+        out[torch.arange(rows), tokens[:, m + 1]] += reached * kept[m]
+        reached = reached * (1 - kept[m])
+    out += reached[:, None] * verdict.law.view(width + 1, grid, rows, size)[width, 0]
+    return weight @ out
+
+
+TABLES = [
+    ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]),
+    ([0.5, 0.0, 0.5], [0.1, 0.8, 0.1]),
+    ([0.1, 0.2, 0.7], [0.6, 0.0, 0.4]),
+    ([0.3, 0.3, 0.4], [0.3, 0.3, 0.4]),
+    ([0.3, 0.3, 0.4], [0.0, 1.0, 0.0]),  # one token for two or three places
+    ([0.0, 1.0, 0.0], [0.5, 0.0, 0.5]),
+    ([0.1, 0.2, 0.3, 0.4], [0.4, 0.1, 0.4, 0.1]),
+]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("table", TABLES)
+def test_siblings_drawn_without_replacement_give_the_targets_law(table, width):
+    p, q = torch.tensor(table[0]), torch.tensor(table[1])
+    # a grid of 500 midpoints is within 1 / 1,000 of each probability of keeping; there are at most three
+    torch.testing.assert_close(siblings_law(p, q, width, rules.exact()), p.double(), atol=3e-3, rtol=0)
+
+
+def test_the_enumeration_tells_a_relaxed_rule():
+    p, q = map(torch.tensor, TABLES[0])
+    for width in (1, 2):
+        assert (siblings_law(p, q, width, rules.uniform(1.5)) - p).abs().max() > 0.01
+
+
+def grown(rows, nodes, width, height, seed, valid_share=1.0):
+    """Random topologies, one a row, and which of their nodes exist; parents stand before their children."""
+    rng = np.random.default_rng(seed)
+    parent, rank = np.zeros((rows, nodes), int), np.zeros((rows, nodes), int)
+    valid = np.ones((rows, nodes), bool)
+    for b in range(rows):
+        depth, kids = [0] * nodes, [0] * nodes
+        for n in range(1, nodes):
+            open_nodes = [m for m in range(n) if depth[m] < height and kids[m] < width]
+            above = int(rng.choice(open_nodes))
+            parent[b, n], rank[b, n], depth[n] = above, kids[above], depth[above] + 1
+            kids[above] += 1
+            valid[b, n] = valid[b, above] and rng.random() < valid_share
+    tree = from_parents(torch.from_numpy(parent), torch.from_numpy(rank), width, height)
+    return tree, torch.from_numpy(valid), parent
+
+
+def random_laws(shape, size, seed, zeros=0.0):
+    g = torch.Generator().manual_seed(seed)
+    mass = torch.rand(*shape, size, generator=g) ** 3
+    mass = mass * (torch.rand(*shape, size, generator=g) >= zeros)
+    mass[..., 0] += (mass.sum(-1) == 0).float()
+    return mass / mass.sum(-1, keepdim=True)
+
+
+def drawn(tree, laws_q, seed):
+    """Tokens (B, M) for the nodes: children drawn without replacement from their parent's law (B, M, V)."""
+    rows, nodes, size = laws_q.shape
+    streams = Streams([(seed, i) for i in range(rows)])
+    first = draw_distinct(laws_q, streams.uniform(torch.zeros(rows).long(), 9, nodes, size), tree.width)
+    tokens = torch.zeros(rows, nodes, dtype=torch.int64)
+    for b, n, m in itertools.product(range(rows), range(nodes), range(tree.width)):
+        if tree.children[b, n, m] >= 0:
+            tokens[b, tree.children[b, n, m]] = first[b, n, m]
+    return tokens
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.5])
+def test_a_tree_gives_only_tokens_that_the_target_can_give(zeros):
+    rows, nodes, size = 300, 12, 5
+    tree, valid, parent = grown(rows, nodes, 3, 4, seed=1, valid_share=0.9)
+    p, q = random_laws((rows, nodes), size, 2, zeros), random_laws((rows, nodes), size, 3, zeros)
+    tokens = drawn(tree, q, seed=4)
+    step = torch.zeros(rows, dtype=torch.int64)
+    out = verify(p, Draft(tree, tokens, q, valid), rules.exact(), Streams([(5, i) for i in range(rows)]), step)
+    assert set(out.length.tolist()) >= {0, 1, 2}
+    for b in range(rows):
+        here = 0
+        for d in range(int(out.length[b])):
+            node = int(out.path[b, d])
+            assert parent[b, node] == here
+            assert valid[b, node]
+            assert out.tokens[b, d] == tokens[b, node]
+            assert p[b, here, tokens[b, node]] > 0
+            assert q[b, here, tokens[b, node]] > 0
+            here = node
+        following = out.tokens[b, out.length[b]]
+        assert p[b, here, following] > 0
+        assert out.law[b, following] > 0
+        assert float(out.law[b].sum()) == pytest.approx(1, abs=1e-5)
+        if all(parent[b, n] != here or not valid[b, n] for n in range(1, nodes)):
+            assert torch.equal(out.law[b], p[b, here])  # nothing was left to reject
+
+
+def longest_path(parent, passes):
+    """Of all paths from the root down, in the order of the tries, the longest whose nodes all pass; the first of the
+    longest."""
+    kids = {n: [m for m in range(1, len(parent)) if parent[m] == n] for n in range(len(parent))}
+
+    def paths(node):
+        yield []
+        for kid in kids[node]:
+            for rest in paths(kid):
+                yield [kid, *rest]
+
+    kept = [list(itertools.takewhile(lambda n: passes[n], path)) for path in paths(0)]
+    return max(kept, key=len)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["typical 0.2 0.6", "typical 0.9 0.9", "lantern tvd 3 0.2 paper greedy", "lantern_pp neighbours 50 2 paper greedy"],
+)
+def test_a_certain_rule_takes_the_longest_path(name):
+    rows, nodes, size, width = 200, 14, 5, 3
+    tree, valid, parent = grown(rows, nodes, width, 4, seed=6, valid_share=0.9)
+    rule, paper = pair(name, size)
+    p, q = random_laws((rows, nodes), size, 7), random_laws((rows, nodes), size, 8)
+    tokens = drawn(tree, q, seed=9)
+    judged = None
+    if rule.soft:  # greedy decoding: the target's law is its arg max
+        judged, p = p, torch.nn.functional.one_hot(p.argmax(-1), size).float()
+    draft = Draft(
+        tree, tokens, q, valid, drawn=torch.rand(rows, nodes, generator=torch.Generator().manual_seed(0)) < 0.5
+    )
+    step = torch.zeros(rows, dtype=torch.int64)
+    out = verify(p, draft, rule, Streams([(10, i) for i in range(rows)]), step, judged)
+    lengths = set()
+    for b in range(rows):
+        passes = [True] + [
+            bool(valid[b, n])
+            and paper.accept(
+                (p if judged is None else judged)[b, parent[b, n]].double().tolist(), None, tokens[b, n], 1
+            )
+            == 1
+            for n in range(1, nodes)
+        ]
+        wanted = longest_path(parent[b], passes)
+        assert out.path[b, : out.length[b]].tolist() == wanted
+        assert out.tokens[b, : out.length[b]].tolist() == tokens[b, wanted].tolist()
+        assert torch.equal(out.law[b], p[b, wanted[-1] if wanted else 0])
+        assert p[b, wanted[-1] if wanted else 0, out.tokens[b, out.length[b]]] > 0
+        lengths.add(len(wanted))
+    assert lengths >= {0, 1, 2}

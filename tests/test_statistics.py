@@ -1,0 +1,227 @@
+"""What is said about steps and tokens: against traces made by hand, and against the loop itself."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_records import FIGURES, record
+
+from specbench import records, statistics
+from specbench.audit.tabular import TabularDrafter, TabularTarget, random_tables, sequence_law
+from specbench.decoding import rules
+from specbench.decoding.drafters.draft_model import DraftModel
+from specbench.decoding.drafters.eagle import Eagle, Eagle2
+from specbench.decoding.drafters.medusa import Medusa
+from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.window import Window
+from specbench.decoding.loop import Decoded, Trace, decode
+from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.trees import chain_paths, parse
+from specbench.errors import UsageError
+
+
+def trace() -> Trace:
+    """Two images of 3x3 tokens. The first takes four steps: two tokens kept of three; no draft; one kept; three kept,
+    which is the image's end. The second has no draft at all."""
+    accepted, offered, first, tv = torch.zeros(4, 2, 9)
+    accepted[0, :4] = torch.tensor([2, 0, 1, 3])
+    offered[0, :4] = torch.tensor([3, 0, 3, 3])
+    first[0, :4] = torch.tensor([1.0, 0.0, 0.5, 0.75])
+    tv[0, :4] = torch.tensor([0.25, 0.0, 0.5, 0.125])
+    top1, top3 = torch.zeros(2, 2, 9, dtype=torch.bool)
+    top1[0, 0] = True
+    top3[0, :3:2] = True
+    log_prob = torch.stack([-torch.arange(1.0, 10), torch.full((9,), -2.0)])
+    return Trace(accepted.long(), offered.long(), first, tv, top1, top3, log_prob)
+
+
+def images(of: Trace, steps: list[int], passes: int = 0) -> list[records.Record]:
+    """The records of a batch that was decoded with this trace."""
+    tokens = of.log_prob.shape[1]
+    return [
+        replace(record(i), tokens=tokens, steps=steps[i], **fields)
+        for i, fields in enumerate(statistics.of_images(of, steps, passes))
+    ]
+
+
+def test_the_fields_of_a_record() -> None:
+    drafted, plain = statistics.of_images(trace(), [4, 9], 5)
+    assert drafted == {
+        "accepted_per_step": [2, 0, 1, 3],
+        "accepted_by_depth": [3, 2, 1],
+        "verified_by_depth": [3, 3, 2],
+        "log_prob_mean": -5.0,
+        "log_prob_std": pytest.approx(math.sqrt(60 / 9), rel=1e-5),
+        "draft_tv": pytest.approx(0.875 / 3, rel=1e-5),
+        "first_accept": 0.75,
+        "draft_top1": pytest.approx(1 / 3, rel=1e-5),
+        "draft_top3": pytest.approx(2 / 3, rel=1e-5),
+        "draft_passes": 20,
+    }
+    assert plain == dict.fromkeys(FIGURES) | {
+        "accepted_per_step": [0] * 9,
+        "accepted_by_depth": [],
+        "verified_by_depth": [],
+        "log_prob_mean": -2.0,
+        "log_prob_std": 0.0,
+        "draft_passes": 45,
+    }
+    for fields in (drafted, plain):
+        made = replace(record(0), **fields)
+        line = records._to_line(made)
+        assert records.Record(**json.loads(line)) == made
+    assert len(repr(drafted["log_prob_std"])) <= 8
+
+
+def test_the_columns_of_a_row() -> None:
+    row = statistics.columns(images(trace(), [4, 9], 5))
+    every = [*(-np.arange(1.0, 10)), *[-2.0] * 9]
+    expected: dict[str, Any] = {
+        "perplexity": math.exp(3.5),
+        "log_prob_mean": -3.5,
+        "log_prob_std": np.std(every),
+        "first_accept": 0.75,  # over the three steps with a draft; the second image has none
+        "draft_tv": 0.875 / 3,
+        "draft_top1": 1 / 3,
+        "draft_top3": 2 / 3,
+        "draft_passes": 32.5,
+    }
+    assert {k: row[k] for k in expected} == pytest.approx(expected, rel=1e-5)
+    assert row["acceptance_by_depth"] == [1.0, 0.6667, 0.5]
+    assert row["accepted_histogram"] == [0.7692, 0.0769, 0.0769, 0.0769]  # of thirteen steps
+    assert set(expected) | {"acceptance_by_depth", "accepted_histogram"} == set(row) <= set(records.COLUMNS)
+
+
+def test_means_are_over_steps_not_over_images() -> None:
+    often, seldom = images(trace(), [4, 9])[0], images(trace(), [4, 9])[0]
+    seldom = replace(seldom, verified_by_depth=[1], accepted_by_depth=[0], first_accept=0.15)
+    assert statistics.columns([often, seldom])["first_accept"] == pytest.approx((3 * 0.75 + 0.15) / 4)
+    assert statistics.acceptance_by_depth([often, seldom]).tolist() == [3 / 4, 2 / 3, 1 / 2]
+
+
+def test_the_heat_map() -> None:
+    first = np.array([[1, 1, 0], [0, 1, 0], [1, 1, 1]])  # in raster order; 0: a step's own token
+    made = images(trace(), [4, 9])
+    assert statistics.is_accepted_draft(made[0]).reshape(3, 3).tolist() == first.astype(bool).tolist()
+    assert (statistics.acceptance_by_position(made[:1]) == first).all()
+    assert (statistics.acceptance_by_position(made) == first / 2).all()
+    with pytest.raises(ValueError, match="8 tokens are no square"):
+        statistics.acceptance_by_position([replace(r, tokens=8) for r in made])
+
+
+def test_an_older_record_is_named() -> None:
+    older = replace(record(7), **dict.fromkeys(FIGURES))
+    assert statistics.columns([record(0), older]) == {}
+    for figure in (
+        statistics.accepted_histogram,
+        statistics.acceptance_by_depth,
+        statistics.acceptance_by_position,
+        statistics.log_probability,
+    ):
+        with pytest.raises(UsageError, match=r"images/00007.png was decoded by an older specbench"):
+            figure([replace(older, tokens=16)])
+
+
+@given(st.integers(1, 6), st.lists(st.integers(0, 6), min_size=25, max_size=25))
+def test_every_token_is_a_draft_or_a_steps_own(window: int, wished: list[int]) -> None:
+    """A chain of `window` tokens over 5x5 places, keeping what is wished for as far as it goes."""
+    count, steps, total = 0, 0, 25
+    accepted, offered = torch.zeros(2, 1, total, dtype=torch.int64)
+    while count < total:
+        offered[0, steps] = min(window, total - count)
+        accepted[0, steps] = min(wished[steps], int(offered[0, steps]))
+        count, steps = count + int(accepted[0, steps]) + 1, steps + 1
+    zeros = torch.zeros(1, total)
+    [made] = images(Trace(accepted, offered, zeros, zeros, zeros > 0, zeros > 0, zeros - 1), [steps])
+    assert statistics.is_accepted_draft(made).sum() == accepted.sum()
+    histogram = statistics.accepted_histogram([made])
+    assert histogram.sum() == pytest.approx(1)
+    assert (histogram * np.arange(len(histogram))).sum() * steps == pytest.approx(int(accepted.sum()))
+    assert made.verified_by_depth is not None
+    assert made.accepted_by_depth is not None
+    assert made.verified_by_depth[0] == steps
+    assert sum(made.accepted_by_depth) == accepted.sum()
+    assert all(v > 0 for v in made.verified_by_depth)
+    assert all(v <= a for a, v in zip(made.accepted_by_depth, made.verified_by_depth[1:]))
+    assert (statistics.acceptance_by_depth([made]) <= 1).all()
+
+
+# --- against the loop -------------------------------------------------------------------------------------------------
+
+P = random_tables(4, 4, seed=1, sharpness=1.5)
+Q = random_tables(4, 4, seed=2, sharpness=1.5, near=P, distance=0.6)
+COUNT = 3000
+
+
+def run(drafter: Any) -> tuple[Decoded, list[records.Record]]:
+    streams = Streams([(0, i) for i in range(COUNT)])
+    out = decode(TabularTarget(P), drafter, rules.exact(), Sampling(), None, streams)
+    return out, [
+        replace(record(0), tokens=4, steps=n, **fields)
+        for n, fields in zip(out.steps.tolist(), statistics.of_images(out.trace, out.steps.tolist(), 0))
+    ]
+
+
+def test_the_figures_of_a_chain_agree_with_each_other() -> None:
+    out, made = run(TabularDrafter(Q, chain_paths(3)))
+    assert [sum(r.accepted_per_step or []) for r in made] == out.accepted.tolist()
+    assert [len(r.accepted_per_step or []) for r in made] == out.steps.tolist()
+    assert [int(statistics.is_accepted_draft(r).sum()) for r in made] == out.accepted.tolist()
+    row = statistics.columns(made)
+    # Under the exact rule the first candidate is kept with probability 1 - TV, and a chain's first depth is that one.
+    # Five standard errors of a share over some 5000 steps:
+    near = 5 * 0.5 / sum(r.steps for r in made) ** 0.5
+    assert row["first_accept"] == pytest.approx(1 - row["draft_tv"], abs=near)
+    assert row["acceptance_by_depth"][0] == pytest.approx(row["first_accept"], abs=near)
+    assert len(row["acceptance_by_depth"]) == 3
+    assert 0.2 < row["draft_tv"] < 0.8
+    assert 0 < row["draft_top1"] < row["draft_top3"] <= 1
+
+
+def test_the_perplexity_is_the_entropy_of_the_target() -> None:
+    law = sequence_law(P).double()
+    surprise = -law.clamp_min(1e-300).log()
+    entropy, spread = float((law * surprise).sum()), float((law * surprise**2).sum())
+    stderr = math.sqrt((spread - entropy**2) / COUNT)
+    for drafter in (NoDraft(), TabularDrafter(Q, chain_paths(3))):  # the exact rule has the target's law
+        row = statistics.columns(run(drafter)[1])
+        assert -4 * row["log_prob_mean"] == pytest.approx(entropy, abs=5 * stderr)
+        assert row["perplexity"] == pytest.approx(math.exp(-row["log_prob_mean"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "build"),
+    {
+        "none": lambda networks: NoDraft(),
+        "draft model": lambda networks: DraftModel(networks["draft"], 3),
+        "eagle chain": lambda networks: Eagle(networks["eagle"], chain_paths(3)),
+        "eagle tree": lambda networks: Eagle(networks["eagle"], parse("[[0],[1],[0,0],[0,1],[1,0]]")),
+        "eagle2": lambda networks: Eagle2(networks["eagle"], 6, 3, 2),
+        "medusa": lambda networks: Medusa(networks["medusa"], parse("[[0],[1],[0,0]]")),
+        "window": lambda networks: Window(3),
+    }.items(),
+)
+def test_a_drafter_knows_its_passes(name: str, build: Any) -> None:
+    """As many as its networks are called for; what they do once, before the first step, is no part of a step."""
+    target = tiny.llamagen(3)
+    networks = {"draft": tiny.llamagen(3, seed=1), "eagle": tiny.eagle(target), "medusa": tiny.medusa(target)}
+    calls = {"all": 0}
+
+    def count(module: Any, inputs: Any) -> None:
+        calls["all"] += 1
+
+    for network in (networks["draft"].layers[0], networks["eagle"].layers[0], networks["medusa"]):
+        network.register_forward_pre_hook(count)
+    drafter = build(networks)
+    out = decode(target, drafter, rules.exact(), Sampling(), tiny.prompts(1), Streams([(0, 0)]))
+    prefill = 1 if name.startswith(("draft", "eagle")) else 0
+    assert calls["all"] == prefill + drafter.passes * int(out.steps)
