@@ -32,6 +32,7 @@ usage: specbench COMMAND ...
 
   run     decode prompts, score the images, time them against vanilla AR, write one row   specbench run --help
   list    models, methods, drafters, rules, data, metrics, and whether their weights are here
+  audit   is a method lossless? measured on models whose law is known                     specbench audit --help
   tables  the papers' tables, measured beside published                                   specbench tables --help
   train   train the embedded models                                                       specbench train --help
 
@@ -77,7 +78,13 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _commands() -> dict[str, Callable[[list[str]], int]]:
-    return {"run": run, "list": list_choices, "tables": tables, "train": train}
+    return {"run": run, "list": list_choices, "audit": audit, "tables": tables, "train": train}
+
+
+def audit(words: list[str]) -> int:
+    from specbench.audit.cli import main as command
+
+    return command(words)
 
 
 def tables(words: list[str]) -> int:

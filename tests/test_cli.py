@@ -87,7 +87,7 @@ def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["walk"], "unknown command 'walk' (choose from: list, run, tables, train)"),
+        (["walk"], "unknown command 'walk' (choose from: audit, list, run, tables, train)"),
         (["run", "--fast"], "unrecognized arguments: --fast (see specbench run --help)"),
         (["run", "--cfg", "jo"], "invalid choice"),
         (["run", "method=nope"], "unknown method 'nope' (choose from: cool_sd,"),

@@ -44,9 +44,31 @@ def test_accepted_lengths_stand_in_the_papers_order():
     assert 1.5 < chain < eagle
     assert eagle < cool < cooler
     assert accepted_length("method=sd") > 1.2
+    assert accepted_length("method=eagle2") > 1.5
+    assert accepted_length("method=medusa") > 1.2
 
 
-@pytest.mark.parametrize("method", ["vanilla", "sd", "eagle_chain", "cool_sd"])
+def test_windows_save_steps_and_proactive_drafts_save_more():
+    windows = [accepted_length(f"method={name}") for name in ("sjd", "scd", "sjd_pac")]
+    assert 1.5 < windows[0] < windows[1] < windows[2]
+    assert accepted_length("method=jacobi") < windows[0]  # drafts that must match, not laws
+
+
+def test_a_caption_can_be_read_from_its_picture():
+    """The goal is 0.85 over 256 captions (results/embedded_models.md); these eight hold 60 attributes or so, of which
+    0.85 is not missed by four standard errors of 0.05."""
+    from specbench.models import evaluators as ev
+    from specbench.registry import ASSETS
+
+    reader = ev.load(ASSETS / ev.READER, ev.AttributeReader, torch.device("cpu"))
+    pictures = pipeline("method=vanilla").pixels(decoded("method=vanilla").tokens)
+    labels = np.array([scenes.sample("validation", i).scene.labels() for i in range(COUNT)])
+    with torch.inference_mode():
+        right = ev.read_right(reader(scenes.to_float(pictures)), torch.as_tensor(labels))
+    assert float(right.nanmean()) > 0.65
+
+
+@pytest.mark.parametrize("method", ["vanilla", "sd", "eagle_chain", "cool_sd", "scd", "medusa"])
 def test_the_same_pictures_in_any_batch(method):
     """Bit-equal tokens and pixels, alone and in company: every row-wise product is computed in one order."""
     p = pipeline(f"method={method}")
@@ -77,7 +99,7 @@ def test_logits_are_bit_equal_alone_and_in_company():
 def test_greedy_speculation_repeats_the_greedy_target():
     """At temperature 0 every exact method gives the target's own picture, token for token."""
     wanted = decoded("method=vanilla", "temperature=0", count=2).tokens
-    for method in ("sd", "eagle_chain", "eagle1"):
+    for method in ("sd", "eagle_chain", "eagle1", "eagle2", "medusa", "jacobi", "sjd"):
         assert torch.equal(decoded(f"method={method}", "temperature=0", count=2).tokens, wanted)
 
 
@@ -96,11 +118,7 @@ def test_the_tokenizer_reaches_its_figures():
 
 
 def test_target_and_drafter_reach_their_figures():
-    """An ambiguous target, a drafter that is good and not perfect.
-
-    The goal for the first figure is 0.25; the model card says that these weights stay short of it, and 0.15 guards what
-    they have.
-    """
+    """An ambiguous target, a drafter that is good and not perfect."""
     from specbench.training import drafter, target
 
     model = pipeline("method=eagle_chain").model
@@ -108,5 +126,5 @@ def test_target_and_drafter_reach_their_figures():
     with torch.inference_mode():
         codes = model.tokenizer.encode(scenes.to_float(images)).numpy()
         features = model.encode(captions).features
-    assert 0.15 < target.evaluate_target(model.target, codes, features)["top1_probability"] < 0.55
+    assert 0.25 < target.evaluate_target(model.target, codes, features)["top1_probability"] < 0.55
     assert 0.15 < drafter.evaluate_drafter(model.target, model.eagle(), codes, features)["tv"] < 0.45

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
+from specbench import parameters, registry
 from specbench.audit.tabular import codes
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.draft_model import DraftModel
@@ -22,6 +23,7 @@ from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import Outcome, decode
+from specbench.decoding.rules import Setting
 from specbench.decoding.sampling import Sampling, Streams, draw, draw_distinct
 from specbench.decoding.verify import verify
 from specbench.errors import UsageError
@@ -193,6 +195,45 @@ def test_eagle_drafts_from_the_laws_of_its_own_network(make):
         history.scatter_(1, count[:, None] + torch.arange(4), verdict.tokens)
         count, steps = count + verdict.length + 1, steps + 1
     assert compared > 10
+
+
+RULES = {
+    "exact": {},
+    "uniform": {"delta": 2.0, "resample": "optimal"},
+    "cool": {"delta": 2.0, "nu": 0.7, "schedule": "exponential", "floor": 0.0, "resample": "optimal"},
+    "typical": {"epsilon": 0.09, "alpha": 0.3},
+    "lantern": {"delta": 0.3, "k": 1000, "bound": "jsd", "proximity": "l2", "resample": "optimal"},
+    "lantern_pp": {"lam": 3.0, "k": 2, "bound": "total", "proximity": "cosine", "resample": "paper"},
+    "gsd": {"group": 3, "proximity": "l2", "resample": "vanilla"},
+}
+
+
+def test_these_are_all_the_rules():
+    assert set(RULES) == set(parameters.choices("rule"))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_runs_on_every_drafter(rule, name, temperature):
+    target = tiny.llamagen(side=4)
+    drafter = DRAFTERS[name](target)
+    codebook = torch.randn(tiny.VOCAB, 3, generator=torch.Generator().manual_seed(0))
+    setting = Setting(drafter.tree.height, lambda: codebook, temperature == 0)
+    judge = registry.find("rule", rule)(RULES[rule], setting)
+    sampling = Sampling(temperature=temperature, top_k=4, cfg_scale=2.0)
+    out = decode(target, drafter, judge, sampling, tiny.prompts(6), Streams([(0, i) for i in range(6)]))
+    assert out.tokens.min() >= 0
+    assert out.tokens.max() < tiny.VOCAB
+    assert (out.steps + out.accepted >= 16).all()  # every token was accepted, or a step's own
+    if name == "none":
+        assert out.steps.eq(16).all()
+    else:
+        assert out.accepted.sum() > 0
+        assert out.trace.log_prob.isfinite().all()
+    if temperature == 0 and rule in ("exact", "typical"):  # the greedy sequence, whatever the draft
+        plain = decode(target, NoDraft(), rules.exact(), sampling, tiny.prompts(6), Streams([(0, i) for i in range(6)]))
+        assert torch.equal(out.tokens, plain.tokens)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,11 +77,13 @@ class _Lookup:
             code = torch.where(depth == d, code.gather(1, parent) * self.size + tokens, code)
         return code
 
-    def law(self, code: Tensor, place: Tensor) -> Tensor:
-        """Laws (..., V) of the tokens number `place`, after prefixes of these codes."""
-        inside = place < self.length
-        start = self.starts[place.clamp_max(self.length)]
-        return self.laws[start + torch.where(inside, code, 0)]
+    def place(self, code: Tensor, number: Tensor) -> Tensor:
+        """Where the law of the tokens of this number (from 0) stands, after prefixes of these codes."""
+        return self.starts[number.clamp_max(self.length)] + torch.where(number < self.length, code, 0)
+
+    def law(self, code: Tensor, number: Tensor) -> Tensor:
+        """The law (..., V) itself."""
+        return self.laws[self.place(code, number)]
 
 
 class TabularTarget:
@@ -185,6 +186,19 @@ class TabularGrower:
         return _State(sampling, streams)
 
     def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        """A grown tree holds no randomness: rows with the same prefix have the same, and it is grown once."""
+        lookup = self.lookup
+        place = lookup.place(lookup.root(history, count), count)
+        alike, row = place.unique(return_inverse=True)
+        one = torch.zeros_like(alike).scatter_(0, row, torch.arange(len(row)))  # a row of each
+        draft = self._grow(state, history[one], count[one])
+        moved: dict[str, Any] = {k: v[row] for k, v in vars(draft.tree).items() if isinstance(v, Tensor)}
+        root = history.gather(1, (count - 1).clamp_min(0)[:, None])
+        tokens = torch.cat([root, draft.tokens[row, 1:]], 1)
+        drawn = None if draft.drawn is None else draft.drawn[row]
+        return Draft(replace(draft.tree, **moved), tokens, draft.laws[row], draft.valid[row], drawn)
+
+    def _grow(self, state: _State, history: Tensor, count: Tensor) -> Draft:
         lookup = self.lookup
         codes = lookup.root(history, count)[:, None]  # of the root and the expanded nodes, in order
 
@@ -204,10 +218,3 @@ class TabularGrower:
 
     def commit(self, state: _State, outcome: Outcome) -> None:
         pass
-
-
-def load_tables(path: str, prefix: str) -> Tables:
-    """`p0 ..` or `q0 ..` of an .npz file (no pickles)."""
-    with np.load(path, allow_pickle=False) as f:
-        names = sorted((n for n in f.files if n[0] == prefix and n[1:].isdigit()), key=lambda n: int(n[1:]))
-        return [torch.as_tensor(f[n]).float() for n in names]

@@ -49,7 +49,7 @@ def chain_figures(p: Tables, q: Tables, rule: Rule, window: int, judged: Tables 
     # a chain that was kept as a whole
     reach = {1: torch.ones(1, dtype=torch.float64)}
     for t, target in enumerate(p):
-        p_t, q_t, judged_t = (_exact(x) for x in (target, q[t], target if judged is None else judged[t]))
+        p_t, q_t, judged_t = (precise(x) for x in (target, q[t], target if judged is None else judged[t]))
         onward: dict[int, Tensor] = {}
         for depth, weight in reach.items():
             if depth > window:
@@ -78,7 +78,7 @@ def round_figures(p: Tables, q: Tables, rule: Rule, window: int) -> tuple[float,
     return figures.expected, figures.first
 
 
-def _exact(table: Tensor) -> Tensor:
+def precise(table: Tensor) -> Tensor:
     """In float64 and with rows that sum to one there, so that float32's rounding is not taken for a bias."""
     return table.double() / table.double().sum(-1, keepdim=True)
 
@@ -92,13 +92,13 @@ def _verified(rule: Rule, p: Tensor, q: Tensor, judged: Tensor, depth: int) -> t
         shape = (len(p_n), size)
         token = torch.arange(size).expand(shape)
         level = torch.full(shape, depth)
-        laws = [x.unsqueeze(1).expand(*shape, size) for x in (r_n, q_n)]
-        kept = q_n * rule.accept(*laws, token, level)
+        r, q_each = (x.unsqueeze(1).expand(*shape, size) for x in (r_n, q_n))
+        kept = q_n * rule.accept(r, q_each, token, level)
         lost = q_n - kept
         if rule.certain:
             fresh = p_n * lost.sum(-1, keepdim=True)
         else:
-            fresh = (lost.unsqueeze(-1) * rule.residual(*laws, token, level)).sum(1)
+            fresh = (lost.unsqueeze(-1) * rule.residual(r, q_each, token, level)).sum(1)
         parts.append((kept, fresh))
     kept, fresh = (torch.cat(x) for x in zip(*parts, strict=True))
     return kept, fresh

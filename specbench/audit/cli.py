@@ -1,0 +1,287 @@
+"""`specbench audit`: is the method lossless? Measured on models whose law is known exactly, with the bound."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tqdm import tqdm
+
+from specbench import configuration, parameters, records, registry
+from specbench.audit import audit, models
+from specbench.audit.models import Model
+from specbench.errors import UsageError, unknown
+
+SAMPLES, FEWEST = 200_000, 1000
+
+#: The words of an audit's own, with their meanings.
+WORDS = {
+    "audit.samples": f"sequences to decode per row (default: {SAMPLES}; at least {FEWEST})",
+    "audit.seed": "seed of the random streams and of the noise floor (default: 0)",
+    "audit.model": f"one built-in model (default: all): {', '.join(models.BUILT_IN)}",
+    "audit.tables": "an .npz file of your own: p0 .. p{T-1} (target), q0 .. q{T-1} (draft), pt of shape (V**t, V):\n"
+    "the law of token t given the prefix coded base V, first token most significant; codebook (V, d)\n"
+    "for rules that need it",
+    "out": "a .csv file for the rows; it grows row by row and is replaced as a whole each time",
+}
+#: What says the same here as another word says in a run.
+_INSTEAD = {"n": "audit.samples", "seed": "audit.seed", "model": "audit.model or audit.tables"}
+
+# The draft tables stand for a network, whatever the preset's: these drafters give them the shape that was asked for.
+_CHAIN, _TREE = "eagle", "eagle_tree"
+
+_PRINTED = ["method", "model", *(name for name in audit.COLUMNS if name not in ("method", "model"))]
+_PRINTED = _PRINTED[: _PRINTED.index("verdict") + 1]
+_FORMATS = {"p_value": ".2g", "accepted_length": ".3f", "accepted_length_expected": ".3f"}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see specbench audit --help)")
+
+
+def main(words: Sequence[str]) -> int:
+    """`specbench audit [--all] [name=value ...]`. Returns the exit status: 0 whatever the verdicts.
+
+    Raises:
+        UsageError: bad words, a bad file of tables, a place that cannot be written to.
+    """
+    parser = _Parser(prog="specbench audit", add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("words", nargs="*")
+    asked = parser.parse_intermixed_args(list(words))
+    if asked.help:
+        print(_help())
+        return 0
+    own, given = _sorted_out(configuration.plain(asked.words))
+    samples = _whole("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST)
+    seed = _whole("audit.seed", own.get("audit.seed", "0"), 0)
+    chosen = _models(own)
+    out = _writable(own["out"]) if "out" in own else None
+    found = _presets(given, chosen[0]) if asked.all else [_configuration(given)]
+    jobs = [(cfg, model) for cfg in found for model in chosen]
+    for cfg, model in jobs:
+        audit.assemble(cfg, model)  # a mistake costs no decoding
+    rows = []
+    with tqdm(total=len(jobs) * samples, unit="sequence", unit_scale=True) as bar:
+        for cfg, model in jobs:
+            bar.set_description(f"{cfg['method']} on {model.name}")
+            rows.append(audit.measure(audit.assemble(cfg, model), model, samples, seed, bar.update))
+            if out is not None:
+                records.write_atomically(out, _csv(rows).encode())
+    print(table(rows))
+    if out is not None:
+        print(f"wrote {out}")
+    return 0
+
+
+_HELP = """\
+usage: specbench audit [--all] [name=value ...]
+
+Decodes many sequences of small models whose law is known exactly, with the method's real loop, rule and drafter, and
+tells whether the sequences have the target's law. Takes the parameters of specbench run that belong to the method, its
+drafter, its rule and the sampling (temperature, top_k, top_p). A drafter that needs a network is replaced by the
+model's draft tables in the shape of its drafts; with window= they draft a chain, with tree= a tree, whatever the
+preset's shape.
+
+  specbench audit method=sjd window=3 temperature=0.7
+  specbench audit method=cool_sd delta=1.1 window=3 audit.tables=mine.npz out=mine.csv
+  specbench audit --all out=all.csv
+
+  --all          every preset; a parameter reaches those that have it and can take the value
+"""
+
+
+def _help() -> str:
+    words = [f"  {name + '=':<14} " + line.replace("\n", "\n" + " " * 17) for name, line in WORDS.items()]
+    columns = [f"  {name:<24} {line}" for name, line in audit.COLUMNS.items()]
+    verdict = f"A method is called lossless where p_value is at least {audit.LEVEL:g}."
+    return _HELP + "\n".join([*words, "", "columns:", *columns, "", verdict])
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def _key(word: str) -> str:
+    return word.split("=", 1)[0]
+
+
+def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The audit's own words by name, and the overrides that remain. Refuses what only a run has."""
+    own: dict[str, str] = {}
+    rest = []
+    keys = [_key(word) for word in words]
+    for word, key in zip(words, keys):
+        if keys.count(key) > 1:
+            raise UsageError(f"'{key}' is given {keys.count(key)} times; give it once")
+        if key.startswith("audit.") and key not in WORDS:
+            raise unknown("parameter", key, WORDS)
+        if key in WORDS:
+            own[key] = word.partition("=")[2]
+            if not own[key]:
+                raise UsageError(f"'{word}' lacks its value: {key}=...")
+        elif key == "cfg_scale":
+            raise UsageError("tables have no guidance: an audit takes no cfg_scale=, leave it out")
+        elif key.startswith(("hydra.", "hydra/")) or (key in _of_a_run() and key not in ("method", "drafter", "rule")):
+            instead = f"; give {_INSTEAD[key]}" if key in _INSTEAD else ""
+            raise UsageError(f"'{key}' belongs to specbench run, an audit has no such parameter{instead}")
+        else:
+            rest.append(word)
+    if rest and (several := configuration.swept(rest)):
+        raise UsageError(f"'{sorted(several)[0]}' names several values; an audit takes one at a time")
+    return own, rest
+
+
+def _of_a_run() -> set[str]:
+    """The parameters and groups that are neither a method's nor the sampling's."""
+    method = {
+        name
+        for group in ("drafter", "rule")
+        for c in parameters.choices(group)
+        for name in parameters.declared(group, c)
+    }
+    return ({*parameters.TABLE, *parameters.groups()} - method) - set(audit.SAMPLING)
+
+
+def _whole(name: str, text: str, least: int) -> int:
+    try:
+        value = float(text.replace("_", ""))
+        if value != int(value) or value < least or value > 2**53:
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise UsageError(f"{name} must be a whole number of at least {least} (got {text})") from None
+    return int(value)
+
+
+def _models(own: Mapping[str, str]) -> list[Model]:
+    if "audit.tables" in own and "audit.model" in own:
+        raise UsageError("audit.tables and audit.model name two different things: give one of them")
+    if "audit.tables" in own:
+        return [models.load(own["audit.tables"])]
+    names = [own["audit.model"]] if "audit.model" in own else models.BUILT_IN
+    return [models.built_in(name) for name in names]
+
+
+def _writable(path: str) -> Path:
+    """The file of the rows; refused now and not after an hour where it cannot be written."""
+    file = Path(path).expanduser()
+    try:
+        if file.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        if file.parent.exists() and not file.parent.is_dir():
+            raise NotADirectoryError(0, "Not a directory")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(file.parent, os.W_OK):
+            raise PermissionError(0, "Permission denied")
+    except OSError as e:
+        raise UsageError(f"cannot write {path} ({e.strerror}); choose another out=FILE.csv") from None
+    return file
+
+
+# --- configurations ---------------------------------------------------------------------------------------------------
+
+
+def _configuration(words: Sequence[str]) -> dict[str, Any]:
+    """The checked configuration of one method, its draft tables shaped as the words ask."""
+    given = {_key(word) for word in words}
+    if "drafter" not in given and given & {"window", "tree"}:
+        base = configuration.compose([word for word in words if _key(word) in ("method", "rule")])
+        if registry.entry("drafter", base["drafter"]).assets:
+            if "window" in given and "window" not in base:
+                return configuration.compose([*words, f"drafter={_CHAIN}"])
+            if "tree" in given and "tree" not in base:
+                return configuration.compose([*words, f"drafter={_TREE}"])
+    return configuration.compose(words)
+
+
+def _presets(words: Sequence[str], model: Model) -> list[dict[str, Any]]:
+    """The configurations of every preset, as far as the words apply to each and the model can serve it.
+
+    A word reaches the presets that have its parameter; one that cannot take the value (a window too small for its tree)
+    keeps its own, and a preset that cannot be audited on the model is left out. Either is told on stderr.
+    """
+    if any(_key(word) == "method" for word in words):
+        raise UsageError("--all and method= contradict each other: give one of them")
+    parts = [word for word in words if _key(word) in ("drafter", "rule")]
+    others = [word for word in words if word not in parts]
+    found: list[dict[str, Any]] = []
+    notes: list[str] = []
+    taken: set[str] = set()
+    refused: dict[str, UsageError] = {}
+    for name in parameters.choices("method"):
+        accepted = [f"method={name}", *parts]
+        try:
+            cfg = _fitting(accepted, model)
+        except UsageError as e:
+            refused.setdefault("", e)
+            notes.append(f"{name} is left out: {e}")
+            continue
+        for word in others:
+            if _key(word) not in cfg:
+                continue
+            try:
+                cfg = _fitting([*accepted, word], model)
+            except UsageError as e:
+                refused.setdefault(word, e)
+                notes.append(f"{name} keeps its own {_key(word)}: {e}")
+            else:
+                accepted.append(word)
+                taken.add(word)
+        found.append(cfg)
+    if not found:
+        raise refused[""]
+    for word in others:
+        if word in taken:
+            continue
+        if word not in refused:
+            configuration.compose([f"method={found[0]['method']}", *parts, word])  # raises: nobody has it
+        raise refused[word]
+    for note in notes:
+        print(f"specbench: {note}", file=sys.stderr)
+    return found
+
+
+def _fitting(words: Sequence[str], model: Model) -> dict[str, Any]:
+    """The configuration of these words, whose parts go together and can be built for the model."""
+    cfg = configuration.compose(words)
+    audit.assemble(cfg, model)
+    return cfg
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _csv(rows: Iterable[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, audit.COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)  # None becomes an empty cell
+    return text.getvalue()
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The columns up to the verdict, aligned; a cell that does not apply is empty."""
+    cells = [_PRINTED, *([_cell(name, row[name]) for name in _PRINTED] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    words = {"method", "model", "verdict"}
+    lines = []
+    for line in cells:
+        parts = [
+            cell.ljust(width) if name in words else cell.rjust(width)
+            for name, cell, width in zip(_PRINTED, line, widths)
+        ]
+        lines.append("  ".join(parts).rstrip())
+    return "\n".join(lines)
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    return format(value, _FORMATS.get(name, ".4f")) if isinstance(value, float) else str(value)

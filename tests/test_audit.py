@@ -1,0 +1,596 @@
+"""`specbench audit`: its statistics against known answers, its verdicts, Theorem 2, and what it says to bad input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from specbench import cli, configuration, parameters
+from specbench.audit import audit, models, statistics, theorem
+from specbench.audit.audit import COLUMNS, LEVEL, assemble, measure
+from specbench.audit.models import BUILT_IN, built_in
+from specbench.audit.tabular import TabularGrower, TabularTarget, codes, random_tables, sequence_law
+from specbench.decoding import rules
+from specbench.decoding.loop import decode
+from specbench.decoding.rules.gsd import Grouped
+from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.typical import Typical
+from specbench.decoding.sampling import Sampling, Streams
+
+#: A configuration as `configuration.compose` gives it, of which an audit reads these.
+PLAIN = {"temperature": 1.0, "top_k": None, "top_p": 1.0}
+SD = {"method": "sd", "drafter": "draft_model", "rule": "exact", "window": 3} | PLAIN
+SJD = {"window": 3, "init": "random", "refine": True, "coupling": "none", "width": 1, "depth": 3, "tree": "full"}
+RELAXED = {"delta": 1.1, "resample": "optimal"}
+COOL = SD | RELAXED | {"method": "cool_sd", "rule": "cool", "nu": 0.7, "schedule": "exponential", "floor": 0.0}
+
+METHODS: dict[str, dict[str, Any]] = {
+    "vanilla": PLAIN | {"drafter": "none", "rule": "exact"},
+    "sd": SD,
+    "sd, longer than the sequence": SD | {"window": 12},
+    "sd, filtered": SD | {"temperature": 0.7, "top_k": 2, "top_p": 0.9},
+    "eagle1": PLAIN | {"drafter": "eagle_tree", "rule": "exact", "tree": "mc_sim_7b_63"},
+    "eagle2": PLAIN | {"drafter": "eagle2", "rule": "exact", "nodes": 12, "depth": 3, "width": 3},
+    "sjd": PLAIN | SJD | {"drafter": "sjd", "rule": "exact"},
+    "jacobi": PLAIN | {"drafter": "jacobi", "rule": "exact", "window": 4, "init": "random"},
+    "uniform, delta = 1": SD | RELAXED | {"rule": "uniform", "delta": 1.0},
+    "uniform": SD | RELAXED | {"rule": "uniform", "delta": 1.5},
+    "cool_sd": COOL,
+    "cool_sd, a tree": COOL | {"drafter": "eagle_tree", "tree": "mc_sim_7b_63"},
+    "medusa": PLAIN
+    | {"drafter": "medusa", "rule": "typical", "tree": "[[0],[1],[0,0]]", "epsilon": 0.09, "alpha": 0.3},
+    "gsd": PLAIN | SJD | {"drafter": "sjd", "rule": "gsd", "group": 2, "proximity": "l2", "resample": "vanilla"},
+}
+LOSSLESS = list(METHODS)[: list(METHODS).index("uniform")]
+
+
+def method_of(name: str, model: models.Model) -> audit.Method:
+    return assemble({"method": name} | METHODS[name], model)
+
+
+def drawn(law: torch.Tensor, samples: int, seed: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).multinomial(samples, law.numpy())).double()
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+def test_total_variation_and_prefixes() -> None:
+    counts = torch.tensor([30.0, 10.0, 0.0, 60.0]).double()
+    law = torch.tensor([0.25, 0.25, 0.25, 0.25]).double()
+    assert statistics.total_variation(counts, law) == pytest.approx(0.4)
+    assert [x.tolist() for x in statistics.prefixes(counts, 2, 2)] == [[40.0, 60.0], [30.0, 10.0, 0.0, 60.0]]
+
+
+def test_the_noise_floor_is_what_sampling_costs() -> None:
+    law = torch.full((256,), 1 / 256, dtype=torch.float64)
+    # the mean of |n/N - p| is sqrt(2 p (1 - p) / pi N) for many samples: 0.5 * 256 * that; its spread over draws is
+    # below 2 %, as 256 cells are averaged
+    wanted = 0.5 * 256 * math.sqrt(2 / math.pi * (1 / 256) * (255 / 256) / 100_000)
+    assert statistics.noise_floor(law, 100_000, 0) == pytest.approx(wanted, rel=0.15)
+    assert statistics.noise_floor(law, 100_000, 0) == statistics.noise_floor(law, 100_000, 0)
+    assert statistics.noise_floor(law, 100_000, 0) != statistics.noise_floor(law, 100_000, 1)
+
+
+def test_chi_square_is_scipys() -> None:
+    law = random_tables(200, 1, seed=1, sharpness=0.5)[0][0].double()
+    law /= law.sum()
+    for seed in range(3):
+        seen = drawn(law, 20_000, seed)
+        assert (law * 20_000 > 5).all()  # nothing to pool
+        assert statistics.chi_square(seen, law) == pytest.approx(stats.chisquare(seen, law * 20_000).pvalue, rel=1e-6)
+
+
+def test_chi_square_pools_what_is_rare() -> None:
+    law = torch.tensor([0.5, 0.3, 0.196, 0.002, 0.001, 0.001], dtype=torch.float64)
+    seen = torch.tensor([510.0, 290.0, 195.0, 1.0, 3.0, 1.0]).double()
+    # 4 of 1,000 expected in the last three are below 5 still: the third joins them
+    wanted = stats.chisquare([510, 290, 200], [500, 300, 200]).pvalue
+    assert statistics.chi_square(seen, law) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_what_cannot_be_drawn_and_what_must_be() -> None:
+    point = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    assert statistics.goodness_of_fit(1000 * point, point, 2, 2) == 1
+    assert statistics.goodness_of_fit(1000 * point.flip(0), point, 2, 2) == 0
+    assert statistics.chi_square(torch.tensor([999.0, 1.0]).double(), torch.tensor([1.0, 0.0]).double()) == 0
+
+
+def test_p_values_are_uniform_where_the_law_is_right() -> None:
+    """Most cells of 4,096 expect fewer than 5 of 8,000 samples. Of 300 tests 3 fall below 0.01 by chance; more than 12
+    would in 3 of 100,000 repetitions (binomial)."""
+    law = sequence_law(random_tables(4, 6, seed=5))
+    law /= law.sum()
+    below = sum(statistics.chi_square(drawn(law, 8000, seed), law) < 0.01 for seed in range(300))
+    assert below <= 12
+
+
+def test_a_drift_of_the_first_token_is_not_drowned_by_the_rest() -> None:
+    p = random_tables(4, 7, seed=1)
+    moved = [p[0] + torch.tensor([[0.01, -0.01, 0.0, 0.0]]), *p[1:]]
+    law, other = (x / x.sum() for x in (sequence_law(p), sequence_law(moved)))
+    seen = drawn(other, 50_000, 0)
+    assert statistics.chi_square(seen, law) > LEVEL
+    # chi-square of the first token has a noncentrality of 50,000 * (0.01**2 / p0 + 0.01**2 / p1), above 50
+    assert statistics.goodness_of_fit(seen, law, 4, 7) < LEVEL
+
+
+def test_a_lower_bound_is_rarely_above_the_truth() -> None:
+    assert statistics.lower_bound(0, 100, 0.025) == 0
+    assert statistics.lower_bound(100, 100, 0.025) == pytest.approx(0.025 ** (1 / 100))  # x**n = tail
+    for hits in (3, 50, 97):  # Clopper and Pearson's is the largest valid one
+        exact = stats.beta.ppf(0.025, hits, 100 - hits + 1)
+        assert 0.5 * exact < statistics.lower_bound(hits, 100, 0.025) <= exact
+
+
+@pytest.mark.parametrize("far", [0.0, 0.05, 0.4])
+def test_the_interval_holds_the_true_variation(far: float) -> None:
+    """In 200 repetitions an interval of 95 % misses 10 times; more than 24 would be a chance of 1 in 10,000."""
+    law = sequence_law(random_tables(4, 3, seed=1))
+    law /= law.sum()
+    other = (1 - far) * law + far * law.flip(0)
+    true = 0.5 * float((other - law).abs().sum())
+    held, lows = 0, []
+    for seed in range(200):
+        low, high = statistics.true_variation(
+            drawn(other, 1500, seed), drawn(other, 1500, 1000 + seed), law, vocab=4, length=3
+        )
+        held += low <= true <= high
+        lows.append(low)
+    assert held >= 200 - 24
+    if far == 0.4:
+        assert sum(lows) / 200 > 0.5 * true  # and it says something
+
+
+def test_mean_and_its_interval() -> None:
+    middle, low, high = statistics.mean(torch.tensor([50.0, 0.0, 50.0]).double())
+    assert middle == 1
+    assert (low, high) == (pytest.approx(1 - 1.96 * math.sqrt(100 / 99) / 10, abs=1e-4), pytest.approx(2 - low))
+
+
+# --- built-in models --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_model_is_a_fair_test(name: str) -> None:
+    model = built_in(name)
+    assert model.vocab**model.length <= 1 << 16
+    assert model.codebook is not None
+    assert len(model.codebook) == model.vocab
+    law, far = torch.ones(1, dtype=torch.float64), 0.0
+    for p, q in zip(model.p, model.q, strict=True):
+        far += float((law * 0.5 * (p - q).abs().sum(-1)).sum()) / model.length
+        law = (law[:, None] * p).flatten()
+    assert 0.2 < far < 0.4  # relaxed rules have something to relax
+    again = built_in(name)
+    assert all(torch.equal(a, b) for a, b in zip(model.p + model.q, again.p + again.q, strict=True))
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_verdict(name: str) -> None:
+    """Exact methods are called lossy once in 10,000 seeds; the seed is fixed, so none is by accident."""
+    model = built_in("v3t5")
+    row = measure(method_of(name, model), model, 15_000)
+    assert list(row) == list(COLUMNS)
+    assert row["verdict"] == ("lossless" if name in LOSSLESS else "not lossless")
+    assert row["tv_low"] <= row["tv_high"]
+    assert 1 <= row["accepted_length_low"] <= row["accepted_length"] <= row["accepted_length_high"]
+    if name in LOSSLESS:
+        # both are the noise of as many samples of one law, over 243 cells
+        assert row["tv"] == pytest.approx(row["tv_noise"], rel=0.25)
+        assert row["tv_low"] == 0
+    else:
+        assert row["tv"] > 1.5 * row["tv_noise"]
+        assert row["tv_low"] > 0
+    chain = "window" in METHODS[name] and METHODS[name]["drafter"] == "draft_model"
+    assert (row["tv_bound"] is not None) == (row["accepted_length_expected"] is not None) == chain
+    if chain:
+        assert row["tv_low"] <= row["tv_exact"] <= row["tv_bound"] + 1e-12
+        assert row["tv_exact"] <= row["tv_high"]
+        # 1.96 standard errors to the interval's end; 4.5 of them: one run in 150,000 by chance
+        error = (row["accepted_length_high"] - row["accepted_length"]) / 1.96
+        assert abs(row["accepted_length"] - row["accepted_length_expected"]) < 4.5 * error
+        assert (row["tv_bound"] < 1e-9) == (name in LOSSLESS)
+
+
+def test_vanilla_takes_a_step_a_token() -> None:
+    model = built_in("v3t5")
+    row = measure(method_of("vanilla", model), model, 1000)
+    assert (row["accepted_length"], row["tokens_per_step"]) == (1, 1)
+
+
+def test_a_residual_that_forgets_the_draft_is_caught() -> None:
+    """After a rejection the target's law in the place of Norm([p - q]_+): the classic mistake."""
+
+    class Forgetful(rules.Relaxed):
+        def residual(self, r, q, token, depth):
+            return r
+
+    model = built_in("v3t5")
+    row = measure(replace(method_of("sd", model), rule=Forgetful("forgetful", [1.0])), model, 200_000)
+    assert row["p_value"] < 1e-12
+    assert row["verdict"] == "not lossless"
+    assert row["tv_low"] > 0.5 * row["tv_exact"] > 0.01
+
+
+def test_greedy_decoding_gives_the_one_sequence() -> None:
+    model = built_in("v3t5")
+    for name in ("sd", "sjd", "eagle2"):
+        row = measure(assemble({"method": name} | METHODS[name] | {"temperature": 0.0}, model), model, 1000)
+        assert (row["tv"], row["p_value"], row["verdict"]) == (0, 1, "lossless")
+
+
+def test_a_row_depends_on_the_seed_and_not_on_how_it_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built_in("v3t5")
+    method, seen = method_of("sd", model), []
+    row = measure(method, model, 1001, seed=5, progress=seen.append)
+    assert seen == [1001]
+    monkeypatch.setattr(audit, "_MOST_ROWS", 100)
+    assert measure(method, model, 1001, seed=5, progress=seen.append) == row
+    assert seen[1:] == [100] * 10 + [1]
+    assert measure(method, model, 1001, seed=6)["tv"] != row["tv"]
+
+
+def test_a_tree_grown_once_for_rows_alike_is_each_rows_own() -> None:
+    model = built_in("v3t5")
+    grower = TabularGrower(model.q, nodes=12, depth=3, width=3)
+    sampling, streams = Sampling(), Streams([(0, i) for i in range(200)])
+    state = grower.open(None, None, sampling, streams)
+    g = torch.Generator().manual_seed(0)
+    history, count = torch.randint(3, (200, 9), generator=g), torch.randint(7, (200,), generator=g)
+    shared = grower.propose(state, history, count, torch.zeros_like(count))
+    own = grower._grow(state, history, count)
+    for name in ("tokens", "laws", "valid", "drawn"):
+        assert torch.equal(getattr(shared, name), getattr(own, name))
+    for name, value in vars(own.tree).items():
+        found = getattr(shared.tree, name)
+        assert torch.equal(found, value) if isinstance(value, torch.Tensor) else found == value
+
+
+# --- Theorem 2 --------------------------------------------------------------------------------------------------------
+
+NEAR = torch.tensor([[1, 2], [0, 2], [1, 0]])
+RULES: dict[str, Callable[[int], rules.Rule]] = {
+    "exact": lambda window: rules.exact(),
+    "uniform": lambda window: rules.uniform(1.5),
+    "cool": lambda window: rules.cool(1.1, window),
+    "cool, vanilla residual": lambda window: rules.cool(1.1, window, resample="vanilla"),
+    "lantern": lambda window: Lantern("lantern", NEAR, 1, "tvd", 0.3),
+    "lantern, released": lambda window: Lantern("lantern", NEAR, 1, "tvd", 0.3, "released"),
+    "lantern, optimal": lambda window: Lantern("lantern", NEAR, 1, "tvd", 0.3, "optimal"),
+    "gsd": lambda window: Grouped(NEAR[:, :1]),
+    "typical": lambda window: Typical(0.3, 0.9),
+}
+
+
+class Enumeration:
+    """Every way in which chains of `window` drafts can make a sequence, followed one by one: the law of the sequences,
+    E[min(tau, T) + 1] of the first round, and Eq. 8's terms wherever a round comes by."""
+
+    def __init__(self, p, q, rule, window):
+        self.p, self.q, self.rule, self.window = p, q, rule, window
+        self.vocab, self.length = p[0].shape[1], len(p)
+        self.law = torch.zeros(self.vocab**self.length, dtype=torch.float64)
+        self.expected, self.bound = 1.0, 0.0
+        self._follow((), 1, 1.0)
+
+    def _code(self, prefix):
+        code = 0
+        for x in prefix:
+            code = code * self.vocab + x
+        return code
+
+    def _follow(self, prefix, depth, chance):
+        if chance == 0:
+            return
+        t = len(prefix)
+        if t == self.length:
+            self.law[self._code(prefix)] += chance
+            return
+        p, q = self.p[t][self._code(prefix)], self.q[t][self._code(prefix)]
+        if depth > self.window:
+            for x in range(self.vocab):
+                self._follow((*prefix, x), 1, chance * float(p[x]))
+            return
+        level = torch.tensor(depth)
+        made = torch.zeros(self.vocab)
+        for x in range(self.vocab):
+            token = torch.tensor(x)
+            keep = float(self.rule.accept(p, q, token, level))
+            after = p if self.rule.certain else self.rule.residual(p, q, token, level)
+            made[x] += q[x] * keep
+            made += q[x] * (1 - keep) * after
+            if depth == t + 1:
+                self.expected += chance * float(q[x]) * keep
+            self._follow((*prefix, x), depth + 1, chance * float(q[x]) * keep)
+            for y in range(self.vocab):
+                self._follow((*prefix, y), 1, chance * float(q[x]) * (1 - keep) * float(after[y]))
+        self.bound += chance * 0.5 * float((made - p).abs().sum())
+
+
+@pytest.mark.parametrize("window", [1, 2, 5])
+@pytest.mark.parametrize("name", RULES)
+def test_the_bound_of_a_sequence_against_enumeration(name: str, window: int) -> None:
+    p = random_tables(3, 3, seed=1, sharpness=1.5)
+    q = random_tables(3, 3, seed=2, sharpness=1.5, near=p, distance=0.6)
+    rule = RULES[name](window)
+    wanted = Enumeration(p, q, rule, window)
+    found = theorem.chain_figures(p, q, rule, window)
+    # float32 on the side of the enumeration
+    assert found.expected == pytest.approx(wanted.expected, abs=1e-5)
+    assert found.bound == pytest.approx(min(1.0, wanted.bound), abs=1e-5)
+    assert float((found.law - wanted.law).abs().max()) < 1e-5
+    true = 0.5 * float((found.law - sequence_law(p)).abs().sum())
+    assert true <= found.bound + 1e-6
+    assert found.first <= found.bound + 1e-12  # the first round is one of them
+    assert (found.bound < 1e-12) == (name == "exact")
+
+
+def test_the_first_rounds_bound_is_none_of_a_sequence() -> None:
+    """Why the rounds are summed: Eq. 8 alone is exceeded by the sequence as a whole."""
+    p = random_tables(3, 6, seed=1, sharpness=1.5)
+    q = random_tables(3, 6, seed=2, sharpness=1.5, near=p, distance=0.6)
+    found = theorem.chain_figures(p, q, rules.uniform(1.5), 1)
+    true = 0.5 * float((found.law - sequence_law(p)).abs().sum())
+    assert found.first < true < found.bound
+
+
+def test_the_enumerated_law_is_the_decoded_one() -> None:
+    """A goodness of fit of the real loop to the law that the enumeration gives a lossy method."""
+    model = built_in("v3t5")
+    cfg = SD | {"rule": "lantern", "k": 1, "delta": 0.3, "bound": "tvd", "proximity": "l2", "resample": "paper"}
+    for given in (cfg, COOL, cfg | {"temperature": 0.0}):
+        method = assemble(given | {"method": "any"}, model)
+        sampling = method.sampling
+        p, q = ([sampling.law(t.log()) for t in tables] for tables in (model.p, model.q))
+        found = theorem.chain_figures(p, q, method.rule, 3, model.p if method.rule.soft else None)
+        streams = Streams([(0, i) for i in range(20_000)])
+        out = decode(TabularTarget(model.p), method.drafter, method.rule, sampling, None, streams)
+        seen = torch.bincount(codes(out.tokens, 3), minlength=3**5).double()
+        law = found.law / found.law.sum()
+        assert statistics.goodness_of_fit(seen, law, 3, 5) > 1e-4  # one seed in 10,000
+        first = 1 + out.trace.accepted[:, 0].double()
+        assert abs(float(first.mean()) - found.expected) <= 4.5 * float(first.std()) / 20_000**0.5 + 1e-9
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs `specbench audit ...` in an empty folder -> (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPECBENCH_DEBUG", raising=False)
+
+    def run_it(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = cli.main(["audit", *words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run_it
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as f:
+        return list(csv.DictReader(f))
+
+
+def arrays(vocab: int = 3, length: int = 3) -> dict[str, np.ndarray]:
+    p = random_tables(vocab, length, seed=1)
+    q = random_tables(vocab, length, seed=2, near=p)
+    named = {f"{letter}{t}": x.numpy() for letter, tables in (("p", p), ("q", q)) for t, x in enumerate(tables)}
+    return named | {"codebook": np.random.default_rng(0).normal(size=(vocab, 2))}
+
+
+def test_an_audit_prints_a_table_and_writes_it(call: Call, tmp_path: Path) -> None:
+    code, out, err = call(
+        "method=sd", "window=2", "temperature=0.7", "audit.samples=2e3", "audit.seed=3", "out=a/b.csv"
+    )
+    assert code == 0
+    head, *lines, wrote = out.splitlines()
+    assert head.split() == ["method", "model", *list(COLUMNS)[1 : list(COLUMNS).index("verdict") + 1]]
+    assert [line.split()[:2] for line in lines] == [["sd", name] for name in BUILT_IN]
+    assert all(line.endswith("  lossless") for line in lines)
+    assert wrote == "wrote a/b.csv"
+    assert "sd on v2t10" in err
+    rows = rows_of(tmp_path / "a/b.csv")
+    assert list(rows[0]) == list(COLUMNS)
+    assert [(r["model"], r["V"], r["T"], r["samples"], r["seed"]) for r in rows] == [
+        (name, str(built_in(name).vocab), str(built_in(name).length), "2000", "3") for name in BUILT_IN
+    ]
+    assert rows[0]["parameters"] == "window=2 temperature=0.7 top_k=null top_p=1.0"
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["b.csv"]
+
+
+def test_tables_of_ones_own(call: Call, tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", **arrays())
+    words = ("audit.tables=mine.npz", "audit.samples=4000", "out=a.csv")
+    assert call("method=sjd", "window=2", *words)[0] == 0
+    [row] = rows_of(tmp_path / "a.csv")
+    assert (row["model"], row["V"], row["T"], row["verdict"]) == ("mine.npz", "3", "3", "lossless")
+    assert row["tv_bound"] == row["accepted_length_expected"] == ""  # not of Theorem 2
+    # the draft tables stand for a network, whatever the preset's: a chain where window= asks for one
+    assert call("method=lantern", "window=2", "k=1", "delta=0.5", *words)[0] == 0
+    [row] = rows_of(tmp_path / "a.csv")
+    assert row["parameters"].startswith("window=2 delta=0.5 k=1 ")
+    assert row["verdict"] == "not lossless"
+    assert float(row["tv_low"]) <= float(row["tv_exact"]) <= float(row["tv_bound"])
+    assert float(row["accepted_length_low"]) < float(row["accepted_length_expected"])
+    assert call("method=sd", "tree=[[0],[1],[0,0]]", *words)[0] == 0
+    [row] = rows_of(tmp_path / "a.csv")
+    assert row["parameters"].startswith("tree=[[0],[1],[0,0]] ")
+    assert row["tv_bound"] == ""
+
+
+def test_every_preset_can_be_audited(call: Call, tmp_path: Path) -> None:
+    code, out, err = call("--all", "audit.model=v3t5", "audit.samples=1000", "out=all.csv")
+    assert code == 0
+    rows = rows_of(tmp_path / "all.csv")
+    assert [row["method"] for row in rows] == list(parameters.choices("method"))
+    assert len(out.splitlines()) == 1 + len(rows) + 1
+    assert "left out" not in err
+
+
+def test_a_word_beside_all_reaches_those_that_can_take_it(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = parameters.choices
+    few = dict.fromkeys(("eagle1", "gsd", "sd", "sjd_pac"), "")
+    monkeypatch.setattr(parameters, "choices", lambda group: few if group == "method" else shipped(group))
+    named = arrays()
+    del named["codebook"]
+    np.savez(tmp_path / "bare.npz", **named)
+    code, _, err = call("--all", "window=4", "audit.tables=bare.npz", "audit.samples=1000", "out=all.csv")
+    assert code == 0
+    found = {row["method"]: row["parameters"] for row in rows_of(tmp_path / "all.csv")}
+    assert list(found) == ["eagle1", "sd", "sjd_pac"]
+    assert "specbench: gsd is left out: rule gsd needs the nearness of codes: bare.npz lacks the array codebook" in err
+    assert "tree=mc_sim_7b_63" in found["eagle1"]
+    assert "window=4 " in found["sd"]
+    assert "specbench: sjd_pac keeps its own window: a full tree of width 4 and depth 3 has 20 draft tokens" in err
+    assert "window=64 " in found["sjd_pac"]
+    code, _, err = call("--all", "delta=3", "audit.model=v3t5", "audit.samples=1000")
+    assert code == 2
+    assert "has no parameter 'delta'" in err
+    assert call("--all", "window=0", "audit.model=v3t5")[0] == 2
+
+
+def test_help(call: Call) -> None:
+    code, out, err = call("--help")
+    assert (code, err) == (0, "")
+    assert all(name in out for name in (*COLUMNS, *BUILT_IN, "audit.tables=", "--all"))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["audit.sample=5"], "unknown parameter 'audit.sample' (choose from: audit.model, audit.samples,"),
+        (["audit.samples=999"], "audit.samples must be a whole number of at least 1000 (got 999)"),
+        (["audit.samples=many"], "audit.samples must be a whole number of at least 1000 (got many)"),
+        (["audit.samples=nan"], "audit.samples must be"),
+        (["audit.samples=inf"], "audit.samples must be"),
+        (["audit.samples=1000.5"], "audit.samples must be"),
+        (["audit.samples="], "'audit.samples=' lacks its value"),
+        (["audit.samples=1000", "audit.samples=2000"], "'audit.samples' is given 2 times"),
+        (["audit.seed=-1"], "audit.seed must be a whole number of at least 0"),
+        (["audit.model=v9"], "unknown audit.model 'v9' (choose from: v2t10, v3t5, v4t8, v8t4)"),
+        (["audit.model=v3t5", "audit.tables=a.npz"], "name two different things"),
+        (["audit.tables=a.npz"], "audit.tables: there is no file 'a.npz'"),
+        (["n=4"], "'n' belongs to specbench run, an audit has no such parameter; give audit.samples"),
+        (["seed=4"], "'seed' belongs to specbench run, an audit has no such parameter; give audit.seed"),
+        (["batch=4"], "'batch' belongs to specbench run"),
+        (["+data=scenes"], "'data' belongs to specbench run"),
+        (["experiment=coolsd_delta"], "'experiment' belongs to specbench run"),
+        (["hydra.run.dir=x"], "'hydra.run.dir' belongs to specbench run"),
+        (["cfg_scale=3"], "tables have no guidance"),
+        (["delta=1,2"], "'delta' names several values; an audit takes one at a time"),
+        (["delta=["], "cannot read 'delta=['"),
+        (["typo=1"], "unknown parameter 'typo'"),
+        (["method=nope"], "unknown method 'nope' (choose from: cool_sd,"),
+        (["method=sd", "delta=2"], "method 'sd' (drafter draft_model, rule exact) has no parameter 'delta'"),
+        (["method=sd", "window=0"], "window must be a whole number of at least 1"),
+        (["method=sjd_pac", "window=3"], "does not fit window=3"),
+        (["method=eagle1", "window=3", "tree=[[0]]"], "has no parameter 'tree'"),
+        (["--all", "method=sd"], "--all and method= contradict each other"),
+        (["--fast"], "unrecognized arguments: --fast (see specbench audit --help)"),
+        (["out=/dev/null/a.csv"], "cannot write /dev/null/a.csv (Not a directory); choose another out=FILE.csv"),
+        (["out=."], "cannot write . (it is a folder)"),
+    ],
+)
+def test_a_mistake_costs_one_sentence(words: list[str], sentence: str, call: Call, tmp_path: Path) -> None:
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.startswith("specbench: ")
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def changed(name: str, value: Any) -> dict[str, np.ndarray]:
+    return arrays() | {name: value}
+
+
+def without(*names: str) -> dict[str, np.ndarray]:
+    return {k: v for k, v in arrays().items() if k not in names}
+
+
+TWO = np.full((3, 3), 1 / 3)
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no target": (without("p0", "p1", "p2"), "bad.npz lacks the array p0"),
+    "no draft": (without("q0", "q1", "q2"), "bad.npz lacks the array q0"),
+    "a gap": (without("p1"), "bad.npz lacks the array p1"),
+    "far away": (changed("p1000000000", TWO), "bad.npz lacks the array p3"),
+    "too short": (without("q2"), "the tables of bad.npz differ in size (p: V=3, T=3; q: V=3, T=2)"),
+    "another V": (
+        {k: v for k, v in arrays(2).items() if k[0] == "q"} | {k: v for k, v in arrays(3).items() if k[0] == "p"},
+        "differ in size (p: V=3, T=3; q: V=2, T=3)",
+    ),
+    "a wrong shape": (changed("p1", TWO[:2]), "p1 of bad.npz must be of shape (3, 3), not (2, 3)"),
+    "a vector": (changed("p0", TWO[0]), "p0 of bad.npz must be of shape (1, V) with at least two tokens, not (3,)"),
+    "a scalar": (changed("p0", 1.0), "p0 of bad.npz must be of shape (1, V)"),
+    "one token": ({"p0": np.ones((1, 1)), "q0": np.ones((1, 1))}, "with at least two tokens, not (1, 1)"),
+    "negative": (changed("p0", [[1.2, -0.2, 0.0]]), "p0 of bad.npz has negative probabilities"),
+    "no law": (changed("q1", TWO * [[1], [1.01], [1]]), "row 1 of q1 of bad.npz sums to 1.01, not 1"),
+    "NaN": (changed("q1", TWO * np.nan), "q1 of bad.npz holds NaN or infinite values"),
+    "text": (changed("q1", np.full((3, 3), "a")), "q1 of bad.npz is not an array of numbers"),
+    "objects": (
+        changed("q1", np.full((3, 3), {}, dtype=object)),
+        "q1 of bad.npz is damaged or not an array of numbers",
+    ),
+    "a codebook of another V": (changed("codebook", np.ones((4, 2))), "codebook of bad.npz must be of shape (3, d)"),
+    "too many": (
+        {"p0": np.full((1, 3000), 1 / 3000), "p1": TWO, "q0": TWO},
+        "V=3000 and T=2 make more sequences than an audit can count",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_costs_one_sentence(name: str, call: Call, tmp_path: Path) -> None:
+    named, sentence = BAD[name]
+    np.savez(tmp_path / "bad.npz", **named)
+    code, out, err = call("audit.tables=bad.npz")
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.startswith("specbench: audit.tables: ")
+    assert err.count("\n") == 1
+
+
+def test_a_file_that_is_no_npz(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "text.npz").write_text(json.dumps({"p0": [[1]]}))
+    assert "text.npz is not an .npz file of plain arrays" in call("audit.tables=text.npz")[2]
+    np.save(tmp_path / "one.npy", TWO)
+    assert "one.npy holds a single array" in call("audit.tables=one.npy")[2]
+    np.savez(tmp_path / "half.npz", **arrays())
+    (tmp_path / "half.npz").write_bytes((tmp_path / "half.npz").read_bytes()[:700])
+    code, _, err = call("audit.tables=half.npz")
+    assert code == 2
+    assert "half.npz" in err
+
+
+def test_a_rule_that_needs_a_codebook_says_so(call: Call, tmp_path: Path) -> None:
+    np.savez(tmp_path / "bare.npz", **without("codebook"))
+    code, _, err = call("method=lantern", "audit.tables=bare.npz")
+    assert code == 2
+    assert "rule lantern needs the nearness of codes: bare.npz lacks the array codebook, (V, d)" in err
+
+
+def test_the_tests_configurations_are_what_would_be_composed() -> None:
+    composed = configuration.compose(["method=sd", "window=3"])
+    assert {name: composed[name] for name in SD} == SD
