@@ -40,6 +40,8 @@ def test_every_command_works(line, tmp_path, monkeypatch, capsys):
     if argv[0] == "run" and "--help" not in argv:
         argv = [a for a in argv if not re.match(r"(n|out)=", a)]
         argv += ["n=1", "warmup=0", "metrics=none", "baseline=false", f"out={tmp_path / 'run'}"]
+    if argv[0] == "audit":
+        argv = [a for a in argv if not a.startswith("audit.samples=")] + ["audit.samples=2000"]
     monkeypatch.chdir(tmp_path)
     assert cli.main(argv) == 0, capsys.readouterr().err
     if argv[0] == "run" and "--help" not in argv:

@@ -34,7 +34,7 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "text": Recipe(steps=2000, batch=128, lr=1.5e-3),
         "target": Recipe(steps=9000, batch=32, lr=2e-3, ema=0.998, muon=True),
         "draft": Recipe(steps=1000, batch=32, lr=2e-3, ema=0.995, muon=True),
-        "eagle": Recipe(steps=1000, batch=32, lr=1.5e-3, ema=0.995, muon=True),
+        "eagle": Recipe(steps=2200, batch=32, lr=1.5e-3, ema=0.995, muon=True),
         "medusa": Recipe(steps=600, batch=32, lr=1e-3, ema=0.99),
     },
     "gpu": {
