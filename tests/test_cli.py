@@ -311,7 +311,7 @@ def test_the_second_run_needs_no_torch(call: Call, tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("line", "completions"),
     [
-        ("specbench ", {"run", "list", "tables", "train"}),
+        ("specbench ", {"run", "audit", "list", "tables", "train"}),
         ("specbench l", {"list"}),
         ("specbench run method=", {f"method={name}" for name in parameters.choices("method")}),
         ("specbench list ", set()),

@@ -71,7 +71,7 @@ def test_the_worked_example_works(tmp_path):
     assert [words[:2] for words in commands] == [["specbench", "run"], ["specbench", "audit"]]
     small = {
         "run": ["n=1", "warmup=0", "metrics=none", "baseline=false", "out=run", "window=4"],
-        "audit": ["audit.samples=20000", "audit.model=v3t5", "out=audit.csv"],
+        "audit": ["audit.samples=20000", "audit.model=v8t4", "out=audit.csv"],
     }
     for words in commands:
         argv = [sys.executable, "-m", "specbench.cli", *words[1:], *small[words[1]]]

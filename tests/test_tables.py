@@ -498,7 +498,9 @@ def test_list_shows_the_state(tables: Callable[..., int], capsys: pytest.Capture
     tables()
     assert state()[1:4] == ["complete", "6/6", "rows"]
     tables("--list", "--model", "big", "--n", "9")
-    assert capsys.readouterr().out.rstrip().endswith("specbench tables coolsd_table1 --model big --n 9")
+    listed = capsys.readouterr().out.splitlines()
+    assert listed[0].endswith("specbench tables coolsd_table1 --model big --n 9")
+    assert len(listed) == len(cli.ALL)  # what is drawn on request only is listed, too
 
 
 def test_another_model_has_files_of_its_own(tables: Callable[..., int], tmp_path: Path) -> None:
