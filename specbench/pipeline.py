@@ -13,7 +13,7 @@ from torch import Tensor
 from specbench import registry
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import Decoded, Drafter, decode, synchronize
-from specbench.decoding.rules import Rule, Setting, exact
+from specbench.decoding.rules import Rule, exact
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.errors import UsageError
 
@@ -45,8 +45,7 @@ class Pipeline:
             raise UsageError(f"dtype={cfg['dtype']} is unknown (choose from: {', '.join(_DTYPES)})")
         model = registry.find("model", cfg["model"])(cfg, device, _DTYPES[cfg["dtype"]])
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
-        setting = Setting(drafter.tree.height, model.codebook, cfg["temperature"] == 0)
-        rule = registry.find("rule", cfg["rule"])(cfg, setting)
+        rule = registry.rule(cfg, drafter.tree.height, model.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
         label = registry.weights_label(cfg["model"], cfg["drafter"], cfg["weights"])
         return cls(model, drafter, rule, sampling, device, label)

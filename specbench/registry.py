@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specbench import parameters
 from specbench.errors import unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench.decoding.rules import Rule
 
 #: The weights that the project carries.
 ASSETS = Path(__file__).resolve().parent / "assets"
@@ -68,6 +74,14 @@ def find(kind: str, name: str) -> Any:
     """The object behind a name."""
     module, _, attribute = entry(kind, name).target.partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def rule(cfg: Mapping[str, Any], height: int, codebook: Callable[[], Tensor]) -> Rule:
+    """The rule of a configuration, for drafts of this height and a target with this codebook (see `rules.Setting`)."""
+    from specbench.decoding.rules import Setting
+
+    built: Rule = find("rule", cfg["rule"])(cfg, Setting(height, codebook, cfg["temperature"] == 0))
+    return built
 
 
 def weights_folder(weights: str) -> Path | None:

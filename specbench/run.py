@@ -565,13 +565,10 @@ def check(cfg: Mapping[str, Any]) -> None:
     import torch
 
     from specbench import registry
-    from specbench.decoding.rules import Setting
     from specbench.pipeline import resolve_device
 
     resolve_device(cfg["device"])
-    drafter = _drafter(cfg)
-    setting = Setting(drafter.tree.height, lambda: torch.eye(2), cfg["temperature"] == 0)
-    registry.find("rule", cfg["rule"])(cfg, setting)
+    registry.rule(cfg, _drafter(cfg).tree.height, lambda: torch.eye(2))
     if folder := registry.weights_folder(cfg["weights"]):
         needed = (*registry.entry("model", cfg["model"]).assets, *registry.entry("drafter", cfg["drafter"]).assets)
         if absent := [name for name in needed if not (folder / name).is_file()]:

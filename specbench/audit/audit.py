@@ -19,7 +19,7 @@ from specbench.audit import statistics, theorem
 from specbench.audit.models import Model, needed_codebook
 from specbench.audit.tabular import TabularDrafter, TabularGrower, TabularTarget, codes, sequence_law
 from specbench.decoding.loop import Drafter, decode
-from specbench.decoding.rules import Rule, Setting
+from specbench.decoding.rules import Rule
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import chain_paths, parse
 
@@ -92,9 +92,8 @@ def assemble(cfg: Mapping[str, Any], model: Model) -> Method:
     """
     sampling = Sampling(**{name: cfg[name] for name in SAMPLING})
     drafter = _drafter(cfg, model)
-    codebook = needed_codebook(model, cfg["rule"])
-    setting = Setting(drafter.tree.height, codebook, sampling.temperature == 0)
-    return Method(cfg, drafter, registry.find("rule", cfg["rule"])(cfg, setting), sampling)
+    rule = registry.rule(cfg, drafter.tree.height, needed_codebook(model, cfg["rule"]))
+    return Method(cfg, drafter, rule, sampling)
 
 
 def _drafter(cfg: Mapping[str, Any], model: Model) -> Drafter:

@@ -131,8 +131,7 @@ class _Recorder:
             row += [torch.zeros_like(verdict.first)] * 3
         index = torch.where(active, step, self.total).expand(6, -1).unsqueeze(-1)
         self.steps.scatter_(2, index, torch.stack([x.float() for x in row]).unsqueeze(-1))
-        walked = torch.cat([torch.zeros_like(count)[:, None], verdict.path], 1)
-        of_token = full.flatten(1).gather(1, walked * full.shape[-1] + verdict.tokens).clamp_min(1e-38).log()
+        of_token = full.flatten(1).gather(1, verdict.walked * full.shape[-1] + verdict.tokens).clamp_min(1e-38).log()
         kept = active[:, None] & (self.lane <= verdict.length[:, None])
         spots = count[:, None] + self.lane
         self.log_prob.scatter_(1, spots, torch.where(kept, of_token, 0.0))
@@ -164,7 +163,7 @@ def decode(
     state = drafter.open(session, conditioning, sampling, streams)
     total, reach = session.length, tree.height + 1
     history = torch.zeros(rows, total + 2 * reach, dtype=torch.int64, device=device)
-    count, steps, drafted, accepted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(4))
+    count, steps, drafted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
     lane = torch.arange(reach, device=device)
     recorder = _Recorder(rows, total, reach, device)
     lacking = total
@@ -186,10 +185,10 @@ def decode(
             room = (total - count).clamp_min(0)
             inside = draft.valid[:, 1:] & (draft.tree.depth[:, 1:] <= room[:, None])
             drafted += inside.sum(1)
-            accepted += torch.minimum(verdict.length, room)
             count = torch.where(active, count + verdict.length + 1, count)
             steps += active
         lacking = total - int(count.min())
     synchronize(device)
     seconds = time.perf_counter() - began
-    return Decoded(history[:, :total].clone(), steps, drafted, accepted, seconds, recorder.trace())
+    trace = recorder.trace()
+    return Decoded(history[:, :total].clone(), steps, drafted, trace.accepted.sum(1), seconds, trace)

@@ -124,10 +124,15 @@ class Tree:
         return replace(self, **moved)
 
 
+def in_order(paths: Iterable[Path]) -> list[Path]:
+    """Distinct paths in the order in which `build` numbers their nodes, from 1: by depth, then by child numbers."""
+    return sorted(set(paths), key=lambda p: (len(p), p))
+
+
 def build(paths: Iterable[Path]) -> Tree:
     """The tree of the given paths. Every path's parent must be given too; siblings are tried in the order of their
     numbers."""
-    ordered = sorted(set(paths), key=lambda p: (len(p), p))
+    ordered = in_order(paths)
     index: dict[Path, int] = {(): 0} | {p: i + 1 for i, p in enumerate(ordered)}
     parent = [0]
     for p in ordered:

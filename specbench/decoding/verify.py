@@ -10,6 +10,7 @@ from torch import Tensor
 from specbench.decoding.rules.base import Rule, at, normalise
 from specbench.decoding.sampling import Streams, draw
 from specbench.decoding.trees import Tree
+from specbench.engine.ops import take
 
 # Purposes of a step's random numbers; drafters use DRAFT and above.
 VERIFY, NEXT, DRAFT = 0, 1, 2
@@ -45,6 +46,11 @@ class Verdict:
     law: Tensor
     first: Tensor
 
+    @property
+    def walked(self) -> Tensor:
+        """(B, D + 1): the root, then the path."""
+        return torch.cat([torch.zeros_like(self.length)[:, None], self.path], 1)
+
 
 def one_hot(token: Tensor, size: int) -> Tensor:
     return torch.zeros(*token.shape, size, device=token.device).scatter_(-1, token.unsqueeze(-1), 1.0)
@@ -66,7 +72,7 @@ def verify(
     children = tree.children.expand(rows, -1, -1)
     depth = tree.depth.expand(rows, -1)
     u = streams.uniform(step, VERIFY, nodes)
-    r = (p if judged is None else judged).gather(1, inner.unsqueeze(-1).expand(-1, -1, vocab))
+    r = take(p if judged is None else judged, inner)
     q = draft.laws
     taken = torch.full_like(inner, -1)
     first = p.new_zeros(rows)
@@ -108,10 +114,10 @@ def verify(
         here = torch.where(moved, onward, here)
         length = length + moved
         path.append(here)
-    at_slot = slot.gather(1, here).unsqueeze(-1).expand(-1, -1, vocab)
-    last = p.gather(1, here.unsqueeze(-1).expand(-1, -1, vocab))
+    at_slot = slot.gather(1, here)
+    last = take(p, here)
     if tree.height and not rule.certain:
-        last = torch.where(at_slot >= 0, r.gather(1, at_slot.clamp_min(0)), last)
+        last = torch.where(at_slot.unsqueeze(-1) >= 0, take(r, at_slot.clamp_min(0)), last)
     following = draw(last, streams.uniform(step, NEXT, 1))
     walked = torch.cat(path, 1) if path else inner.new_zeros(rows, 0)
     tokens = torch.cat([draft.tokens.gather(1, walked), following], 1).scatter(1, length, following)

@@ -11,6 +11,11 @@ from torch import Tensor
 INVARIANT_ROWS = 16
 
 
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """Entries `index` (rows, n) int64 of x (rows, m, d): (rows, n, d)."""
+    return x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x @ weight.T + bias` for x (..., in). On the CPU without gradients, row results are independent of the row
     count."""

@@ -5,18 +5,10 @@ They take an hour or more on a CPU, so `specbench tables` runs them only when th
 
 from __future__ import annotations
 
-from specbench.tables.definitions import QUALITY, Column, Curve, Figure, Line, Panel, Table
+from specbench.tables.definitions import ACCEPTED_LENGTH, QUALITY, Column, Curve, Figure, Line, Panel, Table
 
 _STEPS = (
-    Column(
-        "accepted_length_mean",
-        "Accepted length",
-        "up",
-        2,
-        spread="accepted_length_std",
-        spread_is="standard deviation over pictures",
-        measured_as="generated tokens per target forward pass, mean over pictures",
-    ),
+    ACCEPTED_LENGTH,
     Column("acceptance_rate", "Acceptance rate", "up", 3, measured_as="accepted over verified draft tokens"),
     Column("perplexity", "Perplexity", "down", 2, measured_as="of the emitted tokens under the guided target"),
 )

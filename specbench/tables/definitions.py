@@ -120,17 +120,18 @@ QUALITY = (
         published_as="ImageReward",
     ),
 )
+ACCEPTED_LENGTH = Column(
+    "accepted_length_mean",
+    "Accepted length",
+    "up",
+    2,
+    spread="accepted_length_std",
+    spread_is="standard deviation over pictures",
+    measured_as="generated tokens per target forward pass, mean over pictures",
+    published_as="generated tokens per speculative round",
+)
 _SPEED = (
-    Column(
-        "accepted_length_mean",
-        "Accepted length",
-        "up",
-        2,
-        spread="accepted_length_std",
-        spread_is="standard deviation over pictures",
-        measured_as="generated tokens per target forward pass, mean over pictures",
-        published_as="generated tokens per speculative round",
-    ),
+    ACCEPTED_LENGTH,
     Column(
         "latency_s_mean",
         "Latency (s)",

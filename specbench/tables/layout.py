@@ -126,7 +126,7 @@ def build(
     """
     notes = _Notes()
     rows = {line.key: measured.get(line.key) for line in table.lines}
-    headers = tuple(_header(c, table, rows, notes) for c in table.columns)
+    headers = tuple(_header(c, table, rows, notes, bool(published)) for c in table.columns)
     printed_models = list(dict.fromkeys(p.model for p in published))
     entries = []
     for line in table.lines:
@@ -150,7 +150,7 @@ def build(
     )
 
 
-def _header(column: Column, table: Table, rows: Mapping[str, Row | None], notes: _Notes) -> Header:
+def _header(column: Column, table: Table, rows: Mapping[str, Row | None], notes: _Notes, printed: bool) -> Header:
     """The header's note names what computed the measured values, what their spread is, and what the paper printed."""
     said = []
     if column.backend:
@@ -167,7 +167,7 @@ def _header(column: Column, table: Table, rows: Mapping[str, Row | None], notes:
         said.append(f"measured: {column.measured_as}")
     if column.spread and any(row is not None and row.get(column.spread) for row in rows.values()):
         said.append(f"± its {column.spread_is}")
-    if column.published_as:
+    if column.published_as and printed:
         said.append(f"published: {column.published_as}")
     mark = (notes.mark(f"{column.label}: {'; '.join(said)}."),) if said else ()
     return Header(column.label, column.better, mark)

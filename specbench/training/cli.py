@@ -27,7 +27,7 @@ from specbench.training.trainer import Recipe
 
 TRAIN_SCENES, VALIDATION_SCENES = 80_000, 2_000
 
-#: Steps for two CPU cores (about three hours in all) and for a GPU (minutes).
+#: Steps for two CPU cores (about two hours in all) and for a GPU (minutes).
 RECIPES: dict[str, dict[str, Recipe]] = {
     "cpu": {
         "tokenizer": Recipe(steps=1800, batch=48, lr=2e-3),

@@ -12,6 +12,7 @@ from torch import Tensor
 from specbench.models.eagle import Eagle
 from specbench.models.llamagen import LlamaGen
 from specbench.models.medusa import Medusa
+from specbench.training.target import draw_batch
 from specbench.training.trainer import Recipe, fit
 
 
@@ -36,11 +37,9 @@ def train_eagle(
     head = target.output.weight
 
     def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
-        picks = rng.integers(0, len(tokens), recipe.batch)
-        t = torch.as_tensor(tokens[picks].astype(np.int64)).to(device)
-        drop = torch.as_tensor(rng.uniform(size=recipe.batch) < dropout).to(device)
+        t, captions, drop = draw_batch(rng, tokens, features, recipe.batch, dropout, device)
         with torch.no_grad():
-            h = target.train_hidden(t, features[picks].float().to(device), drop)
+            h = target.train_hidden(t, captions, drop)
             wanted = h[:, target.cfg.cls_token_num :]
             p = F.linear(wanted, head).float().softmax(-1)
             shake = torch.as_tensor(rng.random(h.shape, dtype=np.float32)).to(device)
@@ -71,11 +70,9 @@ def train_medusa(
     prefix, heads = target.cfg.cls_token_num, medusa.cfg.heads
 
     def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
-        picks = rng.integers(0, len(tokens), recipe.batch)
-        t = torch.as_tensor(tokens[picks].astype(np.int64)).to(device)
-        drop = torch.as_tensor(rng.uniform(size=recipe.batch) < dropout).to(device)
+        t, captions, drop = draw_batch(rng, tokens, features, recipe.batch, dropout, device)
         with torch.no_grad():
-            h = target.train_hidden(t, features[picks].float().to(device), drop)[:, prefix - 1 :]
+            h = target.train_hidden(t, captions, drop)[:, prefix - 1 :]
             p = F.linear(h, target.output.weight).float().softmax(-1)
         q = medusa(h[:, :-1]).float().log_softmax(-1)  # (N, T - 1, heads, V)
         total = q.new_zeros(())

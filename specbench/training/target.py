@@ -38,6 +38,17 @@ def features_of(text: TextEncoder, captions: list[str], batch: int = 512) -> Ten
     return torch.cat(out)
 
 
+def draw_batch(
+    rng: np.random.Generator, tokens: np.ndarray, features: Tensor, size: int, dropout: float, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Token rows (size, T) int64, their captions' features (size, P, dim) float32, and which of them (size,) bool lose
+    their caption."""
+    picks = rng.integers(0, len(tokens), size)
+    t = torch.as_tensor(tokens[picks].astype(np.int64)).to(device)
+    drop = torch.as_tensor(rng.uniform(size=size) < dropout).to(device)
+    return t, features[picks].float().to(device), drop
+
+
 def train_target(
     name: str, model: LlamaGen, tokens: np.ndarray, features: Tensor, recipe: Recipe, work: Path, dropout: float = 0.1
 ) -> dict[str, float]:
@@ -46,10 +57,8 @@ def train_target(
     device = model.output.weight.device
 
     def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
-        picks = rng.integers(0, len(tokens), recipe.batch)
-        t = torch.as_tensor(tokens[picks].astype(np.int64)).to(device)
-        drop = torch.as_tensor(rng.uniform(size=recipe.batch) < dropout).to(device)
-        value = model.loss(model.train_hidden(t, features[picks].float().to(device), drop), t)
+        t, captions, drop = draw_batch(rng, tokens, features, recipe.batch, dropout, device)
+        value = model.loss(model.train_hidden(t, captions, drop), t)
         return value, {"loss": float(value.detach())}
 
     return fit(name, model, loss, recipe, work)

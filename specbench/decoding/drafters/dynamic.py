@@ -10,6 +10,7 @@ from torch import Tensor
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import build, chain_paths, from_parents
 from specbench.decoding.verify import Draft
+from specbench.engine.ops import take
 from specbench.errors import UsageError
 
 #: expand(tokens (B, n), parents (B, n), depth, first, sees (B, n, E)) -> laws (B, n, V) of the children of n nodes.
@@ -84,7 +85,7 @@ class Grower:
         zero = torch.zeros_like(root)
         tree = from_parents(torch.cat([zero, parent], 1), torch.cat([zero, rank], 1), width, self.depth)
         of_node = torch.cat([zero, torch.cat(homes, 1).gather(1, kept)], 1)
-        given = torch.cat(laws, 1).gather(1, of_node.unsqueeze(-1).expand(-1, -1, size))
+        given = take(torch.cat(laws, 1), of_node)
         there = score.gather(1, kept) > -torch.inf
         valid = torch.cat([torch.ones_like(root, dtype=torch.bool), there], 1)
         drafted = torch.cat([root, token.gather(1, kept)], 1)

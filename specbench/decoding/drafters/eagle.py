@@ -14,6 +14,7 @@ from specbench.decoding.loop import Outcome
 from specbench.decoding.sampling import Sampling, Streams, draw, draw_distinct
 from specbench.decoding.trees import Path, Tree, build
 from specbench.decoding.verify import DRAFT, Draft
+from specbench.engine.ops import take
 
 
 @dataclass
@@ -120,9 +121,7 @@ class _Entries:
         at = both(places)
         mask = (state.keys <= at.unsqueeze(-1)).unsqueeze(1)
         out = self.head.hidden(both(tokens), state.pending, at, mask, state.cache, at)
-        newest = both(state.fresh)[:, None, None].expand(-1, 1, out.shape[-1])
-        feature = out.gather(1, newest)  # (R, 1, dim)
-        return last, feature
+        return last, take(out, both(state.fresh)[:, None])
 
     def _expand(
         self, state: _State, tokens: Tensor, features: Tensor, last: Tensor, depth: int, first: int, sees: Tensor
@@ -144,12 +143,8 @@ class _Entries:
 
     def commit(self, state: _State, outcome: Outcome) -> None:
         both = state.session.both
-        verdict, hidden = outcome.verdict, outcome.hidden
-        walked = torch.cat(
-            [torch.zeros_like(outcome.count)[:, None], verdict.path], 1
-        )  # the root and the accepted path
-        state.pending = hidden.gather(1, both(walked).unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
-        state.fresh = verdict.length
+        state.pending = take(outcome.hidden, both(outcome.verdict.walked))
+        state.fresh = outcome.verdict.length
 
 
 class Eagle(_Entries):
@@ -218,7 +213,7 @@ class Eagle2(_Entries):
 
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
             nonlocal outputs
-            above = outputs.gather(1, both(parents).unsqueeze(-1).expand(-1, -1, outputs.shape[-1]))
+            above = take(outputs, both(parents))
             new = self._expand(state, tokens, above, last, depth, first, sees)
             outputs = torch.cat([outputs, new], 1)
             return law(new)

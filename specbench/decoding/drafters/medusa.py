@@ -10,8 +10,9 @@ from torch import Tensor
 
 from specbench.decoding.loop import Outcome
 from specbench.decoding.sampling import Sampling, Streams
-from specbench.decoding.trees import Path, build
+from specbench.decoding.trees import Path, build, in_order
 from specbench.decoding.verify import Draft
+from specbench.engine.ops import take
 from specbench.errors import UsageError
 
 
@@ -34,7 +35,7 @@ class Medusa:
         self.tree = build(paths)
         if heads is not None and self.tree.height > heads.cfg.heads:
             raise UsageError(f"the tree is {self.tree.height} deep, but there are {heads.cfg.heads} Medusa heads")
-        ordered = sorted(set(paths), key=lambda p: (len(p), p))  # as trees.build numbers them, from 1
+        ordered = in_order(paths)
         self.level = torch.tensor([len(p) - 1 for p in ordered])
         self.choice = torch.tensor([p[-1] for p in ordered])
         self.most = 1 + max(p[-1] for p in ordered)
@@ -61,6 +62,5 @@ class Medusa:
 
     def commit(self, state: _State, outcome: Outcome) -> None:
         verdict, hidden = outcome.verdict, outcome.hidden
-        walked = torch.cat([torch.zeros_like(outcome.count)[:, None], verdict.path], 1)
-        last = state.session.both(walked.gather(1, verdict.length[:, None]))
-        state.hidden = hidden.gather(1, last.unsqueeze(-1).expand(-1, 1, hidden.shape[-1])).squeeze(1)
+        last = state.session.both(verdict.walked.gather(1, verdict.length[:, None]))
+        state.hidden = take(hidden, last).squeeze(1)

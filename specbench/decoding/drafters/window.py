@@ -21,8 +21,9 @@ from specbench.decoding.loop import Outcome
 from specbench.decoding.rules.base import at, normalise, ratio
 from specbench.decoding.sampling import PURPOSES, Sampling, Streams, draw, draw_distinct
 from specbench.decoding.trees import build as build_tree
-from specbench.decoding.trees import window_paths
+from specbench.decoding.trees import in_order, window_paths
 from specbench.decoding.verify import DRAFT, Draft, one_hot
+from specbench.engine.ops import take
 from specbench.errors import UsageError
 
 INITS = ("random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample")
@@ -74,7 +75,7 @@ class Window:
         self.init, self.refine, self.coupling, self.width, self.match = init, refine, coupling, width, match
         paths = window_paths(window, width, depth, tree)
         self.tree = build_tree(paths)
-        ordered = sorted(paths, key=lambda p: (len(p), p))  # as trees.build numbers them, from 1
+        ordered = in_order(paths)
         number = {p: i + 1 for i, p in enumerate(ordered)}
         self.main = torch.tensor([number[(0,) * d] for d in range(1, self.tree.height + 1)])
         self.lane = torch.tensor([len(p) - 1 for p in ordered])  # of every draft node: its place in the window,
@@ -100,8 +101,9 @@ class Window:
         )
 
     def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        known = self._renew(state, count, step)
-        self._begin(state, known, history, count, step)
+        clocks = self._clocks(state, count)
+        known = self._renew(state, count, step, clocks)
+        self._begin(state, known, history, count, step, clocks)
         first = state.tokens.unsqueeze(-1)
         candidates = first.expand(-1, -1, self.width)
         if self.width > 1:
@@ -121,32 +123,38 @@ class Window:
     def commit(self, state: _State, outcome: Outcome) -> None:
         state.last = outcome
 
-    def _renew(self, state: _State, count: Tensor, step: Tensor) -> Tensor:
+    def _clocks(self, state: _State, count: Tensor) -> Tensor | None:
+        """The noise (B, H, V) of the window's places under Gumbel coupling, as exponential waiting times: of tokens
+        with rates p_i the first to ring is drawn from p."""
+        if self.coupling != "gumbel":
+            return None
+        height, size = state.laws.shape[1:]
+        place = count[:, None] + torch.arange(height, device=count.device)
+        spot = place.unsqueeze(-1) * size + torch.arange(size, device=count.device)
+        u = state.streams.uniform_at(torch.zeros_like(count), _GUMBEL, spot.flatten(1)).view_as(state.laws)
+        return -torch.log1p(-u) + 2.0**-30
+
+    def _renew(self, state: _State, count: Tensor, step: Tensor, clocks: Tensor | None) -> Tensor:
         """Shift the window past what was committed and renew the places that stay. Returns how many (B,) do."""
         if state.last is None:
             return torch.zeros_like(count)
         p, verdict = state.last.p, state.last.verdict
         height = state.tokens.shape[1]
-        size = p.shape[-1]
         gone = verdict.length + 1
         if state.past.shape[1]:
-            walked = torch.cat([torch.zeros_like(gone)[:, None], verdict.path], 1)
-            laws = torch.cat([state.past, p.gather(1, walked.unsqueeze(-1).expand(-1, -1, size))], 1)
             kept = gone[:, None] + torch.arange(state.past.shape[1], device=gone.device)
-            state.past = laws.gather(1, kept.unsqueeze(-1).expand(-1, -1, size))
+            state.past = take(torch.cat([state.past, take(p, verdict.walked)], 1), kept)
         lane = torch.arange(height, device=gone.device)
         behind = (gone[:, None] + lane - 1).clamp_max(height - 1)  # in the old window, of the node before each place
         nodes = self._first_path(verdict.path, verdict.length).gather(1, behind)
-        law = p.gather(1, nodes.unsqueeze(-1).expand(-1, -1, size))
+        law = take(p, nodes)
         known = (height - verdict.length).clamp_min(0) if self.refine else torch.zeros_like(count)
-        if self.coupling == "gumbel":
-            spot = (count[:, None] + lane).unsqueeze(-1) * size + torch.arange(size, device=gone.device)
-            u = state.streams.uniform_at(torch.zeros_like(step), _GUMBEL, spot.flatten(1)).view_as(law)
-            token = (law / _clock(u)).argmax(-1)
+        if clocks is not None:
+            token = (law / clocks).argmax(-1)
         elif self.coupling == "maximal":
             before = (behind + 1).clamp_max(height - 1)
             token = state.tokens.gather(1, before)
-            q = state.laws.gather(1, before.unsqueeze(-1).expand(-1, -1, size))
+            q = take(state.laws, before)
             had = lane < (known - 1)[:, None]  # the last known place has a law, but had no token yet
             keep = had & (state.streams.uniform(step, _KEEP, height) < ratio(at(law, token), at(q, token)))
             source = torch.where(had.unsqueeze(-1), normalise((law - q).clamp_min(0), law), law)
@@ -168,7 +176,9 @@ class Window:
             here = torch.where(beyond, nodes[:, d], here)
         return nodes
 
-    def _begin(self, state: _State, known: Tensor, history: Tensor, count: Tensor, step: Tensor) -> None:
+    def _begin(
+        self, state: _State, known: Tensor, history: Tensor, count: Tensor, step: Tensor, clocks: Tensor | None
+    ) -> None:
         """Initialise the places from `known` (B,) on."""
         streams, side = state.streams, state.side
         height, size = state.laws.shape[1:]
@@ -191,29 +201,20 @@ class Window:
             at_past = (source - count[:, None] + state.past.shape[1]).clamp(0, state.past.shape[1] - 1)
             law = torch.where(
                 earlier.unsqueeze(-1),
-                state.past.gather(1, at_past.unsqueeze(-1).expand(-1, -1, size)),
-                state.laws.gather(1, inside.unsqueeze(-1).expand(-1, -1, size)),
+                take(state.past, at_past),
+                take(state.laws, inside),
             )
-            law = torch.where(orphan.unsqueeze(-1), torch.full_like(law, 1.0 / size), law)
+            law = law.masked_fill(orphan.unsqueeze(-1), 1.0 / size)
             token = draw(law, streams.uniform(step, _TOKEN, height))
         else:
             given = torch.where(
                 earlier, history.gather(1, source.clamp(0, history.shape[1] - 1)), state.tokens.gather(1, inside)
             )
             token = torch.where(orphan, lost, given)
-            law = torch.where(
-                (orphan & (source == place)).unsqueeze(-1), token.new_full((), 1.0 / size, dtype=torch.float32), 0.0
-            )
-            law = torch.where((orphan & (source == place)).unsqueeze(-1), law, one_hot(token, size))
+            at_random = (orphan & (source == place)).unsqueeze(-1)
+            law = one_hot(token, size).masked_fill(at_random, 1.0 / size)
         new = lane >= known[:, None]
-        if self.coupling == "gumbel":  # a drawn place keeps to its noise from the beginning
-            spot = place.unsqueeze(-1) * size + torch.arange(size, device=count.device)
-            noise = streams.uniform_at(torch.zeros_like(step), _GUMBEL, spot.flatten(1)).view_as(law)
-            token = (law / _clock(noise)).argmax(-1)
+        if clocks is not None:  # a drawn place keeps to its noise from the beginning
+            token = (law / clocks).argmax(-1)
         state.tokens = torch.where(new, token, state.tokens)
         state.laws = torch.where(new.unsqueeze(-1), law, state.laws)
-
-
-def _clock(u: Tensor) -> Tensor:
-    """Exponential waiting times of uniforms in [0, 1): of several with rates p_i the first to ring is drawn from p."""
-    return -torch.log1p(-u) + 2.0**-30
