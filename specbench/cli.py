@@ -32,6 +32,7 @@ usage: specbench COMMAND ...
 
   run     decode prompts, score the images, time them against vanilla AR, write one row   specbench run --help
   list    models, methods, drafters, rules, data, metrics, and whether their weights are here
+  fetch   weights of the real models, and their data: sizes and licences first            specbench fetch --help
   audit   is a method lossless? measured on models whose law is known                     specbench audit --help
   tables  the papers' tables, measured beside published                                   specbench tables --help
   train   train the embedded models                                                       specbench train --help
@@ -78,7 +79,13 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _commands() -> dict[str, Callable[[list[str]], int]]:
-    return {"run": run, "list": list_choices, "audit": audit, "tables": tables, "train": train}
+    return {"run": run, "list": list_choices, "fetch": fetch, "audit": audit, "tables": tables, "train": train}
+
+
+def fetch(words: list[str]) -> int:
+    from specbench.fetch import main as command
+
+    return command(words)
 
 
 def audit(words: list[str]) -> int:
@@ -356,7 +363,7 @@ def list_choices(words: list[str]) -> int:
 
 def _entries(group: str) -> list[dict[str, Any]]:
     """Name, line and presence of weights (None: needs none) of every choice of a group."""
-    from specbench import metrics, parameters, registry
+    from specbench import home, metrics, parameters, registry
 
     lines = dict(parameters.choices(group))
     absent: dict[str, list[str]] = {}  # only of what needs weights
@@ -364,10 +371,12 @@ def _entries(group: str) -> list[dict[str, Any]]:
         lines |= metrics.available()
         absent = {name: metrics.missing(name) for name in metrics.available()}
     elif group in ("model", "drafter"):
-        needed = {name: registry.entry(group, name).assets for name in lines}
-        absent = {
-            name: [f for f in files if not (registry.ASSETS / f).is_file()] for name, files in needed.items() if files
-        }
+        for name in lines:
+            entry = registry.entry(group, name)
+            if entry.assets:  # a drafter's, for the embedded target
+                absent[name] = [f for f in entry.assets if not (registry.ASSETS / f).is_file()]
+            elif entry.parts:
+                absent[name] = [part for part in entry.parts if not (home.model_folder(name) / part).is_dir()]
     return [
         {"name": name, "line": line, "weights": not absent[name] if name in absent else None}
         for name, line in lines.items()

@@ -52,8 +52,11 @@ def grid(overrides: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
 
 
 def plain(overrides: Sequence[str]) -> list[str]:
-    """The overrides without the `+` and `++` that Hydra wants before new keys: a run has no new keys."""
-    return [o if _is_hydras(o) else o.lstrip("+") for o in overrides]
+    """The overrides without the `+` and `++` that Hydra wants before new keys: a run has no new keys. `prompts=FILE`
+    alone chooses `data=prompts`, which has it."""
+    words = [o if _is_hydras(o) else o.lstrip("+") for o in overrides]
+    keys = {word.split("=", 1)[0] for word in words}
+    return [*words, "data=prompts"] if "prompts" in keys and "data" not in keys else words
 
 
 def from_job(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:

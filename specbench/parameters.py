@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 
 from specbench.errors import UsageError, unknown
 
-Kind = Literal["whole", "number", "word", "flag", "names", "tree", "path"]
+Kind = Literal["whole", "number", "word", "text", "flag", "names", "tree", "path"]
 
 #: The groups of conf/ whose chosen file declares parameters, in the order in which a row names them.
 PARTS = ("model", "data", "engine", "drafter", "rule")
@@ -51,7 +51,7 @@ class Parameter:
             text = "a list of names"
         elif self.kind == "tree":
             text = "a tree's name or a list of paths such as [[0],[1],[0,0]]"
-        elif self.kind in ("word", "path"):
+        elif self.kind in ("word", "text", "path"):
             text = self.line if self.pattern else f"a {self.kind}"
         else:
             text = "a whole number" if self.kind == "whole" else "a number"
@@ -82,6 +82,8 @@ class Parameter:
         elif self.kind == "path":
             ok = isinstance(value, str | int) and not isinstance(value, bool) and str(value) != ""
             value = str(value)  # out=1 is a folder too
+        elif self.kind == "text":  # may be empty
+            ok = isinstance(value, str)
         else:
             ok = isinstance(value, str) and bool(value)
         if ok and self.kind in ("whole", "number"):
@@ -110,7 +112,13 @@ def _is_tree(value: Any) -> bool:
 #: Every flat parameter, in the order in which a row lists them.
 TABLE: dict[str, Parameter] = {
     "model": Parameter("word", "target model"),
-    "weights": Parameter("word", "embedded, random, or a folder of weight files"),
+    "weights": Parameter("word", "embedded or official (fetched), random, or a folder of weight files"),
+    "reduced": Parameter("flag", "the same architecture, small: for tests, and for weights of that size"),
+    "size": Parameter("whole", "side of a picture in pixels", low=64),
+    "prompt_length": Parameter("whole", "places that every prompt is padded to, in tokens", low=4),
+    "instruction": Parameter("word", "what the prompt is wrapped in: text with {width}, {height} and {prompt}"),
+    "suffix": Parameter("text", "what is put behind every prompt"),
+    "negative": Parameter("text", "the prompt that guidance leads away from"),
     "method": Parameter("word", "preset that names a drafter, a rule and their parameters"),
     "drafter": Parameter("word", "which tokens are tried, and from which law each was drawn"),
     "rule": Parameter("word", "with which probability a drafted token is kept"),
@@ -161,8 +169,15 @@ TABLE: dict[str, Parameter] = {
     "cfg_scale": Parameter("number", "classifier-free guidance scale; 1 is off", low=0),
     "data": Parameter("word", "data set of the prompts"),
     "split": Parameter("word", "split of the data set", choices=("train", "validation")),
-    "seed": Parameter("whole", "random streams are keyed by (seed, prompt index)", low=0),
-    "n": Parameter("whole", "number of prompts, the first n of the split", low=1),
+    "caption": Parameter(
+        "word", "which of an image's captions is its prompt; random is by seed", choices=("first", "longest", "random")
+    ),
+    "data_dir": Parameter("path", "folder of the data set's files", null="where `specbench fetch` puts them"),
+    "prompts": Parameter("path", "a file of prompts, as in prompts=my.txt", pattern=r"(?s).+"),
+    "seed": Parameter(
+        "whole", "random streams are keyed by (seed, prompt index); chooses the subset of prompts", low=0
+    ),
+    "n": Parameter("whole", "number of prompts; a larger n extends a smaller one", low=1),
     "batch": Parameter("whole", "prompts decoded together; latency is measured at 1 only", low=1),
     "device": Parameter("word", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|mps|cuda(:\d+)?"),
     "dtype": Parameter("word", "number format of the models", choices=("float32", "bfloat16", "float16")),
@@ -292,10 +307,11 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(f"the configuration lacks {_and(missing)}: give {missing[0]}=...")
     checked = {name: check(name, cfg[name]) for name in wanted}
     _check_metrics(checked["metrics"])
-    if checked["weights"] not in ("embedded", "random"):
+    own = _file("model", checked["model"])["weights"]
+    if checked["weights"] not in (own, "random"):
         folder = Path(checked["weights"]).expanduser()
         if not folder.is_dir():
-            raise UsageError(f"weights must be embedded, random or an existing folder (there is no folder '{folder}')")
+            raise UsageError(f"weights must be {own}, random or an existing folder (there is no folder '{folder}')")
         checked["weights"] = str(folder)
     return checked
 

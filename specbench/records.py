@@ -36,7 +36,7 @@ from specbench.errors import UsageError
 class Record:
     """One image. Times are wall seconds; those of a batch are shared out evenly over its images."""
 
-    index: int  # place of the prompt in its split; with the seed, the key of the random stream
+    index: int  # place of the prompt among the chosen ones; with the seed, the key of the random stream
     prompt: str
     seed: int
     tokens: int  # generated tokens T
@@ -65,6 +65,8 @@ class Record:
     draft_top1: float | None = None  # share of drafts whose likeliest next token is the target's likeliest
     draft_top3: float | None = None  # share of drafts that have it among their three likeliest
     draft_passes: int | None = None  # forward passes of a drafter network in its steps
+    # Name of the prompt in its data set, under which metrics pair; None in records of older versions.
+    id: str | None = None
 
 
 class Journal:
@@ -186,7 +188,7 @@ _IDENTITY = {
 }
 _WHERE_PARAMETERS = ("device", "dtype", "engine")  # parameters that the row names under "where"
 _TEXTS = ("baseline_run_id", "acceptance_by_depth", "accepted_histogram")  # among the figures
-_NOT_IN_ROW = ("out", "metrics", "baseline")  # where it lies, and what the columns show by being filled
+_NOT_IN_ROW = ("out", "data_dir", "metrics", "baseline")  # where things lie, and what the columns show by being filled
 _LIKELIHOOD = {
     "log_prob_mean": "natural-log probability of a token under the target, with guidance and temperature (1 where it is"
     " 0) but before top-k and top-p, mean over all tokens of all images",
@@ -235,6 +237,7 @@ _WHERE = {
 COLUMNS: dict[str, str] = {
     **_IDENTITY,
     **{k: p.line for k, p in parameters.TABLE.items() if k not in (*_NOT_IN_ROW, *_WHERE_PARAMETERS)},
+    "prompts_hash": "hash of the chosen prompts and their ids, in order, see data.prompts_hash",
     "resolution": "side of the images in pixels",
     "tokens": "generated tokens per image",
     **{
@@ -253,6 +256,7 @@ COLUMNS: dict[str, str] = {
 }
 COLUMNS["weights"] = "weights that decoded: random, or where they come from and a hash of their content"
 COLUMNS["n"] = "number of prompts, and of images"
+COLUMNS["prompts"] = "file of prompts, as it was named; prompts_hash tells its content"
 COLUMNS["perplexity"] = "exp(-log_prob_mean)"
 
 _NUMBERS = frozenset(
@@ -330,10 +334,11 @@ def append_row(path: str | Path, row: Mapping[str, Any]) -> None:
 def config_hash(cfg: Mapping[str, Any]) -> str:
     """Hash of a checked configuration: equal for equal measurements.
 
-    Over every parameter but `out`, which is only where the run lies. `batch`, `device`, `dtype`, `engine` and `warmup`
-    count, because they are part of what a latency means, although on a CPU they leave every image as it is.
+    Over every parameter but `out` and `data_dir`, which are only where things lie. `batch`, `device`, `dtype`, `engine`
+    and `warmup` count, because they are part of what a latency means, although on a CPU they leave every image as it
+    is.
     """
-    content = json.dumps({k: v for k, v in sorted(cfg.items()) if k != "out"}, sort_keys=True)
+    content = json.dumps({k: v for k, v in sorted(cfg.items()) if k not in ("out", "data_dir")}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench import parameters
-from specbench.errors import unknown
+from specbench import home, parameters
+from specbench.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,28 +28,44 @@ ASSETS = Path(__file__).resolve().parent / "assets"
 
 @dataclass(frozen=True)
 class Entry:
-    """`target` builds the part ("module:name"); `assets` are the weight files it needs under the weights folder."""
+    """`target` builds the part ("module:name"); `assets` are the weight files it needs under the weights folder, for
+    the embedded models; `parts` are the sub-folders that it reads there, for the real ones."""
 
     target: str
     assets: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
 
 
 _BUILD = "specbench.decoding.drafters.build"
-_EAGLE = ("scenes_eagle.safetensors",)
+_EAGLE = {"assets": ("scenes_eagle.safetensors",), "parts": ("eagle",)}
+
+
+def _real(module: str, *parts: str) -> Entry:
+    return Entry(f"specbench.models.{module}:load", parts=("target", "tokenizer", *parts))
+
+
 _LISTED: dict[str, dict[str, Entry]] = {
     "model": {
         "llamagen_scenes": Entry(
             "specbench.models.scenes:load",
             ("scenes_target.safetensors", "scenes_tokenizer.safetensors", "scenes_text.safetensors"),
         ),
+        "llamagen_xl": _real("llamagen_official", "text"),
+        "llamagen_xl_512": _real("llamagen_official", "text"),
+        "llamagen_l": _real("llamagen_official"),
+        "llamagen_xl_c2i": _real("llamagen_official"),
+        "llamagen_3b": _real("llamagen_official"),
+        "lumina_mgpt": _real("chameleon"),
+        "anole": _real("chameleon"),
+        "emu3": _real("emu3"),
     },
     "drafter": {
         "none": Entry(f"{_BUILD}:none"),
-        "draft_model": Entry(f"{_BUILD}:draft_model", ("scenes_draft.safetensors",)),
-        "eagle": Entry(f"{_BUILD}:eagle", _EAGLE),
-        "eagle_tree": Entry(f"{_BUILD}:eagle_tree", _EAGLE),
-        "eagle2": Entry(f"{_BUILD}:eagle2", _EAGLE),
-        "medusa": Entry(f"{_BUILD}:medusa", ("scenes_medusa.safetensors",)),
+        "draft_model": Entry(f"{_BUILD}:draft_model", ("scenes_draft.safetensors",), ("draft",)),
+        "eagle": Entry(f"{_BUILD}:eagle", **_EAGLE),
+        "eagle_tree": Entry(f"{_BUILD}:eagle_tree", **_EAGLE),
+        "eagle2": Entry(f"{_BUILD}:eagle2", **_EAGLE),
+        "medusa": Entry(f"{_BUILD}:medusa", ("scenes_medusa.safetensors",), ("medusa",)),
         "jacobi": Entry(f"{_BUILD}:jacobi"),
         "sjd": Entry(f"{_BUILD}:sjd"),
     },
@@ -84,16 +100,59 @@ def rule(cfg: Mapping[str, Any], height: int, codebook: Callable[[], Tensor]) ->
     return built
 
 
-def weights_folder(weights: str) -> Path | None:
-    """The folder behind weights=embedded|DIR; None for weights=random."""
-    return None if weights == "random" else ASSETS if weights == "embedded" else Path(weights)
+def weights_folder(weights: str, model: str) -> Path | None:
+    """The folder behind weights=embedded|official|DIR of a model; None for weights=random."""
+    named = {"random": None, "embedded": ASSETS, "official": home.model_folder(model)}
+    return named[weights] if weights in named else Path(weights)
+
+
+def weight_files(model: str, drafter: str, weights: str) -> tuple[list[Path], list[Path]]:
+    """The files behind a target and behind its drafter, in the order in which they are hashed.
+
+    Raises FileNotFoundError where one is not there.
+    """
+    folder = weights_folder(weights, model)
+    if folder is None:
+        return [], []
+    entries = entry("model", model), entry("drafter", drafter)
+    if not entries[0].parts:
+        return [folder / name for name in entries[0].assets], [folder / name for name in entries[1].assets]
+    found = []
+    for parts in (e.parts for e in entries):
+        files: list[Path] = []
+        for part in parts:
+            if not (folder / part).is_dir():
+                raise FileNotFoundError(f"{folder / part} is not there")
+            files += sorted(p for p in (folder / part).rglob("*") if p.is_file() and not p.name.startswith("."))
+        found.append(files)
+    return found[0], found[1]
+
+
+def check_weights(model: str, drafter: str, weights: str) -> None:
+    """Raises UsageError where weights are absent, with the way to get them."""
+    folder = weights_folder(weights, model)
+    if folder is None:
+        return
+    if not entry("model", model).parts:
+        files = [path for group in weight_files(model, drafter, weights) for path in group]
+        if absent := [path.name for path in files if not path.is_file()]:
+            raise UsageError(
+                f"{folder} lacks {', '.join(absent)}: run `make train-scenes`, name a folder that has them with"
+                " weights=DIR, or try weights=random"
+            )
+        return
+    needed = (*entry("model", model).parts, *entry("drafter", drafter).parts)
+    if absent := [part for part in needed if not (folder / part).is_dir()]:
+        from specbench import fetch
+
+        raise UsageError(f"{folder} lacks {', '.join(f'{part}/' for part in absent)}: {fetch.advice(model)}")
 
 
 def digest(*paths: Path) -> str:
     """The first eight hexadecimal digits of the SHA-256 over the files, in the given order."""
     h = hashlib.sha256()
     for path in paths:
-        h.update(path.read_bytes())
+        h.update(path.read_bytes() if path.stat().st_size < home.LARGE else home.digest(path))
     return h.hexdigest()[:8]
 
 
@@ -102,9 +161,7 @@ def weights_label(model: str, drafter: str, weights: str) -> str:
 
     Raises OSError where a file is not there.
     """
-    folder = weights_folder(weights)
-    if folder is None:
+    if weights == "random":
         return "random"
-    found = [entry("model", model).assets, entry("drafter", drafter).assets]
-    digests = "+".join(digest(*(folder / name for name in assets)) for assets in found if assets)
-    return f"{weights if weights == 'embedded' else 'folder'}:{digests}"
+    digests = "+".join(digest(*files) for files in weight_files(model, drafter, weights) if files)
+    return f"{weights if weights in ('embedded', 'official') else 'folder'}:{digests}"

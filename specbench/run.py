@@ -5,8 +5,8 @@
 The folder of a run is its memory. Every image has a record (see `records`), every image's random stream is keyed by
 (seed, prompt index), so running the same configuration in the same folder goes on where it stopped and ends with the
 images of an undisturbed run. `n`, `metrics` and `baseline` may change between two runs in one folder: more prompts are
-added, metrics are computed on what is there, and the row is drawn up anew over the first n prompts. Any other parameter
-would mix two measurements in one row, and is refused.
+added, metrics are computed on what is there, and the row is drawn up anew over the first n prompts. Other prompts, and
+any other parameter but `data_dir`, would mix two measurements in one row, and are refused.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Decoder(Protocol):
 Loader = Callable[[Mapping[str, Any]], Decoder]
 
 #: Parameters that may change between two runs in the same folder.
-MAY_CHANGE = ("n", "metrics", "baseline", "out")
+MAY_CHANGE = ("n", "metrics", "baseline", "out", "data_dir")
 
 _LOG = logging.getLogger("specbench")
 
@@ -161,17 +161,18 @@ class Run:
             self._check_same("weights", here)
         left = bool(method.missing(n) or (vanilla is not None and vanilla.missing(n)))
         if not left and self.sheet_path.exists() and (row := self._finished_row()):
+            _check_prompts(method, _prompts_here(self.cfg))
             self.nothing_left = True
             _LOG.info("nothing left to do")
             return row
-        items = data.load(self.cfg["data"], self.cfg["split"], n)
+        items = data.load(self.cfg)
         for journal in (method, vanilla):
             if journal is not None:
                 _check_prompts(journal, items)
         if left:
             self._decode_missing(method, vanilla, items)
         pictures = np.stack([method.picture(i) for i in range(n)])
-        row = self._row(method, vanilla, self._score(pictures, items))
+        row = self._row(method, vanilla, items, self._score(pictures, items))
         self._draw_sheet(row, pictures, vanilla, items)
         records.write_atomically(self.row_path, records.to_csv([row]).encode())
         _LOG.info("row written to %s", self.row_path)
@@ -291,7 +292,10 @@ class Run:
         self, method: records.Journal, vanilla: records.Journal | None, items: Sequence[data.Item]
     ) -> None:
         _say(f"loading {self.cfg['model']}")
+        began = time.perf_counter()
         pipeline = self._loader(self.cfg)
+        _LOG.info("loaded %s in %.1f s", self.cfg["model"], time.perf_counter() - began)
+        _say(f"loaded in {time.perf_counter() - began:.1f} s")
         self._enter(pipeline)
         self._decode(pipeline, method, items, "images", self.cfg["method"], _drafter(self.cfg).passes)
         if vanilla is not None and vanilla.missing(len(items)):
@@ -366,6 +370,7 @@ class Run:
                     image=f"{folder}/{index:05d}.png",
                     sha256=records.digest(pictures[b]),
                     session=self._session,
+                    id=items[index].id,
                     **figures[b],
                 ),
                 pictures[b],
@@ -390,7 +395,11 @@ class Run:
         return columns
 
     def _row(
-        self, method: records.Journal, vanilla: records.Journal | None, quality: Mapping[str, Any]
+        self,
+        method: records.Journal,
+        vanilla: records.Journal | None,
+        items: Sequence[data.Item],
+        quality: Mapping[str, Any],
     ) -> dict[str, Any]:
         memory = self._memory()
         n = self.cfg["n"]
@@ -403,6 +412,7 @@ class Run:
         row |= {name: value for name, value in self.cfg.items() if name in records.COLUMNS}
         row |= {name: value for name, value in last.items() if name in records.COLUMNS}
         row |= {"run_id": memory["run_id"], "time": _utc(), "config_hash": records.config_hash(self.cfg)}
+        row["prompts_hash"] = data.prompts_hash(items)
         row |= speed(mine) | statistics.columns(mine)
         if row["perplexity"] is not None:
             row["perplexity_backend"] = _judge(row)
@@ -508,11 +518,21 @@ def describe(cfg: Mapping[str, Any]) -> str:
 
 
 def _check_prompts(journal: records.Journal, items: Sequence[data.Item]) -> None:
+    """Raises UsageError where an image was decoded for another prompt."""
     for item in items:
-        if item.index in journal and journal.records[item.index].prompt != item.prompt:
+        record = journal.records.get(item.index)
+        if record and (record.prompt != item.prompt or record.id not in (None, item.id)):
             raise UsageError(
                 f"the prompts have changed since {journal.path} was written (index {item.index}); choose another out="
             )
+
+
+def _prompts_here(cfg: Mapping[str, Any]) -> list[data.Item]:
+    """The prompts as their files say now; none where they have no file, or it is not here any more."""
+    try:
+        return [] if cfg["data"] in data.DRAWN else data.load(cfg)
+    except UsageError:
+        return []
 
 
 def _values(cfg: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -569,13 +589,7 @@ def check(cfg: Mapping[str, Any]) -> None:
 
     resolve_device(cfg["device"])
     registry.rule(cfg, _drafter(cfg).tree.height, lambda: torch.eye(2))
-    if folder := registry.weights_folder(cfg["weights"]):
-        needed = (*registry.entry("model", cfg["model"]).assets, *registry.entry("drafter", cfg["drafter"]).assets)
-        if absent := [name for name in needed if not (folder / name).is_file()]:
-            raise UsageError(
-                f"{folder} lacks {', '.join(absent)}: run `make train-scenes`, name a folder that has them with"
-                " weights=DIR, or try weights=random"
-            )
+    registry.check_weights(cfg["model"], cfg["drafter"], cfg["weights"])
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -621,5 +635,6 @@ def report(run: Run, row: Mapping[str, Any]) -> str:
     if row.get("note"):
         lines.append(("note", str(row["note"])))
     lines += [("row", str(run.row_path)), ("contact sheet", str(run.sheet_path))]
-    head = f"{row['model']}: {describe(run.cfg)}, {row['data']}/{row['split']}, n={row['n']}, {row['device_name']}"
+    source = "/".join(filter(None, [row["data"], row["split"]]))
+    head = f"{row['model']}: {describe(run.cfg)}, {source}, n={row['n']}, {row['device_name']}"
     return "\n".join([head, *(f"  {name:<16} {text}" for name, text in lines)])

@@ -15,6 +15,7 @@ from specbench.records import write_atomically
 SIDE = 192  # pixels that a picture is enlarged to, by a whole factor, so that no pixel is blurred
 WIDTH = 1640  # of a page, at most, where a single prompt is not wider
 LIMIT = 32  # prompts that a run shows on its sheet
+LONGEST = 500  # characters of a caption; a longer one is cut
 _PAD, _GAP, _TEXT, _TITLE = 14, 4, 14, 20
 _INK, _FAINT, _PAPER = (20, 20, 20), (110, 110, 110), (255, 255, 255)
 
@@ -37,7 +38,7 @@ def draw(title: str, cells: Sequence[Cell]) -> Image.Image:
     columns = min(len(cells), max(1, WIDTH // (cell_width + _PAD)))
     small, large = ImageFont.load_default(_TEXT), ImageFont.load_default(_TITLE)
     rows = [cells[i : i + columns] for i in range(0, len(cells), columns)]
-    captions = [[_wrap(cell.caption, small, cell_width) for cell in row] for row in rows]
+    captions = [[_wrap(_cut(cell.caption), small, cell_width) for cell in row] for row in rows]
     label, line = _TEXT + 6, _TEXT + 4
     row_heights = [label + height + _GAP + line * max(map(len, row)) + _PAD for row in captions]
     page_width = columns * (cell_width + _PAD) + _PAD
@@ -61,6 +62,10 @@ def draw(title: str, cells: Sequence[Cell]) -> Image.Image:
                 pen.text((x, y + label + height + _GAP + i * line), text, fill=_INK, font=small)
         y += row_height
     return page
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:

@@ -129,17 +129,25 @@ def acceptance_by_depth(images: Sequence[Record]) -> np.ndarray:
     return accepted / verified
 
 
-def acceptance_by_position(images: Sequence[Record]) -> np.ndarray:
-    """Share (side, side) of the images in which the token at a place was an accepted draft token, not the step's own:
+def acceptance_by_position(images: Sequence[Record], width: int | None = None) -> np.ndarray:
+    """Share (rows, width) of the images in which the token at a place was an accepted draft token, not the step's own:
     the heat maps of SJD (Fig. 13) and CSpD (Fig. 16). Row by row from the top left, as the tokens are decoded.
 
-    Raises ValueError where the tokens are not a square, or not equally many in all images.
+    width: tokens in a row, a new line included; tokens behind the last full row (an image's end) are left out. Without
+    it the image is a square. Raises ValueError where the tokens are no square or less than a row, or not equally many
+    in all images.
     """
-    side = math.isqrt(images[0].tokens)
-    if any(r.tokens != side * side for r in images):
-        raise ValueError(f"{', '.join(str(n) for n in sorted({r.tokens for r in images}))} tokens are no square")
+    count, *others = sorted({r.tokens for r in images})
+    if others:
+        raise ValueError(f"the images have {', '.join(map(str, (count, *others)))} tokens; a map needs equally many")
+    if width is None and math.isqrt(count) ** 2 != count:
+        raise ValueError(f"{count} tokens are no square; name the tokens in a row")
+    width = width or math.isqrt(count)
+    if count < width:
+        raise ValueError(f"{count} tokens are less than a row of {width}")
     drafted = np.mean([is_accepted_draft(r) for r in images], axis=0)
-    return drafted.reshape(side, side)
+    rows = count // width
+    return drafted[: rows * width].reshape(rows, width)
 
 
 def is_accepted_draft(record: Record) -> np.ndarray:

@@ -29,6 +29,7 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capture
     """Runs a command line in an empty folder with the fake pipeline -> (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SPECBENCH_DEBUG", raising=False)
+    monkeypatch.setenv("SPECBENCH_HOME", "/not/there")
     monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
     monkeypatch.setattr(run, "check", lambda cfg: None)
     monkeypatch.setattr(run, "_weights_here", lambda cfg: None)
@@ -87,12 +88,12 @@ def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["walk"], "unknown command 'walk' (choose from: audit, list, run, tables, train)"),
+        (["walk"], "unknown command 'walk' (choose from: audit, fetch, list, run, tables, train)"),
         (["run", "--fast"], "unrecognized arguments: --fast (see specbench run --help)"),
         (["run", "--cfg", "jo"], "invalid choice"),
         (["run", "method=nope"], "unknown method 'nope' (choose from: cool_sd,"),
         (["run", "method=nope", "--help"], "unknown method 'nope'"),
-        (["run", "model=nope"], "unknown model 'nope' (choose from: llamagen_scenes"),
+        (["run", "model=nope"], "unknown model 'nope' (choose from: "),
         (["run", "typo=1"], "unknown parameter 'typo'"),
         (["run", "++typo=1"], "unknown parameter 'typo'"),
         (
@@ -103,6 +104,13 @@ def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
         (["run", "delta=1,2"], "add -m"),
         (["run", "delta=["], "cannot read 'delta=['"),
         (["run", "n=0"], "n must be a whole number of at least 1"),
+        (["run", "data=prompts"], "prompts must be a file of prompts, as in prompts=my.txt (got null)"),
+        (
+            ["run", "data=coco2017", "n=1", "out=here"],
+            "run `specbench fetch data=coco2017`, or name a folder that has it",
+        ),
+        (["run", "prompts=absent.txt", "out=here"], "there is no file absent.txt"),
+        (["run", "prompts=absent.txt", "split=train"], "has no parameter 'split' (it belongs to data scenes)"),
         (["run", "weights=/not/there"], "there is no folder '/not/there'"),
         (["run", "n=1", "out=/dev/null/x"], "cannot write into /dev/null/x (Not a directory)"),
         (["run", "-m", "n=1", "delta=1,2", "out=/dev/null/x"], "cannot write into /dev/null/x (Not a directory)"),
@@ -140,6 +148,22 @@ def test_a_run_and_the_same_again(call: Call, tmp_path: Path) -> None:
     code, _, err = call("run", "metrics=none", "n=2", "delta=2", "out=here")
     assert code == 2
     assert "delta=1.1, not delta=2.0" in err
+
+
+def test_prompts_of_ones_own_need_no_other_word(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "my own.txt").write_text("a red cat\n\na green dog\n")
+    code, out, _ = call("run", "prompts='my own.txt'", "metrics=none", "n=2", "out=here")
+    assert code == 0
+    assert "prompts, n=2" in out
+    assert [r.prompt for r in records.read_records(tmp_path / "here/records.jsonl")] == ["a red cat", "a green dog"]
+    row = records.read_rows(tmp_path / "here/row.csv")[0]
+    assert (row["data"], row["prompts"]) == ("prompts", "my own.txt")
+    code, _, err = call("run", "prompts='my own.txt'", "metrics=none", "n=3", "out=there")
+    assert (code, err) == (2, "specbench: data=prompts has 2 prompts here, not n=3: give n=2 at most\n")
+    (tmp_path / "two.txt").write_text("a blue bird\n")
+    words = ("-m", "prompts='my own.txt',two.txt", "metrics=none", "n=1", "out=grid")
+    assert call("run", *words)[0] == 0
+    assert {records.read_rows(p)[0]["prompts"] for p in tmp_path.glob("grid/*/row.csv")} == {"my own.txt", "two.txt"}
 
 
 def test_a_run_without_out_has_a_folder_under_runs(call: Call, tmp_path: Path) -> None:
@@ -311,7 +335,7 @@ def test_the_second_run_needs_no_torch(call: Call, tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("line", "completions"),
     [
-        ("specbench ", {"run", "audit", "list", "tables", "train"}),
+        ("specbench ", {"run", "audit", "fetch", "list", "tables", "train"}),
         ("specbench l", {"list"}),
         ("specbench run method=", {f"method={name}" for name in parameters.choices("method")}),
         ("specbench list ", set()),

@@ -179,7 +179,7 @@ def test_the_columns_are_those_of_the_design() -> None:
     assert [name for name in records.COLUMNS if name in names] == names
     assert all(records.COLUMNS.values())
     for name in parameters.TABLE:
-        assert name in records.COLUMNS or name in ("out", "metrics", "baseline")
+        assert name in records.COLUMNS or name in ("out", "data_dir", "metrics", "baseline")
 
 
 def test_rows_come_back_with_their_types(tmp_path: Path) -> None:

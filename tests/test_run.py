@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,9 @@ def test_a_run_leaves_what_it_promises(bench: Bench) -> None:
     assert records.read_rows(bench.one.row_path) == [row]
     made = records.read_records(bench.out / "records.jsonl")
     assert [(r.index, r.steps, r.tokens, r.batch) for r in made] == [(i, s, TOKENS, 1) for i, s in enumerate(STEPS)]
-    assert [r.prompt for r in made] == [item.prompt for item in data.load("scenes", "validation", 6)]
+    items = data.load(bench.one.cfg)
+    assert [(r.prompt, r.id) for r in made] == [(item.prompt, item.id) for item in items]
+    assert row["prompts_hash"] == data.prompts_hash(items)
     for record in made:
         with Image.open(bench.out / record.image) as image:
             assert records.digest(np.asarray(image)) == record.sha256
@@ -265,9 +267,58 @@ def test_other_weights_and_other_prompts_are_refused(bench: Bench, monkeypatch: 
         patch.setattr(run, "_weights_here", lambda cfg: "embedded:2")
         with pytest.raises(UsageError, match="begun with weights fake:0, and here are embedded:2"):
             run.execute(bench.one.cfg, bench.out)
-    monkeypatch.setattr(data, "load", lambda name, split, n: [data.Item(i, "else", None) for i in range(n)])
-    with pytest.raises(UsageError, match="prompts have changed"):
-        bench.run("n=3")
+    same = data.load(bench.one.cfg | {"n": 3})
+    for other in (replace(same[1], prompt="else"), replace(same[1], id="else")):
+        monkeypatch.setattr(data, "load", lambda cfg: [same[0], other, same[2]])  # noqa: B023
+        with pytest.raises(UsageError, match=r"prompts have changed .*\(index 1\)"):
+            bench.run("n=3")
+
+
+def test_a_file_of_prompts_is_gone_on_with_while_its_beginning_stays(bench: Bench, tmp_path: Path) -> None:
+    file = tmp_path / "my.txt"
+    file.write_text("one\ntwo\nthree\n")
+    first = bench.run(f"prompts={file}", "n=2")
+    assert (first["data"], first["split"], first["prompts"]) == ("prompts", None, str(file))
+    assert [(r.id, r.prompt) for r in records.read_records(bench.out / "records.jsonl")] == [("1", "one"), ("2", "two")]
+    assert f", prompts, n=2, {first['device_name']}" in run.report(bench.one, first)
+    file.write_text("one\ntwo\n3\n4\n")
+    assert bench.run(f"prompts={file}", "n=2") == first  # the first two are what they were
+    assert bench.one.nothing_left
+    assert bench.run(f"prompts={file}", "n=4")["prompts_hash"] != first["prompts_hash"]
+    assert bench.decoded.count(("method", 3)) == 1
+    file.write_text("one\n2\n3\n4\n")
+    for n in (2, 4, 3):  # finished or not
+        with pytest.raises(UsageError, match="the prompts have changed"):
+            bench.run(f"prompts={file}", f"n={n}")
+    file.unlink()
+    assert bench.run(f"prompts={file}", "n=4")["n"] == 4  # all was decoded while it was there
+    with pytest.raises(UsageError, match="there is no file"):
+        bench.run(f"prompts={file}", "n=5")
+
+
+def test_the_folder_of_a_data_set_may_move(bench: Bench, tmp_path: Path) -> None:
+    table = "Prompt\tCategory\n" + "".join(f"prompt {i}\tx\n" for i in range(9))
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "PartiPrompts.tsv").write_text(table)
+    first = bench.run("data=parti", f"data_dir={tmp_path}/a", "n=2")
+    more = bench.run("data=parti", f"data_dir={tmp_path}/b", "n=3")
+    assert [label for label, _ in bench.pipelines[1].decoded] == ["method"] * 2 + ["vanilla"] * 2  # warm-up, one more
+    assert str(tmp_path) not in bench.one.row_path.read_text()
+    assert first["prompts_hash"] != more["prompts_hash"]
+    (tmp_path / "b" / "PartiPrompts.tsv").write_text(table.replace("prompt", "Prompt"))
+    with pytest.raises(UsageError, match="the prompts have changed"):
+        bench.run("data=parti", f"data_dir={tmp_path}/b", "n=4")
+
+
+def test_a_prompt_names_no_file(bench: Bench, tmp_path: Path) -> None:
+    file = tmp_path / "my.json"
+    file.write_text(json.dumps([{"id": "../../out", "prompt": "/etc/passwd"}, {"id": "/tmp/x", "prompt": "x" * 9999}]))
+    bench.run(f"prompts={file}", "n=2", "baseline=false")
+    assert {p.name for p in (bench.out / "images").iterdir()} == {"00000.png", "00001.png"}
+    assert {p.name for p in tmp_path.iterdir()} == {"my.json", "run"}
+    with Image.open(bench.one.sheet_path) as sheet_:
+        assert sheet_.size[1] < 1000  # the long prompt is cut
 
 
 def test_a_deleted_picture_is_decoded_anew_and_a_changed_one_refused(bench: Bench) -> None:
@@ -470,15 +521,18 @@ def test_the_default_folder_is_new_every_time(tmp_path: Path, monkeypatch: pytes
 
 
 def test_items_are_the_first_of_their_split() -> None:
-    items = data.load("scenes", "validation", 5)
+    def load(name: str, split: str, n: int) -> list[data.Item]:
+        return data.load({"data": name, "split": split, "n": n})
+
+    items = load("scenes", "validation", 5)
     assert [item.index for item in items] == list(range(5))
-    assert items[:3] == data.load("scenes", "validation", 3)
-    assert items != data.load("scenes", "train", 5)
+    assert items[:3] == load("scenes", "validation", 3)
+    assert items != load("scenes", "train", 5)
     assert all(item.labels and len(item.labels) == 14 for item in items)
     with pytest.raises(UsageError, match="unknown data 'coco'"):
-        data.load("coco", "validation", 1)
+        load("coco", "validation", 1)
     with pytest.raises(UsageError, match="unknown split of scenes 'test'"):
-        data.load("scenes", "test", 1)
+        load("scenes", "test", 1)
 
 
 # --- the real pipeline ------------------------------------------------------------------------------------------------

@@ -116,6 +116,13 @@ def test_the_heat_map() -> None:
     assert (statistics.acceptance_by_position(made) == first / 2).all()
     with pytest.raises(ValueError, match="8 tokens are no square"):
         statistics.acceptance_by_position([replace(r, tokens=8) for r in made])
+    with pytest.raises(ValueError, match="8, 9 tokens"):
+        statistics.acceptance_by_position([made[0], replace(made[1], tokens=8)])
+    # rows with a new line each, and a token behind the last
+    wide = statistics.acceptance_by_position([replace(r, tokens=9) for r in made[:1]], width=4)
+    assert wide.tolist() == first.flatten()[:8].reshape(2, 4).tolist()
+    with pytest.raises(ValueError, match="less than a row of 10"):
+        statistics.acceptance_by_position(made[:1], width=10)
 
 
 def test_an_older_record_is_named() -> None:

@@ -101,6 +101,13 @@ class TabularSession:
         self.lookup = lookup
         self.length, self.vocab_size = lookup.length, lookup.size
         self.width = math.isqrt(self.length - 1) + 1  # as if it were a picture
+        self.codes = self.vocab_size
+
+    def forced(self, places: Tensor) -> Tensor | None:
+        return None
+
+    def constrain(self, logits: Tensor, places: Tensor) -> Tensor:
+        return logits
 
     def forward(self, tokens: Tensor, tree: Any, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         parent, depth = tree.parent.expand_as(tokens), tree.depth.expand_as(tokens)

@@ -1,33 +1,59 @@
-"""Prompts by data set and split. Importing this package imports no data set."""
+"""Prompts: which a run decodes. Importing this package imports no data set.
+
+A data set is one file conf/data/NAME.yaml, with the parameters that it has, and the function `items` of
+specbench/data/NAME.py, which takes the flat parameters of a run and gives its prompts in order.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from specbench import parameters
+from specbench.data.base import Item
 from specbench.errors import UsageError, unknown
 
-#: Data set -> its splits.
-SPLITS: dict[str, tuple[str, ...]] = {"scenes": ("train", "validation")}
+__all__ = ["DRAWN", "Item", "load", "prompts_hash"]
+
+#: Data sets that the code makes; the prompts of the others come from files, which may change.
+DRAWN = ("scenes", "imagenet")
+
+_MODULES = {"coco2014": "coco", "coco2017": "coco"}  # where it is not named like its data set
 
 
-@dataclass(frozen=True)
-class Item:
-    """One prompt of a split. `index` is its place there and, with the seed, the key of its random stream."""
+def load(cfg: Mapping[str, Any]) -> list[Item]:
+    """The prompts of a run with these flat parameters, in order: `data`, `n`, `seed` and what the data set declares.
 
-    index: int
-    prompt: str
-    labels: tuple[int, ...] | None  # attribute classes, for data sets that have them
-
-
-def load(name: str, split: str, n: int) -> list[Item]:
-    """The first `n` prompts of a split, in order; the same for ever. Raises UsageError for an unknown name or split."""
-    if name not in SPLITS:
-        raise unknown("data", name, SPLITS)
-    if split not in SPLITS[name]:
-        raise unknown(f"split of {name}", split, SPLITS[name])
+    The same parameters and files give the same prompts for ever, and a larger n extends a smaller one. Raises
+    UsageError for an unknown data set or split, absent or bad files, and where there are fewer than n.
+    """
+    name, n = cfg["data"], cfg["n"]
+    if name not in parameters.choices("data"):
+        raise unknown("data", name, parameters.choices("data"))
     if n < 1:
         raise UsageError(f"n must be a whole number of at least 1 (got {n})")
+    if name == "scenes":
+        return _scenes(cfg["split"], n)
+    module = importlib.import_module(f"specbench.data.{_MODULES.get(name, name)}")
+    items: list[Item] = module.items(cfg)
+    return items
+
+
+def _scenes(split: str, n: int) -> list[Item]:
+    """The first `n` of a split, whatever the seed: a split is an endless random sequence already, and each of its
+    captions belongs to a picture of the same index."""
+    if split not in (splits := parameters.TABLE["split"].choices):
+        raise unknown("split of scenes", split, splits)
     from specbench.data import scenes  # draws with torch, which a look at the choices must not import
 
     samples = (scenes.sample(split, index) for index in range(n))
-    return [Item(s.index, s.caption, tuple(s.scene.labels())) for s in samples]
+    return [Item(s.index, s.caption, tuple(s.scene.labels()), str(s.index)) for s in samples]
+
+
+def prompts_hash(items: Sequence[Item]) -> str:
+    """Twelve hexadecimal digits of a SHA-256 over the prompts and their ids, in order."""
+    pairs = [[item.id, item.prompt] for item in items]
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:12]

@@ -25,6 +25,16 @@ class Session(Protocol):
     length: int
     width: int  # places in a row of the image, raster order
     vocab_size: int
+    codes: int  # tokens 0 .. codes - 1 are pixels' codes; the image grammar's own follow
+
+    def forced(self, places: Tensor) -> Tensor | None:
+        """The one token that the image grammar allows at image places (B, n), -1 where it allows every code; None where
+        there is no grammar."""
+        ...
+
+    def constrain(self, logits: Tensor, places: Tensor) -> Tensor:
+        """Guided logits (B, n, V) of the tokens at image places (B, n), minus infinity where the grammar forbids."""
+        ...
 
     def forward(self, tokens: Tensor, tree: Tree, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (R, M, V) and hidden states (R, M, dim) of a draft's nodes, tokens (B, M); history (B, *) int64 holds
@@ -171,7 +181,7 @@ def decode(
         for _ in range(-(-lacking // reach)):
             draft = drafter.propose(state, history, count, steps)
             logits, hidden = session.forward(draft.tokens, draft.tree, history, count)
-            mixed = sampling.mix(logits)
+            mixed = session.constrain(sampling.mix(logits), count[:, None] + draft.tree.depth)
             p = sampling.law(mixed)
             full = sampling.full_law(mixed, p)
             judged = full if rule.soft and sampling.temperature == 0 else None

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from specbench.data import scenes
 from specbench.metrics.base import Item, Score, mean_and_stderr
 from specbench.metrics.embedded import EmbeddedMetric, as_input
 from specbench.models import evaluators as ev
@@ -60,9 +61,16 @@ class ClipScore(EmbeddedMetric):
     weights = ev.TWO_TOWER
 
     def judge(self, images: np.ndarray, items: Sequence[Item]) -> Score:
+        towers = ev.load(self.path, ev.TwoTower, self.device)
+        unread = sum(not readable(towers, item.prompt) for item in items)
+        if unread:
+            return Score.unmeasured(
+                f"{unread} of {len(items)} captions hold words that the model has never seen, or none: it knows those"
+                " of scenes only",
+                self.backend,
+            )
         from torchmetrics.multimodal.clip_score import CLIPScore  # takes seconds to import
 
-        towers = ev.load(self.path, ev.TwoTower, self.device)
         model = _AsClip(towers)
         as_clip: Any = lambda: (model, _Processor(towers))  # noqa: E731 (typed as transformers' classes)
         metric = CLIPScore(as_clip).to(self.device)
@@ -72,10 +80,10 @@ class ClipScore(EmbeddedMetric):
             metric.update(x, [item.prompt for item in items[rows]])
             cosines.append((model.seen * model.said).sum(-1).cpu().numpy())
         mean, stderr = mean_and_stderr(np.concatenate(cosines))
-        notes = []
-        if mean < 0:
-            notes.append("the mean cosine is negative, which counts as 0")
-        strange = sum(bool(towers.unknown_words(item.prompt)) for item in items)
-        if strange:
-            notes.append(f"{strange} of {len(items)} captions hold words that the model has never seen")
-        return Score(float(metric.compute()) / 100, stderr, self.backend, "; ".join(notes))
+        note = "the mean cosine is negative, which counts as 0" if mean < 0 else ""
+        return Score(float(metric.compute()) / 100, stderr, self.backend, note)
+
+
+def readable(towers: ev.TwoTower, caption: str) -> bool:
+    """Whether a caption has words, and the model has seen all of them."""
+    return bool(scenes.words(caption)) and not towers.unknown_words(caption)

@@ -47,6 +47,11 @@ class EmbeddedMetric(Metric):
             yield rows, x.to(self.device)
 
 
+def of_scenes(item: Item) -> bool:
+    """Whether an item's labels are attributes of scenes; other data sets have none, or classes of their own."""
+    return item.labels is not None and len(item.labels) == len(scenes.ATTRIBUTES)
+
+
 def as_input(x: Tensor) -> Tensor:
     """uint8 (B, 3, H, W) -> float32 in [-1, 1], what every embedded evaluator reads."""
     return x.float() / 127.5 - 1

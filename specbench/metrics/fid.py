@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from specbench.data import scenes
 from specbench.metrics.base import Item, Score
-from specbench.metrics.embedded import EmbeddedMetric, as_input
+from specbench.metrics.embedded import EmbeddedMetric, as_input, of_scenes
 from specbench.models import evaluators as ev
 
 if TYPE_CHECKING:
@@ -151,8 +151,8 @@ class FrechetDistance(EmbeddedMetric):
         if len(images) < 16 * d:  # an estimated covariance is biased as 1 / n
             far = "far " if len(images) <= d else ""
             notes.append(f"n = {len(images)} for {d} features: biased {far}upwards, compare only runs of the same n")
-        if any(item.labels is None for item in items):
-            notes.append("some prompts are not of scenes")
+        if strangers := sum(not of_scenes(item) for item in items):
+            notes.append(f"{strangers} of {len(items)} prompts are not of scenes, the real pictures are")
         return Score(float(metric.compute()), standard_error(torch.cat(kept), reference), backend, "; ".join(notes))
 
     def reference(self, classifier: ev.Classifier, backend: str) -> Reference:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from specbench.data import scenes
 from specbench.metrics.base import Item, Score, mean_and_stderr
-from specbench.metrics.embedded import EmbeddedMetric, as_input
+from specbench.metrics.embedded import EmbeddedMetric, as_input, of_scenes
 from specbench.models import evaluators as ev
 
 CHANCE = torch.tensor([1 / len(choices) for choices in scenes.ATTRIBUTES.values()])
@@ -39,9 +39,9 @@ class ImageReward(EmbeddedMetric):
     weights = ev.READER
 
     def judge(self, images: np.ndarray, items: Sequence[Item]) -> Score:
-        if any(item.labels is None for item in items):
+        if not all(map(of_scenes, items)):
             return Score.unmeasured(
-                "these prompts come without labels, so nothing says what should be read", self.backend
+                "these prompts come without labels of scenes, so nothing says what should be read", self.backend
             )
         labels = torch.tensor([item.labels for item in items], dtype=torch.int64)
         reader = ev.load(self.path, ev.AttributeReader, self.device)

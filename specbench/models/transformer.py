@@ -1,12 +1,14 @@
 """The one Llama-shaped Transformer: every autoregressive target and every drafter is a configuration of it.
 
-Parameter names are LlamaGen's official ones. The module is stateless; caches, positions and masks are arguments.
+Parameter names are LlamaGen's official ones; q_norm and k_norm are Chameleon's. The module is stateless: caches,
+positions and masks are arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +19,18 @@ from specbench.engine.ops import KVCache, attention, linear
 
 @dataclass(frozen=True)
 class BlockConfig:
+    """rotary: which coordinates of a head turn together, (2i, 2i + 1) or (i, i + head_dim / 2); qk_norm: rows of the
+    LayerNorm on queries and keys, each serving as many heads (one: shared by all; 0: none); post_norm: norms stand
+    after attention and feed-forward (Chameleon's `swin_norm`)."""
+
     dim: int
     n_heads: int
     n_kv_heads: int
     ffn_dim: int
     norm_eps: float = 1e-5
+    rotary: Literal["interleaved", "halves"] = "interleaved"
+    qk_norm: int = 0
+    post_norm: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -57,17 +66,47 @@ def grid_rotary(side: int, head_dim: int, prefix: int, extra: int = 0, base: flo
     return torch.cat([torch.zeros(prefix, *cells.shape[1:]), cells, cells[-1:].expand(extra, -1, -1)])
 
 
-def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Rotate interleaved pairs (2i, 2i+1) of x (rows, n, heads, head_dim) by table (rows or 1, n, head_dim / 2, 2)."""
+def line_rotary(places: int, head_dim: int, base: float) -> Tensor:
+    """The one-dimensional rotary table (places, head_dim / 2, 2) of (cos, sin), float32."""
+    freqs = 1.0 / base ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    angles = torch.arange(places).float()[:, None] * freqs
+    return torch.stack([angles.cos(), angles.sin()], -1)
+
+
+def rotate(x: Tensor, table: Tensor, rotary: str) -> Tensor:
+    """Rotate the pairs of x (rows, n, heads, head_dim) by table (rows or 1, n, head_dim / 2, 2); see `BlockConfig`."""
+    if rotary == "halves":
+        cos, sin = table.unsqueeze(2).unbind(-1)
+        a, b = x.float().chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).type_as(x)
     turn = torch.view_as_complex(table).unsqueeze(2)
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * turn).flatten(-2).type_as(x)
+
+
+class HeadNorm(nn.Module):
+    """LayerNorm over head_dim with weight and bias (rows, head_dim): a row serves heads / rows heads in turn
+    (reference README (19))."""
+
+    def __init__(self, rows: int, head_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(rows, head_dim))
+        self.bias = nn.Parameter(torch.zeros(rows, head_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (rows, n, heads, head_dim)."""
+        each = x.shape[2] // len(self.weight)
+        weight, bias = self.weight.repeat_interleave(each, 0), self.bias.repeat_interleave(each, 0)
+        return F.layer_norm(x, x.shape[-1:], eps=1e-5) * weight + bias
 
 
 class Attention(nn.Module):
     def __init__(self, cfg: BlockConfig) -> None:
         super().__init__()
         self.cfg = cfg
+        if cfg.qk_norm:
+            self.q_norm = HeadNorm(cfg.qk_norm, cfg.head_dim)
+            self.k_norm = HeadNorm(min(cfg.qk_norm, cfg.n_kv_heads), cfg.head_dim)
         self.wqkv = nn.Linear(cfg.dim, (cfg.n_heads + 2 * cfg.n_kv_heads) * cfg.head_dim, bias=False)
         self.wo = nn.Linear(cfg.dim, cfg.dim, bias=False)
 
@@ -79,7 +118,10 @@ class Attention(nn.Module):
         q, k, v = (
             linear(x, self.wqkv.weight).view(r, n, -1, c.head_dim).split((c.n_heads, c.n_kv_heads, c.n_kv_heads), 2)
         )
-        q, k, v = rotate(q, rope).transpose(1, 2), rotate(k, rope).transpose(1, 2), v.transpose(1, 2)
+        if c.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, rope, c.rotary).transpose(1, 2), rotate(k, rope, c.rotary).transpose(1, 2)
+        v = v.transpose(1, 2)
         if cache is not None:
             assert slots is not None
             k, v = cache.write(layer, slots, k, v)
@@ -99,10 +141,11 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and SwiGLU. `input_norm=False` drops the first norm (the first layer of an EAGLE drafter)."""
+    """Attention and SwiGLU. `input_norm=False` drops the first norm (the first layer of an EAGLE drafter)."""
 
     def __init__(self, cfg: BlockConfig, input_norm: bool = True) -> None:
         super().__init__()
+        self.post_norm = cfg.post_norm
         self.attention = Attention(cfg)
         self.feed_forward = FeedForward(cfg)
         self.attention_norm = RMSNorm(cfg.dim, cfg.norm_eps) if input_norm else nn.Identity()
@@ -122,6 +165,9 @@ class Block(nn.Module):
         Without a mask attention is causal over x itself (training). With a cache, keys are all its slots and `slots`
         (rows, n) int64 says where this call's keys go.
         """
+        if self.post_norm:
+            h = x + self.attention_norm(self.attention(x, rope, mask, cache, layer, slots))
+            return h + self.ffn_norm(self.feed_forward(h))
         h = x + self.attention(self.attention_norm(x), rope, mask, cache, layer, slots)
         return h + self.feed_forward(self.ffn_norm(h))
 

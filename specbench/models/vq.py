@@ -1,16 +1,25 @@
-"""The convolutional VQ tokenizer of LlamaGen (tensor names of the official `vq_ds*.pt` files).
+"""One convolutional autoencoder for LlamaGen's tokenizers, Chameleon's VQGAN, MAR's KL-16 and the embedded tokenizer.
 
-Encoder: convolutions at falling resolution, attention at the lowest level. The codebook is normalised at look-up, and
-so is the encoder's output. Decoder levels are stored in the order they run, lowest resolution first. Facts:
-reference README (10) and the manifest of `vq_ds16_t2i`.
+Encoder: residual blocks at falling resolution, attention at some levels and in the middle; the decoder mirrors it. The
+configuration says what differs. Our tensor names are those of LlamaGen's `vq_ds*.pt`; decoder levels are stored in the
+order they run, lowest resolution first. Facts: reference README (10), (26), (37) and the manifests of the files named
+at each configuration.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from specbench.errors import UsageError
+from specbench.models.naming import Place, Table
 
 
 @dataclass(frozen=True)
@@ -19,17 +28,53 @@ class VQConfig:
     ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)
     num_res_blocks: int = 2
     z_channels: int = 256
-    codebook_size: int = 16384
+    codebook_size: int = 16384  # 0: no codebook; the latent is a mean and a log variance
     codebook_embed_dim: int = 8
     norm_groups: int = 32  # 32 officially; a narrow tokenizer needs fewer, or a group is one channel and loses its mean
-    attention: bool = True
+    attention: bool = True  # in the middle, and at the levels below
+    #: levels with attention, 0 the highest resolution; None: the lowest resolution alone
+    encoder_attention: tuple[int, ...] | None = None
+    decoder_attention: tuple[int, ...] | None = None
+    codebook_l2_norm: bool = True  # code vectors and the encoder's output are scaled to unit length before use
 
     @property
     def downsample(self) -> int:
         return 2 ** (len(self.ch_mult) - 1)
 
-    def to_dict(self) -> dict:
-        return asdict(self)
+    @property
+    def double_z(self) -> bool:
+        """Whether the encoder gives a mean and a log variance."""
+        return self.codebook_size == 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, for a file. The later ones are left out at their defaults: a tokenizer saved without them stays
+        the same file, by whose digest rows name it."""
+        later = ("encoder_attention", "decoder_attention", "codebook_l2_norm")
+        usual = {f.name: f.default for f in fields(self) if f.name in later}
+        return {k: v for k, v in asdict(self).items() if k not in usual or v != usual[k]}
+
+    def reduced(self, codebook_size: int) -> VQConfig:
+        """The same kind of network, as narrow as 32 groups allow, with another number of codes."""
+        return replace(
+            self,
+            ch=32,
+            num_res_blocks=1,
+            z_channels=min(self.z_channels, 32),
+            codebook_size=codebook_size,
+            codebook_embed_dim=min(self.codebook_embed_dim, 16),
+        )
+
+
+#: `vq_ds16_c2i.pt` and `vq_ds16_t2i.pt` (their manifests)
+LLAMAGEN_16 = VQConfig()
+#: `vq_ds8_c2i.pt` (its manifest)
+LLAMAGEN_8 = VQConfig(ch_mult=(1, 2, 2, 4))
+#: `vqgan.ckpt` of Chameleon, Lumina-mGPT and Anole (manifest of chameleon_vqgan.ckpt): the codebook is used as stored
+CHAMELEON = VQConfig(
+    codebook_size=8192, codebook_embed_dim=256, encoder_attention=(), decoder_attention=(), codebook_l2_norm=False
+)
+#: `kl16.ckpt` of MAR (its manifest); decode takes latents divided by 0.2325, which is the caller's to do
+KL16 = VQConfig(z_channels=16, codebook_size=0, codebook_embed_dim=16, decoder_attention=())
 
 
 class ResBlock(nn.Module):
@@ -99,6 +144,10 @@ class Level(nn.Module):
         return x
 
 
+def _levels(cfg: VQConfig, chosen: tuple[int, ...] | None) -> Iterable[int]:
+    return () if not cfg.attention else (len(cfg.ch_mult) - 1,) if chosen is None else chosen
+
+
 def _middle(c: int, groups: int, attention: bool) -> nn.ModuleList:
     return nn.ModuleList(
         [ResBlock(c, c, groups), AttnBlock(c, groups) if attention else nn.Identity(), ResBlock(c, c, groups)]
@@ -111,14 +160,15 @@ class Encoder(nn.Module):
         chans = [cfg.ch * m for m in cfg.ch_mult]
         ins = [cfg.ch, *chans[:-1]]
         last = len(chans) - 1
+        attending = _levels(cfg, cfg.encoder_attention)
         self.conv_in = nn.Conv2d(3, cfg.ch, 3, padding=1)
         self.conv_blocks = nn.ModuleList(
-            Level(a, b, cfg.num_res_blocks, cfg.norm_groups, cfg.attention and i == last, True if i < last else None)
+            Level(a, b, cfg.num_res_blocks, cfg.norm_groups, i in attending, True if i < last else None)
             for i, (a, b) in enumerate(zip(ins, chans, strict=True))
         )
         self.mid = _middle(chans[-1], cfg.norm_groups, cfg.attention)
         self.norm_out = nn.GroupNorm(cfg.norm_groups, chans[-1], eps=1e-6)
-        self.conv_out = nn.Conv2d(chans[-1], cfg.z_channels, 3, padding=1)
+        self.conv_out = nn.Conv2d(chans[-1], cfg.z_channels * (2 if cfg.double_z else 1), 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv_in(x)
@@ -133,10 +183,11 @@ class Decoder(nn.Module):
         chans = [cfg.ch * m for m in reversed(cfg.ch_mult)]
         ins = [chans[0], *chans[:-1]]
         last = len(chans) - 1
+        attending = _levels(cfg, cfg.decoder_attention)
         self.conv_in = nn.Conv2d(cfg.z_channels, chans[0], 3, padding=1)
         self.mid = _middle(chans[0], cfg.norm_groups, cfg.attention)
         self.conv_blocks = nn.ModuleList(
-            Level(a, b, cfg.num_res_blocks + 1, cfg.norm_groups, cfg.attention and i == 0, False if i < last else None)
+            Level(a, b, cfg.num_res_blocks + 1, cfg.norm_groups, last - i in attending, False if i < last else None)
             for i, (a, b) in enumerate(zip(ins, chans, strict=True))
         )
         self.norm_out = nn.GroupNorm(cfg.norm_groups, chans[-1], eps=1e-6)
@@ -149,47 +200,153 @@ class Decoder(nn.Module):
         return self.conv_out(F.silu(self.norm_out(x)))
 
 
+def fill(codes: Tensor, grid: tuple[int, int] | None) -> tuple[int, int]:
+    """The grid (h, w) that codes (B, h*w) fill, row by row: as given, or a square. ValueError where they do not."""
+    side = int(codes.shape[1] ** 0.5)
+    h, w = grid or (side, side)
+    if min(h, w) < 1 or h * w != codes.shape[1]:
+        raise ValueError(f"{codes.shape[1]} codes do not fill a {h} x {w} grid")
+    return h, w
+
+
 class Quantizer(nn.Module):
-    def __init__(self, size: int, dim: int) -> None:
+    def __init__(self, size: int, dim: int, l2_norm: bool) -> None:
         super().__init__()
+        self.l2_norm = l2_norm
         self.embedding = nn.Embedding(size, dim)
 
     @property
     def codebook(self) -> Tensor:
-        """(codebook_size, dim) float, rows of unit length."""
-        return F.normalize(self.embedding.weight.float(), dim=-1)
+        """(codebook_size, dim) float, the vectors that are decoded: of unit length where `l2_norm`."""
+        table = self.embedding.weight.float()
+        return F.normalize(table, dim=-1) if self.l2_norm else table
 
     def nearest(self, z: Tensor) -> Tensor:
-        """Indices (...,) int64 of the code nearest to each vector of z (..., dim); both are normalised first."""
-        return (F.normalize(z.float(), dim=-1) @ self.codebook.T).argmax(-1)
+        """Indices (...,) int64 of the code nearest to each vector of z (..., dim); where `l2_norm`, z is normalised,
+        too. The first of equally near ones."""
+        table = self.codebook
+        if self.l2_norm:
+            return (F.normalize(z.float(), dim=-1) @ table.T).argmax(-1)
+        return (z.float() @ table.T - table.square().sum(-1) / 2).argmax(-1)
 
 
-class VQModel(nn.Module):
-    """Images (B, 3, H, W) in [-1, 1]  <->  codes (B, H/f * W/f) int64, row by row."""
+class Autoencoder(nn.Module):
+    """What a tokenizer and a KL autoencoder share. Images are (B, 3, H, W) in [-1, 1]."""
+
+    quantize: Quantizer
 
     def __init__(self, cfg: VQConfig) -> None:
         super().__init__()
         self.cfg = cfg
         self.encoder, self.decoder = Encoder(cfg), Decoder(cfg)
-        self.quantize = Quantizer(cfg.codebook_size, cfg.codebook_embed_dim)
-        self.quant_conv = nn.Conv2d(cfg.z_channels, cfg.codebook_embed_dim, 1)
+        if cfg.codebook_size:
+            self.quantize = Quantizer(cfg.codebook_size, cfg.codebook_embed_dim, cfg.codebook_l2_norm)
+        double = 2 if cfg.double_z else 1
+        self.quant_conv = nn.Conv2d(double * cfg.z_channels, double * cfg.codebook_embed_dim, 1)
         self.post_quant_conv = nn.Conv2d(cfg.codebook_embed_dim, cfg.z_channels, 1)
 
     def pre_quant(self, image: Tensor) -> Tensor:
-        """Encoder output before normalisation, (B, dim, h, w)."""
+        """Encoder output before quantising, (B, dim, h, w); of a KL autoencoder (B, 2 dim, h, w): means, then log
+        variances."""
         return self.quant_conv(self.encoder(image))
+
+    def decode_latent(self, z: Tensor) -> Tensor:
+        """Latents (B, dim, h, w) -> images, not clamped."""
+        return self.decoder(self.post_quant_conv(z))
+
+
+class VQModel(Autoencoder):
+    """Images (B, 3, H, W) in [-1, 1]  <->  codes (B, H/f * W/f) int64, row by row."""
 
     def encode(self, image: Tensor) -> Tensor:
         return self.quantize.nearest(self.pre_quant(image).permute(0, 2, 3, 1)).flatten(1)
 
-    def decode_latent(self, z: Tensor) -> Tensor:
-        return self.decoder(self.post_quant_conv(z))
+    def look_up(self, codes: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
+        """Latents (B, dim, h, w) of codes (B, h*w). `grid` is (h, w); square when left out."""
+        h, w = fill(codes, grid)
+        z = self.quantize.codebook[codes].view(codes.shape[0], h, w, -1).permute(0, 3, 1, 2)
+        return z.to(self.post_quant_conv.weight.dtype)
 
     def decode(self, codes: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
-        """Codes (B, h*w) -> images (B, 3, H, W), not clamped. `grid` is (h, w); square when left out."""
-        side = int(codes.shape[1] ** 0.5)
-        h, w = grid or (side, side)
-        if h * w != codes.shape[1]:
-            raise ValueError(f"{codes.shape[1]} codes do not fill a {h} x {w} grid")
-        z = self.quantize.codebook[codes].view(codes.shape[0], h, w, -1).permute(0, 3, 1, 2)
-        return self.decode_latent(z.to(self.post_quant_conv.weight.dtype))
+        """Codes (B, h*w) -> images (B, 3, H, W), not clamped. `grid` as in `look_up`."""
+        return self.decode_latent(self.look_up(codes, grid))
+
+    def codebook(self) -> Tensor:
+        """The code vectors (V, dim) float that rules measure proximity in: the table as stored, never normalised
+        (reference README (18))."""
+        return self.quantize.embedding.weight.float()
+
+
+class KLModel(Autoencoder):
+    """Images (B, 3, H, W) in [-1, 1]  <->  latents (B, dim, H/f, W/f), unscaled; `decode_latent` goes back."""
+
+    def encode(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """(mean, log variance) of the latent's normal law, each (B, dim, H/f, W/f)."""
+        mean, log_variance = self.pre_quant(image).chunk(2, 1)
+        return mean, log_variance.clamp(-30, 20)  # the bounds of latent diffusion's autoencoders
+
+
+# --- official files ---------------------------------------------------------------------------------------------------
+
+#: names in LlamaGen's files that mean nothing at inference: which codes were used lately
+LLAMAGEN_IGNORED = (r"quantize\.codebook_used",)
+#: in vqgan.ckpt and kl16.ckpt, which the official code reads with strict=False: the discriminator, a moving average
+TAMING_IGNORED = (r"loss\..*", r"model_ema\..*")
+
+
+def _names(cfg: VQConfig) -> list[str]:
+    with torch.device("meta"):
+        return list(Autoencoder(cfg).state_dict())
+
+
+def llamagen_table(cfg: VQConfig) -> Table:
+    """Where the tensors of `vq_ds*.pt` (under the key "model") go: each to its own name."""
+    return {name: Place(name) for name in _names(cfg)}
+
+
+def taming_table(cfg: VQConfig) -> Table:
+    """Where the tensors of Chameleon's `vqgan.ckpt` (under "state_dict") and MAR's `kl16.ckpt` (under "model") go.
+    Their decoder levels are numbered by resolution, 0 the highest (notes of the golden chameleon_vqgan)."""
+    last = len(cfg.ch_mult) - 1
+
+    def official(name: str) -> str:
+        for ours, theirs in (("0", "block_1"), ("1", "attn_1"), ("2", "block_2")):
+            name = name.replace(f"coder.mid.{ours}.", f"coder.mid.{theirs}.")
+        name = re.sub(r"decoder\.conv_blocks\.(\d+)", lambda m: f"decoder.up.{last - int(m[1])}", name)
+        return name.replace("encoder.conv_blocks.", "encoder.down.").replace(".res.", ".block.")
+
+    return {official(name): Place(name) for name in _names(cfg)}
+
+
+def sized(official: VQConfig, shapes: Mapping[str, tuple[int, ...]], where: str = "the file") -> VQConfig:
+    """`official` with the sizes of a file, read from the shapes of its tensors under either naming; UsageError where
+    they are none of an autoencoder's.
+
+    The file formats carry no sizes. What no shape tells (norm groups, the codebook's use), and the levels with
+    attention, stay as in `official`.
+    """
+    widths: dict[int, list[int]] = {}  # of the encoder's residual blocks, level by level
+    try:
+        for name, shape in shapes.items():
+            if m := re.fullmatch(r"encoder\.(?:conv_blocks|down)\.(\d+)\.(?:res|block)\.\d+\.conv2\.weight", name):
+                widths.setdefault(int(m[1]), []).append(shape[0])
+        ch = shapes["encoder.conv_in.weight"][0]
+        if ch % official.norm_groups:
+            raise ValueError("norms would not divide the channels")
+        return replace(
+            official,
+            ch=ch,
+            ch_mult=tuple(widths[level][0] // ch for level in range(len(widths))),
+            num_res_blocks=len(widths[0]),
+            z_channels=shapes["post_quant_conv.weight"][0],
+            codebook_size=shapes["quantize.embedding.weight"][0] if official.codebook_size else 0,
+            codebook_embed_dim=shapes["post_quant_conv.weight"][1],
+        )
+    except (LookupError, ValueError, ZeroDivisionError) as e:
+        raise UsageError(f"{where} does not hold this kind of image tokenizer; name the official file") from e
+
+
+def truncated(images: Tensor) -> np.ndarray:
+    """float (B, 3, H, W) in [-1, 1] -> uint8 (B, H, W, 3), clamped and truncated, as the pipelines of Chameleon
+    (notes of the golden chameleon_vqgan) and Emu3 do. LlamaGen's rounds, as `specbench.data.scenes.to_uint8` does."""
+    return ((images.float().clamp(-1, 1) + 1) / 2 * 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()

@@ -44,7 +44,8 @@ class DraftModel:
         logits = session.feed_chain(torch.cat([earlier, token], 1), torch.cat([root - 1, root], 1))[:, -1]
         tokens, laws = [token], []
         for d in range(1, self.tree.nodes):
-            law = sampling.law(sampling.mix(logits))
+            place = count[:, None] + (d - 1)
+            law = sampling.law(session.constrain(sampling.mix(logits)[:, None], place))[:, 0]
             laws.append(law)
             tokens.append(draw(law, state.streams.uniform(step, DRAFT + d, 1)[:, 0])[:, None])
             if d + 1 < self.tree.nodes:

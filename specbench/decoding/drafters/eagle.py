@@ -24,6 +24,7 @@ class _State:
     streams: Streams
     cache: Any
     keys: Tensor
+    usable: Tensor  # (R, slots): entries that may be seen
     pending: Tensor  # (R, D + 1, dim): target hidden states of the places committed last, oldest first
     fresh: Tensor  # (B,): how many of them count, less one
 
@@ -89,39 +90,44 @@ class _Entries:
         hidden = session.prefix_hidden  # (R, P - 1, dim)
         rows, known, dim = hidden.shape
         slots = known + session.length + 2 * (self.tree.height + 1) + self.expanded
-        self.head.rope(slots - known - session.length)
+        self.head.rope(slots)
         cache = self.head.new_cache(rows, slots)
         keys = torch.arange(slots, device=device)
+        usable = torch.ones(rows, slots, dtype=torch.bool, device=device)
+        if self.head.cfg.line:
+            usable[:, :known] = session.prefix.valid[:, :known]
         pending = hidden.new_zeros(rows, self.tree.height + 1, dim)
         pending[:, 0] = hidden[:, -1]  # the entry of the last prefilled place is fed with the first step
-        if known > 1:
-            places = torch.arange(known - 1, device=device).expand(rows, -1)
-            mask = (keys <= places.unsqueeze(-1)).unsqueeze(1)
-            self.head.hidden(torch.zeros_like(places), hidden[:, :-1], places, mask, cache, places)
-        return _State(
+        state = _State(
             session,
             sampling,
             streams,
             cache,
             keys,
+            usable,
             pending,
             torch.zeros(len(streams), dtype=torch.int64, device=device),
         )
+        if known > 1:
+            entries = torch.arange(known - 1, device=device).expand(rows, -1)
+            self._feed(state, session.prefix.ids[:, 1:known], hidden[:, :-1], entries)
+        return state
+
+    def _feed(self, state: _State, ids: Tensor, hidden: Tensor, entries: Tensor) -> Tensor:
+        """Outputs (R, n, dim) of `entries` (R, n), each seeing all before it."""
+        own = entries.unsqueeze(-1)
+        mask = ((state.keys <= own) & state.usable.unsqueeze(1)) | (state.keys == own)
+        turn = self.head.turns(entries, state.session.padding)
+        return self.head.hidden(ids, hidden, turn, mask.unsqueeze(1), state.cache, entries)
 
     def _newest(self, state: _State, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Feeds what the last verdict made known. Returns the newest entry's place (B, 1) and output (R, 1, dim)."""
         session = state.session
-        both = session.both
-        prefix = session.prefix_length
-        last = count[:, None] + (prefix - 2)  # (B, 1): the newest entry, b - 1
+        last = count[:, None] + (session.prefix_length - 2)  # (B, 1): the newest entry, b - 1
         lane = torch.arange(self.tree.height + 1, device=count.device)
         places = last - state.fresh[:, None] + lane  # (B, D + 1); those beyond `last` are padding
-        held = (places + 1 - prefix).clamp_min(0)
-        tokens = torch.where(places + 1 < prefix, 0, history.gather(1, held))
-        at = both(places)
-        mask = (state.keys <= at.unsqueeze(-1)).unsqueeze(1)
-        out = self.head.hidden(both(tokens), state.pending, at, mask, state.cache, at)
-        return last, take(out, both(state.fresh)[:, None])
+        out = self._feed(state, session.ids_at(places + 1, history), state.pending, session.both(places))
+        return last, take(out, session.both(state.fresh)[:, None])
 
     def _expand(
         self, state: _State, tokens: Tensor, features: Tensor, last: Tensor, depth: int, first: int, sees: Tensor
@@ -138,8 +144,15 @@ class _Entries:
         held = both(sees.expand(len(tokens), -1, -1))
         index = offset.clamp(0, self.expanded - 1).unsqueeze(1).expand(-1, n, -1)
         among = held.gather(2, index) & ((offset >= 0) & (offset < self.expanded)).unsqueeze(1)
-        mask = ((offset < 0).unsqueeze(1) | among).unsqueeze(1)
-        return self.head.hidden(both(tokens), features, turn, mask, state.cache, slots)
+        mask = torch.where((offset < 0).unsqueeze(1), state.usable.unsqueeze(1), among).unsqueeze(1)
+        ids, turn = both(state.session.model.ids(tokens)), self.head.turns(turn, state.session.padding)
+        return self.head.hidden(ids, features, turn, mask, state.cache, slots)
+
+    def _guided(self, state: _State, features: Tensor, place: Tensor) -> Tensor:
+        """Guided logits (B, n, V) at features (R, n, dim) of the tokens at one image place (B,) a row."""
+        session = state.session
+        logits = state.sampling.mix(session.model.head(features))
+        return session.constrain(logits, place[:, None].expand(-1, features.shape[1]))
 
     def commit(self, state: _State, outcome: Outcome) -> None:
         both = state.session.both
@@ -165,22 +178,24 @@ class Eagle(_Entries):
         last, feature = self._newest(state, history, count)
         drafted = history.new_zeros(len(count), tree.nodes)
         drafted[:, :1] = history.gather(1, (count - 1).clamp_min(0)[:, None])
-        laws = [self._children(state, 0, feature, drafted, step)]
+        laws = [self._children(state, 0, feature, drafted, count, step)]
         features = feature  # of the root and the expanded nodes, in order
         for number, level in enumerate(self.levels[1:], start=1):
             tokens, parents = drafted[:, level.nodes], features[:, level.parents]
             out = self._expand(state, tokens, parents, last, number, level.first, level.sees.unsqueeze(0))
             features = torch.cat([features, out], 1)
-            laws.append(self._children(state, number, out, drafted, step))
+            laws.append(self._children(state, number, out, drafted, count, step))
         valid = _after_first(count, tree.nodes)
         chosen = torch.zeros_like(valid) if state.sampling.temperature == 0 and not tree.is_chain else None
         return Draft(tree, drafted, torch.cat(laws, 1), valid, chosen)
 
-    def _children(self, state: _State, number: int, features: Tensor, drafted: Tensor, step: Tensor) -> Tensor:
+    def _children(
+        self, state: _State, number: int, features: Tensor, drafted: Tensor, count: Tensor, step: Tensor
+    ) -> Tensor:
         """Draw the children of a level from the laws (B, n, V) at its features (R, n, dim); writes their tokens to
         `drafted`."""
         sampling, level = state.sampling, self.levels[number]
-        logits = sampling.mix(state.session.model.head(features)).float()
+        logits = self._guided(state, features, count + number).float()
         law = sampling.law(logits)
         n, vocab = law.shape[1:]
         if self.tree.is_chain:
@@ -207,8 +222,8 @@ class Eagle2(_Entries):
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
         outputs = feature  # of the root and the expanded nodes, in order
 
-        def law(features: Tensor) -> Tensor:
-            logits = sampling.mix(state.session.model.head(features))
+        def law(features: Tensor, depth: int) -> Tensor:
+            logits = self._guided(state, features, count + depth)
             return sampling.full_law(logits, sampling.law(logits))
 
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
@@ -216,9 +231,9 @@ class Eagle2(_Entries):
             above = take(outputs, both(parents))
             new = self._expand(state, tokens, above, last, depth, first, sees)
             outputs = torch.cat([outputs, new], 1)
-            return law(new)
+            return law(new, depth)
 
-        draft = self.grower.grow(root, law(feature), expand, sampling)
+        draft = self.grower.grow(root, law(feature, 0), expand, sampling)
         draft.valid &= _after_first(count, draft.tree.nodes)
         return draft
 

@@ -51,7 +51,9 @@ class Medusa:
         return _State(session, sampling, session.prefix_hidden[:, -1])
 
     def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        logits = state.sampling.mix(self.heads(state.hidden, self.tree.height)).float()  # (B, D, V)
+        places = count[:, None] + torch.arange(self.tree.height, device=count.device)
+        logits = state.sampling.mix(self.heads(state.hidden, self.tree.height))  # (B, D, V)
+        logits = state.session.constrain(logits, places).float()
         laws = state.sampling.law(logits)
         likeliest = logits.topk(self.most, dim=-1).indices
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])

@@ -34,9 +34,11 @@ _GUMBEL = PURPOSES - 1  # of step 0: the noise of a place is the same at every s
 
 @dataclass
 class _State:
+    session: Any
     sampling: Sampling
     streams: Streams
     side: int  # places in a row of the image
+    anything: Tensor  # (V,): the uniform law over the codes
     tokens: Tensor  # (B, H): the window along the draft's first path
     laws: Tensor  # (B, H, V): the law each was drawn from
     past: Tensor  # (B, K, V): laws of the K places committed last, oldest first; K = 0 unless drawn from
@@ -46,7 +48,7 @@ class _State:
 class Window:
     """`window` draft tokens a step.
 
-    init: how new places begin. "random" is uniform over the vocabulary; "horizontal_repeat" and "vertical_repeat"
+    init: how new places begin. "random" is uniform over the codes; "horizontal_repeat" and "vertical_repeat"
     repeat the nearest known token to the left or above (a point mass); "..._sample" draw from its law. A place that has
     no such neighbour begins at random. refine: renew the places that were not committed; without it they begin anew
     (SJD, appendix H). coupling: how a place is renewed from law q to p. "none" draws anew (SJD), "maximal" keeps the
@@ -91,13 +93,16 @@ class Window:
             setattr(self, name, getattr(self, name).to(device))
         size, height = session.vocab_size, self.tree.height
         keep = {"horizontal_sample": 1, "vertical_sample": session.width}.get(self.init, 0)
+        anything = (torch.arange(size, device=device) < session.codes) / session.codes
         return _State(
+            session,
             sampling,
             streams,
             session.width,
+            anything,
             torch.zeros(rows, height, dtype=torch.int64, device=device),
-            torch.full((rows, height, size), 1.0 / size, device=device),
-            torch.full((rows, keep, size), 1.0 / size, device=device),
+            anything.expand(rows, height, -1).clone(),
+            anything.expand(rows, keep, -1).clone(),
         )
 
     def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
@@ -194,7 +199,8 @@ class Window:
             up = (place - last + side - 1) // side * side
             source, orphan = torch.where(place < up, place % side, place - up), place < up
         u = streams.uniform_at(step, _INIT, source)
-        lost = (u * size).long().clamp_max(size - 1)  # the random token at an orphan's source
+        codes = state.session.codes
+        lost = (u * codes).long().clamp_max(codes - 1)  # the random token at an orphan's source
         inside = (source - count[:, None]).clamp(0, height - 1)
         earlier = source < count[:, None]
         if self.init.endswith("sample"):
@@ -204,7 +210,7 @@ class Window:
                 take(state.past, at_past),
                 take(state.laws, inside),
             )
-            law = law.masked_fill(orphan.unsqueeze(-1), 1.0 / size)
+            law = torch.where(orphan.unsqueeze(-1), state.anything, law)
             token = draw(law, streams.uniform(step, _TOKEN, height))
         else:
             given = torch.where(
@@ -212,7 +218,12 @@ class Window:
             )
             token = torch.where(orphan, lost, given)
             at_random = (orphan & (source == place)).unsqueeze(-1)
-            law = one_hot(token, size).masked_fill(at_random, 1.0 / size)
+            law = torch.where(at_random, state.anything, one_hot(token, size))
+        forced = state.session.forced(place)
+        if forced is not None:
+            fixed = forced >= 0
+            token = torch.where(fixed, forced, token)
+            law = torch.where(fixed.unsqueeze(-1), one_hot(token, size), law)
         new = lane >= known[:, None]
         if clocks is not None:  # a drawn place keeps to its noise from the beginning
             token = (law / clocks).argmax(-1)

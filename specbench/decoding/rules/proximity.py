@@ -25,17 +25,18 @@ def cache_dir() -> Path:
 
 
 def neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
-    """The k nearest other codes of every code, (V, min(k, V - 1)) int64, nearest first, ties by code number.
+    """The k nearest other codes of every code, (V, min(k, C - 1)) int64, nearest first, ties by code number.
 
-    codebook (V, d). "l2" and "cosine" measure in it; "random" is LANTERN's control (Table 4), a fixed shuffle. The
-    table of a codebook of any size is read from the cache where that codebook has been there before.
+    codebook (V, d), of which C rows hold codes; a token that is none (a row of NaN) is near to nothing but itself. "l2"
+    and "cosine" measure in it; "random" is LANTERN's control (Table 4), a fixed shuffle. The table of a codebook of any
+    size is read from the cache where that codebook has been there before.
     """
     if proximity not in MEASURES:
         raise UsageError(f"proximity={proximity} is unknown (choose from: {', '.join(MEASURES)})")
     if k < 1:
         raise UsageError(f"k must be a whole number of at least 1 (got {k})")
     codes = codebook.detach().to("cpu", torch.float32).contiguous()
-    k = min(k, len(codes) - 1)
+    k = min(k, int((~codes.isnan().any(-1)).sum()) - 1)
     if len(codes) < _WORTH_KEEPING:
         return _compute(codes, k, proximity).to(codebook.device)
     digest = hashlib.sha256(codes.numpy().tobytes() + str(tuple(codes.shape)).encode()).hexdigest()[:16]
@@ -58,8 +59,10 @@ def neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
     return table.to(codebook.device)
 
 
-def _compute(codes: Tensor, k: int, proximity: str, chunk: int = 1024) -> Tensor:
-    size = len(codes)
+def _compute(codebook: Tensor, k: int, proximity: str, chunk: int = 1024) -> Tensor:
+    which = (~codebook.isnan().any(-1)).nonzero().flatten()
+    table = torch.arange(len(codebook))[:, None].repeat(1, k)
+    codes, size = codebook[which], len(which)
     if proximity == "cosine":
         codes = F.normalize(codes, dim=-1)
     rng = torch.Generator().manual_seed(0)
@@ -75,4 +78,5 @@ def _compute(codes: Tensor, k: int, proximity: str, chunk: int = 1024) -> Tensor
         own = torch.arange(start, start + len(block))
         far[torch.arange(len(block)), own] = torch.inf  # last
         rows.append(far.sort(dim=-1, stable=True).indices[:, :k])
-    return torch.cat(rows)
+    table[which] = which[torch.cat(rows)]
+    return table

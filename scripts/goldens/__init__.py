@@ -1,0 +1,1 @@
+"""Golden checks, one module a family; see scripts/check_golden.py."""

@@ -1,0 +1,152 @@
+"""LANTERN's EAGLE drafters: prefix and chain, dynamic and static trees."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldens.common import Compared, Tensors, load, weights
+from specbench.decoding.drafters.eagle import Eagle as Eagle1
+from specbench.decoding.drafters.eagle import Eagle2
+from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.trees import parse
+from specbench.engine.ops import KVCache
+from specbench.models import naming
+from specbench.models.eagle import Eagle, EagleConfig
+from specbench.models.language import Prefix, Session
+
+
+def drafter(t: Tensors, c: dict[str, Any]) -> Eagle:
+    grid = "rope_condition_rows" in c
+    cfg = EagleConfig(
+        dim=c["hidden_size"],
+        n_head=c["num_attention_heads"],
+        ffn_hidden=c["intermediate_size"],
+        vocab_size=c["vocab_size"],
+        cls_token_num=c["rope_condition_rows"] + 1 if grid else 0,
+        block_size=c["block_size"] if grid else 0,
+        rope_base=c["rope_base" if grid else "rope_theta"],
+        norm_eps=c["rms_norm_eps"],
+        n_kv_head=c["num_key_value_heads"],
+        input_norm=not grid,
+        qk_norm=0 if grid else c.get("model_parallel_size", c["num_attention_heads"]),
+    )
+    own = {name: value for name, value in t.items() if name != "param/lm_head.weight"}  # the target's
+    return load(lambda: Eagle(cfg), own, naming.eagle(cfg.block, cfg.input_norm))
+
+
+class Chain:
+    """Feeds entries in order, all rows in step; `usable` (rows, slots) are those that may be seen."""
+
+    def __init__(self, eagle: Eagle, usable: Tensor, padding: Tensor) -> None:
+        self.eagle, self.usable, self.padding = eagle, usable, padding
+        eagle.rope(usable.shape[1])
+        self.cache: KVCache = eagle.new_cache(*usable.shape)
+        self.keys = torch.arange(usable.shape[1])
+
+    def feed(self, ids: Tensor, hidden: Tensor, first: int) -> Tensor:
+        entries = (first + torch.arange(ids.shape[1])).expand(len(ids), -1)
+        own = entries.unsqueeze(-1)
+        mask = ((self.keys <= own) & self.usable.unsqueeze(1)) | (self.keys == own)
+        turn = self.eagle.turns(entries, self.padding)
+        return self.eagle.hidden(ids, hidden, turn, mask.unsqueeze(1), self.cache, entries)
+
+
+def prefix_and_chain(t: Tensors, c: dict[str, Any]) -> Compared:
+    """The prefix pass and a chain of three draft steps."""
+    eagle, head = drafter(t, c), weights(t)["lm_head.weight"]
+    rows, known = t["in/hidden"].shape[:2]
+    usable = torch.ones(rows, known + 3, dtype=torch.bool)
+    padding = torch.zeros(rows, 1, dtype=torch.int64)
+    if "in/attention_mask" in t:
+        given = t["in/attention_mask"].bool()
+        usable[:, : given.shape[1]] = given
+        padding = (~given).sum(1, keepdim=True)
+        if int(padding[1]) != c["unconditional_position_shift"]:
+            raise ValueError("the golden's padding and its position shift differ")
+    chain = Chain(eagle, usable, padding)
+    out = chain.feed(t["in/ids"][:, 1:], t["in/hidden"], 0)
+    told = usable[:, :known].unsqueeze(-1)
+    if "in/attention_mask" in t:  # the row with padding is told from the last padded entry's successor on
+        told = torch.arange(known)[None, :, None] >= padding.unsqueeze(-1)
+    yield "prefix_hidden", out * told, t["out/prefix_hidden"] * told
+    hidden, mix = out[:, -1:], Sampling(cfg_scale=c["cfg_scale"]).mix
+    for i in range(4):
+        yield f"chain_logits_{i}", mix(hidden @ head.T)[:, 0], t[f"out/chain_logits_{i}"]
+        if i < 3:
+            hidden = chain.feed(t["out/chain_tokens"][:, i : i + 1].expand(rows, -1), hidden, known + i)
+            yield f"chain_hidden_{i + 1}", hidden, t[f"out/chain_hidden_{i + 1}"]
+
+
+class Recorded(Session):
+    """A session that is nothing but what the target made known: its hidden states of the places (R, L, dim)."""
+
+    def __init__(self, hidden: Tensor, head: Tensor, prefix: int, length: int) -> None:
+        rows = len(hidden)
+        none = torch.zeros(rows, prefix, dtype=torch.int64)
+        self.prefix = Prefix(hidden[:, :prefix], torch.ones_like(none, dtype=torch.bool), none)
+        self.guided, self.prefix_length, self.length = True, prefix, length
+        self.padding = none[:, :1]
+        self.prefix_hidden = hidden[:, : prefix - 1]
+        self.model: Any = SimpleNamespace(head=lambda h: h @ head.T, ids=lambda tokens: tokens)
+        self.seen: list[Tensor] = []
+
+    def constrain(self, logits: Tensor, places: Tensor) -> Tensor:
+        self.seen.append(logits)
+        return logits
+
+
+def trees(t: Tensors, c: dict[str, Any]) -> Compared:
+    """The dynamic tree in two rounds, and the candidates of the static one, with greedy drafting."""
+    head, hidden, ids = weights(t)["lm_head.weight"], t["in/hidden"], t["in/ids"]
+    prefix = c["rope_condition_rows"] + 1
+    sampling = Sampling(0.0, cfg_scale=c["cfg_scale"])
+    streams, step = Streams([(0, 0)]), torch.zeros(1, dtype=torch.int64)
+
+    def opened(drafter: Eagle1 | Eagle2) -> Any:
+        session = Recorded(hidden, head, prefix, c["block_size"])
+        state = drafter.open(session, None, sampling, streams)
+        known = hidden[:, prefix - 2 :]  # what the drafter has not been fed with yet
+        state.pending[:, : known.shape[1]] = known
+        state.fresh[:] = known.shape[1] - 1
+        return state
+
+    def tokens(of: Tensor) -> tuple[Tensor, Tensor]:
+        history = torch.nn.functional.pad(of[:1, prefix:], (0, 64))
+        return history, torch.tensor([of.shape[1] - prefix])
+
+    # the argument counts the levels behind the first
+    grown = Eagle2(drafter(t, c), c["nodes_kept"], c["depth"] + 1, c["top_k"])
+    state = opened(grown)
+    for name, given in (("dyn", ids), ("round2", t["out/round2_ids_in"])):
+        if name == "round2":
+            fed = t["out/round2_hidden_in"]
+            state.pending[:, : fed.shape[1]] = fed
+            state.fresh[:] = fed.shape[1] - 1
+        draft = grown.propose(state, *tokens(given), step)
+        yield f"{name}_draft_tokens", draft.tokens, t[f"out/{name}_draft_tokens"]
+        mask, wanted = draft.tree.ancestors.int(), t[f"out/{name}_tree_mask"][0].int()
+        yield f"{name}_tree_mask", mask, wanted
+        yield f"{name}_tree_position_ids", draft.tree.depth[0], t[f"out/{name}_tree_position_ids"]
+    static = Eagle1(drafter(t, c), parse("mc_sim_7b_63"))
+    state = opened(static)
+    static.propose(state, *tokens(ids), step)
+    logits = torch.cat(state.session.seen, 1)[0]
+    top = logits.topk(t["out/static_topk_tokens"].shape[1], dim=-1)
+    yield "static_topk_tokens", top.indices, t["out/static_topk_tokens"]
+    yield "static_topk_logits", top.values, t["out/static_topk_logits"]
+
+
+def llamagen(t: Tensors, c: dict[str, Any]) -> Compared:
+    yield from prefix_and_chain(t, c)
+    yield from trees(t, c)
+
+
+CHECKS = {
+    "eagle_drafter_llamagen": llamagen,
+    "eagle_drafter_anole": prefix_and_chain,
+    "eagle_drafter_lumina": prefix_and_chain,
+}

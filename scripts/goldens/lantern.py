@@ -1,0 +1,98 @@
+"""LANTERN: named trees and acceptance decisions."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldens.common import Compared, Tensors
+from specbench.decoding import rules, trees
+from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.verify import VERIFY, Draft, Verdict, verify
+
+
+def lantern_static_trees(t: Tensors, c: dict[str, Any]) -> Compared:
+    """Ancestor masks and depths of the named trees, in the released node order (by depth, then by path)."""
+    for name in trees.NAMED:
+        tree = trees.build(trees.parse(name))
+        yield f"{name}/attn_mask", tree.ancestors[0].int(), t[f"{name}/attn_mask"].int()
+        yield f"{name}/position_ids", tree.depth[0], t[f"{name}/position_ids"]
+
+
+class Given(Streams):
+    """Streams whose numbers for verification (B, M), one a node, are given."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        super().__init__([(0, 0)] * len(numbers))
+        self.numbers = numbers
+
+    def uniform(self, step: Tensor, purpose: int, *shape: int) -> Tensor:
+        return self.numbers if purpose == VERIFY else super().uniform(step, purpose, *shape)
+
+
+def verify_in_order(p: Tensor, draft: Draft, rule: rules.Rule, numbers: Tensor) -> tuple[Verdict, int]:
+    """The verdict of one row where the candidates use up the numbers (*,) in the order in which they are tried, as in
+    the official code, and how many were used.
+
+    A round a depth: the children of the node reached so far get the next numbers, and `verify` says which of them is
+    kept. Nodes that were not reached hold the number 1, with which nothing is kept.
+    """
+    placed = torch.ones(p.shape[:2], dtype=numbers.dtype)
+    node = used = depth = 0
+    while True:
+        children = [c for c in draft.tree.children[0, node].tolist() if c >= 0]
+        placed[0, children] = numbers[used : used + len(children)]
+        verdict = verify(p, draft, rule, Given(placed), torch.zeros(1).long())
+        if int(verdict.length) == depth:
+            return verdict, used + len(children)
+        node = int(verdict.path[0, depth])
+        used += children.index(node) + 1
+        depth += 1
+
+
+def released_rule(near: Tensor, param: dict[str, Any], greedy: bool) -> rules.Rule:
+    """What LANTERN's code does with its parameters: a delta above 1 is LANTERN++'s lambda."""
+    if not param["relaxed"]:
+        return rules.exact()
+    name, bound = ("lantern", "tvd") if param["delta"] <= 1 else ("lantern_pp", "total")
+    return Lantern(name, near, param["k"], bound, param["delta"], "released", greedy)
+
+
+def lantern_acceptance(t: Tensors, c: dict[str, Any]) -> Compared:
+    """LANTERN's rules on a tree: accepted tokens, the numbers used for them, and the law of the token that follows.
+
+    `sequential` tries chosen candidates, `static` candidates drawn without replacement, `greedy` takes the longest row.
+    """
+    parent, rows = t["in/node_parent"].clamp_min(0)[None], t["in/retrieve_indices"]
+    tree = trees.from_parents(parent, t["in/node_rank"][None], int(t["in/node_rank"].max()) + 1, rows.shape[1] - 1)
+    drafted = torch.arange(1, tree.nodes)
+    for case, (name, param) in itertools.product(range(c["cases"]), c["params"].items()):
+        tokens, logits = t[f"in/case{case}/node_tokens"][None], t[f"in/case{case}/node_logits"][None]
+        laws = torch.zeros_like(logits)  # leaves have no children, and so no law
+        laws[0, parent[0, drafted]] = t[f"in/case{case}/draft_probs"][t["in/node_draft_row"][drafted]]
+        for mode in ("sequential", "static", "greedy"):
+            draft = Draft(tree, tokens, laws, torch.ones_like(tokens, dtype=torch.bool))
+            draft.drawn = torch.full_like(draft.valid, mode == "static")
+            rule = released_rule(t["in/nearest"], param, greedy=mode == "greedy")
+            if mode == "greedy":
+                p, judged = Sampling(temperature=0).law(logits), logits.softmax(-1) if rule.soft else None
+                verdict, used = verify(p, draft, rule, Streams([(0, 0)]), torch.zeros(1).long(), judged), 0
+            else:
+                p = Sampling(c["temperature"], None, c.get("top_p", 1.0)).law(logits)
+                p = Sampling(top_k=c["top_k"]).law(p.log())  # LANTERN filters by top-p first
+                verdict, used = verify_in_order(p, draft, rule, t[f"in/case{case}/uniforms"])
+            length = int(verdict.length)
+            path = torch.cat([torch.zeros(1, dtype=torch.int64), verdict.path[0, :length]])
+            row = int((rows[:, : length + 1] == path).all(1).int().argmax())  # the first that goes along the path
+            out = f"case{case}/{name}/{mode}"
+            yield f"{out}/result", torch.tensor([row, length, used]), t[f"out/{out}/result"]
+            yield f"{out}/accepted", tokens[0, path], t[f"out/{out}/accepted"]
+            if mode != "greedy":
+                yield f"{out}/next_probs", verdict.law[0], t[f"out/{out}/next_probs"]
+
+
+CHECKS = {"lantern_static_trees": lantern_static_trees, "lantern_acceptance": lantern_acceptance}

@@ -1,0 +1,115 @@
+"""LlamaGen: text- and class-conditional, official and LANTERN's layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldens.common import Compared, Tensors, load
+from specbench.decoding import trees
+from specbench.decoding.sampling import Sampling
+from specbench.models import naming
+from specbench.models.language import Session
+from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
+
+
+def config(c: dict[str, Any]) -> LlamaGenConfig:
+    """From the official names of hyper-parameters."""
+    classes = c["num_classes"] if c.get("model_type") == "c2i" else 0
+    same = ("dim", "n_layer", "n_head", "n_kv_head", "ffn_hidden", "vocab_size", "cls_token_num", "caption_dim")
+    rest = ("block_size", "rope_base", "norm_eps")
+    return LlamaGenConfig(**{name: c[name] for name in (*same, *rest)}, num_classes=classes)
+
+
+def steps(session: Session, rows: int, history: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Logits and hidden states of the decode steps through the cache: before the first token, then after each."""
+    out, empty = [], trees.build([])
+    for step in range(history.shape[1] + 1):
+        tokens = history[:, max(0, step - 1) : max(1, step)]
+        out.append(session.forward(tokens, empty, history, torch.full((rows,), step)))
+    return out
+
+
+def llamagen_t2i(t: Tensors, c: dict[str, Any]) -> Compared:
+    """Prefill and decode steps through the cache, guidance, and the filters."""
+    model = load(lambda: LlamaGen(config(c)), t, naming.llamagen(c["n_layer"], text=True))
+    rows = len(t["out/left_mask"])
+    session = model.open(Conditioning(t["out/left_features"], t["out/left_mask"].bool()), rows, True, 1)
+    sampling = Sampling(c["temperature"], c["top_k"], 1.0, c["cfg_scale"])
+    yield "freqs_cis", model.rope()[: len(t["out/freqs_cis"])], t["out/freqs_cis"]
+    yield "prefill_hidden_final_norm", session.prefix_hidden, t["out/prefill_hidden_final_norm"][:, :-1]
+    for i, (logits, _) in enumerate(steps(session, rows, t["in/step_tokens"])):
+        yield f"cfg_logits_{i}", sampling.mix(logits)[:, 0], t[f"out/cfg_logits_{i}"].reshape(rows, -1)
+        if i == 0:
+            yield "probs_0", sampling.law(sampling.mix(logits))[:, 0], t["out/probs_0"].reshape(rows, -1)
+
+
+def llamagen_c2i(t: Tensors, c: dict[str, Any]) -> Compared:
+    """One pass without a cache, and where the golden has them the cached steps and greedy images."""
+    model = load(lambda: LlamaGen(config(c)), t, naming.llamagen(c["n_layer"], text=False))
+    labels, tokens = t["in/labels"], t["in/step_tokens"]
+    rows = len(labels)
+    given = ClassConditioning(labels)
+    sampling = Sampling(0.0, cfg_scale=c["cfg_scale"])
+    if "out/freqs_cis" in t:  # a session's prefix has one zero row more
+        yield "freqs_cis", model.rope()[1 : 1 + len(t["out/freqs_cis"])], t["out/freqs_cis"]
+    hidden = model.uncached(model.condition(given, True), torch.cat([tokens, tokens]))
+    logits = model.head(hidden[:, 1:])
+    yield "uncached_logits", logits, t["out/uncached_logits"]
+    yield "uncached_cfg_logits", sampling.mix(logits), t["out/uncached_cfg_logits"]
+    if "out/cached_logits" in t:
+        known = t["out/cached_logits"].shape[1] - 1
+        cached = [logits for logits, _ in steps(model.open(given, rows, True, 1), rows, tokens[:, :known])]
+        yield "cached_logits", torch.cat(cached, 1), t["out/cached_logits"]
+    if "out/greedy_tokens" in t and c["cfg_interval"] < 0:
+        wanted = t["out/greedy_tokens"]
+        session, history = model.open(given, rows, True, 1), wanted.new_zeros(rows, wanted.shape[1])
+        for i in range(wanted.shape[1]):
+            root = history[:, max(0, i - 1) : max(1, i)]
+            logits, _ = session.forward(root, trees.build([]), history, torch.full((rows,), i))
+            history[:, i] = sampling.mix(logits)[:, 0].argmax(-1)
+        yield "greedy_tokens", history, wanted
+
+
+def llamagen_hf_lantern(t: Tensors, c: dict[str, Any]) -> Compared:
+    """LANTERN's layout, and the hidden states of padding that its drafters read."""
+    cfg = LlamaGenConfig(
+        dim=c["hidden_size"],
+        n_layer=c["num_hidden_layers"],
+        n_head=c["num_attention_heads"],
+        n_kv_head=c["num_key_value_heads"],
+        ffn_hidden=c["intermediate_size"],
+        vocab_size=c["vocab_size"],
+        cls_token_num=c["cls_token_num"],
+        caption_dim=c["caption_dim"],
+        block_size=c["block_size"],
+        rope_base=c["rope_base"],
+        norm_eps=c["rms_norm_eps"],
+    )
+    model = load(lambda: LlamaGen(cfg), t, naming.lantern_llamagen(cfg.n_layer, cfg.block))
+    model.pads_see_all = True
+    valid = t["in/left_mask"].bool()
+    rows = len(valid)
+    session = model.open(Conditioning(t["in/left_features"], valid), rows, True, 1)
+    sampling = Sampling(cfg_scale=c["cfg_scale"])
+    yield "prefill_hidden_all", session.prefix_hidden, t["out/prefill_hidden_all"][:, :-1]
+    told = session.prefix_hidden[:, -(c["valid"] - 1) :]
+    yield "prefill_hidden_valid", told, t["out/prefill_hidden_valid"][:, :-1]
+    for i, (logits, hidden) in enumerate(steps(session, rows, t["in/step_tokens"])):
+        name = f"step_logits_{i}" if i else "prefill_logits_last"
+        yield name, logits[:, 0], t[f"out/{name}"]
+        yield f"cfg_logits_{i}", sampling.mix(logits)[:, 0], t[f"out/cfg_logits_{i}"]
+        if i:
+            yield f"step_hidden_{i}", hidden, t[f"out/step_hidden_{i}"]
+        else:
+            yield "prefill_hidden_last", hidden, t["out/prefill_hidden_all"][:, -1:]
+
+
+CHECKS = {
+    "llamagen_t2i": llamagen_t2i,
+    "llamagen_c2i": llamagen_c2i,
+    "llamagen_c2i_gqa": llamagen_c2i,
+    "llamagen_hf_lantern": llamagen_hf_lantern,
+}

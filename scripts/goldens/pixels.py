@@ -1,0 +1,101 @@
+"""Pixel decoders: LlamaGen's and Chameleon's tokenizers, MAR's KL autoencoder, Emu3's vision tokenizer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from goldens.common import Compared, Tensors, load
+from specbench.models import emu3_vision, official, vq
+from specbench.models.vq import KLModel, VQConfig, VQModel
+
+
+def sizes(c: dict[str, Any]) -> dict[str, Any]:
+    names = ("ch", "num_res_blocks", "z_channels")
+    return {n: c[n] for n in names} | {"ch_mult": tuple(c["ch_mult"]), "norm_groups": c["groupnorm_groups"]}
+
+
+def tokenizer(model: VQModel, t: Tensors, c: dict[str, Any]) -> Compared:
+    """What both kinds of tokenizer compare."""
+    grid = (c["grid"],) * 2 if isinstance(c["grid"], int) else tuple(c["grid"])
+    yield "decoded", model.decode(t["in/codes"], grid), t["out/decoded"]
+    yield "pre_quant", model.pre_quant(t["in/image"]), t["out/pre_quant"]
+    codes, seen = model.encode(t["in/image"]), tuple(t["out/pre_quant"].shape[-2:])
+    yield "encoder_indices", codes.flatten(), t["out/encoder_indices"]
+    yield "roundtrip", model.decode(codes, seen), t["out/roundtrip"]
+
+
+def llamagen_vq(t: Tensors, c: dict[str, Any]) -> Compared:
+    cfg = VQConfig(
+        codebook_size=c["codebook_size"],
+        codebook_embed_dim=c["codebook_embed_dim"],
+        codebook_l2_norm=c["l2_norm"],
+        **sizes(c),
+    )
+    model = load(lambda: VQModel(cfg), t, vq.llamagen_table(cfg))
+    yield from tokenizer(model, t, c)
+    yield "codebook_rows", model.quantize.codebook[t["in/codes"].flatten()], t["out/codebook_rows"]
+    h, w = t["out/quant"].shape[-2:]
+    yield "quant", model.look_up(t["out/encoder_indices"].view(-1, h * w), (h, w)), t["out/quant"]
+
+
+def chameleon_vqgan(t: Tensors, c: dict[str, Any]) -> Compared:
+    attending = tuple(i for i in range(len(c["ch_mult"])) if c["resolution"] / 2**i in c["attn_resolutions"])
+    cfg = VQConfig(
+        codebook_size=c["n_embed"],
+        codebook_embed_dim=c["embed_dim"],
+        codebook_l2_norm=False,
+        encoder_attention=attending,
+        decoder_attention=attending,
+        **sizes(c),
+    )
+    model = load(lambda: VQModel(cfg), t, vq.taming_table(cfg))
+    yield from tokenizer(model, t, c)
+    h, w = t["out/quant_from_codes"].shape[-2:]
+    yield "quant_from_codes", model.look_up(t["in/codes"], (h, w)), t["out/quant_from_codes"]
+
+
+def mar_kl16(t: Tensors, c: dict[str, Any]) -> Compared:
+    def attending(levels: str) -> tuple[int, ...]:
+        """Which levels have attention is told by the tensors alone."""
+        found = (re.match(rf"param/{levels}\.(\d+)\.attn\.", name) for name in t)
+        return tuple(sorted({int(m[1]) for m in found if m}))
+
+    cfg = VQConfig(
+        codebook_size=0,
+        codebook_embed_dim=c["embed_dim"],
+        encoder_attention=attending("encoder.down"),
+        decoder_attention=attending("decoder.up"),
+        **sizes(c),
+    )
+    model = load(lambda: KLModel(cfg), t, vq.taming_table(cfg))
+    yield "decoded", model.decode_latent(t["in/latent"]), t["out/decoded"]
+    scale = 0.2325  # MAR's own latents are this much smaller (reference README (37))
+    yield "decoded_scaled", model.decode_latent(t["in/latent"] * scale / scale), t["out/decoded_scaled"]
+    yield "moments", model.pre_quant(t["in/image"]), t["out/moments"]
+    mean, log_variance = model.encode(t["in/image"])
+    yield "mode", mean, t["out/mode"]
+    yield "std", (log_variance / 2).exp(), t["out/std"]
+
+
+def emu3_vision_tokenizer(t: Tensors, c: dict[str, Any]) -> Compared:
+    params = {k.removeprefix("param/"): v for k, v in t.items() if k.startswith("param/")}  # counters stay integers
+    source = official.from_tensors(params, "golden")
+    model = emu3_vision.load(emu3_vision.configured(c), source, "cpu", torch.float32)
+    h, w = t["in/codes"].shape[1:]
+    yield "decoded", model.decode(t["in/codes"].flatten(1), (h, w)), t["out/decoded"]
+    yield "decoded_all_frames", model.frames(t["in/codes"].flatten(1), (h, w)), t["out/decoded_all_frames"]
+    yield "pre_quant", model.pre_quant(t["in/image"]), t["out/pre_quant"]
+    h, w = t["out/pre_quant"].shape[-2:]
+    yield "encoder_indices", model.encode(t["in/image"]).unflatten(1, (h, w)), t["out/encoder_indices"]
+
+
+CHECKS: dict[str, Callable[[Tensors, dict[str, Any]], Compared]] = {
+    "llamagen_vq": llamagen_vq,
+    "chameleon_vqgan": chameleon_vqgan,
+    "mar_kl16": mar_kl16,
+    "emu3_vision_tokenizer": emu3_vision_tokenizer,
+}

@@ -1,0 +1,152 @@
+"""What the data sets share: reading files that nobody vouches for, and choosing a subset of prompts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench import home
+from specbench.errors import UsageError
+
+LONGEST = 10_000  # characters of a prompt
+LARGEST = 2**30  # bytes of a file
+
+
+@dataclass(frozen=True)
+class Item:
+    """One prompt of a run. `index` is its place among the chosen prompts and, with the seed, the key of its random
+    stream; `id` is its name in the data set, under which metrics pair. A file is named by index, never by id."""
+
+    index: int
+    prompt: str
+    labels: tuple[int, ...] | None  # classes, for data sets that have them: attributes of scenes, the ImageNet class
+    id: str = ""
+    reference: str | None = None  # file name of the real image that the prompt describes
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One prompt of a data set, of which a run takes some."""
+
+    id: str
+    prompt: str
+    reference: str | None = None
+
+
+# --- choosing ---------------------------------------------------------------------------------------------------------
+
+
+def key(*words: object) -> bytes:
+    """32 bytes that look random and are the same for the same words, whatever the version of any library."""
+    return hashlib.sha256("\n".join(map(str, words)).encode()).digest()
+
+
+def subset(entries: Sequence[Entry], cfg: Mapping[str, Any]) -> list[Item]:
+    """The first `n` of a permutation keyed by `seed`, so that a larger n extends a smaller one.
+
+    The permutation sorts by a hash of (seed, id): the order of the file does not matter. UsageError where there are
+    fewer than `n`.
+    """
+    seed = cfg["seed"]
+    return first(sorted(entries, key=lambda entry: key("subset", seed, entry.id)), cfg)
+
+
+def first(entries: Sequence[Entry], cfg: Mapping[str, Any]) -> list[Item]:
+    """The first `n` in their order. UsageError where there are fewer."""
+    n = cfg["n"]
+    if n > len(entries):
+        raise UsageError(
+            f"data={cfg['data']} has {len(entries)} prompts here, not n={n}: give n={len(entries)} at most"
+        )
+    return [Item(i, entry.prompt, None, entry.id, entry.reference) for i, entry in enumerate(entries[:n])]
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def find(cfg: Mapping[str, Any], *names: str) -> Path:
+    """The first of the files `names` that is in data_dir=, or in the folder of fetched files where that is null."""
+    name = cfg["data"]
+    folder = Path(cfg["data_dir"]).expanduser() if cfg["data_dir"] else home.data_folder(name)
+    for file in names:
+        if os.path.isfile(folder / file):
+            return folder / file
+    raise UsageError(
+        f"data={name} needs {' or '.join(names)}, looked for in {folder}: run `specbench fetch data={name}`, or name a"
+        " folder that has it with data_dir=DIR"
+    )
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. UsageError where it is absent, unreadable, no UTF-8, or holds a NUL."""
+    try:
+        if not path.is_file():
+            raise UsageError(f"there is no file {path}; check its name and folder")
+        if path.stat().st_size > LARGEST:
+            raise UsageError(f"{path} is larger than {LARGEST / 2**30:g} GiB; give a smaller file")
+        content = path.read_bytes()
+        text = content.decode("utf-8-sig")
+    except OSError as e:
+        raise UsageError(f"cannot read {path} ({e.strerror}); give another file") from None
+    except UnicodeDecodeError as e:
+        line = content.count(b"\n", 0, e.start) + 1
+        raise UsageError(f"{path}, line {line}: this is not UTF-8 text; save the file as UTF-8") from None
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise UsageError(f"{path}, line {line}: there is a NUL character; save the file as UTF-8 text")
+    return text
+
+
+def parse_json(text: str, where: str) -> Any:
+    """A JSON value. UsageError for what is none, and for an object that has a key twice; `where` names its place."""
+    try:
+        return json.loads(text, object_pairs_hook=_distinct)
+    except RecursionError:
+        raise UsageError(f"{where}: the JSON is nested too deeply; give a plain list or object") from None
+    except ValueError as e:
+        raise UsageError(f"{where}: cannot read it as JSON ({e}); mend the file") from None
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the key {twice[:100]!r} stands twice in one object")
+    return found
+
+
+def clean(text: object, where: str, what: str = "prompt") -> str:
+    """A prompt, or an id, without the white space around it. UsageError for what cannot be one; `where` names its
+    place: "FILE, line 3"."""
+    if not isinstance(text, str):
+        raise UsageError(f"{where}: the {what} must be text, not {type(text).__name__}; put it in quotes")
+    text = text.strip()
+    if not text:
+        raise UsageError(f"{where}: the {what} is empty; fill it in or remove the entry")
+    if len(text) > LONGEST:
+        raise UsageError(f"{where}: the {what} has {len(text)} characters; shorten it to {LONGEST} at most")
+    if "\0" in text:
+        raise UsageError(f"{where}: the {what} holds a NUL character; remove it")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{where}: the {what} holds half a character (a lone surrogate); remove it") from None
+    return text
+
+
+def check_ids(entries: Sequence[Entry], path: Path) -> list[Entry]:
+    """The entries, where there are any and no two have the same id; else UsageError."""
+    if not entries:
+        raise UsageError(f"{path} holds no prompts; give a file that has some")
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.id in seen:
+            raise UsageError(f"{path}: the id {entry.id[:100]!r} stands twice; give every prompt an id of its own")
+        seen.add(entry.id)
+    return list(entries)

@@ -1,0 +1,96 @@
+"""MS-COCO's validation captions (Lin et al. 2014): val2017, 5,000 images, and val2014, 40,504; five captions or more an
+image, of which a run takes one.
+
+A prompt and its real image belong together by the image's id. The order of the file decides nothing but which of an
+image's captions is the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specbench.data import base
+from specbench.data.base import Entry, Item
+from specbench.errors import UsageError
+
+#: Data set -> its annotation file. The images lie in val2017/ and val2014/, under the names that the file gives them.
+FILES = {"coco2017": "captions_val2017.json", "coco2014": "captions_val2014.json"}
+
+
+def items(cfg: Mapping[str, Any]) -> list[Item]:
+    """`n` images' captions, chosen by `seed`; `caption` says which of an image's captions is taken."""
+    file = FILES[cfg["data"]]
+    return base.subset(read(base.find(cfg, f"annotations/{file}", file), cfg["caption"], cfg["seed"]), cfg)
+
+
+def read(path: Path, caption: str, seed: int) -> list[Entry]:
+    """One caption an image: its "first" in the file, its "longest", or a "random" one, drawn by (seed, image id).
+
+    Blank captions do not count, and an image without any is left out. Raises UsageError for a file that is no such
+    annotation file, and one whose captions do not fit its images.
+    """
+    coco = _index(base.parse_json(base.read_text(path), str(path)), path)
+    entries = []
+    for image in coco.imgs.values():
+        found = [a for a in coco.imgToAnns[image["id"]] if a["caption"].strip()]
+        if not found:
+            continue
+        texts = [base.clean(a["caption"], f"{path}, caption {a['id']}") for a in found]
+        if caption == "longest":
+            text = max(texts, key=len)  # of equals the first
+        elif caption == "random":
+            text = texts[int.from_bytes(base.key("caption", seed, image["id"])) % len(texts)]
+        else:
+            text = texts[0]
+        entries.append(Entry(str(image["id"]), text, image["file_name"]))
+    return base.check_ids(entries, path)
+
+
+def _index(content: Any, path: Path) -> Any:
+    """The checked content of an annotation file as a pycocotools COCO."""
+    from pycocotools.coco import COCO
+
+    lists = {name: content.get(name) if isinstance(content, dict) else None for name in ("images", "annotations")}
+    for name, entries in lists.items():
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise UsageError(f"{path} is no COCO annotation file: it has no list of {name}; fetch it anew")
+    images, annotations = lists["images"] or [], lists["annotations"] or []
+    known = _ids(images, "image", path)
+    for image in images:
+        where = f"{path}, image {image['id']}"
+        file = base.clean(image.get("file_name"), where, "file_name")
+        if file in (".", "..") or "/" in file or "\\" in file:
+            raise UsageError(f"{where}: its file_name is no plain file name; fetch the file anew")
+    _ids(annotations, "caption", path)
+    for annotation in annotations:
+        where = f"{path}, caption {annotation['id']}"
+        if not isinstance(annotation.get("caption"), str):
+            raise UsageError(f"{where}: it has no text; fetch the file anew (captions, not instances)")
+        image_id = annotation.get("image_id")
+        if not _is_id(image_id) or image_id not in known:
+            raise UsageError(f"{where}: the file has no image {str(image_id)[:100]}; fetch it anew")
+    coco = COCO()
+    coco.dataset = {"images": images, "annotations": annotations}
+    with contextlib.redirect_stdout(io.StringIO()):  # it talks
+        coco.createIndex()
+    return coco
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _ids(entries: list[dict[str, Any]], what: str, path: Path) -> set[int]:
+    """The ids of some entries: whole numbers, none of them twice."""
+    found: set[int] = set()
+    for number, entry in enumerate(entries, 1):
+        if not _is_id(entry.get("id")):
+            raise UsageError(f"{path}: {what} number {number} has no id; fetch the file anew")
+        if entry["id"] in found:
+            raise UsageError(f"{path}: the {what} id {entry['id']} stands twice; fetch the file anew")
+        found.add(entry["id"])
+    return found

@@ -1,0 +1,149 @@
+"""`data=prompts prompts=FILE`: prompts of one's own.
+
+The form follows the file's name:
+
+- .txt: a prompt a line; blank lines are skipped.
+- .tsv, .csv: a header that has a column prompt, caption or text (the first of these that is there, in any case), and
+  maybe id; the other columns are ignored. A TSV knows no quoting, as PartiPrompts.tsv: a quotation mark is part of its
+  prompt. A CSV quotes as RFC 4180 says.
+- .json: a list of prompts, each a text or an object with prompt, caption or text, and maybe id; or an object that maps
+  ids to prompts.
+- .jsonl: such a text or object a line; blank lines are skipped.
+
+A prompt without an id is named by its place, from 1 on: the line of a text or a JSONL, the row below a header, the
+entry of a list. A file is taken in its own order, from the top: whoever writes one has chosen the prompts already, and
+looks for the first of them in the first picture. So `seed` keys the random streams alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from specbench.data import base
+from specbench.data.base import Entry, Item
+from specbench.errors import UsageError
+
+COLUMNS = ("prompt", "caption", "text")
+
+
+def items(cfg: Mapping[str, Any]) -> list[Item]:
+    """The first `n` prompts of the file."""
+    return base.first(read(Path(cfg["prompts"]).expanduser()), cfg)
+
+
+def read(path: Path) -> list[Entry]:
+    """Every prompt of a file, in its order. UsageError for a file that cannot be read to its end."""
+    if path.suffix.lower() not in _READERS:
+        raise UsageError(f"cannot tell the form of {path}: its name must end in {', '.join(_READERS)}")
+    return base.check_ids(list(_READERS[path.suffix.lower()](base.read_text(path), path)), path)
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """(line number, line) of the lines that are not blank. (str.splitlines would cut at form feeds, too.)"""
+    for number, line in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
+        if line.strip():
+            yield number, line
+
+
+def _text(text: str, path: Path) -> Iterator[Entry]:
+    for number, line in _lines(text):
+        yield Entry(str(number), base.clean(line, f"{path}, line {number}"))
+
+
+def _tsv(text: str, path: Path) -> Iterator[Entry]:
+    return _table(csv.reader(io.StringIO(text, newline=""), delimiter="\t", quoting=csv.QUOTE_NONE), path)
+
+
+def _csv(text: str, path: Path) -> Iterator[Entry]:
+    return _table(csv.reader(io.StringIO(text, newline=""), strict=True), path)
+
+
+def _table(reader: Any, path: Path) -> Iterator[Entry]:
+    """The rows of a csv.reader."""
+    header: list[str] = []
+    number = 0
+    try:
+        for cells in reader:
+            where = f"{path}, line {reader.line_num}"
+            if not cells:
+                continue  # a blank line
+            if not header:
+                header = [cell.strip().lower() for cell in cells]
+                prompt, name = _column(header, COLUMNS, where), _column(header, ("id",), where)
+                if prompt is None:
+                    raise UsageError(f"{where}: the header has no column prompt, caption or text ({_names(cells)})")
+                continue
+            if len(cells) != len(header):
+                raise UsageError(
+                    f"{where}: {len(cells)} cells below a header of {len(header)}; give every row one cell a column"
+                    + ("" if path.suffix.lower() == ".tsv" else " and quote a prompt with commas")
+                )
+            number += 1
+            yield _entry(cells[prompt], cells[name] if name is not None else "", number, where)
+    except csv.Error as e:
+        raise UsageError(f"{path}, line {reader.line_num}: cannot read this row ({e}); mend it") from None
+
+
+def _column(header: list[str], names: tuple[str, ...], where: str) -> int | None:
+    """Where the first of `names` that the header has stands."""
+    for name in names:
+        if header.count(name) > 1:
+            raise UsageError(f"{where}: the header has the column {name} twice; keep one")
+        if name in header:
+            return header.index(name)
+    return None
+
+
+def _json(text: str, path: Path) -> Iterator[Entry]:
+    found = base.parse_json(text, str(path))
+    if isinstance(found, dict):
+        for name, prompt in found.items():
+            where = f"{path}, id {name[:100]!r}"
+            yield Entry(base.clean(name, where, "id"), base.clean(prompt, where))
+    elif isinstance(found, list):
+        for number, value in enumerate(found, 1):
+            yield _value(value, number, f"{path}, entry {number}")
+    else:
+        raise UsageError(f"{path} must be a JSON list of prompts, or an object of ids and prompts; it is neither")
+
+
+def _jsonl(text: str, path: Path) -> Iterator[Entry]:
+    for number, line in _lines(text):
+        where = f"{path}, line {number}"
+        yield _value(base.parse_json(line, where), number, where)
+
+
+def _value(value: object, number: int, where: str) -> Entry:
+    """An entry of a JSON list: a text, or an object with a text and maybe an id."""
+    if not isinstance(value, dict):
+        return _entry(value, "", number, where)
+    for name in COLUMNS:
+        if name in value:
+            return _entry(value[name], value.get("id"), number, where)
+    raise UsageError(f"{where}: the object has no prompt, caption or text ({_names(value)})")
+
+
+def _names(names: Iterable[str]) -> str:
+    return f"it has: {', '.join(map(repr, names))[:200]}"
+
+
+def _entry(prompt: object, name: object, number: int, where: str) -> Entry:
+    """`number` names an entry that has no id of its own."""
+    if name is None or name == "":
+        name = number
+    if isinstance(name, int) and not isinstance(name, bool):
+        name = str(name)
+    return Entry(base.clean(name, where, "id"), base.clean(prompt, where))
+
+
+_READERS: dict[str, Callable[[str, Path], Iterator[Entry]]] = {
+    ".txt": _text,
+    ".tsv": _tsv,
+    ".csv": _csv,
+    ".json": _json,
+    ".jsonl": _jsonl,
+}

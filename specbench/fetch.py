@@ -1,0 +1,648 @@
+"""`specbench fetch`: a model's weights or a data set, from their makers, shown before, resumed after an interruption.
+
+What is unfinished lies in .fetch/ of the destination and moves into place when it is whole, so that a folder that is
+there is complete. SOURCE.json beside it says where every file came from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fnmatch
+import hashlib
+import http.client
+import json
+import os
+import re
+import shutil
+import sys
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Any, NoReturn
+
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+from specbench import home, records, sources
+from specbench._version import __version__
+from specbench.errors import UsageError, unknown
+from specbench.sources import Data, File, Model, Part
+
+RECORD, STAGING = "SOURCE.json", ".fetch"
+TIMEOUT = 10.0  # seconds without an answer
+TRIES, PAUSE = 4, 2.0  # of a connection that brings nothing, and seconds between them
+CHUNK = 1 << 20
+
+#: The words of the command, with their meanings.
+WORDS = {
+    "model": "the model whose weights to fetch: " + ", ".join(sources.MODELS),
+    "weights": "where to put them (default: what weights=official of a run means)",
+    "drafter": "a drafter of a run whose published weights to fetch, too: " + ", ".join(sources.DRAFTERS),
+    "size": "of lumina_mgpt: 768 (default), 512 or 1024 pixels, each a checkpoint of its own",
+    "repository": "another Hugging Face repository for the target, as in OWNER/NAME",
+    "revision": "branch or commit of the target's repository (default: the one that is pinned)",
+    "data": "the data set to fetch: " + ", ".join(sources.DATA),
+    "data_dir": "where to put it (default: where a run looks for it)",
+}
+_OF_MODELS, _OF_DATA = {"weights", "drafter", "size", "repository", "revision"}, {"data_dir"}
+
+_HELP = """\
+usage: specbench fetch model=NAME [drafter=NAME] [weights=DIR] [--yes]
+       specbench fetch data=NAME [data_dir=DIR] [--yes]
+
+Shows the files, their sizes and licences, asks, and fetches what is not there yet. Stopped at any moment, the same
+command goes on where it was. Set HF_TOKEN, or run `hf auth login`, for repositories that ask for it.
+
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see specbench fetch --help)")
+
+
+def main(words: Sequence[str]) -> int:
+    """`specbench fetch model=NAME|data=NAME [name=value ...] [--yes]`. Returns the exit status.
+
+    Raises:
+        UsageError: bad words, no consent, no room, nobody to fetch from, or a file that is not the published one.
+    """
+    parser = _Parser(prog="specbench fetch", add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--yes", action="store_true")
+    parser.add_argument("words", nargs="*")
+    asked = parser.parse_intermixed_args(list(words))
+    if asked.help:
+        print(_HELP + "\n".join(f"  {name + '=':<12} {line}" for name, line in WORDS.items()))
+        print(f"  {'--yes':<12} do not ask")
+        return 0
+    given = _read(asked.words)
+    try:
+        if "model" in given:
+            _fetch_model(given, asked.yes)
+        else:
+            _fetch_data(given, asked.yes)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped; the same command goes on where it was") from None
+    return 0
+
+
+def _read(words: Sequence[str]) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in WORDS:
+            raise unknown("word", name, WORDS)
+        if name in given:
+            raise UsageError(f"'{name}' is given twice; give it once")
+        if not value:
+            raise UsageError(f"'{word}' lacks its value: {name}=...")
+        given[name] = value
+    if ("model" in given) == ("data" in given):
+        raise UsageError("name what to fetch: model=NAME or data=NAME, one of them (see specbench fetch --help)")
+    kind = "model" if "model" in given else "data"
+    if foreign := sorted(set(given) & (_OF_DATA if kind == "model" else _OF_MODELS)):
+        raise UsageError(f"'{foreign[0]}' has no meaning beside {kind}=: leave it out")
+    return given
+
+
+# --- advice -----------------------------------------------------------------------------------------------------------
+
+
+def advice(model: str, absent: Sequence[str] = ()) -> str:
+    """What to do where weights of a model are not there, in one sentence; `absent` are the folders that lack, all that
+    every run needs by default."""
+    entry = sources.MODELS[model]
+    wanted = {name: _part(entry, name) for name in absent or entry.parts}
+    drafters = [name for name in wanted if name not in entry.parts]
+    if unpublished := [name for name, part in wanted.items() if part is None]:
+        return f"no weights for {unpublished[0]}/ are published, put your own there, or try weights=random"
+    words = "".join(f" drafter={next(d for d, folder in sources.DRAFTERS.items() if folder == n)}" for n in drafters)
+    places = _places({name: part for name, part in wanted.items() if part})
+    return f"run `specbench fetch model={model}{words}`, put {places} by hand, or try weights=random"
+
+
+def _part(entry: Model, name: str) -> Part | None:
+    return entry.parts.get(name) or entry.drafters.get(name)
+
+
+def _places(parts: Mapping[str, Part]) -> str:
+    """What goes into which folder, in words."""
+    return ", ".join(f"{_names(part)} into {name}/" for name, part in parts.items())
+
+
+def _names(part: Part) -> str:
+    """A part's files in words."""
+    folder = f"{part.repository}/{part.subfolder}" if part.subfolder else part.repository
+    if any(c in name for name in part.files for c in "*|"):
+        return f"the files of {folder}"
+    return f"{', '.join(part.files)} of {folder}"
+
+
+# --- the record -------------------------------------------------------------------------------------------------------
+
+
+class Record:
+    """SOURCE.json: of each part of a folder its origin, and the size and SHA-256 of every file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / RECORD
+        self.parts: dict[str, dict[str, Any]] = {}
+        if self.path.exists():
+            try:
+                content = json.loads(self.path.read_text(encoding="utf-8"))
+                self.parts = {name: dict(entry, files=dict(entry["files"])) for name, entry in content["parts"].items()}
+            except (OSError, ValueError, TypeError, KeyError, AttributeError) as e:
+                raise UsageError(f"{self.path} is damaged ({e}); remove it, and what is there is checked anew") from e
+
+    def save(self) -> None:
+        text = json.dumps({"specbench": __version__, "parts": self.parts}, indent=1, ensure_ascii=False)
+        records.write_atomically(self.path, text.encode() + b"\n")
+
+    def begin(self, name: str, origin: Mapping[str, str]) -> None:
+        """Keeps what is known of the files where the origin is the same."""
+        self.parts.setdefault(name, {"files": {}}).update(origin, complete=False)
+        self.save()
+
+    def add(self, name: str, file: str, size: int, sha256: str) -> None:
+        self.parts[name]["files"][file] = {"size": size, "sha256": sha256}
+        self.save()
+
+    def end(self, name: str) -> None:
+        self.parts[name].update(complete=True, fetched=datetime.now(UTC).isoformat(timespec="seconds"))
+        self.save()
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of a repository: its path there, its bytes, and its SHA-256 where the hub tells it."""
+
+    name: str
+    size: int
+    sha256: str | None = None
+
+
+class HuggingFace:
+    """The hub, with huggingface_hub's own resuming and progress. Every call names what it tries first."""
+
+    def files(self, repository: str, revision: str) -> tuple[str, list[HubFile]]:
+        """The commit behind a revision, and its files."""
+        from huggingface_hub import HfApi
+
+        print(f"asking the Hugging Face hub for {repository} at {revision}", file=sys.stderr, flush=True)
+        info = HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT)
+        listed = [HubFile(f.rfilename, f.size or 0, f.lfs.sha256 if f.lfs else None) for f in info.siblings or ()]
+        return str(info.sha), listed
+
+    def get(self, repository: str, commit: str, name: str, folder: Path) -> Path:
+        """Puts a file below `folder`, going on with what is there of it."""
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(repository, name, revision=commit, local_dir=folder))
+
+
+@contextlib.contextmanager
+def _hub_mistakes(part: Part, revision: str, otherwise: str) -> Iterator[None]:
+    """What the hub's client raises, as a sentence."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise UsageError(f"HF_HUB_OFFLINE forbids to ask for {part.repository}: unset it, or {otherwise}")
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as e:  # the client's exceptions differ from version to version
+        kinds = {kind.__name__ for kind in type(e).__mro__}
+        if "GatedRepoError" in kinds:
+            raise UsageError(
+                f"{part.repository} is open only to who accepted its terms: accept them on huggingface.co/"
+                f"{part.repository}, then run `hf auth login`"
+            ) from e
+        if "RevisionNotFoundError" in kinds:
+            raise UsageError(f"{part.repository} has no revision '{revision}': correct revision=") from e
+        if "RepositoryNotFoundError" in kinds:
+            raise UsageError(
+                f"the Hugging Face hub shows no repository {part.repository}: correct its name, or run `hf auth login`"
+            ) from e
+        said = str(e).strip().partition("\n")[0][:200]
+        raise UsageError(
+            f"cannot get {part.repository} from the Hugging Face hub ({type(e).__name__}: {said}): try again, or"
+            f" {otherwise}"
+        ) from e
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What a part will hold: the commit, and its files with their names in the part's folder."""
+
+    part: Part
+    commit: str
+    files: Mapping[str, HubFile]
+
+
+def _fetch_model(given: Mapping[str, str], yes: bool) -> None:
+    model = given["model"]
+    parts, default = _chosen(given)
+    asked = given.get("weights", "official")
+    folder = default if asked == "official" else Path(asked).expanduser()
+    record = Record(folder)
+    todo = {name: part for name, part in parts.items() if not _whole(record, name, part, folder, given)}
+    if not todo:
+        print(f"{model}: nothing to fetch, {', '.join(f'{name}/' for name in parts)} are in {folder}")
+        return
+    hub = HuggingFace()
+    by_hand = f"put {_places(todo)} of {folder}"
+    listed = {name: _list(hub, name, part, record, by_hand) for name, part in todo.items()}
+    missing = {
+        name: [file for file in found.files if not _there(folder, name, file, found)] for name, found in listed.items()
+    }
+    size = sum(listed[name].files[file].size for name, files in missing.items() for file in files)
+    print(f"{model} -> {folder}")
+    for name, found in listed.items():
+        print(f"  {name}/: {found.part.repository}, commit {found.commit} ({found.part.licence})")
+        for file, hub_file in found.files.items():
+            note = "" if file in missing[name] else "  (there)"
+            print(f"    {_bytes(hub_file.size):>9}  {file}{note}")
+    _licences({name: found.part.licence for name, found in listed.items()})
+    _go(folder, size, size, yes, "weights=DIR")
+    with _only_one(folder) as staging:
+        for name, found in listed.items():
+            _fetch_part(hub, record, folder, staging, name, found)
+    words = f"model={model}" + (f" size={given['size']}" if "size" in given else "")
+    if folder != home.model_folder(model):
+        words += f" weights={folder}"
+    print(f"{model} is in {folder}: specbench run {words} ...")
+
+
+def _chosen(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
+    """The parts that the words name, and the folder they go to by default."""
+    model = given["model"]
+    if model not in sources.MODELS:
+        raise unknown("model", model, sources.MODELS)
+    entry, folder = sources.MODELS[model], home.model_folder(model)
+    parts = dict(entry.parts)
+    if "size" in given:
+        if not entry.sizes:
+            raise UsageError(f"{model} has one size: leave size= out")
+        if given["size"] in entry.sizes:
+            parts["target"] = entry.sizes[given["size"]]
+            folder = home.model_folder(f"{model}_{given['size']}")
+        elif given["size"] != "768":
+            raise unknown("size", given["size"], ["768", *entry.sizes])
+    if "repository" in given:
+        name = given["repository"]
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
+            raise UsageError(f"'{name}' is no repository of the Hugging Face hub: write OWNER/NAME")
+        known = {part.repository: part for part in (*entry.instead, parts["target"], *entry.sizes.values())}
+        parts["target"] = known.get(name) or sources.hugging_face(name, "see its page")
+    if "revision" in given:
+        parts["target"] = replace(parts["target"], revision=given["revision"])
+    if "drafter" in given:
+        if given["drafter"] not in sources.DRAFTERS:
+            raise unknown("drafter with weights", given["drafter"], sources.DRAFTERS)
+        name = sources.DRAFTERS[given["drafter"]]
+        if name not in entry.drafters:
+            raise UsageError(f"no {name} weights are published for {model}: put your own into {folder / name}")
+        parts[name] = entry.drafters[name]
+    return parts, folder
+
+
+def _whole(record: Record, name: str, part: Part, folder: Path, given: Mapping[str, str]) -> bool:
+    """Whether a part was fetched before, all of it. Refuses to mix origins."""
+    entry = record.parts.get(name)
+    if entry is None:
+        return False
+    if entry.get("repository") != part.repository:
+        raise UsageError(
+            f"{folder / name} comes from {entry.get('repository')}, not {part.repository}: remove it and its entry in"
+            f" {RECORD}, or name another folder with weights=DIR"
+        )
+    known = entry.get("commit"), entry.get("revision")
+    if name == "target" and given.get("revision", known[0]) not in known:
+        raise UsageError(
+            f"{folder / name} is at commit {known[0]}, not at '{given['revision']}': remove it and its entry in"
+            f" {RECORD}, or name another folder with weights=DIR"
+        )
+    return bool(entry.get("complete")) and all(
+        _size(folder / name / file) == noted["size"] for file, noted in entry["files"].items()
+    )
+
+
+def _list(hub: HuggingFace, name: str, part: Part, record: Record, by_hand: str) -> Listed:
+    """The files of a part at its commit: the recorded one where a fetch began before, also of a branch that moved."""
+    revision = record.parts.get(name, {}).get("commit") or part.revision
+    with _hub_mistakes(part, revision, by_hand):
+        commit, found = hub.files(part.repository, revision)
+    inside = {}
+    for file in found:
+        path = PurePosixPath(file.name)
+        if str(path.parent) == (part.subfolder or ".") and not path.name.startswith("."):
+            inside[path.name] = file
+    chosen: dict[str, HubFile] = {}
+    for needed in part.files:
+        matches = next((m for p in needed.split("|") if (m := fnmatch.filter(inside, p))), [])
+        if not matches:
+            raise UsageError(f"{part.repository} at {commit} has no {needed}: give another revision= or repository=")
+        chosen |= {file: inside[file] for file in matches}
+    for pattern in part.also:
+        chosen |= {file: inside[file] for file in fnmatch.filter(inside, pattern)}
+    return Listed(part, commit, dict(sorted(chosen.items())))
+
+
+def _there(folder: Path, name: str, file: str, found: Listed) -> bool:
+    """Whether a file is in place. One that is there and is not the published one is the user's: never overwritten."""
+    size = _size(folder / name / file)
+    if size is None:
+        return False
+    if size != found.files[file].size:
+        raise UsageError(
+            f"{folder / name / file} has {size} bytes, the one of {found.part.repository} has"
+            f" {found.files[file].size}: move it away, or name another folder with weights=DIR"
+        )
+    return True
+
+
+def _fetch_part(hub: HuggingFace, record: Record, folder: Path, staging: Path, name: str, found: Listed) -> None:
+    part = found.part
+    origin = {"repository": part.repository, "revision": part.revision, "commit": found.commit}
+    record.begin(name, origin | {"licence": part.licence})
+    whole, loose = staging / "whole", staging / "hub" / name
+    for file, hub_file in found.files.items():
+        placed, staged = folder / name / file, whole / name / file
+        if any(_size(path) == hub_file.size for path in (placed, staged)) and file in record.parts[name]["files"]:
+            continue
+        path = next((p for p in (placed, staged) if p.exists()), None)
+        if path is None:
+            with _hub_mistakes(part, found.commit, f"put {file} into {folder / name}"):
+                path = hub.get(part.repository, found.commit, hub_file.name, loose)
+        sha256 = _checked(path, hub_file.size, hub_file.sha256, part.md5.get(file), path != placed)
+        if path not in (placed, staged):
+            staged.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, staged)
+        record.add(name, file, hub_file.size, sha256)
+        print(f"  {name}/{file} is here", flush=True)
+    if (whole / name).exists():
+        _move_in(whole / name, folder / name)
+    record.end(name)
+    shutil.rmtree(loose, ignore_errors=True)
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def _fetch_data(given: Mapping[str, str], yes: bool) -> None:
+    name = given["data"]
+    if name not in sources.DATA:
+        raise unknown("data", name, sources.DATA)
+    data = sources.DATA[name]
+    folder = Path(given.get("data_dir", home.data_folder(name))).expanduser()
+    record = Record(folder)
+    todo = [file for file in data.files if not _unpacked(record, file, folder)]
+    if not todo:
+        print(f"{name}: nothing to fetch, it is in {folder}")
+        return
+    for file in todo:
+        if not file.unpack and _size(folder / file.name) not in (None, file.size):
+            raise UsageError(
+                f"{folder / file.name} is not the published file: move it away, or give another data_dir=DIR"
+            )
+    print(f"{name} -> {folder}")
+    for file in todo:
+        print(f"    {_bytes(file.size):>9}  {file.address}{' (unpacked, then removed)' if file.unpack else ''}")
+    print(f"  licence: {data.licence}")
+    staged = [folder / STAGING / f"{file.name}{end}" for file in todo for end in ("", ".part")]
+    size = max(0, sum(file.size for file in todo) - sum(_size(path) or 0 for path in staged))
+    # An archive and what was in it are there together for a while, and little of it shrinks.
+    _go(folder, size, size + sum(file.size for file in todo if file.unpack), yes, "data_dir=DIR")
+    with _only_one(folder) as staging:
+        for file in todo:
+            _fetch_file(record, folder, staging, file, data)
+    print(f"{name} is in {folder}")
+
+
+def _unpacked(record: Record, file: File, folder: Path) -> bool:
+    """Whether a file was fetched before, and everything that was in it is still there."""
+    entry = record.parts.get(file.name)
+    if entry is None or not entry.get("complete") or entry.get("sha256") != file.sha256:
+        return False
+    counts = {pattern: len(list(folder.glob(pattern))) for pattern in file.unpack or (file.name,)}
+    return all(pattern in entry["files"] and n >= entry["files"][pattern]["count"] for pattern, n in counts.items())
+
+
+def _fetch_file(record: Record, folder: Path, staging: Path, file: File, data: Data) -> None:
+    origin = {"address": file.address, "sha256": file.sha256, "licence": data.licence}
+    record.begin(file.name, origin)
+    path = folder / file.name if not file.unpack and (folder / file.name).exists() else staging / file.name
+    if not path.exists():
+        download(file.address, path, file.size)
+    _checked(path, file.size, file.sha256, None, path.parent == staging)
+    kept: dict[str, dict[str, int]]
+    if file.unpack:
+        kept = _unpack(path, file.unpack, staging / "whole")
+        _move_in(staging / "whole", folder)
+        path.unlink()
+    else:
+        kept = {file.name: {"count": 1, "size": file.size}}
+        os.replace(path, folder / file.name)
+    record.parts[file.name]["files"] = kept
+    record.end(file.name)
+    print(f"  {file.name} is here", flush=True)
+
+
+def _unpack(archive: Path, patterns: Sequence[str], into: Path) -> dict[str, dict[str, int]]:
+    """Extracts the members that match; -> how many there are of each pattern, and their bytes."""
+    kept = {}
+    try:
+        with zipfile.ZipFile(archive) as z:
+            files = [info for info in z.infolist() if not info.is_dir()]
+            for pattern in patterns:
+                chosen = [info for info in files if fnmatch.fnmatchcase(info.filename, pattern)]
+                for info in tqdm(chosen, desc=f"unpacking {archive.name}", unit="file", disable=None):
+                    if any(step in ("", ".", "..") for step in info.filename.split("/")) or "\\" in info.filename:
+                        raise UsageError(f"{archive} holds the unsafe name {info.filename!r}: it is not the real one")
+                    z.extract(info, into)
+                if not chosen:
+                    raise UsageError(f"{archive} holds no {pattern}: it is not the published file")
+                kept[pattern] = {"count": len(chosen), "size": sum(info.file_size for info in chosen)}
+    except (zipfile.BadZipFile, OSError, NotImplementedError) as e:
+        raise UsageError(
+            f"cannot unpack {archive} ({e}); make room, or remove it and run the same command again"
+        ) from e
+    return kept
+
+
+# --- plain addresses --------------------------------------------------------------------------------------------------
+
+
+def download(address: str, path: Path, size: int) -> None:
+    """Fetches a file of a known size into `path`, through `path`.part, going on with what is there of it.
+
+    Raises UsageError where the server does not answer or has another file.
+    """
+    part, mark = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.etag")
+    if (_size(part) or 0) > size:
+        part.unlink()
+    first, failed, vain = _size(part) or 0, "", 0
+    with tqdm(total=size, unit="B", unit_scale=True, desc=path.name, disable=None) as bar:
+        while (have := _size(part) or 0) < size and vain < TRIES:
+            bar.n = have
+            try:
+                _receive(address, part, mark, size, bar)
+                failed = "the connection broke"
+            except urllib.error.HTTPError as e:
+                failed = f"it answers {e.code} {e.reason}"
+                if e.code == 416:  # what is there is no beginning of the server's file
+                    part.unlink(missing_ok=True)
+                elif e.code < 500:
+                    break
+            except (OSError, http.client.HTTPException) as e:
+                failed = str(getattr(e, "reason", e)) or type(e).__name__
+                if isinstance(e, urllib.error.URLError) and have == first:
+                    break  # nobody there
+            now = _size(part) or 0
+            vain = 0 if now > have else vain + 1
+            if now < size:
+                time.sleep(PAUSE)
+    if _size(part) != size:
+        there = f"{_bytes(_size(part) or 0)} of {_bytes(size)} are there"
+        raise UsageError(f"cannot fetch {address} ({failed}); {there}: run the same command again, or put it at {path}")
+    os.replace(part, path)
+    mark.unlink(missing_ok=True)
+
+
+def _receive(address: str, part: Path, mark: Path, size: int, bar: Any) -> None:
+    """One request, for what is missing. Returns when the server closes, whether all came or not."""
+    if not address.startswith(("http://", "https://")):
+        raise UsageError(f"'{address}' is no address of a web server")
+    have = _size(part) or 0
+    request = urllib.request.Request(address, headers={"User-Agent": f"specbench/{__version__}"})  # noqa: S310
+    tag = mark.read_text(encoding="ascii") if have and mark.exists() else ""
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+        if tag:
+            request.add_header("If-Range", tag)
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310 (the scheme was checked)
+        new, length = answer.headers.get("ETag", ""), answer.headers.get("Content-Length")
+        going_on = answer.status == 206
+        if going_on and (
+            answer.headers.get("Content-Range") != f"bytes {have}-{size - 1}/{size}" or new != (tag or new)
+        ):
+            part.unlink()  # of another file: the next try starts anew
+            return
+        if not going_on:
+            have = bar.n = 0
+            if length is not None and int(length) != size:
+                raise UsageError(f"{address} has {length} bytes now, not {size}: it is not the published file any more")
+        mark.write_text(new if new.isascii() and not new.startswith("W/") else "", encoding="ascii")
+        with part.open("ab" if going_on else "wb") as f:
+            while block := answer.read(CHUNK):
+                f.write(block)
+                bar.update(len(block))
+            f.flush()
+            os.fsync(f.fileno())
+
+
+# --- what both do -----------------------------------------------------------------------------------------------------
+
+
+def _go(folder: Path, size: int, needed: int, yes: bool, elsewhere: str) -> None:
+    """Checks the room, then asks. Raises UsageError for no."""
+    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(above).free
+    print(f"  to fetch: {_bytes(size)}; free there: {_bytes(free)}", flush=True)
+    if needed > free:
+        raise UsageError(
+            f"{folder} has room for {_bytes(free)}, and {_bytes(needed)} are needed: make room, or give {elsewhere}"
+        )
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("there is no terminal to ask on: add --yes to fetch this")
+    try:
+        answer = input("fetch? [y/N] ")
+    except EOFError:
+        answer = ""
+    if answer.strip().lower() not in ("y", "yes"):
+        raise UsageError("nothing was fetched")
+
+
+def _licences(of: Mapping[str, str]) -> None:
+    """Says plainly what restricts the use."""
+    for licence, meaning in sources.NON_COMMERCIAL.items():
+        if names := [f"{name}/" for name, found in of.items() if found == licence]:
+            print(f"  licence of {', '.join(names)}: {licence}, {meaning}")
+
+
+@contextlib.contextmanager
+def _only_one(folder: Path) -> Iterator[Path]:
+    """The folder of unfinished files, which no other process writes to; removed when all is done."""
+    staging = folder / STAGING
+    try:
+        staging.mkdir(parents=True, exist_ok=True)
+        with FileLock(staging / "lock", timeout=0):
+            yield staging
+    except Timeout:
+        raise UsageError(f"another fetch is writing to {folder}: wait for it") from None
+    except OSError as e:
+        raise UsageError(f"cannot write to {folder} ({e.strerror or e}): make room, or name another folder") from e
+    shutil.rmtree(staging, ignore_errors=True)
+
+
+def _checked(path: Path, size: int, sha256: str | None, md5: str | None, ours: bool) -> str:
+    """The SHA-256 of a file that is the published one; else UsageError, and it is removed where it is `ours`."""
+    digest, old = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
+    with (
+        path.open("rb") as f,
+        tqdm(total=size, unit="B", unit_scale=True, desc=f"checking {path.name}", disable=None) as b,
+    ):
+        while block := f.read(CHUNK):
+            digest.update(block)
+            if md5:
+                old.update(block)
+            b.update(len(block))
+    found = _size(path), digest.hexdigest(), old.hexdigest()
+    if found[0] == size and found[1] == (sha256 or found[1]) and found[2] == (md5 or found[2]):
+        return found[1]
+    if ours:
+        path.unlink()
+        raise UsageError(f"{path.name} came damaged (SHA-256 {found[1]}) and was removed: run the same command again")
+    raise UsageError(f"{path} is not the published file (SHA-256 {found[1]}): move it away")
+
+
+def _move_in(staged: Path, place: Path) -> None:
+    """Moves a staged folder into place: whole where nothing is there, else file by file, replacing none."""
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(staged, place)
+        return
+    for path in sorted(staged.iterdir()):
+        if path.is_dir():
+            _move_in(path, place / path.name)
+        elif not (place / path.name).exists():
+            os.replace(path, place / path.name)
+        elif _size(place / path.name) != _size(path):
+            raise UsageError(f"{place / path.name} is not the published file: move it away")
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a file; None where there is none."""
+    try:
+        return path.stat().st_size if path.is_file() else None
+    except OSError:
+        return None
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,0 +1,49 @@
+"""Where fetched files live: $SPECBENCH_HOME, else ~/.cache/specbench."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+#: Files of at least this many bytes are hashed once, and the digest is kept.
+LARGE = 1 << 26
+
+
+def home() -> Path:
+    return Path(os.environ.get("SPECBENCH_HOME") or Path.home() / ".cache" / "specbench").expanduser()
+
+
+def model_folder(name: str) -> Path:
+    """What `weights=official` of a model means."""
+    return home() / "models" / name
+
+
+def data_folder(name: str) -> Path:
+    """Where a data set is looked for unless data_dir= names another folder."""
+    return home() / "data" / name
+
+
+def digest(path: Path) -> bytes:
+    """The SHA-256 of a large file; kept under home, for as long as its size and time of change stay."""
+    stat = path.stat()
+    name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
+    note = home() / "digests" / f"{name}.json"
+    mine = [stat.st_size, stat.st_mtime_ns]
+    try:
+        kept = json.loads(note.read_text(encoding="utf-8"))
+        if kept["of"] == mine:
+            return bytes.fromhex(kept["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # not there, or damaged: hashed anew
+    with path.open("rb") as f:
+        found = hashlib.file_digest(f, "sha256")
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        temporary = note.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps({"of": mine, "sha256": found.hexdigest()}), encoding="utf-8")
+        temporary.replace(note)
+    except OSError:
+        pass  # costs time at the next start, nothing else
+    return found.digest()

@@ -1,0 +1,108 @@
+"""Lumina-mGPT and Anole: Chameleon, a Llama with norms on queries and keys and one vocabulary for text and images.
+
+Facts: reference README (19) to (26) and the manifests of Lumina-mGPT-7B-768, Anole-7b-v0.1-hf and chameleon_vqgan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.errors import UsageError
+from specbench.models import official, vq
+from specbench.models.real import RealModel
+from specbench.models.text_official import ChameleonIds, ChameleonText, anole_prompt, hashed_ids, lumina_prompt
+from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens, padded, read
+
+PATCH = 16  # pixels a code stands for
+FIRST_CODE = 4  # where there is no tokenizer to ask
+LUMINA_SIZES, ANOLE_SIZE = (512, 768, 1024), 512
+
+FULL = UnifiedConfig(4096, 32, 32, 32, 11008, 65536, qk_norm=1)
+REDUCED = UnifiedConfig(64, 2, 2, 2, 96, 9216, qk_norm=1)
+REDUCED_CODES, REDUCED_SIZE = 64, 64
+
+
+def lumina_image(codes: Tensor, width: int, height: int, ids: ChameleonIds | None = None) -> ImageTokens:
+    """What follows the size tokens: rows of codes, each with its new line, then the image's end."""
+    ids = ids or ChameleonIds()
+    return image_tokens(codes, height // PATCH, width // PATCH, ids.new_line, [ids.image_end])
+
+
+def anole_image(codes: Tensor, side: int, ids: ChameleonIds | None = None) -> ImageTokens:
+    """A square of codes, then the image's end."""
+    return image_tokens(codes, side // PATCH, side // PATCH, None, [(ids or ChameleonIds()).image_end])
+
+
+class Chameleon(RealModel):
+    target: Unified
+    tokenizer: vq.VQModel
+
+    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(cfg, device, dtype)
+        self.lumina = self.name == "lumina_mgpt"
+        size = cfg["size"] if self.lumina else ANOLE_SIZE
+        if self.lumina and size not in LUMINA_SIZES:
+            raise UsageError(f"size must be one of {', '.join(map(str, LUMINA_SIZES))} (got {size})")
+        self.resolution = REDUCED_SIZE if self.reduced else size
+        self.prompt_length: int = cfg["prompt_length"]
+        self.instruction: str = cfg.get("instruction", "")
+        self.text: ChameleonText | None = None
+        self.ids = ChameleonIds()
+        if self.folder is None:
+            shape = vq.CHAMELEON.reduced(REDUCED_CODES) if self.reduced else vq.CHAMELEON
+            self.tokenizer = self.random(lambda: vq.VQModel(shape), 2, torch.float32)
+            codes = torch.arange(FIRST_CODE, FIRST_CODE + shape.codebook_size)
+            base = REDUCED if self.reduced else FULL
+            base = base if self.lumina else replace(base, qk_norm=base.n_head)  # Anole's norms have a row a head
+            self.image = self._image(codes)
+            self.target = self.random(lambda: Unified(base, self.image), 1, dtype)
+            return
+        source = official.open_source(self.part("tokenizer") / "vqgan.ckpt", ("state_dict",))
+        shape = vq.sized(vq.CHAMELEON, {n: info.shape for n, info in source.tensors.items()})
+        table = vq.taming_table(shape)
+        self.tokenizer = official.load(
+            lambda: vq.VQModel(shape), source, table, device, torch.float32, vq.TAMING_IGNORED
+        )
+        self.text = ChameleonText(self.part("tokenizer"))
+        self.ids = self.text.ids()
+        self.image = self._image(self.text.codes(shape.codebook_size))
+        self.target = read(self.part("target"), self.image, device, dtype)
+
+    def _image(self, codes: Tensor) -> ImageTokens:
+        side = self.resolution
+        return lumina_image(codes, side, side, self.ids) if self.lumina else anole_image(codes, side, self.ids)
+
+    def draft_model(self) -> Unified:
+        if self.folder is None:
+            small = replace(self.target.cfg, n_layer=max(1, self.target.cfg.n_layer // 4))
+            return self.random(lambda: Unified(small, self.image), 3, self.dtype)
+        return read(self.part("draft"), self.image, self.device, self.dtype)
+
+    def codebook(self) -> Tensor:
+        """The table as stored (reference README (18))."""
+        return self.with_grammar(self.tokenizer.codebook())
+
+    def encode(self, prompts: list[str]) -> Prompts:
+        def hashed(text: str) -> list[int]:
+            return hashed_ids(text, self.ids.size, self.target.cfg.vocab_size)
+
+        encode = self.text.encode if self.text else hashed
+        side = self.resolution
+        if self.lumina:
+            given = [lumina_prompt(encode, p, side, side, self.instruction, self.ids) for p in prompts]
+        else:
+            given = [anole_prompt(encode, p, self.ids) for p in prompts]
+        return padded(given, self.prompt_length, self.ids.pad, self.device)
+
+    def picture(self, codes: Tensor) -> np.ndarray:
+        return vq.truncated(self.tokenizer.decode(codes))
+
+
+def load(cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> Chameleon:
+    return Chameleon(cfg, device, dtype)

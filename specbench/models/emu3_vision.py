@@ -1,0 +1,157 @@
+"""Emu3's vision tokenizer: transformers' network, under the official tensor names or under transformers' own.
+
+One latent frame is decoded to four; a still picture is the first of them (reference README (30)). transformers computes
+what the official code does (golden emu3_vision_tokenizer). Only names differ, and the shape of the attention's weights:
+1x1 convolutions officially, linear layers in transformers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from specbench.errors import UsageError
+from specbench.models import official, vq
+from specbench.models.naming import Layout, Place
+from specbench.models.official import Source
+
+if TYPE_CHECKING:
+    from transformers import Emu3VQVAEConfig
+
+#: Emu3-VisionTokenizer (its manifest), in the official names
+OFFICIAL: dict[str, Any] = {
+    "codebook_size": 32768,
+    "embed_dim": 4,
+    "z_channels": 4,
+    "ch": 256,
+    "ch_mult": [1, 2, 2, 4],
+    "num_res_blocks": 2,
+    "attn_resolutions": [3],  # levels, unlike elsewhere: 3 is the lowest resolution
+    "temporal_downsample_factor": 4,
+}
+_TRANSFORMERS = {"z_channels": "latent_channels", "ch": "base_channels", "ch_mult": "channel_multiplier"}
+
+
+def reduced(codebook_size: int) -> dict[str, Any]:
+    """`OFFICIAL` as narrow as its 32 groups allow, with another number of codes."""
+    return OFFICIAL | {"codebook_size": codebook_size, "ch": 32, "ch_mult": [1, 1, 1, 1], "num_res_blocks": 1}
+
+
+def configured(values: Mapping[str, Any]) -> Emu3VQVAEConfig:
+    """transformers' configuration from a config.json: the official one of Emu3-VisionTokenizer, transformers' own, or
+    that of a whole Emu3 (its `vq_config`). What it leaves out is as published; UsageError where no network has it."""
+    from transformers import Emu3VQVAE, Emu3VQVAEConfig
+
+    try:
+        values = values.get("vq_config", values)
+        published = {_TRANSFORMERS.get(name, name): value for name, value in OFFICIAL.items()}
+        given = {_TRANSFORMERS.get(name, name): value for name, value in values.items()}
+        cfg = Emu3VQVAEConfig(**{name: given.get(name, usual) for name, usual in published.items()})
+        widths = [cfg.base_channels * m for m in cfg.channel_multiplier]
+        cfg.hidden_size = widths[-1]
+        if any(widths[level] != widths[-1] for level in cfg.attn_resolutions):
+            raise ValueError("attention is possible at the lowest resolution's width alone")
+        with torch.device("meta"):
+            Emu3VQVAE(cfg)
+    except Exception as e:  # whatever transformers says to numbers that make no network
+        said = " ".join(str(e).split())
+        raise UsageError(
+            f"no vision tokenizer has these sizes ({said}); give the config.json that belongs to the weights"
+        ) from e
+    return cfg
+
+
+class Emu3Vision(nn.Module):
+    """Images (B, 3, H, W) in [-1, 1]  <->  codes (B, H/f * W/f) int64, row by row; f is 8 officially."""
+
+    def __init__(self, cfg: Emu3VQVAEConfig) -> None:
+        from transformers import Emu3VQVAE
+
+        super().__init__()
+        self.cfg = cfg
+        self.vq = Emu3VQVAE(cfg)
+
+    @property
+    def downsample(self) -> int:
+        return 2 ** (len(self.cfg.channel_multiplier) - 1)
+
+    def pre_quant(self, image: Tensor) -> Tensor:
+        """Encoder output before quantising, (B, 1, dim, h, w): a still picture is shown for all frames of a latent."""
+        frames = image.unsqueeze(1).repeat(1, self.cfg.temporal_downsample_factor, 1, 1, 1)
+        return self.vq.quant_conv(self.vq.encoder(frames).transpose(1, 2)).transpose(1, 2)
+
+    def encode(self, image: Tensor) -> Tensor:
+        return self.vq.quantize(self.pre_quant(image)).flatten(1)
+
+    def frames(self, codes: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
+        """All frames (B, 4, 3, H, W) that codes (B, h*w) are decoded to, not clamped. `grid` is (h, w); square when
+        left out."""
+        return self.vq.decode(codes.unflatten(1, (1, *vq.fill(codes, grid))))
+
+    def decode(self, codes: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
+        """Codes (B, h*w) -> images (B, 3, H, W), not clamped, the first of `frames`; each is decoded on its own, so
+        that it does not depend on the others."""
+        return torch.cat([self.frames(row[None], grid)[:, 0] for row in codes])
+
+    def codebook(self) -> Tensor:
+        """The code vectors (V, dim) float, as stored and as decoded."""
+        return self.vq.quantize.embedding.weight.float()
+
+
+def load(cfg: Emu3VQVAEConfig, source: Source, device: torch.device | str, dtype: torch.dtype) -> Emu3Vision:
+    """The tokenizer from Emu3-VisionTokenizer's files or transformers' own; errors as in `official.load`."""
+    table, ignored = layout(cfg, source.tensors)
+    model = official.load(lambda: build(cfg, source.tensors), source, table, device, dtype, ignored)
+    for layer in _linear(model):
+        layer.weight = nn.Parameter(layer.weight.flatten(1), requires_grad=False)
+    return model
+
+
+def build(cfg: Emu3VQVAEConfig, names: Container[str]) -> Emu3Vision:
+    """The tokenizer with its tensors in the shapes that a file of these names has."""
+    model = Emu3Vision(cfg)
+    if _prefix(names) is None:
+        for layer in _linear(model):  # 1x1 convolutions officially
+            layer.weight = nn.Parameter(layer.weight[..., None, None])
+    return model
+
+
+def layout(cfg: Emu3VQVAEConfig, names: Container[str]) -> Layout:
+    """Where the tensors of a file go, told from the names it holds: Emu3-VisionTokenizer's, or transformers' own, alone
+    or inside a whole Emu3 (whose other tensors are not ours). The official names where neither fits."""
+    with torch.device("meta"):
+        ours = [name.removeprefix("vq.") for name in Emu3Vision(cfg).state_dict()]
+    prefix = _prefix(names)
+    if prefix is None:
+        return {_official(name): Place(f"vq.{name}") for name in ours}, []
+    others = [rf"(?!{re.escape(prefix)}).*"] if prefix else []
+    return {prefix + name: Place(f"vq.{name}") for name in ours}, others
+
+
+def _linear(model: nn.Module) -> Iterator[nn.Linear]:
+    """The attention's layers: nothing else in this network is linear."""
+    return (layer for layer in model.modules() if isinstance(layer, nn.Linear))
+
+
+def _prefix(names: Container[str]) -> str | None:
+    """What transformers' names begin with in a file; None where they are the official ones, or unknown."""
+    prefixes = ("vqmodel.", "model.vqmodel.", "")
+    return next((p for p in prefixes if f"{p}encoder.down_block.down.0.block.0.conv1.weight" in names), None)
+
+
+def _official(name: str) -> str:
+    """The official name of a tensor of transformers'."""
+    for pattern, theirs in {
+        r"(down|up)_block\.\1\.": r"\1.",
+        r"middle_block\.attn_norm\.": "mid.attn_1.norm.",
+        r"middle_block\.": "mid.",
+        r"attn_norms\.(\d+)\.": r"attn.\1.norm.",
+        r"([qkv])_proj\.": r"\1.",
+        r"out_proj\.": "proj_out.",
+    }.items():
+        name = re.sub(pattern, theirs, name)
+    return name

@@ -1,0 +1,234 @@
+"""What every autoregressive target shares: a Transformer over a prefix and image tokens, and a decoding session on it.
+
+A model file says what differs: what the prefix is (`condition`), how places turn (`turns`), which tokens its image
+grammar forces (`grammar`), and how a token is named in its vocabulary (`ids`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specbench.engine.ops import KVCache, linear
+from specbench.models.transformer import Block, BlockConfig, RMSNorm, run_blocks
+
+
+@dataclass
+class Prefix:
+    """What stands before the image tokens, for R rows: inputs (R, P, dim); valid (R, P) bool, false on the padding at
+    the left; ids (R, P) int64, the vocabulary ids that a drafter embeds in its stead."""
+
+    inputs: Tensor
+    valid: Tensor
+    ids: Tensor
+
+    def __len__(self) -> int:
+        """Places, P."""
+        return self.inputs.shape[1]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """Which tokens an image is made of. Tokens 0 .. codes - 1 are codes of the pixel tokenizer; forced (T,) int64 holds
+    the one token that may stand at a place, or -1 where any code may."""
+
+    codes: int
+    forced: Tensor
+
+    def __len__(self) -> int:
+        """Image tokens, T."""
+        return len(self.forced)
+
+    @property
+    def free(self) -> Tensor:
+        """The places (codes an image,) int64 that hold codes, in raster order."""
+        return (self.forced < 0).nonzero().flatten()
+
+
+class Language(nn.Module):
+    """A decoder-only Transformer. A subclass calls `_build` in its constructor and says how its prefix is made."""
+
+    length: int  # image tokens
+    width: int  # places in a row of the image, raster order
+    vocab_size: int  # tokens that the head tells apart
+    grammar: Grammar | None = None  # None: every place may hold every token
+    pads_see_all: bool = False  # see `Session`
+
+    tok_embeddings: nn.Embedding
+    layers: nn.ModuleList
+    norm: RMSNorm
+    output: nn.Linear
+    block: BlockConfig
+
+    def _build(self, block: BlockConfig, n_layer: int, vocabulary: int, tokens: int) -> None:
+        """vocabulary: rows of the input table; tokens: rows of the head."""
+        self.block = block
+        self.tok_embeddings = nn.Embedding(vocabulary, block.dim)
+        self.layers = nn.ModuleList(Block(block) for _ in range(n_layer))
+        self.norm = RMSNorm(block.dim, block.norm_eps)
+        self.output = nn.Linear(block.dim, tokens, bias=False)
+        self.vocab_size = tokens
+
+    def ids(self, tokens: Tensor) -> Tensor:
+        """The vocabulary ids of image tokens."""
+        return tokens
+
+    def condition(self, conditioning: Any, guided: bool) -> Prefix:
+        """The prefix of every row: conditional ones, then with guidance as many unconditional ones."""
+        raise NotImplementedError
+
+    def turns(self, places: Tensor, padding: Tensor) -> Tensor:
+        """Rotary rows (R, n, head_dim / 2, 2) of sequence places (R, n); padding (R, 1): places before the first valid
+        one."""
+        raise NotImplementedError
+
+    def reserve(self, places: int) -> None:
+        """Make room in rotary tables for this many places."""
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits (..., vocab_size) of hidden states after the final norm."""
+        return linear(hidden, self.output.weight)
+
+    def new_cache(self, rows: int, slots: int) -> KVCache:
+        b = self.block
+        return KVCache(len(self.layers), rows, b.n_kv_heads, slots, b.head_dim, self.output.weight)
+
+    def hidden(self, x: Tensor, turn: Tensor, mask: Tensor, cache: KVCache | None, slots: Tensor | None) -> Tensor:
+        """Hidden states after the final norm, (R, n, dim), of inputs x that turn by `turn`; keys go to `slots`."""
+        return self.norm(run_blocks(self.layers, x, turn, mask, cache, slots))
+
+    def uncached(self, prefix: Prefix, tokens: Tensor) -> Tensor:
+        """Hidden states (R, P + n, dim) of a prefix and image tokens (R, n) in one pass, without a cache."""
+        rows, before = prefix.inputs.shape[:2]
+        x = torch.cat([prefix.inputs, self.tok_embeddings(self.ids(tokens)).to(prefix.inputs.dtype)], 1)
+        places = torch.arange(x.shape[1], device=x.device).expand(rows, -1)
+        self.reserve(x.shape[1])
+        usable = F.pad(prefix.valid, (0, x.shape[1] - before), value=True)
+        own = places.unsqueeze(-1)
+        mask = ((places.unsqueeze(1) <= own) & usable.unsqueeze(1)) | (places.unsqueeze(1) == own)
+        padding = (~prefix.valid).sum(1, keepdim=True)
+        return self.hidden(x, self.turns(places, padding), mask.unsqueeze(1), None, None)
+
+    def open(self, conditioning: Any, rows: int, guided: bool, nodes: int) -> Session:
+        if len(conditioning) != rows:
+            raise ValueError(f"{len(conditioning)} prompts for {rows} rows")
+        return Session(self, self.condition(conditioning, guided), guided, nodes)
+
+
+class Session:
+    """One prefilled batch: caches, prefix, and where everything stands.
+
+    A sequence is the prefix (P places) followed by the image tokens; token j is place P + j. All but the prefix's last
+    place are prefilled, so that the first draft's root is that last place and every step has the same form. With c
+    committed tokens the root is place P - 1 + c, and draft node m of a step is kept in slot P - 1 + c + m until the
+    accepted path is compacted.
+
+    A place of padding sees itself alone. With the model's `pads_see_all` it sees the padding up to itself and every
+    valid place of the prefix, as in LANTERN's code: nothing but a drafter reads these hidden states, and LANTERN's were
+    trained on them (golden llamagen_hf_lantern).
+    """
+
+    def __init__(self, model: Language, prefix: Prefix, guided: bool, nodes: int) -> None:
+        self.model, self.guided = model, guided
+        self.prefix = prefix
+        self.length, self.width, self.vocab_size = model.length, model.width, model.vocab_size
+        self.codes = model.grammar.codes if model.grammar else model.vocab_size
+        self.prefix_length = len(prefix)
+        rows, device = len(prefix.inputs), prefix.inputs.device
+        self._forced = model.grammar.forced.to(device) if model.grammar else None
+        slots = self.prefix_length + self.length + 2 * nodes
+        model.reserve(slots)
+        self.cache = model.new_cache(rows, slots)
+        self.keys = torch.arange(slots, device=device)
+        beyond = prefix.valid.new_ones(rows, slots - self.prefix_length)
+        self.usable = torch.cat([prefix.valid, beyond], 1)  # (R, slots)
+        self.padding = (~prefix.valid).sum(1, keepdim=True)  # (R, 1)
+        self.prefix_hidden = self._prefill()  # (R, P - 1, dim)
+
+    def _prefill(self) -> Tensor:
+        through = self.prefix_length - (0 if self.model.pads_see_all else 1)  # the last one only to be seen
+        places = torch.arange(through, device=self.keys.device).expand(len(self.usable), -1)
+        mask = self.up_to(places)
+        if self.model.pads_see_all:
+            pad = ~self.prefix.valid  # (R, P)
+            earlier = F.pad(pad, (0, len(self.keys) - through)).unsqueeze(1) & (self.keys <= places.unsqueeze(-1))
+            known = self.usable & (self.keys < through)
+            mask = torch.where(pad[:, None, :, None], (earlier | known.unsqueeze(1)).unsqueeze(1), mask)
+        return self.feed(self.prefix.inputs[:, :through], places, places, mask)[:, : self.prefix_length - 1]
+
+    def both(self, x: Tensor) -> Tensor:
+        """Rows of a batch (B, ...) for the conditional and, with guidance, the unconditional half."""
+        return torch.cat([x, x]) if self.guided else x
+
+    def up_to(self, places: Tensor) -> Tensor:
+        """Mask (R, 1, n, slots): every usable slot up to and including the own place (R, n)."""
+        own = places.unsqueeze(-1)
+        return (((self.keys <= own) & self.usable.unsqueeze(1)) | (self.keys == own)).unsqueeze(1)
+
+    def forced(self, places: Tensor) -> Tensor | None:
+        """The one token that the image grammar allows at image places (B, n), -1 where it allows every code; None
+        without a grammar. Beyond the image's end everything is as at its last place."""
+        return None if self._forced is None else self._forced[places.clamp(0, self.length - 1)]
+
+    def constrain(self, logits: Tensor, places: Tensor) -> Tensor:
+        """Guided logits (B, n, V) of the tokens at image places (B, n), minus infinity where the grammar forbids."""
+        forced = self.forced(places)
+        if forced is None:
+            return logits
+        token = torch.arange(self.vocab_size, device=logits.device)
+        allowed = torch.where(forced.unsqueeze(-1) < 0, token < self.codes, token == forced.unsqueeze(-1))
+        return logits.masked_fill(~allowed, -torch.inf)
+
+    def ids_at(self, places: Tensor, history: Tensor) -> Tensor:
+        """Vocabulary ids (R, n) at sequence places (B, n): of the prefix, then of the committed tokens (B, *)."""
+        held = history.gather(1, (places - self.prefix_length).clamp_min(0))
+        at = self.both(places)
+        given = self.prefix.ids.gather(1, at.clamp_max(self.prefix_length - 1))
+        return torch.where(at < self.prefix_length, given, self.both(self.model.ids(held)))
+
+    def embed(self, tokens: Tensor, places: Tensor) -> Tensor:
+        """Inputs (R, n, dim) of sequence places (B, n): prefix entries where a place lies in the prefix, else tokens
+        (B, n)."""
+        x = self.both(self.model.tok_embeddings(self.model.ids(tokens)))
+        index = self.both(places.clamp_max(self.prefix_length - 1))
+        given = self.prefix.inputs.gather(1, index.unsqueeze(-1).expand_as(x))
+        return torch.where(self.both(places < self.prefix_length).unsqueeze(-1), given, x)
+
+    def feed(self, x: Tensor, places: Tensor, slots: Tensor, mask: Tensor) -> Tensor:
+        """Hidden states (R, n, dim) of inputs x; places and slots (R, n), mask (R, 1, n, slots)."""
+        return self.model.hidden(x, self.model.turns(places, self.padding), mask, self.cache, slots)
+
+    def feed_chain(self, tokens: Tensor, places: Tensor) -> Tensor:
+        """Logits (R, n, V) of consecutive tokens (B, n) at `places` (B, n), each seeing all before it."""
+        at = self.both(places)
+        return self.model.head(self.feed(self.embed(tokens, places), at, at, self.up_to(at)))
+
+    def forward(self, tokens: Tensor, tree: Any, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (R, M, V) and hidden states (R, M, dim) of a draft tree's nodes."""
+        nodes = tokens.shape[1]
+        root = count[:, None] + (self.prefix_length - 1)  # (B, 1)
+        places = root + tree.depth
+        x = self.embed(tokens, places)
+        root, places = self.both(root), self.both(places)
+        slots = root + torch.arange(nodes, device=root.device)
+        offset = self.keys - root  # (R, slots): a key's node number, negative for committed places
+        shape = (len(root), nodes, len(self.keys))
+        among = tree.ancestors.expand(len(count), -1, -1)
+        among = self.both(among).gather(2, offset.clamp(0, nodes - 1).unsqueeze(1).expand(shape)) & (
+            offset < nodes
+        ).unsqueeze(1)
+        mask = torch.where((offset < 0).unsqueeze(1), self.usable.unsqueeze(1), among)
+        hidden = self.feed(x, places, slots, mask.unsqueeze(1))
+        return self.model.head(hidden), hidden
+
+    def commit(self, verdict: Any, tree: Any, count: Tensor) -> None:
+        if tree.is_chain:  # a chain's accepted path is where it belongs
+            return
+        root = count[:, None] + (self.prefix_length - 1)
+        lane = torch.arange(1, verdict.path.shape[1] + 1, device=root.device).expand_as(verdict.path)
+        kept = lane <= verdict.length[:, None]
+        self.cache.keep(self.both(root + torch.where(kept, verdict.path, lane)), self.both(root + lane))

@@ -1,0 +1,202 @@
+"""LlamaGen with its official files: text-conditional XL in two stages, class-conditional L, XL and 3B.
+
+Facts: reference README (1) to (10) and the manifests of t2i_XL_stage*, c2i_* and vq_ds16_*.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.data.scenes import to_uint8
+from specbench.errors import UsageError
+from specbench.models import naming, official, vq
+from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
+from specbench.models.real import RealModel
+from specbench.models.text_official import T5Features, hashed_features
+
+_TEXT = LlamaGenConfig()
+_CLASS = LlamaGenConfig(dim=1024, n_layer=24, n_head=16, ffn_hidden=2816, cls_token_num=1, block_size=576)
+_CLASS = replace(_CLASS, num_classes=1000)
+#: The published models.
+SIZES = {
+    "llamagen_xl": _TEXT,
+    "llamagen_xl_512": replace(_TEXT, block_size=1024),
+    "llamagen_l": _CLASS,
+    "llamagen_xl_c2i": replace(_CLASS, dim=1280, n_layer=36, n_head=20, ffn_hidden=3584),
+    "llamagen_3b": replace(_CLASS, dim=3200, n_layer=24, n_head=32, ffn_hidden=8704),
+}
+#: Width -> heads of LlamaGen's own files (B, L, XL, XXL, 3B), which do not say it; of a reduced model too.
+HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32, 64: 2, 48: 2}
+WRAPPERS = ("model", "module", "state_dict")
+BESIDE = (argparse.Namespace,)  # what the trainer stores next to the weights
+
+
+def reduced(cfg: LlamaGenConfig) -> LlamaGenConfig:
+    """The same architecture: 4x4 tokens of 64 codes, two layers."""
+    small = replace(cfg, dim=64, n_layer=2, n_head=2, n_kv_head=None, ffn_hidden=96, vocab_size=64, block_size=16)
+    return replace(small, cls_token_num=min(cfg.cls_token_num, 12), caption_dim=32)
+
+
+class LlamaGenModel(RealModel):
+    target: LlamaGen
+    tokenizer: vq.VQModel
+
+    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(cfg, device, dtype)
+        self.shape = reduced(SIZES[self.name]) if self.reduced else SIZES[self.name]
+        self.text: T5Features | None = None
+        if self.folder is None:
+            pixels = vq.LLAMAGEN_16.reduced(self.shape.vocab_size) if self.reduced else vq.LLAMAGEN_16
+            self.target = self.random(lambda: LlamaGen(self.shape), 1, dtype)
+            self.tokenizer = self.random(lambda: vq.VQModel(pixels), 2, torch.float32)
+        else:
+            self.target = self._read(self.part("target"))
+            self.tokenizer = self._pixels(self.part("tokenizer"))
+            if not self.shape.num_classes:
+                self.text = T5Features(self.part("text"), device, dtype, self.target.cfg.cls_token_num)
+                if self.text.dim != self.target.cfg.caption_dim:
+                    raise UsageError(
+                        f"{self.folder / 'text'} gives features of width {self.text.dim}, the target reads"
+                        f" {self.target.cfg.caption_dim}; put the files of google/flan-t5-xl there"
+                    )
+        # Nothing but a drafter reads the hidden states of padding, and the published ones were trained on LANTERN's.
+        self.target.pads_see_all = True
+        self.resolution = self.target.cfg.side * self.tokenizer.cfg.downsample
+
+    def _pixels(self, folder: Path) -> vq.VQModel:
+        source = official.open_source(only(folder, ".pt", ".safetensors"), WRAPPERS, BESIDE)
+        shape = vq.sized(vq.LLAMAGEN_16, {n: info.shape for n, info in source.tensors.items()})
+        if shape.codebook_size != self.target.cfg.vocab_size:
+            raise UsageError(
+                f"the tokenizer in {folder} has {shape.codebook_size} codes, the target {self.target.cfg.vocab_size};"
+                " put vq_ds16_t2i.pt (text) or vq_ds16_c2i.pt (classes) there"
+            )
+        table = vq.llamagen_table(shape)
+        return official.load(lambda: vq.VQModel(shape), source, table, self.device, torch.float32, vq.LLAMAGEN_IGNORED)
+
+    def _read(self, folder: Path) -> LlamaGen:
+        """A target from LlamaGen's own file or LANTERN's Hugging Face folder."""
+        if (folder / "config.json").is_file():
+            source = official.open_source(folder)
+            cfg = self._from_config(official.config(folder), folder)
+        else:
+            source = official.open_source(only(folder, ".pt", ".safetensors"), WRAPPERS, BESIDE)
+            cfg = self._from_shapes(source)
+        if (cfg.block_size, cfg.num_classes > 0) != (self.shape.block_size, self.shape.num_classes > 0):
+            raise UsageError(
+                f"{folder} holds another LlamaGen than {self.name}: it draws {cfg.block_size} tokens from"
+                f" {'classes' if cfg.num_classes else 'text'}; choose its model="
+            )
+        table, ignored = naming.for_llamagen(
+            source.tensors, cfg.n_layer, cfg.block, text=not cfg.num_classes, where=str(folder)
+        )
+        return official.load(lambda: LlamaGen(cfg), source, table, self.device, self.dtype, ignored)
+
+    def _from_shapes(self, source: official.Source) -> LlamaGenConfig:
+        """LlamaGen's own files do not say their sizes; the picture's is the chosen model's."""
+        t = {name: info.shape for name, info in source.tensors.items()}
+        layers = {int(m[1]) for name in t if (m := re.match(r"layers\.(\d+)\.", name))}
+        try:
+            vocab, dim = t["tok_embeddings.weight"]
+            heads = HEADS[dim]
+            rows = t["layers.0.attention.wqkv.weight"][0]
+            cfg = replace(
+                self.shape,
+                dim=dim,
+                n_layer=len(layers),
+                n_head=heads,
+                n_kv_head=(rows - dim) // 2 // (dim // heads),
+                ffn_hidden=t["layers.0.feed_forward.w1.weight"][0],
+                vocab_size=vocab,
+            )
+            if self.shape.num_classes:
+                return replace(cfg, num_classes=t["cls_embedding.embedding_table.weight"][0] - 1)
+            tokens, width = t["cls_embedding.uncond_embedding"]
+            return replace(cfg, cls_token_num=tokens, caption_dim=width)
+        except (KeyError, ValueError) as e:
+            raise UsageError(
+                f"{source.path} is no LlamaGen file for {self.name} (it lacks {e}); fetch the official one"
+            ) from e
+
+    def _from_config(self, c: Mapping[str, Any], folder: Path) -> LlamaGenConfig:
+        try:
+            return LlamaGenConfig(
+                dim=c["hidden_size"],
+                n_layer=c["num_hidden_layers"],
+                n_head=c["num_attention_heads"],
+                n_kv_head=c.get("num_key_value_heads"),
+                ffn_hidden=c["intermediate_size"],
+                vocab_size=c["vocab_size"],
+                cls_token_num=c["cls_token_num"],
+                caption_dim=c["caption_dim"],
+                block_size=c["block_size"],
+                rope_base=c.get("rope_base", 10000.0),
+                norm_eps=c["rms_norm_eps"],
+                num_classes=c["num_classes"] if c.get("input_type") == "c2i" else 0,
+            )
+        except KeyError as e:
+            raise UsageError(f"{folder / 'config.json'} lacks {e}; fetch it again") from e
+
+    def draft_model(self) -> LlamaGen:
+        if self.folder is None:
+            c = self.target.cfg
+            small = replace(c, n_layer=max(1, c.n_layer // 4))
+            return self.random(lambda: LlamaGen(small), 3, self.dtype)
+        model = self._read(self.part("draft"))
+        if (model.cfg.vocab_size, model.cfg.cls_token_num) != (
+            self.target.cfg.vocab_size,
+            self.target.cfg.cls_token_num,
+        ):
+            raise UsageError(f"{self.folder / 'draft'} has another vocabulary or prefix than the target")
+        return model
+
+    def codebook(self) -> Tensor:
+        """The table as stored (reference README (18))."""
+        return self.tokenizer.codebook()
+
+    @torch.inference_mode()
+    def encode(self, prompts: list[str]) -> Conditioning | ClassConditioning:
+        """Captions, or for a class-conditional model class numbers as text."""
+        if classes := self.shape.num_classes:
+            found = [_class(p, self.target.cfg.num_classes or classes, self.name) for p in prompts]
+            return ClassConditioning(torch.tensor(found, device=self.device))
+        if self.text is None:
+            c = self.target.cfg
+            features, valid = hashed_features(prompts, c.cls_token_num, c.caption_dim)
+        else:
+            features, valid = self.text(prompts)
+        return Conditioning(features.to(self.device, self.dtype), valid.to(self.device))
+
+    def picture(self, codes: Tensor) -> np.ndarray:
+        return to_uint8(self.tokenizer.decode(codes))
+
+
+def _class(prompt: str, classes: int, model: str) -> int:
+    if re.fullmatch(r"\d{1,6}", prompt.strip()) and int(prompt) < classes:
+        return int(prompt)
+    raise UsageError(
+        f"{model} draws classes 0 to {classes - 1}, and '{prompt[:40]}' is none; use data=imagenet, or a file of class"
+        " numbers"
+    )
+
+
+def only(folder: Path, *endings: str) -> Path:
+    """The one file of a folder with these endings."""
+    found = sorted(p for p in folder.iterdir() if p.suffix in endings)
+    if len(found) != 1:
+        held = ", ".join(p.name for p in found) or "none"
+        raise UsageError(f"{folder} must hold one {' or '.join(endings)} file (it holds {held})")
+    return found[0]
+
+
+def load(cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> LlamaGenModel:
+    return LlamaGenModel(cfg, device, dtype)

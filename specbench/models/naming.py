@@ -1,0 +1,165 @@
+"""Where each tensor of an official checkpoint goes: tables from official names to this project's parameter names.
+
+A table depends on a model's shape alone. Official names are those of the files that users have (reference manifests);
+names on the right are the Transformer's, see `specbench.models.transformer`. What a file may hold besides, and nobody
+here needs, is a list of regular expressions of whole names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench.models.transformer import BlockConfig
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one official tensor goes.
+
+    `rows` rows of parameter `name`, from row `start` on; all of it where `rows` is None. `pick` (rows,) int64 names the
+    rows of the official tensor that are kept, in this order; None keeps all of them in theirs.
+    """
+
+    name: str
+    start: int = 0
+    rows: int | None = None
+    pick: Tensor | None = None
+
+
+Table = dict[str, Place]
+#: A table, and what else such a file may hold: regular expressions of whole official names.
+Layout = tuple[Table, list[str]]
+
+#: Rotary tables, which are computed here: LlamaGen's own, and those that releases of transformers before 4.32 stored.
+ROTARY = [r"(model\.)?freqs_cis", r".*\.rotary_emb\.inv_freq"]
+
+
+def llamagen(layers: int, text: bool) -> Table:
+    """LlamaGen's own files, text- or class-conditional, without their wrapper: the Transformer has these names."""
+    names = ["tok_embeddings.weight", "norm.weight", "output.weight", *_condition(text)]
+    block = "attention.wqkv attention.wo feed_forward.w1 feed_forward.w3 feed_forward.w2 attention_norm ffn_norm"
+    names += [f"layers.{n}.{part}.weight" for n in range(layers) for part in block.split()]
+    return {name: Place(name) for name in names}
+
+
+def hugging_face(
+    layers: int, block: BlockConfig, prefix: str = "model.", head: str = "lm_head.weight", keep: Tensor | None = None
+) -> Table:
+    """The Llama layout of Hugging Face: Lumina-mGPT, Anole, Emu3. `keep` (rows,) int64: the head's rows that are kept,
+    in this order."""
+    table = {
+        f"{prefix}embed_tokens.weight": Place("tok_embeddings.weight"),
+        f"{prefix}norm.weight": Place("norm.weight"),
+        head: Place("output.weight", pick=keep),
+    }
+    for n in range(layers):
+        table |= _layer(f"{prefix}layers.{n}.", f"layers.{n}.", block)
+    return table
+
+
+def lantern_llamagen(layers: int, block: BlockConfig, text: bool = True) -> Table:
+    """LlamaGen as LANTERN publishes it: the layout of Hugging Face with LlamaGen's condition embedding."""
+    return hugging_face(layers, block) | {f"model.{name}": Place(name) for name in _condition(text)}
+
+
+def eagle(block: BlockConfig, input_norm: bool) -> Table:
+    """LANTERN's EAGLE drafters (reference README (11), (12)); LlamaGen's has no input norm."""
+    same = ("embed_tokens.weight", "fc.weight", "fc.bias")
+    return {name: Place(name) for name in same} | _layer("layers.0.", "layers.0.", block, input_norm)
+
+
+def medusa(heads: int, prefix: str = "medusa_head.") -> Table:
+    """Medusa heads of one residual block each."""
+    parts = ("0.linear.weight", "0.linear.bias", "1.weight")
+    return {f"{prefix}{n}.{part}": Place(f"medusa_head.{n}.{part}") for n in range(heads) for part in parts}
+
+
+def for_language(
+    source_names: Collection[str],
+    layers: int,
+    block: BlockConfig,
+    keep: Tensor | None = None,
+    where: str = "the checkpoint",
+) -> Layout:
+    """The layout of a Lumina-mGPT, Anole or Emu3 file, told from its names; a UsageError where none fits.
+
+    `model.*` is the official layout and that of transformers' own language models. transformers' Emu3 with its vision
+    tokenizer writes `text_model.model.*`; its module calls the same tensors `model.text_model.*`, which is what a
+    state dict saved by hand holds. The pixel tokenizer inside such a file is not the language model's.
+    """
+    candidates = {
+        "model.": ("lm_head.weight", r"(model\.)?vqmodel\..*"),
+        "text_model.model.": ("text_model.lm_head.weight", r"vqmodel\..*"),
+        "model.text_model.": ("lm_head.weight", r"model\.vqmodel\..*"),
+    }
+    for prefix, (head, pixels) in candidates.items():
+        if f"{prefix}embed_tokens.weight" in source_names:
+            return hugging_face(layers, block, prefix, head, keep), [pixels, *ROTARY]
+    raise _no_layout(where, source_names, [f"{prefix}embed_tokens.weight" for prefix in candidates])
+
+
+def for_llamagen(
+    source_names: Collection[str], layers: int, block: BlockConfig, text: bool = True, where: str = "the checkpoint"
+) -> Layout:
+    """The layout of a LlamaGen file, told from its names: LlamaGen's own or LANTERN's; a UsageError where none fits."""
+    if "tok_embeddings.weight" in source_names:
+        return llamagen(layers, text), [*ROTARY]
+    if "model.embed_tokens.weight" in source_names:
+        return lantern_llamagen(layers, block, text), [*ROTARY]
+    raise _no_layout(where, source_names, ["tok_embeddings.weight", "model.embed_tokens.weight"])
+
+
+def for_medusa(source_names: Collection[str], heads: int, where: str = "the checkpoint") -> Layout:
+    """The first `heads` heads of a Medusa file: with the prefix `medusa_head.`, or without it, as in Medusa's released
+    medusa_lm_head.pt, which holds the state dict of the list of heads. Heads stand alone, so further ones may stay
+    unused."""
+    for prefix in ("medusa_head.", ""):
+        if f"{prefix}0.0.linear.weight" in source_names:
+            kept = "|".join(map(str, range(heads)))
+            return medusa(heads, prefix), [rf"{re.escape(prefix)}(?!(?:{kept})\.)\d+\..*"]
+    raise _no_layout(where, source_names, ["medusa_head.0.0.linear.weight", "0.0.linear.weight"])
+
+
+def _condition(text: bool) -> list[str]:
+    if text:
+        return [f"cls_embedding.{part}" for part in ("uncond_embedding", "cap_proj.fc1.weight", "cap_proj.fc2.weight")]
+    return ["cls_embedding.embedding_table.weight"]
+
+
+def _layer(theirs: str, ours: str, block: BlockConfig, input_norm: bool = True) -> Table:
+    """One layer: q, k and v are blocks of rows of our wqkv, in this order (reference README (8))."""
+    q, kv = block.n_heads * block.head_dim, block.n_kv_heads * block.head_dim
+    wqkv = f"{ours}attention.wqkv.weight"
+    table = {
+        f"{theirs}self_attn.q_proj.weight": Place(wqkv, 0, q),
+        f"{theirs}self_attn.k_proj.weight": Place(wqkv, q, kv),
+        f"{theirs}self_attn.v_proj.weight": Place(wqkv, q + kv, kv),
+        f"{theirs}self_attn.o_proj.weight": Place(f"{ours}attention.wo.weight"),
+        f"{theirs}mlp.gate_proj.weight": Place(f"{ours}feed_forward.w1.weight"),
+        f"{theirs}mlp.up_proj.weight": Place(f"{ours}feed_forward.w3.weight"),
+        f"{theirs}mlp.down_proj.weight": Place(f"{ours}feed_forward.w2.weight"),
+        f"{theirs}post_attention_layernorm.weight": Place(f"{ours}ffn_norm.weight"),
+    }
+    if input_norm:
+        table[f"{theirs}input_layernorm.weight"] = Place(f"{ours}attention_norm.weight")
+    if block.qk_norm:
+        norms = [f"{norm}.{kind}" for norm in ("q_norm", "k_norm") for kind in ("weight", "bias")]
+        table |= {f"{theirs}self_attn.{norm}": Place(f"{ours}attention.{norm}") for norm in norms}
+    return table
+
+
+def _no_layout(where: str, found: Iterable[str], tried: list[str]) -> UsageError:
+    names = sorted(found)
+    few = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return UsageError(
+        f"{where} has no known layout of this model: it holds {few or 'no tensors'}, and none of "
+        f"{', '.join(tried)}; name the model's own files"
+    )

@@ -1,0 +1,403 @@
+"""Prompts as the official models read them: Flan-T5 features for LlamaGen, token ids for Lumina-mGPT, Anole and Emu3.
+
+Sources of the facts: the reference README, by its numbers, and beside it manifests/ and prompt_formats.json. Fixed
+wordings (an instruction, a quality suffix, a negative prompt) are settings: they come in as arguments.
+
+Nothing of a tokenizer's file is executed, and what a user writes never becomes a special token.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import html
+import itertools
+import json
+import logging
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+from urllib.parse import unquote_plus
+
+import torch
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+from torch import Tensor
+
+from specbench.errors import UsageError
+
+_LOG = logging.getLogger("specbench")
+
+#: Text -> token ids, without any special token.
+Encode = Callable[[str], list[int]]
+
+
+# --- features of a text encoder (LlamaGen) ----------------------------------------------------------------------------
+
+
+def clean(caption: str) -> str:
+    """A caption as LlamaGen's encoder was trained to see it, for captions that people write.
+
+    Like the official cleaning (language/t5.py, called twice there) it decodes %xx, + and HTML entities, lower-cases,
+    drops tags, makes one kind of dash and of quotation mark, puts a space for signs such as brackets, & and /, and one
+    behind a comma or a full stop inside a word, drops sizes such as 2x2 and numbers such as #41, and collapses white
+    space. Left out are what is aimed at web advertising (addresses, file names, article numbers, shipping, ...), the
+    repair of broken Unicode and the removal of Chinese characters.
+    """
+    for _ in range(2):
+        caption = html.unescape(re.sub(r"<[^<>]*>", "", unquote_plus(caption).strip().lower()))
+        caption = "".join("-" if unicodedata.category(c) == "Pd" else c for c in caption)
+        caption = re.sub(r"[`´«»“”¨]", '"', re.sub("-+", "-", caption)).translate({0x2018: "'", 0x2019: "'"})
+        caption = re.sub(r"[\"']{2,}", '"', re.sub(r"\.{2,}", " ", caption))
+        caption = re.sub(r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+", " ", re.sub(r"#\d{1,3}\b", "", caption))
+        caption = re.sub(r"\s+\.\s+", " ", caption)
+        if len(re.findall("[-_]", caption)) > 3:
+            caption = re.sub("[-_]", " ", caption)
+        caption = re.sub(r"\b\d+(\.\d*)?[xх×]\d+(\.\d*)?\b", "", caption.strip())
+        caption = re.sub(r"(?<=\D)[,.](?=\w)", r"\g<0> ", re.sub(r"(?<=\w)\s+:\s+", ": ", caption))
+        caption = re.sub(r"\s+", " ", caption)
+        caption = re.sub(r"^[\"'](.+)[\"']$", r"\1", caption)
+        caption = re.sub(r"[-'_,:+]$", "", re.sub(r"^[-'_,:;]", "", caption)).strip()
+    return caption
+
+
+def left_pad(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Moves the valid part of each row to the end and zeroes the rest (reference README (4)).
+
+    features (N, T, D), padded on the right; mask (N, T), nonzero where valid -> features (N, T, D), valid (N, T) bool.
+    """
+    places = features.shape[1]
+    source = torch.arange(places, device=features.device) - (places - mask.long().sum(1, keepdim=True))
+    valid = source >= 0
+    moved = features.gather(1, source.clamp_min(0).unsqueeze(-1).expand_as(features))
+    return moved.masked_fill(~valid.unsqueeze(-1), 0), valid
+
+
+class T5Features:
+    """Flan-T5-XL's encoder, from a folder with config.json, tokenizer.json and weights, as LlamaGen's prompts need it.
+
+    A prompt is encoded alone and without padding: its features do not depend on what else is in the batch, and are
+    those of the official padded call, which masks padding, up to rounding.
+    """
+
+    def __init__(self, folder: Path, device: torch.device | str, dtype: torch.dtype, tokens: int = 120) -> None:
+        """`tokens` is the length of LlamaGen's text prefix. Raises UsageError for a folder that is not such a model."""
+        for name in ("config.json", "tokenizer.json"):
+            if not (folder / name).is_file():
+                raise UsageError(f"{folder} lacks {name}: put the files of google/flan-t5-xl there")
+        import transformers
+        from transformers import AutoTokenizer, T5EncoderModel
+
+        named = tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56)
+        as_type: dict[str, Any] = {"dtype" if named else "torch_dtype": dtype}
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            opened: Any = T5EncoderModel.from_pretrained(
+                folder, local_files_only=True, weights_only=True, output_loading_info=True, **as_type
+            )
+            model, told = cast(tuple[Any, dict[str, Any]], opened)
+        except Exception as e:  # whatever a broken file makes the libraries raise
+            said = str(e).strip().partition("\n")[0] or type(e).__name__
+            raise UsageError(f"{folder} is no readable T5 model ({said}); fetch it again") from e
+        if missing := sorted(told["missing_keys"]):  # the library would fill them with random numbers
+            raise UsageError(f"{folder}: tensor '{missing[0]}' is missing; fetch the text encoder's weights again")
+        self.tokens, self.dim, self.device = tokens, int(model.config.d_model), torch.device(device)
+        self._model = model.to(self.device).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def __call__(self, prompts: Sequence[str], numbers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        """N prompts -> features (N, tokens, dim) of the model's dtype, and valid (N, tokens) bool, padded on the left.
+
+        A prompt of more than `tokens` tokens loses its tail, with a warning that names its number: that of `numbers`,
+        or its place.
+        """
+        features = torch.zeros(len(prompts), self.tokens, self.dim, dtype=self._model.dtype, device=self.device)
+        mask = torch.zeros(len(prompts), self.tokens, dtype=torch.bool, device=self.device)
+        for row, prompt in enumerate(prompts):
+            ids = self._tokenizer(clean(prompt), verbose=False).input_ids
+            if len(ids) > self.tokens:
+                number = row if numbers is None else numbers[row]
+                _LOG.warning("prompt %d has %d tokens; the text encoder reads %d", number, len(ids), self.tokens)
+                ids = [*ids[: self.tokens - 1], ids[-1]]  # the end of sequence stays
+            found = self._model(input_ids=torch.tensor([ids], device=self.device)).last_hidden_state[0]
+            features[row, : len(ids)], mask[row, : len(ids)] = found, True
+        return left_pad(features, mask)
+
+
+# --- prompts as token ids ---------------------------------------------------------------------------------------------
+
+
+class Prompt(NamedTuple):
+    """Token ids up to the last one before the first image token, with the prompt and without it (for guidance)."""
+
+    conditional: list[int]
+    unconditional: list[int]
+
+
+def left_pad_ids(
+    rows: Sequence[Sequence[int]], length: int, pad: int, numbers: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """N rows of token ids -> ids (N, length) int64 padded on the left with `pad`, and valid (N, length) bool.
+
+    Raises UsageError for a row that is longer, under its number in `numbers`, or its place.
+    """
+    ids = torch.full((len(rows), length), pad, dtype=torch.int64)
+    valid = torch.zeros(len(rows), length, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        if len(row) > length:
+            number = i if numbers is None else numbers[i]
+            raise UsageError(
+                f"prompt {number} has {len(row)} tokens and prompt_length={length} allows {length}: "
+                f"give prompt_length={len(row)} or more"
+            )
+        if row:
+            ids[i, -len(row) :], valid[i, -len(row) :] = torch.tensor(row), True
+    return ids, valid
+
+
+@dataclass(frozen=True)
+class ChameleonIds:
+    """Special ids of Chameleon's vocabulary (reference README (21)). A side of p pixels is the id size + p / 32."""
+
+    bos: int = 0
+    pad: int = 1
+    eos: int = 2
+    image_end: int = 8196
+    image_start: int = 8197
+    end_of_turn: int = 8710
+    new_line: int = 8803
+    size: int = 8804
+
+
+@dataclass(frozen=True)
+class Emu3Ids:
+    """Special ids of Emu3's vocabulary that a prompt is made of (manifest Emu3-Gen)."""
+
+    pad: int = 151643
+    bos: int = 151849
+    img: int = 151851
+    boi: int = 151852
+
+
+def lumina_prompt(
+    encode: Encode, prompt: str, width: int, height: int, instruction: str, ids: ChameleonIds | None = None
+) -> Prompt:
+    """Lumina-mGPT: [bos] instruction [end of turn] [image start, height, width]; without a prompt only the last three
+    (reference README (21), (24)).
+
+    `instruction` holds {width}, {height} and {prompt}; width and height are pixels, multiples of 32.
+    """
+    ids = ids or ChameleonIds()
+    if "{prompt}" not in instruction:
+        raise UsageError(f"the instruction {instruction!r} has no place for the prompt: write {{prompt}} into it")
+    for name, side in (("width", width), ("height", height)):
+        if side < 32 or side % 32:
+            raise UsageError(f"Lumina-mGPT draws sides of 32, 64, 96, ... pixels: {name} cannot be {side}")
+    text = instruction.replace("{width}", str(width)).replace("{height}", str(height)).replace("{prompt}", prompt)
+    start = [ids.image_start, ids.size + height // 32, ids.size + width // 32]
+    return Prompt([ids.bos, *encode(text), ids.end_of_turn, *start], start)
+
+
+def anole_prompt(encode: Encode, prompt: str, ids: ChameleonIds | None = None) -> Prompt:
+    """Anole: [bos] prompt [end of turn, image start]; without a prompt [bos, image start] (reference README (24))."""
+    ids = ids or ChameleonIds()
+    return Prompt([ids.bos, *encode(prompt), ids.end_of_turn, ids.image_start], [ids.bos, ids.image_start])
+
+
+def emu3_prompt(
+    encode: Encode, prompt: str, rows: int, columns: int, suffix: str, negative: str, ids: Emu3Ids | None = None
+) -> Prompt:
+    """Emu3: [bos] prompt + suffix [boi] "rows*columns" as text [img]; `negative` stands in the same frame, without the
+    suffix, in place of an unconditional prompt (manifest Emu3-Gen, reference README (28), (29)).
+
+    rows and columns count codes: 90 and 90 for 720x720.
+    """
+    ids = ids or Emu3Ids()
+    frame = [ids.boi, *encode(f"{rows}*{columns}"), ids.img]
+    return Prompt([ids.bos, *encode(prompt + suffix), *frame], [ids.bos, *encode(negative), *frame])
+
+
+# --- tokenizers -------------------------------------------------------------------------------------------------------
+
+
+def _find(path: Path, *names: str) -> Path:
+    """The file itself, or the first of `names` in a folder."""
+    found = path if path.is_file() else next((path / name for name in names if (path / name).is_file()), None)
+    if found is None:
+        raise UsageError(f"{path} holds no tokenizer: put {' or '.join(names)} there")
+    return found
+
+
+def _open(file: Path) -> tuple[Tokenizer, dict[str, int]]:
+    """A tokenizer of plain text, and every token's id by its name.
+
+    The file's special tokens are names only: the tokenizer does not know them, so that text cannot spell one.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        ids = {**content["model"]["vocab"], **{t["content"]: t["id"] for t in content.get("added_tokens") or ()}}
+        if not all(isinstance(i, int) for i in ids.values()):
+            raise ValueError("an id is not a whole number")
+        plain = content | dict.fromkeys(("post_processor", "truncation", "padding")) | {"added_tokens": []}
+        return Tokenizer.from_str(json.dumps(plain)), ids
+    except Exception as e:  # the tokenizers library raises Exception itself
+        raise UsageError(f"{file} is no readable tokenizer ({type(e).__name__}: {e}); fetch it again") from e
+
+
+#: The names of Chameleon's special tokens.
+_CHAMELEON = {
+    "bos": "<s>",
+    "pad": "<pad>",
+    "eos": "</s>",
+    "image_end": "<eoss>",
+    "image_start": "<racm3:break>",
+    "end_of_turn": "<reserved08706>",
+    "new_line": "<reserved08799>",
+    "size": "<reserved08800>",
+}
+
+
+class ChameleonText:
+    """Chameleon's tokenizer: text_tokenizer.json of Meta's release, or tokenizer.json of a Hugging Face folder."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` is the file or its folder. Raises UsageError for another kind of file."""
+        self.file = _find(path, "text_tokenizer.json", "tokenizer.json")
+        self._tokenizer, self._names = _open(self.file)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without a beginning or an end of its own."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def ids(self) -> ChameleonIds:
+        """The special ids, by their names. Raises UsageError where one is missing."""
+        missing = [name for name in _CHAMELEON.values() if name not in self._names]
+        if missing:
+            raise UsageError(f"{self.file} lacks the token {missing[0]}: it is not Chameleon's tokenizer")
+        return ChameleonIds(**{field: self._names[name] for field, name in _CHAMELEON.items()})
+
+    def codes(self, count: int | None = None) -> Tensor:
+        """(C,) int64: the vocabulary id of each code of the pixel tokenizer, by token NAME: IMGIMG, the code's digits
+        as letters A to J, Z (reference README (22)).
+
+        Raises UsageError where a code is missing or doubled, or where there are not `count` of them.
+        """
+        found: dict[int, int] = {}
+        for name, i in self._names.items():
+            if match := re.fullmatch(r"IMGIMG([A-J]{1,9})Z", name):
+                code = int("".join(str(ord(letter) - ord("A")) for letter in match[1]))
+                if code in found:
+                    raise UsageError(f"{self.file} names the image code {code} twice; fetch it again")
+                found[code] = i
+        wanted = len(found) if count is None else count
+        absent = next((code for code in range(wanted) if code not in found), None)
+        if absent is not None or not found:
+            raise UsageError(f"{self.file} has no token for the image code {absent or 0}: it is not Chameleon's")
+        if len(found) != wanted:
+            raise UsageError(f"{self.file} has {len(found)} image codes, and the pixel tokenizer {wanted}")
+        if len(set(found.values())) < len(found):
+            raise UsageError(f"{self.file} gives two image codes one id; fetch it again")
+        return torch.tensor([found[code] for code in range(wanted)])
+
+
+#: How Emu3 (and Qwen, whose vocabulary it is) cuts text into the pieces that are merged each for itself.
+_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class Emu3Text:
+    """Emu3's tokenizer: the official emu3.tiktoken (a base64 token and its rank a line), or a Hugging Face
+    tokenizer.json. Text is normalised to NFC first, as there."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` is the file or its folder. Raises UsageError for another kind of file."""
+        self.file = _find(path, "emu3.tiktoken", "tokenizer.json")
+        if self.file.suffix == ".json":
+            tokenizer, _ = _open(self.file)
+            self._encode: Encode = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+        else:
+            self._encode = byte_pairs(read_ranks(self.file))
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without a beginning or an end of its own."""
+        return self._encode(unicodedata.normalize("NFC", text))
+
+
+def read_ranks(file: Path) -> dict[bytes, int]:
+    """Token -> rank, which is its id, of a .tiktoken file. Raises UsageError, with the line, where it is not one."""
+    ranks: dict[bytes, int] = {}
+    try:
+        lines = file.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError) as e:
+        raise UsageError(f"{file} is no readable .tiktoken file ({type(e).__name__}); fetch it again") from e
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            text, rank = line.split()
+            token = base64.b64decode(text, validate=True)
+            if token in ranks:
+                raise ValueError
+            ranks[token] = int(rank)
+        except (ValueError, binascii.Error):
+            raise UsageError(f"{file}, line {number}: not a new token and its rank; fetch the file again") from None
+    if absent := [b for b in range(256) if bytes([b]) not in ranks]:
+        raise UsageError(f"{file} has no token for the byte {absent[0]}; fetch it again")
+    return ranks
+
+
+def byte_pairs(ranks: Mapping[bytes, int]) -> Encode:
+    """Byte-pair encoding from ranks alone: of all neighbours in a piece of text, those two are merged next whose union
+    has the lowest rank."""
+    cut = pre_tokenizers.Split(Regex(_PIECES), "isolated")
+
+    def merge(piece: bytes) -> list[int]:
+        parts = [piece] if piece in ranks else [piece[i : i + 1] for i in range(len(piece))]
+        while len(parts) > 1:
+            unions = [ranks.get(a + b) for a, b in itertools.pairwise(parts)]
+            if not (known := [rank for rank in unions if rank is not None]):
+                break
+            i = unions.index(min(known))
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        return [ranks[part] for part in parts]
+
+    def encode(text: str) -> list[int]:
+        return [i for piece, _ in cut.pre_tokenize_str(text) for i in merge(piece.encode())]
+
+    return encode
+
+
+# --- prompts of models with random weights ----------------------------------------------------------------------------
+
+
+def _hash(*words: Any) -> int:
+    """63 bits that are the same for the same words for ever, on every machine."""
+    return int.from_bytes(hashlib.blake2b("\n".join(map(str, words)).encode(), digest_size=8).digest()) >> 1
+
+
+def hashed_ids(text: str, low: int, high: int) -> list[int]:
+    """One id in [low, high) a word, by a hash of the word. For weights=random, which know no language: equal words are
+    equal, prompts are as long as they are, and that is all that is asked."""
+    return [low + _hash(word) % (high - low) for word in text.split()]
+
+
+def hashed_features(prompts: Sequence[str], tokens: int, dim: int) -> tuple[Tensor, Tensor]:
+    """What T5Features gives, of normal numbers seeded by a hash of the prompt, and one place more than it has words.
+
+    For weights=random, which know no language. N prompts -> features (N, tokens, dim) float32 on the CPU, and valid
+    (N, tokens) bool, padded on the left.
+    """
+    features = torch.zeros(len(prompts), tokens, dim)
+    valid = torch.zeros(len(prompts), tokens, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        count = min(len(prompt.split()) + 1, tokens)
+        generator = torch.Generator().manual_seed(_hash("features", prompt))
+        features[row, tokens - count :] = torch.randn(count, dim, generator=generator)
+        valid[row, tokens - count :] = True
+    return features, valid

@@ -1,0 +1,204 @@
+"""Where the weights and data of others come from: what `specbench fetch` gets, and what an absent file's error names.
+
+A repository is one of the Hugging Face hub. It is pinned to a commit where a public page of that commit lists the
+files; else to a branch, whose commit a fetch records. Each entry says who names the repository.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+#: A licence -> what must be said of it in full; the others are permissive.
+CHAMELEON = "Chameleon Research License"
+NON_COMMERCIAL = {CHAMELEON: "non-commercial: research use only, also of what is made with the weights"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One folder of a model and the repository that fills it.
+
+    `files` are patterns of file names, each of which must be there ("a|b": a, else b); `also` is taken where it is
+    there. All of them lie in `subfolder` of the repository. `md5` holds published checksums.
+    """
+
+    repository: str
+    files: tuple[str, ...]
+    licence: str
+    revision: str = "main"
+    also: tuple[str, ...] = ()
+    subfolder: str = ""
+    md5: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Model:
+    """`parts` is what every run needs, `drafters` what a drafter needs besides, both by folder; `sizes` holds the
+    target of each other size; `instead` holds repositories with another layout of the same target."""
+
+    parts: Mapping[str, Part]
+    drafters: Mapping[str, Part] = field(default_factory=dict)
+    sizes: Mapping[str, Part] = field(default_factory=dict)
+    instead: tuple[Part, ...] = ()
+
+
+def hugging_face(repository: str, licence: str, revision: str = "main", *also: str) -> Part:
+    """A model in the layout of transformers: one file of tensors, or shards with their index. Never its code."""
+    return Part(
+        repository,
+        ("config.json", "*.safetensors|*.bin"),
+        licence,
+        revision,
+        ("generation_config.json", "*.index.json", "tokenizer*.json", "special_tokens_map.json", "merges.txt", *also),
+    )
+
+
+# --- LlamaGen ---------------------------------------------------------------------------------------------------------
+# The README of FoundationVision/LlamaGen (commit ce98ec4) links each of these files.
+
+_T2I = "peizesun/llamagen_t2i"  # its one commit with files is 276f5c5, in short
+_C2I = ("FoundationVision/LlamaGen", "dc1fec543f6ac82e0cb9bbed058d5eaa26a30e6e")
+
+_T5 = Part(
+    "google/flan-t5-xl",
+    ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors.index.json", "model-*.safetensors"),
+    "Apache 2.0",
+    "7d6315df2c2fb742f0f5b556879d730926ca9001",
+    ("generation_config.json", "special_tokens_map.json", "spiece.model"),
+)
+
+
+def _t2i(file: str, drafter: str, converted: str) -> Model:
+    """The drafter and the converted target are named in the README of jadohu/LANTERN (commit 3a56e45), which
+    publishes its work under the licence of Chameleon."""
+    return Model(
+        {"target": Part(_T2I, (file,), "MIT"), "tokenizer": Part(_T2I, ("vq_ds16_t2i.pt",), "MIT"), "text": _T5},
+        {"eagle": hugging_face(drafter, CHAMELEON)},
+        instead=(hugging_face(converted, CHAMELEON),),
+    )
+
+
+def _c2i(file: str, draft: str | None = None) -> Model:
+    def part(name: str) -> Part:
+        return Part(_C2I[0], (name,), "MIT", _C2I[1])
+
+    drafters = {"draft": part(draft)} if draft else {}
+    return Model({"target": part(file), "tokenizer": part("vq_ds16_c2i.pt")}, drafters)
+
+
+# --- Chameleon's family -----------------------------------------------------------------------------------------------
+# Lumina-mGPT: the README of Alpha-VLLM/Lumina-mGPT (commit 678b55e). Anole: those of GAIR-NLP/anole (commit 16b958a),
+# which names GAIR/Anole-7b-v0.1 and Chameleon's licence, and of jadohu/LANTERN, which names leloy/Anole-7b-v0.1-hf.
+
+#: Chameleon's own tokenizers, as GAIR publishes them with Anole. The checksums are those of the list (checklist.chk)
+#: that comes with them and with other copies of Meta's release.
+_CHAMELEON = Part(
+    "GAIR/Anole-7b-v0.1",
+    ("text_tokenizer.json", "vqgan.ckpt", "vqgan.yaml"),
+    CHAMELEON,
+    "c5710623b72b402fd9ec0816e8d9b1a5c383f595",
+    subfolder="tokenizer",
+    md5={
+        "text_tokenizer.json": "170a932b687671a4e676f3bf69147295",
+        "vqgan.ckpt": "1a559fb5dab4d351d19496ae89da1db1",
+        "vqgan.yaml": "25724c8110d6adabc9130a123b4b922e",
+    },
+)
+
+_LUMINA = hugging_face("Alpha-VLLM/Lumina-mGPT-7B-768", CHAMELEON, "9624463a82ea5ce814af9b561dcd08a31082c3af")
+_ANOLE = hugging_face("leloy/Anole-7b-v0.1-hf", CHAMELEON, "4f2c679ff6eb0291e7813502467b30e7835bd199")
+
+# --- Emu3 -------------------------------------------------------------------------------------------------------------
+# The README of baaivision/Emu3 (commit f6ea9aa); Emu3-Gen-hf is transformers' layout of the same weights.
+
+_EMU3 = hugging_face(
+    "BAAI/Emu3-Gen", "Apache 2.0", "705a7b5c0e61d01d38effea6083c7b9b21aa0400", "emu3.tiktoken", "emu3_vision_tokens.txt"
+)
+_EMU3_VISION = hugging_face("BAAI/Emu3-VisionTokenizer", "Apache 2.0", "c81f916ad371289e205310a7539255e8a9396488")
+
+
+MODELS: dict[str, Model] = {
+    "llamagen_xl": _t2i("t2i_XL_stage1_256.pt", "jadohu/llamagen_drafter", "jadohu/LlamaGen-T2I"),
+    "llamagen_xl_512": _t2i("t2i_XL_stage2_512.pt", "jadohu/llamagen2_drafter", "jadohu/LlamaGen-T2I-2"),
+    "llamagen_l": _c2i("c2i_L_384.pt"),
+    "llamagen_xl_c2i": _c2i("c2i_XL_384.pt", "c2i_L_384.pt"),
+    "llamagen_3b": _c2i("c2i_3B_384.pt", "c2i_L_384.pt"),
+    "lumina_mgpt": Model(
+        {"target": _LUMINA, "tokenizer": _CHAMELEON},
+        sizes={size: hugging_face(f"Alpha-VLLM/Lumina-mGPT-7B-{size}", CHAMELEON) for size in ("512", "1024")},
+    ),
+    "anole": Model(
+        {"target": _ANOLE, "tokenizer": _CHAMELEON}, {"eagle": hugging_face("jadohu/anole_drafter", CHAMELEON)}
+    ),
+    "emu3": Model(
+        {"target": _EMU3, "tokenizer": _EMU3_VISION},
+        instead=(hugging_face("BAAI/Emu3-Gen-hf", "Apache 2.0"),),
+    ),
+}
+
+#: Drafter of a run -> the folder of its weights.
+DRAFTERS = {"eagle": "eagle", "eagle_tree": "eagle", "eagle2": "eagle", "medusa": "medusa", "draft_model": "draft"}
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class File:
+    """A file at a plain address. With `unpack`, it is a zip of which these members are kept, and the rest is not."""
+
+    address: str
+    size: int
+    sha256: str
+    unpack: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.address.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Data:
+    files: tuple[File, ...]
+    licence: str
+
+
+def _coco(year: int, images: tuple[int, str], annotations: tuple[int, str]) -> Data:
+    root = "http://images.cocodataset.org"
+    return Data(
+        (
+            File(
+                f"{root}/annotations/annotations_trainval{year}.zip",
+                *annotations,
+                (f"annotations/captions_val{year}.json",),
+            ),
+            File(f"{root}/zips/val{year}.zip", *images, (f"val{year}/*.jpg",)),
+        ),
+        "annotations CC BY 4.0; the images under the terms that Flickr shows for each",
+    )
+
+
+#: Sizes and checksums of COCO's archives are those that tensorflow/datasets lists (url_checksums/coco.txt).
+DATA: dict[str, Data] = {
+    "coco2017": _coco(
+        2017,
+        (815585330, "4f7e2ccb2866ec5041993c9cf2a952bbed69647b115d0f74da7ce8f4bef82f05"),
+        (252907541, "113a836d90195ee1f884e704da6304dfaaecff1f023f49b6ca93c4aaae470268"),
+    ),
+    "coco2014": _coco(
+        2014,
+        (6645013297, "fe9be816052049c34717e077d9e34aa60814a55679f804cd043e3cbee3b9fde0"),
+        (252872794, "031296bbc80c45a1d1f76bf9a90ead27e94e99ec629208449507a4917a3bf009"),
+    ),
+    "parti": Data(
+        (
+            File(
+                "https://raw.githubusercontent.com/google-research/parti/"
+                "2c99f6652cbc7f0d0441aa91f4c7e7055bcb0071/PartiPrompts.tsv",
+                123107,
+                "fab29e41bb512a169b56acab4cf2a41dcb675e285df2efcde6640c7dd3c440eb",
+            ),
+        ),
+        "Apache 2.0",
+    ),
+}

@@ -1,0 +1,419 @@
+"""Data sets: which prompts a run gets, what they are paired with, and what a hostile file costs."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import specbench
+from specbench import configuration, data, metrics, parameters
+from specbench.data import Item, base, coco, prompts
+from specbench.errors import UsageError
+from specbench.metrics import clip_score
+from specbench.metrics.embedded import of_scenes
+from specbench.models import evaluators
+
+SHARED = Path(specbench.__file__).resolve().parents[2] / "shared" / "data"
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real prompt files are not beside the repository")
+
+Load = Callable[..., list[Item]]
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Load:
+    """The prompts of a command line's words, with an empty home of fetched files."""
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
+    return lambda *words: data.load(configuration.compose(words))
+
+
+def pairs(items: list[Item]) -> list[tuple[str, str]]:
+    return [(item.id, item.prompt) for item in items]
+
+
+# --- a small COCO -----------------------------------------------------------------------------------------------------
+
+
+def annotations(n: int = 12) -> dict[str, Any]:
+    """Image 100 + i has the captions "image i, a", "image i, bb", "image i, c"; image 100 none, image 101 a blank one
+    and then others."""
+    images = [{"id": 100 + i, "file_name": f"{100 + i:012d}.jpg", "height": 4, "width": 4} for i in range(n)]
+    captions = [
+        {"id": 10 * i + k, "image_id": 100 + i, "caption": f"image {i}, {text}"}
+        for k, text in enumerate(("a ", "bb", "c\n"))
+        for i in range(1, n)
+    ]
+    captions.insert(0, {"id": 5000, "image_id": 101, "caption": " \n"})
+    return {"images": images, "annotations": captions, "info": {}, "licenses": [], "categories": [{"id": 1}]}
+
+
+def written(folder: Path, content: Any, file: str = "captions_val2017.json") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / file).write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("year", [2014, 2017])
+@pytest.mark.parametrize("sub", ["", "annotations"])
+def test_coco_pairs_a_caption_with_its_own_image(year: int, sub: str, load: Load, tmp_path: Path) -> None:
+    written(tmp_path / "coco" / sub, annotations(), f"captions_val{year}.json")
+    items = load(f"data=coco{year}", "n=11", f"data_dir={tmp_path}/coco")
+    assert [item.index for item in items] == list(range(11))
+    assert {item.id for item in items} == {str(100 + i) for i in range(1, 12)}  # image 100 has no caption
+    for item in items:
+        assert item.prompt == f"image {int(item.id) - 100}, a"
+        assert item.reference == f"{int(item.id):012d}.jpg"
+        assert item.labels is None
+
+
+def test_coco_is_found_in_the_home_of_fetched_files(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as raised:
+        load("data=coco2017", "n=1")
+    for word in (
+        "captions_val2017.json",
+        f"{tmp_path}/home/data/coco2017",
+        "specbench fetch data=coco2017",
+        "data_dir",
+    ):
+        assert word in str(raised.value)
+    written(tmp_path / "home/data/coco2017/annotations", annotations())
+    assert len(load("data=coco2017", "n=3")) == 3
+
+
+def test_the_order_of_the_file_does_not_choose(load: Load, tmp_path: Path) -> None:
+    content = annotations()
+    straight = load("data=coco2017", "n=5", f"data_dir={written(tmp_path / 'a', content)}")
+    random.Random(0).shuffle(content["images"])
+    content["annotations"].sort(key=lambda a: (-a["image_id"], a["id"]))  # an image's own captions stay in order
+    assert load("data=coco2017", "n=5", f"data_dir={written(tmp_path / 'b', content)}") == straight
+
+
+def test_captions_first_longest_random(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path, annotations(300))
+
+    def captions(*words: str) -> dict[str, str]:
+        return {item.id: item.prompt for item in load("data=coco2017", "n=299", f"data_dir={tmp_path}", *words)}
+
+    assert {caption.split(", ")[1] for caption in captions("caption=longest").values()} == {"bb"}
+    drawn = captions("caption=random")
+    assert drawn == captions("caption=random")
+    counts = Counter(caption.split(", ")[1] for caption in drawn.values())
+    assert all(70 < counts[text] < 130 for text in ("a", "bb", "c"))  # 299 draws of three: 100 +- 8 each
+    other = captions("caption=random", "seed=1")
+    assert 0.5 < np.mean([drawn[i] != other[i] for i in drawn]) < 0.8  # two thirds expected
+    assert capsys.readouterr() == ("", "")  # pycocotools talks
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda c: [], "is no COCO annotation file: it has no list of images"),
+        (lambda c: c | {"annotations": {"1": 2}}, "no list of annotations"),
+        (lambda c: c | {"annotations": ["x"]}, "no list of annotations"),
+        (lambda c: c | {"annotations": []}, "holds no prompts"),
+        (lambda c: c | {"images": c["images"] + c["images"][:1]}, "the image id 100 stands twice"),
+        (lambda c: c | {"annotations": c["annotations"] * 2}, "the caption id 5000 stands twice"),
+        (lambda c: c | {"images": c["images"][2:]}, "caption 5000: the file has no image 101"),
+        (lambda c: c | {"annotations": [{"id": 1, "image_id": [1], "caption": "x"}]}, r"has no image \[1\]"),
+        (lambda c: c | {"annotations": [{"id": 1, "image_id": 100, "bbox": []}]}, "caption 1: it has no text"),
+        (lambda c: c | {"images": [{"id": "../1", "file_name": "x"}]}, "image number 1 has no id"),
+        (lambda c: c | {"images": [{"id": 1, "file_name": "../../x.jpg"}]}, "image 1: its file_name is no plain"),
+        (lambda c: c | {"images": [{"id": 1, "file_name": ".."}]}, "image 1: its file_name is no plain"),
+        (lambda c: c | {"images": [{"id": 1}]}, "image 1: the file_name must be text"),
+        (lambda c: c | {"annotations": [{"id": 7, "image_id": 100, "caption": "a\0b"}]}, "caption 7: .*NUL"),
+        (lambda c: json.dumps(c)[:-9], "cannot read it as JSON"),
+        (lambda c: "[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_bad_annotation_file_is_named(change: Any, sentence: str, tmp_path: Path) -> None:
+    written(tmp_path, change(annotations()))
+    with pytest.raises(UsageError, match=sentence):
+        coco.read(tmp_path / "captions_val2017.json", "first", 0)
+
+
+@needs_shared
+def test_the_real_coco(load: Load) -> None:
+    words = ("data=coco2017", f"data_dir={SHARED}")
+    items = load(*words, "n=5000")
+    assert len({item.id for item in items}) == 5000
+    by_id = {item.id: item for item in items}
+    assert by_id["179765"].prompt == "A black Honda motorcycle parked in front of a garage."
+    assert by_id["179765"].reference == "000000179765.jpg"
+    assert all(item.reference == f"{int(item.id):012d}.jpg" and item.prompt == item.prompt.strip() for item in items)
+    with pytest.raises(UsageError, match="data=coco2017 has 5000 prompts here, not n=5001"):
+        load(*words, "n=5001")
+
+
+# --- subsets ----------------------------------------------------------------------------------------------------------
+
+
+def entries(n: int) -> list[base.Entry]:
+    return [base.Entry(str(i), f"prompt {i}") for i in range(n)]
+
+
+def test_a_larger_n_extends_a_smaller_one_and_the_seed_chooses() -> None:
+    many = base.subset(entries(500), {"seed": 0, "n": 500, "data": "x"})
+    few = base.subset(entries(500)[::-1], {"seed": 0, "n": 50, "data": "x"})
+    other = base.subset(entries(500), {"seed": 1, "n": 500, "data": "x"})
+    assert many[:50] == few
+    assert {item.id for item in many} == {str(i) for i in range(500)}
+    assert pairs(many) != pairs(other)
+    assert len({item.id for item in few} & {item.id for item in other[:50]}) < 15  # 5 expected
+    # No part of the file is preferred: the mean place of fifty of five hundred is 250 +- 20.
+    assert abs(np.mean([int(item.id) for item in few]) - 250) < 60
+
+
+def test_the_subset_is_the_same_for_ever() -> None:
+    assert [item.id for item in base.subset(entries(100), {"seed": 0, "n": 6, "data": "x"})] == [
+        "59",
+        "41",
+        "70",
+        "36",
+        "72",
+        "78",
+    ]
+
+
+def test_too_many_prompts_are_an_error_with_the_number(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "my.txt").write_text("one\ntwo\n")
+    with pytest.raises(UsageError, match="data=prompts has 2 prompts here, not n=3: give n=2 at most"):
+        load(f"prompts={tmp_path}/my.txt", "n=3")
+
+
+def test_the_hash_is_over_prompts_and_ids_in_order() -> None:
+    one, two = Item(0, "a", None, "1"), Item(1, "b", None, "2")
+    hashes = [
+        data.prompts_hash(items)
+        for items in (
+            [one, two],
+            [one],
+            [Item(0, "a", None, "3"), two],
+            [Item(0, "c", None, "1"), two],
+            [Item(0, "b", None, "2"), Item(1, "a", None, "1")],
+        )
+    ]
+    assert len(set(hashes)) == 5
+    assert hashes[0] == data.prompts_hash([Item(0, "a", (1,), "1", "x.jpg"), two])
+
+
+# --- scenes, parti, imagenet ------------------------------------------------------------------------------------------
+
+
+def test_scenes_are_the_first_of_their_split_whatever_the_seed(load: Load) -> None:
+    items = load("n=4")
+    assert load("n=6", "seed=3")[:4] == items
+    assert [item.id for item in items] == ["0", "1", "2", "3"]
+    assert items[0].prompt == "A picture of a small solid violet rhombus on a gradient background."
+    assert all(item.labels and len(item.labels) == 14 for item in items)
+
+
+@needs_shared
+def test_the_real_parti_keeps_its_quotation_marks(load: Load) -> None:
+    items = load("data=parti", f"data_dir={SHARED}", "n=1632")
+    by_id = {item.id: item.prompt for item in items}
+    assert by_id["1"] == "bond"
+    assert next(p for p in by_id.values() if p.startswith('"')).startswith('"G I G G L E" painted')
+    with pytest.raises(UsageError, match="data=parti has 1632 prompts here, not n=1633"):
+        load("data=parti", f"data_dir={SHARED}", "n=1633")
+
+
+def test_parti_is_read_from_its_table(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="PartiPrompts.tsv, looked for in .*/home/data/parti: run `specbench fetch"):
+        load("data=parti", "n=1")
+    written(
+        tmp_path, 'Prompt\tCategory\tChallenge\tNote\nbond\tAbstract\tBasic\t\n"a" b\tX\tY\tZ\n', "PartiPrompts.tsv"
+    )
+    items = load("data=parti", f"data_dir={tmp_path}", "n=2")
+    assert sorted(pairs(items)) == [("1", "bond"), ("2", '"a" b')]
+    assert items[0].reference is None
+
+
+def test_imagenet_is_spread_evenly(load: Load) -> None:
+    items = load("data=imagenet", "n=2300")
+    counts = Counter(item.labels for item in items)
+    assert len(counts) == 1000
+    assert set(counts.values()) == {2, 3}
+    assert all(item.labels == (int(item.prompt),) and item.id.startswith(f"{item.prompt}-") for item in items)
+    assert len({item.id for item in items}) == 2300
+    assert load("data=imagenet", "n=700") == items[:700]
+    assert load("data=imagenet", "n=700", "seed=1") != items[:700]
+    assert set(Counter(item.prompt for item in load("data=imagenet", "n=50000")).values()) == {50}
+
+
+def test_every_data_set_has_its_file() -> None:
+    for name in parameters.choices("data"):
+        with pytest.raises((UsageError, KeyError)):  # not ModuleNotFoundError: it looks for its own parameters
+            data.load({"data": name, "n": 1})
+
+
+# --- prompts of one's own ---------------------------------------------------------------------------------------------
+
+PROMPTS = [("x", "a cat, sitting"), ("y/../z", 'a "dog"'), ("3", "ein Schloß 城")]
+FORMS = {
+    "my.csv": 'id,Prompt,note\nx,"a cat, sitting",1\ny/../z,"a ""dog""",2\n,ein Schloß 城,\n',
+    "my.tsv": 'caption\tid\na cat, sitting\tx\na "dog"\ty/../z\nein Schloß 城\t\n',
+    "my.json": json.dumps(
+        [{"id": "x", "prompt": "a cat, sitting"}, {"id": "y/../z", "caption": 'a "dog"'}, {"text": "ein Schloß 城"}]
+    ),
+    "a mapping.json": json.dumps({"x": "a cat, sitting", "y/../z": 'a "dog"', "3": "ein Schloß 城"}),
+    "my.JSONL": '{"id": "x", "text": "a cat, sitting"}\n{"id": "y/../z", "prompt": "a \\"dog\\""}\n"ein Schloß 城"\n\n',
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_every_form_gives_the_same_prompts(name: str, mark: str, end: str, load: Load, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes((mark + FORMS[name].replace("\n", end)).encode())
+    items = load(f"prompts='{tmp_path}/{name}'", "n=3", "seed=5")
+    assert pairs(items) == PROMPTS  # in the order of the file, whatever the seed
+    assert [(item.index, item.labels, item.reference) for item in items] == [(i, None, None) for i in range(3)]
+
+
+def test_a_text_has_a_prompt_a_line(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "my.txt").write_bytes(b"\xef\xbb\xbf  one \r\n\r\n \t\ntwo\x0cthree\n\nfour")
+    assert pairs(load(f"prompts={tmp_path}/my.txt", "n=3")) == [("1", "one"), ("4", "two\x0cthree"), ("6", "four")]
+    (tmp_path / "same.txt").write_text("one\none\n")  # the same words twice are two prompts
+    assert len(load(f"prompts={tmp_path}/same.txt", "n=2")) == 2
+
+
+LONG = "x" * 10_001
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.txt", b"", "a.txt holds no prompts"),
+        ("a.txt", b"\n \n", "a.txt holds no prompts"),
+        ("a.txt", b"one\ntwo\xff\n", "a.txt, line 2: this is not UTF-8 text"),
+        ("a.txt", "one\n".encode("utf-16"), "line 1: this is not UTF-8"),
+        ("a.txt", b"one\n\ntw\0o", "line 3: there is a NUL"),
+        ("a.txt", b"one\n" + LONG.encode(), "line 2: the prompt has 10001 characters; shorten it to 10000"),
+        ("a.csv", b"", "holds no prompts"),
+        ("a.csv", b"prompt\n", "holds no prompts"),
+        ("a.csv", b"name,words\nx,y\n", r"line 1: the header has no column .*it has: 'name', 'words'"),
+        ("a.csv", b"prompt,prompt\nx,y\n", "the column prompt twice"),
+        ("a.csv", b"id,prompt\n1,x\n\n2, \n", "line 4: the prompt is empty"),
+        ("a.csv", b"id,prompt\n1,x\n1,y\n", "the id '1' stands twice"),
+        ("a.csv", b"prompt,note\na cat, sitting,x\n", "line 2: 3 cells below a header of 2; .*quote a prompt"),
+        ("a.csv", b'prompt\n"x\n', "line 2: cannot read this row"),
+        ("a.csv", b'prompt\n"x" y\n', "line 2: cannot read this row"),
+        ("a.csv", b"prompt\n" + b"x" * 200_000, "cannot read this row"),
+        ("a.tsv", b"prompt\tid\nx\n", "line 2: 1 cells below a header of 2"),
+        ("a.tsv", b"prompt\tid\n\t1\n", "line 2: the prompt is empty"),
+        ("a.json", b"3", "must be a JSON list of prompts, or an object"),
+        ("a.json", b'"x"', "must be a JSON list of prompts, or an object"),
+        ("a.json", b"[]", "holds no prompts"),
+        ("a.json", b'["x", " "]', "entry 2: the prompt is empty"),
+        ("a.json", b'["x", 3]', "entry 2: the prompt must be text, not int"),
+        ("a.json", b'[{"words": "x"}]', "entry 1: the object has no prompt, caption or text"),
+        ("a.json", b'[{"prompt": "x", "id": true}]', "entry 1: the id must be text, not bool"),
+        ("a.json", b'[{"prompt": "x", "id": [1]}]', "entry 1: the id must be text, not list"),
+        ("a.json", b'[{"prompt": "x", "id": 1}, {"prompt": "y", "id": "1"}]', "the id '1' stands twice"),
+        ("a.json", b'{"1": "x", "1": "y"}', "the key '1' stands twice"),
+        ("a.json", b'{"": "x"}', "the id is empty"),
+        ("a.json", b'{"1": {"prompt": "x"}}', "id '1': the prompt must be text, not dict"),
+        ("a.json", b'["x\\u0000y"]', "entry 1: the prompt holds a NUL"),
+        ("a.json", b'["x\\ud800y"]', "entry 1: the prompt holds half a character"),
+        ("a.json", b"[" * 100_000, "nested too deeply"),
+        ("a.json", b"[1", "cannot read it as JSON"),
+        ("a.json", b"[" + b"1" * 5000 + b"]", "cannot read it as JSON"),
+        ("a.jsonl", b'"x"\n\n{"prompt": ""}\n', "line 3: the prompt is empty"),
+        ("a.jsonl", b'"x"\n{"prompt"\n', "line 2: cannot read it as JSON"),
+        ("a.jsonl", b'["x"]\n', "line 1: the prompt must be text, not list"),
+        ("a.xlsx", b"x", r"cannot tell the form of .*must end in .txt, .tsv, .csv, .json, .jsonl"),
+        ("prompts", b"x", "cannot tell the form"),
+    ],
+)
+def test_a_hostile_file_costs_one_sentence(name: str, content: bytes, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=sentence) as raised:
+        prompts.read(tmp_path / name)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 400 + len(str(tmp_path))
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")  # endless
+    (tmp_path / "folder.txt").mkdir()
+    for name in ("zero.txt", "folder.txt", "absent.txt"):
+        with pytest.raises(UsageError, match=f"there is no file .*{name}"):
+            prompts.read(tmp_path / name)
+    (tmp_path / "big.txt").write_text("x" * 11)
+    monkeypatch.setattr(base, "LARGEST", 10)
+    with pytest.raises(UsageError, match="larger than"):
+        prompts.read(tmp_path / "big.txt")
+
+
+# --- the command line's words -----------------------------------------------------------------------------------------
+
+
+def test_prompts_alone_choose_their_data_set() -> None:
+    cfg = configuration.compose(["prompts=my.txt"])
+    assert (cfg["data"], cfg["prompts"], "split" in cfg) == ("prompts", "my.txt", False)
+    jobs = configuration.grid(["prompts=a.txt,b.txt", "delta=2"], multirun=True)
+    assert [(cfg["data"], cfg["prompts"]) for cfg in jobs] == [("prompts", "a.txt"), ("prompts", "b.txt")]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["data=prompts"], r"prompts must be a file of prompts, as in prompts=my.txt \(got null\)"),
+        (["data=parti", "prompts=my.txt"], r"has no parameter 'prompts' \(it belongs to data prompts\)"),
+        (
+            ["data=parti", "caption=longest"],
+            r"no parameter 'caption' \(it belongs to data coco2014 and data coco2017\)",
+        ),
+        (["data=coco2017", "split=train"], r"no parameter 'split' \(it belongs to data scenes\)"),
+        (["data_dir=here"], "no parameter 'data_dir' .it belongs to data coco2014, data coco2017 and data parti"),
+        (["data=coco2017", "caption=best"], "caption must be one of first, longest, random"),
+        (["data=coco"], "unknown data 'coco' .choose from: coco2014, coco2017, imagenet, parti, prompts, scenes"),
+    ],
+)
+def test_a_word_that_does_not_fit_is_told(words: list[str], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        configuration.compose(words)
+
+
+def test_a_look_at_the_choices_reads_nothing() -> None:
+    code = (
+        "import sys; from specbench import configuration, data;"
+        "configuration.compose(['data=coco2017']); sys.exit(bool({'torch', 'pycocotools'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- the embedded metrics ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [Item(0, "a zebra on a bicycle", None, "7"), Item(1, "bond", None, "1")],
+        [Item(0, "207", (207,), "207-0"), Item(1, "4", (4,), "4-0")],
+        [Item(0, "城", None, "1"), Item(1, "A red circle.", None, "2")],
+    ],
+)
+def test_metrics_of_scenes_do_not_judge_other_prompts(items: list[Item]) -> None:
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
+    scores = metrics.score(["clip_score", "image_reward"], pictures, items)
+    assert scores["image_reward"].value is None
+    assert "without labels of scenes" in scores["image_reward"].note
+    assert scores["clip_score"].value is None
+    assert "of 2 captions hold words that the model has never seen, or none" in scores["clip_score"].note
+    assert not any(map(of_scenes, items))  # which the Fréchet distance notes
+
+
+def test_items_of_scenes_are_judged(load: Load) -> None:
+    towers = evaluators.load(metrics.ASSETS / evaluators.TWO_TOWER, evaluators.TwoTower)
+    for item in load("n=300"):
+        assert of_scenes(item)
+        assert clip_score.readable(towers, item.prompt)

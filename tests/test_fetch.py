@@ -1,0 +1,764 @@
+"""`specbench fetch`, without a network: a hub made of dictionaries, and a web server on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from specbench import cli, fetch, home, parameters, registry, sources
+from specbench.sources import Data, File, Model
+
+ROOT = Path(__file__).resolve().parents[1]
+Call = Callable[..., tuple[int, str, str]]
+
+T2I, T5, DRAFTER = "peizesun/llamagen_t2i", "google/flan-t5-xl", "jadohu/llamagen_drafter"
+CHAMELEON = "GAIR/Anole-7b-v0.1"
+FIRST, LATER = "1" * 40, "2" * 40
+
+T5_FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b"{ }",
+    "tokenizer_config.json": b"{}",
+    "spiece.model": b"pieces",
+    "model.safetensors.index.json": b"{}",
+    "model-00001-of-00002.safetensors": b"one",
+    "model-00002-of-00002.safetensors": b"two",
+    "pytorch_model-00001-of-00002.bin": b"not needed",
+    "modeling.py": b"never",
+    "sub/config.json": b"elsewhere",
+    ".gitattributes": b"",
+}
+HF_FILES = {"config.json": b"{}", "model.safetensors": b"weights", "pytorch_model.bin": b"pickle", "README.md": b""}
+
+
+class FakeHub:
+    """Repositories as dictionaries; `asked` lists what was asked for. `before` is called ahead of every download."""
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, dict[str, bytes]] = {
+            T2I: {name: name.encode() for name in ("t2i_XL_stage1_256.pt", "t2i_XL_stage2_512.pt", "vq_ds16_t2i.pt")},
+            T5: T5_FILES,
+            DRAFTER: HF_FILES,
+            CHAMELEON: {
+                **{f"tokenizer/{name}": name.encode() for name in ("text_tokenizer.json", "vqgan.ckpt", "vqgan.yaml")},
+                "tokenizer/checklist.chk": b"",
+                "models/7b/consolidated.pth": b"large",
+            },
+        }
+        self.main = FIRST
+        self.asked: list[tuple[str, str]] = []
+        self.got: list[str] = []
+        self.before: Callable[[str], None] = lambda name: None
+        self.arrives: Callable[[bytes], bytes] = lambda content: content
+
+    def files(self, repository: str, revision: str) -> tuple[str, list[fetch.HubFile]]:
+        self.asked.append((repository, revision))
+        content = self.repositories[repository]
+        large = {name: hashlib.sha256(b).hexdigest() for name, b in content.items() if not name.endswith(".json")}
+        commit = self.main if revision == "main" else revision
+        return commit, [fetch.HubFile(name, len(b), large.get(name)) for name, b in content.items()]
+
+    def get(self, repository: str, commit: str, name: str, folder: Path) -> Path:
+        self.before(name)
+        self.got.append(name)
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(self.arrives(self.repositories[repository][name]))
+        return path
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    fake = FakeHub()
+    monkeypatch.setattr(fetch, "HuggingFace", lambda: fake)
+    return fake
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs `specbench fetch` with a home of its own -> (exit code, stdout, stderr)."""
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("SPECBENCH_DEBUG", raising=False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(fetch, "PAUSE", 0)
+
+    def run_it(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = cli.main(["fetch", *words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run_it
+
+
+def tree(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "name what to fetch: model=NAME or data=NAME"),
+        (["model=anole", "data=parti"], "name what to fetch: model=NAME or data=NAME, one of them"),
+        (["anole"], "unknown word 'anole' (choose from: data, data_dir"),
+        (["model="], "'model=' lacks its value"),
+        (["model=anole", "model=emu3"], "'model' is given twice"),
+        (["model=llamagen_scenes"], "unknown model 'llamagen_scenes' (choose from: anole, emu3"),
+        (["data=scenes"], "unknown data 'scenes' (choose from: coco2014, coco2017, parti)"),
+        (["data=parti", "weights=here"], "'weights' has no meaning beside data="),
+        (["model=anole", "data_dir=here"], "'data_dir' has no meaning beside model="),
+        (["model=anole", "size=512"], "anole has one size"),
+        (["model=lumina_mgpt", "size=640"], "unknown size '640' (choose from: 1024, 512, 768)"),
+        (["model=anole", "drafter=sjd"], "unknown drafter with weights 'sjd' (choose from: draft_model, eagle"),
+        (["model=lumina_mgpt", "drafter=eagle"], "no eagle weights are published for lumina_mgpt: put your own into"),
+        (["model=anole", "repository=../x"], "'../x' is no repository of the Hugging Face hub"),
+        (["model=anole", "--now"], "unrecognized arguments: --now (see specbench fetch --help)"),
+    ],
+)
+def test_a_mistake_costs_one_sentence(words: list[str], sentence: str, call: Call, hub: FakeHub) -> None:
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("specbench: ")
+    assert sentence in err
+    assert hub.asked == []
+
+
+def test_help_names_every_word(call: Call) -> None:
+    code, out, _ = call("--help")
+    assert code == 0
+    assert all(f"\n  {word}= " in out for word in fetch.WORDS)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_arrives_with_its_record(call: Call, hub: FakeHub) -> None:
+    code, out, err = call("model=llamagen_xl", "--yes")
+    assert (code, err) == (0, "")
+    folder = home.model_folder("llamagen_xl")
+    texts = {name for name in T5_FILES if name.startswith(("config", "tokenizer", "spiece", "model."))}
+    texts |= {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
+    assert tree(folder) == {
+        "SOURCE.json",
+        "target/t2i_XL_stage1_256.pt",
+        "tokenizer/vq_ds16_t2i.pt",
+        *(f"text/{name}" for name in texts),
+    }
+    assert (folder / "target/t2i_XL_stage1_256.pt").read_bytes() == b"t2i_XL_stage1_256.pt"
+    assert f"target/: {T2I}, commit {FIRST} (MIT)" in out
+    assert "t2i_XL_stage1_256.pt\n" in out
+    assert re.search(r"to fetch: \d+ B; free there: [\d.]+ [GM]B", out)
+    assert "non-commercial" not in out
+    parts = json.loads((folder / "SOURCE.json").read_text())["parts"]
+    pinned = sources.MODELS["llamagen_xl"].parts["text"].revision
+    assert (parts["target"]["commit"], parts["target"]["revision"], parts["text"]["commit"]) == (FIRST, "main", pinned)
+    assert parts["text"]["licence"] == "Apache 2.0"
+    assert parts["text"]["files"]["spiece.model"] == {"size": 6, "sha256": hashlib.sha256(b"pieces").hexdigest()}
+    assert all(part["complete"] and part["fetched"] for part in parts.values())
+
+    asked = len(hub.asked)
+    code, out, _ = call("model=llamagen_xl", "weights=official")
+    assert (code, len(hub.asked)) == (0, asked)  # nobody is asked, nothing is confirmed
+    assert out.startswith("llamagen_xl: nothing to fetch")
+    code, out, _ = call("model=llamagen_xl", "drafter=eagle2", "--yes")
+    assert code == 0
+    assert [name for name, _ in hub.asked[asked:]] == [DRAFTER]
+    assert tree(folder / "eagle") == {"config.json", "model.safetensors"}  # not the pickle beside it
+    (folder / "text/spiece.model").unlink()
+    assert call("model=llamagen_xl", "--yes")[0] == 0
+    assert hub.got[-1] == "spiece.model"
+
+
+def test_the_licence_is_told_and_meta_s_checksums_are_kept(
+    call: Call, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hub.repositories["Alpha-VLLM/Lumina-mGPT-7B-512"] = HF_FILES
+    code, out, err = call("model=lumina_mgpt", "size=512", f"weights={tmp_path / 'w'}", "--yes")
+    assert "licence of target/, tokenizer/: Chameleon Research License, non-commercial: research use only" in out
+    assert code == 2
+    assert "text_tokenizer.json came damaged" in err  # its bytes are made up here
+    assert not (tmp_path / "w/tokenizer").exists()
+    entry = sources.MODELS["lumina_mgpt"]
+    md5 = {name: hashlib.md5(name.encode()).hexdigest() for name in entry.parts["tokenizer"].files}
+    honest = replace(entry, parts={**entry.parts, "tokenizer": replace(entry.parts["tokenizer"], md5=md5)})
+    monkeypatch.setitem(sources.MODELS, "lumina_mgpt", honest)
+    code, out, _ = call("model=lumina_mgpt", "size=512", f"weights={tmp_path / 'w'}", "--yes")
+    assert code == 0
+    assert f"specbench run model=lumina_mgpt size=512 weights={tmp_path / 'w'}" in out
+    assert tree(tmp_path / "w/tokenizer") == {"text_tokenizer.json", "vqgan.ckpt", "vqgan.yaml"}
+    code, _, err = call("model=lumina_mgpt", f"weights={tmp_path / 'w'}", "--yes")
+    assert code == 2
+    assert "target comes from Alpha-VLLM/Lumina-mGPT-7B-512, not Alpha-VLLM/Lumina-mGPT-7B-768" in err
+
+
+def test_an_interrupted_fetch_goes_on_at_the_same_commit(call: Call, hub: FakeHub) -> None:
+    def stop(name: str) -> None:
+        if name == "model-00002-of-00002.safetensors":
+            raise KeyboardInterrupt
+
+    hub.before = stop
+    code, _, err = call("model=llamagen_xl", "--yes")
+    assert (code, err) == (130, "specbench: stopped; the same command goes on where it was\n")
+    folder = home.model_folder("llamagen_xl")
+    assert (folder / "target").is_dir()
+    assert not (folder / "text").exists()  # a folder that is there is complete
+    hub.before, hub.main = lambda name: None, LATER  # the branch moves meanwhile
+    got = len(hub.got)
+    assert call("model=llamagen_xl", "--yes")[0] == 0
+    left = ["model-00002-of-00002.safetensors", "spiece.model", "tokenizer.json", "tokenizer_config.json"]
+    assert sorted(hub.got[got:]) == sorted([*left, "model.safetensors.index.json"])
+    assert not (folder / fetch.STAGING).exists()
+
+
+def test_a_branch_that_moved_is_read_where_the_fetch_began(call: Call, hub: FakeHub) -> None:
+    def stop(name: str) -> None:
+        raise KeyboardInterrupt
+
+    hub.before = stop
+    assert call("model=llamagen_xl", "--yes")[0] == 130
+    hub.before, hub.main = lambda name: None, LATER
+    assert call("model=llamagen_xl", "--yes")[0] == 0
+    parts = json.loads((home.model_folder("llamagen_xl") / "SOURCE.json").read_text())["parts"]
+    assert parts["target"]["commit"] == FIRST  # its fetch began
+    assert parts["tokenizer"]["commit"] == LATER  # its did not
+    code, _, err = call("model=llamagen_xl", f"revision={LATER}", "--yes")
+    assert code == 2
+    assert f"target is at commit {FIRST}, not at '{LATER}'" in err
+
+
+def test_revision_and_repository_name_another_target(call: Call, hub: FakeHub, tmp_path: Path) -> None:
+    hub.repositories |= {"me/mine": HF_FILES, "jadohu/LlamaGen-T2I": HF_FILES}
+    assert call("model=llamagen_xl", "repository=me/mine", "revision=v2", f"weights={tmp_path / 'a'}", "--yes")[0] == 0
+    assert ("me/mine", "v2") in hub.asked
+    assert tree(tmp_path / "a/target") == {"config.json", "model.safetensors"}
+    code, out, _ = call("model=llamagen_xl", "repository=jadohu/LlamaGen-T2I", f"weights={tmp_path / 'b'}", "--yes")
+    assert code == 0
+    assert "licence of target/: Chameleon Research License" in out
+    assert call("model=lumina_mgpt", "size=1024")[0] == 2
+    assert hub.asked[-1] == ("Alpha-VLLM/Lumina-mGPT-7B-1024", "main")
+
+
+def test_a_repository_without_the_files_is_refused(call: Call, hub: FakeHub) -> None:
+    hub.repositories[T2I] = {"README.md": b"", "sub/t2i_XL_stage1_256.pt": b""}
+    code, _, err = call("model=llamagen_xl", "--yes")
+    assert code == 2
+    assert f"{T2I} at {FIRST} has no t2i_XL_stage1_256.pt" in err
+
+
+def test_a_file_that_came_damaged_is_removed(call: Call, hub: FakeHub) -> None:
+    hub.arrives = lambda content: content[:-1] + b"?"
+    code, _, err = call("model=llamagen_xl", "--yes")
+    assert code == 2
+    assert "t2i_XL_stage1_256.pt came damaged" in err
+    assert tree(home.model_folder("llamagen_xl")) <= {"SOURCE.json", ".fetch/lock"}
+    hub.arrives = lambda content: content
+    assert call("model=llamagen_xl", "--yes")[0] == 0
+
+
+def test_the_user_s_own_files_are_taken_or_refused_but_never_replaced(call: Call, hub: FakeHub) -> None:
+    mine = home.model_folder("llamagen_xl") / "target/t2i_XL_stage1_256.pt"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"short")
+    code, _, err = call("model=llamagen_xl", "--yes")
+    assert code == 2
+    assert f"{mine} has 5 bytes, the one of {T2I} has 20: move it away" in err
+    mine.write_bytes(b"x" * 20)
+    code, _, err = call("model=llamagen_xl", "--yes")
+    assert code == 2
+    assert f"{mine} is not the published file" in err
+    assert mine.read_bytes() == b"x" * 20
+    mine.write_bytes(b"t2i_XL_stage1_256.pt")
+    code, out, _ = call("model=llamagen_xl", "--yes")
+    assert code == 0
+    assert "t2i_XL_stage1_256.pt  (there)" in out
+    assert mine.name not in hub.got
+
+
+def test_consent(call: Call, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    code, _, err = call("model=llamagen_xl")
+    assert (code, hub.got) == (2, [])
+    assert "add --yes" in err
+    answers = iter(["", "n", "Y"])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: next(answers))
+    for _ in range(2):
+        code, _, err = call("model=llamagen_xl")
+        assert (code, err.splitlines()[-1], hub.got) == (2, "specbench: nothing was fetched", [])
+    assert not home.model_folder("llamagen_xl").exists()
+    assert call("model=llamagen_xl")[0] == 0
+
+
+def test_no_room_is_told_before_anything_is_fetched(call: Call, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 90, 10))
+    code, _, err = call("model=llamagen_xl", "--yes")
+    assert (code, hub.got) == (2, [])
+    assert "has room for 10 B, and" in err
+    assert "weights=DIR" in err
+
+
+def test_two_fetches_do_not_write_to_one_folder(call: Call, hub: FakeHub) -> None:
+    staging = home.model_folder("llamagen_xl") / fetch.STAGING
+    staging.mkdir(parents=True)
+    with FileLock(staging / "lock"):
+        code, _, err = call("model=llamagen_xl", "--yes")
+    assert (code, hub.got) == (2, [])
+    assert "another fetch is writing to" in err
+
+
+def test_a_folder_that_cannot_be_written_to(call: Call, hub: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = call("model=llamagen_xl", f"weights={tmp_path / 'file'}", "--yes")
+    assert code == 2
+    assert f"cannot write to {tmp_path / 'file'}" in err
+
+
+def test_a_damaged_record_is_told(call: Call, hub: FakeHub) -> None:
+    folder = home.model_folder("llamagen_xl")
+    folder.mkdir(parents=True)
+    for content in ("{", "[]", '{"parts": {"target": 3}}'):
+        (folder / "SOURCE.json").write_text(content)
+        code, _, err = call("model=llamagen_xl", "--yes")
+        assert code == 2
+        assert "SOURCE.json is damaged" in err
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("GatedRepoError", f"{T2I} is open only to who accepted its terms"),
+        ("RevisionNotFoundError", f"{T2I} has no revision 'main'"),
+        ("RepositoryNotFoundError", f"the Hugging Face hub shows no repository {T2I}"),
+        ("ConnectError", f"cannot get {T2I} from the Hugging Face hub (ConnectError: no route): try again, or put"),
+    ],
+)
+def test_what_the_hub_answers_is_told(kind: str, sentence: str, call: Call, hub: FakeHub) -> None:
+    import huggingface_hub.errors
+
+    assert kind == "ConnectError" or hasattr(huggingface_hub.errors, kind)
+
+    def fail(repository: str, revision: str) -> Any:
+        raise type(kind, (OSError,), {})("no route\nand more")
+
+    hub.files = fail  # type: ignore[method-assign]
+    code, _, err = call("model=llamagen_xl", "--yes")
+    assert code == 2
+    assert sentence in err
+    assert err.count("\n") == 1
+    if kind == "ConnectError":
+        assert (
+            "vq_ds16_t2i.pt of peizesun/llamagen_t2i into tokenizer/, the files of google/flan-t5-xl into text/" in err
+        )
+        assert str(home.model_folder("llamagen_xl")) in err
+
+
+def test_offline_mode_is_honoured(call: Call, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code, _, err = call("model=anole", "--yes")
+    assert (code, hub.asked) == (2, [])
+    assert "HF_HUB_OFFLINE forbids to ask for leloy/Anole-7b-v0.1-hf: unset it, or put the files of" in err
+
+
+# --- the tables -------------------------------------------------------------------------------------------------------
+
+
+def test_every_real_model_and_drafter_has_its_entry() -> None:
+    real = {name: registry.entry("model", name).parts for name in registry._LISTED["model"]}
+    assert {name: set(parts) for name, parts in real.items() if parts} == {
+        name: set(entry.parts) for name, entry in sources.MODELS.items()
+    }
+    with_weights = {name: e.parts[0] for name, e in registry._LISTED["drafter"].items() if e.parts}
+    assert with_weights == sources.DRAFTERS
+    assert set(sources.DATA) < set(parameters.choices("data"))
+
+
+def test_pins_are_whole_commits() -> None:
+    parts = [p for m in sources.MODELS.values() for p in (*m.parts.values(), *m.drafters.values(), *m.sizes.values())]
+    for part in parts:
+        assert part.revision == "main" or re.fullmatch(r"[0-9a-f]{40}", part.revision), part
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+", part.repository)
+    assert {p.licence for p in parts} == {"MIT", "Apache 2.0", sources.CHAMELEON}
+    for entry in sources.DATA.values():
+        for file in entry.files:
+            assert re.fullmatch(r"[0-9a-f]{64}", file.sha256)
+            assert file.address.startswith(("https://raw.githubusercontent.com/", "http://images.cocodataset.org/"))
+
+
+REFERENCE = ROOT.parent / "shared"
+
+
+@pytest.mark.skipif(not REFERENCE.exists(), reason="the reference facts are not beside this checkout")
+def test_the_tables_agree_with_the_facts_at_hand() -> None:
+    parti = REFERENCE / "data" / "PartiPrompts.tsv"
+    [file] = sources.DATA["parti"].files
+    assert (parti.stat().st_size, hashlib.sha256(parti.read_bytes()).hexdigest()) == (file.size, file.sha256)
+    for model, manifest in {
+        "llamagen_xl": "t2i_XL_stage1_256.pt",
+        "llamagen_xl_512": "t2i_XL_stage2_512.pt",
+        "llamagen_3b": "c2i_3B_384.pt",
+        "llamagen_xl_c2i": "c2i_XL_384.pt",
+        "llamagen_l": "c2i_L_384.pt",
+    }.items():
+        facts = json.loads((REFERENCE / "reference/manifests" / f"{manifest}.json").read_text())
+        assert list(sources.MODELS[model].parts["target"].files) == facts["files_on_disk"]
+    for part, manifest in (("tokenizer", "chameleon_vqgan.ckpt"), ("target", "Lumina-mGPT-7B-768")):
+        facts = json.loads((REFERENCE / "reference/manifests" / f"{manifest}.json").read_text())
+        if part == "tokenizer":
+            assert set(sources.MODELS["anole"].parts[part].files) == set(facts["files_on_disk"])
+        else:
+            assert sources.MODELS["lumina_mgpt"].parts[part].repository.endswith(facts["checkpoint"])
+
+
+def test_advice() -> None:
+    assert fetch.advice("llamagen_xl") == (
+        "run `specbench fetch model=llamagen_xl`, put t2i_XL_stage1_256.pt of peizesun/llamagen_t2i into target/, "
+        "vq_ds16_t2i.pt of peizesun/llamagen_t2i into tokenizer/, the files of google/flan-t5-xl into text/ by hand, "
+        "or try weights=random"
+    )
+    assert fetch.advice("llamagen_xl", ["eagle"]).startswith("run `specbench fetch model=llamagen_xl drafter=eagle`, ")
+    assert fetch.advice("anole", ["medusa"]).startswith("no weights for medusa/ are published, put your own there")
+    assert "the files of GAIR/Anole-7b-v0.1/tokenizer" not in fetch.advice("anole")
+    assert "vqgan.yaml of GAIR/Anole-7b-v0.1/tokenizer into tokenizer/" in fetch.advice("anole")
+    assert all(fetch.advice(name) for name in sources.MODELS)
+
+
+# --- plain addresses --------------------------------------------------------------------------------------------------
+
+
+class Web:
+    """A web server on this machine. `breaks` are the bytes after which it closes, one a request."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, bytes] = {}
+        self.tag = '"one"'
+        self.ranges = self.heeds_if_range = True
+        self.breaks: list[int] = []
+        self.length: int | None = None
+        self.asked: list[tuple[str, str | None, str | None]] = []
+        web = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_: Any) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                given = self.headers.get("Range"), self.headers.get("If-Range")
+                web.asked.append((self.path, *given))
+                if self.path not in web.content:
+                    self.send_error(404)
+                    return
+                content = web.content[self.path]
+                fits = given[1] in (None, web.tag) or not web.heeds_if_range
+                start = int(given[0][6:-1]) if given[0] and web.ranges and fits else None
+                if start is not None and start >= len(content):
+                    self.send_error(416)
+                    return
+                self.send_response(200 if start is None else 206)
+                rest = content[start or 0 :]
+                if start is not None:
+                    self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+                self.send_header("Content-Length", str(len(rest) if web.length is None else web.length))
+                self.send_header("ETag", web.tag)
+                self.end_headers()
+                self.wfile.write(rest[: web.breaks.pop(0)] if web.breaks else rest)
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.root = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def file(self, name: str, content: bytes, unpack: tuple[str, ...] = ()) -> File:
+        self.content[f"/{name}"] = content
+        return File(f"{self.root}/{name}", len(content), hashlib.sha256(content).hexdigest(), unpack)
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    server = Web()
+    yield server
+    server.server.shutdown()
+    server.server.server_close()
+
+
+PROMPTS = b"Prompt\tCategory\n" + b"".join(b"a cat number %d\tAnimals\n" % i for i in range(500))
+
+
+@pytest.fixture
+def parti(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
+    monkeypatch.setitem(sources.DATA, "parti", Data((web.file("PartiPrompts.tsv", PROMPTS),), "Apache 2.0"))
+    return web
+
+
+def test_a_plain_file_arrives_with_its_record(call: Call, parti: Web, tmp_path: Path) -> None:
+    code, out, err = call("data=parti", "--yes")
+    assert (code, err) == (0, "")
+    folder = home.data_folder("parti")
+    assert tree(folder) == {"SOURCE.json", "PartiPrompts.tsv"}
+    assert (folder / "PartiPrompts.tsv").read_bytes() == PROMPTS
+    assert "licence: Apache 2.0" in out
+    entry = json.loads((folder / "SOURCE.json").read_text())["parts"]["PartiPrompts.tsv"]
+    assert entry["address"] == f"{parti.root}/PartiPrompts.tsv"
+    assert entry["sha256"] == hashlib.sha256(PROMPTS).hexdigest()
+    assert entry["files"]["PartiPrompts.tsv"]["size"] == len(PROMPTS)
+    assert call("data=parti")[0] == 0  # nothing to ask for
+    assert len(parti.asked) == 1
+    assert call("data=parti", f"data_dir={tmp_path / 'there'}", "--yes")[0] == 0
+    assert "PartiPrompts.tsv" in tree(tmp_path / "there")
+
+
+def test_a_broken_connection_is_taken_up_again(call: Call, parti: Web) -> None:
+    parti.breaks = [1000, 700]
+    assert call("data=parti", "--yes")[0] == 0
+    assert [asked[1:] for asked in parti.asked] == [
+        (None, None),
+        ("bytes=1000-", '"one"'),
+        ("bytes=1700-", '"one"'),
+    ]
+    assert (home.data_folder("parti") / "PartiPrompts.tsv").read_bytes() == PROMPTS
+
+
+def test_a_fetch_goes_on_in_another_process(call: Call, parti: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    parti.breaks = [1500, *[0] * 10]
+    code, _, err = call("data=parti", "--yes")
+    assert code == 2
+    assert f"cannot fetch {parti.root}/PartiPrompts.tsv (the connection broke); 1.5 kB of" in err
+    assert len(parti.asked) == 1 + fetch.TRIES
+    parti.breaks = []
+    assert call("data=parti", "--yes")[0] == 0
+    assert parti.asked[-1][1] == "bytes=1500-"
+    assert (home.data_folder("parti") / "PartiPrompts.tsv").read_bytes() == PROMPTS
+
+
+def test_ctrl_c_keeps_what_came(call: Call, parti: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    parti.breaks = [2000]
+
+    def stop(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr(fetch.time, "sleep", stop)
+        assert call("data=parti", "--yes")[0] == 130
+    assert call("data=parti", "--yes")[0] == 0
+    assert parti.asked[-1][1] == "bytes=2000-"
+
+
+def test_a_server_without_ranges_begins_anew(call: Call, parti: Web) -> None:
+    parti.breaks, parti.ranges = [1000], False
+    assert call("data=parti", "--yes")[0] == 0
+    assert (home.data_folder("parti") / "PartiPrompts.tsv").read_bytes() == PROMPTS
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_part_of_an_older_file_is_not_continued(heeds: bool, call: Call, parti: Web) -> None:
+    parti.breaks = [1000, *[0] * 10]
+    assert call("data=parti", "--yes")[0] == 2
+    part = home.data_folder("parti") / fetch.STAGING / "PartiPrompts.tsv.part"
+    assert part.read_bytes() == PROMPTS[:1000]
+    part.write_bytes(b"?" * 1000)
+    parti.breaks, parti.tag, parti.heeds_if_range = [], '"two"', heeds
+    assert call("data=parti", "--yes")[0] == 0
+    assert (home.data_folder("parti") / "PartiPrompts.tsv").read_bytes() == PROMPTS
+
+
+def test_a_file_of_another_size_is_refused(call: Call, parti: Web) -> None:
+    parti.content["/PartiPrompts.tsv"] += b"one more\n"
+    code, _, err = call("data=parti", "--yes")
+    assert code == 2
+    assert "it is not the published file any more" in err
+
+
+def test_a_file_with_other_content_is_refused(call: Call, parti: Web) -> None:
+    parti.content["/PartiPrompts.tsv"] = PROMPTS.replace(b"cat", b"dog")
+    code, _, err = call("data=parti", "--yes")
+    assert code == 2
+    assert "PartiPrompts.tsv came damaged" in err
+    assert not (home.data_folder("parti") / "PartiPrompts.tsv").exists()
+    parti.content["/PartiPrompts.tsv"] = PROMPTS
+    assert call("data=parti", "--yes")[0] == 0
+
+
+def test_a_server_that_has_no_such_file_or_is_not_there(call: Call, parti: Web) -> None:
+    del parti.content["/PartiPrompts.tsv"]
+    code, _, err = call("data=parti", "--yes")
+    assert (code, len(parti.asked)) == (2, 1)
+    assert "(it answers 404 Not Found)" in err
+    parti.server.shutdown()
+    parti.server.server_close()
+    code, _, err = call("data=parti", "--yes")
+    assert code == 2
+    assert "run the same command again, or put it at" in err
+
+
+def test_a_user_s_own_data_file_is_checked(call: Call, parti: Web) -> None:
+    mine = home.data_folder("parti") / "PartiPrompts.tsv"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"Prompt\n")
+    code, _, err = call("data=parti", "--yes")
+    assert (code, parti.asked) == (2, [])
+    assert f"{mine} is not the published file: move it away" in err
+    mine.write_bytes(PROMPTS)
+    assert call("data=parti", "--yes")[0] == 0
+    assert parti.asked == []
+
+
+# --- archives ---------------------------------------------------------------------------------------------------------
+
+
+def archive(members: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as z:
+        for name, content in members.items():
+            z.writestr(name, content)
+    return out.getvalue()
+
+
+PICTURES = {f"val2017/{i:012d}.jpg": b"picture %d" % i for i in range(20)}
+CAPTIONS = {"annotations/captions_val2017.json": b"{}", "annotations/instances_val2017.json": b"large"}
+
+
+@pytest.fixture
+def coco(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
+    files = (
+        web.file("annotations.zip", archive(CAPTIONS), ("annotations/captions_val2017.json",)),
+        web.file("val2017.zip", archive({"val2017/": b"", **PICTURES}), ("val2017/*.jpg",)),
+    )
+    monkeypatch.setitem(sources.DATA, "coco2017", Data(files, "CC BY 4.0"))
+    return web
+
+
+def test_archives_are_unpacked_as_far_as_they_are_needed(call: Call, coco: Web) -> None:
+    assert call("data=coco2017", "--yes")[0] == 0
+    folder = home.data_folder("coco2017")
+    assert tree(folder) == {"SOURCE.json", "annotations/captions_val2017.json", *PICTURES}
+    assert (folder / "val2017/000000000007.jpg").read_bytes() == b"picture 7"
+    entry = json.loads((folder / "SOURCE.json").read_text())["parts"]["val2017.zip"]
+    assert entry["files"]["val2017/*.jpg"]["count"] == 20
+    assert call("data=coco2017")[0] == 0
+    assert len(coco.asked) == 2
+    (folder / "val2017/000000000007.jpg").unlink()
+    assert call("data=coco2017", "--yes")[0] == 0
+    assert [asked[0] for asked in coco.asked[2:]] == ["/val2017.zip"]
+    assert tree(folder) == {"SOURCE.json", "annotations/captions_val2017.json", *PICTURES}
+
+
+def test_room_for_what_an_archive_holds_is_asked_for(call: Call, coco: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = sum(file.size for file in sources.DATA["coco2017"].files)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 2 * size - 1))
+    assert call("data=coco2017", "--yes")[0] == 2
+    assert coco.asked == []
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 2 * size))
+    assert call("data=coco2017", "--yes")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["val2017/../../evil.jpg", "/val2017/evil.jpg", "val2017//evil.jpg"])
+def test_an_archive_that_reaches_outside_is_refused(
+    name: str, call: Call, web: Web, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = web.file("val2017.zip", archive({name: b"evil"}), ("*val2017/*.jpg",))
+    monkeypatch.setitem(sources.DATA, "coco2017", Data((file,), "CC BY 4.0"))
+    code, _, err = call("data=coco2017", "--yes")
+    assert code == 2
+    assert "unsafe name" in err
+    assert not list(tmp_path.rglob("evil.jpg"))
+
+
+def test_an_archive_of_something_else_is_refused(call: Call, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    for content, sentence in ((archive({"readme": b""}), "holds no val2017/*.jpg"), (b"no zip", "cannot unpack")):
+        file = web.file("val2017.zip", content, ("val2017/*.jpg",))
+        monkeypatch.setitem(sources.DATA, "coco2017", Data((file,), "CC BY 4.0"))
+        code, _, err = call("data=coco2017", "--yes")
+        assert code == 2
+        assert sentence in err
+        shutil.rmtree(home.data_folder("coco2017"))
+
+
+# --- the real client --------------------------------------------------------------------------------------------------
+
+
+def test_the_hub_s_own_client_fetches_from_a_hub(tmp_path: Path) -> None:
+    """huggingface_hub against a hub on this machine: listing, commit, download, and only the files that are needed."""
+    content = {"config.json": b'{"a": 1}', "model.safetensors": b"w" * 300_000, "modeling_x.py": b"never"}
+    asked: list[str] = []
+
+    class Hub(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            asked.append(f"{self.command} {self.path}")
+            headers = {}
+            name = self.path.rpartition("/")[2]
+            if self.path.startswith("/api/models/o/m/revision/main"):
+                files = [{"rfilename": n, "size": len(b)} for n, b in content.items()]
+                files[1]["lfs"] = {"sha256": hashlib.sha256(content["model.safetensors"]).hexdigest()}
+                files[1]["lfs"] |= {"size": 300_000, "pointerSize": 130}
+                body = json.dumps({"id": "o/m", "sha": FIRST, "siblings": files}).encode()
+            elif name in content and f"/o/m/resolve/{FIRST}/" in self.path:
+                body = content[name]
+                headers = {"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": FIRST}
+            else:
+                body = b""
+            self.send_response(200 if body else 404)
+            for key, value in (headers | {"Content-Length": str(len(body))}).items():
+                self.send_header(key, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    code = (
+        "import sys; from specbench import cli, sources\n"
+        "sources.MODELS['anole'] = sources.Model({'target': sources.hugging_face('o/m', 'MIT')})\n"
+        "sys.exit(cli.main(['fetch', 'model=anole', '--yes']))"
+    )
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_HOME": str(tmp_path / "hf"),
+        "SPECBENCH_HOME": str(tmp_path / "home"),
+        "HOME": str(tmp_path),
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    server.shutdown()
+    server.server_close()
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "home/models/anole"
+    assert tree(folder) == {"SOURCE.json", "target/config.json", "target/model.safetensors"}
+    assert (folder / "target/model.safetensors").read_bytes() == content["model.safetensors"]
+    part = json.loads((folder / "SOURCE.json").read_text())["parts"]["target"]
+    assert (part["commit"], part["revision"]) == (FIRST, "main")
+    assert not any("modeling_x" in path for path in asked)
+    assert "asking the Hugging Face hub for o/m at main" in done.stderr
+
+
+def test_a_model_whose_parts_are_all_here_needs_no_client(tmp_path: Path) -> None:
+    """Looking at the choices and reading the advice imports neither torch nor the hub's client."""
+    code = (
+        "import sys; from specbench import fetch; fetch.advice('anole')\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'huggingface_hub', 'transformers')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120).returncode == 0
+    assert isinstance(sources.MODELS["anole"], Model)

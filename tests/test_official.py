@@ -1,0 +1,740 @@
+"""Official checkpoints: where each tensor goes, every format, every mistake's sentence, and the memory that loading
+takes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from specbench.errors import UsageError
+from specbench.models import naming, official
+from specbench.models.eagle import Eagle, EagleConfig
+from specbench.models.llamagen import LlamaGen, LlamaGenConfig
+from specbench.models.medusa import Medusa, MedusaConfig
+from specbench.models.naming import Place
+from specbench.models.official import Info, Source
+from specbench.models.transformer import BlockConfig
+from specbench.models.unified import Unified, UnifiedConfig, image_tokens
+
+ROOT = Path(__file__).resolve().parents[1]
+MANIFESTS = ROOT.parent / "shared" / "reference" / "manifests"
+LANGUAGE = "Lumina-mGPT-7B-768 Anole-7b-v0.1-hf Emu3-Gen".split()
+LLAMAGEN = (
+    "t2i_XL_stage1_256.pt t2i_XL_stage2_512.pt LlamaGen-T2I_model.safetensors LlamaGen-T2I-2_model.safetensors "
+    "c2i_B_256.pt c2i_B_384.pt c2i_L_256.pt c2i_L_384.pt c2i_XL_384.pt c2i_XXL_384.pt c2i_3B_384.pt"
+).split()
+DRAFTERS = [f"{n}_drafter_pytorch_model.bin" for n in ("llamagen", "llamagen2", "anole")]
+DRAFTERS += ["lumina_mgpt_drafter_model.safetensors"]
+needs_manifests = pytest.mark.skipif(not MANIFESTS.exists(), reason="the manifests are not beside this checkout")
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def layer(n, b, input_norm=True):
+    """Parameter shapes of one Transformer layer, written down apart from the module."""
+    heads, kv = b.n_heads * b.head_dim, b.n_kv_heads * b.head_dim
+    shapes = {
+        "attention.wqkv.weight": [heads + 2 * kv, b.dim],
+        "attention.wo.weight": [b.dim, heads],
+        "feed_forward.w1.weight": [b.ffn_dim, b.dim],
+        "feed_forward.w3.weight": [b.ffn_dim, b.dim],
+        "feed_forward.w2.weight": [b.dim, b.ffn_dim],
+        "ffn_norm.weight": [b.dim],
+    }
+    if input_norm:
+        shapes["attention_norm.weight"] = [b.dim]
+    if b.qk_norm:
+        norms = ("q_norm.weight", "q_norm.bias", "k_norm.weight", "k_norm.bias")
+        shapes |= {f"attention.{norm}": [b.qk_norm, b.head_dim] for norm in norms}
+    return {f"layers.{n}.{name}": shape for name, shape in shapes.items()}
+
+
+def decoder(layers, b, vocab, head_rows):
+    shapes = {"tok_embeddings.weight": [vocab, b.dim], "norm.weight": [b.dim], "output.weight": [head_rows, b.dim]}
+    for n in range(layers):
+        shapes |= layer(n, b)
+    return shapes
+
+
+def drafter(b, vocab, input_norm):
+    top = {"embed_tokens.weight": [vocab, b.dim], "fc.weight": [b.dim, 2 * b.dim], "fc.bias": [b.dim]}
+    return top | layer(0, b, input_norm)
+
+
+def shapes_of(module):
+    return {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
+class Listed:
+    """A file of which only the names, shapes and types are known."""
+
+    file = Path("listed")
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+
+    def infos(self):
+        return {k: Info(tuple(shape), getattr(torch, kind), self.file) for k, (shape, kind) in self.tensors.items()}
+
+
+def manifest(name):
+    content = json.loads((MANIFESTS / f"{name}.json").read_text())
+    return content["tensors"], content["config"]
+
+
+def has_one_destination_each(tensors, module, expected, table, ignored, unused=()):
+    """Independently of official.check: each row is filled once, and only the tensors `unused` fill none."""
+    official.check(module, Source(Path("manifest"), [Listed(tensors)]), table, ignored)
+    assert shapes_of(module) == expected
+    spans = {name: [] for name in expected}
+    for name, place in table.items():
+        shape, _ = tensors[name]
+        rows = shape[0] if place.pick is None else len(place.pick)
+        assert shape[1:] == expected[place.name][1:], name
+        spans[place.name].append((place.start, place.start + rows))
+    for name, found in spans.items():
+        firsts, ends = zip(*sorted(found))
+        assert (firsts, ends[-1]) == ((0, *ends[:-1]), expected[name][0]), name
+    assert set(tensors) - set(table) == set(unused)
+
+
+@needs_manifests
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_every_tensor_of_a_language_model_has_one_destination(name):
+    tensors, c = manifest(name)
+    shape, _ = tensors.get("model.layers.0.self_attn.q_norm.weight", ([0], None))
+    cfg = UnifiedConfig(
+        dim=c["hidden_size"],
+        n_layer=c["num_hidden_layers"],
+        n_head=c["num_attention_heads"],
+        n_kv_head=c["num_key_value_heads"],
+        ffn_hidden=c["intermediate_size"],
+        vocab_size=c["vocab_size"],
+        qk_norm=shape[0],
+    )
+    image = image_tokens(torch.arange(4, 260), 16, 16, 8803, [8196])
+    with torch.device("meta"):
+        module = Unified(cfg, image)
+    table, ignored = naming.for_language(tensors, cfg.n_layer, cfg.block, image.ids)
+    expected = decoder(cfg.n_layer, cfg.block, cfg.vocab_size, 258)
+    pixels = [name for name in tensors if ".vqmodel." in name]
+    assert len(pixels) == (0 if name == "Emu3-Gen" else 129)
+    has_one_destination_each(tensors, module, expected, table, ignored, pixels)
+
+
+@needs_manifests
+@pytest.mark.parametrize("name", LLAMAGEN)
+def test_every_tensor_of_llamagen_has_one_destination(name):
+    tensors, c = manifest(name)
+    text = "cls_embedding.embedding_table.weight" not in tensors
+    cfg = LlamaGenConfig(
+        dim=c.get("dim", c.get("hidden_size")),
+        n_layer=c.get("n_layer", c.get("num_hidden_layers")),
+        n_head=c.get("n_head", c.get("num_attention_heads")),
+        ffn_hidden=c.get("ffn_hidden", c.get("intermediate_size")),
+        vocab_size=c["vocab_size"],
+        cls_token_num=c["cls_token_num"],
+        block_size=c["block_size"],
+        num_classes=0 if text else c["num_classes"],
+    )
+    with torch.device("meta"):
+        module = LlamaGen(cfg)
+    expected = decoder(cfg.n_layer, cfg.block, cfg.vocab_size, cfg.vocab_size)
+    if text:
+        caption = {"uncond_embedding": [120, 2048], "cap_proj.fc1.weight": [cfg.dim, 2048]}
+        caption |= {"cap_proj.fc2.weight": [cfg.dim, cfg.dim]}
+        expected |= {f"cls_embedding.{part}": shape for part, shape in caption.items()}
+    else:
+        expected["cls_embedding.embedding_table.weight"] = [1001, cfg.dim]
+    tensors["freqs_cis"] = [[696, 32, 2], "float32"]  # older files hold it (reference README (9))
+    table, ignored = naming.for_llamagen(tensors, cfg.n_layer, cfg.block, text)
+    has_one_destination_each(tensors, module, expected, table, ignored, ["freqs_cis"])
+
+
+@needs_manifests
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_tensor_of_a_drafter_has_one_destination(name):
+    tensors, c = manifest(name)
+    shape, _ = tensors.get("layers.0.self_attn.q_norm.weight", ([0], None))
+    chameleon = "layers.0.input_layernorm.weight" in tensors
+    assert chameleon == (shape[0] > 0) == (not name.startswith("llamagen"))
+    cfg = EagleConfig(
+        c["hidden_size"],
+        c["num_attention_heads"],
+        c["intermediate_size"],
+        c["vocab_size"],
+        0 if chameleon else 120,
+        0 if chameleon else 256,
+        input_norm=chameleon,
+        qk_norm=shape[0],
+    )
+    with torch.device("meta"):
+        module = Eagle(cfg)
+    expected = drafter(cfg.block, cfg.vocab_size, chameleon)
+    has_one_destination_each(tensors, module, expected, naming.eagle(cfg.block, chameleon), [])
+
+
+@pytest.mark.parametrize("prefix", ["medusa_head.", ""])
+def test_medusa_heads_with_and_without_their_prefix(prefix):
+    """medusa_lm_head.pt holds the state dict of the list of heads, so without a prefix. Its first heads may be used
+    alone."""
+    torch.manual_seed(0)
+    heads = Medusa(MedusaConfig(6, 9, 4))
+    tensors = {prefix + name.removeprefix("medusa_head."): t for name, t in heads.state_dict().items()}
+    source = official.from_tensors(tensors)
+    table, ignored = naming.for_medusa(source.tensors, 4)
+    loaded = official.load(lambda: Medusa(MedusaConfig(6, 9, 4)), source, table, "cpu", torch.float32, ignored)
+    hidden = torch.randn(2, 6)
+    torch.testing.assert_close(loaded(hidden), heads(hidden), rtol=0, atol=0)
+    table, ignored = naming.for_medusa(source.tensors, 2)
+    two = official.load(lambda: Medusa(MedusaConfig(6, 9, 2)), source, table, "cpu", torch.float32, ignored)
+    torch.testing.assert_close(two(hidden), heads(hidden, 2), rtol=0, atol=0)
+    table, ignored = naming.for_medusa(source.tensors, 5)
+    with pytest.raises(UsageError, match=r"tensor '.*4.0.linear.weight' \(and 2 more\) is missing"):
+        official.check(Medusa(MedusaConfig(6, 9, 5)), source, table, ignored)
+
+
+def test_names_that_fit_no_layout_are_told():
+    block = BlockConfig(8, 2, 2, 16)
+    names = ["encoder.a", "encoder.b", "encoder.c", "encoder.d"]
+    with pytest.raises(UsageError, match=r"x.pt has no .*'encoder.a', 'encoder.b', 'encoder.c' and 1 more.*text_model"):
+        naming.for_language(names, 2, block, where="x.pt")
+    with pytest.raises(UsageError, match=r"no known layout.*tok_embeddings.weight, model.embed_tokens.weight"):
+        naming.for_llamagen(names, 2, block)
+    with pytest.raises(UsageError, match=r"it holds no tensors, and none of medusa_head.0.0.linear.weight"):
+        naming.for_medusa([], 2)
+
+
+UNIFIED = UnifiedConfig(dim=32, n_layer=2, n_head=4, n_kv_head=2, ffn_hidden=48, vocab_size=90)
+KEEP = torch.tensor([*range(10, 26), 80, 7])
+IMAGE = image_tokens(KEEP[:16], 4, 4, 80, [7])  # made before loading, which builds on the meta device
+
+
+def holds_the_weights_of(module, source, prefix, head):
+    """Whether a module has the weights of a file in the layout of Hugging Face, each found by hand."""
+    theirs = {name: tensor.clone() for name, tensor in source.read(source.tensors)}
+    for n in range(UNIFIED.n_layer):
+        at, ours = f"{prefix}layers.{n}.", module.layers[n]
+        wqkv = torch.cat([theirs[f"{at}self_attn.{x}_proj.weight"] for x in "qkv"])
+        torch.testing.assert_close(ours.attention.wqkv.weight, wqkv, rtol=0, atol=0)
+        for mine, name in [
+            (ours.attention.wo, "self_attn.o_proj"),
+            (ours.feed_forward.w1, "mlp.gate_proj"),
+            (ours.feed_forward.w3, "mlp.up_proj"),
+            (ours.feed_forward.w2, "mlp.down_proj"),
+            (ours.attention_norm, "input_layernorm"),
+            (ours.ffn_norm, "post_attention_layernorm"),
+        ]:
+            torch.testing.assert_close(mine.weight, theirs[f"{at}{name}.weight"], rtol=0, atol=0)
+    torch.testing.assert_close(module.output.weight, theirs[head][KEEP], rtol=0, atol=0)
+    torch.testing.assert_close(module.tok_embeddings.weight, theirs[f"{prefix}embed_tokens.weight"], rtol=0, atol=0)
+    torch.testing.assert_close(module.norm.weight, theirs[f"{prefix}norm.weight"], rtol=0, atol=0)
+
+
+def loaded_unified(path, cfg=UNIFIED):
+    source = official.open_source(path)
+    table, ignored = naming.for_language(source.tensors, cfg.n_layer, cfg.block, KEEP, str(path))
+    return source, official.load(lambda: Unified(cfg, IMAGE), source, table, "cpu", torch.float32, ignored)
+
+
+SIZES = {
+    "vocab_size": 90,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def randomised(model):
+    torch.manual_seed(0)
+    for parameter in model.parameters():  # norms too, so that none can be taken for another
+        nn.init.normal_(parameter)
+    return model
+
+
+def test_what_transformers_saves_of_emu3(tmp_path):
+    from transformers import Emu3Config, Emu3ForCausalLM, Emu3ForConditionalGeneration, Emu3TextConfig
+
+    alone = randomised(Emu3ForCausalLM(Emu3TextConfig(**SIZES)))
+    alone.save_pretrained(tmp_path / "alone")
+    source, module = loaded_unified(tmp_path / "alone")
+    holds_the_weights_of(module, source, "model.", "lm_head.weight")
+
+    pixels = {"codebook_size": 16, "embed_dim": 4, "latent_channels": 4, "base_channels": 32, "hidden_size": 32}
+    pixels |= {"channel_multiplier": [1, 1], "num_res_blocks": 1, "attn_resolutions": []}
+    cfg = Emu3Config(vq_config=pixels, text_config=SIZES, vocabulary_map={"<image>": 5})
+    both = randomised(Emu3ForConditionalGeneration(cfg))
+    both.save_pretrained(tmp_path / "both", max_shard_size="60KB")
+    source, module = loaded_unified(tmp_path / "both")
+    assert len(source.files) > 2
+    holds_the_weights_of(module, source, "text_model.model.", "text_model.lm_head.weight")
+    torch.save(both.state_dict(), tmp_path / "by_hand.bin")
+    source, module = loaded_unified(tmp_path / "by_hand.bin")
+    holds_the_weights_of(module, source, "model.text_model.", "lm_head.weight")
+
+
+def test_what_transformers_saves_of_chameleon(tmp_path):
+    from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+
+    pixels = {"embed_dim": 8, "num_embeddings": 16, "latent_channels": 8, "base_channels": 32}
+    pixels |= {"channel_multiplier": [1, 1], "num_res_blocks": 1}
+    sizes = SIZES | {"num_key_value_heads": 4}  # q and k norms have a row a head
+    model = randomised(
+        ChameleonForConditionalGeneration(ChameleonConfig(**sizes, vq_config=pixels, vocabulary_map={"<image>": 5}))
+    )
+    model.save_pretrained(tmp_path)
+    cfg = UnifiedConfig(32, 2, 4, 4, 48, 90, qk_norm=4)
+    source, module = loaded_unified(tmp_path, cfg)
+    holds_the_weights_of(module, source, "model.", "lm_head.weight")
+    theirs = dict(source.read([name for name in source.tensors if "_norm" in name]))
+    for norm in ("q_norm", "k_norm"):
+        for kind in ("weight", "bias"):
+            ours = module.state_dict()[f"layers.1.attention.{norm}.{kind}"]
+            torch.testing.assert_close(ours, theirs[f"model.layers.1.self_attn.{norm}.{kind}"], rtol=0, atol=0)
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+class Tiny(nn.Module):
+    """Two linear layers under official names that a table renames."""
+
+    def __init__(self):
+        super().__init__()
+        self.qk = nn.Linear(4, 6, bias=False)
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("scale", torch.full((2,), 7.0, device="cpu"), persistent=False)
+
+
+TABLE = {
+    "q": Place("qk.weight", 0, 4),
+    "k": Place("qk.weight", 4, 2),
+    "n.weight": Place("norm.weight"),
+    "n.bias": Place("norm.bias"),
+    "n.mean": Place("norm.running_mean"),
+    "n.var": Place("norm.running_var"),
+    "n.count": Place("norm.num_batches_tracked"),
+}
+
+
+def tiny_tensors():
+    torch.manual_seed(0)
+    names = {"q": (4, 4), "k": (2, 4), "n.weight": (3,), "n.bias": (3,), "n.mean": (3,), "n.var": (3,)}
+    return {name: torch.rand(shape) for name, shape in names.items()} | {"n.count": torch.tensor(12)}
+
+
+def shards(tensors):
+    names = list(tensors)
+    return {k: tensors[k] for k in names[:3]}, {k: tensors[k] for k in names[3:]}
+
+
+def write(path, tensors):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path) if path.suffix == ".safetensors" else torch.save(tensors, path)
+
+
+def write_shards(folder, tensors, stem="model", suffix="safetensors"):
+    index = {}
+    for n, part in enumerate(shards(tensors), 1):
+        name = f"{stem}-0000{n}-of-00002.{suffix}"
+        write(folder / name, part)
+        index |= dict.fromkeys(part, name)
+    (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps({"weight_map": index}))
+    return folder
+
+
+def a_file(path, tensors):
+    write(path, tensors)
+    return path
+
+
+def old(path, content):
+    torch.save(content, path, _use_new_zipfile_serialization=False)
+    return path
+
+
+FORMATS = {
+    "file": lambda d, t: a_file(d / "x.safetensors", t),
+    "folder": lambda d, t: a_file(d / "model.safetensors", t).parent,
+    "shards": lambda d, t: write_shards(d, t),
+    "bin": lambda d, t: a_file(d / "pytorch_model.bin", t).parent,
+    "bin shards": lambda d, t: write_shards(d, t, "pytorch_model", "bin"),
+    "index": lambda d, t: write_shards(d, t) / "model.safetensors.index.json",
+    "bare": lambda d, t: a_file(d / "x.pt", t),
+    "wrapped": lambda d, t: a_file(d / "x.ckpt", {"state_dict": t, "steps": 3, "optimizer": {"state": {}}}),
+    "first wrapper": lambda d, t: a_file(d / "x.pth", {"state_dict": {"other": torch.ones(1)}, "model": t}),
+    "parameters": lambda d, t: a_file(d / "x.pt", {k: nn.Parameter(v, False) for k, v in t.items()}),
+    "old": lambda d, t: old(d / "x.pt", {"module": t}),
+    "arguments": lambda d, t: a_file(d / "x.pth", {"model": t, "args": argparse.Namespace(lr=0.1, name="a")}),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_gives_the_same_module(tmp_path, kind, caplog):
+    tensors = tiny_tensors()
+    path = FORMATS[kind](tmp_path, tensors)
+    source = official.open_source(path, ("model", "module", "state_dict"), [argparse.Namespace])
+    assert {name: (info.shape, info.dtype) for name, info in source.tensors.items()} == {
+        name: (tuple(t.shape), t.dtype) for name, t in tensors.items()
+    }
+    assert len(source.files) == (2 if kind in ("shards", "bin shards", "index") else 1)
+    with caplog.at_level(logging.INFO, "specbench"):
+        module = official.load(Tiny, source, TABLE, "cpu", torch.float32)
+    assert f"loaded 0.00 GB from {path} in 0." in caplog.text
+    assert not module.training
+    assert not any(p.requires_grad for p in module.parameters())
+    assert torch.equal(module.qk.weight, torch.cat([tensors["q"], tensors["k"]]))
+    assert torch.equal(module.norm.running_var, tensors["n.var"])
+    assert module.norm.num_batches_tracked == 12
+    assert torch.equal(module.scale, torch.full((2,), 7.0))
+    rows = torch.rand(5, 3)
+    expected = (rows - tensors["n.mean"]) / (tensors["n.var"] + 1e-5).sqrt() * tensors["n.weight"] + tensors["n.bias"]
+    torch.testing.assert_close(module.norm(rows), expected)
+
+
+def test_values_are_cast_to_the_wanted_type_and_integers_are_not():
+    tensors = tiny_tensors()
+    tensors["q"] = tensors["q"].double()
+    module = official.load(Tiny, official.from_tensors(tensors), TABLE, "cpu", torch.bfloat16)
+    assert torch.equal(module.qk.weight, torch.cat([tensors["q"].bfloat16(), tensors["k"].bfloat16()]))
+    assert module.norm.running_mean.dtype == torch.bfloat16
+    assert module.norm.num_batches_tracked.dtype == torch.int64
+    assert module.scale.dtype == torch.float32
+
+
+def test_large_tensors_are_copied_in_pieces(monkeypatch):
+    monkeypatch.setattr(official, "CHUNK", 12)  # three rows of four
+    rows = torch.arange(40.0).view(10, 4)
+    pick = torch.tensor([9, 0, 3, 3, 8, 1, 2])
+    for table, size in [({"w": Place("weight")}, 10), ({"w": Place("weight", pick=pick)}, 7)]:
+        source = official.from_tensors({"w": rows})
+        module = official.load(lambda n=size: nn.Linear(4, n, False), source, table, "cpu", torch.float32)
+        assert torch.equal(module.weight, rows if size == 10 else rows[pick])
+    rows[9, 3] = torch.nan  # in the last piece
+    with pytest.raises(UsageError, match="tensor 'w' holds NaN or infinity"):
+        official.load(lambda: nn.Linear(4, 10, False), source, {"w": Place("weight")}, "cpu", torch.float32)
+
+
+def test_tied_parameters_stay_tied():
+    def build():
+        pair = nn.ModuleList([nn.Linear(3, 3, False), nn.Linear(3, 3, False)])
+        pair[1].weight = pair[0].weight
+        return pair
+
+    source = official.from_tensors({"w": torch.eye(3)})
+    pair = official.load(build, source, {"w": Place("1.weight")}, "cpu", torch.float32)
+    assert pair[0].weight is pair[1].weight
+    assert torch.equal(pair[0].weight, torch.eye(3))
+
+
+def test_configuration_of_a_folder(tmp_path):
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    assert official.config(tmp_path) == {"hidden_size": 8}
+    (tmp_path / "config.json").write_text('{"hidden_size": ')
+    with pytest.raises(UsageError, match=r"cannot read .*config.json.*; fetch it again"):
+        official.config(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(UsageError, match="is no JSON object"):
+        official.config(tmp_path)
+    with pytest.raises(UsageError, match="cannot read"):
+        official.config(tmp_path / "nowhere")
+
+
+# --- mistakes in files ------------------------------------------------------------------------------------------------
+
+
+class Evil:
+    """An object whose unpickling makes a folder."""
+
+    def __init__(self, folder):
+        self.trace = str(folder / "was-here")
+
+    def __reduce__(self):
+        return os.mkdir, (self.trace,)
+
+
+def cut(path, keep=0.5):
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep)])
+    return path
+
+
+def text(path, content):
+    path.write_text(content)
+    return path
+
+
+def pickled(path, protocol):
+    path.write_bytes(pickle.dumps({"model": Evil(path.parent)}, protocol))
+    return path
+
+
+def scripted(path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)).save(path)
+    return path
+
+
+def edited_index(folder, **changes):
+    write_shards(folder, tiny_tensors())
+    file = folder / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    index["weight_map"] |= changes
+    file.write_text(json.dumps(index))
+    return folder
+
+
+def without_a_shard(folder):
+    write_shards(folder, tiny_tensors())
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    return folder
+
+
+def in_both_shards(folder):
+    write_shards(folder, tiny_tensors())
+    both = shards(tiny_tensors())
+    save_file(both[1] | {"q": both[0]["q"]}, folder / "model-00002-of-00002.safetensors")
+    return folder
+
+
+BROKEN = {
+    "absent": (lambda d: d / "x.pt", r"there is no file or folder '.*x.pt'"),
+    "empty folder": (
+        lambda d: d,
+        r"holds none of model.safetensors, model.safetensors.index.json, pytorch_model.bin, .*; fetch",
+    ),
+    "cut safetensors": (
+        lambda d: cut(a_file(d / "x.safetensors", tiny_tensors())),
+        r"x.safetensors' is no readable safetensors file, or only a part of one \(.*\); fetch it again",
+    ),
+    "empty safetensors": (lambda d: text(d / "x.safetensors", ""), "no readable safetensors file"),
+    "cut zip": (
+        lambda d: cut(a_file(d / "x.pt", tiny_tensors())),
+        r"x.pt' is no readable PyTorch file, or only a part",
+    ),
+    "cut end of a zip": (lambda d: cut(a_file(d / "x.pt", tiny_tensors()), 0.99), "no readable PyTorch file"),
+    "cut old": (lambda d: cut(old(d / "x.pt", tiny_tensors())), "no readable PyTorch file, or only a part"),
+    "cut head of old": (lambda d: cut(old(d / "x.pt", tiny_tensors()), 0.02), "no readable PyTorch file"),
+    "empty": (lambda d: text(d / "x.pt", ""), "no readable PyTorch file"),
+    "words": (lambda d: text(d / "x.pt", "hello world"), "no readable PyTorch file"),
+    "page": (lambda d: text(d / "x.bin", "<html>Not found</html>"), "no readable PyTorch file"),
+    "pointer": (
+        lambda d: text(d / "x.bin", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+        "x.bin' is a pointer of Git LFS",
+    ),
+    "code": (
+        lambda d: a_file(d / "x.pt", {"model": tiny_tensors(), "hook": Evil(d)}),
+        r"x.pt' holds more than tensors \((posix|nt).mkdir\), and loading it could run code; .*safetensors.torch",
+    ),
+    "code in old": (lambda d: old(d / "x.pt", {"hook": Evil(d)}), r"holds more than tensors \((posix|nt).mkdir\)"),
+    "code without torch": (lambda d: pickled(d / "x.pt", 2), r"holds more than tensors \((posix|nt).mkdir\)"),
+    "newer code without torch": (lambda d: pickled(d / "x.pt", 5), "holds more than tensors, and loading it could"),
+    "arguments": (
+        lambda d: a_file(d / "x.pt", {"model": tiny_tensors(), "args": argparse.Namespace()}),
+        r"holds more than tensors \(argparse.Namespace\)",
+    ),
+    "program": (lambda d: scripted(d / "x.pt"), "holds more than tensors, and loading it could run code"),
+    "list": (lambda d: a_file(d / "x.pt", [torch.ones(1)]), "x.pt' holds a list, not tensors by name"),
+    "no tensors": (
+        lambda d: a_file(d / "x.pt", {"steps": 3, "epoch": 1}),
+        r"holds no tensors under model or its top level, only 'steps' \(and 1 more\)",
+    ),
+    "sparse": (lambda d: a_file(d / "x.pt", {"q": torch.eye(4).to_sparse()}), "tensor 'q' is sparse, quantised or"),
+    "no shard": (without_a_shard, r"index.json names 'model-00002-of-00002.safetensors', which is not beside it"),
+    "not in its shard": (
+        lambda d: edited_index(d, q="model-00002-of-00002.safetensors"),
+        "says that tensor 'q' is in model-00002-of-00002.safetensors, which lacks it",
+    ),
+    "in no shard": (
+        lambda d: edited_index(d, z="model-00002-of-00002.safetensors"),
+        "says that tensor 'z' is in model-00002-of-00002.safetensors, which lacks it",
+    ),
+    "in two shards": (
+        in_both_shards,
+        "tensor 'q' is in model-00001-of-00002.safetensors and in model-00002-of-00002.safetensors of",
+    ),
+    "elsewhere": (lambda d: edited_index(d, q="../x.safetensors"), r"puts tensor 'q' into '../x.safetensors'"),
+    "nowhere": (lambda d: edited_index(d, q=3), "puts tensor 'q' into 3, which is no file name"),
+    "no map": (lambda d: text(d / "model.safetensors.index.json", "{}"), "index.json has no 'weight_map'"),
+    "cut index": (lambda d: text(d / "model.safetensors.index.json", '{"weight_map"'), "cannot read .*index.json"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_or_hostile_file_is_told_in_a_sentence(tmp_path, case):
+    make, sentence = BROKEN[case]
+    path = make(tmp_path)
+    with pytest.raises(UsageError, match=sentence) as told:
+        official.open_source(path if path.is_file() or path == tmp_path else tmp_path / path.name, ("model",))
+    assert "\n" not in str(told.value)
+    assert not (tmp_path / "was-here").exists()
+
+
+def changed(**changes):
+    """The tensors of the tiny module, some of them replaced, or absent where the change is None."""
+    tensors = tiny_tensors() | {name.replace("_", "."): t for name, t in changes.items()}
+    return {name: t for name, t in tensors.items() if t is not None}
+
+
+UNFIT = {
+    "missing": (changed(q=None), r"x.safetensors: tensor 'q' is missing; the file is incomplete"),
+    "several missing": (changed(q=None, k=None, n_var=None), r"tensor 'q' \(and 2 more\) is missing"),
+    "surplus": (changed(z=torch.ones(1)), r"x.safetensors: tensor 'z' belongs to no part of this model"),
+    "several surplus": (changed(z=torch.ones(1), y=torch.ones(1)), r"tensor 'y' \(and 1 more\) belongs to no part"),
+    "odd name": (changed(**{"z\n\x1b[2J": torch.ones(1)}), r"tensor 'z\\n\\x1b\[2J' belongs to no part"),
+    "misshapen": (changed(k=torch.ones(4, 2)), r"tensor 'k' has shape \[4, 2\], expected \[2, 4\]; name"),
+    "other rank": (changed(k=torch.ones(8)), r"tensor 'k' has shape \[8\], expected \[2, 4\]"),
+    "one too many rows": (changed(q=torch.ones(5, 4)), r"tensor 'q' has shape \[5, 4\], expected \[4, 4\]"),
+    "several misshapen": (
+        changed(q=torch.ones(3, 4), n_bias=torch.ones(4), n_count=torch.tensor([1])),
+        r"tensor 'q' has shape \[3, 4\], expected \[4, 4\] \(and 2 more\)",
+    ),
+    "integers": (changed(q=torch.ones(4, 4).int()), "tensor 'q' holds int32 values, expected floating-point ones"),
+    "bools": (changed(k=torch.ones(2, 4).bool()), "tensor 'k' holds bool values, expected floating-point ones"),
+    "floats": (changed(n_count=torch.tensor(1.0)), "tensor 'n.count' holds float32 values, expected integer ones"),
+    "NaN": (changed(n_mean=torch.tensor([0.0, torch.nan, 0.0])), "x.safetensors: tensor 'n.mean' holds NaN or inf"),
+    "infinity": (changed(k=torch.full((2, 4), -torch.inf)), "tensor 'k' holds NaN or infinity; fetch the file again"),
+    "range": (changed(q=torch.full((4, 4), 1e30)), "tensor 'q' holds values that float16 cannot hold; use dtype=bf"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_file_that_does_not_fit_is_told_in_a_sentence(tmp_path, case):
+    tensors, sentence = UNFIT[case]
+    path = a_file(tmp_path / "x.safetensors", tensors)
+    with pytest.raises(UsageError, match=sentence) as told:
+        official.load(Tiny, official.open_source(path), TABLE, "cpu", torch.float16)
+    assert "\n" not in str(told.value)
+
+
+def test_what_is_ignored_is_named_by_whole_names():
+    tensors = tiny_tensors() | {"freqs_cis": torch.ones(1)}
+    source = official.from_tensors(tensors)
+    official.load(Tiny, source, TABLE, "cpu", torch.float32, ["freqs_cis", r"vq\..*"])
+    with pytest.raises(UsageError, match="'freqs_cis' belongs to no part"):
+        official.load(Tiny, source, TABLE, "cpu", torch.float32, ["freqs"])
+
+
+def test_too_few_rows_to_pick_from_are_told():
+    table = {"w": Place("weight", pick=torch.tensor([0, 11]))}
+    source = official.from_tensors({"w": torch.ones(11, 4)}, "x.pt")
+    with pytest.raises(UsageError, match=r"'w' has shape \[11, 4\], expected at least 12 rows of \[4\]"):
+        official.load(lambda: nn.Linear(4, 2, False), source, table, "cpu", torch.float32)
+
+
+# --- mistakes in tables -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"z": Place("nothing")}, "'z' to 'nothing', which the module does not have"),
+        ({"k": Place("qk.weight", 4, 1)}, "fills 5 rows of 'qk.weight'"),
+        ({"k": Place("qk.weight", 4, 3)}, "fills 7 rows of 'qk.weight'"),
+        ({"k": Place("qk.weight", 3, 3)}, "'qk.weight' twice or not at all, near row 3"),
+        ({"k": Place("qk.weight", 5, 1)}, "'qk.weight' twice or not at all, near row 4"),
+        ({"n.count": Place("norm.bias")}, "'norm.bias' twice"),
+        ({"k": Place("qk.weight", 4, 2, torch.arange(3))}, "'k' gives 3 rows for 2 of 'qk.weight'"),
+    ],
+)
+def test_a_table_that_does_not_fill_the_module_once_is_a_mistake_of_ours(change, sentence):
+    source = official.from_tensors(tiny_tensors())
+    with pytest.raises(ValueError, match=sentence):
+        official.load(Tiny, source, TABLE | change, "cpu", torch.float32)
+    with pytest.raises(ValueError, match="fills 0 rows of 'norm.bias'"):
+        official.load(Tiny, source, {k: v for k, v in TABLE.items() if k != "n.bias"}, "cpu", torch.float32)
+
+
+def test_a_value_that_no_file_holds_must_not_stay_on_the_meta_device():
+    class Buffer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("places", torch.arange(4), persistent=False)
+
+    class Attribute(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places = torch.arange(4)
+
+    for build in (Buffer, Attribute):
+        with pytest.raises(ValueError, match=f"'places' of {build.__name__} is in no file"):
+            official.load(build, official.from_tensors({}), {}, "cpu", torch.float32)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+MEASURE = """
+import json, sys
+from pathlib import Path
+import torch
+from torch import nn
+from specbench.models import official
+from specbench.models.naming import Place
+
+torch.set_num_threads(1)
+
+def megabytes(key):
+    line = next(line for line in open("/proc/self/status") if line.startswith(key))
+    return int(line.split()[1]) / 1024
+
+def build(n):
+    return nn.ModuleList(nn.Linear(1024, 2048, False) for _ in range(n))
+
+def load(folder, n):
+    table = {f"official.{i}": Place(f"{i}.weight") for i in range(n)}
+    return official.load(lambda: build(n), official.open_source(Path(folder)), table, "cpu", torch.bfloat16)
+
+load(sys.argv[1], 1)  # whatever the first call imports
+before = megabytes("VmRSS")
+for folder in sys.argv[2:]:
+    load(folder, 15)
+peak = megabytes("VmHWM") - before
+source = official.open_source(Path(sys.argv[2]))
+careless = [tensor.bfloat16() for _, tensor in [*source.read(source.tensors)]]
+print(json.dumps([peak, megabytes("VmHWM") - before]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to see the peak")
+def test_loading_needs_the_model_and_one_shard(tmp_path):
+    """Three float32 shards of 40 MB become a bfloat16 module of 60 MB: the peak stays below 60 + 40 + 20 MB, and a
+    loader that keeps the shards while it casts goes beyond."""
+    for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
+        index = {}
+        for shard in range(3):
+            names = [f"official.{i}" for i in range(5 * shard, 5 * shard + 5)]
+            write(tmp_path / suffix / f"{shard}.{suffix}", {name: torch.ones(2048, 1024) for name in names})
+            index |= dict.fromkeys(names, f"{shard}.{suffix}")
+        (tmp_path / suffix / f"{stem}.{suffix}.index.json").write_text(json.dumps({"weight_map": index}))
+        write(tmp_path / suffix / f"small.{suffix}", {"official.0": torch.ones(2048, 1024)})
+    command = [
+        sys.executable,
+        "-c",
+        MEASURE,
+        tmp_path / "bin" / "small.bin",
+        tmp_path / "safetensors",
+        tmp_path / "bin",
+    ]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT, check=True)
+    peak, careless = json.loads(done.stdout)
+    assert 60 < peak < 120
+    assert careless > 160

@@ -1,0 +1,410 @@
+"""Pixel decoders: official numbers, official files, and pictures that depend on their own codes alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+from specbench.data import scenes
+from specbench.errors import UsageError
+from specbench.models import checkpoints, emu3_vision, official, vq
+from specbench.models.vq import KLModel, VQConfig, VQModel
+
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = ROOT.parent / "shared" / "reference"
+needs_reference = pytest.mark.skipif(not REFERENCE.exists(), reason="the reference is not beside this checkout")
+EMBEDDED = ROOT / "specbench" / "assets" / "scenes_tokenizer.safetensors"
+
+#: kind -> a small network of it
+SMALL = {
+    "llamagen": replace(vq.LLAMAGEN_8.reduced(24), ch_mult=(1, 2, 2)),
+    "chameleon": replace(vq.CHAMELEON.reduced(24), ch_mult=(1, 2)),
+    "kl": replace(vq.KL16.reduced(0), ch_mult=(1, 2)),
+}
+EMU3 = emu3_vision.reduced(24) | {"ch_mult": [1, 1], "attn_resolutions": [1]}
+
+
+def seeded(build):
+    torch.manual_seed(0)
+    return build().eval().requires_grad_(False)
+
+
+def tokenizer(kind):
+    return seeded(lambda: VQModel(SMALL[kind]))
+
+
+def emu3():
+    """A random network whose stored statistics differ from those it starts with."""
+    model = seeded(lambda: emu3_vision.Emu3Vision(emu3_vision.configured(EMU3)))
+    for name, buffer in model.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            buffer.uniform_(0.5, 1.5)
+    return model
+
+
+def some_codes(rows, count, size=24, seed=1):
+    return torch.randint(0, size, (rows, count), generator=torch.Generator().manual_seed(seed))
+
+
+def some_images(side=8, rows=2):
+    return torch.rand(rows, 3, side, side, generator=torch.Generator().manual_seed(2)) * 2 - 1
+
+
+# --- official numbers and names ---------------------------------------------------------------------------------------
+
+
+@needs_reference
+@pytest.mark.parametrize("name", ["llamagen_vq", "chameleon_vqgan", "mar_kl16", "emu3_vision_tokenizer"])
+@torch.inference_mode()
+def test_the_decoders_reproduce_the_official_numbers(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from goldens.pixels import CHECKS
+
+    golden = REFERENCE / "goldens" / name
+    meta, tensors = json.loads(golden.with_suffix(".json").read_text()), load_file(golden.with_suffix(".safetensors"))
+    compared = {"nearest_margin"}  # the golden's own measure of how near a tie is
+    for output, ours, theirs in CHECKS[name](tensors, meta["config"]):
+        torch.testing.assert_close(ours, theirs, atol=meta["suggested_atol"], rtol=meta["suggested_rtol"])
+        compared.add(output)
+    assert {key.removeprefix("out/") for key in tensors if key.startswith("out/")} <= compared
+
+
+def manifest(name):
+    """(configuration, source without values) of an official checkpoint."""
+    known = json.loads((REFERENCE / "manifests" / f"{name}.json").read_text())
+    tensors = {
+        key: torch.empty(shape, dtype=getattr(torch, kind), device="meta")
+        for key, (shape, kind) in known["tensors"].items()
+    }
+    return known["config"], official.from_tensors(tensors, name)
+
+
+@needs_reference
+@pytest.mark.parametrize(
+    ("name", "cfg", "table", "ignored"),
+    [
+        ("vq_ds16_c2i.pt", vq.LLAMAGEN_16, vq.llamagen_table, vq.LLAMAGEN_IGNORED),
+        ("vq_ds16_t2i.pt", vq.LLAMAGEN_16, vq.llamagen_table, vq.LLAMAGEN_IGNORED),
+        ("vq_ds8_c2i.pt", vq.LLAMAGEN_8, vq.llamagen_table, vq.LLAMAGEN_IGNORED),
+        ("chameleon_vqgan.ckpt", vq.CHAMELEON, vq.taming_table, ()),
+        ("kl16.ckpt", vq.KL16, vq.taming_table, ()),
+    ],
+)
+def test_every_official_tensor_has_one_place(name, cfg, table, ignored):
+    config, source = manifest(name)
+    with torch.device("meta"):
+        official.check(KLModel(cfg) if cfg.double_z else VQModel(cfg), source, table(cfg), ignored)
+    assert set(source.tensors) - set(table(cfg)) <= {"quantize.codebook_used"}
+    assert cfg.downsample == config["downsample"]
+    assert cfg.codebook_l2_norm == config.get("codebook_l2_norm", True)
+
+
+@needs_reference
+def test_every_official_tensor_of_emu3s_tokenizer_has_one_place():
+    config, source = manifest("Emu3-VisionTokenizer")
+    assert {name: config[name] for name in emu3_vision.OFFICIAL} == emu3_vision.OFFICIAL
+    cfg = emu3_vision.configured(config)
+    with torch.device("meta"):
+        model = emu3_vision.build(cfg, source.tensors)
+    table, ignored = emu3_vision.layout(cfg, source.tensors)
+    assert not ignored
+    official.check(model, source, table)
+    assert model.downsample == config["downsample"]
+
+
+# --- official files ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "table", "wrapper", "besides", "ignored"),
+    [
+        ("llamagen", vq.llamagen_table, "model", {"quantize.codebook_used": torch.zeros(6)}, vq.LLAMAGEN_IGNORED),
+        ("chameleon", vq.taming_table, "state_dict", {"loss.logvar": torch.zeros(())}, vq.TAMING_IGNORED),
+    ],
+)
+def test_a_tokenizer_survives_its_official_file(tmp_path, kind, table, wrapper, besides, ignored):
+    ours, cfg = tokenizer(kind), SMALL[kind]
+    state = ours.state_dict()
+    named = {theirs: state[place.name] for theirs, place in table(cfg).items()}
+    torch.save({wrapper: named | besides, "steps": 7}, tmp_path / "vq.pt")
+    source = official.open_source(tmp_path / "vq.pt", (wrapper,))
+    read = official.load(lambda: VQModel(cfg), source, table(cfg), "cpu", torch.float32, ignored)
+    codes = some_codes(2, 6)
+    assert torch.equal(read.decode(codes, (2, 3)), ours.decode(codes, (2, 3)))
+    assert torch.equal(read.encode(some_images()), ours.encode(some_images()))
+    with pytest.raises(UsageError, match="belongs to no part"):
+        official.load(lambda: VQModel(cfg), source, table(cfg), "cpu", torch.float32)
+
+
+@pytest.mark.parametrize(("kind", "table"), [("llamagen", vq.llamagen_table), ("chameleon", vq.taming_table)])
+def test_sizes_are_read_from_a_file(kind, table):
+    cfg, official_cfg = SMALL[kind], {"llamagen": vq.LLAMAGEN_16, "chameleon": vq.CHAMELEON}[kind]
+    state = tokenizer(kind).state_dict()
+    shapes = {theirs: tuple(state[place.name].shape) for theirs, place in table(cfg).items()}
+    assert vq.sized(official_cfg, shapes) == cfg
+    for name, shape in {
+        "encoder.conv_in.weight": (33, 3, 3, 3),
+        "post_quant_conv.weight": (32,),
+        "quantize.embedding.weight": (),
+    }.items():
+        with pytest.raises(UsageError, match="vq.pt does not hold this kind"):
+            vq.sized(official_cfg, shapes | {name: shape}, "vq.pt")
+    with pytest.raises(UsageError):
+        vq.sized(official_cfg, {name: shape for name, shape in shapes.items() if "encoder" not in name})
+
+
+@needs_reference
+@pytest.mark.parametrize(
+    ("name", "guess", "cfg"),
+    [
+        ("vq_ds8_c2i.pt", vq.LLAMAGEN_16, vq.LLAMAGEN_8),
+        ("chameleon_vqgan.ckpt", vq.CHAMELEON, vq.CHAMELEON),
+        ("kl16.ckpt", vq.KL16, vq.KL16),
+    ],
+)
+def test_official_files_have_the_official_sizes(name, guess, cfg):
+    shapes = {tensor: info.shape for tensor, info in manifest(name)[1].tensors.items()}
+    assert vq.sized(guess, shapes) == cfg
+
+
+def test_decoder_levels_of_a_taming_file_are_numbered_from_the_highest_resolution():
+    table = vq.taming_table(vq.CHAMELEON)
+    assert table["decoder.up.4.block.0.conv1.weight"].name == "decoder.conv_blocks.0.res.0.conv1.weight"
+    assert table["decoder.up.0.block.2.norm2.bias"].name == "decoder.conv_blocks.4.res.2.norm2.bias"
+    assert table["encoder.down.4.block.1.conv1.weight"].name == "encoder.conv_blocks.4.res.1.conv1.weight"
+    assert table["decoder.mid.attn_1.q.weight"].name == "decoder.mid.1.q.weight"
+
+
+def official_file(model, path):
+    """The tensors of `model` under the official names, 1x1 convolutions where transformers has linear layers."""
+    state = model.state_dict()
+    table, _ = emu3_vision.layout(model.cfg, ())
+    tensors = {theirs: state[place.name] for theirs, place in table.items()}
+    pointwise = tuple(f".{part}.weight" for part in ("q", "k", "v", "proj_out"))
+    tensors |= {name: t[..., None, None] for name, t in tensors.items() if name.endswith(pointwise)}
+    save_file({name: t.contiguous() for name, t in tensors.items()}, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(EMU3 | {"model_type": "Emu3VisionVQ", "dropout": 0.0}))
+
+
+def transformers_file(model, path):
+    model.vq.save_pretrained(path)
+
+
+def whole_emu3(model):
+    from transformers import Emu3Config, Emu3ForConditionalGeneration
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": 40, "num_hidden_layers": 1}
+    whole = Emu3ForConditionalGeneration(
+        Emu3Config(vq_config=model.cfg.to_dict(), text_config=sizes | ids, vocabulary_map={"<image>": 3})
+    )
+    whole.model.vqmodel.load_state_dict(model.vq.state_dict())
+    return whole
+
+
+def transformers_whole_file(model, path):
+    whole_emu3(model).save_pretrained(path)
+
+
+def state_dict_file(model, path):
+    """What the modules call their tensors, which is not what save_pretrained writes."""
+    whole = whole_emu3(model)
+    whole.config.save_pretrained(path)
+    torch.save(whole.state_dict(), path / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize("write", [official_file, transformers_file, transformers_whole_file, state_dict_file])
+def test_emu3s_tokenizer_is_read_from_every_layout(tmp_path, write):
+    ours = emu3()
+    write(ours, tmp_path)
+    cfg = emu3_vision.configured(official.config(tmp_path))
+    read = emu3_vision.load(cfg, official.open_source(tmp_path), "cpu", torch.float32)
+    state = read.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in ours.state_dict().items())
+    assert not any(p.requires_grad for p in read.parameters())
+    codes = some_codes(1, 6)
+    assert torch.equal(read.decode(codes, (2, 3)), ours.decode(codes, (2, 3)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"ch": 33}, {"ch": "wide"}, {"ch_mult": 4}, {"ch_mult": [1, 2], "attn_resolutions": [0]}, {"z_channels": -4}],
+)
+def test_sizes_that_make_no_tokenizer_are_refused(wrong):
+    with pytest.raises(UsageError, match=r"no vision tokenizer has these sizes.*config\.json"):
+        emu3_vision.configured(EMU3 | wrong)
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["llamagen", "chameleon"])
+def test_a_picture_depends_on_its_own_codes_alone(kind):
+    model, codes = tokenizer(kind), some_codes(3, 6)
+    together = model.decode(codes, (2, 3))
+    side = model.cfg.downsample
+    assert together.shape == (3, 3, 2 * side, 3 * side)
+    torch.testing.assert_close(together[1:2], model.decode(codes[1:2], (2, 3)), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(together[1], together[2], atol=1e-2)
+
+
+def test_a_picture_of_emu3_depends_on_its_own_codes_alone():
+    model, codes = emu3(), some_codes(3, 6)
+    together = model.decode(codes, (2, 3))
+    assert together.shape == (3, 3, 4, 6)
+    assert torch.equal(together[1:2], model.decode(codes[1:2], (2, 3)))
+    assert not torch.allclose(together[1], together[2], atol=1e-3)
+    frames = model.frames(codes, (2, 3))
+    assert frames.shape == (3, 4, 3, 4, 6)
+    torch.testing.assert_close(frames[:, 0], together, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(frames[:, 1], together, atol=1e-4)
+    assert model.codebook().shape == (24, 4)
+    assert model.encode(some_images()).shape == (2, 16)
+
+
+@pytest.mark.parametrize("build", [lambda: tokenizer("llamagen"), emu3])
+def test_codes_that_do_not_fill_the_grid_are_refused(build):
+    model = build()
+    for count, grid in ((6, (2, 2)), (6, None), (6, (-2, -3)), (0, None)):
+        with pytest.raises(ValueError, match=f"{count} codes do not fill"):
+            model.decode(some_codes(1, count), grid)
+    assert torch.equal(model.decode(some_codes(1, 4)), model.decode(some_codes(1, 4), (2, 2)))
+
+
+@pytest.mark.parametrize("kind", ["llamagen", "chameleon"])
+def test_a_picture_is_coded_by_the_nearest_vectors(kind):
+    """By brute force: LlamaGen compares directions, Chameleon distances to the table as stored."""
+    model, images = tokenizer(kind), some_images()
+    model.quantize.embedding.weight.uniform_(-2, 2)
+    z, table = model.pre_quant(images).permute(0, 2, 3, 1).flatten(1, 2), model.quantize.embedding.weight
+    if kind == "llamagen":
+        z, table = F.normalize(z, dim=-1), F.normalize(table, dim=-1)
+    distances = (z.unsqueeze(2) - table).square().sum(-1)
+    codes = model.encode(images)
+    assert torch.equal(codes, distances.argmin(-1))
+    assert len(codes.unique()) > 1
+    latents = model.look_up(codes).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(latents, table[codes])
+
+
+def test_a_kl_autoencoder_gives_a_law_and_takes_its_mean():
+    model = seeded(lambda: KLModel(SMALL["kl"]))
+    images = some_images()
+    mean, log_variance = model.encode(images)
+    assert mean.shape == log_variance.shape == (2, 16, 4, 4)
+    assert torch.equal(torch.cat([mean, log_variance], 1), model.pre_quant(images))
+    assert model.decode_latent(mean).shape == images.shape
+    model.quant_conv.bias.fill_(100)
+    assert model.encode(images)[1].eq(20).all()
+
+
+def test_where_attention_is_follows_the_configuration():
+    def attending(cfg):
+        with torch.device("meta"):
+            names = vq.Autoencoder(cfg).state_dict()
+        return {name.split(".attn.")[0] for name in names if ".attn." in name}
+
+    lowest = {"encoder.conv_blocks.4", "decoder.conv_blocks.0"}
+    assert attending(vq.LLAMAGEN_16) == lowest
+    assert attending(vq.CHAMELEON) == set()
+    assert attending(vq.KL16) == {"encoder.conv_blocks.4"}
+    assert attending(replace(vq.LLAMAGEN_16, attention=False)) == set()
+    both = replace(vq.CHAMELEON, encoder_attention=(3, 4), decoder_attention=(3, 4))
+    assert attending(both) == lowest | {"encoder.conv_blocks.3", "decoder.conv_blocks.1"}
+
+
+def by_hand(state, cfg, codes, side):
+    """Decoding by functions alone, from the tensors by their names."""
+
+    def conv(name, x):
+        weight = state[f"{name}.weight"]
+        return F.conv2d(x, weight, state[f"{name}.bias"], padding=weight.shape[-1] // 2)
+
+    def norm(name, x):
+        return F.group_norm(x, cfg.norm_groups, state[f"{name}.weight"], state[f"{name}.bias"], 1e-6)
+
+    def residual(name, x):
+        h = conv(f"{name}.conv1", F.silu(norm(f"{name}.norm1", x)))
+        h = conv(f"{name}.conv2", F.silu(norm(f"{name}.norm2", h)))
+        return h + (conv(f"{name}.nin_shortcut", x) if f"{name}.nin_shortcut.weight" in state else x)
+
+    def attention(name, x):
+        if f"{name}.q.weight" not in state:
+            return x
+        y = norm(f"{name}.norm", x)
+        q, k, v = (conv(f"{name}.{part}", y).flatten(2) for part in "qkv")
+        law = (q.transpose(1, 2) @ k * x.shape[1] ** -0.5).softmax(-1)
+        return x + conv(f"{name}.proj_out", (v @ law.transpose(1, 2)).view_as(x))
+
+    table = F.normalize(state["quantize.embedding.weight"], dim=-1)
+    x = conv("post_quant_conv", table[codes].view(len(codes), side, side, -1).permute(0, 3, 1, 2))
+    x = residual("decoder.mid.0", conv("decoder.conv_in", x))
+    x = residual("decoder.mid.2", attention("decoder.mid.1", x))
+    for level in range(len(cfg.ch_mult)):
+        name = f"decoder.conv_blocks.{level}"
+        for block in range(cfg.num_res_blocks + 1):
+            x = attention(f"{name}.attn.{block}", residual(f"{name}.res.{block}", x))
+        if level < len(cfg.ch_mult) - 1:
+            x = conv(f"{name}.upsample.conv", x.repeat_interleave(2, 2).repeat_interleave(2, 3))
+    return conv("decoder.conv_out", F.silu(norm("decoder.norm_out", x)))
+
+
+def test_decoding_is_what_the_tensors_say():
+    model, codes = tokenizer("llamagen"), some_codes(2, 9)
+    model.quantize.embedding.weight.mul_(3)  # lengths do not matter
+    expected = by_hand(model.state_dict(), model.cfg, codes, 3)
+    torch.testing.assert_close(model.decode(codes), expected, atol=1e-5, rtol=1e-5)
+
+
+# --- the embedded tokenizer -------------------------------------------------------------------------------------------
+
+
+def test_the_embedded_tokenizer_stays_the_file_it_is(tmp_path):
+    """Saving it again leaves the bytes, by which rows name it; its pictures are those of its tensors."""
+    model = checkpoints.load(EMBEDDED, "scenes-tokenizer", VQModel, VQConfig).float().eval().requires_grad_(False)
+    config, tensors = checkpoints.read(EMBEDDED, "scenes-tokenizer")
+    assert model.state_dict().keys() == tensors.keys()
+    assert config == json.loads(json.dumps(model.cfg.to_dict()))
+    copy = Path(shutil.copy(EMBEDDED, tmp_path))
+    checkpoints.save(model, copy, "scenes-tokenizer", model.cfg.to_dict())
+    assert copy.read_bytes() == EMBEDDED.read_bytes()
+    codes = some_codes(2, 256, model.cfg.codebook_size)
+    expected = by_hand({k: v.float() for k, v in tensors.items()}, model.cfg, codes, 16)
+    torch.testing.assert_close(model.decode(codes), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_saved_tokenizer_of_another_kind_says_so_in_its_file(tmp_path):
+    ours = tokenizer("chameleon")
+    checkpoints.save(ours, tmp_path / "vq.safetensors", "tokenizer", ours.cfg.to_dict(), torch.float32)
+    read = checkpoints.load(tmp_path / "vq.safetensors", "tokenizer", VQModel, VQConfig)
+    assert read.cfg == ours.cfg
+    assert torch.equal(read.decode(some_codes(1, 4)), ours.decode(some_codes(1, 4)))
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def test_pixels_become_bytes_as_each_pipeline_does_it():
+    """Chameleon and Emu3 truncate, LlamaGen rounds: grey differs."""
+    values = torch.tensor([-3.0, -1.0, 0.0, 0.999, 1.0, 7.0])
+    images = values.view(1, 1, 1, -1).expand(2, 3, 1, -1)
+    assert vq.truncated(images).shape == (2, 1, 6, 3)
+    assert vq.truncated(images)[1, 0, :, 2].tolist() == [0, 0, 127, 254, 255, 255]
+    assert scenes.to_uint8(images)[1, 0, :, 2].tolist() == [0, 0, 128, 255, 255, 255]
+
+
+@pytest.mark.parametrize("cfg", [vq.LLAMAGEN_16, vq.LLAMAGEN_8, vq.CHAMELEON, vq.KL16])
+def test_a_reduced_tokenizer_is_small_and_makes_pictures_of_the_same_size(cfg):
+    small = cfg.reduced(0 if cfg.double_z else 40)
+    assert (small.downsample, small.double_z) == (cfg.downsample, cfg.double_z)
+    assert (small.codebook_l2_norm, small.decoder_attention) == (cfg.codebook_l2_norm, cfg.decoder_attention)
+    with torch.device("meta"):
+        full, less = (sum(p.numel() for p in vq.Autoencoder(c).parameters()) for c in (cfg, small))
+    assert less < full / 20

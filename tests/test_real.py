@@ -1,0 +1,355 @@
+"""The real targets at reduced size: every method on every one, and the files that users have."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from test_text_official import chameleon_names, save_chameleon, t5, tiktoken  # noqa: F401 (fixtures)
+
+from specbench import configuration, parameters, registry
+from specbench.cli import main
+from specbench.decoding.loop import decode
+from specbench.decoding.sampling import Sampling, Streams
+from specbench.errors import UsageError
+from specbench.models import chameleon, eagle, emu3, emu3_vision, llamagen_official, naming, vq
+from specbench.models.medusa import Medusa, MedusaConfig
+
+MODELS = [name for name in parameters.choices("model") if registry.entry("model", name).parts]
+TINY = ("weights=random", "reduced=true", "dtype=float32")
+
+
+def loaded(model, *words):
+    cfg = configuration.compose([f"model={model}", *words])
+    return cfg, registry.find("model", model)(cfg, torch.device("cpu"), torch.float32)
+
+
+def prompts_of(bundle, n):
+    if getattr(getattr(bundle.target, "cfg", None), "num_classes", 0):
+        return [str(i) for i in range(n)]
+    return ["a red fox", "two small boats on a lake", "a cup", "snow"][:n]
+
+
+def check(bundle, tokens):
+    """Tokens obey the grammar and become pictures of the right size, each from its own tokens."""
+    grammar = bundle.target.grammar
+    if grammar is not None:
+        fixed = grammar.forced >= 0
+        assert (tokens[:, fixed] == grammar.forced[fixed]).all()
+        assert (tokens[:, ~fixed] < grammar.codes).all()
+    pictures = bundle.pixels(tokens)
+    assert pictures.shape == (len(tokens), bundle.resolution, bundle.resolution, 3)
+    assert pictures.dtype == np.uint8
+    assert np.array_equal(bundle.pixels(tokens[-1:]), pictures[-1:])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_method_runs_on_every_real_target(model):
+    _, bundle = loaded(model, *TINY)
+    prompts = prompts_of(bundle, 2)
+    given = bundle.encode(prompts)
+    for method in parameters.choices("method"):
+        cfg = configuration.compose([f"model={model}", *TINY, f"method={method}"])
+        drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
+        rule = registry.rule(cfg, drafter.tree.height, bundle.codebook)
+        sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
+        out = decode(bundle.target, drafter, rule, sampling, given, Streams([(0, 0), (0, 1)]))
+        assert out.tokens.shape == (2, bundle.tokens_per_image), method
+        assert (out.steps + out.accepted >= bundle.tokens_per_image).all(), method
+        assert (out.drafted.sum() > 0) == (cfg["drafter"] != "none"), method
+        assert out.trace.log_prob.isfinite().all(), method
+    check(bundle, out.tokens)
+
+
+@pytest.mark.parametrize("model", ["llamagen_xl", "lumina_mgpt", "emu3"])
+def test_a_prompt_is_encoded_alone(model):
+    _, bundle = loaded(model, *TINY)
+    together = bundle.encode(prompts_of(bundle, 3))
+    single = bundle.encode(prompts_of(bundle, 3)[1:2])
+    for name, value in vars(single).items():
+        assert torch.equal(getattr(together, name)[1:2], value)
+
+
+def test_random_weights_are_made_once_and_for_all():
+    first, again = (loaded("llamagen_xl", *TINY)[1] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.target.parameters(), again.target.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [
+        ("llamagen_xl", (1280, 36, 20, 256, 16384)),
+        ("llamagen_xl_512", (1280, 36, 20, 1024, 16384)),
+        ("llamagen_l", (1024, 24, 16, 576, 16384)),
+        ("llamagen_xl_c2i", (1280, 36, 20, 576, 16384)),
+        ("llamagen_3b", (3200, 24, 32, 576, 16384)),
+    ],
+)
+def test_full_sizes_are_the_published_ones(model, sizes):
+    c = llamagen_official.SIZES[model]
+    assert (c.dim, c.n_layer, c.n_head, c.block_size, c.vocab_size) == sizes
+
+
+def test_the_unified_models_draw_as_many_tokens_as_published():
+    codes = torch.arange(4, 8196)
+    for side, after_start in ((768, 2355), (512, 1059)):  # two size tokens stand in the prefix
+        assert len(chameleon.lumina_image(codes, side, side).grammar) == after_start - 2
+    assert len(chameleon.anole_image(codes, 512).grammar) == 1024 + 1
+    visual = torch.arange(emu3.FIRST_CODE, emu3.FIRST_CODE + 32768)
+    assert len(emu3.image(visual, *emu3.grid(emu3.AREA, "1:1", 8)).grammar) == 8193
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def exported(module, table):
+    """A module's tensors under official names."""
+    state = module.state_dict()
+    found = {}
+    for name, place in table.items():
+        tensor = state[place.name]
+        found[name] = (
+            tensor if place.rows is None else tensor[place.start : place.start + place.rows]
+        ).clone()  # one storage each
+    return found
+
+
+def sharded(folder, tensors):
+    folder.mkdir(parents=True, exist_ok=True)
+    names = list(tensors)
+    parts = [names[: len(names) // 2], names[len(names) // 2 :]]
+    index = {}
+    for i, part in enumerate(parts, 1):
+        file = f"model-0000{i}-of-00002.safetensors"
+        save_file({n: tensors[n] for n in part}, folder / file)
+        index |= dict.fromkeys(part, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+def write_json(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def eagle_config(target, **more):
+    b = target.block
+    return {
+        "hidden_size": b.dim,
+        "num_attention_heads": b.n_heads,
+        "num_key_value_heads": b.n_kv_heads,
+        "intermediate_size": b.ffn_dim,
+        "vocab_size": len(target.tok_embeddings.weight),
+        "rms_norm_eps": 1e-6,
+        **more,
+    }
+
+
+def save_drafters(folder, bundle):
+    """LANTERN's EAGLE layout and Medusa's released one."""
+    torch.manual_seed(3)
+    head = eagle.Eagle(eagle.like_shape(bundle.target))
+    (folder / "eagle").mkdir(parents=True)
+    torch.save(
+        exported(head, naming.eagle(head.cfg.block, head.cfg.input_norm)), folder / "eagle" / "pytorch_model.bin"
+    )
+    write_json(folder / "eagle" / "config.json", eagle_config(bundle.target, rope_theta=head.cfg.rope_base))
+    heads = Medusa(MedusaConfig(bundle.target.block.dim, len(bundle.target.tok_embeddings.weight), 5))
+    (folder / "medusa").mkdir()
+    torch.save(exported(heads, naming.medusa(5, "")), folder / "medusa" / "pytorch_model.bin")
+    return head, heads
+
+
+def tiny_t5(folder, fixture):
+    """The text encoder of the fixture, as wide as a reduced LlamaGen reads it."""
+    from transformers import T5Config, T5EncoderModel
+
+    folder.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((fixture / name).read_bytes())
+    size = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "feed_forward_proj": "gated-gelu"}
+    torch.manual_seed(0)
+    count = len(json.loads((fixture / "tokenizer.json").read_text())["model"]["vocab"])
+    T5EncoderModel(T5Config(vocab_size=count, **size)).save_pretrained(folder)
+
+
+def llamagen_pt(folder, bundle, t5_folder):
+    (folder / "target").mkdir(parents=True)
+    (folder / "tokenizer").mkdir()
+    text = not bundle.shape.num_classes
+    table = naming.llamagen(bundle.shape.n_layer, text)
+    content = {"model": exported(bundle.target, table) | {"freqs_cis": torch.zeros(3)}, "steps": 5}
+    torch.save(content, folder / "target" / "model.pt")
+    pixels = exported(bundle.tokenizer, vq.llamagen_table(bundle.tokenizer.cfg))
+    pixels["quantize.codebook_used"] = torch.zeros(9)
+    torch.save({"model": pixels}, folder / "tokenizer" / "vq.pt")
+    if text:
+        tiny_t5(folder / "text", t5_folder)
+
+
+def llamagen_lantern(folder, bundle, t5_folder):
+    llamagen_pt(folder, bundle, t5_folder)
+    (folder / "target" / "model.pt").unlink()
+    c = bundle.target.cfg
+    table = naming.lantern_llamagen(c.n_layer, c.block)
+    save_file(exported(bundle.target, table), folder / "target" / "model.safetensors")
+    more = {"num_hidden_layers": c.n_layer, "vocab_size": c.vocab_size, "cls_token_num": c.cls_token_num}
+    more |= {"caption_dim": c.caption_dim, "block_size": c.block_size, "rms_norm_eps": c.norm_eps, "input_type": "t2i"}
+    write_json(folder / "target" / "config.json", eagle_config(bundle.target) | more)
+
+
+def run(folder, model, *words):
+    """The public command; the picture it made."""
+    out = folder / "run"
+    command = ["run", f"model={model}", f"weights={folder}", "reduced=true", "dtype=float32", "device=cpu", "n=1"]
+    code = main([*command, "baseline=false", "warmup=0", "metrics=none", f"out={out}", *words])
+    assert code == 0
+    return Image.open(next((out / "images").iterdir()))
+
+
+@pytest.mark.parametrize(
+    ("model", "write", "method"),
+    [
+        ("llamagen_xl", llamagen_pt, "cool_sd"),
+        ("llamagen_xl", llamagen_lantern, "eagle2"),
+        ("llamagen_3b", llamagen_pt, "medusa"),
+        ("llamagen_3b", llamagen_pt, "sd"),
+    ],
+)
+def test_llamagen_is_read_from_official_files(tmp_path, model, write, method, t5):  # noqa: F811
+    _, bundle = loaded(model, *TINY)
+    write(tmp_path, bundle, t5)
+    save_drafters(tmp_path, bundle)
+    (tmp_path / "draft").symlink_to(tmp_path / "target")
+    words = [f"method={method}"]
+    if bundle.shape.num_classes:
+        (tmp_path / "classes.txt").write_text("207\n")
+        words += ["data=prompts", f"prompts={tmp_path / 'classes.txt'}"]
+    picture = run(tmp_path, model, *words)
+    assert picture.size == (bundle.resolution, bundle.resolution)
+    _, again = loaded(model, f"weights={tmp_path}", "reduced=true", "dtype=float32")
+    for a, b in ((again.target, bundle.target), (again.tokenizer, bundle.tokenizer)):
+        assert all(torch.equal(v, b.state_dict()[k]) for k, v in a.state_dict().items())
+    assert again.target.block == bundle.target.block
+
+
+def save_chameleon_files(folder, bundle, head, transformers=False):
+    """A Hugging Face folder of the target, sharded, and Meta's tokenizer files."""
+    c = bundle.target.cfg
+    tensors = exported(bundle.target, naming.hugging_face(c.n_layer, c.block)) | {"lm_head.weight": head}
+    tensors["model.vqmodel.quant_conv.bias"] = torch.zeros(3)  # not the language model's
+    sharded(folder / "target", tensors)
+    config = eagle_config(bundle.target) | {"num_hidden_layers": c.n_layer, "rms_norm_eps": c.norm_eps}
+    write_json(folder / "target" / "config.json", config | {"rope_theta": c.rope_base, "swin_norm": False})
+    (folder / "tokenizer").mkdir()
+    pixels = exported(bundle.tokenizer, vq.taming_table(bundle.tokenizer.cfg))
+    pixels["loss.discriminator.weight"] = torch.zeros(2)
+    torch.save({"state_dict": pixels, "epoch": 3}, folder / "tokenizer" / "vqgan.ckpt")
+    order = [*range(10, 64), *range(10)]  # ids are not codes
+    save_chameleon(folder / "tokenizer" / "text_tokenizer.json", chameleon_names(order))
+
+
+@pytest.mark.parametrize(("model", "method"), [("lumina_mgpt", "eagle1"), ("anole", "medusa"), ("anole", "sjd")])
+def test_chameleon_is_read_from_official_files(tmp_path, model, method):
+    _, bundle = loaded(model, *TINY)
+    c = bundle.target.cfg
+    head = torch.randn(c.vocab_size, c.dim, generator=torch.Generator().manual_seed(1))
+    save_chameleon_files(tmp_path, bundle, head)
+    _, released = save_drafters(tmp_path, bundle)
+    picture = run(tmp_path, model, f"method={method}", "prompt_length=300")  # letters are tokens here
+    assert picture.size == (bundle.resolution, bundle.resolution)
+    _, again = loaded(model, f"weights={tmp_path}", "reduced=true", "dtype=float32")
+    ids = again.target.image.ids
+    assert ids[:3].tolist() == [58, 59, 60]  # behind <s>, <pad>, </s>, <unk> and codes 10 to 63
+    assert torch.equal(again.target.output.weight, head[ids])
+    assert torch.equal(again.target.tok_embeddings.weight, bundle.target.tok_embeddings.weight)
+    kept = again.medusa().medusa_head[1][1].weight
+    assert torch.equal(kept, released.medusa_head[1][1].weight[ids])
+
+
+def emu3_files(folder, bundle, head):
+    c = bundle.target.cfg
+    tensors = exported(bundle.target, naming.hugging_face(c.n_layer, c.block)) | {"lm_head.weight": head}
+    sharded(folder / "target", tensors)
+    config = eagle_config(bundle.target) | {"num_hidden_layers": c.n_layer, "rms_norm_eps": c.norm_eps}
+    write_json(folder / "target" / "config.json", config | {"rope_theta": c.rope_base})
+    model = bundle.tokenizer
+    table, _ = emu3_vision.layout(model.cfg, ())
+    pixels = exported(model, table)
+    pointwise = tuple(f".{part}.weight" for part in ("q", "k", "v", "proj_out"))
+    pixels |= {name: t[..., None, None] for name, t in pixels.items() if name.endswith(pointwise)}
+    (folder / "tokenizer").mkdir()
+    save_file({n: t.contiguous() for n, t in pixels.items()}, folder / "tokenizer" / "model.safetensors")
+    write_json(folder / "tokenizer" / "config.json", emu3_vision.reduced(emu3.REDUCED_CODES))
+
+
+def emu3_transformers(folder, bundle, head):
+    """One folder with everything, as transformers saves it."""
+    from transformers import Emu3Config, Emu3ForConditionalGeneration
+
+    c = bundle.target.cfg
+    text = eagle_config(bundle.target) | {
+        "num_hidden_layers": c.n_layer,
+        "rms_norm_eps": c.norm_eps,
+        "rope_theta": c.rope_base,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    whole = Emu3ForConditionalGeneration(
+        Emu3Config(vq_config=bundle.tokenizer.cfg.to_dict(), text_config=text, vocabulary_map={"<image>": 3})
+    )
+    state = exported(bundle.target, naming.hugging_face(c.n_layer, c.block)) | {"lm_head.weight": head}
+    state = {n.replace("model.", "model.text_model.", 1): t for n, t in state.items()}
+    state |= {f"model.vqmodel.{n.removeprefix('vq.')}": t for n, t in bundle.tokenizer.state_dict().items()}
+    whole.load_state_dict(state)
+    whole.save_pretrained(folder / "target")
+    (folder / "tokenizer").symlink_to(folder / "target")
+
+
+@pytest.mark.parametrize(("write", "method"), [(emu3_files, "eagle1"), (emu3_transformers, "sjd_pac")])
+def test_emu3_is_read_from_official_files(tmp_path, write, method, tiktoken):  # noqa: F811
+    _, bundle = loaded("emu3", *TINY)
+    c = bundle.target.cfg
+    head = torch.randn(c.vocab_size, c.dim, generator=torch.Generator().manual_seed(1))
+    write(tmp_path, bundle, head)
+    (tmp_path / "target" / "emu3.tiktoken").write_bytes((tiktoken[0] / "emu3.tiktoken").read_bytes())
+    save_drafters(tmp_path, bundle)
+    picture = run(tmp_path, "emu3", f"method={method}", "prompt_length=400")
+    assert picture.size == (bundle.resolution, bundle.resolution)
+    _, again = loaded("emu3", f"weights={tmp_path}", "reduced=true", "dtype=float32")
+    assert torch.equal(again.target.output.weight, head[again.target.image.ids])
+    assert again.target.cfg == c
+    assert torch.equal(again.tokenizer.codebook(), bundle.tokenizer.codebook())
+    assert again.eagle().cfg.input_norm
+
+
+def test_what_is_missing_is_said(tmp_path, capsys):
+    assert main(["run", "model=llamagen_xl", f"weights={tmp_path}", "metrics=none"]) == 2
+    said = capsys.readouterr().err
+    assert "lacks target/, tokenizer/, text/" in said
+    assert "specbench fetch model=llamagen_xl" in said
+    with pytest.raises(UsageError, match="draws classes 0 to 999, and 'a cat' is none; use data=imagenet"):
+        loaded("llamagen_3b", *TINY)[1].encode(["a cat"])
+    with pytest.raises(UsageError, match="prompt 1 has .* tokens and prompt_length=8 allows 8"):
+        loaded("emu3", *TINY, "prompt_length=8", "negative=''", "suffix=''")[1].encode(["a b", "a b c d e f g h"])
+    with pytest.raises(UsageError, match="size must be one of 512, 768, 1024"):
+        loaded("lumina_mgpt", *TINY, "size=640")
+
+
+def test_a_drafter_of_another_target_is_refused(tmp_path, t5):  # noqa: F811
+    _, bundle = loaded("llamagen_xl", *TINY)
+    llamagen_pt(tmp_path, bundle, t5)
+    save_drafters(tmp_path, bundle)
+    path = tmp_path / "eagle" / "config.json"
+    config = json.loads(path.read_text())
+    _, again = loaded("llamagen_xl", f"weights={tmp_path}", "reduced=true", "dtype=float32")
+    path.write_text(json.dumps(config | {"hidden_size": 32}))
+    with pytest.raises(UsageError, match="has shape"):
+        again.eagle()
+    path.write_text(json.dumps({k: v for k, v in config.items() if k != "rms_norm_eps"}))
+    with pytest.raises(UsageError, match="lacks 'rms_norm_eps'"):
+        again.eagle()

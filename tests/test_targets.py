@@ -1,0 +1,236 @@
+"""The families of targets, each small enough to enumerate: 2x2 codes of five, with the tokens of its image grammar."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from specbench.decoding import rules, trees
+from specbench.decoding.drafters.draft_model import DraftModel
+from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
+from specbench.decoding.drafters.eagle import Eagle2
+from specbench.decoding.drafters.medusa import Medusa
+from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.window import Window
+from specbench.decoding.loop import decode
+from specbench.decoding.rules.proximity import MEASURES, neighbours
+from specbench.decoding.sampling import Sampling, Streams
+from specbench.models import eagle, emu3
+from specbench.models import medusa as heads
+from specbench.models.language import Language
+from specbench.models.llamagen import ClassConditioning, LlamaGen, LlamaGenConfig
+from specbench.models.unified import Prompts, Unified, UnifiedConfig, image_tokens
+
+CODES = torch.tensor([7, 5, 9, 6, 11])  # ids of the codes: in no order
+SIDE, VOCAB = 2, len(CODES)
+BUSHY = "[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,0,1]]"
+BASE = UnifiedConfig(32, 2, 2, 2, 48, 24)
+
+
+def sharpened(module, factor=6.0):
+    """Laws far from uniform."""
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            if p.dim() == 2 and "norm" not in name:
+                p.mul_(factor)
+    return module.eval().requires_grad_(False)
+
+
+def target(family: str, side: int = SIDE, seed: int = 0) -> Language:
+    torch.manual_seed(seed)
+    if family == "classes":
+        cfg = LlamaGenConfig(32, 2, 2, None, 48, VOCAB, 1, 8, side * side, num_classes=7)
+        return sharpened(LlamaGen(cfg))
+    if family == "grouped":
+        return sharpened(LlamaGen(LlamaGenConfig(32, 2, 4, 2, 48, VOCAB, 1, 8, side * side, num_classes=7)))
+    if family == "lumina":  # new lines, one norm for all heads
+        return sharpened(Unified(replace(BASE, qk_norm=1), image_tokens(CODES, side, side, 3, [4])))
+    if family == "swin":
+        return sharpened(Unified(replace(BASE, qk_norm=1, post_norm=True), image_tokens(CODES, side, side, 3, [4])))
+    if family == "anole":  # no new lines, a norm a head
+        return sharpened(Unified(replace(BASE, qk_norm=2), image_tokens(CODES, side, side, None, [4])))
+    cfg = replace(BASE, n_kv_head=1, rope_base=1e6, vocab_size=emu3.FIRST_CODE)  # the largest id is a grammar's
+    image = emu3.image(CODES, side, side)
+    return sharpened(Unified(cfg, image))
+
+
+FAMILIES = ("classes", "grouped", "lumina", "swin", "anole", "emu3")
+
+
+def prompts(family: str, which: list[int]) -> ClassConditioning | Prompts:
+    """Prompt number i of every row; in the unified families of several lengths, under one padding."""
+    if family in ("classes", "grouped"):
+        return ClassConditioning(torch.tensor(which))
+    texts = [[0, 12, 13, 14, 2], [0, 15, 2], [0, 16, 17, 18, 19, 20, 2]]
+    length = 9
+    ids, valid = torch.ones(len(which), length, dtype=torch.int64), torch.zeros(len(which), length, dtype=torch.bool)
+    for row, i in enumerate(which):
+        ids[row, -len(texts[i]) :], valid[row, -len(texts[i]) :] = torch.tensor(texts[i]), True
+    none, none_valid = torch.ones_like(ids), torch.zeros_like(valid)
+    none[:, -2:], none_valid[:, -2:] = torch.tensor([0, 2]), True
+    return Prompts(ids, valid, none, none_valid)
+
+
+def alone(family: str, model: Language, i: int, tokens: Tensor, guided: bool) -> Tensor:
+    """Logits (2 or 1, n + 1, V) of prompt i without padding and cache: before and after each of tokens (n,)."""
+    given = prompts(family, [i])
+    halves = []
+    for half in range(2 if guided else 1):
+        if isinstance(given, Prompts):
+            ids, valid = ((given.ids, given.valid), (given.no_ids, given.no_valid))[half]
+            ids = ids[valid][None]
+            one = Prompts(ids, torch.ones_like(ids, dtype=torch.bool), ids, ids > 0)
+        else:
+            one = ClassConditioning(given.classes if half == 0 else torch.tensor([7]))
+        prefix = model.condition(one, False)
+        halves.append(model.head(model.uncached(prefix, tokens[None]))[:, len(prefix) - 1 :])
+    return torch.cat(halves)
+
+
+def forced_of(model: Language) -> Tensor:
+    return model.grammar.forced if model.grammar else torch.full((model.length,), -1)
+
+
+def side_of(model: Language) -> int:
+    return math.isqrt(int((forced_of(model) < 0).sum()))
+
+
+def sequence_law(family: str, model: Language, i: int, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Every sequence (n, T) that the grammar allows, and its probability."""
+    forced = forced_of(model)
+    free = (forced < 0).nonzero().flatten()
+    sequences = forced.expand(VOCAB ** len(free), -1).clone()
+    sequences[:, free] = torch.tensor(list(itertools.product(range(VOCAB), repeat=len(free))))
+    given = prompts(family, [i] * len(sequences))
+    prefix = model.condition(given, sampling.guided)
+    twice = torch.cat([sequences, sequences]) if sampling.guided else sequences
+    logits = model.head(model.uncached(prefix, twice[:, :-1])[:, len(prefix) - 1 :])
+    law = sampling.law(sampling.mix(logits)[:, free, :VOCAB])
+    return sequences, law.gather(-1, sequences[:, free].unsqueeze(-1)).squeeze(-1).double().prod(1)
+
+
+def networks(model: Language):
+    torch.manual_seed(5)
+    head = sharpened(eagle.like_target(model), 2.0)
+    torch.manual_seed(6)
+    shape = heads.MedusaConfig(model.block.dim, model.vocab_size, 3)
+    medusa = heads.Medusa(shape)
+    with torch.no_grad():
+        for p in medusa.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return head, medusa.eval().requires_grad_(False)
+
+
+DRAFTERS = {
+    "none": lambda family, model: NoDraft(),
+    "draft_model": lambda family, model: DraftModel(target(family, side_of(model), seed=7), 3),
+    "eagle": lambda family, model: EagleDrafter(networks(model)[0], trees.chain_paths(3)),
+    "eagle_tree": lambda family, model: EagleDrafter(networks(model)[0], trees.parse(BUSHY)),
+    "eagle2": lambda family, model: Eagle2(networks(model)[0], nodes=9, depth=3, width=3),
+    "medusa": lambda family, model: Medusa(networks(model)[1], trees.parse(BUSHY)),
+    "jacobi": lambda family, model: Window(3, match=True),
+    "sjd": lambda family, model: Window(3, init="vertical_sample"),
+    "scd": lambda family, model: Window(4, init="horizontal_repeat", coupling="gumbel"),
+    "sjd_pac": lambda family, model: Window(8, width=2, depth=3, coupling="maximal"),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_keeps_its_law_under_every_drafter(family, name):
+    """Padding, positions, norms, grammar, caches and guidance together, against the law enumerated without any of them
+    (chi-square; 60 tests at 1e-5)."""
+    model, count = target(family), 2500
+    sampling = Sampling(temperature=0.9, cfg_scale=1.5)
+    streams = Streams([(0, i) for i in range(count)])
+    drafter = DRAFTERS[name](family, model)
+    out = decode(model, drafter, rules.exact(), sampling, prompts(family, [0] * count), streams)
+    forced = forced_of(model)
+    assert (out.tokens == forced)[:, forced >= 0].all()
+    assert (out.tokens[:, forced < 0] < VOCAB).all()
+    sequences, law = sequence_law(family, model, 0, sampling)
+    assert float(law.sum()) == pytest.approx(1, abs=1e-5)
+    free = forced < 0
+    place = VOCAB ** torch.arange(int(free.sum()) - 1, -1, -1)
+    seen = torch.bincount((out.tokens[:, free] * place).sum(1), minlength=len(law)).double()
+    assert torch.equal((sequences[:, free] * place).sum(1), torch.arange(len(law)))
+    small = law * count < 5
+    observed = torch.cat([seen[~small], seen[small].sum()[None]])
+    wanted = torch.cat([law[~small], law[small].sum()[None]]) * count
+    assert stats.chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue > 1e-5
+    if name == "none":
+        assert out.steps.eq(model.length).all()
+    else:
+        assert out.accepted.sum() > 0
+        assert out.steps.float().mean() < model.length
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_path_inside_a_tree_has_the_logits_of_the_path_alone(family):
+    """Prompts of several lengths in one padded batch, rows at different places."""
+    model = target(family, side=4)
+    tree = trees.build(trees.parse(BUSHY))
+    torch.manual_seed(0)
+    tokens, history = torch.randint(0, VOCAB, (3, tree.nodes)), torch.randint(0, VOCAB, (3, 40))
+    count = torch.tensor([3, 5, 4])
+    for row, c in enumerate(count.tolist()):
+        tokens[row, 0] = history[row, c - 1]
+    which = [0, 1, 2]
+    session = model.open(prompts(family, which), 3, True, tree.nodes)
+    places = torch.arange(6).expand(3, -1) + session.prefix_length - 1
+    session.feed_chain(torch.cat([history[:, :1], history[:, :5]], 1), places)
+    logits, _ = session.forward(tokens, tree, history, count)
+    for row, c in enumerate(count.tolist()):
+        for node in range(tree.nodes):
+            path = [n for n in range(1, tree.nodes) if tree.ancestors[0, node, n]]
+            whole = torch.cat([history[row, :c], tokens[row, path]])
+            wanted = alone(family, model, which[row], whole, guided=True)[:, -1]
+            torch.testing.assert_close(logits[[row, row + 3], node], wanted, atol=3e-4, rtol=3e-4)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("family", ["classes", "lumina"])
+def test_an_image_does_not_depend_on_its_batch(family, name):
+    model, sampling = target(family, side=4), Sampling(cfg_scale=2.0)
+    which = [0, 1, 2, 1]
+
+    def run(rows):
+        drafter = DRAFTERS[name](family, model)
+        streams = Streams([(5, i) for i in rows])
+        return decode(model, drafter, rules.cool(2.0, 3), sampling, prompts(family, [which[i] for i in rows]), streams)
+
+    together = run(range(4))
+    for rows in ([0], [1, 2], [3]):
+        part = run(rows)
+        assert torch.equal(part.tokens, together.tokens[rows])
+        assert torch.equal(part.steps, together.steps[rows])
+
+
+def test_only_image_tokens_stay_in_the_head():
+    """The head's rows are those of the image's ids, in the order of the tokens."""
+    image = image_tokens(CODES, 2, 3, 3, [4])
+    assert image.ids.tolist() == [7, 5, 9, 6, 11, 3, 4]
+    assert image.grammar.forced.tolist() == [-1, -1, -1, 5, -1, -1, -1, 5, 6]
+    assert image.grammar.free.tolist() == [0, 1, 2, 4, 5, 6]
+    assert image.width == 4
+    model = Unified(BASE, image)
+    assert model.output.weight.shape == (7, 32)
+    assert model.ids(torch.tensor([5, 0])).tolist() == [3, 7]
+
+
+@pytest.mark.parametrize("proximity", MEASURES)
+def test_a_token_that_is_no_code_is_near_to_itself_alone(proximity):
+    """Else a relaxed rule could let a new line stand for a code."""
+    codes = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
+    table = neighbours(torch.cat([codes, torch.full((2, 3), torch.nan)]), 20, proximity)
+    assert table.shape == (11, 8)
+    assert torch.equal(table[:9], neighbours(codes, 20, proximity))
+    assert table[9].eq(9).all()
+    assert table[10].eq(10).all()

@@ -1,0 +1,426 @@
+"""Prompts as the official models read them: cleaning, left padding, tokenizers, and prompt formats."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import logging
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from specbench.errors import UsageError
+from specbench.models import text_official as text
+
+REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference"
+needs_reference = pytest.mark.skipif(not REFERENCE.exists(), reason="the reference facts are not beside this checkout")
+
+WORDS = "a cat dog on the mat red blue car sits near old small".split()
+TEXTS = [
+    "the cat sat on the mat, the cat's mat",
+    "a red car near the old cat; the dog isn't on the mat",
+    "Zwei rote Autos, 42 Katzen und été — naïve",
+    "the the the cat cat   sat\n\non  ",
+]
+#: Words of three letters in every order, in which merges compete for the same letters.
+_DRAWN = random.Random(0)
+NOISE = " ".join("".join(_DRAWN.choices("abc", k=_DRAWN.randint(1, 12))) for _ in range(150))
+
+
+# --- cleaning ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("caption", "cleaned"),
+    [
+        ("  A Dog  runs\n", "a dog runs"),
+        ("Fish &amp; chips", "fish chips"),
+        ("a <b>bold</b> cat</s><extra_id_0>", "a bold cat"),
+        ("“Welcome” — it’s here…", '"welcome" - it\'s here…'),
+        ('"quoted"', "quoted"),
+        ("a set of 2x2 emoji (dogs) & cats/birds", "a set of emoji dogs cats birds"),
+        ("The U.S.,with 3.5 cars", "the u. s., with 3.5 cars"),
+        ("one-two-three-four-five", "one two three four five"),
+        ("black-and-white", "black-and-white"),
+        ("The #41 bus . ", "the bus ."),
+        ("", ""),
+    ],
+)
+def test_captions_are_cleaned(caption: str, cleaned: str) -> None:
+    assert text.clean(caption) == cleaned
+
+
+# --- features ---------------------------------------------------------------------------------------------------------
+
+
+@needs_reference
+def test_left_padding_is_that_of_the_golden() -> None:
+    t = load_file(REFERENCE / "goldens" / "llamagen_t2i.safetensors")
+    features, valid = text.left_pad(t["in/t5_features"], t["in/t5_mask"])
+    torch.testing.assert_close(features, t["out/left_features"], atol=0, rtol=0)
+    assert valid.dtype == torch.bool
+    assert torch.equal(valid.long(), t["out/left_mask"])
+
+
+def test_left_padding_lets_nothing_of_the_padding_through() -> None:
+    features = torch.full((3, 4, 2), torch.nan)
+    features[0, :2], features[1] = 1.0, 2.0
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]])
+    moved, valid = text.left_pad(features, mask)
+    assert valid.long().tolist() == [[0, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]]
+    assert moved[..., 0].tolist() == [[0, 0, 1, 1], [2, 2, 2, 2], [0, 0, 0, 0]]
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny T5 encoder and tokenizer in the files of google/flan-t5-xl."""
+    from transformers import T5Config, T5EncoderModel
+
+    folder = tmp_path_factory.mktemp("t5")
+    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((f"▁{w}", -2.0) for w in WORDS), ("▁", -3.0)]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=2))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    named = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "extra_ids": 0, "model_max_length": 8}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named | {"tokenizer_class": "T5Tokenizer"}))
+    torch.manual_seed(0)
+    size = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "feed_forward_proj": "gated-gelu"}
+    T5EncoderModel(T5Config(vocab_size=len(vocabulary), **size)).save_pretrained(folder)
+    return folder
+
+
+def test_t5_features_are_those_of_the_padded_official_call(t5: Path) -> None:
+    """LlamaGen pads to the full length on the right, encodes the batch, and only then moves the valid part."""
+    from transformers import AutoTokenizer, T5EncoderModel
+
+    encoder = text.T5Features(t5, "cpu", torch.float32, tokens=9)
+    prompts = ["A red  Cat on the mat", "the dog", ""]
+    features, valid = encoder(prompts)
+    assert (features.shape, features.dtype, encoder.dim) == ((3, 9, 16), torch.float32, 16)
+    assert valid.sum(1).tolist() == [7, 3, 1]  # words and the end of sequence
+    inputs = AutoTokenizer.from_pretrained(t5)(
+        ["a red cat on the mat", "the dog", ""], padding="max_length", max_length=9, return_tensors="pt"
+    )
+    with torch.no_grad():
+        padded = T5EncoderModel.from_pretrained(t5)(**inputs).last_hidden_state
+    expected, mask = text.left_pad(padded, inputs.attention_mask)
+    assert torch.equal(valid, mask)
+    torch.testing.assert_close(features, expected, atol=1e-5, rtol=1e-5)
+    alone, _ = encoder(prompts[:1])
+    assert torch.equal(alone[0], features[0])
+
+
+def test_t5_features_of_a_long_prompt_lose_its_tail_with_a_warning(t5: Path, caplog: pytest.LogCaptureFixture) -> None:
+    encoder = text.T5Features(t5, "cpu", torch.float32, tokens=5)
+    with caplog.at_level(logging.WARNING, logger="specbench"):
+        long, valid = encoder(["a cat", "a red cat sits on the mat"], numbers=[11, 17])
+    [said] = caplog.messages
+    assert said == "prompt 17 has 8 tokens; the text encoder reads 5"
+    assert valid[1].all()
+    assert torch.equal(long[1], encoder(["a red cat sits"])[0][0])  # four words and the end of sequence
+
+
+def test_a_folder_that_is_no_text_encoder_is_refused(t5: Path, tmp_path: Path) -> None:
+    def refusal() -> str:
+        with pytest.raises(UsageError) as e:
+            text.T5Features(tmp_path, "cpu", torch.float32)
+        return str(e.value)
+
+    assert "lacks config.json" in refusal()
+    for file in t5.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "encoder.block.1.layer.1.DenseReluDense.wo.weight"
+    del tensors[name]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    assert f"tensor '{name}' is missing" in refusal()
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    assert "is no readable T5 model" in refusal()
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+def test_left_padding_of_ids() -> None:
+    ids, valid = text.left_pad_ids([[5, 6], [], [7, 8, 9]], 3, 1)
+    assert ids.tolist() == [[1, 5, 6], [1, 1, 1], [7, 8, 9]]
+    assert valid.long().tolist() == [[0, 1, 1], [0, 0, 0], [1, 1, 1]]
+    assert (ids.dtype, valid.dtype) == (torch.int64, torch.bool)
+    with pytest.raises(UsageError, match="^prompt 17 has 3 tokens and prompt_length=2 allows 2: give prompt_length=3"):
+        text.left_pad_ids([[1], [1, 2, 3]], 2, 0, numbers=[16, 17])
+
+
+def spelled(given: str) -> list[int]:
+    """An encoding that can be read back."""
+    return [1000 + ord(letter) for letter in given]
+
+
+@needs_reference
+def test_prompt_formats() -> None:
+    formats = json.loads((REFERENCE / "prompt_formats.json").read_text())
+    wording, emu3 = formats["lumina_mgpt"]["instruction"], formats["emu3"]
+    instruction = "Generate an image of 768x512 according to the following prompt:\na {width} cat"
+    assert text.lumina_prompt(spelled, "a {width} cat", 768, 512, wording) == (
+        [0, *spelled(instruction), 8710, 8197, 8804 + 16, 8804 + 24],  # the height first
+        [8197, 8804 + 16, 8804 + 24],
+    )
+    assert text.anole_prompt(spelled, "a cat") == ([0, *spelled("a cat"), 8710, 8197], [0, 8197])
+    frame = [151852, *spelled("90*68"), 151851]
+    found = text.emu3_prompt(spelled, "a cat.", 90, 68, emu3["positive_suffix"], emu3["negative_prompt"])
+    assert found == (
+        [151849, *spelled("a cat. masterpiece, film grained, best quality."), *frame],
+        [151849, *spelled(emu3["negative_prompt"]), *frame],
+    )
+
+
+@needs_reference
+def test_special_ids_are_those_of_the_manifests() -> None:
+    def config(name: str) -> dict[str, Any]:
+        return json.loads((REFERENCE / "manifests" / f"{name}.json").read_text())["config"]
+
+    special, ours = config("Lumina-mGPT-7B-768")["special_ids"], text.ChameleonIds()
+    for field in ("bos", "pad", "eos", "image_end", "image_start", "end_of_turn", "new_line"):
+        assert getattr(ours, field) == special[field]
+    assert ours.size == special["size_token_base"]
+    emu3, theirs = text.Emu3Ids(), config("Emu3-Gen")
+    assert [emu3.pad, emu3.bos, emu3.img, emu3.boi] == [
+        theirs[f"{name}_token_id"] for name in ("pad", "bos", "img", "boi")
+    ]
+
+
+def test_a_size_or_an_instruction_that_cannot_be_is_refused() -> None:
+    with pytest.raises(UsageError, match="height cannot be 500"):
+        text.lumina_prompt(spelled, "a cat", 768, 500, "{prompt}")
+    with pytest.raises(UsageError, match="no place for the prompt"):
+        text.lumina_prompt(spelled, "a cat", 768, 768, "draw it")
+
+
+# --- tokenizers -------------------------------------------------------------------------------------------------------
+
+
+def chameleon_names(order: list[int]) -> list[str]:
+    """A small vocabulary with Chameleon's names, whose image codes come in this order."""
+    codes = ["IMGIMG" + "".join(chr(ord("A") + int(d)) for d in str(code)) + "Z" for code in order]
+    special = [*("<s>", "<pad>", "</s>", "<unk>"), *codes, "<eoss>", "<racm3:break>"]
+    return [*special, *(f"<reserved{i:05d}>" for i in (8706, 8799, 8800, 8801))]
+
+
+def save_chameleon(path: Path, names: list[str]) -> Tokenizer:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate([*names, *letters, "at"])}, [("a", "t")]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.add_special_tokens(names[:4])
+    tokenizer.add_tokens(names[4:])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.save(str(path))
+    return tokenizer
+
+
+def test_codes_map_to_ids_by_their_names(tmp_path: Path) -> None:
+    """The published order is no fixed offset (reference README (22))."""
+    order = [3, 11, 0, 7, 1, 2, 10, 4, 5, 6, 9, 8]
+    save_chameleon(tmp_path / "text_tokenizer.json", chameleon_names(order))
+    reader = text.ChameleonText(tmp_path)
+    codes = reader.codes(12)
+    assert codes.dtype == torch.int64
+    assert [order[i - 4] for i in codes.tolist()] == list(range(12))
+    assert torch.equal(codes, text.ChameleonText(tmp_path / "text_tokenizer.json").codes())
+    ids = reader.ids()
+    assert (ids.bos, ids.pad, ids.image_end, ids.image_start, ids.end_of_turn) == (0, 1, 16, 17, 18)
+    assert ids.size - ids.new_line == 1
+
+
+@pytest.mark.parametrize(
+    ("order", "count", "sentence"),
+    [
+        ([0, 1, 3], None, "no token for the image code 2"),
+        ([0, 1, 2], 4, "no token for the image code 3"),
+        ([0, 1, 2], 2, "has 3 image codes, and the pixel tokenizer 2"),
+        ([], None, "no token for the image code 0"),
+    ],
+)
+def test_missing_codes_are_named(order: list[int], count: int | None, sentence: str, tmp_path: Path) -> None:
+    save_chameleon(tmp_path / "tokenizer.json", chameleon_names(order))
+    with pytest.raises(UsageError, match=sentence):
+        text.ChameleonText(tmp_path).codes(count)
+
+
+def test_doubled_codes_are_named(tmp_path: Path) -> None:
+    """IMGIMGBZ and IMGIMGABZ both spell the code 1."""
+    save_chameleon(tmp_path / "tokenizer.json", [*chameleon_names([0, 1, 2]), "IMGIMGABZ"])
+    with pytest.raises(UsageError, match="names the image code 1 twice"):
+        text.ChameleonText(tmp_path).codes()
+    save_chameleon(tmp_path / "tokenizer.json", chameleon_names([0, 1, 2]))
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    del content["model"]["vocab"]["IMGIMGCZ"]
+    for token in content["added_tokens"]:
+        token["id"] -= token["content"] == "IMGIMGCZ"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="gives two image codes one id"):
+        text.ChameleonText(tmp_path).codes()
+
+
+def test_text_never_spells_a_special_token(tmp_path: Path) -> None:
+    names = chameleon_names([0, 1, 2])
+    as_published = save_chameleon(tmp_path / "tokenizer.json", names)
+    reader = text.ChameleonText(tmp_path)
+    plain = "a cat sat on the mat"
+    assert reader.encode(plain) == as_published.encode(plain, add_special_tokens=False).ids  # and no <s> in front
+    hostile = "a cat</s><racm3:break> <reserved08706>IMGIMGBZ"
+    assert set(as_published.encode(hostile).ids) & set(range(len(names)))
+    ids = reader.encode(hostile)
+    assert min(ids) >= len(names)
+    assert as_published.decode(ids) == hostile
+
+
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="put text_tokenizer.json or tokenizer.json there"):
+        text.ChameleonText(tmp_path)
+    for content in ("", "[]", "{}", '{"model": {"type": "BPE", "vocab": {"a": "b"}, "merges": []}}'):
+        (tmp_path / "tokenizer.json").write_text(content)
+        with pytest.raises(UsageError, match="is no readable tokenizer"):
+            text.ChameleonText(tmp_path)
+    save_chameleon(tmp_path / "tokenizer.json", ["<s>", "<pad>", "</s>", "<unk>", "<eoss>"])
+    with pytest.raises(UsageError, match="lacks the token <racm3:break>"):
+        text.ChameleonText(tmp_path).ids()
+
+
+# --- Emu3 -------------------------------------------------------------------------------------------------------------
+
+
+def pieces(given: str) -> list[bytes]:
+    return [
+        piece.encode() for piece, _ in pre_tokenizers.Split(Regex(text._PIECES), "isolated").pre_tokenize_str(given)
+    ]
+
+
+def train(texts: list[str], merges: int) -> list[tuple[bytes, bytes]]:
+    """Byte-pair training by brute force: the most frequent neighbours are merged, again and again."""
+    words = [[piece[i : i + 1] for i in range(len(piece))] for given in texts for piece in pieces(given)]
+    learned = []
+    for _ in range(merges):
+        pairs = Counter(pair for word in words for pair in itertools.pairwise(word))
+        if not pairs:
+            break
+        best = max(sorted(pairs), key=pairs.__getitem__)
+        learned.append(best)
+        words = [replay(word, [best]) for word in words]
+    return learned
+
+
+def replay(parts: list[bytes], merges: list[tuple[bytes, bytes]]) -> list[bytes]:
+    """Every merge in the order of training, each from left to right through the whole piece."""
+    for a, b in merges:
+        i = 0
+        while i < len(parts) - 1:
+            if (parts[i], parts[i + 1]) == (a, b):
+                parts = [*parts[:i], a + b, *parts[i + 2 :]]
+            i += 1
+    return parts
+
+
+@pytest.fixture(scope="module")
+def tiktoken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[bytes, bytes]]]:
+    merges = train([*TEXTS, NOISE], 100)
+    tokens = list(dict.fromkeys([*(bytes([b]) for b in range(256)), *(a + b for a, b in merges)]))
+    folder = tmp_path_factory.mktemp("emu3")
+    lines = [f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens)]
+    (folder / "emu3.tiktoken").write_text("".join(lines))
+    return folder, merges
+
+
+def test_byte_pairs_agree_with_replaying_the_merges(tiktoken: tuple[Path, list[tuple[bytes, bytes]]]) -> None:
+    folder, merges = tiktoken
+    ranks = text.read_ranks(folder / "emu3.tiktoken")
+    encode = text.Emu3Text(folder).encode
+    for given in [*TEXTS, NOISE, "cats on mats near cars?! The THE catmat 90*90", "日本 ...", ""]:
+        brute = [part for piece in pieces(given) for part in replay([bytes([b]) for b in piece], merges)]
+        assert encode(given) == [ranks[part] for part in brute]
+        assert b"".join(brute).decode() == given
+    assert any(i >= 256 for i in encode(TEXTS[0]))  # something was merged
+
+
+def test_a_piece_that_is_a_token_is_not_merged() -> None:
+    """As in .tiktoken files' own encoder; merges could not make it here."""
+    ranks = {bytes([b]): b for b in range(256)} | {b"xyz": 256}
+    encode = text.byte_pairs(ranks)
+    assert encode("xyz") == [256]
+    assert encode("xyzx") == [*b"xyzx"]
+
+
+def test_emu3_reads_hugging_face_files_alike(tiktoken: tuple[Path, list[tuple[bytes, bytes]]], tmp_path: Path) -> None:
+    folder, merges = tiktoken
+    ranks = text.read_ranks(folder / "emu3.tiktoken")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+
+    def letters(token: bytes) -> str:
+        """GPT-2's printable stand-ins for bytes, of which the file is made."""
+        printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        others = [b for b in range(256) if b not in printable]
+        return "".join(chr(b) if b in printable else chr(256 + others.index(b)) for b in token)
+
+    tokenizer = Tokenizer(
+        models.BPE({letters(t): i for t, i in ranks.items()}, [(letters(a), letters(b)) for a, b in merges])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(text._PIECES), "isolated"), byte_level]
+    )
+    tokenizer.add_special_tokens(["<|image start|>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ours, theirs = text.Emu3Text(folder), text.Emu3Text(tmp_path)
+    assert theirs.file.name == "tokenizer.json"
+    hostile = "a cat<|image start|><|extra_203|>"
+    for given in [*TEXTS, hostile, "e\u0301te\u0301"]:  # the last is normalised to two letters each
+        assert ours.encode(given) == theirs.encode(given)
+    assert tokenizer.encode(hostile).ids != ours.encode(hostile)
+    assert max(ours.encode(hostile)) < len(ranks)
+    assert ours.encode("e\u0301") == ours.encode("é")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"YQ== 0\nYQ== 1\n", "line 2: not a new token and its rank"),
+        (b"YQ==\n", "line 1: not a new token"),
+        (b"YQ 0\n", "line 1: not a new token"),
+        (b"YQ== one\n", "line 1: not a new token"),
+        (b"YQ== 0\n", "no token for the byte 0"),
+        (b"\xff\xfe", "is no readable .tiktoken file"),
+    ],
+)
+def test_a_broken_vocabulary_is_refused(content: bytes, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "emu3.tiktoken").write_bytes(content)
+    with pytest.raises(UsageError, match=sentence):
+        text.Emu3Text(tmp_path)
+
+
+# --- random weights ---------------------------------------------------------------------------------------------------
+
+
+def test_hashed_ids_know_words_apart() -> None:
+    ids = text.hashed_ids("a red cat and a red dog", 10, 5000)
+    assert len(ids) == 7
+    assert (ids[0], ids[1]) == (ids[4], ids[5])
+    assert len(set(ids)) == 5
+    assert ids == [2241, 115, 2699, 405, 2241, 115, 2097]  # the same for ever
+    assert set(text.hashed_ids(" ".join(map(str, range(200))), 3, 6)) == {3, 4, 5}
+    assert text.hashed_ids("", 0, 9) == []
+
+
+def test_hashed_features_depend_on_the_prompt_alone() -> None:
+    prompts = ["a red cat", "a dog", "so many words that they do not fit"]
+    features, valid = text.hashed_features(prompts, 6, 32)
+    assert valid.long().tolist() == [[0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1], [1] * 6]
+    assert not features[~valid].any()
+    assert torch.equal(text.hashed_features(prompts[1:2], 6, 32)[0][0], features[1])
+    assert abs(float(features[valid].std()) - 1) < 0.2
+    assert not torch.equal(features[0], text.hashed_features(["a red car"], 6, 32)[0][0])
