@@ -236,6 +236,11 @@ def declared(group: str, name: str) -> frozenset[str]:
     return frozenset(content).difference({"defaults", "hydra"}).union(*inherited)
 
 
+def default(group: str, name: str, parameter: str) -> Any:
+    """What a choice's file sets a parameter to; None where it does not."""
+    return _file(group, name).get(parameter)
+
+
 @cache
 def common() -> frozenset[str]:
     """The parameters that every run has, whatever it chooses."""
@@ -307,7 +312,7 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(f"the configuration lacks {_and(missing)}: give {missing[0]}=...")
     checked = {name: check(name, cfg[name]) for name in wanted}
     _check_metrics(checked["metrics"])
-    own = _file("model", checked["model"])["weights"]
+    own = default("model", checked["model"], "weights")
     if checked["weights"] not in (own, "random"):
         folder = Path(checked["weights"]).expanduser()
         if not folder.is_dir():

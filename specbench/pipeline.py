@@ -47,7 +47,7 @@ class Pipeline:
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
         rule = registry.rule(cfg, drafter.tree.height, model.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
-        label = registry.weights_label(cfg["model"], cfg["drafter"], cfg["weights"])
+        label = registry.weights_label(cfg)
         return cls(model, drafter, rule, sampling, device, label)
 
     def vanilla(self) -> Pipeline:

@@ -100,21 +100,32 @@ def rule(cfg: Mapping[str, Any], height: int, codebook: Callable[[], Tensor]) ->
     return built
 
 
-def weights_folder(weights: str, model: str) -> Path | None:
-    """The folder behind weights=embedded|official|DIR of a model; None for weights=random."""
-    named = {"random": None, "embedded": ASSETS, "official": home.model_folder(model)}
-    return named[weights] if weights in named else Path(weights)
+def weights_folder(cfg: Mapping[str, Any]) -> Path | None:
+    """The folder behind weights=embedded|official|DIR of a configuration; None for weights=random.
+
+    A model of several sizes has a checkpoint for each: its default size lies under its name, another one under
+    NAME_SIZE.
+    """
+    weights, model = cfg["weights"], cfg["model"]
+    if weights == "random":
+        return None
+    if weights == "embedded":
+        return ASSETS
+    if weights != "official":
+        return Path(weights)
+    size = cfg.get("size")
+    return home.model_folder(model if size == parameters.default("model", model, "size") else f"{model}_{size}")
 
 
-def weight_files(model: str, drafter: str, weights: str) -> tuple[list[Path], list[Path]]:
-    """The files behind a target and behind its drafter, in the order in which they are hashed.
+def weight_files(cfg: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
+    """The files behind a configuration's target and behind its drafter, in the order in which they are hashed.
 
     Raises FileNotFoundError where one is not there.
     """
-    folder = weights_folder(weights, model)
+    folder = weights_folder(cfg)
     if folder is None:
         return [], []
-    entries = entry("model", model), entry("drafter", drafter)
+    entries = entry("model", cfg["model"]), entry("drafter", cfg["drafter"])
     if not entries[0].parts:
         return [folder / name for name in entries[0].assets], [folder / name for name in entries[1].assets]
     found = []
@@ -128,24 +139,24 @@ def weight_files(model: str, drafter: str, weights: str) -> tuple[list[Path], li
     return found[0], found[1]
 
 
-def check_weights(model: str, drafter: str, weights: str) -> None:
+def check_weights(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError where weights are absent, with the way to get them."""
-    folder = weights_folder(weights, model)
+    folder, model = weights_folder(cfg), cfg["model"]
     if folder is None:
         return
     if not entry("model", model).parts:
-        files = [path for group in weight_files(model, drafter, weights) for path in group]
+        files = [path for group in weight_files(cfg) for path in group]
         if absent := [path.name for path in files if not path.is_file()]:
             raise UsageError(
                 f"{folder} lacks {', '.join(absent)}: run `make train-scenes`, name a folder that has them with"
                 " weights=DIR, or try weights=random"
             )
         return
-    needed = (*entry("model", model).parts, *entry("drafter", drafter).parts)
+    needed = (*entry("model", model).parts, *entry("drafter", cfg["drafter"]).parts)
     if absent := [part for part in needed if not (folder / part).is_dir()]:
         from specbench import fetch
 
-        raise UsageError(f"{folder} lacks {', '.join(f'{part}/' for part in absent)}: {fetch.advice(model)}")
+        raise UsageError(f"{folder} lacks {', '.join(f'{part}/' for part in absent)}: {fetch.advice(model, absent)}")
 
 
 def digest(*paths: Path) -> str:
@@ -156,12 +167,13 @@ def digest(*paths: Path) -> str:
     return h.hexdigest()[:8]
 
 
-def weights_label(model: str, drafter: str, weights: str) -> str:
+def weights_label(cfg: Mapping[str, Any]) -> str:
     """What a row calls its weights: "random", or "embedded:<digest of the target>+<digest of the drafter>".
 
     Raises OSError where a file is not there.
     """
+    weights = cfg["weights"]
     if weights == "random":
         return "random"
-    digests = "+".join(digest(*files) for files in weight_files(model, drafter, weights) if files)
+    digests = "+".join(digest(*files) for files in weight_files(cfg) if files)
     return f"{weights if weights in ('embedded', 'official') else 'folder'}:{digests}"

@@ -559,7 +559,7 @@ def _weights_here(cfg: Mapping[str, Any]) -> str | None:
     from specbench import registry
 
     try:
-        return registry.weights_label(cfg["model"], cfg["drafter"], cfg["weights"])
+        return registry.weights_label(cfg)
     except OSError:
         return None
 
@@ -589,7 +589,7 @@ def check(cfg: Mapping[str, Any]) -> None:
 
     resolve_device(cfg["device"])
     registry.rule(cfg, _drafter(cfg).tree.height, lambda: torch.eye(2))
-    registry.check_weights(cfg["model"], cfg["drafter"], cfg["weights"])
+    registry.check_weights(cfg)
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -353,3 +353,29 @@ def test_a_drafter_of_another_target_is_refused(tmp_path, t5):  # noqa: F811
     path.write_text(json.dumps({k: v for k, v in config.items() if k != "rms_norm_eps"}))
     with pytest.raises(UsageError, match="lacks 'rms_norm_eps'"):
         again.eagle()
+
+
+def test_each_size_has_its_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path))
+    for words, folder in ((), "lumina_mgpt"), (("size=768",), "lumina_mgpt"), (("size=512",), "lumina_mgpt_512"):
+        cfg = configuration.compose(["model=lumina_mgpt", *words])
+        assert registry.weights_folder(cfg) == tmp_path / "models" / folder
+
+
+def test_weights_are_named_by_their_content(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
+    for part in ("target", "tokenizer", "eagle"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "a.bin").write_bytes(part.encode())
+    cfg = {"model": "anole", "weights": str(tmp_path), "drafter": "none"}
+    first = registry.weights_label(cfg)
+    assert first.startswith("folder:")
+    assert registry.weights_label(cfg | {"drafter": "eagle"}).startswith(first + "+")
+    monkeypatch.setattr("specbench.home.LARGE", 1)  # hashed once, and kept
+    large = registry.weights_label(cfg)
+    assert registry.weights_label(cfg) == large
+    assert len(list((tmp_path / "home" / "digests").iterdir())) == 2
+    (tmp_path / "target" / "a.bin").write_bytes(b"other")
+    assert registry.weights_label(cfg) != large
+    with pytest.raises(FileNotFoundError, match="medusa"):
+        registry.weights_label(cfg | {"drafter": "medusa"})

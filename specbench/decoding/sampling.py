@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,11 +36,18 @@ class Streams:
 
     def __init__(self, keys: list[tuple[int, int]], device: torch.device | str = "cpu") -> None:
         """keys: (seed, prompt index) per row."""
+        self.keys = keys
         pairs = torch.tensor(keys, dtype=torch.int64).reshape(-1, 2)
         self.key = _mix(_mix(pairs[:, 0] * _GOLDEN + 1) + pairs[:, 1] * _GOLDEN + 2).to(device)
 
     def __len__(self) -> int:
         return len(self.key)
+
+    def rows(self, index: Tensor) -> Streams:
+        """The streams of rows `index` (n,) int64, in that order and as often. (`keys` stays that of all.)"""
+        some = copy(self)
+        some.key = self.key[index]
+        return some
 
     def uniform(self, step: Tensor, purpose: int, *shape: int) -> Tensor:
         """Float32 numbers in [0, 1) of shape (rows, *shape). `step` (rows,) int64; `purpose` keeps uses of a step

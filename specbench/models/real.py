@@ -39,9 +39,9 @@ class RealModel:
         self.name: str = cfg["model"]
         self.reduced: bool = cfg["reduced"]
         self.device, self.dtype = device, dtype
-        self.folder = registry.weights_folder(cfg["weights"], self.name)
+        self.folder = registry.weights_folder(cfg)
         if self.folder is not None:
-            registry.check_weights(self.name, "none", cfg["weights"])
+            registry.check_weights({**cfg, "drafter": "none"})
 
     # --- what a subclass says -----------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class ScenesModel:
     def __init__(self, weights: str, device: torch.device, dtype: torch.dtype) -> None:
         """weights: "embedded", "random", or a folder with the same files."""
         self.device, self.dtype = device, dtype
-        self.folder = weights_folder(weights, "llamagen_scenes")
+        self.folder = weights_folder({"model": "llamagen_scenes", "weights": weights})
         if self.folder is not None and not self.folder.is_dir():
             raise UsageError(
                 f"weights={weights} is not a folder (use embedded, random, or a folder with scenes_*.safetensors)"

@@ -59,7 +59,7 @@ class LocalBench:
 def _weights(cfg: Mapping[str, Any]) -> str | None:
     """The label that a row of this configuration would carry; None where the files are not there."""
     try:
-        return registry.weights_label(cfg["model"], cfg["drafter"], cfg["weights"])
+        return registry.weights_label(cfg)
     except OSError:
         return None
 

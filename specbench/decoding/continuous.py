@@ -1,0 +1,434 @@
+"""Continuous speculative decoding (Wang et al. 2024, arXiv 2411.11925): tokens are vectors, laws are densities.
+
+A target such as MAR fills an image token by token in an order of its own, and a diffusion head draws each token: from
+x_T, normal, through x_{t-1} ~ N(mean_t(x_t), var_t(x_t)), to x_0. A smaller model drafts `gamma` tokens, and the target
+judges them in one pass; vanilla decoding is the same loop with gamma = 0.
+
+What makes a draft acceptable (ERRATA, CSpD). `criterion="exact"`: the two trajectories share their noises down to x_1,
+so that a token is judged by p(x_0 | x_1^p) / q(x_0 | x_1^q). `criterion="paper"`: the same times the factor Sigma of
+Eqs. 4 and 5, which biases the law. `criterion="path"`: Eq. 1 taken literally, the ratio of the whole trajectory's
+densities under the two models; it is exact as well, and the target needs no trajectory of its own to judge one, only the
+moments along the draft's, all of them in one call. All arithmetic is in log densities.
+
+Only `verify="causal"` (the target's law of a token sees the drafted ones before it) with `on_reject="stop"` is exact.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.loop import synchronize
+from specbench.decoding.sampling import Streams
+from specbench.engine.ops import take
+from specbench.errors import UsageError
+
+CRITERIA = ("exact", "paper", "path")
+VERIFY = ("causal", "parallel")
+ON_REJECT = ("stop", "continue")
+
+# Purposes of an image's random numbers; they are keyed by a token's place in the order, not by the step, so that a
+# draft, its verification and vanilla decoding share them.
+_ORDER, _NOISE, _OWN_NOISE, _ACCEPT, _RETRY = range(5)
+_TRIES = 1000  # room for the tries of a residual
+
+#: Rows of a network that are computed at once.
+CHUNK = 512
+
+
+class Session(Protocol):
+    """A masked autoregressive model, opened for B images."""
+
+    def condition(self, tokens: Tensor, known: Tensor, row: Tensor, place: Tensor, done: Tensor) -> Tensor:
+        """What the head draws a token from, z (R, n, E), for the places (R, n) of R copies of images `row` (R,), whose
+        tokens (R, L, D) are known where `known` (R, L) bool says so; done (R, n): how many tokens come before."""
+        ...
+
+    def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (n, D) and log variance (n, D) of the next state, from states x (n, D) at step index (n,) int64, the
+        last one 0, under z (n, E)."""
+        ...
+
+
+class Model(Protocol):
+    """length: tokens L of an image; dim: numbers D of a token; steps: T of the diffusion head."""
+
+    length: int
+    dim: int
+    steps: int
+
+    def open(self, conditioning: Any, rows: int) -> Session: ...
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How drafts are made and judged.
+
+    gamma: tokens a draft; prefill: share of the image that the target draws alone beforehand; align: the two models
+    share their noises (of `exact` and `paper`); inner_temperature: divides the distance from a mean before densities
+    are compared (the released code's 42; 1 is off); tries: at most so many proposals for a residual, after which the
+    last one, a sample of the target, is taken; temperature: of every step's noise, but not of x_T; final_noise: the
+    last step is drawn too, as a density needs it. MAR's own sampler ends with a mean.
+    """
+
+    gamma: int = 0
+    prefill: float = 0.0
+    align: bool = True
+    criterion: str = "exact"
+    verify: str = "causal"
+    on_reject: str = "stop"
+    inner_temperature: float = 1.0
+    tries: int = 100
+    temperature: float = 1.0
+    final_noise: bool = True
+
+    def __post_init__(self) -> None:
+        for name, choices in (("criterion", CRITERIA), ("verify", VERIFY), ("on_reject", ON_REJECT)):
+            if getattr(self, name) not in choices:
+                raise UsageError(f"{name}={getattr(self, name)} is unknown (choose from: {', '.join(choices)})")
+        if self.gamma and self.temperature == 0:
+            raise UsageError("temperature=0 leaves no densities to compare; use method=vanilla, or a temperature above 0")
+        if self.gamma and self.criterion == "path" and not self.final_noise:
+            raise UsageError("criterion=path needs a density of the last step, too: use final_noise=true")
+        if self.tries > _TRIES:
+            raise UsageError(f"tries must be at most {_TRIES} (got {self.tries})")
+
+    @property
+    def exact(self) -> bool:
+        """Whether the tokens have the target's law."""
+        if self.gamma == 0:
+            return True
+        plain = self.inner_temperature == 1 and self.final_noise and self.criterion in ("exact", "path")
+        return plain and self.verify == "causal" and self.on_reject == "stop"
+
+
+@dataclass
+class Trace:
+    """What the loop saw, step by step; column s of a (B, T) tensor belongs to step s, beyond `steps` it is zero.
+
+    accepted: draft tokens accepted; offered: draft tokens that could be verified; first: probability with which the
+    first was kept. accepted_at, judged_at (B, L) bool: whether the token of a place was an accepted draft, and whether
+    a draft was judged for it. tries: of every residual that was sampled, the number of proposals, by image; fallbacks
+    (B,): residuals for which they did not suffice.
+    """
+
+    accepted: Tensor
+    offered: Tensor
+    first: Tensor
+    accepted_at: Tensor
+    judged_at: Tensor
+    tries: list[list[int]]
+    fallbacks: Tensor
+
+
+@dataclass
+class Decoded:
+    """tokens (B, L, D) float32, by place; steps (B,): target forward passes; drafted, accepted (B,): draft tokens judged
+    and accepted; seconds: wall time from the first target forward to the last token."""
+
+    tokens: Tensor
+    steps: Tensor
+    drafted: Tensor
+    accepted: Tensor
+    seconds: float
+    trace: Trace
+
+
+def normal(streams: Streams, number: Tensor, purpose: int, *shape: int) -> Tensor:
+    """Standard normal numbers (rows, *shape) float32, by inversion of uniforms; `number` (rows,) as Streams' step."""
+    u = streams.uniform(number, purpose, *shape) + 2.0**-24
+    return math.sqrt(2) * torch.erfinv(2 * u - 1)
+
+
+def log_normal(x: Tensor, mean: Tensor, log_variance: Tensor, temperature: float, inner: float = 1.0) -> Tensor:
+    """Log density (...) float64 of x (..., D) under independent normals whose spread is `temperature` times as wide;
+    `inner` divides the distance from the mean."""
+    log_spread = 0.5 * log_variance.double() + math.log(temperature)
+    distance = (x.double() - mean.double()) * torch.exp(-log_spread) / inner
+    return (-0.5 * distance**2 - log_spread - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+@dataclass
+class Path:
+    """Trajectories of n tokens: states (n, T + 1, D), x_0 first; mean and log_variance (n, T, D) of every step, the
+    last step first: those that states[:, t] was drawn from."""
+
+    states: Tensor
+    mean: Tensor
+    log_variance: Tensor
+
+    @property
+    def token(self) -> Tensor:
+        return self.states[:, 0]
+
+    def rows(self, index: Tensor) -> Path:
+        return Path(self.states[index], self.mean[index], self.log_variance[index])
+
+
+def trajectory(session: Session, z: Tensor, noise: Tensor, rule: Rule) -> Path:
+    """Draw tokens under z (n, E); noise (n, T + 1, D): of x_T last, of the last step first."""
+    steps = noise.shape[1] - 1
+    x = noise[:, steps]
+    states, means, variances = [x], [], []
+    for t in range(steps - 1, -1, -1):
+        mean, log_variance = _moments(session, x, torch.full((len(x),), t, device=x.device), z)
+        x = mean
+        if t > 0 or rule.final_noise:
+            x = mean + noise[:, t] * torch.exp(0.5 * log_variance) * rule.temperature
+        states.append(x)
+        means.append(mean)
+        variances.append(log_variance)
+    back = [torch.stack(values[::-1], 1) for values in (states, means, variances)]
+    return Path(*back)
+
+
+def path_density(session: Session, path: Path, z: Tensor, rule: Rule) -> Tensor:
+    """Log density (n,) of whole trajectories under a model's z (n, E), given x_T."""
+    n, after, dim = path.states.shape
+    index = torch.arange(after - 1, device=z.device).expand(n, -1).flatten()
+    wide = z.unsqueeze(1).expand(-1, after - 1, -1).flatten(0, 1)
+    mean, log_variance = _moments(session, path.states[:, 1:].flatten(0, 1), index, wide)
+    shape = (n, after - 1, dim)
+    return log_normal(path.states[:, :-1], mean.view(shape), log_variance.view(shape), rule.temperature).sum(-1)
+
+
+def own_density(path: Path, rule: Rule) -> Tensor:
+    """Log density (n,) of trajectories under the model that drew them, given x_T."""
+    return log_normal(path.states[:, :-1], path.mean, path.log_variance, rule.temperature).sum(-1)
+
+
+def _moments(session: Session, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    rows = 16 * CHUNK  # a head is small
+    if len(x) <= rows:
+        return session.moments(x, index, z)
+    parts = [session.moments(a, i, b) for a, i, b in zip(x.split(rows), index.split(rows), z.split(rows), strict=True)]
+    return torch.cat([m for m, _ in parts]), torch.cat([v for _, v in parts])
+
+
+class _Judge:
+    """Compares the two models' laws of drafted tokens, and samples residuals."""
+
+    def __init__(self, target: Session, drafter: Session, rule: Rule, noise: Callable[..., Tensor]) -> None:
+        self.target, self.drafter, self.rule, self.noise = target, drafter, rule, noise
+
+    def weigh(
+        self, drafts: Path, z: Tensor, row: Tensor, number: Tensor
+    ) -> tuple[Tensor, Path | None, Tensor]:
+        """log p / q (n,) of drafted tokens, the target's own trajectories where the criterion needs them, and
+        log Sigma (n,). z (n, E): the target's; row (n,) and number (n,): the images and the tokens' place in the
+        order."""
+        rule = self.rule
+        none = torch.zeros(len(z), dtype=torch.float64, device=z.device)
+        if rule.criterion == "path":
+            return path_density(self.target, drafts, z, rule) - own_density(drafts, rule), None, none
+        shared = self.noise(row, number, _NOISE if rule.align else _OWN_NOISE)
+        own = trajectory(self.target, z, shared, rule)
+        sigma = none
+        if rule.criterion == "paper":
+            sigma = 0.5 * (drafts.log_variance[:, 1:].double() - own.log_variance[:, 1:].double()).sum((1, 2))
+        return self._last(drafts.token, own, drafts) + sigma, own, sigma
+
+    def _last(self, x: Tensor, own: Path, drafts: Path) -> Tensor:
+        """log p(x_0 | x_1^p) - log q(x_0 | x_1^q)."""
+        rule = self.rule
+        p = log_normal(x, own.mean[:, 0], own.log_variance[:, 0], rule.temperature, rule.inner_temperature)
+        q = log_normal(x, drafts.mean[:, 0], drafts.log_variance[:, 0], rule.temperature, rule.inner_temperature)
+        return p - q
+
+    def residual(
+        self,
+        drafts: Path,
+        own: Path | None,
+        sigma: Tensor,
+        z: Tensor,
+        z_draft: Tensor,
+        streams: Streams,
+        number: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens (n, D) from Norm([p - q]_+) by acceptance-rejection with the target as proposal (Eq. 10): keep a
+        proposal with max(0, 1 - q / p). Also the number of proposals (n,) of each, and which (n,) were taken for want
+        of further tries."""
+        rule, n = self.rule, len(z)
+        token = torch.zeros_like(drafts.token)
+        tries = torch.zeros(n, dtype=torch.int64, device=z.device)
+        left = torch.arange(n, device=z.device)
+        for attempt in range(rule.tries):
+            some = streams.rows(left)
+            purpose = _RETRY + 2 * attempt
+            steps, dim = drafts.states.shape[1] - 1, token.shape[1]
+            if own is None:
+                path = trajectory(
+                    self.target, z[left], normal(some, number[left], purpose, steps + 1, dim), rule
+                )
+                gain = own_density(path, rule) - path_density(self.drafter, path, z_draft[left], rule)
+                x = path.token
+            else:
+                mine, theirs = own.rows(left), drafts.rows(left)
+                spread = torch.exp(0.5 * mine.log_variance[:, 0]) * rule.temperature
+                x = mine.mean[:, 0] + normal(some, number[left], purpose, dim) * spread
+                gain = self._last(x, mine, theirs) + sigma[left]
+            u = some.uniform(number[left], purpose + 1, 1)[:, 0].double()
+            kept = u < -torch.expm1(-gain)  # 1 - q / p; negative where q > p
+            token[left] = x
+            tries[left] += 1
+            left = left[~kept]
+            if not len(left):
+                break
+        short = torch.zeros(n, dtype=torch.bool, device=z.device)
+        short[left] = True
+        return token, tries, short
+
+
+@torch.inference_mode()
+def decode(model: Model, drafter: Model | None, rule: Rule, conditioning: Any, streams: Streams) -> Decoded:
+    """Decode one image per row of `streams`. Raises FloatingPointError where a number is not finite."""
+    if rule.gamma and drafter is None:
+        raise UsageError("a draft length needs a drafter: a smaller model of the target's tokens")
+    device, rows = streams.key.device, len(streams)
+    length, dim, steps = model.length, model.dim, model.steps
+    if drafter is not None and (drafter.length, drafter.dim, drafter.steps) != (length, dim, steps):
+        raise UsageError("the drafter's tokens or diffusion steps differ from the target's")
+    synchronize(device)
+    began = time.perf_counter()
+    target = model.open(conditioning, rows)
+    own = drafter.open(conditioning, rows) if drafter is not None and rule.gamma else None
+    order = streams.uniform(torch.zeros(rows, dtype=torch.int64, device=device), _ORDER, length).argsort(-1, stable=True)
+    rank = order.argsort(-1)  # a place's turn
+    tokens = torch.zeros(rows, length, dim, device=device)
+    count, passes, drafted, accepted, fallbacks = (
+        torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(5)
+    )
+    seen = torch.zeros(3, rows, length, device=device)  # accepted, offered, first, by step
+    accepted_at, judged_at = (torch.zeros(rows, length, dtype=torch.bool, device=device) for _ in range(2))
+    tries: list[list[int]] = [[] for _ in range(rows)]
+
+    def noise(row: Tensor, number: Tensor, purpose: int) -> Tensor:
+        return normal(streams.rows(row), number, purpose, steps + 1, dim)
+
+    def see(session: Session, values: Tensor, row: Tensor, known: Tensor, number: Tensor) -> Tensor:
+        """z (n, k, E) of the tokens of turns `number` (n, k) in images `row` (n,), the first `known` (n,) turns being
+        known."""
+        parts = []
+        for begin in range(0, len(row), CHUNK):
+            part = slice(begin, begin + CHUNK)
+            at = order[row[part]].gather(1, number[part].clamp_max(length - 1))
+            told = rank[row[part]] < known[part, None]
+            parts.append(session.condition(values[part], told, row[part], at, number[part]))
+        return torch.cat(parts)
+
+    def finite(x: Tensor, row: Tensor, who: str) -> None:
+        if not x.isfinite().all():
+            bad = int(row[(~x.isfinite()).flatten(1).any(1).nonzero()[0, 0]])
+            raise FloatingPointError(
+                f"{who} gave a number that is not finite for the image of (seed, index) {streams.keys[bad]},"
+                f" step {int(passes[bad])}: lower cfg_scale or raise the precision (dtype=float32)"
+            )
+
+    def alone(row: Tensor) -> None:
+        """The target draws the next token of images `row`."""
+        number = count[row]
+        z = see(target, tokens[row], row, number, number[:, None])[:, 0]
+        path = trajectory(target, z, noise(row, number, _NOISE), rule)
+        finite(path.token, row, "the target")
+        tokens[row, order[row, number]] = path.token
+        passes[row] += 1
+        count[row] += 1
+
+    everything = torch.arange(rows, device=device)
+    before = length if own is None else min(length, math.ceil(rule.prefill * length))
+    for _ in range(before):
+        alone(everything)
+    while own is not None and len(row := (count < length).nonzero().flatten()):
+        first = count[row]
+        room = (length - first).clamp_max(rule.gamma)  # draft tokens inside the image
+        gamma = int(room.max())
+        lane = torch.arange(gamma, device=device)
+        number = first[:, None] + lane  # (A, gamma)
+        valid = lane < room[:, None]
+        values = tokens[row]
+        mine = torch.arange(len(row), device=device)
+        paths, z_drafts = [], []
+        for i in range(gamma):
+            z = see(own, values, row, number[:, i], number[:, i : i + 1])[:, 0]
+            path = trajectory(own, z, noise(row, number[:, i], _NOISE), rule)
+            finite(path.token, row, "the drafter")
+            inside = valid[:, i]
+            values[mine[inside], order[row[inside], number[inside, i]]] = path.token[inside]
+            paths.append(path)
+            z_drafts.append(z)
+        drafts = Path(*(torch.stack(x, 1).flatten(0, 1) for x in zip(*(vars(p).values() for p in paths), strict=True)))
+        z_draft = torch.stack(z_drafts, 1).flatten(0, 1)
+        if rule.verify == "causal":  # a copy of the image for every token, and one for the token behind the draft
+            copies = first[:, None] + torch.arange(gamma + 1, device=device)
+            wide = row.repeat_interleave(gamma + 1)
+            z_all = see(target, values.repeat_interleave(gamma + 1, 0), wide, copies.flatten(), copies.view(-1, 1))
+            z_all = z_all.view(len(row), gamma + 1, -1)
+            z_target = z_all[:, :gamma].flatten(0, 1)
+        else:
+            z_target = see(target, tokens[row], row, first, number).flatten(0, 1)
+        passes[row] += 1
+        judge = _Judge(target, own, rule, noise)
+        flat_row, flat_number = row.repeat_interleave(gamma), number.flatten().clamp_max(length - 1)
+        gain, paths_own, sigma = judge.weigh(drafts, z_target, flat_row, flat_number)
+        finite(torch.where(valid.flatten(), gain, 0.0)[:, None], flat_row, "the target")
+        chance = gain.clamp_max(0).exp().view(len(row), gamma)
+        u = streams.rows(flat_row).uniform(flat_number, _ACCEPT, 1).view(len(row), gamma).double()
+        kept = (u < chance) & valid
+        if rule.on_reject == "stop":
+            length_kept = kept.long().cumprod(1).sum(1)
+            judged = (lane <= length_kept[:, None]) & valid
+            kept = lane < length_kept[:, None]
+            advance = length_kept
+        else:
+            judged, advance = valid, room
+        failed = (judged & ~kept).flatten().nonzero().flatten()
+        place = order[row[:, None], number.clamp_max(length - 1)]  # (A, gamma)
+        good = kept.flatten().nonzero().flatten()
+        tokens[flat_row[good], place.flatten()[good]] = drafts.token[good]
+        if len(failed):
+            mine_own = paths_own.rows(failed) if paths_own is not None else None
+            new, attempts, short = judge.residual(
+                drafts.rows(failed),
+                mine_own,
+                sigma[failed],
+                z_target[failed],
+                z_draft[failed],
+                streams.rows(flat_row[failed]),
+                flat_number[failed],
+            )
+            finite(new, flat_row[failed], "the target")
+            tokens[flat_row[failed], place.flatten()[failed]] = new
+            fallbacks.index_add_(0, flat_row[failed], short.long())
+            for image, attempt in zip(flat_row[failed].tolist(), attempts.tolist(), strict=True):
+                tries[image].append(attempt)
+            if rule.on_reject == "stop":
+                advance = advance + (advance < room)
+        where = torch.arange(len(row), device=device)
+        step = (passes[row] - 1).clamp_max(length - 1)
+        seen[0, row, step] = kept.sum(1).float()
+        seen[1, row, step] = room.float()
+        seen[2, row, step] = chance[:, 0].float()
+        accepted[row] += kept.sum(1)
+        drafted[row] += judged.sum(1)
+        accepted_at[row[:, None], place] |= kept
+        judged_at[row[:, None], place] |= judged
+        count[row] += advance
+        if rule.verify == "causal" and rule.on_reject == "stop":  # a whole draft kept: the token behind it is free
+            whole = where[(kept.sum(1) == room) & (count[row] < length)]
+            if len(whole):
+                images, turn = row[whole], count[row[whole]]
+                z = take(z_all[whole], room[whole][:, None])[:, 0]
+                path = trajectory(target, z, noise(images, turn, _NOISE), rule)
+                finite(path.token, images, "the target")
+                tokens[images, order[images, turn]] = path.token
+                count[images] += 1
+    synchronize(device)
+    seconds = time.perf_counter() - began
+    trace = Trace(seen[0].long(), seen[1].long(), seen[2], accepted_at, judged_at, tries, fallbacks)
+    return Decoded(tokens, passes, drafted, accepted, seconds, trace)
