@@ -138,6 +138,24 @@ TABLE: dict[str, Parameter] = {
         "how a Jacobi window's places are renewed: none (SJD), maximal (adaptive continuation) or gumbel",
         choices=("none", "maximal", "gumbel"),
     ),
+    "gamma": Parameter("whole", "draft length γ of continuous speculative decoding, in tokens", low=1),
+    "prefill": Parameter("number", "share of the image that the target draws before the first draft", low=0, high=1),
+    "align": Parameter("flag", "drafter and target draw a token from the same noises (trajectory alignment)"),
+    "criterion": Parameter(
+        "word",
+        "what judges a drafted vector: the last step's densities (exact), times the paper's factor, or the whole path's",
+        choices=("exact", "paper", "path"),
+    ),
+    "verify": Parameter(
+        "word", "the target's law of a drafted token sees those before it, or not", choices=("causal", "parallel")
+    ),
+    "on_reject": Parameter(
+        "word", "a rejection drops the tokens behind it, or only that one is drawn again", choices=("stop", "continue")
+    ),
+    "inner_temperature": Parameter(
+        "number", "divides distances before densities are compared; 1 is off", low=0, above=True
+    ),
+    "tries": Parameter("whole", "most proposals for the token after a rejection", low=1, high=1000),
     "delta": Parameter(
         "number",
         "relaxation budget δ (1 with the uniform rule is exact); LANTERN's bound on the law",
@@ -167,6 +185,14 @@ TABLE: dict[str, Parameter] = {
     "top_k": Parameter("whole", "keep the k likeliest tokens", low=1, null="off"),
     "top_p": Parameter("number", "keep the smallest set of tokens of this mass; 1 is off", low=0, above=True, high=1),
     "cfg_scale": Parameter("number", "classifier-free guidance scale; 1 is off", low=0),
+    "cfg_schedule": Parameter(
+        "word", "guidance grows linearly over the image, or stays", choices=("linear", "constant")
+    ),
+    "iterations": Parameter(
+        "whole", "passes in which the target alone fills the image (MAR's mask schedule)", low=1, null="one a token"
+    ),
+    "diffusion_steps": Parameter("whole", "steps in which the diffusion head draws a token", low=2, high=1000),
+    "final_noise": Parameter("flag", "the head's last step is drawn, too; MAR's own sampler ends with its mean"),
     "data": Parameter("word", "data set of the prompts"),
     "split": Parameter("word", "split of the data set", choices=("train", "validation")),
     "caption": Parameter(
@@ -312,6 +338,7 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(f"the configuration lacks {_and(missing)}: give {missing[0]}=...")
     checked = {name: check(name, cfg[name]) for name in wanted}
     _check_metrics(checked["metrics"])
+    _check_kinds(checked)
     own = default("model", checked["model"], "weights")
     if checked["weights"] not in (own, "random"):
         folder = Path(checked["weights"]).expanduser()
@@ -319,6 +346,36 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError(f"weights must be {own}, random or an existing folder (there is no folder '{folder}')")
         checked["weights"] = str(folder)
     return checked
+
+
+#: What a choice declares where its tokens are vectors, and not codes.
+_OF_VECTORS = {"model": "diffusion_steps", "drafter": "gamma", "rule": "criterion"}
+
+
+def of_vectors(group: str, name: str) -> bool:
+    """Whether a model draws vectors, or a drafter or rule is for such a model."""
+    return _OF_VECTORS[group] in declared(group, name)
+
+
+def _check_kinds(cfg: Mapping[str, Any]) -> None:
+    """Drafters and rules of codes go with models of codes, those of vectors with models of vectors."""
+    vectors = of_vectors("model", cfg["model"])
+    parts = {
+        group: cfg[group] for group, any_model in (("drafter", "none"), ("rule", "exact")) if cfg[group] != any_model
+    }
+    kinds = {of_vectors(group, name) for group, name in parts.items()}
+    if kinds <= {vectors} and (not vectors or len(parts) != 1):
+        return
+    suited = [
+        method
+        for method in choices("method")
+        if (of_vectors("drafter", parts_of(method)["drafter"]) == vectors or parts_of(method)["drafter"] == "none")
+    ]
+    shown = " and ".join(f"{group} {name}" for group, name in parts.items())
+    raise UsageError(
+        f"{cfg['model']} draws {'vectors' if vectors else 'codes'}, which {shown} {"do" if len(parts) > 1 else "does"} not go with; use method="
+        f"{', '.join(suited)}"
+    )
 
 
 def _check_metrics(names: list[str]) -> None:

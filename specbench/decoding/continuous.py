@@ -7,8 +7,8 @@ judges them in one pass; vanilla decoding is the same loop with gamma = 0.
 What makes a draft acceptable (ERRATA, CSpD). `criterion="exact"`: the two trajectories share their noises down to x_1,
 so that a token is judged by p(x_0 | x_1^p) / q(x_0 | x_1^q). `criterion="paper"`: the same times the factor Sigma of
 Eqs. 4 and 5, which biases the law. `criterion="path"`: Eq. 1 taken literally, the ratio of the whole trajectory's
-densities under the two models; it is exact as well, and the target needs no trajectory of its own to judge one, only the
-moments along the draft's, all of them in one call. All arithmetic is in log densities.
+densities under the two models; it is exact as well, and the target needs no trajectory of its own to judge one, only
+the moments along the draft's, all of them in one call. All arithmetic is in log densities.
 
 Only `verify="causal"` (the target's law of a token sees the drafted ones before it) with `on_reject="stop"` is exact.
 """
@@ -70,13 +70,16 @@ class Model(Protocol):
 class Rule:
     """How drafts are made and judged.
 
-    gamma: tokens a draft; prefill: share of the image that the target draws alone beforehand; align: the two models
+    turns: how many tokens the target draws in each pass when it draws alone; empty is one (MAR draws several at once,
+    independently of each other, which is another law). gamma: tokens a draft; prefill: share of the image that the
+    target draws alone beforehand; align: the two models
     share their noises (of `exact` and `paper`); inner_temperature: divides the distance from a mean before densities
     are compared (the released code's 42; 1 is off); tries: at most so many proposals for a residual, after which the
     last one, a sample of the target, is taken; temperature: of every step's noise, but not of x_T; final_noise: the
     last step is drawn too, as a density needs it. MAR's own sampler ends with a mean.
     """
 
+    turns: tuple[int, ...] = ()
     gamma: int = 0
     prefill: float = 0.0
     align: bool = True
@@ -92,8 +95,12 @@ class Rule:
         for name, choices in (("criterion", CRITERIA), ("verify", VERIFY), ("on_reject", ON_REJECT)):
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name}={getattr(self, name)} is unknown (choose from: {', '.join(choices)})")
+        if self.gamma and self.turns:
+            raise UsageError("a draft is judged token by token: use iterations=null with it")
         if self.gamma and self.temperature == 0:
-            raise UsageError("temperature=0 leaves no densities to compare; use method=vanilla, or a temperature above 0")
+            raise UsageError(
+                "temperature=0 leaves no densities to compare; use method=vanilla, or a temperature above 0"
+            )
         if self.gamma and self.criterion == "path" and not self.final_noise:
             raise UsageError("criterion=path needs a density of the last step, too: use final_noise=true")
         if self.tries > _TRIES:
@@ -110,27 +117,31 @@ class Rule:
 
 @dataclass
 class Trace:
-    """What the loop saw, step by step; column s of a (B, T) tensor belongs to step s, beyond `steps` it is zero.
+    """What the loop saw. accepted, offered, first (B, L), by step, zero beyond `steps`: draft tokens accepted, draft
+    tokens that could be verified, and the probability with which the first was kept.
 
-    accepted: draft tokens accepted; offered: draft tokens that could be verified; first: probability with which the
-    first was kept. accepted_at, judged_at (B, L) bool: whether the token of a place was an accepted draft, and whether
-    a draft was judged for it. tries: of every residual that was sampled, the number of proposals, by image; fallbacks
-    (B,): residuals for which they did not suffice.
+    order (B, L): the places of the tokens in the order in which they were drawn. kept, judged (B, L) bool, in that
+    order: whether a token was an accepted draft, and whether a draft was judged for it. tries: of every residual that
+    was sampled, the number of proposals, by image; fallbacks (B,): residuals for which they did not suffice. draft_s:
+    seconds spent on drafting; made (B,): tokens drafted, those that were never judged included.
     """
 
     accepted: Tensor
     offered: Tensor
     first: Tensor
-    accepted_at: Tensor
-    judged_at: Tensor
+    order: Tensor
+    kept: Tensor
+    judged: Tensor
     tries: list[list[int]]
     fallbacks: Tensor
+    draft_s: float
+    made: Tensor
 
 
 @dataclass
 class Decoded:
-    """tokens (B, L, D) float32, by place; steps (B,): target forward passes; drafted, accepted (B,): draft tokens judged
-    and accepted; seconds: wall time from the first target forward to the last token."""
+    """tokens (B, L, D) float32, by place; steps (B,): target forward passes; drafted, accepted (B,): draft tokens
+    judged and accepted; seconds: wall time from the first target forward to the last token."""
 
     tokens: Tensor
     steps: Tensor
@@ -217,9 +228,7 @@ class _Judge:
     def __init__(self, target: Session, drafter: Session, rule: Rule, noise: Callable[..., Tensor]) -> None:
         self.target, self.drafter, self.rule, self.noise = target, drafter, rule, noise
 
-    def weigh(
-        self, drafts: Path, z: Tensor, row: Tensor, number: Tensor
-    ) -> tuple[Tensor, Path | None, Tensor]:
+    def weigh(self, drafts: Path, z: Tensor, row: Tensor, number: Tensor) -> tuple[Tensor, Path | None, Tensor]:
         """log p / q (n,) of drafted tokens, the target's own trajectories where the criterion needs them, and
         log Sigma (n,). z (n, E): the target's; row (n,) and number (n,): the images and the tokens' place in the
         order."""
@@ -263,9 +272,7 @@ class _Judge:
             purpose = _RETRY + 2 * attempt
             steps, dim = drafts.states.shape[1] - 1, token.shape[1]
             if own is None:
-                path = trajectory(
-                    self.target, z[left], normal(some, number[left], purpose, steps + 1, dim), rule
-                )
+                path = trajectory(self.target, z[left], normal(some, number[left], purpose, steps + 1, dim), rule)
                 gain = own_density(path, rule) - path_density(self.drafter, path, z_draft[left], rule)
                 x = path.token
             else:
@@ -298,28 +305,31 @@ def decode(model: Model, drafter: Model | None, rule: Rule, conditioning: Any, s
     began = time.perf_counter()
     target = model.open(conditioning, rows)
     own = drafter.open(conditioning, rows) if drafter is not None and rule.gamma else None
-    order = streams.uniform(torch.zeros(rows, dtype=torch.int64, device=device), _ORDER, length).argsort(-1, stable=True)
+    order = streams.uniform(torch.zeros(rows, dtype=torch.int64, device=device), _ORDER, length).argsort(
+        dim=-1, stable=True
+    )
     rank = order.argsort(-1)  # a place's turn
     tokens = torch.zeros(rows, length, dim, device=device)
     count, passes, drafted, accepted, fallbacks = (
         torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(5)
     )
     seen = torch.zeros(3, rows, length, device=device)  # accepted, offered, first, by step
-    accepted_at, judged_at = (torch.zeros(rows, length, dtype=torch.bool, device=device) for _ in range(2))
+    kept_at, judged_at = (torch.zeros(rows, length, dtype=torch.bool, device=device) for _ in range(2))
+    made, draft_s = torch.zeros_like(count), 0.0
     tries: list[list[int]] = [[] for _ in range(rows)]
 
     def noise(row: Tensor, number: Tensor, purpose: int) -> Tensor:
         return normal(streams.rows(row), number, purpose, steps + 1, dim)
 
-    def see(session: Session, values: Tensor, row: Tensor, known: Tensor, number: Tensor) -> Tensor:
+    def see(session: Session, values: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor) -> Tensor:
         """z (n, k, E) of the tokens of turns `number` (n, k) in images `row` (n,), the first `known` (n,) turns being
-        known."""
+        known; done (n, k): how far the image is, for guidance."""
         parts = []
         for begin in range(0, len(row), CHUNK):
             part = slice(begin, begin + CHUNK)
             at = order[row[part]].gather(1, number[part].clamp_max(length - 1))
             told = rank[row[part]] < known[part, None]
-            parts.append(session.condition(values[part], told, row[part], at, number[part]))
+            parts.append(session.condition(values[part], told, row[part], at, done[part]))
         return torch.cat(parts)
 
     def finite(x: Tensor, row: Tensor, who: str) -> None:
@@ -330,20 +340,21 @@ def decode(model: Model, drafter: Model | None, rule: Rule, conditioning: Any, s
                 f" step {int(passes[bad])}: lower cfg_scale or raise the precision (dtype=float32)"
             )
 
-    def alone(row: Tensor) -> None:
-        """The target draws the next token of images `row`."""
-        number = count[row]
-        z = see(target, tokens[row], row, number, number[:, None])[:, 0]
-        path = trajectory(target, z, noise(row, number, _NOISE), rule)
+    def alone(share: int) -> None:
+        """The target draws the next tokens of all images, `share` of them in one pass."""
+        number = count[:, None] + torch.arange(share, device=device)
+        z = see(target, tokens, everything, count, number, (count[:, None] + (share - 1)).expand(-1, share))
+        row = everything.repeat_interleave(share)
+        path = trajectory(target, z.flatten(0, 1), noise(row, number.flatten(), _NOISE), rule)
+        passes[:] += 1
         finite(path.token, row, "the target")
-        tokens[row, order[row, number]] = path.token
-        passes[row] += 1
-        count[row] += 1
+        tokens[row, order.gather(1, number).flatten()] = path.token
+        count[:] += share
 
     everything = torch.arange(rows, device=device)
     before = length if own is None else min(length, math.ceil(rule.prefill * length))
-    for _ in range(before):
-        alone(everything)
+    for share in rule.turns or (1,) * before:
+        alone(share)
     while own is not None and len(row := (count < length).nonzero().flatten()):
         first = count[row]
         room = (length - first).clamp_max(rule.gamma)  # draft tokens inside the image
@@ -354,24 +365,29 @@ def decode(model: Model, drafter: Model | None, rule: Rule, conditioning: Any, s
         values = tokens[row]
         mine = torch.arange(len(row), device=device)
         paths, z_drafts = [], []
+        drafting = time.perf_counter()
         for i in range(gamma):
-            z = see(own, values, row, number[:, i], number[:, i : i + 1])[:, 0]
+            z = see(own, values, row, number[:, i], number[:, i : i + 1], number[:, i : i + 1])[:, 0]
             path = trajectory(own, z, noise(row, number[:, i], _NOISE), rule)
             finite(path.token, row, "the drafter")
             inside = valid[:, i]
             values[mine[inside], order[row[inside], number[inside, i]]] = path.token[inside]
             paths.append(path)
             z_drafts.append(z)
+        synchronize(device)
+        draft_s += time.perf_counter() - drafting
+        made[row] += room
         drafts = Path(*(torch.stack(x, 1).flatten(0, 1) for x in zip(*(vars(p).values() for p in paths), strict=True)))
         z_draft = torch.stack(z_drafts, 1).flatten(0, 1)
         if rule.verify == "causal":  # a copy of the image for every token, and one for the token behind the draft
             copies = first[:, None] + torch.arange(gamma + 1, device=device)
             wide = row.repeat_interleave(gamma + 1)
-            z_all = see(target, values.repeat_interleave(gamma + 1, 0), wide, copies.flatten(), copies.view(-1, 1))
+            each = copies.view(-1, 1)
+            z_all = see(target, values.repeat_interleave(gamma + 1, 0), wide, copies.flatten(), each, each)
             z_all = z_all.view(len(row), gamma + 1, -1)
             z_target = z_all[:, :gamma].flatten(0, 1)
         else:
-            z_target = see(target, tokens[row], row, first, number).flatten(0, 1)
+            z_target = see(target, tokens[row], row, first, number, number).flatten(0, 1)
         passes[row] += 1
         judge = _Judge(target, own, rule, noise)
         flat_row, flat_number = row.repeat_interleave(gamma), number.flatten().clamp_max(length - 1)
@@ -416,19 +432,20 @@ def decode(model: Model, drafter: Model | None, rule: Rule, conditioning: Any, s
         seen[2, row, step] = chance[:, 0].float()
         accepted[row] += kept.sum(1)
         drafted[row] += judged.sum(1)
-        accepted_at[row[:, None], place] |= kept
-        judged_at[row[:, None], place] |= judged
+        turn = number.clamp_max(length - 1)
+        for at, flags in ((kept_at, kept), (judged_at, judged)):
+            at[row] = at[row].scatter_reduce(1, turn, flags, "amax")
         count[row] += advance
         if rule.verify == "causal" and rule.on_reject == "stop":  # a whole draft kept: the token behind it is free
             whole = where[(kept.sum(1) == room) & (count[row] < length)]
             if len(whole):
-                images, turn = row[whole], count[row[whole]]
+                images, last = row[whole], count[row[whole]]
                 z = take(z_all[whole], room[whole][:, None])[:, 0]
-                path = trajectory(target, z, noise(images, turn, _NOISE), rule)
+                path = trajectory(target, z, noise(images, last, _NOISE), rule)
                 finite(path.token, images, "the target")
-                tokens[images, order[images, turn]] = path.token
+                tokens[images, order[images, last]] = path.token
                 count[images] += 1
     synchronize(device)
     seconds = time.perf_counter() - began
-    trace = Trace(seen[0].long(), seen[1].long(), seen[2], accepted_at, judged_at, tries, fallbacks)
+    trace = Trace(seen[0].long(), seen[1].long(), seen[2], order, kept_at, judged_at, tries, fallbacks, draft_s, made)
     return Decoded(tokens, passes, drafted, accepted, seconds, trace)

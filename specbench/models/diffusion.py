@@ -1,0 +1,127 @@
+"""The diffusion that MAR's head samples with: cosine schedule, respacing, and the arithmetic of one step.
+
+Noise is predicted (eps), the variance is learned as a place between two bounds. Facts: reference README (34) to (36),
+notes of the golden mar_diffusion_schedule; formulas of DDPM (Ho et al. 2020) and improved DDPM (Nichol and Dhariwal
+2021).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.errors import UsageError
+
+#: Steps that models are trained with; sampling takes some of them.
+TRAINED_STEPS = 1000
+MAX_BETA = 0.999
+_OFFSET = 0.008
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Constants of each of n steps, index 0 the last one of sampling. Tensors (n,): `timestep` int64 is the step's
+    number among the trained ones, which is what the network is told; the others are floating."""
+
+    timestep: Tensor
+    betas: Tensor
+    alphas_cumprod: Tensor
+    alphas_cumprod_prev: Tensor
+    sqrt_alphas_cumprod: Tensor
+    sqrt_one_minus_alphas_cumprod: Tensor
+    sqrt_recip_alphas_cumprod: Tensor
+    sqrt_recipm1_alphas_cumprod: Tensor
+    posterior_mean_coef1: Tensor
+    posterior_mean_coef2: Tensor
+    posterior_variance: Tensor
+    posterior_log_variance_clipped: Tensor
+    log_betas: Tensor
+
+    def __len__(self) -> int:
+        return len(self.timestep)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> Schedule:
+        """The same on a device, as `dtype`: float32 is what official sampling computes with."""
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Schedule(**{n: t.to(device, dtype if t.is_floating_point() else t.dtype) for n, t in moved.items()})
+
+    # x, x0, eps, noise and v are (n, D); index (n,) int64 is the step of each row.
+
+    def noised(self, x0: Tensor, noise: Tensor, index: Tensor) -> Tensor:
+        """The state x at a step, of data x0."""
+        return self.sqrt_alphas_cumprod[index, None] * x0 + self.sqrt_one_minus_alphas_cumprod[index, None] * noise
+
+    def x0(self, x: Tensor, eps: Tensor, index: Tensor) -> Tensor:
+        """The data that a state and its noise stand for; not clipped."""
+        return self.sqrt_recip_alphas_cumprod[index, None] * x - self.sqrt_recipm1_alphas_cumprod[index, None] * eps
+
+    def mean(self, x: Tensor, x0: Tensor, index: Tensor) -> Tensor:
+        """Mean of the next state, given this one and the data."""
+        return self.posterior_mean_coef1[index, None] * x0 + self.posterior_mean_coef2[index, None] * x
+
+    def log_variance(self, v: Tensor, index: Tensor) -> Tensor:
+        """Log variance of the next state that the network's second half v chooses: -1 the true posterior's, 1 that of
+        the forward process."""
+        share = (v + 1) / 2
+        return share * self.log_betas[index, None] + (1 - share) * self.posterior_log_variance_clipped[index, None]
+
+    def bound(self, x0: Tensor, x: Tensor, eps: Tensor, v: Tensor, index: Tensor) -> Tensor:
+        """The term of the variational bound (n,) in bits a number that teaches the variance; the mean gets no gradient.
+
+        At index 0 it is the probability of a bin of width 2/255 around x0, as for 8-bit pixels. Bins at the ends are
+        not open, since a latent has no ends.
+        """
+        mean = self.mean(x, self.x0(x, eps.detach(), index), index)
+        log_variance = self.log_variance(v, index)
+        true_mean, true = self.mean(x, x0, index), self.posterior_log_variance_clipped[index, None]
+        divergence = 0.5 * (
+            log_variance - true - 1 + (true - log_variance).exp() + (true_mean - mean) ** 2 * (-log_variance).exp()
+        )
+        narrow = (-0.5 * log_variance).exp()
+        upper, lower = ((x0 - mean + edge) * narrow for edge in (1 / 255, -1 / 255))
+        inside = (torch.special.ndtr(upper) - torch.special.ndtr(lower)).clamp_min(1e-12)
+        return torch.where(index[:, None] == 0, -inside.log(), divergence).mean(-1) / math.log(2)
+
+
+@lru_cache(maxsize=64)
+def schedule(steps: int, device: torch.device | str | None = None) -> Schedule:
+    """The cosine schedule of 1000 steps respaced to `steps` of them: float64 on the CPU, or with a device float32 there.
+
+    Step i stands for the trained step round(i * 999 / (steps - 1)), halves to even. Raises UsageError.
+    """
+    if not 2 <= steps <= TRAINED_STEPS:
+        raise UsageError(f"a diffusion head samples in 2 to {TRAINED_STEPS} steps (got {steps}); 100 is usual")
+    if device is not None:
+        return schedule(steps).to(device)
+
+    def left(t: float) -> float:
+        return math.cos((t + _OFFSET) / (1 + _OFFSET) * math.pi / 2) ** 2
+
+    n = TRAINED_STEPS
+    trained = np.cumprod([1 - min(1 - left((i + 1) / n) / left(i / n), MAX_BETA) for i in range(n)])
+    timestep = np.array([round(i * (n - 1) / (steps - 1)) for i in range(steps)])
+    before = np.append(1.0, trained[timestep[:-1]])
+    betas = 1 - trained[timestep] / before
+    cumprod = np.cumprod(1 - betas)
+    prev = np.append(1.0, cumprod[:-1])
+    variance = betas * (1 - prev) / (1 - cumprod)
+    floating = (
+        betas,
+        cumprod,
+        prev,
+        np.sqrt(cumprod),
+        np.sqrt(1 - cumprod),
+        np.sqrt(1 / cumprod),
+        np.sqrt(1 / cumprod - 1),
+        betas * np.sqrt(prev) / (1 - cumprod),
+        (1 - prev) * np.sqrt(1 - betas) / (1 - cumprod),
+        variance,
+        np.log(np.append(variance[1], variance[1:])),  # the last step's own is zero
+        np.log(betas),
+    )
+    return Schedule(torch.from_numpy(timestep), *map(torch.from_numpy, floating))
