@@ -32,7 +32,7 @@ def compose(overrides: Sequence[str] = ()) -> dict[str, Any]:
     Raises UsageError for what does not exist, does not fit or cannot be read.
     """
     with _session():
-        return _compose(overrides)
+        return _compose(plain(overrides))
 
 
 def grid(overrides: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
@@ -52,11 +52,16 @@ def grid(overrides: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
 
 
 def plain(overrides: Sequence[str]) -> list[str]:
-    """The overrides without the `+` and `++` that Hydra wants before new keys: a run has no new keys. `prompts=FILE`
-    alone chooses `data=prompts`, which has it."""
+    """The overrides without the `+` and `++` that Hydra wants before new keys: a run has no new keys. What goes without
+    saying is added: `prompts=FILE` chooses `data=prompts`, which has it, and a model that draws classes, or vectors, has
+    data and a method of its own. `batch_size=` is `batch=`, as CSpD's tables call it."""
     words = [o if _is_hydras(o) else o.lstrip("+") for o in overrides]
-    keys = {word.split("=", 1)[0] for word in words}
-    return [*words, "data=prompts"] if "prompts" in keys and "data" not in keys else words
+    words = ["batch" + word.removeprefix("batch_size") if word.startswith("batch_size=") else word for word in words]
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    added = {"data": "prompts"} if "prompts" in given else {}
+    if "experiment" not in given:  # which chooses for itself
+        added = parameters.usual(given.get("model", "")) | added
+    return [*words, *(f"{key}={value}" for key, value in added.items() if key not in given)]
 
 
 def from_job(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:

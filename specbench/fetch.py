@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from specbench import home, records, sources
+from specbench import home, parameters, records, sources
 from specbench._version import __version__
 from specbench.errors import UsageError, unknown
 from specbench.sources import Data, File, Model, Part
@@ -123,7 +123,9 @@ def advice(model: str, absent: Sequence[str] = ()) -> str:
     drafters = [name for name in wanted if name not in entry.parts]
     if unpublished := [name for name, part in wanted.items() if part is None]:
         return f"no weights for {unpublished[0]}/ are published, put your own there, or try weights=random"
-    words = "".join(f" drafter={next(d for d, folder in sources.DRAFTERS.items() if folder == n)}" for n in drafters)
+    vectors = parameters.of_vectors("model", model)
+    kind = [d for d in sources.DRAFTERS if parameters.of_vectors("drafter", d) == vectors]
+    words = "".join(f" drafter={next(d for d in kind if sources.DRAFTERS[d] == n)}" for n in drafters)
     places = _places({name: part for name, part in wanted.items() if part})
     return f"run `specbench fetch model={model}{words}`, put {places} by hand, or try weights=random"
 

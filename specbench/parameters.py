@@ -143,7 +143,7 @@ TABLE: dict[str, Parameter] = {
     "align": Parameter("flag", "drafter and target draw a token from the same noises (trajectory alignment)"),
     "criterion": Parameter(
         "word",
-        "what judges a drafted vector: the last step's densities (exact), times the paper's factor, or the whole path's",
+        "what judges a drafted vector: the last step's densities (exact), with the paper's factor, or the whole path's",
         choices=("exact", "paper", "path"),
     ),
     "verify": Parameter(
@@ -262,6 +262,16 @@ def declared(group: str, name: str) -> frozenset[str]:
     return frozenset(content).difference({"defaults", "hydra"}).union(*inherited)
 
 
+def usual(model: str) -> dict[str, str]:
+    """The data and the method of a model for which the general ones make no sense: what a line `# usual: data=imagenet
+    method=cspd` in its file says."""
+    path = conf_dir() / "model" / f"{model}.yaml"
+    if model not in choices("model"):
+        return {}
+    found = re.search(r"^# usual: (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return dict(word.split("=", 1) for word in found[1].split()) if found else {}
+
+
 def default(group: str, name: str, parameter: str) -> Any:
     """What a choice's file sets a parameter to; None where it does not."""
     return _file(group, name).get(parameter)
@@ -372,9 +382,10 @@ def _check_kinds(cfg: Mapping[str, Any]) -> None:
         if (of_vectors("drafter", parts_of(method)["drafter"]) == vectors or parts_of(method)["drafter"] == "none")
     ]
     shown = " and ".join(f"{group} {name}" for group, name in parts.items())
+    does = "do" if len(parts) > 1 else "does"
     raise UsageError(
-        f"{cfg['model']} draws {'vectors' if vectors else 'codes'}, which {shown} {"do" if len(parts) > 1 else "does"} not go with; use method="
-        f"{', '.join(suited)}"
+        f"{cfg['model']} draws {'vectors' if vectors else 'codes'}, which {shown} {does} not go with;"
+        f" use method={', '.join(suited)}"
     )
 
 

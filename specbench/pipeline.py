@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench import registry
+from specbench import parameters, registry
+from specbench.decoding import continuous
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import Decoded, Drafter, decode, synchronize
 from specbench.decoding.rules import Rule, exact
@@ -29,6 +30,13 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def _load_model(cfg: Mapping[str, Any]) -> tuple[torch.device, Any]:
+    device = resolve_device(cfg["device"])
+    if cfg["dtype"] not in _DTYPES:
+        raise UsageError(f"dtype={cfg['dtype']} is unknown (choose from: {', '.join(_DTYPES)})")
+    return device, registry.find("model", cfg["model"])(cfg, device, _DTYPES[cfg["dtype"]])
+
+
 class Pipeline:
     def __init__(
         self, model: Any, drafter: Drafter, rule: Rule, sampling: Sampling, device: torch.device, weights: str
@@ -38,12 +46,11 @@ class Pipeline:
         self.weights = weights  # what a row calls them, see registry.weights_label
 
     @classmethod
-    def load(cls, cfg: Mapping[str, Any]) -> Pipeline:
+    def load(cls, cfg: Mapping[str, Any]) -> Pipeline | VectorPipeline:
         """From flat parameters: model, weights, device, dtype, drafter, rule, and what those declare."""
-        device = resolve_device(cfg["device"])
-        if cfg["dtype"] not in _DTYPES:
-            raise UsageError(f"dtype={cfg['dtype']} is unknown (choose from: {', '.join(_DTYPES)})")
-        model = registry.find("model", cfg["model"])(cfg, device, _DTYPES[cfg["dtype"]])
+        if parameters.of_vectors("model", cfg["model"]):
+            return VectorPipeline.load(cfg)
+        device, model = _load_model(cfg)
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
         rule = registry.rule(cfg, drafter.tree.height, model.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
@@ -72,6 +79,67 @@ class Pipeline:
 
     def pixels(self, tokens: Tensor) -> np.ndarray:
         return self.model.pixels(tokens)
+
+    def synchronize(self) -> None:
+        synchronize(self.device)
+
+
+def vector_rule(cfg: Mapping[str, Any], length: int) -> continuous.Rule:
+    """How vectors are drafted and judged, from flat parameters; length: tokens of an image, 0 where only the parameters
+    are to be checked."""
+    from specbench.models.mar import tokens_per_iteration
+
+    common = {"temperature": cfg["temperature"], "final_noise": cfg["final_noise"]}
+    if cfg["drafter"] == "none":
+        turns = tuple(tokens_per_iteration(length, cfg["iterations"])) if cfg["iterations"] and length else ()
+        return continuous.Rule(turns=turns, **common)
+    if cfg["iterations"]:
+        raise UsageError(f"method {cfg['method']} judges token by token: leave iterations= out, or give null")
+    names = ("gamma", "prefill", "align", "criterion", "verify", "on_reject", "inner_temperature", "tries")
+    return continuous.Rule(**{name: cfg[name] for name in names}, **common)
+
+
+class VectorPipeline:
+    """The same for a model of vectors and its smaller drafter; `decode` gives vectors (B, T, D) for tokens."""
+
+    def __init__(
+        self, model: Any, drafter: continuous.Model | None, rule: continuous.Rule, device: torch.device, weights: str
+    ) -> None:
+        self.model, self._drafter, self._rule = model, drafter, rule
+        self.device, self.weights = device, weights
+
+    @classmethod
+    def load(cls, cfg: Mapping[str, Any]) -> VectorPipeline:
+        """From flat parameters, as `Pipeline.load`."""
+        device, model = _load_model(cfg)
+        drafter = model.draft_model() if cfg["drafter"] != "none" else None
+        rule = vector_rule(cfg, model.target.length)
+        return cls(model, drafter, rule, device, registry.weights_label(cfg))
+
+    def vanilla(self) -> VectorPipeline:
+        """The same loaded target alone, a token a pass: the baseline."""
+        rule = continuous.Rule(temperature=self._rule.temperature, final_noise=self._rule.final_noise)
+        return VectorPipeline(self.model, None, rule, self.device, self.weights)
+
+    @property
+    def resolution(self) -> int:
+        return int(self.model.resolution)
+
+    @property
+    def tokens_per_image(self) -> int:
+        return int(self.model.target.length)
+
+    def encode(self, prompts: list[str]) -> Any:
+        return self.model.encode(prompts)
+
+    def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> continuous.Decoded:
+        """One image per (seed, prompt index) in `keys`; conditioning of as many prompts."""
+        streams = Streams(keys, self.device)
+        return continuous.decode(self.model.target, self._drafter, self._rule, conditioning, streams)
+
+    def pixels(self, tokens: Tensor) -> np.ndarray:
+        pictures: np.ndarray = self.model.pixels(tokens)
+        return pictures
 
     def synchronize(self) -> None:
         synchronize(self.device)

@@ -65,6 +65,14 @@ class Record:
     draft_top1: float | None = None  # share of drafts whose likeliest next token is the target's likeliest
     draft_top3: float | None = None  # share of drafts that have it among their three likeliest
     draft_passes: int | None = None  # forward passes of a drafter network in its steps
+    # Of models of vectors. In the order in which the tokens were drawn: their places, and for each "1" an accepted
+    # draft, "0" a rejected one, "." no draft that was judged.
+    order: list[int] | None = None
+    drafts: str | None = None
+    tries: list[int] | None = None  # proposals for each token after a rejection
+    fallbacks: int | None = None  # of those, how many were taken for want of further tries
+    draft_s: float | None = None  # its share of the drafting time of its batch
+    made: int | None = None  # tokens drafted, those that were never judged included
     # Name of the prompt in its data set, under which metrics pair; None in records of older versions.
     id: str | None = None
 
@@ -208,6 +216,10 @@ _SPEED = {
     "draft_top1": "share of the same steps in which the drafter's likeliest next token is the target's likeliest",
     "draft_top3": "share of the same steps in which it is among the drafter's three likeliest",
     "draft_passes": "forward passes of a drafter network in the steps, mean over images",
+    "residual_tries": "proposals for the token after a rejection, mean over all rejections (models of vectors)",
+    "residual_fallbacks": "rejections after which the proposals did not suffice, over all images",
+    "draft_cost": "seconds to draft a token / seconds of vanilla AR for one, same batch size (c in CSpD's Eq. 35)",
+    "speedup_expected": "CSpD's Eq. 35 from acceptance_rate, gamma and draft_cost",
     "latency_s_mean": "decode seconds of one image at batch 1, first target forward to last token, mean over images",
     "latency_s_std": "its standard deviation over images",
     "latency_s_p50": "its median",
@@ -217,6 +229,7 @@ _SPEED = {
     "text_s": "text encoding, seconds per image, not in the latency",
     "pixels_s": "pixel decoding, seconds per image, not in the latency",
     "speedup_latency": "mean latency of vanilla AR on the same prompts / mean latency",
+    "speedup_throughput": "images per second / those of vanilla AR on the same prompts in batches of the same size",
     "speedup_step": "mean steps of vanilla AR on the same prompts / mean steps",
     "baseline_run_id": "run that decoded the vanilla AR images",
     "baseline_latency_s": "mean latency of vanilla AR on the same prompts",

@@ -58,6 +58,9 @@ _LISTED: dict[str, dict[str, Entry]] = {
         "lumina_mgpt": _real("chameleon"),
         "anole": _real("chameleon"),
         "emu3": _real("emu3"),
+        "mar_b": _real("mar_official"),
+        "mar_l": _real("mar_official"),
+        "mar_h": _real("mar_official"),
     },
     "drafter": {
         "none": Entry(f"{_BUILD}:none"),
@@ -68,6 +71,7 @@ _LISTED: dict[str, dict[str, Entry]] = {
         "medusa": Entry(f"{_BUILD}:medusa", ("scenes_medusa.safetensors",), ("medusa",)),
         "jacobi": Entry(f"{_BUILD}:jacobi"),
         "sjd": Entry(f"{_BUILD}:sjd"),
+        "cspd": Entry("specbench.decoding.continuous:decode", parts=("draft",)),  # drafts in its own loop
     },
     "rule": {
         "exact": Entry("specbench.decoding.rules.relaxed:build_exact"),
@@ -75,6 +79,7 @@ _LISTED: dict[str, dict[str, Entry]] = {
         "cool": Entry("specbench.decoding.rules.relaxed:build_cool"),
         "lantern": Entry("specbench.decoding.rules.lantern:build_lantern"),
         "lantern_pp": Entry("specbench.decoding.rules.lantern:build_lantern_pp"),
+        "density": Entry("specbench.pipeline:vector_rule"),
     },
 }
 

@@ -36,6 +36,7 @@ from specbench.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
+    from specbench.decoding.continuous import Trace as VectorTrace
     from specbench.decoding.loop import Drafter, Trace
 
 
@@ -53,7 +54,7 @@ class Decoded(Protocol):
     @property
     def seconds(self) -> float: ...  # first target forward to last token, device-synchronised
     @property
-    def trace(self) -> Trace: ...
+    def trace(self) -> Trace | VectorTrace: ...
 
 
 class Decoder(Protocol):
@@ -118,8 +119,8 @@ class Run:
         self._loader = loader or _load_pipeline
         self._made = False  # by this process
         self._session = secrets.token_hex(4)
-        # Vanilla AR is its own baseline; it is known by its empty draft, whatever the preset is called.
-        self.is_vanilla = self.cfg["drafter"] == "none"
+        # Vanilla AR is its own baseline; it is known by its empty draft and a token a pass, not by the preset's name.
+        self.is_vanilla = self.cfg["drafter"] == "none" and not self.cfg.get("iterations")
         self.wants_baseline = self.cfg["baseline"] and not self.is_vanilla
 
     @property
@@ -297,7 +298,7 @@ class Run:
         _LOG.info("loaded %s in %.1f s", self.cfg["model"], time.perf_counter() - began)
         _say(f"loaded in {time.perf_counter() - began:.1f} s")
         self._enter(pipeline)
-        self._decode(pipeline, method, items, "images", self.cfg["method"], _drafter(self.cfg).passes)
+        self._decode(pipeline, method, items, "images", self.cfg["method"], _draft_passes(self.cfg))
         if vanilla is not None and vanilla.missing(len(items)):
             self._decode(pipeline.vanilla(), vanilla, items, "baseline", "vanilla", passes=0)
 
@@ -418,6 +419,8 @@ class Run:
             row["perplexity_backend"] = _judge(row)
         if reference:
             row |= versus(mine, reference)
+            if "gamma" in self.cfg:
+                row |= statistics.expected_speedup(mine, reference, self.cfg["gamma"])
             row["baseline_run_id"] = memory["run_id"] + ("" if self.is_vanilla else "/baseline")
         row |= {name: value for name, value in quality.items() if name != "note"}
         remarks = _remarks(self.cfg, sessions)
@@ -483,6 +486,8 @@ def versus(rows: Sequence[records.Record], vanilla: Sequence[records.Record]) ->
     if "latency_s_mean" in mine and "latency_s_mean" in theirs:
         columns["baseline_latency_s"] = theirs["latency_s_mean"]
         columns["speedup_latency"] = theirs["latency_s_mean"] / mine["latency_s_mean"]
+    if {r.batch for r in rows} == {r.batch for r in vanilla}:
+        columns["speedup_throughput"] = mine["images_per_s"] / theirs["images_per_s"]
     return columns
 
 
@@ -572,6 +577,11 @@ class _NoModel:
     def medusa(self) -> None: ...
 
 
+def _draft_passes(cfg: Mapping[str, Any]) -> int:
+    """Forward passes of a drafter network in a step."""
+    return int(cfg["gamma"]) if "gamma" in cfg else _drafter(cfg).passes
+
+
 def _drafter(cfg: Mapping[str, Any]) -> Drafter:
     """The drafter of a configuration without its networks: its tree and what a step costs."""
     from specbench import registry
@@ -585,10 +595,13 @@ def check(cfg: Mapping[str, Any]) -> None:
     import torch
 
     from specbench import registry
-    from specbench.pipeline import resolve_device
+    from specbench.pipeline import resolve_device, vector_rule
 
     resolve_device(cfg["device"])
-    registry.rule(cfg, _drafter(cfg).tree.height, lambda: torch.eye(2))
+    if parameters.of_vectors("model", cfg["model"]):
+        vector_rule(cfg, 0)
+    else:
+        registry.rule(cfg, _drafter(cfg).tree.height, lambda: torch.eye(2))
     registry.check_weights(cfg)
 
 

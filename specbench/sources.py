@@ -116,6 +116,19 @@ _EMU3 = hugging_face(
 )
 _EMU3_VISION = hugging_face("BAAI/Emu3-VisionTokenizer", "Apache 2.0", "c81f916ad371289e205310a7539255e8a9396488")
 
+# --- MAR --------------------------------------------------------------------------------------------------------------
+# The README of LTH14/mar (commit d8f2dcd) names this repository. Its files hold one set of tensors each, of the size of
+# one model; that it is the averaged one is not written there. The README also links checkpoint-last.pth on a file
+# share, without checksums, and its util/download.py kl16.ckpt: put by hand, these are read, too.
+
+
+def _mar(file: str, draft: str | None = None) -> Model:
+    def part(name: str) -> Part:
+        return Part("jadechoghari/mar", (name,), "MIT", "806eb8e7d64d6895774aaf4467c27578acb93b92")
+
+    drafters = {"draft": part(draft)} if draft else {}
+    return Model({"target": part(file), "tokenizer": part("kl16.safetensors")}, drafters)
+
 
 MODELS: dict[str, Model] = {
     "llamagen_xl": _t2i("t2i_XL_stage1_256.pt", "jadohu/llamagen_drafter", "jadohu/LlamaGen-T2I"),
@@ -134,10 +147,20 @@ MODELS: dict[str, Model] = {
         {"target": _EMU3, "tokenizer": _EMU3_VISION},
         instead=(hugging_face("BAAI/Emu3-Gen-hf", "Apache 2.0"),),
     ),
+    "mar_b": _mar("mar-base.safetensors"),
+    "mar_l": _mar("mar-large.safetensors", "mar-base.safetensors"),
+    "mar_h": _mar("mar-huge.safetensors", "mar-base.safetensors"),
 }
 
 #: Drafter of a run -> the folder of its weights.
-DRAFTERS = {"eagle": "eagle", "eagle_tree": "eagle", "eagle2": "eagle", "medusa": "medusa", "draft_model": "draft"}
+DRAFTERS = {
+    "eagle": "eagle",
+    "eagle_tree": "eagle",
+    "eagle2": "eagle",
+    "medusa": "medusa",
+    "draft_model": "draft",
+    "cspd": "draft",
+}
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from specbench.errors import UsageError
 from specbench.records import Record
 
 if TYPE_CHECKING:
+    from specbench.decoding.continuous import Trace as VectorTrace
     from specbench.decoding.loop import Trace
 
 T = TypeVar("T")
@@ -24,14 +25,44 @@ T = TypeVar("T")
 # --- a record ---------------------------------------------------------------------------------------------------------
 
 
-def of_images(trace: Trace, steps: Sequence[int], passes: int) -> list[dict[str, Any]]:
+def of_images(trace: Trace | VectorTrace, steps: Sequence[int], passes: int) -> list[dict[str, Any]]:
     """The fields of `Record` that a batch's trace gives, a dict an image.
 
     steps: target forward passes of each image; passes: drafter network forward passes a step. Copies to the host, so
     not to be called while something is timed.
     """
-    on_host = {name: value.cpu().numpy() for name, value in vars(trace).items()}
-    return [_of_image({k: v[b] for k, v in on_host.items()}, steps[b], passes) for b in range(len(steps))]
+    given = vars(trace)
+    on_host = {name: value.cpu().numpy() for name, value in given.items() if hasattr(value, "cpu")}
+    rows = range(len(steps))
+    if "log_prob" in on_host:
+        return [_of_image({k: v[b] for k, v in on_host.items()}, steps[b], passes) for b in rows]
+    return [
+        _of_vectors({k: v[b] for k, v in on_host.items()}, steps[b], passes)
+        | {"tries": given["tries"][b], "draft_s": given["draft_s"] / len(steps)}
+        for b in rows
+    ]
+
+
+def _of_vectors(trace: dict[str, np.ndarray], steps: int, passes: int) -> dict[str, Any]:
+    accepted, offered, start = trace["accepted"][:steps], trace["offered"][:steps], trace["start"][:steps]
+    drafts = offered > 0
+    kept, judged = trace["kept"], trace["judged"]
+    by_depth = [
+        (int(kept[at].sum()), int(judged[at].sum()))
+        for d in range(int(offered.max()))
+        if judged[at := start[offered > d] + d].any()
+    ]
+    return {
+        "accepted_per_step": accepted.tolist(),
+        "accepted_by_depth": [a for a, _ in by_depth],
+        "verified_by_depth": [v for _, v in by_depth],
+        "first_accept": _rounded(trace["first"][:steps][drafts].mean(dtype=np.float64)) if drafts.any() else None,
+        "draft_passes": passes * int(drafts.sum()),
+        "order": trace["order"].tolist(),
+        "drafts": "".join(np.where(kept, "1", np.where(judged, "0", ".")).tolist()),
+        "fallbacks": int(trace["fallbacks"]),
+        "made": int(trace["made"]),
+    }
 
 
 def _of_image(trace: dict[str, np.ndarray], steps: int, passes: int) -> dict[str, Any]:
@@ -70,11 +101,13 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
     if any(r.accepted_per_step is None for r in images):
         return {}
     by_depth = acceptance_by_depth(images)
-    mean, std = log_probability(images)
-    return {
-        "perplexity": math.exp(-mean),
-        "log_prob_mean": mean,
-        "log_prob_std": std,
+    told: dict[str, Any] = {}
+    if images[0].drafts is None:  # a vector has a density, which is no probability
+        mean, std = log_probability(images)
+        told = {"perplexity": math.exp(-mean), "log_prob_mean": mean, "log_prob_std": std}
+    elif tries := [n for r in images for n in r.tries or ()]:
+        told = {"residual_tries": sum(tries) / len(tries), "residual_fallbacks": sum(r.fallbacks or 0 for r in images)}
+    return told | {
         "acceptance_by_depth": _list(by_depth) if len(by_depth) else None,
         "accepted_histogram": _list(accepted_histogram(images)),
         "first_accept": _mean_over_drafts(images, lambda r: r.first_accept),
@@ -85,14 +118,35 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
     }
 
 
+def expected_speedup(images: Sequence[Record], vanilla: Sequence[Record], gamma: int) -> dict[str, float]:
+    """CSpD's Eq. 35, (1 - a^(gamma + 1)) / ((1 - a) (gamma c + 1)), with a the share of judged drafts that were
+    accepted and c the time to draft a token over vanilla's time for one. With c; nothing where nothing was drafted."""
+    made, judged = sum(r.made or 0 for r in images), sum(r.drafted for r in images)
+    if not made or not judged or {r.batch for r in images} != {r.batch for r in vanilla}:
+        return {}
+    cost = sum(r.draft_s or 0.0 for r in images) / made
+    cost /= sum(r.decode_s for r in vanilla) / sum(r.tokens for r in vanilla)
+    accepted = sum(r.accepted for r in images) / judged
+    length = gamma + 1 if accepted == 1 else (1 - accepted ** (gamma + 1)) / (1 - accepted)
+    return {"draft_cost": cost, "speedup_expected": length / (gamma * cost + 1)}
+
+
+def acceptance_by_turn(images: Sequence[Record]) -> np.ndarray:
+    """Share (L,) of the judged drafts that were accepted, by the turn in which a token was drawn; nan where none was
+    judged (CSpD, Figs. 8 and 11). For models of vectors."""
+    drafts = np.array([list(_there(r.drafts, r)) for r in images])
+    kept, judged = (drafts == "1").sum(0), (drafts != ".").sum(0)
+    return np.divide(kept, judged, out=np.full(len(kept), np.nan), where=judged > 0)
+
+
 def _list(values: np.ndarray) -> list[float]:
     return [round(float(v), 4) for v in values]
 
 
 def _mean_over_drafts(images: Sequence[Record], figure: Callable[[Record], float | None]) -> float | None:
-    """Mean over all steps with a draft, of whichever image; None where there is none."""
+    """Mean over all steps with a draft, of whichever image; None where there is none, or no such figure."""
     drafts = [(r.verified_by_depth or [0])[0] for r in images]  # a draft offers a token at depth 1
-    total = sum(drafts)
+    total = sum(n for n, r in zip(drafts, images) if figure(r) is not None)
     return sum(n * (figure(r) or 0.0) for n, r in zip(drafts, images)) / total if total else None
 
 
@@ -152,6 +206,10 @@ def acceptance_by_position(images: Sequence[Record], width: int | None = None) -
 
 def is_accepted_draft(record: Record) -> np.ndarray:
     """Whether each token (T,) bool of an image was an accepted draft token."""
+    if record.drafts is not None:
+        drafted = np.zeros(record.tokens, dtype=bool)
+        drafted[_there(record.order, record)] = np.array(list(record.drafts)) == "1"
+        return drafted
     own = np.cumsum(_steps(record) + 1) - 1  # the place of each step's own token; beyond the end, the image is full
     drafted = np.ones(record.tokens, dtype=bool)
     drafted[own[own < record.tokens]] = False

@@ -67,7 +67,7 @@ def test_help_version_and_no_words(call: Call) -> None:
 def test_help_of_run_shows_the_choices_and_the_parameters(call: Call, tmp_path: Path) -> None:
     code, out, err = call("run", "--help")
     assert (code, err) == (0, "")
-    assert "method: cool_sd, eagle1, eagle2, eagle_chain, front_rsd, gsd, jacobi, lantern, lantern_pp, medusa, " in out
+    assert "method: cool_sd, cspd, cspd_paper, eagle1, eagle2, eagle_chain, " in out
     assert "\ndelta: 1.1\n" in out
     code, out, _ = call("run", "method=sd", "window=3", "--help")
     assert code == 0

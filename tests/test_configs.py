@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from specbench import configuration, parameters, records
 from specbench.errors import UsageError
 
-METHODS, RULES, DRAFTERS = (list(parameters.choices(group)) for group in ("method", "rule", "drafter"))
+#: Those of models of codes.
+RULES, DRAFTERS = (
+    [name for name in parameters.choices(group) if not parameters.of_vectors(group, name)]
+    for group in ("rule", "drafter")
+)
+METHODS = [name for name in parameters.choices("method") if parameters.parts_of(name)["rule"] in RULES]
 
 #: What the presets of the issue name: method -> (drafter, rule).
 PRESETS = {
@@ -40,6 +45,27 @@ PRESETS = {
 def test_a_preset_names_its_drafter_and_rule(method: str) -> None:
     cfg = configuration.compose([f"method={method}"])
     assert (cfg["method"], cfg["drafter"], cfg["rule"]) == (method, *PRESETS[method])
+
+
+def test_models_of_vectors_have_methods_of_their_own() -> None:
+    others = [name for name in parameters.choices("method") if name not in METHODS]
+    assert others == ["cspd", "cspd_paper"]
+    for model in ("mar_b", "mar_l", "mar_h"):
+        assert configuration.compose([f"model={model}"])["method"] == "cspd"
+        for method in (*others, "vanilla"):
+            cfg = configuration.compose([f"model={model}", f"method={method}"])
+            assert (cfg["drafter"], cfg["rule"]) == (("none", "exact") if method == "vanilla" else ("cspd", "density"))
+            assert cfg["final_noise"] == (method == "cspd")  # densities need it, MAR's own sampler ends with a mean
+    paper = configuration.compose(["model=mar_l", "method=cspd_paper", "gamma=32", "batch_size=8"])
+    assert (paper["gamma"], paper["batch"], paper["inner_temperature"], paper["verify"]) == (32, 8, 42.0, "parallel")
+    for words, said in (
+        (["model=mar_b", "method=sjd"], "mar_b draws vectors, which drafter sjd does not go with; use method=cspd, "),
+        (["model=mar_b", "method=cspd", "rule=cool"], "which drafter cspd and rule cool do not go with"),
+        (["method=cspd"], "llamagen_scenes draws codes, which drafter cspd and rule density do not go with"),
+        (["model=mar_b", "top_k=3"], "has no parameter 'top_k'"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            configuration.compose(words)
 
 
 #: Some parameters, and who has them.

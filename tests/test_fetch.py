@@ -127,7 +127,7 @@ def tree(folder: Path) -> set[str]:
         (["model=anole", "data_dir=here"], "'data_dir' has no meaning beside model="),
         (["model=anole", "size=512"], "anole has one size"),
         (["model=lumina_mgpt", "size=640"], "unknown size '640' (choose from: 1024, 512, 768)"),
-        (["model=anole", "drafter=sjd"], "unknown drafter with weights 'sjd' (choose from: draft_model, eagle"),
+        (["model=anole", "drafter=sjd"], "unknown drafter with weights 'sjd' (choose from: cspd, draft_model, eagle"),
         (["model=lumina_mgpt", "drafter=eagle"], "no eagle weights are published for lumina_mgpt: put your own into"),
         (["model=anole", "repository=../x"], "'../x' is no repository of the Hugging Face hub"),
         (["model=anole", "--now"], "unrecognized arguments: --now (see specbench fetch --help)"),

@@ -17,6 +17,7 @@ from specbench.decoding.sampling import Sampling, Streams
 from specbench.models.llamagen import Conditioning
 from specbench.pipeline import Pipeline
 
+REAL = [name for name in parameters.choices("model") if registry.entry("model", name).parts]
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
@@ -49,7 +50,7 @@ def test_a_target_keeps_its_law(drafting):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("model", [name for name in parameters.choices("model") if registry.entry("model", name).parts])
+@pytest.mark.parametrize("model", REAL)
 def test_every_real_target_draws_pictures(model, dtype):
     cfg = configuration.compose([f"model={model}", "weights=random", "reduced=true", f"dtype={dtype}", "device=cuda"])
     pipeline = Pipeline.load(cfg)

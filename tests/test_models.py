@@ -24,8 +24,9 @@ from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import Outcome, decode
 from specbench.decoding.rules import Setting
-from specbench.decoding.sampling import Sampling, Streams, draw, draw_distinct
+from specbench.decoding.sampling import Sampling, Streams, draw, draw_distinct, exponential
 from specbench.decoding.verify import verify
+from specbench.engine import ops
 from specbench.errors import UsageError
 from specbench.models import checkpoints
 from specbench.models.llamagen import LlamaGen, LlamaGenConfig
@@ -214,7 +215,7 @@ RULES = {
 
 
 def test_these_are_all_the_rules():
-    assert set(RULES) == set(parameters.choices("rule"))
+    assert set(RULES) == {name for name in parameters.choices("rule") if not parameters.of_vectors("rule", name)}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -334,3 +335,24 @@ def test_a_file_describes_itself(tmp_path):
 def test_a_wrong_tree_is_a_sentence(tree, said):
     with pytest.raises(UsageError, match=said):
         trees.build(trees.parse(tree))
+
+
+@pytest.mark.parametrize("function", [ops.silu, ops.gelu, ops.gelu_tanh, exponential, torch.special.ndtri, torch.erf])
+def test_a_value_does_not_depend_on_its_place(function):
+    """The fused kernels of some functions compute a tensor's ends in another way, and with it an image would depend on
+    its batch."""
+    x = torch.rand(40_000, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        whole = function(x.clone())
+        for start in range(1, 17):
+            assert torch.equal(function(x[start : 39_000 + 3 * start].clone()), whole[start : 39_000 + 3 * start])
+
+
+def test_activations_are_what_they_are_called():
+    x = torch.linspace(-8, 8, 1000)
+    with torch.inference_mode():
+        torch.testing.assert_close(ops.silu(x.clone()), torch.nn.functional.silu(x))
+        torch.testing.assert_close(ops.gelu(x.clone()), torch.nn.functional.gelu(x), atol=1e-6, rtol=1e-5)
+        wanted = torch.nn.functional.gelu(x, approximate="tanh")
+        torch.testing.assert_close(ops.gelu_tanh(x.clone()), wanted, atol=1e-6, rtol=1e-5)
+        assert ops.silu(torch.tensor([-200.0, 200.0])).tolist() == [0.0, 200.0]

@@ -19,7 +19,16 @@ from specbench.errors import UsageError
 from specbench.models import chameleon, eagle, emu3, emu3_vision, llamagen_official, naming, vq
 from specbench.models.medusa import Medusa, MedusaConfig
 
-MODELS = [name for name in parameters.choices("model") if registry.entry("model", name).parts]
+MODELS = [
+    name
+    for name in parameters.choices("model")
+    if registry.entry("model", name).parts and not parameters.of_vectors("model", name)
+]
+METHODS = [
+    name
+    for name in parameters.choices("method")
+    if not parameters.of_vectors("rule", parameters.parts_of(name)["rule"])
+]
 TINY = ("weights=random", "reduced=true", "dtype=float32")
 
 
@@ -52,7 +61,7 @@ def test_every_method_runs_on_every_real_target(model):
     _, bundle = loaded(model, *TINY)
     prompts = prompts_of(bundle, 2)
     given = bundle.encode(prompts)
-    for method in parameters.choices("method"):
+    for method in METHODS:
         cfg = configuration.compose([f"model={model}", *TINY, f"method={method}"])
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
         rule = registry.rule(cfg, drafter.tree.height, bundle.codebook)

@@ -33,28 +33,40 @@ COLUMNS = {
     "tv_low": "lower end of the 95 % confidence interval of the method's true total variation",
     "tv_high": "its upper end",
     "tv_noise": "tv of as many samples of a plain sampler: the noise floor",
-    "p_value": "goodness of fit: chi-square over the first 1 .. T tokens, Bonferroni; 0 is beyond float64",
+    "p_value": "goodness of fit, Bonferroni; 0 is beyond float64. Of tables: chi-square over the first 1 .. T tokens;\n"
+    "of vectors: two-sample Kolmogorov-Smirnov over tokens, their sums and products, and projections",
     "tv_bound": "Cool-SD's Theorem 2 summed over all rounds; for chains drawn from the draft tables",
-    "accepted_length": "draft tokens of the first step that were accepted inside the sequence, plus one; mean",
+    "accepted_length": "draft tokens of the first draft that were accepted inside the sequence, plus one; mean",
     "accepted_length_expected": "its expectation by Theorem 2; for chains drawn from the draft tables",
     "verdict": "lossless or not lossless",
-    "model": "the tables: built-in or the name of the file",
+    "model": "tables, built-in or of a file, or a built-in model of vectors",
     "accepted_length_low": "lower end of the 95 % confidence interval of accepted_length",
     "accepted_length_high": "its upper end",
     "tokens_per_step": "T / target forward passes over all steps, mean over sequences",
     "tv_exact": "the method's true total variation, enumerated; for chains drawn from the draft tables",
-    "drafter": "its place is taken by the draft tables where it needs a network",
+    "drafter": "its place is taken by the model's own drafter where it needs a network",
     "rule": "the acceptance rule",
     "parameters": "the flat parameters of drafter, rule and sampling",
     "seed": "audit.seed: random streams are keyed by (seed, sequence)",
     "specbench": "version of specbench",
     "commit": "git commit of the code; -dirty where specbench/ or conf/ differed from it",
+    "ks": "of vectors, as all below: the largest of the Kolmogorov-Smirnov distances between the decoded sequences and\n"
+    "as many drawn by the target alone",
+    "ks_noise": "the same between two sets drawn by the target alone: the noise floor",
+    "energy": "energy distance between the decoded sequences and the target's, estimated without bias from the first\n"
+    "4,000 of each",
+    "energy_noise": "standard deviation of energy where both sets are the target's",
+    "dim": "numbers of a token",
+    "acceptance_rate": "accepted / judged draft tokens",
+    "tries": "proposals a token drawn after a rejection, mean",
+    "fallbacks": "tokens drawn after a rejection for which tries= did not suffice",
 }
 
-#: A p-value below it is "not lossless". `--all` tests ten exact presets on four models: forty true hypotheses, so that
-#: 1e-4 calls one of them lossy by chance in 40 x 1e-4 = 0.4 % of all seeds. Bonferroni over the prefixes errs on the
-#: safe side of that, since they hold each other. A bias worth the name is not missed for it: one of a total variation
-#: of 0.02 in a first token of equally likely values gives p near 1e-68 at 200,000 samples.
+#: A p-value below it is "not lossless". `--all` tests ten exact presets on four models each: forty true hypotheses, so
+#: that 1e-4 calls one of them lossy by chance in 40 x 1e-4 = 0.4 % of all seeds. Bonferroni errs on the safe side of
+#: that, since prefixes hold each other, and sums of tokens the tokens. A bias worth the name is not missed for it: one
+#: of a total variation of 0.02 in a first token of equally likely values gives p near 1e-68 at 200,000 samples, and a
+#: Kolmogorov-Smirnov distance of 0.01 one near 1e-7.
 LEVEL = 1e-4
 
 SAMPLING = ("temperature", "top_k", "top_p")

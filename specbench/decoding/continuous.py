@@ -117,8 +117,8 @@ class Rule:
 
 @dataclass
 class Trace:
-    """What the loop saw. accepted, offered, first (B, L), by step, zero beyond `steps`: draft tokens accepted, draft
-    tokens that could be verified, and the probability with which the first was kept.
+    """What the loop saw. accepted, offered, first, start (B, L), by step, zero beyond `steps`: draft tokens accepted,
+    draft tokens that could be verified, the probability with which the first was kept, and its turn.
 
     order (B, L): the places of the tokens in the order in which they were drawn. kept, judged (B, L) bool, in that
     order: whether a token was an accepted draft, and whether a draft was judged for it. tries: of every residual that
@@ -129,6 +129,7 @@ class Trace:
     accepted: Tensor
     offered: Tensor
     first: Tensor
+    start: Tensor
     order: Tensor
     kept: Tensor
     judged: Tensor
@@ -153,8 +154,7 @@ class Decoded:
 
 def normal(streams: Streams, number: Tensor, purpose: int, *shape: int) -> Tensor:
     """Standard normal numbers (rows, *shape) float32, by inversion of uniforms; `number` (rows,) as Streams' step."""
-    u = streams.uniform(number, purpose, *shape) + 2.0**-24
-    return math.sqrt(2) * torch.erfinv(2 * u - 1)
+    return torch.special.ndtri(streams.uniform(number, purpose, *shape) + 2.0**-24)
 
 
 def log_normal(x: Tensor, mean: Tensor, log_variance: Tensor, temperature: float, inner: float = 1.0) -> Tensor:
@@ -313,7 +313,7 @@ def decode(model: Model, drafter: Model | None, rule: Rule, conditioning: Any, s
     count, passes, drafted, accepted, fallbacks = (
         torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(5)
     )
-    seen = torch.zeros(3, rows, length, device=device)  # accepted, offered, first, by step
+    seen = torch.zeros(4, rows, length, device=device)  # accepted, offered, first, start, by step
     kept_at, judged_at = (torch.zeros(rows, length, dtype=torch.bool, device=device) for _ in range(2))
     made, draft_s = torch.zeros_like(count), 0.0
     tries: list[list[int]] = [[] for _ in range(rows)]
@@ -430,6 +430,7 @@ def decode(model: Model, drafter: Model | None, rule: Rule, conditioning: Any, s
         seen[0, row, step] = kept.sum(1).float()
         seen[1, row, step] = room.float()
         seen[2, row, step] = chance[:, 0].float()
+        seen[3, row, step] = first.float()
         accepted[row] += kept.sum(1)
         drafted[row] += judged.sum(1)
         turn = number.clamp_max(length - 1)
@@ -447,5 +448,17 @@ def decode(model: Model, drafter: Model | None, rule: Rule, conditioning: Any, s
                 count[images] += 1
     synchronize(device)
     seconds = time.perf_counter() - began
-    trace = Trace(seen[0].long(), seen[1].long(), seen[2], order, kept_at, judged_at, tries, fallbacks, draft_s, made)
+    trace = Trace(
+        seen[0].long(),
+        seen[1].long(),
+        seen[2],
+        seen[3].long(),
+        order,
+        kept_at,
+        judged_at,
+        tries,
+        fallbacks,
+        draft_s,
+        made,
+    )
     return Decoded(tokens, passes, drafted, accepted, seconds, trace)

@@ -67,6 +67,12 @@ class Streams:
         return bits.to(torch.float32) * 2.0**-23
 
 
+def exponential(u: Tensor) -> Tensor:
+    """Positive exponential waiting times by inversion of uniforms u, of which 1 - u is exact; the logarithm, unlike
+    log1p, has the same bits at any place of a tensor."""
+    return 2.0**-30 - torch.log(1 - u)
+
+
 def draw(law: Tensor, u: Tensor) -> Tensor:
     """Tokens (...) int64 from laws (..., V) by inversion with uniforms u (...). Laws need not be normalised; tokens of
     probability zero are never drawn."""
@@ -82,7 +88,7 @@ def draw_distinct(law: Tensor, u: Tensor, count: int) -> Tensor:
     Where a law holds fewer than `count` tokens of positive probability, the rest have probability zero: a verifier must
     treat them as absent (`law.gather(...) > 0`).
     """
-    clock = -torch.log1p(-u.clamp(max=1 - 2.0**-23)) + 2.0**-30
+    clock = exponential(u.clamp(max=1 - 2.0**-23))
     return (law / clock).topk(count, dim=-1).indices
 
 

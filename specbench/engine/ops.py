@@ -29,6 +29,29 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(padded, weight, bias)[:rows].view(*x.shape[:-1], -1)
 
 
+def silu(x: Tensor) -> Tensor:
+    """SiLU. On the CPU without gradients a value is independent of its place: the fused kernels compute the ends of
+    what each thread gets in another way, and exp does not."""
+    if x.device.type != "cpu" or torch.is_grad_enabled():
+        return F.silu(x)
+    return torch.exp(-x).add_(1).reciprocal_().mul_(x)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """The exact GELU, with what `silu` says."""
+    if x.device.type != "cpu" or torch.is_grad_enabled():
+        return F.gelu(x)
+    return torch.erf(x * 0.5**0.5).add_(1).mul_(x).mul_(0.5)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU by its tanh approximation, with what `silu` says."""
+    if x.device.type != "cpu" or torch.is_grad_enabled():
+        return F.gelu(x, approximate="tanh")
+    inner = (x * x).mul_(0.044715).add_(1).mul_(x).mul_((2 / torch.pi) ** 0.5)
+    return torch.tanh(inner).add_(1).mul_(x).mul_(0.5)
+
+
 def _causal_for_training(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention by plain matrix products: twice as fast, forward and backward, as the fused CPU kernel."""
     n = q.shape[2]

@@ -90,16 +90,18 @@ class Schedule:
 
 @lru_cache(maxsize=64)
 def schedule(steps: int, device: torch.device | str | None = None) -> Schedule:
-    """The cosine schedule of 1000 steps respaced to `steps` of them: float64 on the CPU, or with a device float32 there.
+    """The cosine schedule of 1000 steps respaced to `steps` of them: float64 on the CPU, or float32 on `device`.
 
     Step i stands for the trained step round(i * 999 / (steps - 1)), halves to even. Raises UsageError.
     """
     if not 2 <= steps <= TRAINED_STEPS:
         raise UsageError(f"a diffusion head samples in 2 to {TRAINED_STEPS} steps (got {steps}); 100 is usual")
-    if device is not None:
-        return schedule(steps).to(device)
+    with torch.inference_mode(False):  # what is kept must serve training as well
+        return _cosine(steps) if device is None else schedule(steps).to(device)
 
-    def left(t: float) -> float:
+
+def _cosine(steps: int) -> Schedule:
+    def left(t: float) -> float:  # the signal's share of the variance
         return math.cos((t + _OFFSET) / (1 + _OFFSET) * math.pi / 2) ** 2
 
     n = TRAINED_STEPS

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.engine.ops import linear
+from specbench.engine.ops import gelu_tanh, linear
 from specbench.models.language import Language, Prefix
 from specbench.models.transformer import BlockConfig, grid_rotary, init_weights, run_blocks
 
@@ -57,7 +57,7 @@ class CaptionMLP(nn.Module):
         self.fc2 = nn.Linear(dim, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(F.gelu(linear(x, self.fc1.weight), approximate="tanh"), self.fc2.weight)
+        return linear(gelu_tanh(linear(x, self.fc1.weight)), self.fc2.weight)
 
 
 class CaptionEmbedder(nn.Module):

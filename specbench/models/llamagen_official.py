@@ -5,7 +5,6 @@ Facts: reference README (1) to (10) and the manifests of t2i_XL_stage*, c2i_* an
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +19,7 @@ from specbench.data.scenes import to_uint8
 from specbench.errors import UsageError
 from specbench.models import naming, official, vq
 from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
-from specbench.models.real import RealModel
+from specbench.models.real import BESIDE, RealModel, class_number, only
 from specbench.models.text_official import T5Features, hashed_features
 
 _TEXT = LlamaGenConfig()
@@ -37,7 +36,6 @@ SIZES = {
 #: Width -> heads of LlamaGen's own files (B, L, XL, XXL, 3B), which do not say it; of a reduced model too.
 HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32, 64: 2, 48: 2}
 WRAPPERS = ("model", "module", "state_dict")
-BESIDE = (argparse.Namespace,)  # what the trainer stores next to the weights
 
 
 def reduced(cfg: LlamaGenConfig) -> LlamaGenConfig:
@@ -167,7 +165,7 @@ class LlamaGenModel(RealModel):
     def encode(self, prompts: list[str]) -> Conditioning | ClassConditioning:
         """Captions, or for a class-conditional model class numbers as text."""
         if classes := self.shape.num_classes:
-            found = [_class(p, self.target.cfg.num_classes or classes, self.name) for p in prompts]
+            found = [class_number(p, self.target.cfg.num_classes or classes, self.name) for p in prompts]
             return ClassConditioning(torch.tensor(found, device=self.device))
         if self.text is None:
             c = self.target.cfg
@@ -178,24 +176,6 @@ class LlamaGenModel(RealModel):
 
     def picture(self, codes: Tensor) -> np.ndarray:
         return to_uint8(self.tokenizer.decode(codes))
-
-
-def _class(prompt: str, classes: int, model: str) -> int:
-    if re.fullmatch(r"\d{1,6}", prompt.strip()) and int(prompt) < classes:
-        return int(prompt)
-    raise UsageError(
-        f"{model} draws classes 0 to {classes - 1}, and '{prompt[:40]}' is none; use data=imagenet, or a file of class"
-        " numbers"
-    )
-
-
-def only(folder: Path, *endings: str) -> Path:
-    """The one file of a folder with these endings."""
-    found = sorted(p for p in folder.iterdir() if p.suffix in endings)
-    if len(found) != 1:
-        held = ", ".join(p.name for p in found) or "none"
-        raise UsageError(f"{folder} must hold one {' or '.join(endings)} file (it holds {held})")
-    return found[0]
 
 
 def load(cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> LlamaGenModel:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.engine.ops import linear
+from specbench.engine.ops import linear, silu
 from specbench.models.llamagen import LlamaGen
 
 
@@ -34,7 +33,7 @@ class ResBlock(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + F.silu(linear(x, self.linear.weight, self.linear.bias))
+        return x + silu(linear(x, self.linear.weight, self.linear.bias))
 
 
 class Output(nn.Module):

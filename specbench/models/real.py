@@ -6,6 +6,8 @@ and draft/ (a smaller model of the family), each where a method asks for it.
 
 from __future__ import annotations
 
+import argparse
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,13 +29,11 @@ M = TypeVar("M", bound=nn.Module)
 
 #: A drafter trained here, in this project's own format, in its sub-folder.
 OWN = "specbench.safetensors"
+BESIDE = (argparse.Namespace,)  # what trainers store next to the weights
 
 
-class RealModel:
-    """A subclass builds `target` and `tokenizer`, and says how prompts become conditioning and tokens pictures."""
-
-    target: Language
-    resolution: int
+class Bundle:
+    """What models of codes and of vectors share: a folder of official files, or random weights."""
 
     def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         self.name: str = cfg["model"]
@@ -42,6 +42,57 @@ class RealModel:
         self.folder = registry.weights_folder(cfg)
         if self.folder is not None:
             registry.check_weights({**cfg, "drafter": "none"})
+
+    def part(self, name: str) -> Path:
+        """A sub-folder of the weights."""
+        assert self.folder is not None
+        path = self.folder / name
+        if not path.is_dir():
+            raise UsageError(f"{self.folder} has no {name}/; put the files there, or try weights=random")
+        return path
+
+    def random(self, build: Callable[[], M], seed: int, dtype: torch.dtype) -> M:
+        """A module with random weights of unit gain, made where it shall live: the host never holds it twice."""
+        with torch.device("meta"):
+            module = build()
+        module = module.to(dtype).to_empty(device=self.device)
+        rng = torch.Generator(self.device).manual_seed(seed)
+        with torch.no_grad():
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+                if not tensor.is_floating_point():
+                    tensor.zero_()
+                elif tensor.dim() < 2 or "norm" in name:
+                    tensor.fill_(0.0 if name.endswith(("bias", "running_mean")) else 1.0)
+                else:
+                    tensor.normal_(0, tensor[0].numel() ** -0.5, generator=rng)
+        return module.eval().requires_grad_(False)
+
+
+def only(folder: Path, *endings: str) -> Path:
+    """The one file of a folder with these endings."""
+    found = sorted(p for p in folder.iterdir() if p.suffix in endings)
+    if len(found) != 1:
+        held = ", ".join(p.name for p in found) or "none"
+        raise UsageError(f"{folder} must hold one {' or '.join(endings)} file (it holds {held})")
+    return found[0]
+
+
+def class_number(prompt: str, classes: int, model: str) -> int:
+    """A class-conditional model's prompt, which is a number in words."""
+    if re.fullmatch(r"\d{1,6}", prompt.strip()) and int(prompt) < classes:
+        return int(prompt)
+    raise UsageError(
+        f"{model} draws classes 0 to {classes - 1}, and '{prompt[:40]}' is none; use data=imagenet, or a file of class"
+        " numbers"
+    )
+
+
+class RealModel(Bundle):
+    """A model of codes. A subclass builds `target` and `tokenizer`, and says how prompts become conditioning and tokens
+    pictures."""
+
+    target: Language
+    resolution: int
 
     # --- what a subclass says -----------------------------------------------------------------------------------------
 
@@ -77,30 +128,6 @@ class RealModel:
         """Code vectors (C, d) -> (V, d), NaN for the image grammar's own tokens."""
         own = codebook.new_full((self.target.vocab_size - len(codebook), codebook.shape[1]), torch.nan)
         return torch.cat([codebook, own])
-
-    def part(self, name: str) -> Path:
-        """A sub-folder of the weights."""
-        assert self.folder is not None
-        path = self.folder / name
-        if not path.is_dir():
-            raise UsageError(f"{self.folder} has no {name}/; put the files there, or try weights=random")
-        return path
-
-    def random(self, build: Callable[[], M], seed: int, dtype: torch.dtype) -> M:
-        """A module with random weights of unit gain, made where it shall live: the host never holds it twice."""
-        with torch.device("meta"):
-            module = build()
-        module = module.to(dtype).to_empty(device=self.device)
-        rng = torch.Generator(self.device).manual_seed(seed)
-        with torch.no_grad():
-            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-                if not tensor.is_floating_point():
-                    tensor.zero_()
-                elif tensor.dim() < 2 or "norm" in name:
-                    tensor.fill_(0.0 if name.endswith(("bias", "running_mean")) else 1.0)
-                else:
-                    tensor.normal_(0, tensor[0].numel() ** -0.5, generator=rng)
-        return module.eval().requires_grad_(False)
 
     def eagle(self) -> Eagle:
         """LANTERN's layout (config.json beside the tensors), or a drafter trained here."""

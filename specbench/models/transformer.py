@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.engine.ops import KVCache, attention, linear
+from specbench.engine.ops import KVCache, attention, linear, silu
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class FeedForward(nn.Module):
         self.w2 = nn.Linear(cfg.ffn_dim, cfg.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(F.silu(linear(x, self.w1.weight)) * linear(x, self.w3.weight), self.w2.weight)
+        return linear(silu(linear(x, self.w1.weight)) * linear(x, self.w3.weight), self.w2.weight)
 
 
 class Block(nn.Module):

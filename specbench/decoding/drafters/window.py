@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specbench.decoding.loop import Outcome
 from specbench.decoding.rules.base import at, normalise, ratio
-from specbench.decoding.sampling import PURPOSES, Sampling, Streams, draw, draw_distinct
+from specbench.decoding.sampling import PURPOSES, Sampling, Streams, draw, draw_distinct, exponential
 from specbench.decoding.trees import build as build_tree
 from specbench.decoding.trees import in_order, window_paths
 from specbench.decoding.verify import DRAFT, Draft, one_hot
@@ -137,7 +137,7 @@ class Window:
         place = count[:, None] + torch.arange(height, device=count.device)
         spot = place.unsqueeze(-1) * size + torch.arange(size, device=count.device)
         u = state.streams.uniform_at(torch.zeros_like(count), _GUMBEL, spot.flatten(1)).view_as(state.laws)
-        return -torch.log1p(-u) + 2.0**-30
+        return exponential(u)
 
     def _renew(self, state: _State, count: Tensor, step: Tensor, clocks: Tensor | None) -> Tensor:
         """Shift the window past what was committed and renew the places that stay. Returns how many (B,) do."""

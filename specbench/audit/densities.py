@@ -1,0 +1,282 @@
+"""The audit of methods whose tokens are vectors: their real loop, rule and residual sampler decode small models, and
+what comes out is compared with what the target draws by itself.
+
+The law of such a model has no closed form, but samples of it cost little: N decoded sequences stand against N of the
+target's own, drawn by a plain loop that shares neither code nor random numbers with the method.
+
+row = measure(assemble(configuration.compose(["method=cspd", "model=mar_b"]), built_in("d1t4")), built_in("d1t4"), 200_000)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench import records
+from specbench._version import __version__
+from specbench.audit import statistics
+from specbench.audit.audit import COLUMNS, LEVEL, Progress, described
+from specbench.decoding.continuous import Rule, decode
+from specbench.decoding.sampling import Streams
+from specbench.engine.ops import linear, take
+from specbench.errors import unknown
+
+_CONDITION, _HIDDEN = 4, 8  # numbers of a condition, and of the head's hidden layer
+_KEEP = 0.7  # share of a state that stays in the next one's mean
+#: The spread of each kind of weights.
+_SPREAD = {"see": 0.5, "place": 0.5, "step": 0.5, "inner": 0.6, "outer": 0.3, "level": 0.2}
+_ROWS = 1 << 13  # sequences decoded at once
+_PROJECTIONS = 8
+_ENERGY = 4000  # sequences of each set for the energy distance, which takes a number for every pair
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """bend: how much the head's mean and variance depend on the state (0: the law of a token given those before it is
+    normal); distance: of the drafter's weights from the target's, in units of their own spread."""
+
+    dim: int
+    length: int
+    steps: int
+    bend: float
+    distance: float
+    seed: int
+
+
+#: Different enough in size, shape and drafter that a mistake which one hides shows in another. At temperature 1 and
+#: gamma=8 `criterion=exact` accepts 0.79, 0.80, 0.44 and 0.71 of the drafted tokens, in order.
+_BUILT_IN = {
+    "d1t4": _Recipe(dim=1, length=4, steps=4, bend=0.0, distance=0.3, seed=1),
+    "d1t5": _Recipe(dim=1, length=5, steps=8, bend=2.0, distance=0.2, seed=2),
+    "d2t3": _Recipe(dim=2, length=3, steps=6, bend=1.0, distance=0.45, seed=3),
+    "d2t4": _Recipe(dim=2, length=4, steps=5, bend=1.5, distance=0.25, seed=4),
+}
+BUILT_IN = tuple(_BUILT_IN)
+
+
+class Network:
+    """A model of vectors, and its own session: one layer from the known tokens to a condition, a head of two.
+
+    see (L E, L (D + 1)) and place (L E,): what every place makes of every place's token, and of its being known; step
+    (T, H), inner (H, D + E), outer (2 D, H): the head; keep and level (T,): share of the state that stays in its next
+    mean, and log variance about which the learned one lies.
+    """
+
+    def __init__(self, recipe: _Recipe, weights: Mapping[str, Tensor]) -> None:
+        self.dim, self.length, self.steps, self.bend = recipe.dim, recipe.length, recipe.steps, recipe.bend
+        self.see, self.place, self.step, self.inner, self.outer, self.level = (weights[name] for name in _SPREAD)
+
+    def open(self, conditioning: Any, rows: int) -> Network:
+        return self
+
+    def condition(self, tokens: Tensor, known: Tensor, row: Tensor, place: Tensor, done: Tensor) -> Tensor:
+        """See `continuous.Session`: z (R, n, E)."""
+        told = known.unsqueeze(-1)
+        seen = torch.cat([torch.where(told, tokens, 0.0), told.to(tokens.dtype)], -1).flatten(1)
+        return take(torch.tanh(linear(seen, self.see, self.place)).view(len(tokens), self.length, -1), place)
+
+    def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """See `continuous.Session`: mean and log variance (n, D)."""
+        hidden = torch.tanh(linear(torch.cat([self.bend * x, z], -1), self.inner) + self.step[index])
+        shift, spread = linear(hidden, self.outer).chunk(2, -1)
+        return _KEEP * x + shift, self.level[index, None] + 0.8 * torch.tanh(spread)
+
+
+def _weights(recipe: _Recipe, seed: int) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    places, wide = recipe.length * _CONDITION, recipe.dim + _CONDITION
+    shapes: dict[str, tuple[int, ...]] = {
+        "see": (places, recipe.length * (recipe.dim + 1)),
+        "place": (places,),
+        "step": (recipe.steps, _HIDDEN),
+        "inner": (_HIDDEN, wide),
+        "outer": (2 * recipe.dim, _HIDDEN),
+        "level": (recipe.steps,),
+    }
+    return {name: _SPREAD[name] * torch.randn(shape, generator=g) for name, shape in shapes.items()}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and its drafter."""
+
+    name: str
+    target: Network
+    drafter: Network
+
+    @property
+    def dim(self) -> int:
+        return self.target.dim
+
+    @property
+    def length(self) -> int:
+        return self.target.length
+
+
+def built_in(name: str) -> Pair:
+    if name not in _BUILT_IN:
+        raise unknown("audit.model", name, _BUILT_IN)
+    recipe = _BUILT_IN[name]
+    own, other = _weights(recipe, recipe.seed), _weights(recipe, 100 + recipe.seed)
+    own["level"] = own["level"] + torch.linspace(math.log(0.25), math.log(0.5), recipe.steps)  # the last step first
+    near = {name: own[name] + recipe.distance * other[name] for name in own}
+    return Pair(name, Network(recipe, own), Network(recipe, near))
+
+
+@dataclass(frozen=True)
+class Method:
+    """What decodes; cfg: the flat parameters behind it."""
+
+    cfg: Mapping[str, Any]
+    rule: Rule
+
+    @property
+    def name(self) -> str:
+        return str(self.cfg["method"])
+
+
+def assemble(cfg: Mapping[str, Any]) -> Method:
+    """The method of a checked configuration. These models have no guidance, and their own number of diffusion steps;
+    alone the target draws a token a pass. Raises UsageError for parameters that do not go together."""
+    return Method(cfg, Rule(**{f.name: cfg[f.name] for f in fields(Rule) if f.name in cfg}))
+
+
+@dataclass
+class Sequences:
+    """tokens (N, L, D) float32, by place; order (N, L) int64: their places in the order in which they were drawn."""
+
+    tokens: Tensor
+    order: Tensor
+
+
+@torch.inference_mode()
+def alone(model: Network, rule: Rule, samples: int, seed: int) -> Sequences:
+    """What the target draws by itself, under the rule's temperature and last step."""
+    g = torch.Generator().manual_seed(seed)
+    parts = []
+    for begin in range(0, samples, _ROWS):
+        n = min(_ROWS, samples - begin)
+        row = torch.arange(n)
+        order = torch.rand(n, model.length, generator=g).argsort(-1)
+        tokens, known = torch.zeros(n, model.length, model.dim), torch.zeros(n, model.length, dtype=torch.bool)
+        for turn in range(model.length):
+            place = order[:, turn : turn + 1]
+            z = model.condition(tokens, known, row, place, torch.full_like(place, turn))[:, 0]
+            x = torch.randn(n, model.dim, generator=g)
+            for t in reversed(range(model.steps)):
+                mean, log_variance = model.moments(x, torch.full_like(row, t), z)
+                noise = torch.randn(n, model.dim, generator=g)
+                wide = rule.temperature if t > 0 or rule.final_noise else 0.0
+                x = mean + wide * noise * torch.exp(0.5 * log_variance)
+            tokens[row, order[:, turn]] = x
+            known[row, order[:, turn]] = True
+        parts.append((tokens, order))
+    return Sequences(*(torch.cat(x) for x in zip(*parts, strict=True)))
+
+
+def numbers(sequences: Sequences) -> Iterator[Tensor]:
+    """What is compared of sequences, one number (N,) of each at a time: every coordinate by place and by turn, sums
+    and products of consecutive turns, the product of a token's first coordinates, and random projections."""
+    tokens, order = sequences.tokens, sequences.order
+    length, dim = tokens.shape[1:]
+    turns = take(tokens, order)
+    for values in (tokens, turns, turns[:, 1:] + turns[:, :-1], turns[:, 1:] * turns[:, :-1]):
+        yield from values.flatten(1).unbind(1)
+    if dim > 1:
+        yield from (turns[:, :, 0] * turns[:, :, 1]).unbind(1)
+    g = torch.Generator().manual_seed(0)
+    for values in (tokens, turns):
+        yield from (values.flatten(1) @ torch.randn(length * dim, _PROJECTIONS, generator=g)).unbind(1)
+
+
+def compare(one: Sequences, other: Sequences) -> tuple[float, float]:
+    """The largest Kolmogorov-Smirnov distance of all `numbers` of two sets of sequences, and the p-value of the
+    hypothesis that both have one law: Bonferroni over the tests."""
+    pairs = zip(numbers(one), numbers(other), strict=True)
+    distances = [statistics.kolmogorov_smirnov(a.numpy(), b.numpy()) for a, b in pairs]
+    effective = len(one.tokens) * len(other.tokens) / (len(one.tokens) + len(other.tokens))
+    return max(distances), min(1.0, len(distances) * statistics.kolmogorov(max(distances) * math.sqrt(effective)))
+
+
+def measure(
+    method: Method, pair: Pair, samples: int, seed: int = 0, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Decodes `samples` sequences and draws up a row (`audit.COLUMNS`); None: does not apply."""
+    counted = _decode(method, pair, samples, seed, progress)
+    target, again = (alone(pair.target, method.rule, samples, 2 * seed + i) for i in range(2))
+    ks, p_value = compare(counted.sequences, target)
+    accepted, low, high = (1 + x for x in statistics.mean(counted.first))
+    energy, energy_noise = statistics.energy_distance(
+        *(s.tokens[:_ENERGY].flatten(1) for s in (counted.sequences, target))
+    )
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    return row | {
+        "method": method.name,
+        "T": pair.length,
+        "samples": samples,
+        "p_value": p_value,
+        "accepted_length": accepted,
+        "verdict": "lossless" if p_value >= LEVEL else "not lossless",
+        "model": pair.name,
+        "accepted_length_low": low,
+        "accepted_length_high": high,
+        "tokens_per_step": counted.per_step,
+        "drafter": method.cfg["drafter"],
+        "rule": method.cfg["rule"],
+        "parameters": described(method.cfg),
+        "seed": seed,
+        "specbench": __version__,
+        "commit": records.commit(),
+        "ks": ks,
+        "ks_noise": compare(again, target)[0],
+        "energy": energy,
+        "energy_noise": energy_noise,
+        "dim": pair.dim,
+        "acceptance_rate": counted.accepted / counted.judged if counted.judged else None,
+        "tries": counted.tries / counted.residuals if counted.residuals else None,
+        "fallbacks": counted.fallbacks if method.rule.gamma else None,
+    }
+
+
+@dataclass
+class _Counted:
+    """first (T + 1,): histogram of the tokens accepted of an image's first draft; per_step: mean of T / steps; tries:
+    the proposals of all residuals."""
+
+    sequences: Sequences
+    first: Tensor
+    per_step: float = 0.0
+    judged: int = 0
+    accepted: int = 0
+    residuals: int = 0
+    tries: int = 0
+    fallbacks: int = 0
+
+
+def _decode(method: Method, pair: Pair, samples: int, seed: int, progress: Progress | None) -> _Counted:
+    length = pair.length
+    found = _Counted(Sequences(torch.empty(0), torch.empty(0)), torch.zeros(length + 1, dtype=torch.float64))
+    tokens, orders = [], []
+    for begin in range(0, samples, _ROWS):
+        keys = [(seed, i) for i in range(begin, min(begin + _ROWS, samples))]
+        out = decode(pair.target, pair.drafter, method.rule, None, Streams(keys))
+        trace = out.trace
+        step = (trace.offered > 0).long().argmax(1, keepdim=True)  # of the first draft; 0 where there is none
+        found.first += torch.bincount(trace.accepted.gather(1, step)[:, 0], minlength=length + 1)
+        found.per_step += float((length / out.steps.double()).sum()) / samples
+        found.judged += int(out.drafted.sum())
+        found.accepted += int(out.accepted.sum())
+        found.residuals += sum(map(len, trace.tries))
+        found.tries += sum(map(sum, trace.tries))
+        found.fallbacks += int(trace.fallbacks.sum())
+        tokens.append(out.tokens)
+        orders.append(trace.order)
+        if progress is not None:
+            progress(len(keys))
+    found.sequences = Sequences(torch.cat(tokens), torch.cat(orders))
+    return found

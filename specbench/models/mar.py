@@ -1,0 +1,456 @@
+"""MAR (Li et al. 2024, arXiv 2406.11838): a masked encoder and decoder over continuous tokens, and a diffusion head.
+
+The encoder sees a class and the tokens that are known, in any order; the decoder says of every place what the head has
+to know, z; the head draws the place's token under z. Parameter names are those of the official checkpoints. Facts:
+reference README (31) to (38), the golden mar and its notes, the manifests of mar_base, mar_large and mar_huge; how MAR
+is trained is in the paper and its published configuration.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specbench.engine.ops import gelu, linear, silu, take
+from specbench.errors import UsageError
+from specbench.models import diffusion
+
+GUIDANCE = ("linear", "constant")
+_WAVES = 256  # width of a time's sinusoids
+
+
+@dataclass(frozen=True)
+class MARConfig:
+    """The defaults are MAR-B's. length: tokens L of an image, a square; token_dim: numbers D of a token; buffer: places
+    before the tokens that hold the class; steps: of the diffusion head when it samples."""
+
+    encoder_dim: int = 768
+    encoder_depth: int = 12
+    encoder_heads: int = 12
+    decoder_dim: int = 768
+    decoder_depth: int = 12
+    decoder_heads: int = 12
+    mlp_ratio: float = 4.0
+    length: int = 256
+    token_dim: int = 16
+    classes: int = 1000
+    buffer: int = 64
+    head_depth: int = 6
+    head_width: int = 1024
+    steps: int = 100
+    norm_eps: float = 1e-6
+
+    @property
+    def side(self) -> int:
+        """Tokens in a row of the image."""
+        return math.isqrt(self.length)
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+
+class Linear(nn.Linear):
+    """A linear layer by the project's product: row results are independent of the row count."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+class SiLU(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return silu(x)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, usable: Tensor | None) -> Tensor:
+    """Attention of q, k, v (R, heads, n, d) to the keys that are usable (R, 1, 1, n) bool; to all where None."""
+    if q.device.type != "cpu" or not torch.is_grad_enabled():
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=usable)
+    with torch.autocast("cpu", enabled=False):  # several times as fast in bfloat16 as the fused kernel's gradients
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+        if usable is not None:
+            scores = scores.masked_fill(~usable, -1e4)
+        return scores.softmax(-1) @ v
+
+
+class Attention(nn.Module):
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = Linear(dim, 3 * dim)
+        self.proj = Linear(dim, dim)
+
+    def forward(self, x: Tensor, usable: Tensor | None) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.proj(_attend(q, k, v, usable).transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = Linear(dim, hidden)
+        self.fc2 = Linear(hidden, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(gelu(self.fc1(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int, heads: int, ratio: float, eps: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=eps)
+        self.attn = Attention(dim, heads)
+        self.norm2 = nn.LayerNorm(dim, eps=eps)
+        self.mlp = MLP(dim, int(dim * ratio))
+
+    def forward(self, x: Tensor, usable: Tensor | None = None) -> Tensor:
+        x = x + self.attn(self.norm1(x), usable)
+        return x + self.mlp(self.norm2(x))
+
+
+@lru_cache(maxsize=8)
+def _waves(device: torch.device) -> Tensor:
+    """Sinusoids (1000, 256) float32 of every trained step: cosines, then sines."""
+    half = _WAVES // 2
+    with torch.inference_mode(False):
+        frequency = torch.exp(-math.log(10000) / half * torch.arange(half, device="cpu"))
+        angle = torch.arange(diffusion.TRAINED_STEPS, device="cpu")[:, None] * frequency
+        return torch.cat([angle.cos(), angle.sin()], 1).to(device)
+
+
+class TimeEmbedding(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(Linear(_WAVES, width), SiLU(), Linear(width, width))
+
+    def forward(self, timestep: Tensor) -> Tensor:
+        """Of original steps (n,) int64, 0 .. 999: (n, width)."""
+        return self.mlp(_waves(timestep.device)[timestep].to(next(self.mlp.parameters()).dtype))
+
+
+def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return x * (1 + scale) + shift
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.in_ln = nn.LayerNorm(width, eps=eps)
+        self.mlp = nn.Sequential(Linear(width, width), SiLU(), Linear(width, width))
+        self.adaLN_modulation = nn.Sequential(SiLU(), Linear(width, 3 * width))
+
+    def forward(self, x: Tensor, given: Tensor) -> Tensor:
+        shift, scale, gate = self.adaLN_modulation(given).chunk(3, -1)
+        return x + gate * self.mlp(_modulated(self.in_ln(x), shift, scale))
+
+
+class FinalLayer(nn.Module):
+    def __init__(self, width: int, out: int, eps: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=eps, elementwise_affine=False)
+        self.linear = Linear(width, out)
+        self.adaLN_modulation = nn.Sequential(SiLU(), Linear(width, 2 * width))
+
+    def forward(self, x: Tensor, given: Tensor) -> Tensor:
+        shift, scale = self.adaLN_modulation(given).chunk(2, -1)
+        return self.linear(_modulated(self.norm(x), shift, scale))
+
+
+class Denoiser(nn.Module):
+    """The head's network: of noisy tokens x (n, D) at original steps (n,) int64 under z (n, E) the noise and the place
+    of the variance, (n, 2 D)."""
+
+    def __init__(self, cfg: MARConfig) -> None:
+        super().__init__()
+        width, eps = cfg.head_width, cfg.norm_eps
+        self.time_embed = TimeEmbedding(width)
+        self.cond_embed = Linear(cfg.decoder_dim, width)
+        self.input_proj = Linear(cfg.token_dim, width)
+        self.res_blocks = nn.ModuleList(ResidualBlock(width, eps) for _ in range(cfg.head_depth))
+        self.final_layer = FinalLayer(width, 2 * cfg.token_dim, eps)
+
+    def forward(self, x: Tensor, timestep: Tensor, z: Tensor) -> Tensor:
+        given = self.time_embed(timestep) + self.cond_embed(z)
+        x = self.input_proj(x)
+        for block in self.res_blocks:
+            x = block(x, given)
+        return self.final_layer(x, given)
+
+
+class DiffLoss(nn.Module):
+    """Holds the head under its official name."""
+
+    def __init__(self, cfg: MARConfig) -> None:
+        super().__init__()
+        self.net = Denoiser(cfg)
+
+
+class MAR(nn.Module):
+    """Tokens are (R, L, D) in raster order, whatever the order in which they become known."""
+
+    def __init__(self, cfg: MARConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        e, d, places = cfg.encoder_dim, cfg.decoder_dim, cfg.buffer + cfg.length
+
+        def blocks(dim: int, depth: int, heads: int) -> nn.ModuleList:
+            return nn.ModuleList(Block(dim, heads, cfg.mlp_ratio, cfg.norm_eps) for _ in range(depth))
+
+        self.class_emb = nn.Embedding(cfg.classes, e)
+        self.fake_latent = nn.Parameter(torch.empty(1, e))
+        self.z_proj = Linear(cfg.token_dim, e)
+        self.z_proj_ln = nn.LayerNorm(e, eps=cfg.norm_eps)
+        self.encoder_pos_embed_learned = nn.Parameter(torch.empty(1, places, e))
+        self.encoder_blocks = blocks(e, cfg.encoder_depth, cfg.encoder_heads)
+        self.encoder_norm = nn.LayerNorm(e, eps=cfg.norm_eps)
+        self.decoder_embed = Linear(e, d)
+        self.mask_token = nn.Parameter(torch.empty(1, 1, d))
+        self.decoder_pos_embed_learned = nn.Parameter(torch.empty(1, places, d))
+        self.decoder_blocks = blocks(d, cfg.decoder_depth, cfg.decoder_heads)
+        self.decoder_norm = nn.LayerNorm(d, eps=cfg.norm_eps)
+        self.diffusion_pos_embed_learned = nn.Parameter(torch.empty(1, cfg.length, d))
+        self.diffloss = DiffLoss(cfg)
+        self._initialise()
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        """Xavier for matrices, 0.02 for tables and the time embedding, zero for what closes a residual block at first
+        and for the head's output."""
+        for name, parameter in self.named_parameters():
+            if name.endswith(".bias") or "adaLN" in name or "final_layer" in name:
+                nn.init.zeros_(parameter)
+            elif "norm" in name or "_ln." in name:
+                nn.init.ones_(parameter)
+            elif "time_embed" in name or not name.endswith("weight") or name == "class_emb.weight":
+                nn.init.normal_(parameter, std=0.02)
+            else:
+                nn.init.xavier_uniform_(parameter)
+
+    # --- what the head is told ----------------------------------------------------------------------------------------
+
+    def conditions(self, tokens: Tensor, known: Tensor, labels: Tensor, most: int | None = None) -> Tensor:
+        """z (R, L, E) of every place, from tokens (R, L, D) of which those are seen that `known` (R, L) bool says;
+        labels (R,) int64, of which `classes` means no class.
+
+        A row's z does not depend on the other rows, bit for bit on the CPU without gradients: there all L places go
+        through the encoder, unknown ones masked. Elsewhere as many do as the row with the most known tokens has; a
+        caller who knows an upper bound of them gives `most`, and the device is not asked.
+        """
+        if tokens.device.type == "cpu" and not torch.is_grad_enabled():
+            most = self.cfg.length
+        elif most is None:
+            most = int(known.sum(1).max())
+        return self.decode(*self.encode(tokens, known, labels, most))
+
+    def encode(self, tokens: Tensor, known: Tensor, labels: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The encoder's output (R, buffer + most, encoder_dim), whose last places are tokens `order` (R, most) int64,
+        the known ones first, in raster order; `seen` (R, most) bool: those that are known."""
+        c = self.cfg
+        order = known.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+        seen = known.gather(1, order)
+        values = take(tokens, order).masked_fill(~seen.unsqueeze(-1), 0)  # NaN passes a mask of attention
+        none = (labels == c.classes).unsqueeze(-1)
+        start = torch.where(none, self.fake_latent, self.class_emb(labels.clamp_max(c.classes - 1)))
+        x = torch.cat([start.unsqueeze(1).expand(-1, c.buffer, -1), self.z_proj(values.to(start.dtype))], 1)
+        table = self.encoder_pos_embed_learned.expand(len(x), -1, -1)
+        x = self.z_proj_ln(x + torch.cat([table[:, : c.buffer], take(table[:, c.buffer :], order)], 1))
+        usable = F.pad(seen, (c.buffer, 0), value=True)[:, None, None]
+        for block in self.encoder_blocks:
+            x = block(x, usable)
+        return self.encoder_norm(x), order, seen
+
+    def decode(self, encoded: Tensor, order: Tensor, seen: Tensor) -> Tensor:
+        """z (R, L, E) from what `encode` gives."""
+        c = self.cfg
+        x = self.decoder_embed(encoded)
+        token = self.mask_token.to(x.dtype)
+        told = torch.where(seen.unsqueeze(-1), x[:, c.buffer :], token)
+        whole = token.expand(len(x), c.length, -1).scatter(1, order.unsqueeze(-1).expand_as(told), told)
+        x = torch.cat([x[:, : c.buffer], whole], 1) + self.decoder_pos_embed_learned
+        for block in self.decoder_blocks:
+            x = block(x)
+        return self.decoder_norm(x)[:, c.buffer :] + self.diffusion_pos_embed_learned
+
+    # --- the head -----------------------------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        x: Tensor,
+        timestep: Tensor,
+        z: Tensor,
+        z_none: Tensor | None = None,
+        scale: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Noise and place of the variance, each (n, D) float32, of x (n, D) at original steps (n,). With guidance
+        the noise alone is mixed, u + scale (c - u) (reference README (34))."""
+        net, dtype = self.diffloss.net, self.mask_token.dtype
+        if z_none is None:
+            eps, v = net(x.to(dtype), timestep, z.to(dtype)).float().chunk(2, -1)
+            return eps, v
+        assert scale is not None
+        both = net(torch.cat([x, x]).to(dtype), timestep.repeat(2), torch.cat([z, z_none]).to(dtype)).float()
+        (eps, v), (free, _) = (half.chunk(2, -1) for half in both.chunk(2))
+        return free + scale.unsqueeze(-1) * (eps - free), v
+
+    def moments(
+        self,
+        x: Tensor,
+        index: Tensor,
+        z: Tensor,
+        z_none: Tensor | None = None,
+        scale: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Mean (n, D) and log variance (n, D), float32, of the state after x (n, D) float32 at step `index` (n,) int64
+        of the head, 0 the last one, under z (n, E). With guidance `z_none` (n, E) is z without a class and `scale` (n,)
+        its strength."""
+        s = diffusion.schedule(self.cfg.steps, x.device)
+        eps, v = self.predict(x, s.timestep[index], z, z_none, scale)
+        return s.mean(x, s.x0(x, eps, index), index), s.log_variance(v, index)
+
+    # --- training -----------------------------------------------------------------------------------------------------
+
+    def loss(
+        self,
+        latents: Tensor,
+        labels: Tensor,
+        masked: Tensor,
+        generator: torch.Generator,
+        repeats: int = 4,
+        dropout: float = 0.1,
+    ) -> Tensor:
+        """The mean, over masked tokens, of the noise's squared error and the bound's term for the variance.
+
+        latents (N, L, D), as they are sampled; labels (N,) int64, lost with probability `dropout`; masked (N, L) bool:
+        the tokens to predict, as of `masks`. Each is noised `repeats` times, to steps of their own.
+        """
+
+        def draw(*shape: int) -> Tensor:
+            return torch.rand(shape, generator=generator, device=generator.device).to(latents.device)
+
+        labels = labels.masked_fill(draw(len(labels)) < dropout, self.cfg.classes)
+        z = self.conditions(latents, ~masked, labels)[masked].repeat(repeats, 1)
+        x0 = latents[masked].float().repeat(repeats, 1)
+        s = diffusion.schedule(diffusion.TRAINED_STEPS, x0.device)
+        index = (draw(len(x0)) * len(s)).long()
+        noise = torch.randn(x0.shape, generator=generator, device=generator.device).to(x0.device)
+        x = s.noised(x0, noise, index)
+        eps, v = self.predict(x, index, z)
+        return (F.mse_loss(eps, noise, reduction="none").mean(-1) + s.bound(x0, x, eps, v, index)).mean()
+
+
+def masks(count: int, length: int, generator: torch.Generator) -> Tensor:
+    """Masks (count, length) bool for training, on the generator's device: one share of tokens for all, drawn from a
+    normal law of mean 1 and spread 0.25 between 0.7 and 1, at random places of each."""
+    device = generator.device
+    low, high = (torch.special.ndtr(torch.tensor(x, device=device)) for x in ((0.7 - 1) / 0.25, 0.0))
+    share = 1 + 0.25 * torch.special.ndtri(low + (high - low) * torch.rand((), generator=generator, device=device))
+    order = torch.rand(count, length, generator=generator, device=device).argsort(1)
+    return order < torch.ceil(length * share).clamp(1, length)
+
+
+# --- sampling ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Guided:
+    """A MAR with its guidance: strength `scale`, 1 is none, growing as `kind` says."""
+
+    model: MAR
+    scale: float = 1.0
+    kind: str = "constant"
+
+    @property
+    def length(self) -> int:
+        """Tokens of an image."""
+        return self.model.cfg.length
+
+    @property
+    def dim(self) -> int:
+        """Numbers of a token."""
+        return self.model.cfg.token_dim
+
+    @property
+    def steps(self) -> int:
+        """Steps in which the head draws a token."""
+        return self.model.cfg.steps
+
+    def open(self, conditioning: Tensor, rows: int) -> Session:
+        """For `rows` images, of classes (rows,) int64."""
+        if len(conditioning) != rows:
+            raise ValueError(f"{len(conditioning)} classes for {rows} rows")
+        return Session(self, conditioning)
+
+
+class Session:
+    """A batch of images of classes `labels` (B,) int64, as the decode loop sees it.
+
+    With guidance a condition holds z, z without a class, and the strength.
+    """
+
+    def __init__(self, guided: Guided, labels: Tensor) -> None:
+        self.guided, self.labels = guided, labels
+
+    def condition(self, tokens: Tensor, known: Tensor, row: Tensor, place: Tensor, done: Tensor) -> Tensor:
+        """(R, n, E) or with guidance (R, n, 2 E + 1) float32, for the places (R, n) int64 of R copies of images `row`
+        (R,), whose tokens (R, L, D) are known where `known` (R, L) bool says so; done (R, n) int64: the tokens known
+        before the last one that the place's iteration draws."""
+        g, labels = self.guided, self.labels[row]
+        if g.scale == 1:
+            return take(g.model.conditions(tokens, known, labels), place).float()
+        none = torch.full_like(labels, g.model.cfg.classes)
+        z = g.model.conditions(tokens.repeat(2, 1, 1), known.repeat(2, 1), torch.cat([labels, none]))
+        strength = guidance(g.scale, g.kind, done + 1, g.length)
+        return torch.cat([*take(z, place.repeat(2, 1)).float().chunk(2), strength.unsqueeze(-1)], -1)
+
+    def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log variance, each (n, D) float32, of the states after x (n, D) at steps (n,) int64 of the head,
+        under conditions z (n, ...) as of `condition`."""
+        if self.guided.scale == 1:
+            return self.guided.model.moments(x, index, z)
+        half = z.shape[-1] // 2
+        return self.guided.model.moments(x, index, z[:, :half], z[:, half:-1], z[:, -1])
+
+
+def tokens_per_iteration(length: int, iterations: int) -> list[int]:
+    """How many tokens each iteration of MAR's cosine schedule draws (reference README (32)); they add up to
+    `length`."""
+    if not 1 <= iterations <= length:
+        raise UsageError(f"an image of {length} tokens takes 1 to {length} iterations (got {iterations})")
+    left, counts = length, []
+    for step in range(1, iterations):
+        after = max(1, min(left - 1, math.floor(length * math.cos(math.pi / 2 * step / iterations))))
+        counts.append(left - after)
+        left = after
+    return [*counts, left]
+
+
+def guidance(scale: float, kind: str, done: Tensor, length: int) -> Tensor:
+    """Strengths float32, shaped like `done` int64: the tokens that are known when the iteration is over.
+
+    "constant", or "linear": growing from 1 with the share of known tokens. The last iteration counts one token as
+    unknown, as MAR does (reference README (32), (33)).
+    """
+    if kind not in GUIDANCE:
+        raise UsageError(f"a guidance schedule '{kind}' is unknown (choose from: {', '.join(GUIDANCE)})")
+    if kind == "constant":
+        return torch.full(done.shape, scale, dtype=torch.float32, device=done.device)
+    return 1 + (scale - 1) * done.clamp_max(length - 1).float() / length
+
+
+def patchify(latent: Tensor, patch: int = 1) -> Tensor:
+    """Latents (N, C, H, W) -> tokens (N, H W / patch^2, C patch^2), row by row."""
+    n, c, h, w = latent.shape
+    parts = latent.view(n, c, h // patch, patch, w // patch, patch)
+    return parts.permute(0, 2, 4, 1, 3, 5).reshape(n, -1, c * patch * patch)
+
+
+def unpatchify(tokens: Tensor, patch: int = 1) -> Tensor:
+    """The inverse of `patchify`, for square images."""
+    n, length, dim = tokens.shape
+    side, c = math.isqrt(length), dim // patch**2
+    parts = tokens.view(n, side, side, c, patch, patch)
+    return parts.permute(0, 3, 1, 4, 2, 5).reshape(n, c, side * patch, side * patch)

@@ -1,0 +1,189 @@
+"""MAR with its official files: B, L and H, class-conditional on ImageNet, 256x256.
+
+Facts: reference README (31) to (38), the manifests of mar_base, mar_large, mar_huge and kl16.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.data.scenes import to_uint8
+from specbench.errors import UsageError
+from specbench.models import official, vq
+from specbench.models.mar import MAR, Guided, MARConfig, unpatchify
+from specbench.models.naming import Place, Table
+from specbench.models.real import BESIDE, Bundle, class_number, only
+
+_BASE = MARConfig()
+#: The published models.
+SIZES = {
+    "mar_b": _BASE,
+    "mar_l": replace(
+        _BASE,
+        encoder_dim=1024,
+        encoder_depth=16,
+        encoder_heads=16,
+        decoder_dim=1024,
+        decoder_depth=16,
+        decoder_heads=16,
+        head_depth=8,
+        head_width=1280,
+    ),
+    "mar_h": replace(
+        _BASE,
+        encoder_dim=1280,
+        encoder_depth=20,
+        encoder_heads=16,
+        decoder_dim=1280,
+        decoder_depth=20,
+        decoder_heads=16,
+        head_depth=12,
+        head_width=1536,
+    ),
+}
+#: Width -> heads of MAR's own files, which do not say it; of a reduced model too.
+HEADS = {768: 12, 1024: 16, 1280: 16, 64: 2}
+WRAPPERS = ("model_ema", "model")  # images are made with the averaged weights (reference README (38))
+LATENT_SCALE = 0.2325  # tokens are the autoencoder's latents times this (reference README (37))
+
+
+def reduced(cfg: MARConfig) -> MARConfig:
+    """The same architecture: 4x4 tokens, two layers, or one where the model is MAR-B, which drafts."""
+    depth = 1 if cfg.encoder_depth == _BASE.encoder_depth else 2
+    small = replace(cfg, encoder_dim=64, encoder_depth=depth, encoder_heads=2, length=16, buffer=4)
+    return replace(small, decoder_dim=64, decoder_depth=depth, decoder_heads=2, head_depth=depth, head_width=64)
+
+
+def _heads(width: int) -> int:
+    if width not in HEADS:
+        raise LookupError(f"a known number of heads for width {width}")
+    return HEADS[width]
+
+
+def table(cfg: MARConfig) -> Table:
+    """Where the tensors of `checkpoint-last.pth` (under "model_ema") go: each to its own name."""
+    with torch.device("meta"):
+        return {name: Place(name) for name in MAR(cfg).state_dict()}
+
+
+class MARModel(Bundle):
+    target: Guided
+    tokenizer: vq.KLModel
+
+    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(cfg, device, dtype)
+        self._guidance = (cfg["cfg_scale"], cfg["cfg_schedule"])
+        shape = reduced(SIZES[self.name]) if self.reduced else SIZES[self.name]
+        self.shape = replace(shape, steps=cfg["diffusion_steps"])
+        if self.folder is None:
+            pixels = vq.KL16.reduced(0) if self.reduced else vq.KL16
+            self.target = self._guided(self.random(lambda: MAR(self.shape), 1, dtype))
+            self.tokenizer = self.random(lambda: vq.KLModel(pixels), 2, torch.float32)
+        else:
+            target = self._read(self.part("target"))
+            if target.cfg != self.shape:
+                raise UsageError(
+                    f"{self.folder / 'target'} holds another MAR than {self.name} ({_size(target.cfg)}, not"
+                    f" {_size(self.shape)}); choose its model="
+                )
+            self.target = self._guided(target)
+            self.tokenizer = self._pixels(self.part("tokenizer"))
+        self.resolution = self.shape.side * self.tokenizer.cfg.downsample
+        self.tokens_per_image = self.shape.length
+
+    def _guided(self, model: MAR) -> Guided:
+        return Guided(model, *self._guidance)
+
+    def _pixels(self, folder: Path) -> vq.KLModel:
+        source = official.open_source(only(folder, ".ckpt", ".pt", ".safetensors"), ("model", "state_dict"), BESIDE)
+        shape = vq.sized(vq.KL16, {n: info.shape for n, info in source.tensors.items()}, str(source.path))
+        if shape.codebook_embed_dim != self.shape.token_dim:
+            raise UsageError(
+                f"the autoencoder in {folder} has latents of {shape.codebook_embed_dim} numbers, the target draws"
+                f" {self.shape.token_dim}; put kl16.ckpt there"
+            )
+        names = vq.taming_table(shape)
+        return official.load(lambda: vq.KLModel(shape), source, names, self.device, torch.float32, vq.TAMING_IGNORED)
+
+    def _read(self, folder: Path) -> MAR:
+        source = official.open_source(only(folder, ".pth", ".pt", ".safetensors"), WRAPPERS, BESIDE)
+        cfg = self._from_shapes(source)
+        return official.load(lambda: MAR(cfg), source, table(cfg), self.device, self.dtype)
+
+    def _from_shapes(self, source: official.Source) -> MARConfig:
+        """MAR's files do not say their sizes."""
+        t = {name: info.shape for name, info in source.tensors.items()}
+
+        def depth(blocks: str) -> int:
+            found = (re.match(rf"{re.escape(blocks)}\.(\d+)\.", name) for name in t)
+            return len({m[1] for m in found if m})
+
+        try:
+            encoder, decoder = t["z_proj.weight"][0], t["decoder_embed.weight"][0]
+            length = t["diffusion_pos_embed_learned"][1]
+            return MARConfig(
+                encoder_dim=encoder,
+                encoder_depth=depth("encoder_blocks"),
+                encoder_heads=_heads(encoder),
+                decoder_dim=decoder,
+                decoder_depth=depth("decoder_blocks"),
+                decoder_heads=_heads(decoder),
+                mlp_ratio=t["encoder_blocks.0.mlp.fc1.weight"][0] / encoder,
+                length=length,
+                token_dim=t["z_proj.weight"][1],
+                classes=t["class_emb.weight"][0],
+                buffer=t["encoder_pos_embed_learned"][1] - length,
+                head_depth=depth("diffloss.net.res_blocks"),
+                head_width=t["diffloss.net.input_proj.weight"][0],
+                steps=self.shape.steps,
+            )
+        except (LookupError, ArithmeticError) as e:
+            raise UsageError(f"{source.path} is no MAR file (it lacks {e}); fetch the official one") from e
+
+    def draft_model(self) -> Guided:
+        """A smaller MAR of the same tokens, with the target's guidance."""
+        if self.folder is None:
+            shape = reduced(_BASE) if self.reduced else _BASE
+            if self.name == "mar_b" and not self.reduced:
+                shape = replace(shape, encoder_depth=shape.encoder_depth // 4, decoder_depth=shape.decoder_depth // 4)
+            return self._guided(self.random(lambda: MAR(replace(shape, steps=self.shape.steps)), 3, self.dtype))
+        model = self._read(self.part("draft"))
+        mine, theirs = ((c.length, c.token_dim, c.classes) for c in (self.shape, model.cfg))
+        if mine != theirs:
+            raise UsageError(f"{self.folder / 'draft'} has other tokens or classes than the target; put a MAR there")
+        return self._guided(model)
+
+    def eagle(self) -> NoReturn:
+        raise UsageError(f"{self.name} has one drafter, a smaller MAR: use method=cspd")
+
+    medusa = eagle
+
+    def encode(self, prompts: list[str]) -> Tensor:
+        """Class numbers as text -> labels (n,) int64."""
+        found = [class_number(p, self.shape.classes, self.name) for p in prompts]
+        return torch.tensor(found, dtype=torch.int64, device=self.device)
+
+    def picture(self, latents: Tensor) -> np.ndarray:
+        """One picture (1, H, W, 3) uint8 of its tokens (1, L, D)."""
+        return to_uint8(self.tokenizer.decode_latent(unpatchify(latents.float()) / LATENT_SCALE))
+
+    @torch.inference_mode()
+    def pixels(self, tokens: Tensor) -> np.ndarray:
+        """Pictures (B, H, W, 3) uint8 of tokens (B, L, D), each decoded on its own."""
+        return np.concatenate([self.picture(row[None].to(self.device)) for row in tokens])
+
+
+def _size(cfg: MARConfig) -> str:
+    return f"{cfg.encoder_depth} + {cfg.decoder_depth} blocks of width {cfg.encoder_dim}"
+
+
+def load(cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> MARModel:
+    return MARModel(cfg, device, dtype)
