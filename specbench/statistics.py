@@ -44,14 +44,10 @@ def of_images(trace: Trace | VectorTrace, steps: Sequence[int], passes: int) -> 
 
 
 def _of_vectors(trace: dict[str, np.ndarray], steps: int, passes: int) -> dict[str, Any]:
-    accepted, offered, start = trace["accepted"][:steps], trace["offered"][:steps], trace["start"][:steps]
+    accepted, offered, start, reach = (trace[name][:steps] for name in ("accepted", "offered", "start", "reach"))
     drafts = offered > 0
     kept, judged = trace["kept"], trace["judged"]
-    by_depth = [
-        (int(kept[at].sum()), int(judged[at].sum()))
-        for d in range(int(offered.max()))
-        if judged[at := start[offered > d] + d].any()
-    ]
+    by_depth = [(int(kept[start[reach > d] + d].sum()), int((reach > d).sum())) for d in range(int(reach.max()))]
     return {
         "accepted_per_step": accepted.tolist(),
         "accepted_by_depth": [a for a, _ in by_depth],

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from specbench.decoding.sampling import Streams
 from specbench.errors import UsageError
 from specbench.models import diffusion, mar, mar_official, official, vq
 from specbench.models.mar import MAR, Guided, MARConfig
-from specbench.models.naming import Place
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT.parent / "shared" / "reference"
@@ -233,15 +230,39 @@ def test_a_session_gives_the_loop_what_the_networks_say():
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.2])
+@torch.inference_mode()
 def test_extreme_guidance_and_temperature_stay_finite(temperature):
-    model, drafter = (Guided(model_of(replace(SMALL, steps=100), seed), 10.0, "constant") for seed in (0, 1))
-    for rule in (
-        continuous.Rule(temperature=temperature),
-        continuous.Rule(gamma=8, criterion="path", tries=2, temperature=temperature),
-    ):
-        out = continuous.decode(model, drafter, rule, torch.tensor([0, 3]), Streams([(0, 0), (0, 1)]))
-        assert out.tokens.isfinite().all()
-        assert out.tokens.abs().max() > 1  # the chain ran
+    cfg = replace(SMALL, steps=100, token_dim=16)
+    for seed in range(3):
+        model, (tokens, known, labels) = model_of(cfg, seed), images(4, cfg)
+        session = Guided(model, 10.0, "constant").open(labels, 4)
+        places = torch.arange(16).expand(4, -1)
+        z = session.condition(tokens, known, torch.arange(4), places, torch.zeros_like(places)).flatten(0, 1)
+        noise = torch.randn(64, 101, 16, generator=torch.Generator().manual_seed(seed))
+        path = continuous.trajectory(session, z, noise, continuous.Rule(temperature=temperature))
+        for values in (path.states, path.mean, path.log_variance, continuous.own_density(path, continuous.Rule())):
+            assert values.isfinite().all()
+        assert path.token.std() > 0.1  # the chain ran
+
+
+@torch.inference_mode()
+def test_a_limit_holds_the_estimate_of_a_token():
+    cfg = replace(SMALL, steps=100)
+    free, held = model_of(cfg), model_of(replace(cfg, limit=0.5))
+    x, _, z, none, scale = states(300)
+    first, last = torch.full((300,), 99), torch.zeros(300, dtype=torch.int64)
+    s = diffusion.schedule(100, "cpu")
+    for index in (first, last):
+        mean, log_variance = held.moments(x, index, z, none, scale)
+        x0 = (mean - s.posterior_mean_coef2[index, None] * x) / s.posterior_mean_coef1[index, None]
+        loose, other = free.moments(x, index, z, none, scale)
+        assert torch.equal(log_variance, other)
+        assert x0.abs().max() < 0.501
+        inside = x0.abs() < 0.499
+        torch.testing.assert_close(mean[inside], loose[inside], atol=1e-4, rtol=1e-4)
+    assert inside.any()
+    assert not inside.all()
+    assert not held.moments(x + torch.nan, last, z)[0].isfinite().any()  # a mistake is not hidden
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -325,7 +346,9 @@ def test_training_masks_have_one_share_and_random_places():
     assert 0.99 < max(shares) <= 1
     law = torch.distributions.Normal(0.0, 1.0)  # of the share's distance from 1, in spreads of 0.25, cut at 1.2
     low = law.cdf(torch.tensor(-1.2))
-    mean = 1 + 0.25 * float((law.log_prob(torch.tensor(-1.2)).exp() - law.log_prob(torch.tensor(0.0)).exp()) / (0.5 - low))
+    mean = 1 + 0.25 * float(
+        (law.log_prob(torch.tensor(-1.2)).exp() - law.log_prob(torch.tensor(0.0)).exp()) / (0.5 - low)
+    )
     assert np.mean(shares) == pytest.approx(mean, abs=0.015)  # three standard errors
     often = torch.stack([mar.masks(1, 8, rng)[0] for _ in range(300)]).float().mean(0)
     assert (often - often.mean()).abs().max() < 0.1
@@ -336,7 +359,7 @@ def test_a_toy_of_two_classes_is_learnt():
     near their class's value."""
     torch.manual_seed(0)
     cfg = replace(
-        SMALL, length=4, token_dim=2, classes=2, encoder_depth=1, head_width=48, encoder_dim=48, steps=20, mlp_ratio=1.0
+        SMALL, length=4, token_dim=2, classes=2, encoder_depth=1, head_width=48, steps=20, mlp_ratio=1.0, limit=2.0
     )
     model, rng = MAR(cfg), torch.Generator().manual_seed(0)
     start = {n: p.detach().clone() for n, p in model.named_parameters()}
@@ -357,10 +380,10 @@ def test_a_toy_of_two_classes_is_learnt():
     assert not any(torch.equal(p, start[n]) for n, p in model.named_parameters())
     labels = torch.arange(40) % 2
     rule = continuous.Rule(final_noise=False)
-    out = continuous.decode(Guided(model.eval(), 1.5), None, rule, labels, Streams([(1, i) for i in range(40)]))
+    out = continuous.decode(Guided(model.eval()), None, rule, labels, Streams([(1, i) for i in range(40)]))
     centre = (2 * labels - 1)[:, None, None] * torch.tensor([0.8, -0.5])
-    assert (out.tokens - centre).abs().mean() < 0.25
-    assert ((out.tokens - centre).norm(dim=-1) < (out.tokens + centre).norm(dim=-1)).float().mean() > 0.95
+    assert (out.tokens - centre).abs().mean() < 0.12  # 0.04 of it is the data's own spread
+    assert ((out.tokens - centre).norm(dim=-1) < (out.tokens + centre).norm(dim=-1)).float().mean() > 0.98
 
 
 # --- official files ---------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from test_records import FIGURES, record
 from specbench import records, statistics
 from specbench.audit.tabular import TabularDrafter, TabularTarget, random_tables, sequence_law
 from specbench.decoding import rules
+from specbench.decoding.continuous import Trace as VectorTrace
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.medusa import Medusa
@@ -232,3 +233,77 @@ def test_a_drafter_knows_its_passes(name: str, build: Any) -> None:
     out = decode(target, drafter, rules.exact(), Sampling(), tiny.prompts(1), Streams([(0, 0)]))
     prefill = 1 if name.startswith(("draft", "eagle")) else 0
     assert calls["all"] == prefill + drafter.passes * int(out.steps)
+
+
+# --- vectors ----------------------------------------------------------------------------------------------------------
+
+
+def vector_trace() -> VectorTrace:
+    """One image of nine vectors, gamma = 3, the first drawn by the target alone. Step 1 drafts turns 1 to 3 and keeps
+    two, step 2 drafts 4 to 6 and keeps all (turn 7 comes free), step 3 drafts 8 and rejects it."""
+    by_step = torch.zeros(5, 1, 9)
+    by_step[:, 0, 1] = torch.tensor([2.0, 3.0, 0.5, 1.0, 3.0])
+    by_step[:, 0, 2] = torch.tensor([3.0, 3.0, 1.0, 4.0, 3.0])
+    by_step[:, 0, 3] = torch.tensor([0.0, 1.0, 0.25, 8.0, 1.0])
+    kept, judged = torch.zeros(1, 9, dtype=torch.bool), torch.zeros(1, 9, dtype=torch.bool)
+    kept[0, [1, 2, 4, 5, 6]] = True
+    judged[0, [1, 2, 3, 4, 5, 6, 8]] = True
+    order = torch.tensor([[4, 0, 8, 1, 7, 2, 6, 3, 5]])
+    return VectorTrace(
+        by_step[0].long(),
+        by_step[1].long(),
+        by_step[2],
+        by_step[3].long(),
+        by_step[4].long(),
+        order,
+        kept,
+        judged,
+        [[2, 5]],
+        torch.tensor([1]),
+        0.75,
+        torch.tensor([7]),
+    )
+
+
+def vector_record(**changes: object) -> records.Record:
+    [fields] = statistics.of_images(vector_trace(), [4], 3)
+    made = replace(record(0), tokens=9, steps=4, drafted=7, accepted=5, accepted_length=9 / 4, decode_s=3.0, batch=1)
+    return replace(made, **(dict.fromkeys(FIGURES) | fields | changes))  # type: ignore[arg-type]
+
+
+def test_the_record_of_an_image_of_vectors() -> None:
+    [fields] = statistics.of_images(vector_trace(), [4], 3)
+    assert fields["accepted_per_step"] == [0, 2, 3, 0]
+    assert fields["verified_by_depth"] == [3, 2, 2]  # turn 8 is at depth 1
+    assert fields["accepted_by_depth"] == [2, 2, 1]
+    assert fields["drafts"] == ".110111.0"
+    assert fields["first_accept"] == pytest.approx((0.5 + 1 + 0.25) / 3, rel=1e-5)
+    assert (fields["draft_passes"], fields["tries"], fields["fallbacks"], fields["made"]) == (9, [2, 5], 1, 7)
+    assert fields["draft_s"] == 0.75
+    row = statistics.columns([vector_record(), vector_record()])
+    assert row["residual_tries"] == 3.5
+    assert row["residual_fallbacks"] == 2
+    assert "perplexity" not in row  # a density is no probability
+    assert row["draft_tv"] is None
+    assert row["acceptance_by_depth"] == [round(2 / 3, 4), 1.0, 0.5]
+
+
+def test_where_and_when_vectors_are_accepted() -> None:
+    assert statistics.acceptance_by_position([vector_record()]).tolist() == [[1, 0, 1], [0, 0, 0], [1, 1, 1]]
+    by_turn = statistics.acceptance_by_turn([vector_record()])
+    assert np.isnan(by_turn[[0, 7]]).all()
+    assert by_turn[[1, 2, 3, 4, 5, 6, 8]].tolist() == [1, 1, 0, 1, 1, 1, 0]
+
+
+def test_the_expected_speed_up_is_equation_35() -> None:
+    """a = 5/7, c = (0.75 s / 7) / (6 s / 9)."""
+    vanilla = replace(vector_record(), decode_s=6.0)
+    found = statistics.expected_speedup([vector_record()], [vanilla], 3)
+    a, c = 5 / 7, (0.75 / 7) / (6 / 9)
+    assert found["draft_cost"] == pytest.approx(c)
+    assert found["speedup_expected"] == pytest.approx((1 - a**4) / ((1 - a) * (3 * c + 1)))
+    whole = vector_record(accepted=7)
+    replaced = replace(whole, accepted=whole.drafted)
+    assert statistics.expected_speedup([replaced], [vanilla], 3)["speedup_expected"] == pytest.approx(4 / (3 * c + 1))
+    assert statistics.expected_speedup([vector_record()], [replace(vanilla, batch=2)], 3) == {}
+    assert statistics.expected_speedup([vector_record(made=0)], [vanilla], 3) == {}

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from goldens.common import Compared, Tensors, load
 from specbench.decoding import continuous
-from specbench.models import diffusion, mar
+from specbench.models import diffusion, mar, mar_official
 from specbench.models.mar import MAR, Guided, MARConfig
-from specbench.models.naming import Place
 
 #: The x0 estimate at the highest index multiplies the rounding of eps by 2e4; the golden's notes allow this much more
 #: there than the one tolerance of the file.
@@ -38,12 +37,6 @@ def config(c: dict[str, Any]) -> MARConfig:
 _SAME = (("dim", "embed_dim"), ("depth", "depth"), ("heads", "num_heads"))
 
 
-def table(cfg: MARConfig) -> dict[str, Place]:
-    """Official names are the module's own."""
-    with torch.device("meta"):
-        return {name: Place(name) for name in MAR(cfg).state_dict()}
-
-
 def chain(model: MAR, z: Tensor, init: Tensor, noise: Tensor, scale: Tensor | None, temperature: float) -> Tensor:
     """Tokens (n, D) that the decode loop draws with a golden's noises: z as official, the unconditional rows behind the
     others where there is a scale (1,); init (n, D); noise (T, n, D), the highest step first."""
@@ -57,7 +50,7 @@ def chain(model: MAR, z: Tensor, init: Tensor, noise: Tensor, scale: Tensor | No
 
 def check(t: Tensors, c: dict[str, Any]) -> Compared:
     cfg = config(c)
-    model = load(lambda: MAR(cfg), t, table(cfg))
+    model = load(lambda: MAR(cfg), t, mar_official.table(cfg))
     yield "patchified", mar.patchify(t["in/image_latent"], c["patch_size"]), t["out/patchified"]
     yield "unpatchified", mar.unpatchify(t["in/tokens"], c["patch_size"]), t["out/unpatchified"]
     yield from networks(model, t, c)

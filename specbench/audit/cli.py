@@ -1,4 +1,5 @@
-"""`specbench audit`: is the method lossless? Measured on models whose law is known exactly, with the bound."""
+"""`specbench audit`: is the method lossless? Measured on models whose law is known exactly, with the bound, or for
+vectors on models that can be sampled without limit."""
 
 from __future__ import annotations
 
@@ -7,14 +8,16 @@ import csv
 import io
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tqdm import tqdm
 
 from specbench import configuration, parameters, records, registry
-from specbench.audit import audit, models
+from specbench.audit import audit, densities, models
+from specbench.audit.densities import Pair
 from specbench.audit.models import Model
 from specbench.errors import UsageError, unknown
 
@@ -24,7 +27,8 @@ SAMPLES, FEWEST = 200_000, 1000
 WORDS = {
     "audit.samples": f"sequences to decode per row (default: {SAMPLES}; at least {FEWEST})",
     "audit.seed": "seed of the random streams and of the noise floor (default: 0)",
-    "audit.model": f"one built-in model (default: all): {', '.join(models.BUILT_IN)}",
+    "audit.model": f"one built-in model (default: all that the method suits): {', '.join(models.BUILT_IN)};\n"
+    f"of vectors {', '.join(densities.BUILT_IN)}",
     "audit.tables": "an .npz file of your own: p0 .. p{T-1} (target), q0 .. q{T-1} (draft), pt of shape (V**t, V):\n"
     "the law of token t given the prefix coded base V, first token most significant; codebook (V, d)\n"
     "for rules that need it",
@@ -33,12 +37,28 @@ WORDS = {
 #: What says the same here as another word says in a run.
 _INSTEAD = {"n": "audit.samples", "seed": "audit.seed", "model": "audit.model or audit.tables"}
 
+#: What is audited on.
+Subject = Model | Pair
+
+_KIND = {False: "codes", True: "vectors"}
+_PARTS = ("drafter", "rule")
+
 # The draft tables stand for a network, whatever the preset's: these drafters give them the shape that was asked for.
 _CHAIN, _TREE = "eagle", "eagle_tree"
 
 _PRINTED = ["method", "model", *(name for name in audit.COLUMNS if name not in ("method", "model"))]
 _PRINTED = _PRINTED[: _PRINTED.index("verdict") + 1]
-_FORMATS = {"p_value": ".2g", "accepted_length": ".3f", "accepted_length_expected": ".3f"}
+_PRINTED_OF_VECTORS = "method model dim T samples ks ks_noise energy energy_noise p_value accepted_length".split()
+_PRINTED_OF_VECTORS += ["acceptance_rate", "tries", "fallbacks", "verdict"]
+_FORMATS = {
+    "p_value": ".2g",
+    "accepted_length": ".3f",
+    "accepted_length_expected": ".3f",
+    "energy": ".2g",
+    "energy_noise": ".2g",
+    "acceptance_rate": ".3f",
+    "tries": ".2f",
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -63,17 +83,17 @@ def main(words: Sequence[str]) -> int:
     own, given = _sorted_out(configuration.plain(asked.words))
     samples = _whole("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST)
     seed = _whole("audit.seed", own.get("audit.seed", "0"), 0)
-    chosen = _models(own)
+    kinds = [False, True] if asked.all else _kinds(given)
+    chosen = _models(own, kinds)
     out = _writable(own["out"]) if "out" in own else None
-    found = _presets(given, chosen[0]) if asked.all else [_configuration(given)]
-    jobs = [(cfg, model) for cfg in found for model in chosen]
+    jobs = _presets(given, chosen) if asked.all else _jobs(given, chosen, kinds)
     for cfg, model in jobs:
-        audit.assemble(cfg, model)  # a mistake costs no decoding
+        _assemble(cfg, model)  # a mistake costs no decoding
     rows = []
     with tqdm(total=len(jobs) * samples, unit="sequence", unit_scale=True) as bar:
         for cfg, model in jobs:
             bar.set_description(f"{cfg['method']} on {model.name}")
-            rows.append(audit.measure(audit.assemble(cfg, model), model, samples, seed, bar.update))
+            rows.append(_assemble(cfg, model)(samples, seed, bar.update))
             if out is not None:
                 records.write_atomically(out, _csv(rows).encode())
     print(table(rows))
@@ -89,10 +109,12 @@ Decodes many sequences of small models whose law is known exactly, with the meth
 tells whether the sequences have the target's law. Takes the parameters of specbench run that belong to the method, its
 drafter, its rule and the sampling (temperature, top_k, top_p). A drafter that needs a network is replaced by the
 model's draft tables in the shape of its drafts; with window= they draft a chain, with tree= a tree, whatever the
-preset's shape.
+preset's shape. Where tokens are vectors (method=cspd) the models are small diffusion heads that can be sampled without
+limit: the sequences stand against as many of the target's own, and the sampling is temperature and final_noise.
 
   specbench audit method=sjd window=3 temperature=0.7
   specbench audit method=cool_sd delta=1.1 window=3 audit.tables=mine.npz out=mine.csv
+  specbench audit method=cspd criterion=paper gamma=4 audit.model=d1t5
   specbench audit --all out=all.csv
 
   --all          every preset; a parameter reaches those that have it and can take the value
@@ -101,7 +123,7 @@ preset's shape.
 
 def _help() -> str:
     words = [f"  {name + '=':<14} " + line.replace("\n", "\n" + " " * 17) for name, line in WORDS.items()]
-    columns = [f"  {name:<24} {line}" for name, line in audit.COLUMNS.items()]
+    columns = [f"  {name:<24} " + line.replace("\n", "\n" + " " * 27) for name, line in audit.COLUMNS.items()]
     verdict = f"A method is called lossless where p_value is at least {audit.LEVEL:g}."
     return _HELP + "\n".join([*words, "", "columns:", *columns, "", verdict])
 
@@ -128,7 +150,7 @@ def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             if not own[key]:
                 raise UsageError(f"'{word}' lacks its value: {key}=...")
         elif key == "cfg_scale":
-            raise UsageError("tables have no guidance: an audit takes no cfg_scale=, leave it out")
+            raise UsageError("the models of an audit have no guidance: it takes no cfg_scale=, leave it out")
         elif key.startswith(("hydra.", "hydra/")) or (key in _of_a_run() and key not in ("method", "drafter", "rule")):
             instead = f"; give {_INSTEAD[key]}" if key in _INSTEAD else ""
             raise UsageError(f"'{key}' belongs to specbench run, an audit has no such parameter{instead}")
@@ -147,7 +169,7 @@ def _of_a_run() -> set[str]:
         for c in parameters.choices(group)
         for name in parameters.declared(group, c)
     }
-    return ({*parameters.TABLE, *parameters.groups()} - method) - set(audit.SAMPLING)
+    return {*parameters.TABLE, *parameters.groups()}.difference(method, audit.SAMPLING, densities.SAMPLING)
 
 
 def _whole(name: str, text: str, least: int) -> int:
@@ -160,13 +182,20 @@ def _whole(name: str, text: str, least: int) -> int:
     return int(value)
 
 
-def _models(own: Mapping[str, str]) -> list[Model]:
+def _models(own: Mapping[str, str], kinds: Sequence[bool]) -> dict[bool, list[Subject]]:
+    """Of codes (False) and of vectors (True): the models that the words name, or all built-in ones. `kinds`: those that
+    can be meant."""
     if "audit.tables" in own and "audit.model" in own:
         raise UsageError("audit.tables and audit.model name two different things: give one of them")
     if "audit.tables" in own:
-        return [models.load(own["audit.tables"])]
-    names = [own["audit.model"]] if "audit.model" in own else models.BUILT_IN
-    return [models.built_in(name) for name in names]
+        return {False: [models.load(own["audit.tables"])], True: []}
+    names = {False: models.BUILT_IN, True: densities.BUILT_IN}
+    if name := own.get("audit.model"):
+        if not any(name in some for some in names.values()):
+            raise unknown("audit.model", name, [n for kind in kinds for n in names[kind]])
+        names = {kind: (name,) if name in some else () for kind, some in names.items()}
+    codes: list[Subject] = [models.built_in(name) for name in names[False]]
+    return {False: codes, True: [densities.built_in(name) for name in names[True]]}
 
 
 def _writable(path: str) -> Path:
@@ -188,8 +217,42 @@ def _writable(path: str) -> Path:
 # --- configurations ---------------------------------------------------------------------------------------------------
 
 
-def _configuration(words: Sequence[str]) -> dict[str, Any]:
+def _kinds(words: Sequence[str]) -> list[bool]:
+    """Whether these words' method is of codes (False) or of vectors (True); vanilla is of both."""
+    chosen = {_key(word): word.partition("=")[2] for word in words}
+    method = chosen.get("method") or str(configuration.compose()["method"])
+    drafter, rule = ({**parameters.parts_of(method), **chosen}.get(group, "") for group in ("drafter", "rule"))
+    if (drafter, rule) == ("none", "exact"):
+        return [False, True]
+    drafts, judges = (parameters.of_vectors(*part) for part in (("drafter", drafter), ("rule", rule)))
+    if drafts != judges:
+        suited = [f"{g} {', '.join(c for c in parameters.choices(g) if parameters.of_vectors(g, c))}" for g in _PARTS]
+        raise UsageError(f"drafter {drafter} and rule {rule} do not go together: vectors take {' with '.join(suited)}")
+    return [drafts]
+
+
+def _jobs(
+    words: Sequence[str], chosen: Mapping[bool, Sequence[Subject]], kinds: Sequence[bool]
+) -> list[tuple[dict[str, Any], Subject]]:
+    """One method on the models that suit it."""
+    for vectors in kinds:
+        if chosen[vectors]:
+            cfg = _configuration(words, vectors)
+            return [(cfg, model) for model in chosen[vectors]]
+    [vectors] = kinds
+    [named] = chosen[not vectors]
+    suited = densities.BUILT_IN if vectors else models.BUILT_IN
+    raise UsageError(
+        f"{named.name} is a model of {_KIND[not vectors]}, and the method is for {_KIND[vectors]};"
+        f" use audit.model={', '.join(suited)}"
+    )
+
+
+def _configuration(words: Sequence[str], vectors: bool) -> dict[str, Any]:
     """The checked configuration of one method, its draft tables shaped as the words ask."""
+    if vectors:
+        name = next(name for name in parameters.choices("model") if parameters.of_vectors("model", name))
+        return configuration.compose([*words, f"model={name}", "weights=random"])  # for the parameters' sake alone
     given = {_key(word) for word in words}
     if "drafter" not in given and given & {"window", "tree"}:
         base = configuration.compose([word for word in words if _key(word) in ("method", "rule")])
@@ -201,24 +264,30 @@ def _configuration(words: Sequence[str]) -> dict[str, Any]:
     return configuration.compose(words)
 
 
-def _presets(words: Sequence[str], model: Model) -> list[dict[str, Any]]:
-    """The configurations of every preset, as far as the words apply to each and the model can serve it.
+def _presets(words: Sequence[str], chosen: Mapping[bool, Sequence[Subject]]) -> list[tuple[dict[str, Any], Subject]]:
+    """The configurations of every preset on the models that suit it, as far as the words apply to each and the models
+    can serve it.
 
     A word reaches the presets that have its parameter; one that cannot take the value (a window too small for its tree)
-    keeps its own, and a preset that cannot be audited on the model is left out. Either is told on stderr.
+    keeps its own, and a preset that cannot be audited on the models is left out. Either is told on stderr.
     """
     if any(_key(word) == "method" for word in words):
         raise UsageError("--all and method= contradict each other: give one of them")
-    parts = [word for word in words if _key(word) in ("drafter", "rule")]
+    parts = [word for word in words if _key(word) in _PARTS]
     others = [word for word in words if word not in parts]
-    found: list[dict[str, Any]] = []
+    found: list[tuple[dict[str, Any], Subject]] = []
     notes: list[str] = []
+    elsewhere: list[str] = []  # presets of the kind for which no model was named
     taken: set[str] = set()
     refused: dict[str, UsageError] = {}
     for name in parameters.choices("method"):
         accepted = [f"method={name}", *parts]
         try:
-            cfg = _fitting(accepted, model)
+            suited = next((chosen[kind] for kind in _kinds(accepted) if chosen[kind]), None)
+            if suited is None:
+                elsewhere.append(name)
+                continue
+            cfg = _fitting(accepted, suited[0])
         except UsageError as e:
             refused.setdefault("", e)
             notes.append(f"{name} is left out: {e}")
@@ -227,32 +296,49 @@ def _presets(words: Sequence[str], model: Model) -> list[dict[str, Any]]:
             if _key(word) not in cfg:
                 continue
             try:
-                cfg = _fitting([*accepted, word], model)
+                cfg = _fitting([*accepted, word], suited[0])
             except UsageError as e:
                 refused.setdefault(word, e)
                 notes.append(f"{name} keeps its own {_key(word)}: {e}")
             else:
                 accepted.append(word)
                 taken.add(word)
-        found.append(cfg)
+        found += [(cfg, model) for model in suited]
+    if elsewhere:
+        [named] = chosen[False] or chosen[True]
+        vectors = isinstance(named, Pair)
+        notes.insert(
+            0,
+            f"{', '.join(elsewhere)} left out: for {_KIND[not vectors]}, and {named.name} is a model of"
+            f" {_KIND[vectors]}",
+        )
+        refused.setdefault("", UsageError(notes[0]))
     if not found:
         raise refused[""]
     for word in others:
         if word in taken:
             continue
         if word not in refused:
-            configuration.compose([f"method={found[0]['method']}", *parts, word])  # raises: nobody has it
+            cfg, model = found[0]
+            _fitting([f"method={cfg['method']}", *parts, word], model)  # raises: nobody has it
         raise refused[word]
     for note in notes:
         print(f"specbench: {note}", file=sys.stderr)
     return found
 
 
-def _fitting(words: Sequence[str], model: Model) -> dict[str, Any]:
+def _fitting(words: Sequence[str], model: Subject) -> dict[str, Any]:
     """The configuration of these words, whose parts go together and can be built for the model."""
-    cfg = configuration.compose(words)
-    audit.assemble(cfg, model)
+    cfg = _configuration(words, True) if isinstance(model, Pair) else configuration.compose(words)
+    _assemble(cfg, model)
     return cfg
+
+
+def _assemble(cfg: Mapping[str, Any], model: Subject) -> Callable[[int, int, audit.Progress], dict[str, Any]]:
+    """What measures a configuration on a model, given the samples, the seed and who is told of progress."""
+    if isinstance(model, Pair):
+        return partial(densities.measure, densities.assemble(cfg), model)
+    return partial(audit.measure, audit.assemble(cfg, model), model)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -267,15 +353,20 @@ def _csv(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The columns up to the verdict, aligned; a cell that does not apply is empty."""
-    cells = [_PRINTED, *([_cell(name, row[name]) for name in _PRINTED] for row in rows)]
+    """The columns up to the verdict, aligned, those of vectors in a table of their own; a cell that does not apply is
+    empty."""
+    kinds = (_PRINTED, [r for r in rows if r["dim"] is None]), (_PRINTED_OF_VECTORS, [r for r in rows if r["dim"]])
+    return "\n\n".join(_aligned(names, some) for names, some in kinds if some)
+
+
+def _aligned(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    cells = [names, *([_cell(name, row[name]) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells)]
     words = {"method", "model", "verdict"}
     lines = []
     for line in cells:
         parts = [
-            cell.ljust(width) if name in words else cell.rjust(width)
-            for name, cell, width in zip(_PRINTED, line, widths)
+            cell.ljust(width) if name in words else cell.rjust(width) for name, cell, width in zip(names, line, widths)
         ]
         lines.append("  ".join(parts).rstrip())
     return "\n".join(lines)

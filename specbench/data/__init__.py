@@ -19,7 +19,7 @@ from specbench.errors import UsageError, unknown
 __all__ = ["DRAWN", "Item", "load", "prompts_hash"]
 
 #: Data sets that the code makes; the prompts of the others come from files, which may change.
-DRAWN = ("scenes", "imagenet")
+DRAWN = ("scenes", "scenes_classes", "imagenet")
 
 _MODULES = {"coco2014": "coco", "coco2017": "coco"}  # where it is not named like its data set
 

@@ -117,8 +117,9 @@ class Rule:
 
 @dataclass
 class Trace:
-    """What the loop saw. accepted, offered, first, start (B, L), by step, zero beyond `steps`: draft tokens accepted,
-    draft tokens that could be verified, the probability with which the first was kept, and its turn.
+    """What the loop saw. accepted, offered, first, start, reach (B, L), by step, zero beyond `steps`: draft tokens
+    accepted, draft tokens that could be verified, the probability with which the first was kept, its turn, and how many
+    were judged.
 
     order (B, L): the places of the tokens in the order in which they were drawn. kept, judged (B, L) bool, in that
     order: whether a token was an accepted draft, and whether a draft was judged for it. tries: of every residual that
@@ -130,6 +131,7 @@ class Trace:
     offered: Tensor
     first: Tensor
     start: Tensor
+    reach: Tensor
     order: Tensor
     kept: Tensor
     judged: Tensor
@@ -313,7 +315,7 @@ def decode(model: Model, drafter: Model | None, rule: Rule, conditioning: Any, s
     count, passes, drafted, accepted, fallbacks = (
         torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(5)
     )
-    seen = torch.zeros(4, rows, length, device=device)  # accepted, offered, first, start, by step
+    seen = torch.zeros(5, rows, length, device=device)  # accepted, offered, first, start, reach, by step
     kept_at, judged_at = (torch.zeros(rows, length, dtype=torch.bool, device=device) for _ in range(2))
     made, draft_s = torch.zeros_like(count), 0.0
     tries: list[list[int]] = [[] for _ in range(rows)]
@@ -352,10 +354,11 @@ def decode(model: Model, drafter: Model | None, rule: Rule, conditioning: Any, s
         count[:] += share
 
     everything = torch.arange(rows, device=device)
-    before = length if own is None else min(length, math.ceil(rule.prefill * length))
+    before = length if own is None else math.ceil(round(rule.prefill * length, 6))
     for share in rule.turns or (1,) * before:
         alone(share)
     while own is not None and len(row := (count < length).nonzero().flatten()):
+        passes[row] += 1
         first = count[row]
         room = (length - first).clamp_max(rule.gamma)  # draft tokens inside the image
         gamma = int(room.max())
@@ -388,7 +391,6 @@ def decode(model: Model, drafter: Model | None, rule: Rule, conditioning: Any, s
             z_target = z_all[:, :gamma].flatten(0, 1)
         else:
             z_target = see(target, tokens[row], row, first, number, number).flatten(0, 1)
-        passes[row] += 1
         judge = _Judge(target, own, rule, noise)
         flat_row, flat_number = row.repeat_interleave(gamma), number.flatten().clamp_max(length - 1)
         gain, paths_own, sigma = judge.weigh(drafts, z_target, flat_row, flat_number)
@@ -431,6 +433,7 @@ def decode(model: Model, drafter: Model | None, rule: Rule, conditioning: Any, s
         seen[1, row, step] = room.float()
         seen[2, row, step] = chance[:, 0].float()
         seen[3, row, step] = first.float()
+        seen[4, row, step] = judged.sum(1).float()
         accepted[row] += kept.sum(1)
         drafted[row] += judged.sum(1)
         turn = number.clamp_max(length - 1)
@@ -449,10 +452,7 @@ def decode(model: Model, drafter: Model | None, rule: Rule, conditioning: Any, s
     synchronize(device)
     seconds = time.perf_counter() - began
     trace = Trace(
-        seen[0].long(),
-        seen[1].long(),
-        seen[2],
-        seen[3].long(),
+        *(seen[i] if i == 2 else seen[i].long() for i in range(5)),
         order,
         kept_at,
         judged_at,

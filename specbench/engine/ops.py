@@ -21,12 +21,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     count."""
     if x.device.type != "cpu" or torch.is_grad_enabled():
         return F.linear(x, weight, bias)
-    rows = x.numel() // x.shape[-1]
-    if rows >= INVARIANT_ROWS:
-        return F.linear(x.reshape(rows, -1), weight, bias).view(*x.shape[:-1], -1)
-    padded = x.new_zeros(INVARIANT_ROWS, x.shape[-1])
-    padded[:rows] = x.reshape(rows, -1)
-    return F.linear(padded, weight, bias)[:rows].view(*x.shape[:-1], -1)
+    flat = x.reshape(-1, x.shape[-1])
+    rows = len(flat)
+    if rows < INVARIANT_ROWS:
+        flat = F.pad(flat, (0, 0, 0, INVARIANT_ROWS - rows))
+    return F.linear(flat, weight, bias)[:rows].view(*x.shape[:-1], len(weight))
 
 
 def silu(x: Tensor) -> Tensor:

@@ -27,7 +27,9 @@ _WAVES = 256  # width of a time's sinusoids
 @dataclass(frozen=True)
 class MARConfig:
     """The defaults are MAR-B's. length: tokens L of an image, a square; token_dim: numbers D of a token; buffer: places
-    before the tokens that hold the class; steps: of the diffusion head when it samples."""
+    before the tokens that hold the class; steps: of the diffusion head when it samples; limit: what the head takes a
+    token's numbers for is held within plus and minus this (None: not, as officially). The first steps multiply the
+    network's error by hundreds: without a limit it takes long training to stay near the data."""
 
     encoder_dim: int = 768
     encoder_depth: int = 12
@@ -44,6 +46,7 @@ class MARConfig:
     head_width: int = 1024
     steps: int = 100
     norm_eps: float = 1e-6
+    limit: float | None = None
 
     @property
     def side(self) -> int:
@@ -252,7 +255,7 @@ class MAR(nn.Module):
         c = self.cfg
         order = known.int().argsort(dim=1, descending=True, stable=True)[:, :most]
         seen = known.gather(1, order)
-        values = take(tokens, order).masked_fill(~seen.unsqueeze(-1), 0)  # NaN passes a mask of attention
+        values = take(tokens, order).masked_fill(~seen.unsqueeze(-1), 0)  # a mask of attention lets NaN pass
         none = (labels == c.classes).unsqueeze(-1)
         start = torch.where(none, self.fake_latent, self.class_emb(labels.clamp_max(c.classes - 1)))
         x = torch.cat([start.unsqueeze(1).expand(-1, c.buffer, -1), self.z_proj(values.to(start.dtype))], 1)
@@ -309,7 +312,10 @@ class MAR(nn.Module):
         its strength."""
         s = diffusion.schedule(self.cfg.steps, x.device)
         eps, v = self.predict(x, s.timestep[index], z, z_none, scale)
-        return s.mean(x, s.x0(x, eps, index), index), s.log_variance(v, index)
+        x0, limit = s.x0(x, eps, index), self.cfg.limit
+        if limit is not None:
+            x0 = x0.clamp(-limit, limit)
+        return s.mean(x, x0, index), s.log_variance(v, index)
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -327,27 +333,29 @@ class MAR(nn.Module):
         latents (N, L, D), as they are sampled; labels (N,) int64, lost with probability `dropout`; masked (N, L) bool:
         the tokens to predict, as of `masks`. Each is noised `repeats` times, to steps of their own.
         """
+        drawn = torch.rand(len(labels), generator=generator, device=generator.device).to(latents.device)
+        labels = labels.masked_fill(drawn < dropout, self.cfg.classes)
+        z = self.conditions(latents, ~masked, labels)[masked]
+        return self.head_loss(latents[masked].float(), z, generator, repeats)
 
-        def draw(*shape: int) -> Tensor:
-            return torch.rand(shape, generator=generator, device=generator.device).to(latents.device)
-
-        labels = labels.masked_fill(draw(len(labels)) < dropout, self.cfg.classes)
-        z = self.conditions(latents, ~masked, labels)[masked].repeat(repeats, 1)
-        x0 = latents[masked].float().repeat(repeats, 1)
+    def head_loss(self, x0: Tensor, z: Tensor, generator: torch.Generator, repeats: int = 4) -> Tensor:
+        """The same of tokens x0 (n, D) under z (n, E)."""
+        x0, z = x0.repeat(repeats, 1), z.repeat(repeats, 1)
         s = diffusion.schedule(diffusion.TRAINED_STEPS, x0.device)
-        index = (draw(len(x0)) * len(s)).long()
+        drawn = torch.rand(len(x0), generator=generator, device=generator.device).to(x0.device)
+        index = (drawn * len(s)).long()
         noise = torch.randn(x0.shape, generator=generator, device=generator.device).to(x0.device)
         x = s.noised(x0, noise, index)
         eps, v = self.predict(x, index, z)
         return (F.mse_loss(eps, noise, reduction="none").mean(-1) + s.bound(x0, x, eps, v, index)).mean()
 
 
-def masks(count: int, length: int, generator: torch.Generator) -> Tensor:
+def masks(count: int, length: int, generator: torch.Generator, least: float = 0.7, spread: float = 0.25) -> Tensor:
     """Masks (count, length) bool for training, on the generator's device: one share of tokens for all, drawn from a
-    normal law of mean 1 and spread 0.25 between 0.7 and 1, at random places of each."""
+    normal law of mean 1 and this spread between `least` and 1, at random places of each."""
     device = generator.device
-    low, high = (torch.special.ndtr(torch.tensor(x, device=device)) for x in ((0.7 - 1) / 0.25, 0.0))
-    share = 1 + 0.25 * torch.special.ndtri(low + (high - low) * torch.rand((), generator=generator, device=device))
+    low, high = (torch.special.ndtr(torch.tensor(x, device=device)) for x in ((least - 1) / spread, 0.0))
+    share = 1 + spread * torch.special.ndtri(low + (high - low) * torch.rand((), generator=generator, device=device))
     order = torch.rand(count, length, generator=generator, device=device).argsort(1)
     return order < torch.ceil(length * share).clamp(1, length)
 

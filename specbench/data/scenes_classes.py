@@ -1,0 +1,68 @@
+"""The classes of *scenes*: pictures of one object, whose class is its colour and shape, such as "red circle".
+
+Everything else about such a picture (size, fill, place, background) is free, so that a class-conditional model has a
+broad law to learn. Images are spread evenly: every forty in a row have each class once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from specbench.data import base, scenes
+from specbench.data.base import Item
+
+#: Class number -> name: shape by shape, in the order of `scenes.SHAPES` and `scenes.COLOURS`.
+NAMES = tuple(f"{colour} {shape}" for shape in scenes.SHAPES for colour in scenes.COLOURS)
+#: The attributes that a class states.
+ATTRIBUTES = ("layout", "shape0", "colour0")
+
+_LAYOUT, _SHAPE, _COLOUR = (list(scenes.ATTRIBUTES).index(name) for name in ATTRIBUTES)
+_SINGLE = scenes.LAYOUTS.index("single")
+
+
+def items(cfg: Mapping[str, Any]) -> list[Item]:
+    """`n` class names, in an order keyed by `seed`; the id "7-3" is the fourth image of class 7.
+
+    labels: as of `scenes.render`, of which only those of `ATTRIBUTES` are given; the others are `scenes.ABSENT`.
+    """
+    order = sorted(range(len(NAMES)), key=lambda number: base.key("class", cfg["seed"], number))
+    drawn = [(i, order[i % len(NAMES)], i // len(NAMES)) for i in range(cfg["n"])]
+    return [Item(i, NAMES[number], labels_of(number), f"{number}-{turn}") for i, number, turn in drawn]
+
+
+def labels_of(number: int) -> tuple[int, ...]:
+    """The 14 labels of a class: one object, its shape and colour."""
+    labels = [scenes.ABSENT] * len(scenes.ATTRIBUTES)
+    shape, colour = divmod(number, len(scenes.COLOURS))
+    labels[_LAYOUT], labels[_SHAPE], labels[_COLOUR] = _SINGLE, shape, colour
+    return tuple(labels)
+
+
+def numbers_of(labels: np.ndarray) -> np.ndarray:
+    """Labels (N, 14) int64 of scenes -> class numbers (N,) int64; -1 where there is not one object."""
+    numbers = labels[:, _SHAPE] * len(scenes.COLOURS) + labels[:, _COLOUR]
+    return np.where(labels[:, _LAYOUT] == _SINGLE, numbers, -1)
+
+
+def number_of(prompt: str) -> int | None:
+    """The class that a prompt names, by its words or its number; None where it names none."""
+    words = prompt.lower().split()
+    if len(words) == 1 and words[0].isascii() and words[0].isdigit() and len(words[0]) <= 6:
+        return int(words[0]) if int(words[0]) < len(NAMES) else None
+    name = " ".join(words)
+    return NAMES.index(name) if name in NAMES else None
+
+
+def pictures(split: str, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The first `n` scenes of a split with one object: pictures (n, 64, 64, 3) uint8 and class numbers (n,) int64."""
+    images, labels, index = [], [], 0
+    while len(images) < n:
+        sample = scenes.sample(split, index, seed)
+        if sample.scene.layout == "single":
+            images.append(scenes.draw(sample))
+            labels.append(sample.scene.labels())
+        index += 1
+    return np.stack(images), numbers_of(np.array(labels, dtype=np.int64))

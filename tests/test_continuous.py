@@ -1,0 +1,574 @@
+"""The loop of continuous speculative decoding against plain loops, closed forms, numerical integrals and simulations
+that share no code with it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+
+from specbench.audit.densities import built_in
+from specbench.decoding import continuous
+from specbench.decoding.continuous import Path, Rule, decode, log_normal, normal, own_density, path_density, trajectory
+from specbench.decoding.sampling import Streams
+from specbench.errors import UsageError
+
+
+class Chain:
+    """Closed forms: a token's condition is the mean of the known tokens, wherever they are; then mean = keep[t] x +
+    pull z + shift and log variance = level[t] + swing tanh(z)."""
+
+    def __init__(
+        self,
+        length: int,
+        keep: list[float],
+        level: list[float],
+        shift: float = 0.0,
+        pull: float = 0.0,
+        swing: float = 0.0,
+        dim: int = 1,
+    ) -> None:
+        self.length, self.dim, self.steps = length, dim, len(keep)
+        self.keep, self.level = torch.tensor(keep), torch.tensor(level)
+        self.shift, self.pull, self.swing = shift, pull, swing
+
+    def open(self, conditioning: Any, rows: int) -> Chain:
+        return self
+
+    def condition(self, tokens, known, row, place, done):
+        seen = torch.where(known[..., None], tokens, 0.0).sum(1) / known.sum(1, keepdim=True).clamp_min(1)
+        return seen[:, None].expand(-1, place.shape[1], -1)
+
+    def moments(self, x, index, z):
+        mean = self.keep[index, None] * x + self.pull * z + self.shift
+        return mean, self.level[index, None] + self.swing * torch.tanh(z)
+
+
+def streams(images: int, seed: int = 0) -> Streams:
+    return Streams([(seed, i) for i in range(images)])
+
+
+def everything(out: continuous.Decoded) -> dict[str, Any]:
+    """What a decode returns, but for the seconds."""
+    found = vars(out) | vars(out.trace)
+    return {name: x for name, x in found.items() if name not in ("seconds", "draft_s", "trace")}
+
+
+RULES = {
+    "exact": Rule(gamma=3),
+    "not aligned": Rule(gamma=3, align=False),
+    "path": Rule(gamma=3, criterion="path"),
+    "paper": Rule(gamma=3, criterion="paper"),
+    "parallel": Rule(gamma=3, verify="parallel"),
+    "continue": Rule(gamma=3, on_reject="continue"),
+    "released": Rule(
+        gamma=3,
+        prefill=0.05,
+        criterion="paper",
+        verify="parallel",
+        on_reject="continue",
+        inner_temperature=42.0,
+        final_noise=False,
+    ),
+    "vanilla": Rule(),
+}
+
+
+# --- densities --------------------------------------------------------------------------------------------------------
+
+
+def test_log_normal_is_scipys() -> None:
+    g = np.random.default_rng(0)
+    x, mean, log_variance = g.normal(size=(3, 7, 4))
+    spread = 0.7 * np.exp(0.5 * log_variance)
+    found = log_normal(*(torch.from_numpy(a) for a in (x, mean, log_variance)), temperature=0.7)
+    np.testing.assert_allclose(found, stats.norm.logpdf(x, mean, spread).sum(-1), rtol=1e-12)
+    # an inner temperature shrinks the distance from the mean; the density's height stays
+    found = log_normal(*(torch.from_numpy(a) for a in (x, mean, log_variance)), temperature=0.7, inner=42.0)
+    np.testing.assert_allclose(found, stats.norm.logpdf((x - mean) / 42 + mean, mean, spread).sum(-1), rtol=1e-12)
+
+
+def test_the_density_of_a_path_is_scipys() -> None:
+    model, n, rule = built_in("d2t4").target, 9, Rule(temperature=0.8)
+    g = torch.Generator().manual_seed(0)
+    states = torch.randn(n, model.steps + 1, 2, generator=g)
+    z = torch.randn(n, 4, generator=g)
+    path = Path(states, torch.zeros(n, model.steps, 2), torch.zeros(n, model.steps, 2))
+    wanted = np.zeros(n)
+    for t in range(model.steps):
+        mean, log_variance = model.moments(states[:, t + 1], torch.full((n,), t), z)
+        spread = 0.8 * np.exp(0.5 * log_variance.double().numpy())
+        wanted += stats.norm.logpdf(states[:, t].double(), mean.double(), spread).sum(-1)
+    np.testing.assert_allclose(path_density(model, path, z, rule), wanted, rtol=1e-6)
+    # a trajectory that the model drew itself holds the moments that it was drawn from
+    drawn = trajectory(model, z, torch.randn(n, model.steps + 1, 2, generator=g), rule)
+    torch.testing.assert_close(own_density(drawn, rule), path_density(model, drawn, z, rule))
+
+
+def test_a_large_batch_of_moments_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built_in("d1t5").target
+    g = torch.Generator().manual_seed(0)
+    z, noise = torch.randn(70, 4, generator=g), torch.randn(70, model.steps + 1, 1, generator=g)
+    path = trajectory(model, z, noise, Rule())
+    density = path_density(model, path, z, Rule())
+    monkeypatch.setattr(continuous, "CHUNK", 2)
+    torch.testing.assert_close(trajectory(model, z, noise, Rule()).states, path.states)
+    torch.testing.assert_close(path_density(model, path, z, Rule()), density)
+
+
+def test_the_numbers_are_normal() -> None:
+    x = normal(streams(500), torch.arange(500), 1, 400).flatten().numpy()
+    assert stats.kstest(x, "norm").pvalue > 1e-4  # one seed in 10,000
+    assert np.isfinite(x).all()
+    # uniforms are multiples of 2**-23; the ends of their range stay finite and alike
+    ends = normal(_Ends(), torch.zeros(1, dtype=torch.int64), 1, 2)
+    assert float(ends[0, 1]) == pytest.approx(stats.norm.isf(2.0**-24), rel=1e-4)
+    assert float(ends[0, 0]) == pytest.approx(-stats.norm.isf(2.0**-24), rel=1e-4)
+
+
+class _Ends(Streams):
+    def __init__(self) -> None:
+        pass
+
+    def uniform(self, step, purpose, *shape):
+        return torch.tensor([[0.0, 1 - 2.0**-23]])
+
+
+# --- acceptance and residual against integrals ------------------------------------------------------------------------
+
+# One token of one number, whose law does not depend on x_T (keep = 0 in the last step, or in all but it): p and q are
+# known in closed form. (mean, log variance) of the target's and the drafter's last step:
+P, Q = (0.4, -0.3), (-0.2, 0.2)
+JUDGED = {
+    "exact": Rule(gamma=1),
+    "a lower temperature": Rule(gamma=1, temperature=0.7),
+    "not aligned": Rule(gamma=1, align=False),
+    "paper, Sigma = e**0.45": Rule(gamma=1, criterion="paper"),
+    "softened": Rule(gamma=1, inner_temperature=3.0),
+}
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_one_token_against_integrals(name: str) -> None:
+    """Two steps, the last of which forgets x_1. A draft is kept with min(1, S p' / q') and drawn anew from p max(0, 1 -
+    q' / S p'), where p' and q' are the softened densities and S is the paper's factor."""
+    rule, n = JUDGED[name], 40_000
+    # log variances of the first step: Sigma = exp(0.5 (0.6 - -0.3))
+    target = Chain(1, [0.0, 0.5], [P[1], -0.3], P[0])
+    drafter = Chain(1, [0.0, 0.5], [Q[1], 0.6], Q[0])
+    factor = math.exp(0.45) if rule.criterion == "paper" else 1.0
+
+    def density(law: tuple[float, float], x: np.ndarray, inner: float = 1.0) -> np.ndarray:
+        return stats.norm.pdf((x - law[0]) / inner, 0, rule.temperature * math.exp(law[1] / 2))
+
+    x = np.linspace(-9, 9, 20_001)
+    ratio = factor * density(P, x, rule.inner_temperature) / density(Q, x, rule.inner_temperature)
+    kept = integrate.trapezoid(density(Q, x) * np.minimum(1, ratio), x)
+    residual = density(P, x) * np.maximum(0, 1 - 1 / ratio)
+    mass = integrate.trapezoid(residual, x)
+    cdf = integrate.cumulative_trapezoid(residual, x, initial=0) / mass
+
+    out = decode(target, drafter, rule, None, streams(n))
+    accepted = out.trace.kept[:, 0]
+    assert float(accepted.double().mean()) == pytest.approx(kept, abs=4.5 * math.sqrt(kept * (1 - kept) / n))
+    fresh = out.tokens[~accepted].flatten().numpy()
+    assert stats.kstest(fresh, lambda t: np.interp(t, x, cdf)).pvalue > 1e-4  # one seed in 10,000
+    # the number of proposals is geometric: its mean is 1 / mass, its deviation sqrt(1 - mass) / mass
+    tries = torch.tensor([some[0] for some in out.trace.tries if some]).double()
+    assert len(tries) == len(fresh)
+    if mass > 0.1:  # fewer than 1 in 10**4 come near the bound of 100
+        assert float(tries.mean()) == pytest.approx(1 / mass, abs=4.5 * math.sqrt(1 - mass) / mass / len(tries) ** 0.5)
+    if name in ("exact", "a lower temperature", "not aligned"):
+        assert kept == pytest.approx(1 - mass, abs=1e-6)  # the rest of q is what p lacks
+    first = out.trace.first[:, 0].double()
+    assert float(first.mean()) == pytest.approx(kept, abs=4.5 * float(first.std()) / n**0.5)
+
+
+def test_a_path_against_integrals() -> None:
+    """Two steps, the first of which forgets x_T: a path is (x_1, x_0), and p and q are densities over a plane."""
+    n, rule = 40_000, Rule(gamma=1, criterion="path", temperature=0.9)
+    target, drafter = Chain(1, [0.6, 0.0], [-0.3, 0.2], 0.3), Chain(1, [0.4, 0.0], [0.1, -0.2], -0.1)
+    x1, x0 = np.meshgrid(np.linspace(-6, 6, 901), np.linspace(-6, 6, 901), indexing="ij")
+    cell = (12 / 900) ** 2
+
+    def density(m: Chain) -> np.ndarray:
+        wide = 0.9 * np.exp(0.5 * m.level.numpy())
+        keep = float(m.keep[0])
+        return stats.norm.pdf(x1, m.shift, wide[1]) * stats.norm.pdf(x0, keep * x1 + m.shift, wide[0])
+
+    p, q = density(target), density(drafter)
+    kept = float(np.minimum(p, q).sum()) * cell
+    residual = np.maximum(p - q, 0).sum(0)
+    edges = x0[0] + 6 / 900  # a cell reaches half its width to either side
+    cdf = np.cumsum(residual) / residual.sum()
+
+    out = decode(target, drafter, rule, None, streams(n))
+    accepted = out.trace.kept[:, 0]
+    assert float(accepted.double().mean()) == pytest.approx(kept, abs=4.5 * math.sqrt(kept * (1 - kept) / n))
+    fresh = out.tokens[~accepted].flatten().numpy()
+    assert stats.kstest(fresh, lambda t: np.interp(t, edges, cdf)).pvalue > 1e-4  # one seed in 10,000
+
+
+def test_few_tries_leave_the_targets_own_proposal() -> None:
+    """With one try a rejected token is the target's sample, whatever became of it, and a fallback is counted for
+    those that would have been proposed again."""
+    target, drafter = Chain(1, [0.0], [P[1]], P[0]), Chain(1, [0.0], [Q[1]], Q[0])
+    out = decode(target, drafter, Rule(gamma=1, tries=1), None, streams(20_000))
+    fresh = out.tokens[~out.trace.kept[:, 0]].flatten().numpy()
+    assert stats.kstest(fresh, stats.norm(P[0], math.exp(P[1] / 2)).cdf).pvalue > 1e-4
+    assert {some[0] for some in out.trace.tries if some} == {1}
+    full = decode(target, drafter, Rule(gamma=1, tries=1000), None, streams(20_000))
+    assert int(full.trace.fallbacks.sum()) == 0
+    assert out.trace.fallbacks.tolist() == [int(some != [] and some[0] > 1) for some in full.trace.tries]
+
+
+# --- chains against a simulation --------------------------------------------------------------------------------------
+
+
+def simulate(target: Chain, drafter: Chain, rule: Rule, n: int) -> np.ndarray:
+    """How many tokens of a first draft of rule.gamma are accepted, n times, written anew: plain NumPy, one draft token
+    after another, min(1, p / q)."""
+    g = np.random.default_rng(0)
+    steps = target.steps
+    drafts, alive, accepted = np.zeros((n, 0)), np.ones(n, bool), np.zeros(n, int)
+
+    def step(model: Chain, x: np.ndarray, t: int, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        mean = float(model.keep[t]) * x + model.pull * z + model.shift
+        return mean, rule.temperature * np.exp(0.5 * (float(model.level[t]) + model.swing * np.tanh(z)))
+
+    for i in range(min(rule.gamma, target.length)):
+        seen = drafts.mean(1) if i else np.zeros(n)
+        judged = np.zeros(n) if rule.verify == "parallel" else seen
+        x = g.normal(size=n)
+        own = x if rule.align else g.normal(size=n)
+        log_ratio = np.zeros(n)
+        for t in reversed(range(steps)):
+            mean_q, wide_q = step(drafter, x, t, seen)
+            mean_p, wide_p = step(target, x if rule.criterion == "path" else own, t, judged)
+            noise = g.normal(size=n)
+            x = mean_q + wide_q * noise
+            if t == 0 or rule.criterion == "path":
+                log_ratio += stats.norm.logpdf(x, mean_p, wide_p) - stats.norm.logpdf(x, mean_q, wide_q)
+            own = mean_p + wide_p * (noise if rule.align else g.normal(size=n))
+            if t > 0 and rule.criterion == "paper":
+                log_ratio += np.log(wide_q) - np.log(wide_p)
+        alive &= g.uniform(size=n) < np.exp(np.minimum(0, log_ratio))
+        accepted += alive
+        drafts = np.concatenate([drafts, x[:, None]], 1)
+    return accepted
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rule(gamma=3),
+        Rule(gamma=7, temperature=0.8),
+        Rule(gamma=3, align=False),
+        Rule(gamma=3, criterion="path"),
+        Rule(gamma=3, criterion="paper"),
+        Rule(gamma=3, verify="parallel"),
+    ],
+)
+def test_the_first_drafts_length_against_a_simulation(rule: Rule) -> None:
+    """The share of every length, from 30,000 images and as many simulated drafts: within 4.5 standard errors of their
+    difference, which fails by chance once in 150,000 lengths."""
+    n = 30_000
+    target = Chain(5, [0.7, 0.6, 0.8], [-1.0, -0.8, -0.6], 0.2, pull=0.5, swing=0.6)
+    drafter = Chain(5, [0.65, 0.6, 0.7], [-0.9, -0.8, -0.8], 0.1, pull=0.35, swing=0.3)
+    out = decode(target, drafter, rule, None, streams(n))
+    assert (out.trace.offered[:, 0] == min(rule.gamma, 5)).all()
+    seen = torch.bincount(out.trace.accepted[:, 0], minlength=6).numpy() / n
+    wanted = np.bincount(simulate(target, drafter, rule, n), minlength=6) / n
+    error = np.sqrt(2 * np.maximum(wanted * (1 - wanted), 1 / n) / n)
+    assert (abs(seen - wanted) < 4.5 * error).all()
+    assert (seen[: min(rule.gamma, 5) + 1] > 0.01).all()  # every length is put to the test
+
+
+# --- vanilla ----------------------------------------------------------------------------------------------------------
+
+
+def plain(model, rule: Rule, keys: list[tuple[int, int]], turns: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images one by one, pass by pass; the loop's noises, and an order drawn from its stream."""
+    images, orders = [], []
+    for key in keys:
+        own = Streams([key])
+        order = own.uniform(torch.zeros(1, dtype=torch.int64), continuous._ORDER, model.length)[0].argsort().tolist()
+        tokens, known = torch.zeros(model.length, model.dim), torch.zeros(model.length, dtype=torch.bool)
+        begin = 0
+        for share in turns:
+            new = {}
+            for turn in range(begin, begin + share):
+                place = torch.tensor([[order[turn]]])
+                z = model.condition(tokens[None], known[None], torch.tensor([0]), place, torch.tensor([[turn]]))[:, 0]
+                noise = normal(own, torch.tensor([turn]), continuous._NOISE, model.steps + 1, model.dim)[0]
+                x = noise[model.steps]
+                for t in reversed(range(model.steps)):
+                    mean, log_variance = model.moments(x[None], torch.tensor([t]), z)
+                    wide = torch.exp(0.5 * log_variance[0]) * rule.temperature
+                    x = mean[0] + (noise[t] * wide if t > 0 or rule.final_noise else 0)
+                new[order[turn]] = x
+            for place, x in new.items():
+                tokens[place] = x
+                known[place] = True
+            begin += share
+        images.append(tokens)
+        orders.append(torch.tensor(order))
+    return torch.stack(images), torch.stack(orders)
+
+
+@pytest.mark.parametrize("turns", [(), (1, 3, 1), (5,)])
+@pytest.mark.parametrize("rule", [Rule(), Rule(temperature=0.7), Rule(final_noise=False), Rule(temperature=0)])
+def test_vanilla_is_a_plain_loop(rule: Rule, turns: tuple[int, ...]) -> None:
+    model, keys = built_in("d1t5").target, [(3, i) for i in range(7)]
+    out = decode(model, None, replace(rule, turns=turns), None, Streams(keys))
+    tokens, order = plain(model, rule, keys, turns or (1,) * model.length)
+    torch.testing.assert_close(out.tokens, tokens, rtol=0, atol=1e-6)
+    assert torch.equal(out.trace.order, order)
+    assert out.steps.tolist() == [len(turns or order[0])] * 7
+    assert int(out.drafted.sum()) == int(out.trace.made.sum()) == int(out.trace.judged.sum()) == 0
+    assert len(order.unique(dim=0)) > 1
+
+
+def test_tokens_of_one_pass_do_not_see_each_other() -> None:
+    model = built_in("d1t5").target
+    one, several = (decode(model, None, Rule(turns=t), None, streams(20)) for t in ((), (2, 3)))
+    assert torch.equal(one.trace.order, several.trace.order)
+    turns = [o.tokens.gather(1, o.trace.order[..., None])[..., 0] for o in (one, several)]
+    assert torch.equal(turns[0][:, 0], turns[1][:, 0])  # nothing is known before it in either
+    assert not torch.isclose(turns[0][:, 1:], turns[1][:, 1:]).any()
+
+
+@pytest.mark.parametrize("criterion", ["exact", "paper", "path"])
+@pytest.mark.parametrize("gamma", [1, 2, 9])
+def test_a_drafter_that_is_the_target_is_vanilla(criterion: str, gamma: int) -> None:
+    """Noises are keyed by a token's turn: draft, verification and vanilla decoding share them."""
+    for name in ("d1t5", "d2t4"):
+        model = built_in(name).target
+        for prefill in (0.0, 0.3):
+            rule = Rule(gamma=gamma, criterion=criterion, prefill=prefill)
+            alone, out = decode(model, None, Rule(), None, streams(9)), decode(model, model, rule, None, streams(9))
+            torch.testing.assert_close(out.tokens, alone.tokens, rtol=0, atol=1e-6)
+            assert torch.equal(out.accepted, out.drafted)
+            before = math.ceil(prefill * model.length)
+            passes = before + math.ceil((model.length - before) / (gamma + 1))  # a token behind each draft is free
+            assert out.steps.tolist() == [passes] * 9
+            assert sum(map(len, out.trace.tries)) == 0
+
+
+# --- an image is its own ----------------------------------------------------------------------------------------------
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@pytest.mark.parametrize("prefill", [0.0, 0.3])
+@pytest.mark.parametrize("name", RULES)
+def test_an_image_does_not_depend_on_its_batch(name: str, prefill: float) -> None:
+    rule = replace(RULES[name], prefill=prefill)
+    keys = [(seed, i) for seed, i in itertools.product((0, 7), (5, 0, 3, 12, 4))]
+    for pair in map(built_in, ("d1t5", "d2t4")):
+        whole = everything(decode(pair.target, pair.drafter, rule, None, Streams(keys)))
+        for size in (1, 2, 5):
+            parts = [
+                everything(decode(pair.target, pair.drafter, rule, None, Streams(keys[begin : begin + size])))
+                for begin in range(0, len(keys), size)
+            ]
+            for what, wanted in whole.items():
+                found = [x for part in parts for x in part[what]]
+                assert all(map(_equal, found, wanted)), what
+
+
+def test_images_differ() -> None:
+    pair = built_in("d1t4")
+    out = decode(pair.target, pair.drafter, Rule(gamma=2), None, Streams([(0, 0), (0, 1), (1, 0), (0, 0)]))
+    assert len(out.tokens.flatten(1).unique(dim=0)) == 3
+    assert torch.equal(out.tokens[0], out.tokens[3])
+
+
+def test_many_copies_are_seen_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = built_in("d2t4")
+    outs = [everything(decode(pair.target, pair.drafter, RULES["exact"], None, streams(50)))]
+    monkeypatch.setattr(continuous, "CHUNK", 17)
+    outs.append(everything(decode(pair.target, pair.drafter, RULES["exact"], None, streams(50))))
+    assert all(all(map(_equal, outs[0][what], outs[1][what])) for what in outs[0])
+
+
+# --- what is counted --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefill", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("gamma", [1, 3, 32])
+@pytest.mark.parametrize("name", ["exact", "path", "paper", "parallel", "continue", "released"])
+def test_every_token_is_accounted_for(name: str, gamma: int, prefill: float) -> None:
+    pair = built_in("d1t5")
+    length, rule = pair.length, replace(RULES[name], gamma=gamma, prefill=prefill, tries=6)
+    out = decode(pair.target, pair.drafter, rule, None, streams(60))
+    trace = out.trace
+    before = math.ceil(prefill * length)
+    for i in range(60):
+        accepted, offered, start, first = (
+            x[i].tolist() for x in (trace.accepted, trace.offered, trace.start, trace.first)
+        )
+        used = int(out.steps[i])
+        drafts = range(before, used)  # steps that drafted
+        assert all(accepted[s] == offered[s] == 0 for s in range(length) if s not in drafts)
+        count, own, residuals, kept, judged = before, before, 0, [False] * before, [False] * before
+        for s in drafts:
+            assert (start[s], offered[s]) == (count, min(gamma, length - count))
+            assert 0 <= first[s] <= 1
+            if rule.on_reject == "continue":
+                residuals += offered[s] - accepted[s]
+                count += offered[s]
+                continue
+            count += accepted[s]
+            kept += [True] * accepted[s]
+            judged += [True] * accepted[s]
+            if accepted[s] < offered[s]:
+                residuals, count = residuals + 1, count + 1
+                kept.append(False)
+                judged.append(True)
+            elif count < length and rule.verify == "causal":
+                own, count = own + 1, count + 1
+                kept.append(False)
+                judged.append(False)
+        assert count == length
+        assert own + residuals + int(out.accepted[i]) == length
+        assert int(out.accepted[i]) == sum(accepted) == int(trace.kept[i].sum())
+        assert int(out.drafted[i]) == int(trace.judged[i].sum()) == int(out.accepted[i]) + residuals
+        if rule.on_reject == "stop":
+            assert (trace.kept[i].tolist(), trace.judged[i].tolist()) == (kept, judged)
+        else:
+            assert trace.judged[i].tolist() == [turn >= before for turn in range(length)]
+        assert int(trace.made[i]) == sum(offered)
+        assert len(trace.tries[i]) == residuals
+        assert all(1 <= t <= 6 for t in trace.tries[i])
+        assert int(trace.fallbacks[i]) <= sum(t == 6 for t in trace.tries[i])
+    assert prefill == 1 or 0 < int(out.accepted.sum()) < int(out.drafted.sum())
+    assert sorted(trace.order[0].tolist()) == list(range(length))
+
+
+def test_a_share_of_the_image_is_drawn_beforehand() -> None:
+    """0.55 * 20 is a little above 11 in floating point; 11 tokens are meant."""
+    model = Chain(20, [0.5], [0.0])
+    for prefill, before in ((0.55, 11), (0.05, 1), (0.06, 2), (0.0, 0)):
+        out = decode(model, model, Rule(gamma=20, prefill=prefill), None, streams(1))
+        assert int(out.trace.start[0].max()) == before
+        assert int(out.steps[0]) == before + 1
+
+
+# --- extremes ---------------------------------------------------------------------------------------------------------
+
+
+def test_sixteen_dimensions_and_drafts_of_32_stay_finite() -> None:
+    """Log ratios of 10,000 and more, of either sign."""
+    n, length, steps = 4, 33, 8
+    keep, level = [0.0] + [0.8] * (steps - 1), [-1.0] * steps  # the last step forgets: what is left is Sigma
+    aside = {"dim": 16, "pull": 0.3}
+    target, forgetful = Chain(length, [0.8] * steps, level, **aside), Chain(length, keep, level, **aside)
+    off = Chain(length, [0.8] * steps, level, 10.0, **aside)
+    # Sigma = exp(0.5 (steps - 1) 16 delta): 56 delta
+    wide, sure = (Chain(length, keep, [-1.0] + [-1.0 + delta] * (steps - 1), **aside) for delta in (180.0, -180.0))
+    cases = {
+        "far away": (target, off, "exact", -1),
+        "far away, the whole path": (target, off, "path", -1),
+        "too sure": (forgetful, sure, "paper", -1),
+        "too wide": (forgetful, wide, "paper", 1),
+        "too sure, the whole path": (forgetful, Chain(length, keep, [-9.0] * steps, **aside), "path", 0),
+    }
+    for name, (model, drafter, criterion, sign) in cases.items():
+        rule = Rule(gamma=32, criterion=criterion, tries=3)
+        noise = torch.randn(n, steps + 1, 16, generator=torch.Generator().manual_seed(0))
+        judge, z = continuous._Judge(model, drafter, rule, lambda *_, x=noise: x), torch.zeros(n, 16)
+        gain, _, _ = judge.weigh(trajectory(drafter, z, noise, rule), z, torch.arange(n), torch.zeros(n).long())
+        assert gain.isfinite().all()
+        assert not sign or (sign * gain > 1e4).all(), name
+        out = decode(model, drafter, rule, None, streams(n))
+        assert out.tokens.isfinite().all()
+        assert ((out.trace.first >= 0) & (out.trace.first <= 1)).all()
+        if sign:
+            assert torch.equal(out.accepted, out.drafted) == (sign > 0)
+
+
+class Faulty:
+    """A model that gives NaN for one image once so many tokens are known."""
+
+    def __init__(self, model: Any, image: int, after: int) -> None:
+        self.model, self.image, self.after = model, image, after
+        self.length, self.dim, self.steps = model.length, model.dim, model.steps
+
+    def open(self, conditioning: Any, rows: int) -> Faulty:
+        return self
+
+    def condition(self, tokens, known, row, place, done):
+        z = self.model.condition(tokens, known, row, place, done)
+        return torch.where(((row == self.image) & (known.sum(1) == self.after))[:, None, None], math.nan, z)
+
+    def moments(self, x, index, z):
+        return self.model.moments(x, index, z)
+
+
+@pytest.mark.parametrize("name", ["exact", "path", "parallel", "released"])
+def test_a_number_that_is_none_names_its_image_and_step(name: str) -> None:
+    pair, rule = built_in("d1t5"), RULES[name]
+    keys = Streams([(4, i) for i in (9, 8, 7)])
+    with pytest.raises(FloatingPointError, match=r"^the target .* \(seed, index\) \(4, 8\), step 3: "):
+        decode(Faulty(pair.target, 1, 2), None, Rule(), None, keys)
+    # after two tokens of its own the target drafts no more: the first draft is the third step, for everyone
+    rule = replace(rule, prefill=0.4)
+    for who, models in (
+        ("target", (Faulty(pair.target, 1, 2), pair.drafter)),
+        ("drafter", (pair.target, Faulty(pair.drafter, 1, 2))),
+    ):
+        with pytest.raises(FloatingPointError, match=rf"^the {who} .* \(seed, index\) \(4, 8\), step 3: .*cfg_scale"):
+            decode(*models, rule, None, keys)
+
+
+def test_the_token_behind_a_draft_is_watched_too() -> None:
+    model = built_in("d1t5").target
+    with pytest.raises(FloatingPointError, match=r"the target .* \(0, 2\), step 1"):
+        decode(Faulty(model, 2, 3), model, Rule(gamma=3), None, streams(4))
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"criterion": "sigma"}, "criterion=sigma is unknown (choose from: exact, paper, path)"),
+        ({"verify": "both"}, "verify=both is unknown (choose from: causal, parallel)"),
+        ({"on_reject": "cry"}, "on_reject=cry is unknown (choose from: stop, continue)"),
+        ({"gamma": 2, "turns": (3, 2)}, "judged token by token: use iterations=null"),
+        ({"gamma": 2, "temperature": 0.0}, "temperature=0 leaves no densities to compare; use method=vanilla"),
+        ({"gamma": 2, "criterion": "path", "final_noise": False}, "use final_noise=true"),
+        ({"tries": 1001}, "tries must be at most 1000 (got 1001)"),
+    ],
+)
+def test_parameters_that_do_not_go_together(words: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError) as e:
+        Rule(**words)
+    assert sentence in str(e.value)
+
+
+def test_models_that_do_not_go_together() -> None:
+    target = built_in("d1t4").target
+    with pytest.raises(UsageError, match="a draft length needs a drafter"):
+        decode(target, None, Rule(gamma=1), None, streams(1))
+    for other in ("d1t5", "d2t4"):
+        with pytest.raises(UsageError, match="differ from the target's"):
+            decode(target, built_in(other).drafter, Rule(gamma=1), None, streams(1))
+
+
+def test_which_rules_are_exact() -> None:
+    exact = {name for name, rule in RULES.items() if rule.exact}
+    assert exact == {"exact", "not aligned", "path", "vanilla"}
+    assert not Rule(gamma=1, inner_temperature=2.0).exact
+    assert not Rule(gamma=1, final_noise=False).exact
+    assert Rule(final_noise=False, inner_temperature=42.0).exact  # the target alone
