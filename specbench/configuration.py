@@ -53,7 +53,7 @@ def grid(overrides: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
 
 def plain(overrides: Sequence[str]) -> list[str]:
     """The overrides without the `+` and `++` that Hydra wants before new keys: a run has no new keys. What goes without
-    saying is added: `prompts=FILE` chooses `data=prompts`, which has it, and a model that draws classes, or vectors, has
+    saying is added: `prompts=FILE` chooses `data=prompts`, which has it, and a model that draws classes or vectors has
     data and a method of its own. `batch_size=` is `batch=`, as CSpD's tables call it."""
     words = [o if _is_hydras(o) else o.lstrip("+") for o in overrides]
     words = ["batch" + word.removeprefix("batch_size") if word.startswith("batch_size=") else word for word in words]

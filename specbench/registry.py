@@ -50,6 +50,7 @@ _LISTED: dict[str, dict[str, Entry]] = {
             "specbench.models.scenes:load",
             ("scenes_target.safetensors", "scenes_tokenizer.safetensors", "scenes_text.safetensors"),
         ),
+        "mar_scenes": Entry("specbench.models.mar_scenes:load", ("scenes_mar.safetensors", "scenes_kl.safetensors")),
         "llamagen_xl": _real("llamagen_official", "text"),
         "llamagen_xl_512": _real("llamagen_official", "text"),
         "llamagen_l": _real("llamagen_official"),
@@ -71,7 +72,8 @@ _LISTED: dict[str, dict[str, Entry]] = {
         "medusa": Entry(f"{_BUILD}:medusa", ("scenes_medusa.safetensors",), ("medusa",)),
         "jacobi": Entry(f"{_BUILD}:jacobi"),
         "sjd": Entry(f"{_BUILD}:sjd"),
-        "cspd": Entry("specbench.decoding.continuous:decode", parts=("draft",)),  # drafts in its own loop
+        # drafts in its own loop
+        "cspd": Entry("specbench.decoding.continuous:decode", ("scenes_mar_draft.safetensors",), ("draft",)),
     },
     "rule": {
         "exact": Entry("specbench.decoding.rules.relaxed:build_exact"),

@@ -16,7 +16,7 @@ import torch
 from scipy import stats
 
 from specbench import cli, configuration, parameters
-from specbench.audit import audit, models, statistics, theorem
+from specbench.audit import audit, densities, models, statistics, theorem
 from specbench.audit.audit import COLUMNS, LEVEL, assemble, measure
 from specbench.audit.models import BUILT_IN, built_in
 from specbench.audit.tabular import TabularGrower, TabularTarget, codes, random_tables, sequence_law
@@ -438,13 +438,82 @@ def test_tables_of_ones_own(call: Call, tmp_path: Path) -> None:
     assert row["tv_bound"] == ""
 
 
-def test_every_preset_can_be_audited(call: Call, tmp_path: Path) -> None:
-    code, out, err = call("--all", "audit.model=v3t5", "audit.samples=1000", "out=all.csv")
+OF_VECTORS = ["cspd", "cspd_paper"]
+
+
+def test_every_preset_can_be_audited(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "BUILT_IN", ("v3t5",))
+    monkeypatch.setattr(densities, "BUILT_IN", ("d2t4",))
+    code, out, err = call("--all", "audit.samples=1000", "out=all.csv")
     assert code == 0
     rows = rows_of(tmp_path / "all.csv")
     assert [row["method"] for row in rows] == list(parameters.choices("method"))
-    assert len(out.splitlines()) == 1 + len(rows) + 1
+    assert [row["method"] for row in rows if row["model"] == "d2t4"] == OF_VECTORS
+    for row in rows:
+        own = ("dim", "ks", "ks_noise", "energy", "energy_noise", "acceptance_rate", "tries", "fallbacks")
+        assert {bool(row[name]) for name in own} == {row["model"] == "d2t4"}
+        assert {bool(row[name]) for name in ("V", "tv", "tv_low", "tv_noise")} == {row["model"] == "v3t5"}
+    tables, vectors = (part.splitlines() for part in out.split("\n\n"))  # a table of each kind
+    assert len(tables) == 1 + len(rows) - len(OF_VECTORS)
+    assert [line.split()[0] for line in vectors] == ["method", *OF_VECTORS, "wrote"]
+    assert vectors[0].split() == (
+        "method model dim T samples ks ks_noise energy energy_noise p_value accepted_length acceptance_rate tries"
+        " fallbacks verdict".split()
+    )
+    assert [line.split("  ")[-1] for line in vectors[1:3]] == ["lossless", "not lossless"]
     assert "left out" not in err
+
+
+def test_one_model_leaves_out_the_presets_of_the_other_kind(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = parameters.choices
+    few = dict.fromkeys(("cspd", "eagle1", "sd", "vanilla"), "")
+    monkeypatch.setattr(parameters, "choices", lambda group: few if group == "method" else shipped(group))
+    for model, found, note in (
+        ("d1t4", ["cspd", "vanilla"], "eagle1, sd left out: for codes, and d1t4 is a model of vectors"),
+        ("v3t5", ["eagle1", "sd", "vanilla"], "cspd left out: for vectors, and v3t5 is a model of codes"),
+    ):
+        code, _, err = call("--all", f"audit.model={model}", "temperature=0.7", "audit.samples=1000", "out=all.csv")
+        assert code == 0
+        rows = rows_of(tmp_path / "all.csv")
+        assert [row["method"] for row in rows] == found
+        assert all("temperature=0.7" in row["parameters"] for row in rows)
+        assert err.count("left out") == 1
+        assert f"specbench: {note}\n" in err
+
+
+def test_a_method_of_vectors(call: Call, tmp_path: Path) -> None:
+    words = ("gamma=3", "prefill=0.3", "align=false", "tries=50", "temperature=0.7", "audit.samples=3000", "out=a.csv")
+    code, out, _ = call("method=cspd", "criterion=path", *words)
+    assert code == 0
+    rows = rows_of(tmp_path / "a.csv")
+    assert list(rows[0]) == list(COLUMNS)
+    assert [(r["model"], r["dim"], r["verdict"]) for r in rows] == [
+        (name, name[1], "lossless") for name in densities.BUILT_IN
+    ]
+    assert len(out.splitlines()) == 1 + len(rows) + 1
+    assert rows[0]["parameters"] == (
+        "gamma=3 prefill=0.3 align=false criterion=path verify=causal on_reject=stop inner_temperature=1.0 tries=50"
+        " temperature=0.7 final_noise=true"
+    )
+    lossy = ("verify=parallel", "on_reject=continue", "inner_temperature=42", "audit.model=d2t4", "audit.seed=7")
+    assert call("method=cspd", *lossy, "audit.samples=3000", "out=a.csv")[0] == 0
+    [row] = rows_of(tmp_path / "a.csv")
+    assert (row["verdict"], row["seed"], row["T"]) == ("not lossless", "7", "4")
+    # the released behaviour ends with a mean, as MAR's own sampler does; both can be audited with densities, too
+    for word, kept in (("", "final_noise=false"), ("final_noise=true", "final_noise=true")):
+        given = [w for w in ("method=cspd_paper", "audit.model=d1t4", word, "audit.samples=1000", "out=a.csv") if w]
+        assert call(*given)[0] == 0
+        assert rows_of(tmp_path / "a.csv")[0]["parameters"].endswith(kept)
+
+
+def test_vanilla_decoding_of_either_kind(call: Call, tmp_path: Path) -> None:
+    for model, verdict in (("v3t5", "tv"), ("d1t5", "ks")):
+        assert call("method=vanilla", f"audit.model={model}", "audit.samples=1000", "out=a.csv")[0] == 0
+        [row] = rows_of(tmp_path / "a.csv")
+        assert (row["model"], row["verdict"], row["accepted_length"]) == (model, "lossless", "1.0")
+        assert row[verdict]
 
 
 def test_a_word_beside_all_reaches_those_that_can_take_it(
@@ -474,7 +543,7 @@ def test_a_word_beside_all_reaches_those_that_can_take_it(
 def test_help(call: Call) -> None:
     code, out, err = call("--help")
     assert (code, err) == (0, "")
-    assert all(name in out for name in (*COLUMNS, *BUILT_IN, "audit.tables=", "--all"))
+    assert all(name in out for name in (*COLUMNS, *BUILT_IN, *densities.BUILT_IN, "audit.tables=", "--all"))
 
 
 @pytest.mark.parametrize(
@@ -491,6 +560,24 @@ def test_help(call: Call) -> None:
         (["audit.seed=-1"], "audit.seed must be a whole number of at least 0"),
         (["audit.model=v9"], "unknown audit.model 'v9' (choose from: v2t10, v3t5, v4t8, v8t4)"),
         (["audit.model=v3t5", "audit.tables=a.npz"], "name two different things"),
+        (["method=cspd", "audit.model=v9"], "unknown audit.model 'v9' (choose from: d1t4, d1t5, d2t3, d2t4)"),
+        (["--all", "audit.model=v9"], "(choose from: d1t4, d1t5, d2t3, d2t4, v2t10, v3t5, v4t8, v8t4)"),
+        (["method=sjd", "audit.model=d1t4"], "d1t4 is a model of vectors, and the method is for codes"),
+        (["method=sjd", "audit.model=d1t4"], "use audit.model=v2t10, v3t5, v4t8, v8t4"),
+        (["method=cspd", "audit.model=v3t5"], "v3t5 is a model of codes, and the method is for vectors"),
+        (["method=cspd", "audit.model=v3t5"], "use audit.model=d1t4, d1t5, d2t3, d2t4"),
+        (["method=cspd", "rule=exact"], "drafter cspd and rule exact do not go together: vectors take drafter cspd"),
+        (["method=sjd", "rule=density"], "drafter sjd and rule density do not go together: vectors take"),
+        (["method=cspd", "window=3"], "method 'cspd' (drafter cspd, rule density) has no parameter 'window'"),
+        (["method=cspd", "temperature=0"], "temperature=0 leaves no densities to compare"),
+        (["method=cspd", "criterion=path", "final_noise=false"], "use final_noise=true"),
+        (["method=cspd", "gamma=0"], "gamma must be a whole number of at least 1"),
+        (["method=cspd", "criterion=sigma"], "criterion must be one of exact, paper, path"),
+        (["method=cspd", "diffusion_steps=5"], "'diffusion_steps' belongs to specbench run"),
+        (["method=cspd", "cfg_scale=3"], "the models of an audit have no guidance"),
+        (["method=sjd", "final_noise=true"], "method 'sjd' (drafter sjd, rule exact) has no parameter 'final_noise'"),
+        (["--all", "audit.model=d1t4", "window=3"], "has no parameter 'window'"),
+        (["--all", "audit.model=d1t4", "drafter=sjd"], "drafter sjd and rule density do not go together"),
         (["audit.tables=a.npz"], "audit.tables: there is no file 'a.npz'"),
         (["n=4"], "'n' belongs to specbench run, an audit has no such parameter; give audit.samples"),
         (["seed=4"], "'seed' belongs to specbench run, an audit has no such parameter; give audit.seed"),
@@ -498,7 +585,7 @@ def test_help(call: Call) -> None:
         (["+data=scenes"], "'data' belongs to specbench run"),
         (["experiment=coolsd_delta"], "'experiment' belongs to specbench run"),
         (["hydra.run.dir=x"], "'hydra.run.dir' belongs to specbench run"),
-        (["cfg_scale=3"], "tables have no guidance"),
+        (["cfg_scale=3"], "the models of an audit have no guidance"),
         (["delta=1,2"], "'delta' names several values; an audit takes one at a time"),
         (["delta=["], "cannot read 'delta=['"),
         (["typo=1"], "unknown parameter 'typo'"),
@@ -582,6 +669,13 @@ def test_a_file_that_is_no_npz(call: Call, tmp_path: Path) -> None:
     code, _, err = call("audit.tables=half.npz")
     assert code == 2
     assert "half.npz" in err
+
+
+def test_tables_are_no_model_of_vectors(call: Call, tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", **arrays())
+    code, _, err = call("method=cspd", "audit.tables=mine.npz")
+    assert code == 2
+    assert "mine.npz is a model of codes, and the method is for vectors; use audit.model=d1t4, d1t5" in err
 
 
 def test_a_rule_that_needs_a_codebook_says_so(call: Call, tmp_path: Path) -> None:

@@ -455,12 +455,32 @@ def test_every_token_is_accounted_for(name: str, gamma: int, prefill: float) -> 
 
 
 def test_a_share_of_the_image_is_drawn_beforehand() -> None:
-    """0.55 * 20 is a little above 11 in floating point; 11 tokens are meant."""
-    model = Chain(20, [0.5], [0.0])
-    for prefill, before in ((0.55, 11), (0.05, 1), (0.06, 2), (0.0, 0)):
-        out = decode(model, model, Rule(gamma=20, prefill=prefill), None, streams(1))
+    """0.28 * 25 is a little above 7 in floating point; 7 tokens are meant."""
+    assert 0.28 * 25 > 7
+    model = Chain(25, [0.5], [0.0])
+    for prefill, before in ((0.28, 7), (0.04, 1), (0.05, 2), (0.0, 0)):
+        out = decode(model, model, Rule(gamma=25, prefill=prefill), None, streams(1))
         assert int(out.trace.start[0].max()) == before
         assert int(out.steps[0]) == before + 1
+
+
+@pytest.mark.parametrize("criterion", ["exact", "path"])
+def test_what_is_kept_of_a_draft_is_the_drafters(criterion: str) -> None:
+    """The drafter's own image, by the same noises: a first draft as long as the image is that image. With `stop` it is
+    kept up to a rejection, with `continue` whatever was accepted stays."""
+    pair = built_in("d1t5")
+    own = decode(pair.drafter, None, Rule(), None, streams(200))
+    target = decode(pair.target, None, Rule(), None, streams(200))
+    for on_reject in ("stop", "continue"):
+        rule = Rule(gamma=5, criterion=criterion, on_reject=on_reject)
+        out = decode(pair.target, pair.drafter, rule, None, streams(200))
+        of_draft = torch.arange(5) < out.trace.accepted[:, :1] if on_reject == "stop" else out.trace.kept
+        kept = torch.zeros_like(of_draft).scatter(1, out.trace.order, of_draft)  # by place
+        torch.testing.assert_close(out.tokens[kept], own.tokens[kept], rtol=0, atol=1e-6)
+        assert torch.isclose(out.tokens[~kept], own.tokens[~kept]).double().mean() < 0.01
+        assert not torch.isclose(out.tokens[kept], target.tokens[kept]).all()
+        later = (~out.trace.kept[:, :1] & out.trace.kept[:, 1:]).sum()  # kept behind a rejected first token
+        assert int(later) > 20 if on_reject == "continue" else (of_draft.long().diff() <= 0).all()
 
 
 # --- extremes ---------------------------------------------------------------------------------------------------------
@@ -468,13 +488,13 @@ def test_a_share_of_the_image_is_drawn_beforehand() -> None:
 
 def test_sixteen_dimensions_and_drafts_of_32_stay_finite() -> None:
     """Log ratios of 10,000 and more, of either sign."""
-    n, length, steps = 4, 33, 8
+    n, length, steps = 4, 33, 15
     keep, level = [0.0] + [0.8] * (steps - 1), [-1.0] * steps  # the last step forgets: what is left is Sigma
     aside = {"dim": 16, "pull": 0.3}
     target, forgetful = Chain(length, [0.8] * steps, level, **aside), Chain(length, keep, level, **aside)
     off = Chain(length, [0.8] * steps, level, 10.0, **aside)
-    # Sigma = exp(0.5 (steps - 1) 16 delta): 56 delta
-    wide, sure = (Chain(length, keep, [-1.0] + [-1.0 + delta] * (steps - 1), **aside) for delta in (180.0, -180.0))
+    # Sigma = exp(0.5 (steps - 1) 16 delta): 112 delta
+    wide, sure = (Chain(length, keep, [-1.0] + [-1.0 + delta] * (steps - 1), **aside) for delta in (100.0, -100.0))
     cases = {
         "far away": (target, off, "exact", -1),
         "far away, the whole path": (target, off, "path", -1),

@@ -33,8 +33,8 @@ COLUMNS = {
     "tv_low": "lower end of the 95 % confidence interval of the method's true total variation",
     "tv_high": "its upper end",
     "tv_noise": "tv of as many samples of a plain sampler: the noise floor",
-    "p_value": "goodness of fit, Bonferroni; 0 is beyond float64. Of tables: chi-square over the first 1 .. T tokens;\n"
-    "of vectors: two-sample Kolmogorov-Smirnov over tokens, their sums and products, and projections",
+    "p_value": "goodness of fit, Bonferroni; 0 is beyond float64. Tables: chi-square over the first 1 .. T\n"
+    "tokens; vectors: two-sample Kolmogorov-Smirnov over tokens, sums, products, projections",
     "tv_bound": "Cool-SD's Theorem 2 summed over all rounds; for chains drawn from the draft tables",
     "accepted_length": "draft tokens of the first draft that were accepted inside the sequence, plus one; mean",
     "accepted_length_expected": "its expectation by Theorem 2; for chains drawn from the draft tables",
@@ -50,11 +50,11 @@ COLUMNS = {
     "seed": "audit.seed: random streams are keyed by (seed, sequence)",
     "specbench": "version of specbench",
     "commit": "git commit of the code; -dirty where specbench/ or conf/ differed from it",
-    "ks": "of vectors, as all below: the largest Kolmogorov-Smirnov distance between the decoded sequences and as\n"
-    "many drawn by the target alone",
+    "ks": "of vectors, as all below: the largest Kolmogorov-Smirnov distance between the decoded\n"
+    "sequences and as many drawn by the target alone",
     "ks_noise": "the same between two sets drawn by the target alone: the noise floor",
-    "energy": "energy distance between the decoded sequences and the target's, estimated without bias from the first\n"
-    "4,000 of each",
+    "energy": "energy distance between the decoded sequences and the target's, estimated without bias\n"
+    "from the first 4,000 of each",
     "energy_noise": "standard deviation of energy where both sets are the target's",
     "dim": "numbers of a token",
     "acceptance_rate": "accepted / judged draft tokens",

@@ -2,7 +2,7 @@
 what comes out is compared with what the target draws by itself.
 
 The law of such a model has no closed form, but samples of it cost little: N decoded sequences stand against N of the
-target's own, drawn by a plain loop that shares neither code nor random numbers with the method.
+target's own, drawn by a plain loop that shares no random numbers with the method, and no code but the networks.
 
 row = measure(assemble(configuration.compose(["method=cspd", "model=mar_b"])), built_in("d1t4"), 200_000)
 """
@@ -64,8 +64,7 @@ class Network:
     """A model of vectors, and its own session: one layer from the known tokens to a condition, a head of two.
 
     see (L E, L (D + 1)) and place (L E,): what every place makes of every place's token, and of its being known; step
-    (T, H), inner (H, D + E), outer (2 D, H): the head; keep and level (T,): share of the state that stays in its next
-    mean, and log variance about which the learned one lies.
+    (T, H), inner (H, D + E), outer (2 D, H): the head; level (T,): log variance about which the learned one lies.
     """
 
     def __init__(self, recipe: _Recipe, weights: Mapping[str, Tensor]) -> None:

@@ -6,6 +6,7 @@ broad law to learn. Images are spread evenly: every forty in a row have each cla
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,11 +59,7 @@ def number_of(prompt: str) -> int | None:
 
 def pictures(split: str, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """The first `n` scenes of a split with one object: pictures (n, 64, 64, 3) uint8 and class numbers (n,) int64."""
-    images, labels, index = [], [], 0
-    while len(images) < n:
-        sample = scenes.sample(split, index, seed)
-        if sample.scene.layout == "single":
-            images.append(scenes.draw(sample))
-            labels.append(sample.scene.labels())
-        index += 1
-    return np.stack(images), numbers_of(np.array(labels, dtype=np.int64))
+    samples = (scenes.sample(split, index, seed) for index in itertools.count())
+    found = list(itertools.islice((s for s in samples if s.scene.layout == "single"), n))
+    labels = np.array([s.scene.labels() for s in found], dtype=np.int64)
+    return np.stack([scenes.draw(s) for s in found]), numbers_of(labels)

@@ -452,7 +452,11 @@ def decode(model: Model, drafter: Model | None, rule: Rule, conditioning: Any, s
     synchronize(device)
     seconds = time.perf_counter() - began
     trace = Trace(
-        *(seen[i] if i == 2 else seen[i].long() for i in range(5)),
+        seen[0].long(),
+        seen[1].long(),
+        seen[2],
+        seen[3].long(),
+        seen[4].long(),
         order,
         kept_at,
         judged_at,

@@ -9,6 +9,9 @@ from torch import Tensor
 #: Below this many rows the CPU's matrix kernels change their order of summation; from here on a row's result is
 #: bit-equal whatever stands beside it. Padding to it is what makes an image independent of the batch size.
 INVARIANT_ROWS = 16
+#: Beyond this inner width they split a sum among threads in a way that depends on the row count, too: such products are
+#: added up from slices.
+INVARIANT_WIDTH, _SLICE = 768, 512
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
@@ -25,7 +28,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     rows = len(flat)
     if rows < INVARIANT_ROWS:
         flat = F.pad(flat, (0, 0, 0, INVARIANT_ROWS - rows))
-    return F.linear(flat, weight, bias)[:rows].view(*x.shape[:-1], len(weight))
+    if x.shape[-1] <= INVARIANT_WIDTH or x.dtype != torch.float32:
+        return F.linear(flat, weight, bias)[:rows].view(*x.shape[:-1], len(weight))
+    out = F.linear(flat[:, :_SLICE], weight[:, :_SLICE], bias)
+    for start in range(_SLICE, x.shape[-1], _SLICE):
+        out.addmm_(flat[:, start : start + _SLICE], weight[:, start : start + _SLICE].T)
+    return out[:rows].view(*x.shape[:-1], len(weight))
 
 
 def silu(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from specbench.data import scenes
 from specbench.metrics.base import Item, Score, mean_and_stderr
-from specbench.metrics.embedded import EmbeddedMetric, as_input
+from specbench.metrics.embedded import EmbeddedMetric, as_input, of_classes
 from specbench.models import evaluators as ev
 
 
@@ -80,8 +80,10 @@ class ClipScore(EmbeddedMetric):
             metric.update(x, [item.prompt for item in items[rows]])
             cosines.append((model.seen * model.said).sum(-1).cpu().numpy())
         mean, stderr = mean_and_stderr(np.concatenate(cosines))
-        note = "the mean cosine is negative, which counts as 0" if mean < 0 else ""
-        return Score(float(metric.compute()) / 100, stderr, self.backend, note)
+        notes = ["the mean cosine is negative, which counts as 0"] if mean < 0 else []
+        if all(map(of_classes, items)):
+            notes.append("the prompts are names of classes, the model has seen whole captions: compare only such runs")
+        return Score(float(metric.compute()) / 100, stderr, self.backend, "; ".join(notes))
 
 
 def readable(towers: ev.TwoTower, caption: str) -> bool:

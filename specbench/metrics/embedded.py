@@ -14,6 +14,8 @@ from specbench.data import scenes
 from specbench.metrics.base import Item, Metric, Score
 from specbench.models import evaluators as ev
 
+_BACKGROUND = list(scenes.ATTRIBUTES).index("background")
+
 
 class EmbeddedMetric(Metric):
     """Refuses pictures of another size, names the backend and deals out batches; subclasses do the judging."""
@@ -50,6 +52,11 @@ class EmbeddedMetric(Metric):
 def of_scenes(item: Item) -> bool:
     """Whether an item's labels are attributes of scenes; other data sets have none, or classes of their own."""
     return item.labels is not None and len(item.labels) == len(scenes.ATTRIBUTES)
+
+
+def of_classes(item: Item) -> bool:
+    """Whether an item states a class of scenes with one object, and not a whole scene: see `data.scenes_classes`."""
+    return of_scenes(item) and item.labels is not None and item.labels[_BACKGROUND] == scenes.ABSENT
 
 
 def as_input(x: Tensor) -> Tensor:

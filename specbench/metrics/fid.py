@@ -9,6 +9,7 @@ comparable only between runs with the same backend. It is never a "FID" of Incep
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from specbench.data import scenes
+from specbench import home
+from specbench.data import scenes, scenes_classes
 from specbench.metrics.base import Item, Score
-from specbench.metrics.embedded import EmbeddedMetric, as_input, of_scenes
+from specbench.metrics.embedded import EmbeddedMetric, as_input, of_classes, of_scenes
 from specbench.models import evaluators as ev
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 REFERENCE = "scenes_reference.safetensors"  # statistics of the real pictures, kept beside the weights
 REFERENCE_COUNT = 2000  # validation pictures to render where those statistics are not at hand
+SINGLE = "/single"  # stands behind a backend's name where the real pictures are those with one object
 
 
 class Features(nn.Module):
@@ -139,14 +142,18 @@ class FrechetDistance(EmbeddedMetric):
         if len(images) < 2:
             return Score.unmeasured("a Fréchet distance needs at least two pictures", backend)
         classifier = ev.load(self.path, ev.Classifier, self.device)
-        reference = self.reference(classifier, backend)
+        if all(map(of_classes, items)):
+            backend += SINGLE
+            reference, shown = self.single_objects(classifier, backend), " of one object"
+        else:
+            reference, shown = self.reference(classifier, backend), ""
         kept: list[Tensor] = []
         features = Features(classifier)
         features.register_forward_hook(lambda _module, _inputs, output: kept.append(output))
         metric = with_reference(features, reference, torch.device(self.device))
         for _, x in self.batches(images):
             metric.update(x, real=False)
-        notes = [f"against {reference.count} real validation pictures"]
+        notes = [f"against {reference.count} real validation pictures{shown}"]
         d = classifier.num_features
         if len(images) < 16 * d:  # an estimated covariance is biased as 1 / n
             far = "far " if len(images) <= d else ""
@@ -163,3 +170,24 @@ class FrechetDistance(EmbeddedMetric):
             if stored.backend == backend:
                 return stored
         return Reference.of(classifier, scenes.render("validation", range(REFERENCE_COUNT))[0], backend)
+
+    def single_objects(self, classifier: ev.Classifier, backend: str) -> Reference:
+        """The same of validation pictures with one object: rendered once, which takes seconds, and then kept under
+        `home`."""
+        path = home.home() / "references" / f"{backend.replace('/', '-')}.safetensors"
+        shape = (classifier.num_features,)
+        try:
+            stored = Reference.load(path)
+            if (stored.backend, stored.count, stored.total.shape) == (backend, REFERENCE_COUNT, shape):
+                return stored
+        except (OSError, SafetensorError, LookupError, TypeError, ValueError):
+            pass  # not there, or damaged: rendered anew
+        reference = Reference.of(classifier, scenes_classes.pictures("validation", REFERENCE_COUNT)[0], backend)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            mine = path.with_suffix(f".{os.getpid()}.safetensors")
+            reference.save(mine)
+            mine.replace(path)
+        except OSError:
+            pass  # costs the same seconds next time, nothing else
+        return reference

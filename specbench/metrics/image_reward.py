@@ -8,7 +8,8 @@ K_a choices each, and the reader's probability p_a of the stated choice,
 1: the reader is certain of every attribute; 0: no better than a blind guess; negative: it is certain of something else
 (an attribute counts -1/(K_a - 1) then). A mean of log-probabilities would answer the same question, but one confident
 contradiction would outweigh a dozen attributes drawn well, and the network's calibration would set the scale. The share
-of attributes whose likeliest choice is the stated one ("attribute accuracy") is given in the note.
+of attributes whose likeliest choice is the stated one ("attribute accuracy") is given in the note. A class of scenes
+with one object states three attributes: that there is one object, its shape and its colour.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from specbench.data import scenes
 from specbench.metrics.base import Item, Score, mean_and_stderr
-from specbench.metrics.embedded import EmbeddedMetric, as_input, of_scenes
+from specbench.metrics.embedded import EmbeddedMetric, as_input, of_classes, of_scenes
 from specbench.models import evaluators as ev
 
 CHANCE = torch.tensor([1 / len(choices) for choices in scenes.ATTRIBUTES.values()])
@@ -52,4 +53,11 @@ class ImageReward(EmbeddedMetric):
                 each.append(rewards(logits, wanted).cpu())
                 right.append(ev.read_right(logits, wanted).cpu())
         mean, stderr = mean_and_stderr(torch.cat(each).double().numpy())
-        return Score(mean, stderr, self.backend, f"attribute accuracy {float(torch.cat(right).nanmean()):.4f}")
+        table = torch.cat(right)
+        note = f"attribute accuracy {float(table.nanmean()):.4f}"
+        if all(map(of_classes, items)):
+            stated = ~table.isnan().all(0)
+            names = [name for name, there in zip(scenes.ATTRIBUTES, stated.tolist(), strict=True) if there]
+            parts = zip(names, table[:, stated].nanmean(0).tolist(), strict=True)
+            note += f" over the class's attributes alone: {', '.join(f'{name} {value:.4f}' for name, value in parts)}"
+        return Score(mean, stderr, self.backend, note)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from specbench import records, registry
-from specbench.data import scenes
+from specbench.data import Item, scenes, scenes_classes
 from specbench.models import evaluators as ev
-from specbench.pipeline import Pipeline
+from specbench.models.mar_scenes import ScenesMAR
+from specbench.pipeline import Pipeline, VectorPipeline
 
 SAMPLES, BATCH = 256, 16
 
@@ -26,7 +29,7 @@ def sample_figures(assets: Path, device: torch.device) -> dict[str, float]:
     """
     cfg = {
         "model": "llamagen_scenes",
-        "weights": "embedded" if assets == registry.ASSETS else str(assets),
+        "weights": _weights(assets),
         "device": str(device),
         "dtype": "float32",
         "drafter": "none",
@@ -54,12 +57,113 @@ def sample_figures(assets: Path, device: torch.device) -> dict[str, float]:
     }
 
 
-@torch.inference_mode()
-def _read(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) -> float:
-    device = next(reader.parameters()).device
-    right = ev.read_right(reader(scenes.to_float(images).to(device)), torch.as_tensor(labels).to(device))
-    return float(right.nanmean())
+def _weights(assets: Path) -> str:
+    return "embedded" if assets == registry.ASSETS else str(assets)
 
+
+@torch.inference_mode()
+def _right(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) -> Tensor:
+    device = next(reader.parameters()).device
+    return ev.read_right(reader(scenes.to_float(images).to(device)), torch.as_tensor(labels).to(device))
+
+
+def _read(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) -> float:
+    return float(_right(reader, images, labels).nanmean())
+
+
+# --- the class-conditional pair ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is sampled of the pair for its card: `count` vanilla pictures at each guidance `scale` (the model's own one
+    among them), `drafted` with drafts of `gamma` tokens; `overrides` of the model's parameters."""
+
+    count: int = 120
+    drafted: int = 64
+    gamma: int = 8
+    scales: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0)
+    overrides: tuple[str, ...] = ()
+
+
+def class_figures(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
+    """Shapes and colours that the reader finds as the class says, by guidance scale; none where there is no reader.
+
+    `reader_accuracy_renders` is the same of real pictures, `..._decoded` of those after the autoencoder, and
+    `..._vanilla` that of the model's own guidance, with its shares by attribute.
+    """
+    if not (assets / ev.READER).is_file():
+        return {}
+    reader = ev.load(assets / ev.READER, ev.AttributeReader, device)
+    real, numbers = scenes_classes.pictures("validation", trial.count)
+    labels = np.array([scenes_classes.labels_of(int(number)) for number in numbers])
+    own = _pipeline(assets, device, trial, "method=vanilla")
+    with torch.inference_mode():
+        pixels = scenes.to_float(real).to(device)
+        decoded = [own.pixels(own.model.autoencoder.law(x)[0]) for x in pixels.split(50)]
+    figures = {
+        "reader_accuracy_renders": _classes_read(reader, real, labels)["shape_and_colour"],
+        "reader_accuracy_decoded": _classes_read(reader, np.concatenate(decoded), labels)["shape_and_colour"],
+    }
+    items = scenes_classes.items({"seed": 0, "n": trial.count})
+    labels = np.array([item.labels for item in items])
+    for scale in trial.scales:
+        pipeline = _pipeline(assets, device, trial, "method=vanilla", f"cfg_scale={scale}")
+        read = _classes_read(reader, _sample(pipeline, items)[0], labels)
+        figures[f"reader_accuracy_cfg_{scale:g}"] = read["shape_and_colour"]
+        if scale == own.model.target.scale:
+            figures["reader_accuracy_vanilla"] = read.pop("shape_and_colour")
+            figures |= {f"vanilla_{name}": value for name, value in read.items()}
+    return figures
+
+
+def draft_figures(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
+    """Share of judged draft tokens that pass, and tokens a target pass, under each exact criterion; at the model's own
+    guidance, and for `path` without any as well."""
+    figures = {}
+    items = scenes_classes.items({"seed": 0, "n": trial.drafted})
+    for name, words in {
+        "path": ["criterion=path"],
+        "path_cfg_1": ["criterion=path", "cfg_scale=1"],
+        "exact": ["criterion=exact"],
+    }.items():
+        pipeline = _pipeline(assets, device, trial, "method=cspd", f"gamma={trial.gamma}", *words)
+        _, steps, drafted, accepted = _sample(pipeline, items)
+        figures[f"acceptance_{name}"] = accepted / drafted
+        figures[f"tokens_a_pass_{name}"] = len(items) * pipeline.tokens_per_image / steps
+    return figures
+
+
+def _pipeline(assets: Path, device: torch.device, trial: Trial, *words: str) -> VectorPipeline:
+    from specbench import configuration
+
+    cfg = configuration.compose(["model=mar_scenes", *trial.overrides, *words])
+    pipeline = Pipeline.load({**cfg, "weights": _weights(assets), "device": str(device)})
+    assert isinstance(pipeline, VectorPipeline)
+    assert isinstance(pipeline.model, ScenesMAR)
+    return pipeline
+
+
+def _sample(pipeline: VectorPipeline, items: Sequence[Item], batch: int = 64) -> tuple[np.ndarray, int, int, int]:
+    """Pictures of the items, and over all of them target passes, draft tokens judged and accepted."""
+    pictures, counts = [], np.zeros(3, dtype=np.int64)
+    for i in tqdm(range(0, len(items), batch), desc="samples of classes"):
+        some = items[i : i + batch]
+        out = pipeline.decode(pipeline.encode([item.prompt for item in some]), [(0, item.index) for item in some])
+        pictures.append(pipeline.pixels(out.tokens))
+        counts += [int(x.sum()) for x in (out.steps, out.drafted, out.accepted)]
+    steps, drafted, accepted = counts.tolist()
+    return np.concatenate(pictures), steps, drafted, accepted
+
+
+def _classes_read(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Shares of the attributes of classes, labels (N, 14), that are read as stated."""
+    shares = _right(reader, images, labels).nanmean(0)
+    one, shape, colour = (float(shares[list(scenes.ATTRIBUTES).index(name)]) for name in scenes_classes.ATTRIBUTES)
+    return {"one_object": one, "shape": shape, "colour": colour, "shape_and_colour": (shape + colour) / 2}
+
+
+# --- the card ---------------------------------------------------------------------------------------------------------
 
 #: (stage, figure, what it is, lowest, highest): the figures the embedded world is meant to reach.
 GOALS: list[tuple[str, str, str, float, float]] = [
@@ -69,37 +173,68 @@ GOALS: list[tuple[str, str, str, float, float]] = [
     ("eagle", "tv", "total variation between EAGLE drafter and target", 0.15, 0.45),
     ("evaluators", "reader_accuracy", "attributes read from real renders", 0.97, 1.0),
     ("samples", "reader_accuracy_vanilla", "attributes read from vanilla samples, guidance 3", 0.85, 1.0),
+    ("kl", "psnr_db", "KL autoencoder's PSNR on validation renders of one object, dB", 26.0, np.inf),
+    ("mar_samples", "reader_accuracy_vanilla", "shapes and colours read from vanilla samples of mar_scenes", 0.75, 1.0),
 ]
 
 
-def render(report: Mapping[str, Any]) -> str:
-    """The card as Markdown: the goals with what was reached, then every figure of every stage."""
-    stages = report["stages"]
-    lines = [
-        "# The embedded models",
-        "",
-        "Written by `make train-scenes` (`specbench train scenes`): what the weights under `specbench/assets`",
-        "reached on the validation split of *scenes*, measured from the stored half-precision files.",
-        "",
-        f"Device: {report['device_name']}; torch {report['torch']}; specbench {report['specbench']}, commit "
-        f"{report['commit']}; {report['date']}; budget `{report['budget']}`.",
-        "",
-        "| figure | reached | goal | |",
-        "|---|---|---|---|",
-    ]
-    for stage, name, what, low, high in GOALS:
-        if name in stages.get(stage, {}):
-            value = stages[stage][name]
-            goal = f"at least {low:g}" if high in (1.0, np.inf) else f"{low:g} to {high:g}"
-            lines.append(f"| {what} | {value:.3f} | {goal} | {'reached' if low <= value <= high else '**short**'} |")
-    lines += ["", "| stage | figures |", "|---|---|"]
-    lines += [
-        f"| {stage} | " + ", ".join(f"{k} {v:.4g}" for k, v in found.items()) + " |" for stage, found in stages.items()
-    ]
-    return "\n".join(lines) + "\n"
+@dataclass
+class Card:
+    """runs: what was trained when, where and with what, (stages, words) each; figures: stage -> figure -> value."""
+
+    runs: list[tuple[list[str], str]] = field(default_factory=list)
+    figures: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Card:
+        """The card in a file; an empty one where there is none."""
+        text = path.read_text() if path.is_file() else ""
+        runs = [(stages.split(", "), words) for stages, words in re.findall(r"^- ([a-z_, ]+): (.+)$", text, re.M)]
+        figures = {
+            stage: {name: float(value) for name, value in (one.split(" ") for one in row.split(", "))}
+            for stage, row in re.findall(r"^\| (\w+) \| (\w+ [-+.\w]+(?:, \w+ [-+.\w]+)*) \|$", text, re.M)
+        }
+        return cls(runs, figures)
+
+    def add(self, figures: Mapping[str, dict[str, float]], words: str, order: Iterable[str]) -> None:
+        """Put the figures of some stages in the place of what was known of them."""
+        kept = [([stage for stage in stages if stage not in figures], old) for stages, old in self.runs]
+        self.runs = [run for run in kept if run[0]] + [(list(figures), words)]
+        together = self.figures | dict(figures)
+        self.figures = {stage: together[stage] for stage in order if stage in together}
+
+    def render(self) -> str:
+        """The card as Markdown: the goals with what was reached, then every figure of every stage."""
+        lines = [
+            "# The embedded models",
+            "",
+            "Written by `make train-scenes` (`specbench train scenes`): what the weights under `specbench/assets`",
+            "reached on the validation split of *scenes*, measured from the stored half-precision files.",
+            "",
+            *(f"- {', '.join(stages)}: {words}" for stages, words in self.runs),
+            "",
+            "| figure | reached | goal | |",
+            "|---|---|---|---|",
+        ]
+        for stage, name, what, low, high in GOALS:
+            if name in self.figures.get(stage, {}):
+                value = self.figures[stage][name]
+                goal = f"at least {low:g}" if high in (1.0, np.inf) else f"{low:g} to {high:g}"
+                lines.append(
+                    f"| {what} | {value:.4g} | {goal} | {'reached' if low <= value <= high else '**short**'} |"
+                )
+        lines += ["", "| stage | figures |", "|---|---|"]
+        lines += [
+            f"| {stage} | " + ", ".join(f"{k} {v:.4g}" for k, v in found.items()) + " |"
+            for stage, found in self.figures.items()
+        ]
+        return "\n".join(lines) + "\n"
 
 
-def provenance(device: torch.device, budget: str, date: str) -> dict[str, Any]:
-    """Where, when and with what the figures were reached."""
+def provenance(device: torch.device, budget: str, date: str) -> str:
+    """Where, when and with what figures were reached, in words."""
     found = records.environment(device)
-    return {k: found[k] for k in ("device_name", "torch", "specbench", "commit")} | {"budget": budget, "date": date}
+    return (
+        f"{found['device_name']}; torch {found['torch']}; specbench {found['specbench']}, commit {found['commit']};"
+        f" {date}; budget `{budget}`"
+    )

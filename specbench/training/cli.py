@@ -5,66 +5,110 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from specbench.data import scenes
-from specbench.errors import UsageError
+from specbench import registry
+from specbench.data import scenes, scenes_classes
+from specbench.errors import UsageError, unknown
 from specbench.models import checkpoints
 from specbench.models.eagle import Eagle, like_target
 from specbench.models.llamagen import LlamaGen, LlamaGenConfig
+from specbench.models.mar import MAR
+from specbench.models.mar_scenes import Latents
 from specbench.models.medusa import Medusa
 from specbench.models.medusa import like_target as medusa_like_target
-from specbench.models.scenes_config import DRAFT, TARGET, VQ
+from specbench.models.scenes_config import DRAFT, MAR_CONFIGS, TARGET, TOKEN_LIMIT, VQ
 from specbench.models.scenes_config import text as text_config
 from specbench.models.text import TextEncoder
 from specbench.models.vq import VQModel
 from specbench.registry import ASSETS
-from specbench.training import card, drafter, target, tokenizer, world
+from specbench.training import card, drafter, mar, target, tokenizer, world
 from specbench.training.trainer import Recipe
 
-TRAIN_SCENES, VALIDATION_SCENES = 80_000, 2_000
 
-#: Steps for two CPU cores (about two hours in all) and for a GPU (minutes).
-RECIPES: dict[str, dict[str, Recipe]] = {
-    "cpu": {
-        "tokenizer": Recipe(steps=1800, batch=48, lr=2e-3),
-        "text": Recipe(steps=2000, batch=128, lr=1.5e-3),
-        "target": Recipe(steps=9000, batch=32, lr=2e-3, ema=0.998, muon=True),
-        "draft": Recipe(steps=1000, batch=32, lr=2e-3, ema=0.995, muon=True),
-        "eagle": Recipe(steps=2200, batch=32, lr=1.5e-3, ema=0.995, muon=True),
-        "medusa": Recipe(steps=600, batch=32, lr=1e-3, ema=0.99),
-    },
-    "gpu": {
-        "tokenizer": Recipe(steps=6000, batch=128, lr=2e-3),
-        "text": Recipe(steps=3000, batch=256, lr=1e-3),
-        "target": Recipe(steps=20000, batch=128, lr=2e-3, ema=0.999, muon=True),
-        "draft": Recipe(steps=8000, batch=128, lr=2e-3, ema=0.999),
-        "eagle": Recipe(steps=6000, batch=128, lr=1e-3, ema=0.999),
-        "medusa": Recipe(steps=4000, batch=128, lr=1e-3, ema=0.999),
-    },
+@dataclass(frozen=True)
+class Budget:
+    """Recipes of the stages, the stages that need none, how many scenes are drawn of each split, and what is sampled of
+    the pair of vectors."""
+
+    recipes: dict[str, Recipe]
+    measured: tuple[str, ...] = ("evaluators", "samples", "mar_samples")
+    train: int = 80_000
+    validation: int = 2_000
+    trial: card.Trial = field(default_factory=card.Trial)
+
+
+BUDGETS = {
+    "cpu": Budget(  # two cores: about two hours for the models of codes, and an hour and a half for those of vectors
+        {
+            "tokenizer": Recipe(steps=1800, batch=48, lr=2e-3),
+            "text": Recipe(steps=2000, batch=128, lr=1.5e-3),
+            "target": Recipe(steps=9000, batch=32, lr=2e-3, ema=0.998, muon=True),
+            "draft": Recipe(steps=1000, batch=32, lr=2e-3, ema=0.995, muon=True),
+            "eagle": Recipe(steps=2200, batch=32, lr=1.5e-3, ema=0.995, muon=True),
+            "medusa": Recipe(steps=600, batch=32, lr=1e-3, ema=0.99),
+            "kl": Recipe(steps=1500, batch=48, lr=2e-3),
+            "mar": Recipe(steps=7500, batch=64, lr=1e-3, ema=0.998, muon=True),
+            "mar_draft": Recipe(steps=3500, batch=64, lr=1e-3, ema=0.998, muon=True),
+        }
+    ),
+    "gpu": Budget(  # minutes
+        {
+            "tokenizer": Recipe(steps=6000, batch=128, lr=2e-3),
+            "text": Recipe(steps=3000, batch=256, lr=1e-3),
+            "target": Recipe(steps=20000, batch=128, lr=2e-3, ema=0.999, muon=True),
+            "draft": Recipe(steps=8000, batch=128, lr=2e-3, ema=0.999),
+            "eagle": Recipe(steps=6000, batch=128, lr=1e-3, ema=0.999),
+            "medusa": Recipe(steps=4000, batch=128, lr=1e-3, ema=0.999),
+            "kl": Recipe(steps=6000, batch=128, lr=2e-3),
+            "mar": Recipe(steps=20000, batch=256, lr=1e-3, ema=0.999, muon=True),
+            "mar_draft": Recipe(steps=10000, batch=256, lr=1e-3, ema=0.999, muon=True),
+        }
+    ),
+    "smoke": Budget(  # seconds: that everything runs, not that it learns
+        {name: Recipe(steps=4, batch=4, lr=1e-3, warmup=1, ema=0.5) for name in ("kl", "mar", "mar_draft")},
+        measured=("mar_samples",),
+        train=120,
+        validation=24,
+        trial=card.Trial(count=2, drafted=1, gamma=2, scales=(2.0,), overrides=("diffusion_steps=3",)),
+    ),
 }
-STAGES = ("tokenizer", "text", "target", "draft", "eagle", "medusa", "evaluators", "samples")
+CODES = ("tokenizer", "text", "target", "draft", "eagle", "medusa", "evaluators", "samples")
+VECTORS = ("kl", "mar", "mar_draft", "mar_samples")
+STAGES = (*CODES, *VECTORS)
 
 
 class Scenes:
     """The stages, each trained from the outputs of those before it and skipped when its asset is current."""
 
-    def __init__(self, work: Path, assets: Path, recipes: dict[str, Recipe], device: torch.device) -> None:
-        self.work, self.assets, self.recipes, self.device = work, assets, recipes, device
-        self.train = world.load(work, "train", TRAIN_SCENES)
-        self.validation = world.load(work, "validation", VALIDATION_SCENES)
+    def __init__(self, work: Path, assets: Path, budget: Budget, device: torch.device, distil: bool = True) -> None:
+        self.work, self.assets, self.budget, self.device, self.distil = work, assets, budget, device, distil
+        self.recipes = budget.recipes
+        self.train = world.load(work, "train", budget.train)
+        self.validation = world.load(work, "validation", budget.validation)
         self.figures: dict[str, dict[str, float]] = {}
+        self._made: dict[str, Any] = {}
+
+    def make(self, stage: str) -> Any:
+        """What a stage gives; those that it needs are made first, and none twice."""
+        if stage not in self._made:
+            self._made[stage] = getattr(self, stage)()
+        return self._made[stage]
 
     def path(self, kind: str) -> Path:
         return self.assets / f"scenes_{kind}.safetensors"
 
-    def _stage(self, name: str, module: torch.nn.Module, config: dict, fit: Callable[[], dict[str, float]]) -> None:
+    def _stage(
+        self, name: str, module: torch.nn.Module, config: Callable[[], dict], fit: Callable[[], dict[str, float]]
+    ) -> None:
         spent = fit()
         module.eval()
-        checkpoints.save(module, self.path(name), f"scenes-{name}", config)
+        checkpoints.save(module, self.path(name), f"scenes-{name}", config())
         # what is measured below is what was saved, half precision included
         checkpoints.fill(module, checkpoints.read(self.path(name), f"scenes-{name}")[1], name)
         self.figures[name] = {k: v for k, v in spent.items() if k in ("seconds", "images")}
@@ -75,13 +119,15 @@ class Scenes:
             np.save(path, make())
         return np.load(path, mmap_mode="r")
 
+    # --- models of codes ----------------------------------------------------------------------------------------------
+
     def tokenizer(self) -> VQModel:
         torch.manual_seed(0)
         vq = VQModel(VQ).to(self.device)
         self._stage(
             "tokenizer",
             vq,
-            VQ.to_dict(),
+            VQ.to_dict,
             lambda: tokenizer.train(vq, self.train.images, self.recipes["tokenizer"], self.work),
         )
         self.figures["tokenizer"] |= tokenizer.evaluate(vq, self.validation.images)
@@ -94,7 +140,7 @@ class Scenes:
         self._stage(
             "text",
             text,
-            cfg.to_dict(),
+            cfg.to_dict,
             lambda: target.train_text(text, self.train.captions, self.train.labels, self.recipes["text"], self.work),
         )
         with torch.no_grad():
@@ -104,71 +150,146 @@ class Scenes:
         self.figures["text"]["attributes_right"] = float(right)
         return text
 
-    def codes(self, vq: VQModel) -> tuple[np.ndarray, np.ndarray]:
+    def codes(self) -> tuple[np.ndarray, np.ndarray]:
+        vq = self.make("tokenizer")
         return (
             self._cached("codes-train", lambda: tokenizer.encode_all(vq, self.train.images)),
             self._cached("codes-validation", lambda: tokenizer.encode_all(vq, self.validation.images)),
         )
 
-    def autoregressive(self, name: str, cfg: LlamaGenConfig, codes: tuple, features: tuple) -> LlamaGen:
+    def features(self) -> tuple[torch.Tensor, torch.Tensor]:
+        text = self.make("text")
+        return target.features_of(text, self.train.captions), target.features_of(text, self.validation.captions)
+
+    def _held(self) -> tuple[np.ndarray, torch.Tensor]:
+        """Codes and features of a thousand validation scenes."""
+        return self.make("codes")[1][:1000], self.make("features")[1][:1000]
+
+    def _autoregressive(self, name: str, cfg: LlamaGenConfig) -> LlamaGen:
+        codes, features = self.make("codes")[0], self.make("features")[0]
         torch.manual_seed(2)
         model = LlamaGen(cfg).to(self.device)
         self._stage(
             name,
             model,
-            cfg.to_dict(),
-            lambda: target.train_target(name, model, codes[0], features[0], self.recipes[name], self.work),
+            cfg.to_dict,
+            lambda: target.train_target(name, model, codes, features, self.recipes[name], self.work),
         )
-        self.figures[name] |= target.evaluate_target(model, codes[1][:1000], features[1][:1000])
+        self.figures[name] |= target.evaluate_target(model, *self._held())
         return model
 
-    def eagle(self, model: LlamaGen, codes: tuple, features: tuple) -> Eagle:
+    def target(self) -> LlamaGen:
+        return self._autoregressive("target", TARGET)
+
+    def draft(self) -> LlamaGen:
+        model = self._autoregressive("draft", DRAFT)
+        self.figures["draft"] |= drafter.evaluate_drafter(self.make("target"), model, *self._held())
+        return model
+
+    def eagle(self) -> Eagle:
+        model, codes, features = self.make("target"), self.make("codes")[0], self.make("features")[0]
         torch.manual_seed(3)
         eagle = like_target(model).to(self.device)
         self._stage(
             "eagle",
             eagle,
-            eagle.cfg.to_dict(),
-            lambda: drafter.train_eagle(eagle, model, codes[0], features[0], self.recipes["eagle"], self.work),
+            eagle.cfg.to_dict,
+            lambda: drafter.train_eagle(eagle, model, codes, features, self.recipes["eagle"], self.work),
         )
-        self.figures["eagle"] |= drafter.evaluate_drafter(model, eagle, codes[1][:1000], features[1][:1000])
+        self.figures["eagle"] |= drafter.evaluate_drafter(model, eagle, *self._held())
         return eagle
 
-    def medusa(self, model: LlamaGen, codes: tuple, features: tuple) -> Medusa:
+    def medusa(self) -> Medusa:
+        model, codes, features = self.make("target"), self.make("codes")[0], self.make("features")[0]
         torch.manual_seed(4)
         medusa = medusa_like_target(model).to(self.device)
         self._stage(
             "medusa",
             medusa,
-            medusa.cfg.to_dict(),
-            lambda: drafter.train_medusa(medusa, model, codes[0], features[0], self.recipes["medusa"], self.work),
+            medusa.cfg.to_dict,
+            lambda: drafter.train_medusa(medusa, model, codes, features, self.recipes["medusa"], self.work),
         )
-        self.figures["medusa"] |= drafter.evaluate_drafter(model, medusa, codes[1][:1000], features[1][:1000])
+        self.figures["medusa"] |= drafter.evaluate_drafter(model, medusa, *self._held())
         return medusa
 
-    def run(self, until: str) -> None:
-        last = STAGES.index(until)
-        vq = self.tokenizer()
-        text = self.text() if last >= 1 else None
-        if text is None or last < 2:
-            return
-        codes = self.codes(vq)
-        features = (target.features_of(text, self.train.captions), target.features_of(text, self.validation.captions))
-        model = self.autoregressive("target", TARGET, codes, features)
-        if last >= 3:
-            small = self.autoregressive("draft", DRAFT, codes, features)
-            self.figures["draft"] |= drafter.evaluate_drafter(model, small, codes[1][:1000], features[1][:1000])
-        if last >= 4:
-            self.eagle(model, codes, features)
-        if last >= 5:
-            self.medusa(model, codes, features)
-        if last >= 6:
-            from specbench.training import evaluators
+    def evaluators(self) -> None:
+        from specbench.training import evaluators
 
-            figures = evaluators.train_all(self.train, self.validation, self.work, self.assets, self.device)
-            self.figures["evaluators"] = figures
-        if last >= 7:
-            self.figures["samples"] = card.sample_figures(self.assets, self.device)
+        figures = evaluators.train_all(self.train, self.validation, self.work, self.assets, self.device)
+        self.figures["evaluators"] = figures
+
+    def samples(self) -> None:
+        self.figures["samples"] = card.sample_figures(self.assets, self.device)
+
+    # --- models of vectors, of scenes with one object -----------------------------------------------------------------
+
+    def _single(self, some: world.World) -> tuple[np.ndarray, np.ndarray]:
+        """Which pictures show one object, and their classes."""
+        numbers = scenes_classes.numbers_of(some.labels)
+        return np.flatnonzero(numbers >= 0), numbers[numbers >= 0]
+
+    def kl(self) -> Latents:
+        torch.manual_seed(5)
+        kl = Latents(MAR_CONFIGS["kl"]).to(self.device)
+        images = self.train.images[self._single(self.train)[0]]
+        self._stage("kl", kl, lambda: kl.cfg.to_dict(), lambda: mar.train_kl(kl, images, self.recipes["kl"], self.work))
+        held = self.validation.images[self._single(self.validation)[0]]
+        self.figures["kl"] |= mar.evaluate_kl(kl, held, TOKEN_LIMIT)
+        return kl
+
+    def latents(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Laws of the tokens and classes, of training pictures and their mirror images, and of validation pictures."""
+        kl = self.make("kl")
+        rows, classes = self._single(self.train)
+        held, held_classes = self._single(self.validation)
+        of = registry.digest(self.path("kl"))
+        laws = self._cached(f"latents-train-{of}", lambda: mar.encode_all(kl, mar.mirrored(self.train.images, rows)))
+        held_laws = self._cached(f"latents-validation-{of}", lambda: mar.encode_all(kl, self.validation.images[held]))
+        return laws, np.tile(classes, 2), held_laws, held_classes
+
+    def mar(self) -> MAR:
+        laws, classes, *held = self.make("latents")
+        torch.manual_seed(6)
+        model = MAR(MAR_CONFIGS["mar"]).to(self.device)
+        self._stage(
+            "mar",
+            model,
+            lambda: asdict(model.cfg),
+            lambda: mar.train_target(model, laws, classes, self.recipes["mar"], self.work),
+        )
+        self.figures["mar"] |= mar.evaluate_target(model, *held)
+        return model
+
+    def mar_draft(self) -> MAR:
+        model = self.make("mar")
+        laws, classes, *held = self.make("latents")
+        torch.manual_seed(7)
+        draft = MAR(MAR_CONFIGS["mar_draft"]).to(self.device)
+        teacher = model if self.distil else None
+        self._stage(
+            "mar_draft",
+            draft,
+            lambda: asdict(draft.cfg),
+            lambda: mar.train_draft(draft, teacher, laws, classes, self.recipes["mar_draft"], self.work),
+        )
+        self.figures["mar_draft"] |= mar.evaluate_draft(model, draft, *held)
+        return draft
+
+    def mar_samples(self) -> None:
+        trial = self.budget.trial
+        self.figures["mar_samples"] = card.class_figures(self.assets, self.device, trial)
+        self.figures["mar_samples"] |= card.draft_figures(self.assets, self.device, trial)
+
+
+def _chosen(only: str, until: str) -> list[str]:
+    """The stages that are asked for, in their order."""
+    if not only:
+        return list(STAGES[: STAGES.index(until) + 1])
+    names = only.split(",")
+    for name in names:
+        if name not in STAGES:
+            raise unknown("stage", name, STAGES)
+    return [stage for stage in STAGES if stage in names]
 
 
 def main(argv: list[str]) -> int:
@@ -180,20 +301,36 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--assets", type=Path, default=ASSETS, help="where the finished weights go")
     parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="stop after this stage")
     parser.add_argument(
+        "--only",
+        default="",
+        metavar="STAGE,...",
+        help=f"these stages, and those that they need; {','.join(VECTORS)} are those of mar_scenes",
+    )
+    parser.add_argument(
+        "--no-distil", action="store_true", help="the smaller MAR learns from the data alone, not from the target too"
+    )
+    parser.add_argument(
         "--card", type=Path, default=Path("results/embedded_models.md"), help="where the model card goes"
     )
-    parser.add_argument("--budget", choices=sorted(RECIPES), default="gpu" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--budget", choices=sorted(BUDGETS), default="gpu" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
     if args.budget == "gpu" and not torch.cuda.is_available():
         raise UsageError("--budget gpu needs a CUDA device and none is visible; use --budget cpu")
+    budget, chosen = BUDGETS[args.budget], _chosen(args.only, args.until)
+    if absent := [stage for stage in chosen if stage not in (*budget.recipes, *budget.measured)]:
+        raise UsageError(
+            f"--budget {args.budget} has no recipe for {', '.join(absent)}: add --only {','.join(VECTORS)}"
+        )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     began = time.time()
-    stages = Scenes(args.work, args.assets, RECIPES[args.budget], device)
-    stages.run(args.until)
+    stages = Scenes(args.work, args.assets, budget, device, not args.no_distil)
+    for stage in chosen:
+        stages.make(stage)
     date = time.strftime("%Y-%m-%d", time.gmtime())
-    report = card.provenance(device, args.budget, date) | {"stages": stages.figures}
+    found = card.Card.read(args.card)
+    found.add(stages.figures, card.provenance(device, args.budget, date), STAGES)
     args.card.parent.mkdir(parents=True, exist_ok=True)
-    args.card.write_text(card.render(report))
+    args.card.write_text(found.render())
     for stage, figures in stages.figures.items():
         print(f"{stage:10s} " + "  ".join(f"{k} {v:.4g}" for k, v in figures.items()))
     print(f"weights in {args.assets}, model card in {args.card}, {time.time() - began:.0f} s")

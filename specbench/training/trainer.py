@@ -44,6 +44,9 @@ class Recipe:
         return self.lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, t))))
 
 
+#: Where parameters of the blocks of a Transformer stand.
+BLOCKS = ("layers.", "encoder_blocks.", "decoder_blocks.")
+
 #: loss(step) -> (scalar loss, figures to log)
 Loss = Callable[[np.random.Generator], tuple[Tensor, dict[str, float]]]
 
@@ -53,9 +56,9 @@ def batch_rng(recipe: Recipe, step: int) -> np.random.Generator:
 
 
 def _optimisers(module: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """AdamW, decaying matrices only; with `recipe.muon` the matrices under "layers" go to Muon, at AdamW's scale."""
+    """AdamW, decaying matrices only; with `recipe.muon` the blocks' matrices go to Muon, at AdamW's scale."""
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    blocks = [p for name, p in named if recipe.muon and p.dim() == 2 and name.startswith("layers.")]
+    blocks = [p for name, p in named if recipe.muon and p.dim() == 2 and name.startswith(BLOCKS)]
     others = [p for _, p in named if not any(p is b for b in blocks)]
     groups = [
         {"params": [p for p in others if p.dim() >= 2], "weight_decay": recipe.weight_decay},

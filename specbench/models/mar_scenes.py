@@ -1,0 +1,107 @@
+"""The embedded class-conditional model of vectors: MAR's architecture over a small KL autoencoder, trained on the
+single objects of *scenes*, and the smaller MAR that drafts for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from specbench.data import scenes, scenes_classes
+from specbench.errors import UsageError
+from specbench.models import checkpoints
+from specbench.models.mar import MAR, Guided, MARConfig, patchify, unpatchify
+from specbench.models.real import Bundle
+from specbench.models.scenes_config import MAR_CONFIGS, LatentConfig
+from specbench.models.vq import KLModel
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Latents(KLModel):
+    """A KL autoencoder that knows the scale of its tokens. Tokens are (N, L, D), row by row."""
+
+    cfg: LatentConfig
+
+    def law(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and spread of the tokens' normal law, each (N, L, D) float32, of images (N, 3, H, W) in [-1, 1]."""
+        mean, log_variance = self.encode(images)
+        return patchify(mean.float()) * self.cfg.scale, patchify((0.5 * log_variance.float()).exp()) * self.cfg.scale
+
+    def images(self, tokens: Tensor) -> Tensor:
+        """Images (N, 3, H, W), not clamped, of tokens (N, L, D)."""
+        return self.decode_latent(unpatchify(tokens.float() / self.cfg.scale))
+
+
+class ScenesMAR(Bundle):
+    """What `pipeline.VectorPipeline` needs of a model; the drafter is loaded when a method asks for it."""
+
+    resolution = scenes.SIZE
+
+    def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__({**cfg, "reduced": False}, device, dtype)
+        self._guidance = (cfg["cfg_scale"], cfg["cfg_schedule"])
+        self._steps: int = cfg["diffusion_steps"]
+        self.autoencoder = self._load("kl", Latents, LatentConfig, 2, torch.float32)
+        self.target = self._guided("mar", 1)
+        wanted = (len(scenes_classes.NAMES), self.autoencoder.cfg.codebook_embed_dim)
+        side = self.target.model.cfg.side * self.autoencoder.cfg.downsample
+        if self._tokens(self.target) != (*wanted, self.target.length) or side != self.resolution:
+            raise UsageError(
+                f"scenes_mar and scenes_kl in {self.folder} are not of one training: run `make train-scenes`, or take"
+                " both from one folder"
+            )
+
+    def _load(self, kind: str, module: Callable[[Any], M], config: Callable[..., Any], seed: int, dtype: Any) -> M:
+        if self.folder is None:
+            return self.random(lambda: module(MAR_CONFIGS[kind]), seed, dtype)
+        path = self.folder / f"scenes_{kind}.safetensors"
+        built = checkpoints.load(path, f"scenes-{kind}", module, config)
+        return built.to(self.device, dtype).eval().requires_grad_(False)
+
+    def _guided(self, kind: str, seed: int) -> Guided:
+        def build(cfg: MARConfig) -> MAR:
+            return MAR(replace(cfg, steps=self._steps))
+
+        return Guided(self._load(kind, build, MARConfig, seed, self.dtype), *self._guidance)
+
+    @staticmethod
+    def _tokens(model: Guided) -> tuple[int, int, int]:
+        return model.model.cfg.classes, model.dim, model.length
+
+    @property
+    def tokens_per_image(self) -> int:
+        return self.target.length
+
+    def draft_model(self) -> Guided:
+        """The smaller MAR, with the target's guidance."""
+        draft = self._guided("mar_draft", 3)
+        if self._tokens(draft) != self._tokens(self.target):
+            raise UsageError("the draft model's classes or tokens differ from the target's; train one for this target")
+        return draft
+
+    def encode(self, prompts: list[str]) -> Tensor:
+        """Class names ("red circle") or numbers -> labels (n,) int64."""
+        found = [scenes_classes.number_of(prompt) for prompt in prompts]
+        for prompt, number in zip(prompts, found, strict=True):
+            if number is None:
+                raise UsageError(
+                    f"{self.name} draws one object, and '{prompt[:40]}' is no class of it: name a colour"
+                    f" ({', '.join(scenes.COLOURS)}) and a shape ({', '.join(scenes.SHAPES)}), such as 'red circle', or"
+                    f" a number from 0 to {len(scenes_classes.NAMES) - 1}; data=scenes_classes has them all"
+                )
+        return torch.tensor(found, dtype=torch.int64, device=self.device)
+
+    @torch.inference_mode()
+    def pixels(self, tokens: Tensor) -> np.ndarray:
+        """Pictures (B, 64, 64, 3) uint8 of tokens (B, L, D), each decoded on its own."""
+        rows = tokens.to(self.device).split(1)
+        return np.concatenate([scenes.to_uint8(self.autoencoder.images(row)) for row in rows])
+
+
+def load(cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> ScenesMAR:
+    return ScenesMAR(cfg, device, dtype)

@@ -1,0 +1,212 @@
+"""Training of the embedded pair of MAR models: a KL autoencoder, the target on its latents, and a smaller model that
+learns the target's law, to draft for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specbench.data import scenes
+from specbench.models import diffusion, mar
+from specbench.models.mar import MAR
+from specbench.models.mar_scenes import Latents
+from specbench.training.trainer import Recipe, fit
+
+#: Weight of the divergence from a standard normal, in nats a latent number, beside the pixels' squared error. Less
+#: makes sharper pictures; more leaves every token more noise of its own, a floor below which two models need not agree
+#: for a draft to pass.
+KL_WEIGHT = 2e-3
+#: Shares of masked tokens in training: at least none, and a normal law of this spread below all. MAR's own are above
+#: 0.7; decoding token by token asks for every share alike.
+LEAST, SPREAD = 0.0, 0.5
+#: How often each token is noised in a batch: the head costs less than what comes before it.
+REPEATS = 4
+
+
+# --- the autoencoder --------------------------------------------------------------------------------------------------
+
+
+def train_kl(kl: Latents, images: np.ndarray, recipe: Recipe, work: Path) -> dict[str, float]:
+    """Train on uint8 images (N, H, W, 3), and set the scale of its tokens, which are of unit variance then. Returns the
+    last figures (PSNR in dB, nats a latent number)."""
+    device = next(kl.parameters()).device
+
+    def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
+        picks = np.sort(rng.integers(0, len(images), recipe.batch))
+        x = scenes.to_float(images[picks]).to(device)
+        mean, log_variance = (half.float() for half in kl.encode(x))
+        noise = torch.as_tensor(rng.standard_normal(mean.shape, dtype=np.float32)).to(device)
+        y = kl.decode_latent(mean + noise * (0.5 * log_variance).exp()).float()
+        divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
+        mse = F.mse_loss(y, x)
+        figures = {"psnr": float(10 * torch.log10(4 / mse.detach())), "nats": float(divergence.detach())}
+        return mse + 0.02 * F.l1_loss(y, x) + KL_WEIGHT * divergence, figures
+
+    figures = fit("kl", kl, loss, recipe, work)
+    kl.cfg = replace(kl.cfg, scale=1.0)
+    mean, spread = encode_all(kl, images[:2048]).astype(np.float64)
+    kl.cfg = replace(kl.cfg, scale=float(f"{(mean.var() + np.square(spread).mean()) ** -0.5:.4g}"))
+    return figures
+
+
+@torch.no_grad()
+def encode_all(kl: Latents, images: np.ndarray, batch: int = 128) -> np.ndarray:
+    """Laws of the tokens, mean and spread (2, N, L, D) float16, of uint8 images (N, H, W, 3): computed once and
+    kept."""
+    device = next(kl.parameters()).device
+    laws = []
+    for i in range(0, len(images), batch):
+        with torch.autocast(device.type, torch.bfloat16):
+            law = kl.law(scenes.to_float(images[i : i + batch]).to(device))
+        laws.append(torch.stack(law).half().cpu().numpy())
+    return np.concatenate(laws, axis=1)
+
+
+def mirrored(images: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Pictures `rows` of (N, H, W, 3), and behind them the same with left and right exchanged: of scenes with one
+    object these have the same law and the same labels, and are twice as many."""
+    chosen = images[rows]
+    return np.concatenate([chosen, chosen[:, :, ::-1]])
+
+
+@torch.no_grad()
+def evaluate_kl(kl: Latents, images: np.ndarray, limit: float) -> dict[str, float]:
+    """PSNR in dB (mean over images) of what tokens drawn from their law decode to, in float32; nats a token; and the
+    share of the tokens' numbers beyond `limit`."""
+    device = next(kl.parameters()).device
+    rng = torch.Generator().manual_seed(0)
+    psnr, nats, beyond = [], [], []
+    for i in range(0, len(images), 128):
+        x = scenes.to_float(images[i : i + 128]).to(device)
+        mean, spread = kl.law(x)
+        tokens = mean + spread * torch.randn(mean.shape, generator=rng).to(device)
+        psnr.append(10 * torch.log10(4 / (x - kl.images(tokens).clamp(-1, 1)).square().mean((1, 2, 3))))
+        a, b = (part / kl.cfg.scale for part in (mean, spread))
+        nats.append(0.5 * (a.square() + b.square() - 1 - 2 * b.log()).sum(-1).mean(-1))
+        beyond.append((tokens.abs() > limit).float().mean((1, 2)))
+    names = ("psnr_db", "nats_a_token", "beyond_limit")
+    return {name: float(torch.cat(x).mean()) for name, x in zip(names, (psnr, nats, beyond), strict=True)}
+
+
+# --- target and draft -------------------------------------------------------------------------------------------------
+
+
+def draw(
+    laws: np.ndarray, labels: np.ndarray, seed: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
+    """Tokens (n, L, D) float32 from their laws (2, n, L, D), their labels (n,) int64, which of them are masked (n, L)
+    bool, and the generator for what else is drawn."""
+    generator = torch.Generator().manual_seed(seed)
+    mean, spread = torch.as_tensor(laws.astype(np.float32))
+    tokens = mean + spread * torch.randn(mean.shape, generator=generator)
+    masked = mar.masks(len(tokens), tokens.shape[1], generator, LEAST, SPREAD)
+    return tokens.to(device), torch.as_tensor(labels).to(device), masked.to(device), generator
+
+
+def _draw_some(
+    rng: np.random.Generator, laws: np.ndarray, labels: np.ndarray, size: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
+    picks = np.sort(rng.integers(0, len(labels), size))
+    return draw(laws[:, picks], labels[picks], int(rng.integers(2**62)), device)
+
+
+def train_target(
+    model: MAR, laws: np.ndarray, labels: np.ndarray, recipe: Recipe, work: Path, dropout: float = 0.1
+) -> dict[str, float]:
+    """MAR's own training on tokens drawn from `laws` (2, N, L, D), of classes `labels` (N,) int64, which a share
+    `dropout` of the rows lose, so that guidance has its unconditional half."""
+    device = model.mask_token.device
+
+    def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
+        tokens, classes, masked, generator = _draw_some(rng, laws, labels, recipe.batch, device)
+        value = model.loss(tokens, classes, masked, generator, REPEATS, dropout)
+        return value, {"loss": float(value.detach())}
+
+    return fit("mar", model, loss, recipe, work)
+
+
+def train_draft(
+    draft: MAR,
+    target: MAR | None,
+    laws: np.ndarray,
+    labels: np.ndarray,
+    recipe: Recipe,
+    work: Path,
+    dropout: float = 0.3,
+) -> dict[str, float]:
+    """The same for the smaller model, and beside it, unless `target` is None, distillation: the two models'
+    `divergence` along a token's path.
+
+    A draft passes with probability 1 - TV of the two laws of a path (criterion=path), which the divergence bounds
+    (Pinsker); the data alone teach what the world does, which a draft need not know where the target does not. The
+    logarithm keeps the first steps, where the two have nothing in common, from drowning the rest. `dropout`: share of
+    unconditional rows, since a guided draft runs those too.
+    """
+    device = draft.mask_token.device
+    if target is not None:
+        target.requires_grad_(False)
+
+    def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
+        tokens, classes, masked, generator = _draw_some(rng, laws, labels, recipe.batch, device)
+        lost = torch.as_tensor(rng.uniform(size=len(classes)) < dropout).to(device)
+        classes = classes.masked_fill(lost, draft.cfg.classes)
+        z, x0 = draft.conditions(tokens, ~masked, classes)[masked], tokens[masked]
+        value = draft.head_loss(x0, z, generator, REPEATS)
+        figures = {"loss": float(value.detach())}
+        if target is not None:
+            apart = divergence(target, draft, x0, target.conditions(tokens, ~masked, classes)[masked], z, generator)
+            value = value + draft.cfg.steps * apart.log1p().mean()
+            figures["nats"] = draft.cfg.steps * float(apart.detach().mean())
+        return value, figures
+
+    return fit("mar_draft" if target is not None else "mar_draft_alone", draft, loss, recipe, work)
+
+
+def divergence(
+    target: MAR, draft: MAR, x0: Tensor, z: Tensor, z_draft: Tensor, generator: torch.Generator, repeats: int = 2
+) -> Tensor:
+    """KL divergence (repeats n,) in nats of the draft's law of a step from the target's, at one random sampling step of
+    each token x0 (n, D); times the number of steps and averaged it is that of whole paths."""
+    x0, z, z_draft = (x.repeat(repeats, 1) for x in (x0, z, z_draft))
+    schedule = diffusion.schedule(draft.cfg.steps, x0.device)
+    index = torch.randint(0, len(schedule), (len(x0),), generator=generator).to(x0.device)
+    x = schedule.noised(x0, torch.randn(x0.shape, generator=generator).to(x0.device), index)
+    mean, log_variance = target.moments(x, index, z)
+    own_mean, own = draft.moments(x, index, z_draft)
+    return 0.5 * ((log_variance - own).exp() + (mean - own_mean).square() * (-own).exp() - 1 + own - log_variance).sum(
+        -1
+    )
+
+
+def _batches(
+    laws: np.ndarray, labels: np.ndarray, device: torch.device, batch: int = 64
+) -> Iterator[tuple[Tensor, Tensor, Tensor, torch.Generator]]:
+    """As of `draw`, every image once, and the same whenever asked."""
+    for i in range(0, len(labels), batch):
+        yield draw(laws[:, i : i + batch], labels[i : i + batch], i, device)
+
+
+@torch.no_grad()
+def evaluate_target(model: MAR, laws: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """The training loss on other images, with their classes, in float32."""
+    losses = [
+        float(model.loss(tokens, classes, masked, generator, REPEATS, dropout=0.0))
+        for tokens, classes, masked, generator in _batches(laws, labels, model.mask_token.device)
+    ]
+    return {"loss": float(np.mean(losses))}
+
+
+@torch.no_grad()
+def evaluate_draft(target: MAR, draft: MAR, laws: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """`evaluate_target` of the draft, and its divergence from the target in nats a token's path, without guidance."""
+    nats = []
+    for tokens, classes, masked, generator in _batches(laws, labels, draft.mask_token.device):
+        z, z_draft = (m.conditions(tokens, ~masked, classes)[masked] for m in (target, draft))
+        nats.append(float(divergence(target, draft, tokens[masked], z, z_draft, generator).mean()) * draft.cfg.steps)
+    return {**evaluate_target(draft, laws, labels), "nats": float(np.mean(nats))}

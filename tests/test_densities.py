@@ -1,0 +1,340 @@
+"""The audit of vectors: its statistics against known answers, its models, its verdicts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from specbench import configuration
+from specbench.audit import densities, statistics
+from specbench.audit.audit import COLUMNS, LEVEL
+from specbench.audit.densities import BUILT_IN, alone, assemble, built_in, measure
+from specbench.decoding import continuous
+from specbench.decoding.continuous import Rule
+
+#: A configuration as `configuration.compose` gives it, of which an audit reads these.
+CSPD = {
+    "method": "cspd",
+    "drafter": "cspd",
+    "rule": "density",
+    "gamma": 8,
+    "prefill": 0.0,
+    "align": True,
+    "criterion": "exact",
+    "verify": "causal",
+    "on_reject": "stop",
+    "inner_temperature": 1.0,
+    "tries": 100,
+    "temperature": 1.0,
+    "final_noise": True,
+}
+
+
+@pytest.fixture(autouse=True)
+def few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The energy distance takes a number for every pair."""
+    monkeypatch.setattr(densities, "_ENERGY", 1500)
+
+
+def row_of(model: str, samples: int, seed: int = 0, **words: Any) -> dict[str, Any]:
+    return measure(assemble(CSPD | words), built_in(model), samples, seed)
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+def test_kolmogorov_smirnov_is_scipys() -> None:
+    g = np.random.default_rng(0)
+    for n, m, round_to in ((9, 2, 9), (5, 3, 9), (1000, 700, 9), (700, 1000, 1), (50, 50, 0)):  # the last two with ties
+        a, b = g.normal(size=n).round(round_to).astype("f4"), g.normal(0.1, 1.1, size=m).round(round_to).astype("f4")
+        wanted = stats.ks_2samp(a, b, method="asymp").statistic
+        assert statistics.kolmogorov_smirnov(a, b) == pytest.approx(wanted, abs=1e-12)
+        assert statistics.kolmogorov_smirnov(b, a) == pytest.approx(wanted, abs=1e-12)
+    assert statistics.kolmogorov_smirnov(np.zeros(4), np.ones(6)) == 1
+    assert statistics.kolmogorov_smirnov(np.zeros(4), np.zeros(6)) == 0
+
+
+def test_kolmogorovs_limit_is_scipys() -> None:
+    for x in (0.0, 0.1, 0.199, 0.2, 0.5, 0.99, 1.0, 1.36, 3.0, 10.0):
+        assert statistics.kolmogorov(x) == pytest.approx(stats.kstwobign.sf(x), rel=1e-9, abs=1e-11)
+    assert statistics.kolmogorov(30.0) == 0
+
+
+def test_p_values_are_uniform_where_both_have_one_law() -> None:
+    """Of 500 tests 25 fall below 0.05 by chance; more than 46 would in 4 of 100,000 repetitions (binomial)."""
+    g = np.random.default_rng(0)
+    below = 0
+    for _ in range(500):
+        distance = statistics.kolmogorov_smirnov(*g.normal(size=(2, 2000)))
+        below += statistics.kolmogorov(distance * math.sqrt(1000)) < 0.05
+    assert 8 <= below <= 46
+
+
+def test_the_energy_distance_and_its_noise() -> None:
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 2, generator=g), torch.randn(40, 2, generator=g) + 1
+
+    def mean(a: torch.Tensor, b: torch.Tensor, pairs: int) -> float:
+        return sum(math.dist(i, j) for i, j in itertools.product(a.tolist(), b.tolist())) / pairs
+
+    wanted = 2 * mean(x, y, 1600) - mean(x, x, 40 * 39) - mean(y, y, 40 * 39)
+    assert statistics.energy_distance(x, y)[0] == pytest.approx(wanted, rel=1e-5)
+    # 2 integral (F - G)^2 in one dimension: 0.2646 for N(0, 1) against N(1, 1), as 2 (2 E|N(1, 2)| - 2 E|N(0, 2)|) / 2
+    far = 2 * (2 * math.sqrt(1 / math.pi) * math.exp(-1 / 4) + math.erf(0.5)) - 4 / math.sqrt(math.pi)
+    sets = (torch.randn(3000, 1, generator=g), torch.randn(3000, 1, generator=g) + 1)
+    assert statistics.energy_distance(*sets)[0] == pytest.approx(far, rel=0.1)
+    # the estimate's mean and deviation under one law, over 400 repetitions: the deviation of a deviation is about
+    # 1 / sqrt(800) of it where tails are normal; these are heavier on one side
+    found = [statistics.energy_distance(*torch.randn(2, 150, 3, generator=g)) for _ in range(400)]
+    estimates, noises = torch.tensor(found).unbind(1)
+    assert float(estimates.std()) == pytest.approx(float(noises.mean()), rel=0.2)
+    assert abs(float(estimates.mean())) < 4.5 * float(estimates.std()) / 20
+
+
+# --- built-in models --------------------------------------------------------------------------------------------------
+
+
+def test_the_models_differ_where_a_mistake_could_hide() -> None:
+    pairs = [built_in(name) for name in BUILT_IN]
+    assert sorted(p.dim for p in pairs) == [1, 1, 2, 2]
+    assert [p.name for p in pairs] == [f"d{p.dim}t{p.length}" for p in pairs]
+    assert {p.length for p in pairs} == {3, 4, 5}
+    steps = [p.target.steps for p in pairs]
+    assert len(set(steps)) == 4
+    assert (min(steps), max(steps)) == (4, 8)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_model_is_a_fair_test(name: str) -> None:
+    """Its variances depend on condition and step, its conditions on tokens, on their places and on the token's, its
+    drafter is another model, and every call gives the same."""
+    pair, again = built_in(name), built_in(name)
+    g = torch.Generator().manual_seed(0)
+    n, length = 64, pair.length
+    tokens, x = torch.randn(n, length, pair.dim, generator=g), torch.randn(n, pair.dim, generator=g)
+    known = torch.zeros(n, length, dtype=torch.bool)
+    known[:, 0] = True
+    row, places = torch.arange(n), torch.arange(length).expand(n, -1)
+
+    def seen(model: densities.Network, t: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return model.condition(t, k, row, places, places)
+
+    z = seen(pair.target, tokens, known)
+    assert z.std(0).mean() > 0.2
+    assert not torch.isclose(z[:, 0], z[:, 1]).all(-1).any()  # the token's own place
+    assert not torch.isclose(z, seen(pair.target, tokens.flip(1), known.flip(1))).all(-1).any()  # the others'
+    assert torch.equal(z, seen(pair.target, torch.where(known[..., None], tokens, math.nan), known))  # and no others
+    assert not torch.equal(z, seen(pair.target, torch.zeros_like(tokens), known))
+    spreads = []
+    for t in range(pair.target.steps):
+        step = torch.full((n,), t)
+        mean, log_variance = pair.target.moments(x, step, z[:, 0])
+        assert log_variance.std(0).min() > 0.05
+        spreads.append(log_variance)
+        for other in (pair.drafter, again.target):
+            same = torch.equal(mean, other.moments(x, step, z[:, 0])[0])
+            assert same == (other is again.target)
+    assert torch.stack(spreads).mean(1).std(0).min() > 0.02
+    # straight in the state, or not: the second difference of the mean
+    line = [pair.target.moments(torch.full_like(x, at), torch.zeros(n).long(), z[:, 0])[0] for at in (-1.0, 0.0, 1.0)]
+    bent = (line[0] - 2 * line[1] + line[2]).abs().max()
+    assert (bent > 0.1) if name != "d1t4" else (bent < 1e-5)
+
+
+def test_a_drafter_is_poor_and_the_others_are_not() -> None:
+    rates = {name: row_of(name, 3000)["acceptance_rate"] for name in BUILT_IN}
+    assert rates.pop("d2t3") < 0.25
+    assert all(0.45 < rate < 0.75 for rate in rates.values())
+
+
+def test_what_the_target_draws_by_itself() -> None:
+    pair = built_in("d2t3")
+    one, same, other = (alone(pair.target, Rule(), 300, seed) for seed in (1, 1, 2))
+    assert torch.equal(one.tokens, same.tokens)
+    assert not torch.isclose(one.tokens, other.tokens).all(-1).any()
+    assert one.tokens.shape == (300, 3, 2)
+    assert torch.equal(one.order.sort(-1).values, torch.arange(3).expand(300, 3))
+    # the law of the first token in the order is the head's under an empty image: its mean and spread at temperature 0
+    # of all steps but x_T, where the linear model's token is keep**T x_T + constant
+    line = built_in("d1t4").target
+    drawn = alone(line, Rule(temperature=0.0), 4000, 0)
+    first = drawn.tokens.gather(1, drawn.order[:, :1, None])[:, 0, 0]
+    at_place = [first[drawn.order[:, 0] == place] for place in range(4)]
+    for some in at_place:  # about 1,000 each: the deviation of a deviation is 2.2 % of it
+        assert float(some.std()) == pytest.approx(0.7**4, rel=0.1)
+    assert len({round(float(some.mean()), 2) for some in at_place}) == 4
+
+
+def test_there_is_something_to_compare_in_every_token_pair_and_direction() -> None:
+    for name in BUILT_IN:
+        pair = built_in(name)
+        drawn = alone(pair.target, Rule(), 50, 0)
+        found = torch.stack(list(densities.numbers(drawn)))
+        own, pairs = pair.length * pair.dim, (pair.length - 1) * pair.dim
+        assert len(found) == 2 * own + 2 * pairs + (pair.length if pair.dim > 1 else 0) + 16
+        assert torch.equal(found[:own], drawn.tokens.flatten(1).T)
+        turns = torch.stack([drawn.tokens[i][drawn.order[i]] for i in range(50)])
+        assert torch.equal(found[own : 2 * own], turns.flatten(1).T)
+        assert torch.equal(found[2 * own], turns[:, 0, 0] + turns[:, 1, 0])
+        assert torch.equal(found[2 * own + pairs], turns[:, 0, 0] * turns[:, 1, 0])
+        assert len(found.unique(dim=0)) == len(found)
+
+
+def test_a_change_of_any_kind_is_seen() -> None:
+    """Each moves one thing that the others leave: a token, a token by turn, the dependence of two."""
+    target = built_in("d1t4").target
+    one, other = (alone(target, Rule(), 20_000, seed) for seed in (0, 1))
+    assert densities.compare(one, other)[1] > LEVEL
+    g = torch.Generator().manual_seed(0)
+    place = other.tokens + 0.1 * (torch.arange(4) == 2)[:, None]
+    turn = other.tokens + torch.zeros(20_000, 4).scatter_(1, other.order[:, :1], 0.1)[..., None]
+    apart = other.tokens.clone()  # the tokens of a place at a turn keep their law and lose their neighbours
+    for t, at in itertools.product(range(4), repeat=2):
+        rows = (other.order[:, t] == at).nonzero().flatten()
+        apart[rows, at] = other.tokens[rows[torch.randperm(len(rows), generator=g)], at]
+    for tokens in (place, turn, apart):
+        assert densities.compare(one, replace(other, tokens=tokens))[1] < LEVEL
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+KINDS: list[dict[str, Any]] = [{}, {"align": False}, {"criterion": "path"}]
+
+
+@pytest.mark.parametrize("prefill", [0.0, 0.3])
+@pytest.mark.parametrize("gamma", [1, 3, 12])
+@pytest.mark.parametrize("kind", range(3), ids=["exact", "not aligned", "path"])
+def test_an_exact_method_is_called_lossless(kind: int, gamma: int, prefill: float) -> None:
+    """Lossy by chance once in 10,000 seeds; the seed is fixed, so none is by accident. The temperature alternates, so
+    that it meets every kind, length and prefill; the models take turns."""
+    number = kind + [1, 3, 12].index(gamma)
+    words = KINDS[kind] | {"gamma": gamma, "prefill": prefill}
+    words["temperature"] = 0.7 if (number + (prefill > 0)) % 2 else 1.0
+    row = row_of(BUILT_IN[(number + 2 * (prefill > 0)) % 4], 8000, **words)
+    assert row["verdict"] == "lossless"
+    assert row["ks"] < 1.8 * row["ks_noise"]  # both are the largest of the same distances under one law
+    assert row["energy"] < 4 * row["energy_noise"]
+    assert 0 < row["acceptance_rate"] < 1
+    assert row["tries"] > 1
+    assert row["fallbacks"] < 0.01 * row["samples"]
+
+
+LOSSY: dict[str, tuple[str, dict[str, Any]]] = {
+    "paper": ("d2t4", {"criterion": "paper"}),
+    "parallel": ("d1t4", {"verify": "parallel"}),
+    "continue": ("d2t3", {"on_reject": "continue"}),
+    "softened": ("d1t5", {"inner_temperature": 42.0}),
+    "released": (
+        "d1t4",
+        {"criterion": "paper", "verify": "parallel", "on_reject": "continue", "inner_temperature": 42.0}
+        | {"prefill": 0.05, "final_noise": False},
+    ),
+    "MAR's last step": ("d1t5", {"final_noise": False}),
+}
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_a_biased_method_is_caught(name: str) -> None:
+    model, words = LOSSY[name]
+    row = row_of(model, 10_000, **words)
+    assert row["verdict"] == "not lossless"
+    assert row["p_value"] < LEVEL / 100
+    assert row["ks"] > 1.5 * row["ks_noise"]
+    assert row["energy"] > 3 * row["energy_noise"]
+
+
+@pytest.mark.parametrize("name", ["d1t4", "d1t5", "d2t3", "d2t4"])
+def test_an_acceptance_without_the_ratio_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weigh = continuous._Judge.weigh
+
+    def always(self, *args):
+        gain, own, sigma = weigh(self, *args)
+        return torch.zeros_like(gain), own, sigma
+
+    monkeypatch.setattr(continuous._Judge, "weigh", always)
+    row = row_of(name, 5000)
+    assert row["acceptance_rate"] == 1
+    assert row["p_value"] < 1e-12
+
+
+@pytest.mark.parametrize("criterion", ["exact", "path"])
+def test_a_residual_that_forgets_the_draft_is_caught(criterion: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a rejection the target's own law in the place of Norm([p - q]_+): the classic mistake."""
+    residual = continuous._Judge.residual
+
+    def forgetful(self, *args):
+        self.rule = replace(self.rule, tries=1)  # the first proposal is taken, whatever it is
+        return residual(self, *args)
+
+    monkeypatch.setattr(continuous._Judge, "residual", forgetful)
+    row = row_of("d1t5", 20_000, criterion=criterion)
+    assert row["p_value"] < LEVEL / 100
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_of_vectors() -> None:
+    row = row_of("d2t4", 3000, seed=5, gamma=2, prefill=0.3)
+    assert list(row) == list(COLUMNS)
+    of_tables = {"V", "tv", "tv_low", "tv_high", "tv_noise", "tv_bound", "tv_exact", "accepted_length_expected"}
+    assert {name for name, value in row.items() if value is None} == of_tables
+    assert [row[name] for name in ("method", "model", "T", "dim", "samples", "seed")] == [
+        "cspd",
+        "d2t4",
+        4,
+        2,
+        3000,
+        5,
+    ]
+    assert row["parameters"] == (
+        "gamma=2 prefill=0.3 align=true criterion=exact verify=causal on_reject=stop inner_temperature=1.0 tries=100"
+        " temperature=1.0 final_noise=true"
+    )
+    assert 1 < row["accepted_length_low"] < row["accepted_length"] < row["accepted_length_high"] < 3
+    again = row_of("d2t4", 3000, seed=5, gamma=2, prefill=0.3)
+    assert again == row
+    assert row_of("d2t4", 3000, seed=6, gamma=2, prefill=0.3)["ks"] != row["ks"]
+
+
+def test_the_first_draft_is_counted_wherever_it_begins() -> None:
+    """With gamma=1 its length is one more than the chance to keep the first token that was drafted."""
+    for prefill in (0.0, 0.5):
+        method, pair = assemble(CSPD | {"gamma": 1, "prefill": prefill}), built_in("d1t4")
+        row = measure(method, pair, 2000)
+        streams = continuous.Streams([(0, i) for i in range(2000)])
+        out = continuous.decode(pair.target, pair.drafter, method.rule, None, streams)
+        step = round(4 * prefill)
+        assert row["accepted_length"] == pytest.approx(1 + float(out.trace.accepted[:, step].double().mean()))
+        assert row["tokens_per_step"] == pytest.approx(float((4 / out.steps.double()).mean()))
+        assert row["acceptance_rate"] == pytest.approx(float(out.accepted.sum() / out.drafted.sum()))
+    row = row_of("d1t4", 1000, prefill=1.0)
+    assert (row["accepted_length"], row["tokens_per_step"], row["fallbacks"]) == (1, 1, 0)
+    assert row["acceptance_rate"] is row["tries"] is None
+
+
+def test_vanilla_decoding_of_vectors() -> None:
+    cfg = {"method": "vanilla", "drafter": "none", "rule": "exact", "temperature": 0.7, "final_noise": False}
+    row = measure(assemble(cfg), built_in("d1t5"), 8000)
+    assert (row["verdict"], row["accepted_length"], row["tokens_per_step"]) == ("lossless", 1, 1)
+    assert row["acceptance_rate"] is row["tries"] is row["fallbacks"] is None
+    assert row["parameters"] == "temperature=0.7 final_noise=false"
+
+
+def test_progress_is_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(densities, "_ROWS", 400)
+    measure(assemble(CSPD), built_in("d1t4"), 1000, progress=seen.append)
+    assert seen == [400, 400, 200]
+
+
+def test_the_tests_configuration_is_what_would_be_composed() -> None:
+    composed = configuration.compose(["method=cspd", "model=mar_b"])
+    assert {name: composed[name] for name in CSPD} == CSPD

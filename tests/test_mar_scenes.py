@@ -1,0 +1,418 @@
+"""The embedded pair of MAR models: its data set and how that is judged, the bundle, and its training."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from specbench import cli, configuration, data, metrics, parameters, records, registry
+from specbench.data import Item, scenes, scenes_classes
+from specbench.errors import UsageError
+from specbench.metrics import fid
+from specbench.models import checkpoints, mar_scenes
+from specbench.models import evaluators as ev
+from specbench.models.mar import MAR, MARConfig
+from specbench.models.mar_scenes import Latents
+from specbench.models.scenes_config import DIFFUSION_STEPS, MAR_CONFIGS, LatentConfig
+from specbench.pipeline import Pipeline
+from specbench.training import card
+from specbench.training import cli as training_cli
+from specbench.training import mar as training
+from specbench.training.trainer import Recipe
+
+#: The same architectures, small: 4 x 4 tokens of three numbers.
+TINY_KL = LatentConfig(
+    ch=8,
+    ch_mult=(1, 1, 1, 1, 2),
+    num_res_blocks=1,
+    z_channels=8,
+    codebook_size=0,
+    codebook_embed_dim=3,
+    norm_groups=4,
+    attention=False,
+)
+TINY = MARConfig(
+    encoder_dim=32,
+    encoder_depth=1,
+    encoder_heads=2,
+    decoder_dim=32,
+    decoder_depth=1,
+    decoder_heads=2,
+    mlp_ratio=2.0,
+    length=16,
+    token_dim=3,
+    classes=40,
+    buffer=2,
+    head_depth=1,
+    head_width=32,
+    steps=6,
+    limit=4.0,
+)
+CONFIGS = {"kl": TINY_KL, "mar": TINY, "mar_draft": replace(TINY, encoder_dim=16, decoder_dim=16, head_width=16)}
+QUICK = ["metrics=none", "baseline=false", "warmup=0"]
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    for kind, cfg in CONFIGS.items():
+        monkeypatch.setitem(MAR_CONFIGS, kind, cfg)
+
+
+# --- data set ---------------------------------------------------------------------------------------------------------
+
+
+def load(*words):
+    return data.load(configuration.compose(["model=mar_scenes", *words]))
+
+
+def test_classes_are_spread_evenly():
+    items = load("n=100")
+    counts = Counter(item.prompt for item in items)
+    assert len(counts) == 40
+    assert set(counts.values()) == {2, 3}
+    assert load("n=70") == items[:70]
+    assert load("n=70", "seed=1") != items[:70]
+    assert len({item.id for item in items}) == 100
+    assert all(scenes_classes.NAMES[int(item.id.split("-")[0])] == item.prompt for item in items)
+    assert data.prompts_hash(items) == "c596a1d8bb0b"  # the same for ever
+
+
+def test_a_class_states_its_attributes_and_no_others():
+    for number, name in enumerate(scenes_classes.NAMES):
+        stated = dict(zip(scenes.ATTRIBUTES, scenes_classes.labels_of(number), strict=True))
+        colour, shape = name.split()
+        assert scenes.LAYOUTS[stated.pop("layout")] == "single"
+        assert (scenes.COLOURS[stated.pop("colour0")], scenes.SHAPES[stated.pop("shape0")]) == (colour, shape)
+        assert set(stated.values()) == {scenes.ABSENT}
+        assert scenes_classes.number_of(name) == scenes_classes.number_of(str(number)) == number
+    assert scenes_classes.number_of(" Red  CIRCLE\n") == 0
+
+
+def test_pictures_show_one_object_of_their_class():
+    images, numbers = scenes_classes.pictures("validation", 12)
+    singles = [s for s in (scenes.sample("validation", i) for i in range(80)) if s.scene.layout == "single"][:12]
+    assert [scenes_classes.NAMES[n] for n in numbers] == [
+        f"{s.scene.objects[0].colour} {s.scene.objects[0].shape}" for s in singles
+    ]
+    assert np.array_equal(images[3], scenes.draw(singles[3]))
+    labels = np.array([scenes.sample("train", i).scene.labels() for i in range(50)])
+    some = scenes_classes.numbers_of(labels)
+    assert ((some >= 0) == (labels[:, 0] == 0)).all()
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def judged():
+    """Real pictures of classes, and what was asked for."""
+    images, numbers = scenes_classes.pictures("validation", 48)
+    names = [scenes_classes.NAMES[n] for n in numbers]
+    labels = [scenes_classes.labels_of(int(n)) for n in numbers]
+    return images, [Item(i, name, y, str(i)) for i, (name, y) in enumerate(zip(names, labels, strict=True))]
+
+
+def test_the_reward_reads_the_attributes_of_the_class_alone(judged):
+    images, items = judged
+    right = metrics.score(["image_reward"], images, items)["image_reward"]
+    assert right.value > 0.95
+    assert "over the class's attributes alone: layout 1.0000, shape0 " in right.note
+    assert "background" not in right.note
+    wrong = metrics.score(["image_reward"], images, [replace(i, labels=items[0].labels) for i in items])["image_reward"]
+    assert wrong.value < 0.7  # one object is one object still
+
+
+def test_the_clip_score_knows_the_words(judged):
+    images, items = judged
+    score = metrics.score(["clip_score"], images, items)["clip_score"]
+    other = metrics.score(["clip_score"], images, [replace(i, prompt="white cross") for i in items])["clip_score"]
+    assert score.value > other.value
+    assert "names of classes" in score.note
+
+
+def test_the_distance_is_to_real_pictures_of_one_object(judged, home, monkeypatch):
+    images, items = judged
+    monkeypatch.setattr(fid, "REFERENCE_COUNT", 48)
+    again = metrics.score(["fid"], images, items)["fid"]
+    assert again.value == pytest.approx(0, abs=1e-4)  # those very pictures
+    assert "against 48 real validation pictures of one object" in again.note
+    [kept] = (home / "references").iterdir()
+    monkeypatch.setattr(scenes_classes, "pictures", None)  # not drawn a second time
+    assert metrics.score(["fid"], images, items)["fid"] == again
+    monkeypatch.undo()
+    monkeypatch.setenv("SPECBENCH_HOME", str(home))
+    monkeypatch.setattr(fid, "REFERENCE_COUNT", 48)
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert metrics.score(["fid"], images, items)["fid"] == again
+    whole = [Item(i, "", tuple(scenes.sample("validation", i).scene.labels())) for i in range(48)]
+    general = metrics.score(["fid"], images, whole)["fid"]
+    assert again.backend == general.backend + "/single"
+    assert "of one object" not in general.note
+
+
+# --- the bundle -------------------------------------------------------------------------------------------------------
+
+
+def test_random_weights_run_from_words_to_a_row(tmp_path, home, monkeypatch):
+    monkeypatch.setattr(fid, "REFERENCE_COUNT", 40)
+    words = ["run", "model=mar_scenes", "weights=random", "data=scenes_classes", "method=cspd", "gamma=2", "n=2"]
+    words += ["batch_size=2", "cfg_scale=1", "diffusion_steps=2", "baseline=false", "warmup=0", f"out={tmp_path}/run"]
+    assert cli.main([*words, "metrics=[fid,image_reward,clip_score]"]) == 0
+    [row] = records.read_rows(tmp_path / "run" / "row.csv")
+    assert (row["weights"], row["tokens"], row["resolution"], row["gamma"]) == ("random", 64, 64, 2)
+    assert row["fid_backend"].endswith("/single")
+    assert row["image_reward"] is not None
+    assert row["acceptance_rate"] is not None
+    kept = [json.loads(line) for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]
+    assert [one["prompt"] for one in kept] == [item.prompt for item in load("n=2")]
+
+
+def test_absent_weights_are_told_and_the_list_shows_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(registry, "ASSETS", tmp_path)
+    for method, file in (("vanilla", "scenes_mar.safetensors, scenes_kl"), ("cspd", "scenes_mar_draft")):
+        assert cli.main(["run", "model=mar_scenes", f"method={method}", f"out={tmp_path}/run"]) == 2
+        error = capsys.readouterr().err
+        assert file in error
+        assert "run `make train-scenes`" in error
+    listed = {}
+    for there in (False, True):
+        assert cli.main(["list", "models", "drafters", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        listed[there] = {e["name"]: e["weights"] for group in found.values() for e in group}
+        for kind in CONFIGS:
+            (tmp_path / f"scenes_{kind}.safetensors").touch()
+    assert [listed[there][name] for there in (False, True) for name in ("mar_scenes", "cspd")] == [False] * 2 + [
+        True
+    ] * 2
+
+
+def test_prompts_are_names_or_numbers_of_classes(tiny):
+    bundle = Pipeline.load(configuration.compose(["model=mar_scenes", "weights=random"])).model
+    assert bundle.encode(["red circle", "39", " White  CROSS "]).tolist() == [0, 39, 39]
+    for bad in ("a cat", "40", "circle red", "", "²", "1" * 5000):
+        with pytest.raises(UsageError, match=r"draws one object, and '.{0,40}' is no class of it: name a colour"):
+            bundle.encode(["red circle", bad])
+
+
+def test_a_picture_depends_on_its_own_tokens(tiny):
+    bundle = Pipeline.load(configuration.compose(["model=mar_scenes", "weights=random"])).model
+    tokens = torch.randn(3, 16, 3, generator=torch.Generator().manual_seed(0))
+    pictures = bundle.pixels(tokens)
+    assert pictures.shape == (3, 64, 64, 3)
+    assert np.array_equal(bundle.pixels(tokens[1:2])[0], pictures[1])
+
+
+def test_shapes_fit_together_and_the_default_is_what_is_trained():
+    cfg = configuration.compose(["model=mar_scenes"])
+    assert (cfg["data"], cfg["method"], cfg["weights"]) == ("scenes_classes", "cspd", "embedded")
+    assert cfg["diffusion_steps"] == DIFFUSION_STEPS
+    assert parameters.default("model", "mar_scenes", "cfg_scale") in card.Trial().scales
+    size = {}
+    for kind, module in (("kl", Latents), ("mar", MAR), ("mar_draft", MAR)):
+        with torch.device("meta"):
+            size[kind] = sum(p.numel() for p in module(MAR_CONFIGS[kind]).parameters())
+    assert size["kl"] < 2e6
+    assert 4e6 < size["mar"] < 6e6
+    assert size["mar_draft"] < size["mar"] / 4
+    others = sum(p.stat().st_size for p in registry.ASSETS.glob("*.safetensors") if p.stem[7:] not in size)
+    assert others + 2 * sum(size.values()) < 40e6
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def laws_of(count, seed=0):
+    """Laws of tokens that lie near their class's own value, and the classes."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % 40
+    centre = np.random.default_rng(1).standard_normal((40, 1, 3))[labels]
+    mean = centre + 0.3 * rng.standard_normal((count, 16, 3))
+    return np.stack([mean, np.full_like(mean, 0.1)]).astype(np.float16), labels
+
+
+def test_the_autoencoder_learns_and_its_tokens_have_unit_variance(tmp_path):
+    images = scenes.render("train", range(24))[0]
+    torch.manual_seed(0)
+    kl = Latents(replace(TINY_KL, ch_mult=(1, 1, 2, 2), codebook_embed_dim=8))
+    before = training.evaluate_kl(kl, images, 4.0)["psnr_db"]
+    training.train_kl(kl, images, Recipe(steps=30, batch=6, lr=4e-3, warmup=5), tmp_path)
+    figures = training.evaluate_kl(kl.eval(), images, 4.0)
+    assert figures["psnr_db"] > before + 2
+    assert figures["nats_a_token"] > 0.2
+    assert figures["beyond_limit"] < 0.02
+    mean, spread = training.encode_all(kl, images).astype(np.float64)
+    assert mean.shape == (24, 64, 8)
+    assert mean.var() + (spread**2).mean() == pytest.approx(1, abs=0.02)
+    assert kl.cfg.scale != 1
+    tokens, _ = kl.law(scenes.to_float(images[:4]))
+    latent = kl.encode(scenes.to_float(images[:4]))[0]
+    torch.testing.assert_close(kl.images(tokens), kl.decode_latent(latent), atol=1e-4, rtol=1e-4)
+
+
+def test_mirror_images_are_more_pictures_of_the_same_classes():
+    images = scenes.render("train", range(6))[0]
+    both = training.mirrored(images, np.array([1, 4]))
+    assert np.array_equal(both[:2], images[[1, 4]])
+    assert np.array_equal(both[3], images[4][:, ::-1])
+
+
+def test_distillation_draws_the_draft_to_the_target(tmp_path):
+    """A target that is not the data's law: what learns from the data alone stays far from it."""
+    torch.manual_seed(0)
+    target = MAR(TINY)
+    with torch.no_grad():
+        for name, parameter in target.named_parameters():
+            if "final_layer" in name or "adaLN" in name:
+                parameter.normal_(0, 0.1)
+    target.eval()
+    laws, labels = laws_of(80)
+    nats = {}
+    for name, teacher in (("alone", None), ("taught", target)):
+        torch.manual_seed(1)
+        draft = MAR(CONFIGS["mar_draft"])
+        if teacher is None:
+            nats["new"] = training.evaluate_draft(target, draft, laws, labels)["nats"]
+        training.train_draft(draft, teacher, laws, labels, Recipe(40, 16, 5e-3, warmup=5), tmp_path)
+        nats[name] = training.evaluate_draft(target, draft, laws, labels)["nats"]
+    assert nats["taught"] < 0.5 * min(nats["new"], nats["alone"])
+    torch.manual_seed(2)
+    same = MAR(TINY)
+    same.load_state_dict(target.state_dict())
+    assert training.evaluate_draft(target, same, laws, labels)["nats"] == pytest.approx(0, abs=1e-5)
+
+
+def test_a_killed_stage_ends_with_the_same_weights(tmp_path, monkeypatch):
+    laws, labels = laws_of(40)
+    recipe = Recipe(steps=6, batch=8, lr=1e-3, warmup=1, ema=0.9, muon=True, save_every=2)
+    torch.manual_seed(0)
+    target = MAR(TINY).eval()
+
+    def draft():
+        torch.manual_seed(1)
+        return MAR(CONFIGS["mar_draft"])
+
+    whole, broken, resumed = draft(), draft(), draft()
+    training.train_draft(whole, target, laws, labels, recipe, tmp_path / "whole")
+    calls = Counter()
+    real = MAR.head_loss
+
+    def killed(*words):
+        calls["head_loss"] += 1
+        if calls["head_loss"] == 6:
+            raise KeyboardInterrupt
+        return real(*words)
+
+    monkeypatch.setattr(MAR, "head_loss", killed)
+    with pytest.raises(KeyboardInterrupt):
+        training.train_draft(broken, target, laws, labels, recipe, tmp_path / "parts")
+    monkeypatch.undo()
+    training.train_draft(resumed, target, laws, labels, recipe, tmp_path / "parts")
+    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def train(folder, *words):
+    """`specbench train scenes` in seconds; the digests of the files that it wrote."""
+    words = ["--budget", "smoke", "--work", str(folder / "work"), "--assets", str(folder / "assets"), *words]
+    assert cli.main(["train", "scenes", *words, "--card", str(folder / "card.md")]) == 0
+    return {p.stem: registry.digest(p) for p in sorted((folder / "assets").iterdir())}
+
+
+def test_the_stages_write_weights_that_a_run_uses(tiny, tmp_path, capsys):
+    files = train(tmp_path, "--only", "mar_draft,mar_samples")  # what they need comes by itself
+    assert list(files) == ["scenes_kl", "scenes_mar", "scenes_mar_draft"]
+    cfg = ["model=mar_scenes", f"weights={tmp_path}/assets", "diffusion_steps=3", "gamma=2", "n=3", *QUICK]
+    assert cli.main(["run", *cfg, f"out={tmp_path}/run"]) == 0
+    [row] = records.read_rows(tmp_path / "run" / "row.csv")
+    assert row["weights"].startswith("folder:")
+    assert row["tokens"] == 16
+    kl = checkpoints.load(tmp_path / "assets" / "scenes_kl.safetensors", "scenes-kl", Latents, LatentConfig)
+    assert kl.cfg.scale not in (0, 1)
+    bundle = Pipeline.load(configuration.compose(cfg)).model
+    assert bundle.autoencoder.cfg == kl.cfg
+    assert bundle.target.steps == 3
+    # Everything is there: nothing is trained, and no file changes.
+    capsys.readouterr()
+    assert train(tmp_path, "--only", "kl,mar,mar_draft") == files
+    found = card.Card.read(tmp_path / "card.md")
+    assert list(found.figures) == ["kl", "mar", "mar_draft", "mar_samples"]
+    assert [stages for stages, _ in found.runs] == [["mar_samples"], ["kl", "mar", "mar_draft"]]
+    assert found.figures["mar_samples"]["tokens_a_pass_path"] >= 1
+    assert found.figures["mar"]["loss"] > 0
+    # The other way to train the draft is another draft.
+    apart = train(tmp_path, "--only", "mar_draft", "--no-distil")
+    assert [name for name in files if apart[name] != files[name]] == ["scenes_mar_draft"]
+
+
+def test_the_card_tells_what_a_reader_finds(tiny, tmp_path):
+    (tmp_path / "assets").mkdir()
+    shutil.copy(registry.ASSETS / ev.READER, tmp_path / "assets")
+    train(tmp_path, "--only", "kl,mar,mar_draft,mar_samples")
+    found = card.Card.read(tmp_path / "card.md").figures["mar_samples"]
+    assert found["reader_accuracy_renders"] == 1
+    for name in ("reader_accuracy_decoded", "reader_accuracy_cfg_2", "vanilla_one_object", "acceptance_exact"):
+        assert 0 <= found[name] <= 1
+    assert found["reader_accuracy_vanilla"] == found["reader_accuracy_cfg_2"]
+    assert (found["vanilla_shape"] + found["vanilla_colour"]) / 2 == found["reader_accuracy_vanilla"]
+
+
+def test_weights_of_two_trainings_are_refused(tiny, tmp_path):
+    for kind, module in (("kl", Latents), ("mar", MAR), ("mar_draft", MAR)):
+        built = module(CONFIGS[kind])
+        values = built.cfg.to_dict() if kind == "kl" else vars(built.cfg)
+        checkpoints.save(built, tmp_path / f"scenes_{kind}.safetensors", f"scenes-{kind}", values)
+    cfg = configuration.compose(["model=mar_scenes", f"weights={tmp_path}"])
+    assert mar_scenes.load(cfg, torch.device("cpu"), torch.float32).draft_model().length == 16
+    other = MAR(replace(TINY, token_dim=4))
+    checkpoints.save(other, tmp_path / "scenes_mar_draft.safetensors", "scenes-mar_draft", vars(other.cfg))
+    with pytest.raises(UsageError, match="train one for this target"):
+        mar_scenes.load(cfg, torch.device("cpu"), torch.float32).draft_model()
+    checkpoints.save(other, tmp_path / "scenes_mar.safetensors", "scenes-mar", vars(other.cfg))
+    with pytest.raises(UsageError, match="are not of one training"):
+        mar_scenes.load(cfg, torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--only", "kl,marr"], "unknown stage 'marr'"),
+        (["--budget", "smoke"], "--budget smoke has no recipe for tokenizer, text,"),
+    ],
+)
+def test_a_bad_word_costs_one_sentence(words, sentence, tmp_path, capsys):
+    assert cli.main(["train", "scenes", *words, "--work", str(tmp_path / "work")]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_recipes_name_stages():
+    for budget in training_cli.BUDGETS.values():
+        assert {*budget.recipes, *budget.measured} <= set(training_cli.STAGES)
+    everything = training_cli.BUDGETS["cpu"]
+    assert {*everything.recipes, *everything.measured} == set(training_cli.STAGES)
+
+
+def test_a_card_survives_its_file_and_keeps_older_runs(tmp_path):
+    made = card.Card()
+    made.add(
+        {"kl": {"psnr_db": 27.123456, "seconds": 8.64e4}, "mar": {"loss": float("nan")}}, "a; b `cpu`", ["kl", "mar"]
+    )
+    (tmp_path / "card.md").write_text(made.render())
+    read = card.Card.read(tmp_path / "card.md")
+    assert read.render() == made.render()
+    read.add({"kl": {"psnr_db": 25.0}}, "later", ["kl", "mar"])
+    assert [stages for stages, _ in read.runs] == [["mar"], ["kl"]]
+    assert "25 | at least 26 | **short**" in read.render()
+    assert card.Card.read(tmp_path / "none.md") == card.Card()
