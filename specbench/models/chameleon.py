@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specbench.errors import UsageError
 from specbench.models import official, vq
-from specbench.models.real import RealModel
+from specbench.models.real import UnifiedModel
 from specbench.models.text_official import ChameleonIds, ChameleonText, anole_prompt, hashed_ids, lumina_prompt
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens, padded, read
 
@@ -39,8 +39,7 @@ def anole_image(codes: Tensor, side: int, ids: ChameleonIds | None = None) -> Im
     return image_tokens(codes, side // PATCH, side // PATCH, None, [(ids or ChameleonIds()).image_end])
 
 
-class Chameleon(RealModel):
-    target: Unified
+class Chameleon(UnifiedModel):
     tokenizer: vq.VQModel
 
     def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
@@ -77,16 +76,6 @@ class Chameleon(RealModel):
     def _image(self, codes: Tensor) -> ImageTokens:
         side = self.resolution
         return lumina_image(codes, side, side, self.ids) if self.lumina else anole_image(codes, side, self.ids)
-
-    def draft_model(self) -> Unified:
-        if self.folder is None:
-            small = replace(self.target.cfg, n_layer=max(1, self.target.cfg.n_layer // 4))
-            return self.random(lambda: Unified(small, self.image), 3, self.dtype)
-        return read(self.part("draft"), self.image, self.device, self.dtype)
-
-    def codebook(self) -> Tensor:
-        """The table as stored (reference README (18))."""
-        return self.with_grammar(self.tokenizer.codebook())
 
     def encode(self, prompts: list[str]) -> Prompts:
         def hashed(text: str) -> list[int]:

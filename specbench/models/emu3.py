@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specbench.models import emu3_vision, official, vq
 from specbench.models.language import Grammar
-from specbench.models.real import RealModel
+from specbench.models.real import UnifiedModel
 from specbench.models.text_official import Emu3Ids, Emu3Text, emu3_prompt, hashed_ids
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens, padded, read
 
@@ -49,9 +49,7 @@ def image(codes: Tensor, rows: int, columns: int) -> ImageTokens:
     return replace(made, grammar=Grammar(len(codes), forced))
 
 
-class Emu3(RealModel):
-    target: Unified
-
+class Emu3(UnifiedModel):
     def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(cfg, device, dtype)
         self.prompt_length: int = cfg["prompt_length"]
@@ -76,15 +74,6 @@ class Emu3(RealModel):
         else:
             self.text = Emu3Text(self.part("target"))
             self.target = read(self.part("target"), self.image, device, dtype)
-
-    def draft_model(self) -> Unified:
-        if self.folder is None:
-            small = replace(self.target.cfg, n_layer=max(1, self.target.cfg.n_layer // 4))
-            return self.random(lambda: Unified(small, self.image), 3, self.dtype)
-        return read(self.part("draft"), self.image, self.device, self.dtype)
-
-    def codebook(self) -> Tensor:
-        return self.with_grammar(self.tokenizer.codebook())
 
     def encode(self, prompts: list[str]) -> Prompts:
         encode = self.text.encode if self.text else lambda text: hashed_ids(text, 0, TEXT_IDS)

@@ -23,7 +23,7 @@ from specbench.models import checkpoints, eagle, naming, official
 from specbench.models.eagle import Eagle, EagleConfig
 from specbench.models.language import Language
 from specbench.models.medusa import Medusa, MedusaConfig
-from specbench.models.unified import Unified
+from specbench.models.unified import ImageTokens, Unified, read
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -124,11 +124,6 @@ class RealModel(Bundle):
         codes = tokens if grammar is None else tokens[:, grammar.free.to(tokens.device)]
         return np.concatenate([self.picture(row[None].to(self.device)) for row in codes])
 
-    def with_grammar(self, codebook: Tensor) -> Tensor:
-        """Code vectors (C, d) -> (V, d), NaN for the image grammar's own tokens."""
-        own = codebook.new_full((self.target.vocab_size - len(codebook), codebook.shape[1]), torch.nan)
-        return torch.cat([codebook, own])
-
     def eagle(self) -> Eagle:
         """LANTERN's layout (config.json beside the tensors), or a drafter trained here."""
         if self.folder is None:
@@ -193,3 +188,23 @@ class RealModel(Bundle):
             keep = self.target.image.ids
             table = {n: replace(p, pick=keep) if n.endswith(".1.weight") else p for n, p in table.items()}
         return official.load(lambda: Medusa(cfg), source, table, self.device, self.dtype, ignored)
+
+
+class UnifiedModel(RealModel):
+    """A target with one vocabulary; `tokenizer.codebook()` gives its code vectors."""
+
+    target: Unified
+    image: ImageTokens
+    tokenizer: Any
+
+    def draft_model(self) -> Unified:
+        if self.folder is None:
+            small = replace(self.target.cfg, n_layer=max(1, self.target.cfg.n_layer // 4))
+            return self.random(lambda: Unified(small, self.image), 3, self.dtype)
+        return read(self.part("draft"), self.image, self.device, self.dtype)
+
+    def codebook(self) -> Tensor:
+        """The code vectors as stored (reference README (18)), NaN for the image grammar's own tokens."""
+        codes = self.tokenizer.codebook()
+        own = codes.new_full((self.target.vocab_size - len(codes), codes.shape[1]), torch.nan)
+        return torch.cat([codes, own])
