@@ -279,6 +279,34 @@ def test_chameleon_is_read_from_official_files(tmp_path, model, method):
     assert torch.equal(kept, released.medusa_head[1][1].weight[ids])
 
 
+def test_anole_is_read_from_what_transformers_saves(tmp_path):
+    from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+
+    _, bundle = loaded("anole", *TINY)
+    c = bundle.target.cfg
+    head = torch.randn(c.vocab_size, c.dim, generator=torch.Generator().manual_seed(1))
+    save_chameleon_files(tmp_path, bundle, head)
+    for path in (tmp_path / "target").iterdir():
+        path.unlink()
+    pixels = {"embed_dim": 8, "num_embeddings": 16, "latent_channels": 8, "base_channels": 32}
+    pixels |= {"channel_multiplier": [1, 1], "num_res_blocks": 1}
+    sizes = eagle_config(bundle.target) | {"num_hidden_layers": c.n_layer, "rms_norm_eps": c.norm_eps}
+    whole = ChameleonForConditionalGeneration(
+        ChameleonConfig(**sizes, rope_theta=c.rope_base, vq_config=pixels, vocabulary_map={"<image>": 5})
+    )
+    state = exported(bundle.target, naming.hugging_face(c.n_layer, c.block)) | {"lm_head.weight": head}
+    told = whole.load_state_dict(state, strict=False)
+    assert not told.unexpected_keys
+    assert all(name.startswith("model.vqmodel.") for name in told.missing_keys)
+    whole.save_pretrained(tmp_path / "target")
+    picture = run(tmp_path, "anole", "method=sjd_isp", "prompt_length=300")
+    assert picture.size == (bundle.resolution, bundle.resolution)
+    _, again = loaded("anole", f"weights={tmp_path}", "reduced=true", "dtype=float32")
+    assert again.target.block == bundle.target.block
+    assert torch.equal(again.target.layers[1].attention.wqkv.weight, bundle.target.layers[1].attention.wqkv.weight)
+    assert torch.equal(again.target.output.weight, head[again.target.image.ids])
+
+
 def emu3_files(folder, bundle, head):
     c = bundle.target.cfg
     tensors = exported(bundle.target, naming.hugging_face(c.n_layer, c.block)) | {"lm_head.weight": head}
