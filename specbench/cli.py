@@ -30,12 +30,15 @@ specbench: how much faster, and how much worse, an autoregressive image model be
 
 usage: specbench COMMAND ...
 
-  run     decode prompts, score the images, time them against vanilla AR, write one row   specbench run --help
-  list    models, methods, drafters, rules, data, metrics, and whether their weights are here
-  fetch   weights of the real models, and their data: sizes and licences first            specbench fetch --help
-  audit   is a method lossless? measured on models whose law is known                     specbench audit --help
-  tables  the papers' tables, measured beside published                                   specbench tables --help
-  train   train the embedded models                                                       specbench train --help
+  run        decode prompts, score the images, time them against vanilla AR, write one row  specbench run --help
+  list       models, methods, drafters, rules, data, metrics, and whether their weights are here
+  fetch      weights of the real models and metrics, and data: sizes and licences first     specbench fetch --help
+  evaluate   score pictures that are there already, whoever made them                       specbench evaluate --help
+  compare    two runs, picture by picture: paired tests, intervals, effect sizes            specbench compare --help
+  reference  statistics of real pictures, which FID and its like compare with               specbench reference --help
+  audit      is a method lossless? measured on models whose law is known                    specbench audit --help
+  tables     the papers' tables, measured beside published                                  specbench tables --help
+  train      train the embedded models                                                      specbench train --help
 
   specbench run method=cool_sd delta=1.1 n=16 out=first
   specbench list methods
@@ -79,11 +82,39 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _commands() -> dict[str, Callable[[list[str]], int]]:
-    return {"run": run, "list": list_choices, "fetch": fetch, "audit": audit, "tables": tables, "train": train}
+    return {
+        "run": run,
+        "list": list_choices,
+        "fetch": fetch,
+        "evaluate": evaluate,
+        "compare": compare,
+        "reference": reference,
+        "audit": audit,
+        "tables": tables,
+        "train": train,
+    }
 
 
 def fetch(words: list[str]) -> int:
     from specbench.fetch import main as command
+
+    return command(words)
+
+
+def evaluate(words: list[str]) -> int:
+    from specbench.evaluate import main as command
+
+    return command(words)
+
+
+def compare(words: list[str]) -> int:
+    from specbench.compare.cli import main as command
+
+    return command(words)
+
+
+def reference(words: list[str]) -> int:
+    from specbench.reference import main as command
 
     return command(words)
 
@@ -147,20 +178,19 @@ def run(words: list[str]) -> int:
 
     from specbench import configuration
 
-    overrides = configuration.plain(asked.overrides)
-    if asked.help or asked.hydra_help or asked.cfg:
-        configuration.grid(overrides, asked.multirun)
-        flags = [word for word in words if word not in asked.overrides and word not in ("-m", "--multirun")]
-        swept = configuration.swept(overrides)  # keep their defaults
-        return _hydra([*flags, *(word for word in overrides if word.split("=", 1)[0] not in swept)])
+    own = configuration.tidy(asked.overrides)
+    overrides = configuration.plain(own, asked.multirun)
     jobs = configuration.grid(overrides, asked.multirun)
+    if asked.help or asked.hydra_help or asked.cfg:
+        flags = [word for word in words if word not in asked.overrides and word not in ("-m", "--multirun")]
+        return _hydra([*flags, *configuration.shown(overrides)])
     if asked.multirun:
-        return _grid(overrides, jobs)
-    return _start(overrides)
+        return _grid(overrides, jobs, own)
+    return _start(overrides, own)
 
 
-def _start(overrides: list[str]) -> int:
-    """Hands one job to Hydra."""
+def _start(overrides: list[str], own: list[str]) -> int:
+    """Hands one job to Hydra; `own` are the user's words, without what goes without saying."""
     global _outcomes
     _outcomes = []
     try:
@@ -171,7 +201,7 @@ def _start(overrides: list[str]) -> int:
         return 0
     except KeyboardInterrupt as e:
         folder = getattr(e, "folder", None)  # of run.Stopped
-        raise KeyboardInterrupt(f"{e}; to go on: {_again(overrides, folder)}" if folder else str(e)) from e
+        raise KeyboardInterrupt(f"{e}; to go on: {_again(own, folder)}" if folder else str(e)) from e
     finally:
         _outcomes = None
 
@@ -183,8 +213,9 @@ def _again(words: list[str], folder: Path) -> str:
     return f"specbench run {shlex.join([*kept, f'out={folder if plain else _quoted(str(folder))}'])}"
 
 
-def _grid(overrides: list[str], jobs: list[dict[str, Any]]) -> int:
-    """Hands a grid to Hydra. The jobs' folders lie in one folder; after a job that fails, the next one runs."""
+def _grid(overrides: list[str], jobs: list[dict[str, Any]], own: list[str]) -> int:
+    """Hands a grid to Hydra, as `_start`. The jobs' folders lie in one folder; after a job that fails, the next one
+    runs."""
     global _outcomes, _multirun
     from specbench import configuration
     from specbench.run import check, new_folder
@@ -204,11 +235,11 @@ def _grid(overrides: list[str], jobs: list[dict[str, Any]]) -> int:
         f"hydra.sweep.dir={_quoted(str(root))}",
         f"hydra.job.config.override_dirname.exclude_keys=[{','.join(sorted(fixed | {'out'}))}]",
     ]
-    again = _again(["-m", *overrides], root)
+    again = _again(["-m", *own], root)
     _outcomes, _multirun = [], True
     print(f"specbench: {len(jobs)} jobs in {root}", file=sys.stderr)
     try:
-        _hydra(["-m", *overrides, *naming])
+        _hydra(["-m", *configuration.for_grid(overrides), *naming])
         failed = [outcome for outcome in _outcomes if outcome is not None]
         if failed:
             print(
@@ -236,10 +267,11 @@ def _quoted(value: str) -> str:
     return f"'{escaped}'"
 
 
-def job(cfg: DictConfig) -> None:
-    """What Hydra starts: one job with its composed configuration."""
+def job(_: DictConfig) -> None:
+    """What Hydra starts: one job. Its configuration is composed anew from the job's words, because in a grid Hydra's
+    lacks what goes without saying for one job alone."""
     try:
-        _job(cfg)
+        _job()
     except Exception as e:
         if _outcomes is None:
             raise
@@ -251,7 +283,7 @@ def job(cfg: DictConfig) -> None:
             _outcomes.append(None)
 
 
-def _job(cfg: DictConfig) -> None:
+def _job() -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
@@ -259,10 +291,12 @@ def _job(cfg: DictConfig) -> None:
     from specbench.run import Run, report
 
     hydra = HydraConfig.get()
-    checked = configuration.from_job(cfg, list(hydra.overrides.task))
+    checked = configuration.compose(list(hydra.overrides.task))
     out = None
     if hydra.mode == RunMode.MULTIRUN:
-        name = hydra.job.override_dirname or str(hydra.job.num)
+        fixed = hydra.job.config.override_dirname.exclude_keys
+        words = configuration.tidy(list(hydra.overrides.task))
+        name = ",".join(sorted(w for w in words if w.split("=", 1)[0] not in fixed)) or str(hydra.job.num)
         out = Path(hydra.sweep.dir) / re.sub(r"[^\w.=,+-]+", "_", name)
         print(f"specbench: job {hydra.job.num}: {name}", file=sys.stderr)
     one = Run(checked, out)
@@ -326,11 +360,12 @@ _LISTED = {
     "rules": "rule",
     "data": "data",
     "metrics": "metrics",
+    "protocols": "protocol",
 }
 
 
 def list_choices(words: list[str]) -> int:
-    """`specbench list [models|methods|drafters|rules|data|metrics ...] [--json]`."""
+    """`specbench list [models|methods|drafters|rules|data|metrics|protocols ...] [--json]`."""
     parser = _Parser(
         prog="specbench list", description="What there is to choose from, and whether its weights are here."
     )
@@ -369,7 +404,8 @@ def _entries(group: str) -> list[dict[str, Any]]:
     absent: dict[str, list[str]] = {}  # only of what needs weights
     if group == "metrics":
         lines |= metrics.available()
-        absent = {name: metrics.missing(name) for name in metrics.available()}
+        here = metrics.Place(metrics.ASSETS, home.metrics_folder())
+        absent = {name: [text] if (text := metrics.missing(name, here)) else [] for name in metrics.available()}
     elif group in ("model", "drafter"):
         for name in lines:
             entry = registry.entry(group, name)

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specbench import parameters
+from specbench import parameters, protocols
 from specbench.errors import UsageError, unknown
 
 VERSION_BASE = "1.3"  # of Hydra's behaviour
@@ -32,7 +32,7 @@ def compose(overrides: Sequence[str] = ()) -> dict[str, Any]:
     Raises UsageError for what does not exist, does not fit or cannot be read.
     """
     with _session():
-        return _compose(plain(overrides))
+        return _compose(overrides)
 
 
 def grid(overrides: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def grid(overrides: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
     Raises UsageError, naming the job where there is more than one.
     """
     with _session():
-        jobs = _expand(plain(overrides), multirun)
+        jobs = _expand(tidy(overrides), multirun)
         checked = []
         for job in jobs:
             try:
@@ -51,23 +51,40 @@ def grid(overrides: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
         return checked
 
 
-def plain(overrides: Sequence[str]) -> list[str]:
-    """The overrides without the `+` and `++` that Hydra wants before new keys: a run has no new keys. What goes without
-    saying is added: `prompts=FILE` chooses `data=prompts`, which has it, and a model that draws classes or vectors has
-    data and a method of its own. `batch_size=` is `batch=`, as CSpD's tables call it."""
-    words = [o if _is_hydras(o) else o.lstrip("+") for o in overrides]
-    words = ["batch" + word.removeprefix("batch_size") if word.startswith("batch_size=") else word for word in words]
-    given = dict(word.split("=", 1) for word in words if "=" in word)
-    added = {"data": "prompts"} if "prompts" in given else {}
-    if "experiment" not in given:  # which chooses for itself
-        added = parameters.usual(given.get("model", "")) | added
-    return [*words, *(f"{key}={value}" for key, value in added.items() if key not in given)]
+def tidy(overrides: Sequence[str]) -> list[str]:
+    """The overrides without the `+` and `++` that Hydra wants before new keys (a run has no new keys), and without a
+    protocol's version, which is checked. `batch_size=` is `batch=`, as CSpD's tables call it; `protocol=null` is what
+    a run has without it."""
+    words = []
+    for word in overrides:
+        key, equals, value = word.partition("=")
+        if not _is_hydras(word):
+            key = key.lstrip("+")
+        if key == "batch_size":
+            key = "batch"
+        if key == "protocol":
+            names = [protocols.name_of(name) for name in value.split(",")]
+            if names == ["null"]:
+                continue
+            if "null" in names:
+                raise UsageError(f"'{word}': null means no protocol and stands alone; run it one by one")
+            value = ",".join(names)
+        words.append(f"{key}{equals}{value}")
+    return words
 
 
-def from_job(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    """The checked, flat configuration of a job that Hydra started with these overrides."""
-    given = {o.lstrip("+~").split("=", 1)[0] for o in overrides}
-    return parameters.validate(parameters.settle(_container(cfg), given))
+def plain(overrides: Sequence[str], multirun: bool = False) -> list[str]:
+    """The overrides, tidied, and what goes without saying: `prompts=FILE` chooses `data=prompts`, which has it; a
+    protocol has values for what is not given; a model that draws classes or vectors has data and a method of its own.
+
+    For a grid, only what goes without saying in every job; `compose` adds the rest job by job.
+    """
+    words = tidy(overrides)
+    if not multirun:
+        return [*words, *_unsaid(words)]
+    with _session():
+        first, *others = [_unsaid(job) for job in _expand(words, multirun)]
+    return [*words, *(word for word in first if all(word in other for other in others))]
 
 
 def swept(overrides: Sequence[str]) -> set[str]:
@@ -76,13 +93,37 @@ def swept(overrides: Sequence[str]) -> set[str]:
         return {o.key_or_group for o in _parse(overrides) if o.is_sweep_override()}
 
 
+def for_grid(overrides: Sequence[str]) -> list[str]:
+    """The overrides of a checked grid as Hydra is to sweep them: with `++` before the parameters that only some choice
+    of a single job brings, which Hydra, composing without it, would refuse."""
+    with _session():
+        words = _parse(overrides)
+        groups = [o for o in words if o.key_or_group in parameters.groups() or _is_hydras(o.key_or_group)]
+        sure = _container(hydra.compose(CONFIG, [o.input_line or "" for o in groups if not o.is_sweep_override()]))
+        return [o.input_line or "" if o in groups or o.key_or_group in sure else f"++{o.input_line}" for o in words]
+
+
+def shown(overrides: Sequence[str]) -> list[str]:
+    """The overrides for Hydra to show, not to run: those that take several values keep their default, and of a
+    protocol, whose values are among the others, there is the name."""
+    several = swept(overrides)
+    kept = [word for word in overrides if word.split("=", 1)[0] not in several]
+    return [
+        f"protocol={{name:{word.removeprefix('protocol=')}}}" if word.startswith("protocol=") else word for word in kept
+    ]
+
+
 # --- how --------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _session() -> Iterator[None]:
-    """Hydra's compose API on conf/, from any working directory; its complaints become UsageErrors of one line."""
+    """Hydra's compose API on conf/, from any working directory; its complaints become UsageErrors of one line. In a job
+    that Hydra started, its own."""
     try:
+        if GlobalHydra.instance().is_initialized():
+            yield
+            return
         with hydra.initialize_config_dir(str(parameters.conf_dir()), job_name="specbench", version_base=VERSION_BASE):
             yield
     except (HydraException, OmegaConfBaseException, ValueError) as e:
@@ -93,6 +134,29 @@ def one_line(error: BaseException) -> str:
     """The first line of an error's text."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0].strip()
+
+
+def _unsaid(words: Sequence[str]) -> list[str]:
+    """The words of one job that go without saying, see `plain`."""
+    pairs = (word.split("=", 1) for word in words if "=" in word)
+    given: dict[str, Any] = {key: value.strip(" '\"") for key, value in pairs}
+    chosen = parameters.of_experiment(given.get("experiment", "")) | given
+    sure = {"data": "prompts"} if "prompts" in given else {}
+    added: dict[str, Any] = {}
+    if "experiment" not in given:  # which chooses for itself
+        added |= parameters.usual(given.get("model", ""))
+    if "protocol" in chosen:
+        model = chosen.get("model", parameters.usual_choice("model"))
+        added |= protocols.values(str(chosen["protocol"]), model, chosen | sure)
+    added |= sure
+    return [f"{key}={_word(value)}" for key, value in added.items() if key not in chosen]
+
+
+def _word(value: Any) -> str:
+    """A value of conf/ in Hydra's grammar."""
+    if isinstance(value, list):
+        return f"[{','.join(value)}]" if value else "none"  # of metrics
+    return "null" if value is None else str(value)
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:
@@ -162,7 +226,7 @@ def _check_form(o: Override) -> None:
     value = o.value()
     names = value if isinstance(value, list) and key == "metrics" else [value]
     for name in names:
-        if not (name is None and key == "experiment") and name not in parameters.choices(key):
+        if not (name is None and key == "experiment") and str(name) not in parameters.choices(key):
             raise unknown(
                 "metric" if key == "metrics" else key, "null" if name is None else str(name), parameters.choices(key)
             )
@@ -182,7 +246,8 @@ def _compose(overrides: Sequence[str]) -> dict[str, Any]:
             if o not in chosen and o.key_or_group not in base:
                 raise parameters.no_parameter(o.key_or_group, base) from None
         raise
-    return from_job(cfg, lines)
+    given = {o.key_or_group for o in words}
+    return parameters.validate(parameters.settle(_container(cfg), given))
 
 
 def _container(cfg: DictConfig) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""`specbench fetch`: a model's weights or a data set, from their makers, shown before, resumed after an interruption.
+"""`specbench fetch`: weights of models and of evaluators, data sets, from their makers, shown before, resumed after an
+interruption.
 
 What is unfinished lies in .fetch/ of the destination and moves into place when it is whole, so that a folder that is
 there is complete. SOURCE.json beside it says where every file came from.
@@ -49,11 +50,18 @@ WORDS = {
     "revision": "branch or commit of the target's repository (default: the one that is pinned)",
     "data": "the data set to fetch: " + ", ".join(sources.DATA),
     "data_dir": "where to put it (default: where a run looks for it)",
+    "metrics": "the metrics, or sets of them, whose networks to fetch, with commas: see specbench list metrics",
+    "metrics_dir": "where to put them (default: where a run looks for them)",
 }
-_OF_MODELS, _OF_DATA = {"weights", "drafter", "size", "repository", "revision"}, {"data_dir"}
+_OF = {
+    "model": {"weights", "drafter", "size", "repository", "revision"},
+    "data": {"data_dir"},
+    "metrics": {"metrics_dir"},
+}
 
 _HELP = """\
 usage: specbench fetch model=NAME [drafter=NAME] [weights=DIR] [--yes]
+       specbench fetch metrics=NAME[,NAME...] [metrics_dir=DIR] [--yes]
        specbench fetch data=NAME [data_dir=DIR] [--yes]
 
 Shows the files, their sizes and licences, asks, and fetches what is not there yet. Stopped at any moment, the same
@@ -68,7 +76,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(words: Sequence[str]) -> int:
-    """`specbench fetch model=NAME|data=NAME [name=value ...] [--yes]`. Returns the exit status.
+    """`specbench fetch model=NAME|metrics=NAMES|data=NAME [name=value ...] [--yes]`. Returns the exit status.
 
     Raises:
         UsageError: bad words, no consent, no room, nobody to fetch from, or a file that is not the published one.
@@ -86,6 +94,8 @@ def main(words: Sequence[str]) -> int:
     try:
         if "model" in given:
             _fetch_model(given, asked.yes)
+        elif "metrics" in given:
+            _fetch_metrics(given, asked.yes)
         else:
             _fetch_data(given, asked.yes)
     except KeyboardInterrupt:
@@ -104,10 +114,13 @@ def _read(words: Sequence[str]) -> dict[str, str]:
         if not value:
             raise UsageError(f"'{word}' lacks its value: {name}=...")
         given[name] = value
-    if ("model" in given) == ("data" in given):
-        raise UsageError("name what to fetch: model=NAME or data=NAME, one of them (see specbench fetch --help)")
-    kind = "model" if "model" in given else "data"
-    if foreign := sorted(set(given) & (_OF_DATA if kind == "model" else _OF_MODELS)):
+    kinds = [kind for kind in _OF if kind in given]
+    if len(kinds) != 1:
+        raise UsageError(
+            "name what to fetch: model=NAME, metrics=NAMES or data=NAME, one of them (see specbench fetch --help)"
+        )
+    (kind,) = kinds
+    if foreign := sorted(set(given) - {kind} - _OF[kind]):
         raise UsageError(f"'{foreign[0]}' has no meaning beside {kind}=: leave it out")
     return given
 
@@ -181,7 +194,7 @@ class Record:
         self.save()
 
 
-# --- models -----------------------------------------------------------------------------------------------------------
+# --- repositories -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -212,9 +225,37 @@ class HuggingFace:
         return Path(hf_hub_download(repository, name, revision=commit, local_dir=folder))
 
 
+class Releases:
+    """Files of a GitHub repository's release, as `sources` describes them; none are listed over the network."""
+
+    ADDRESS = "https://github.com"
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+
+    def files(self, repository: str, revision: str) -> tuple[str, list[HubFile]]:
+        """The tag, and its files."""
+        return revision, [HubFile(name, size) for name, size in self._part.sizes.items()]
+
+    def get(self, repository: str, commit: str, name: str, folder: Path) -> Path:
+        """Puts a file into `folder`, going on with what is there of it."""
+        path, size = folder / name, self._part.sizes[name]
+        if _size(path) != size:  # else put there by hand, as `download` advises
+            folder.mkdir(parents=True, exist_ok=True)
+            download(f"{self.ADDRESS}/{repository}/releases/download/{commit}/{name}", path, size)
+        return path
+
+
+def _hub(part: Part) -> HuggingFace | Releases:
+    return Releases(part) if part.sizes else HuggingFace()
+
+
 @contextlib.contextmanager
 def _hub_mistakes(part: Part, revision: str, otherwise: str) -> Iterator[None]:
     """What the hub's client raises, as a sentence."""
+    if part.sizes:  # no client: `download` says what is wrong
+        yield
+        return
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise UsageError(f"HF_HUB_OFFLINE forbids to ask for {part.repository}: unset it, or {otherwise}")
     try:
@@ -250,38 +291,76 @@ class Listed:
     files: Mapping[str, HubFile]
 
 
+def _fetch_parts(
+    title: str, parts: Mapping[str, Part], folder: Path, given: Mapping[str, str], yes: bool, elsewhere: str
+) -> bool:
+    """Fetches what is not in `folder` yet; whether there was anything. `elsewhere` names another folder, in a word."""
+    record = Record(folder)
+    todo = {name: part for name, part in parts.items() if not _whole(record, name, part, folder, given, elsewhere)}
+    if not todo:
+        print(f"{title}: nothing to fetch, {', '.join(f'{name}/' for name in parts)} are in {folder}")
+        return False
+    by_hand = f"put {_places(todo)} of {folder}"
+    listed = {name: _list(name, part, record, by_hand) for name, part in todo.items()}
+    missing = {
+        name: [file for file in found.files if not _there(folder, name, file, found, elsewhere)]
+        for name, found in listed.items()
+    }
+    size = sum(listed[name].files[file].size for name, files in missing.items() for file in files)
+    print(f"{title} -> {folder}")
+    for name, found in listed.items():
+        at = f"{'release' if found.part.sizes else 'commit'} {found.commit}"
+        print(f"  {name}/: {found.part.repository}, {at} ({found.part.licence})")
+        for file, hub_file in found.files.items():
+            note = "" if file in missing[name] else "  (there)"
+            print(f"    {_bytes(hub_file.size):>9}  {file}{note}")
+    _licences({name: found.part.licence for name, found in listed.items()})
+    _go(folder, size, size, yes, elsewhere)
+    with _only_one(folder) as staging:
+        for name, found in listed.items():
+            _fetch_part(record, folder, staging, name, found)
+    return True
+
+
+# --- models and metrics -----------------------------------------------------------------------------------------------
+
+
 def _fetch_model(given: Mapping[str, str], yes: bool) -> None:
     model = given["model"]
     parts, default = _chosen(given)
     asked = given.get("weights", "official")
     folder = default if asked == "official" else Path(asked).expanduser()
-    record = Record(folder)
-    todo = {name: part for name, part in parts.items() if not _whole(record, name, part, folder, given)}
-    if not todo:
-        print(f"{model}: nothing to fetch, {', '.join(f'{name}/' for name in parts)} are in {folder}")
+    if not _fetch_parts(model, parts, folder, given, yes, "weights=DIR"):
         return
-    hub = HuggingFace()
-    by_hand = f"put {_places(todo)} of {folder}"
-    listed = {name: _list(hub, name, part, record, by_hand) for name, part in todo.items()}
-    missing = {
-        name: [file for file in found.files if not _there(folder, name, file, found)] for name, found in listed.items()
-    }
-    size = sum(listed[name].files[file].size for name, files in missing.items() for file in files)
-    print(f"{model} -> {folder}")
-    for name, found in listed.items():
-        print(f"  {name}/: {found.part.repository}, commit {found.commit} ({found.part.licence})")
-        for file, hub_file in found.files.items():
-            note = "" if file in missing[name] else "  (there)"
-            print(f"    {_bytes(hub_file.size):>9}  {file}{note}")
-    _licences({name: found.part.licence for name, found in listed.items()})
-    _go(folder, size, size, yes, "weights=DIR")
-    with _only_one(folder) as staging:
-        for name, found in listed.items():
-            _fetch_part(hub, record, folder, staging, name, found)
     words = f"model={model}" + (f" size={given['size']}" if "size" in given else "")
     if folder != home.model_folder(model):
         words += f" weights={folder}"
     print(f"{model} is in {folder}: specbench run {words} ...")
+
+
+def _fetch_metrics(given: Mapping[str, str], yes: bool) -> None:
+    names = given["metrics"]
+    folder = Path(given.get("metrics_dir", home.metrics_folder())).expanduser()
+    parts = {name: sources.EVALUATORS[name] for name in _evaluators(names.split(","))}
+    if not parts:
+        print(f"{names}: nothing to fetch, these evaluators are part of specbench")
+    elif _fetch_parts(names, parts, folder, given, yes, "metrics_dir=DIR"):
+        words = f"metrics={names}" + (f" metrics_dir={folder}" if folder != home.metrics_folder() else "")
+        print(f"{names}: the weights are in {folder}: specbench run {words} ...")
+
+
+def _evaluators(names: Sequence[str]) -> list[str]:
+    """The folders that metrics and sets of metrics read, each once."""
+    from specbench import metrics
+
+    place = metrics.Place(metrics.ASSETS, home.metrics_folder())
+    found: dict[str, None] = {}
+    for name in names:
+        if name not in parameters.choices("metrics"):
+            raise unknown("metric", name, parameters.choices("metrics"))
+        for one in sorted(parameters.declared("metrics", name)):
+            found |= dict.fromkeys(metrics.metric(one, place).parts)
+    return list(found)
 
 
 def _chosen(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
@@ -317,7 +396,7 @@ def _chosen(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
     return parts, folder
 
 
-def _whole(record: Record, name: str, part: Part, folder: Path, given: Mapping[str, str]) -> bool:
+def _whole(record: Record, name: str, part: Part, folder: Path, given: Mapping[str, str], elsewhere: str) -> bool:
     """Whether a part was fetched before, all of it. Refuses to mix origins."""
     entry = record.parts.get(name)
     if entry is None:
@@ -325,24 +404,24 @@ def _whole(record: Record, name: str, part: Part, folder: Path, given: Mapping[s
     if entry.get("repository") != part.repository:
         raise UsageError(
             f"{folder / name} comes from {entry.get('repository')}, not {part.repository}: remove it and its entry in"
-            f" {RECORD}, or name another folder with weights=DIR"
+            f" {RECORD}, or name another folder with {elsewhere}"
         )
     known = entry.get("commit"), entry.get("revision")
     if name == "target" and given.get("revision", known[0]) not in known:
         raise UsageError(
             f"{folder / name} is at commit {known[0]}, not at '{given['revision']}': remove it and its entry in"
-            f" {RECORD}, or name another folder with weights=DIR"
+            f" {RECORD}, or name another folder with {elsewhere}"
         )
     return bool(entry.get("complete")) and all(
         _size(folder / name / file) == noted["size"] for file, noted in entry["files"].items()
     )
 
 
-def _list(hub: HuggingFace, name: str, part: Part, record: Record, by_hand: str) -> Listed:
+def _list(name: str, part: Part, record: Record, by_hand: str) -> Listed:
     """The files of a part at its commit: the recorded one where a fetch began before, also of a branch that moved."""
     revision = record.parts.get(name, {}).get("commit") or part.revision
     with _hub_mistakes(part, revision, by_hand):
-        commit, found = hub.files(part.repository, revision)
+        commit, found = _hub(part).files(part.repository, revision)
     inside = {}
     for file in found:
         path = PurePosixPath(file.name)
@@ -352,14 +431,15 @@ def _list(hub: HuggingFace, name: str, part: Part, record: Record, by_hand: str)
     for needed in part.files:
         matches = next((m for p in needed.split("|") if (m := fnmatch.filter(inside, p))), [])
         if not matches:
-            raise UsageError(f"{part.repository} at {commit} has no {needed}: give another revision= or repository=")
+            otherwise = "give another revision= or repository=" if name == "target" else by_hand
+            raise UsageError(f"{part.repository} at {commit} has no {needed}: {otherwise}")
         chosen |= {file: inside[file] for file in matches}
     for pattern in part.also:
         chosen |= {file: inside[file] for file in fnmatch.filter(inside, pattern)}
     return Listed(part, commit, dict(sorted(chosen.items())))
 
 
-def _there(folder: Path, name: str, file: str, found: Listed) -> bool:
+def _there(folder: Path, name: str, file: str, found: Listed, elsewhere: str) -> bool:
     """Whether a file is in place. One that is there and is not the published one is the user's: never overwritten."""
     size = _size(folder / name / file)
     if size is None:
@@ -367,12 +447,12 @@ def _there(folder: Path, name: str, file: str, found: Listed) -> bool:
     if size != found.files[file].size:
         raise UsageError(
             f"{folder / name / file} has {size} bytes, the one of {found.part.repository} has"
-            f" {found.files[file].size}: move it away, or name another folder with weights=DIR"
+            f" {found.files[file].size}: move it away, or name another folder with {elsewhere}"
         )
     return True
 
 
-def _fetch_part(hub: HuggingFace, record: Record, folder: Path, staging: Path, name: str, found: Listed) -> None:
+def _fetch_part(record: Record, folder: Path, staging: Path, name: str, found: Listed) -> None:
     part = found.part
     origin = {"repository": part.repository, "revision": part.revision, "commit": found.commit}
     record.begin(name, origin | {"licence": part.licence})
@@ -384,8 +464,9 @@ def _fetch_part(hub: HuggingFace, record: Record, folder: Path, staging: Path, n
         path = next((p for p in (placed, staged) if p.exists()), None)
         if path is None:
             with _hub_mistakes(part, found.commit, f"put {file} into {folder / name}"):
-                path = hub.get(part.repository, found.commit, hub_file.name, loose)
-        sha256 = _checked(path, hub_file.size, hub_file.sha256, part.md5.get(file), path != placed)
+                path = _hub(part).get(part.repository, found.commit, hub_file.name, loose)
+        known = part.sha256.get(file, hub_file.sha256)
+        sha256 = _checked(path, hub_file.size, known, part.md5.get(file), path != placed)
         if path not in (placed, staged):
             staged.parent.mkdir(parents=True, exist_ok=True)
             os.replace(path, staged)

@@ -193,10 +193,15 @@ TABLE: dict[str, Parameter] = {
     ),
     "diffusion_steps": Parameter("whole", "steps in which the diffusion head draws a token", low=2, high=1000),
     "final_noise": Parameter("flag", "the head's last step is drawn, too; MAR's own sampler ends with its mean"),
+    "protocol": Parameter(
+        "word", "protocol that the run follows, name@version", pattern=r"[a-z0-9_]+@[0-9]+", null="none"
+    ),
     "data": Parameter("word", "data set of the prompts"),
     "split": Parameter("word", "split of the data set", choices=("train", "validation")),
     "caption": Parameter(
-        "word", "which of an image's captions is its prompt; random is by seed", choices=("first", "longest", "random")
+        "word",
+        "which of an image's captions is its prompt; random is by seed, running_longest as SJD's code has it",
+        choices=("first", "longest", "running_longest", "random"),
     ),
     "data_dir": Parameter("path", "folder of the data set's files", null="where `specbench fetch` puts them"),
     "prompts": Parameter("path", "a file of prompts, as in prompts=my.txt", pattern=r"(?s).+"),
@@ -209,6 +214,12 @@ TABLE: dict[str, Parameter] = {
     "dtype": Parameter("word", "number format of the models", choices=("float32", "bfloat16", "float16")),
     "engine": Parameter("word", "how a step is executed"),
     "metrics": Parameter("names", "quality metrics to compute"),
+    "metrics_dir": Parameter(
+        "path", "folder of the evaluators' weights, a sub-folder each", null="where `specbench fetch` puts them"
+    ),
+    "reference": Parameter(
+        "path", "statistics of real pictures, .npz", null="what `specbench reference` made for the data set"
+    ),
     "baseline": Parameter("flag", "also decode the same prompts with vanilla AR, for the speed-up"),
     "warmup": Parameter("whole", "untimed decodes before the first timed one", low=0),
     "out": Parameter("path", "folder of the run", null="a new folder under runs/"),
@@ -247,7 +258,8 @@ def choices(group: str) -> dict[str, str]:
 
 
 @cache
-def _file(group: str, name: str) -> dict[str, Any]:
+def content(group: str, name: str) -> dict[str, Any]:
+    """What a choice's file holds; nothing where there is no such file."""
     path = conf_dir() / group / f"{name}.yaml"
     loaded = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
     assert isinstance(loaded, dict)
@@ -257,9 +269,9 @@ def _file(group: str, name: str) -> dict[str, Any]:
 @cache
 def declared(group: str, name: str) -> frozenset[str]:
     """The flat parameters that a choice of a group brings, those of the files that it builds on included."""
-    content = _file(group, name)
-    inherited = [declared(group, d) for d in content.get("defaults", []) if isinstance(d, str) and d != "_self_"]
-    return frozenset(content).difference({"defaults", "hydra"}).union(*inherited)
+    held = content(group, name)
+    inherited = [declared(group, d) for d in held.get("defaults", []) if isinstance(d, str) and d != "_self_"]
+    return frozenset(held).difference({"defaults", "hydra"}).union(*inherited)
 
 
 def usual(model: str) -> dict[str, str]:
@@ -272,9 +284,15 @@ def usual(model: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in found[1].split()) if found else {}
 
 
+def own_data(model: str) -> str:
+    """The data set of a model whose prompts no other data set has: an embedded one, or one of classes; else empty."""
+    embedded = default("model", model, "weights") == "embedded"
+    return usual(model).get("data", usual_choice("data") if embedded else "")
+
+
 def default(group: str, name: str, parameter: str) -> Any:
     """What a choice's file sets a parameter to; None where it does not."""
-    return _file(group, name).get(parameter)
+    return content(group, name).get(parameter)
 
 
 @cache
@@ -283,9 +301,33 @@ def common() -> frozenset[str]:
     return declared("", "config") | {"method"}
 
 
+@cache
+def of_methods() -> frozenset[str]:
+    """The parameters that a drafter or a rule declares: what makes a method, beside the model and the sampling."""
+    parts = (declared(group, name) for group in ("drafter", "rule") for name in choices(group))
+    return frozenset().union(*parts)
+
+
 def parts_of(method: str) -> dict[str, str]:
     """Group -> choice of what a method's preset names: {"drafter": "eagle_tree", "rule": "cool"}."""
-    entries = [d for d in _file("method", method).get("defaults", []) if isinstance(d, dict)]
+    return _chosen(content("method", method))
+
+
+def of_experiment(name: str) -> dict[str, Any]:
+    """What an experiment's file chooses and sets, by group and parameter; nothing for one that does not exist."""
+    held = content("experiment", name) if name in choices("experiment") else {}
+    return _chosen(held) | {key: value for key, value in held.items() if key not in ("defaults", "hydra")}
+
+
+@cache
+def usual_choice(group: str) -> str:
+    """The choice of a group in a run that names none."""
+    return _chosen(content("", "config"))[group]
+
+
+def _chosen(held: Mapping[str, Any]) -> dict[str, str]:
+    """Group -> choice of a file's list of defaults."""
+    entries = [d for d in held.get("defaults", []) if isinstance(d, dict)]
     return {key.split("/")[-1]: value for entry in entries for key, value in entry.items()}
 
 
@@ -390,10 +432,9 @@ def _check_kinds(cfg: Mapping[str, Any]) -> None:
 
 
 def _check_metrics(names: list[str]) -> None:
-    single = [name for name in choices("metrics") if name in declared("metrics", name)]
-    for name in names:
-        if name not in single:
-            raise unknown("metric", name, single)
+    from specbench import metrics  # which asks this module what there is to choose from
+
+    metrics.check(names)
 
 
 def _and(names: Iterable[str]) -> str:
@@ -404,11 +445,13 @@ def _and(names: Iterable[str]) -> str:
 def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
     """A configuration as Hydra composed it -> the flat one that `validate` checks.
 
-    The metrics, one switch a file in conf/metrics, become a list of names. What a method's preset sets for a part that
-    was exchanged (`method=cool_sd rule=exact`) is dropped, unless it is among the names `given` by the user: that one
-    stays, and `validate` says that the run does not have it.
+    The metrics, one switch a file in conf/metrics, become a list of names, and a protocol its name and version. What a
+    method's preset sets for a part that was exchanged (`method=cool_sd rule=exact`) is dropped, unless it is among the
+    names `given` by the user: that one stays, and `validate` says that the run does not have it.
     """
     flat = dict(cfg)
+    if isinstance(flat.get("protocol"), Mapping):
+        flat["protocol"] = f"{flat['protocol']['name']}@{flat['protocol']['version']}"
     if isinstance(flat.get("metrics"), Mapping):
         flat["metrics"] = [name for name, on in flat["metrics"].items() if on]
     kept = set(parameters_of(flat)) | set(given)

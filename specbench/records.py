@@ -25,7 +25,7 @@ import numpy as np
 from filelock import FileLock
 from PIL import Image
 
-from specbench import parameters
+from specbench import parameters, pictures
 from specbench._version import __version__
 from specbench.errors import UsageError
 
@@ -128,9 +128,8 @@ class Journal:
         record = self.records[index]
         path = self.path.parent / record.image
         try:
-            with Image.open(path) as opened:
-                pixels = np.asarray(opened.convert("RGB"))
-        except OSError:
+            pixels = pictures.read(path)
+        except UsageError:
             pixels = np.zeros((0, 0, 3), np.uint8)
         if digest(pixels) != record.sha256:
             raise UsageError(f"{path} is not the picture of its record; delete it and run again to decode it anew")
@@ -182,10 +181,28 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.close(folder)
 
 
+def writable(path: str) -> Path:
+    """A file that a command is to write; UsageError now, and not after an hour, where it cannot be."""
+    file = Path(path).expanduser()
+    try:
+        if file.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        if file.parent.exists() and not file.parent.is_dir():
+            raise NotADirectoryError(0, "Not a directory")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(file.parent, os.W_OK):
+            raise PermissionError(0, "Permission denied")
+    except OSError as e:
+        raise UsageError(f"cannot write {path} ({e.strerror}); choose another out=FILE.csv") from None
+    return file
+
+
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 #: Columns of every metric that DESIGN knows; each has `_stderr` and `_backend` beside it.
-METRICS = ("fid", "clip_score", "image_reward", "hpsv2", "inception_score", "perplexity")
+METRICS = (
+    "fid", "clip_score", "image_reward", "hpsv2", "inception_score", "kid", "precision", "recall", "perplexity",
+)  # fmt: skip
 
 _IDENTITY = {
     "run_id": "name of the run, unique",
@@ -193,10 +210,12 @@ _IDENTITY = {
     "specbench": "version of specbench",
     "commit": "git commit of the code that decoded; -dirty where specbench/ or conf/ differed from it",
     "config_hash": "hash of the configuration, see records.config_hash",
+    "protocol": "protocol that the run follows, name@version",
 }
 _WHERE_PARAMETERS = ("device", "dtype", "engine")  # parameters that the row names under "where"
 _TEXTS = ("baseline_run_id", "acceptance_by_depth", "accepted_histogram")  # among the figures
-_NOT_IN_ROW = ("out", "data_dir", "metrics", "baseline")  # where things lie, and what the columns show by being filled
+# Where things lie, and what the columns show by being filled or by the backends that they name.
+_NOT_IN_ROW = ("out", "data_dir", "metrics", "metrics_dir", "reference", "baseline")
 _LIKELIHOOD = {
     "log_prob_mean": "natural-log probability of a token under the target, with guidance and temperature (1 where it is"
     " 0) but before top-k and top-p, mean over all tokens of all images",
@@ -235,6 +254,12 @@ _SPEED = {
     "baseline_latency_s": "mean latency of vanilla AR on the same prompts",
     "peak_memory_mib": "peak while decoding: device memory on CUDA, resident memory of the process elsewhere",
 }
+#: Figures of `_LIKELIHOOD` and `_SPEED` that are means or ratios over images, and so have a standard error.
+_ESTIMATES = frozenset(
+    "log_prob_mean accepted_length_mean steps step_compression acceptance_rate first_accept draft_tv draft_top1"
+    " draft_top3 draft_passes residual_tries latency_s_mean tokens_per_s images_per_s text_s pixels_s speedup_latency"
+    " speedup_throughput speedup_step baseline_latency_s".split()
+)
 _WHERE = {
     "device": "device that decoded",
     "device_name": "its name",
@@ -245,6 +270,25 @@ _WHERE = {
     "python": "version of Python",
     "threads": "CPU threads of PyTorch",
 }
+
+
+def stderr_of(column: str) -> str:
+    """The column with the standard error of another: steps -> steps_stderr, latency_s_mean -> latency_s_stderr (beside
+    latency_s_std)."""
+    return f"{column.removesuffix('_mean')}_stderr"
+
+
+def _with_errors(lines: Mapping[str, str]) -> dict[str, str]:
+    """Columns and their meanings, and the standard errors beside those that have one."""
+    found: dict[str, str] = {}
+    for name, line in lines.items():
+        found[name] = line
+        if name in _ESTIMATES:
+            found[stderr_of(name)] = f"standard error of {name} over images, see statistics.ratio"
+    return found
+
+
+_FIGURES = _with_errors(_LIKELIHOOD) | _with_errors(_SPEED)
 
 #: Every column of a row, in order, with its meaning. The one place that fixes the format.
 COLUMNS: dict[str, str] = {
@@ -262,8 +306,7 @@ COLUMNS: dict[str, str] = {
             "_backend": f"what computed {m}; values of different backends do not compare",
         }.items()
     },
-    **_LIKELIHOOD,
-    **_SPEED,
+    **_FIGURES,
     **_WHERE,
     "note": "what to watch",
 }
@@ -275,7 +318,7 @@ COLUMNS["perplexity"] = "exp(-log_prob_mean)"
 _NUMBERS = frozenset(
     [k for k, p in parameters.TABLE.items() if p.kind in ("whole", "number")]
     + [m + suffix for m in METRICS for suffix in ("", "_stderr")]
-    + [k for k in (*_LIKELIHOOD, *_SPEED) if k not in _TEXTS]
+    + [k for k in _FIGURES if k not in _TEXTS]
     + ["resolution", "tokens", "threads"]
 )
 
@@ -344,15 +387,25 @@ def append_row(path: str | Path, row: Mapping[str, Any]) -> None:
 # --- provenance -------------------------------------------------------------------------------------------------------
 
 
+#: The embedded metrics were called by their columns before the real ones took these names.
+RENAMED = {"fid": "scenes_fid", "clip_score": "scenes_clip", "image_reward": "scenes_reward"}
+# A hash exchanges older and newer names, so that rows of that time keep theirs and no two metrics have the same.
+_HASHED_AS = RENAMED | {new: old for old, new in RENAMED.items()}
+
+
 def config_hash(cfg: Mapping[str, Any]) -> str:
     """Hash of a checked configuration: equal for equal measurements.
 
-    Over every parameter but `out` and `data_dir`, which are only where things lie. `batch`, `device`, `dtype`, `engine`
-    and `warmup` count, because they are part of what a latency means, although on a CPU they leave every image as it
-    is.
+    Over every parameter but `out`, `data_dir` and `metrics_dir`, which are only where things lie, and `protocol`, whose
+    values are parameters themselves; `reference` counts where it is given. `batch`, `device`, `dtype`, `engine` and
+    `warmup` count, because they are part of what a latency means, although on a CPU they leave every image as it is.
     """
-    content = json.dumps({k: v for k, v in sorted(cfg.items()) if k not in ("out", "data_dir")}, sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:12]
+    left_out = {"out", "data_dir", "metrics_dir", "protocol"}
+    if cfg.get("reference") is None:
+        left_out.add("reference")
+    kept: dict[str, Any] = {name: value for name, value in cfg.items() if name not in left_out}
+    kept["metrics"] = [_HASHED_AS.get(name, name) for name in cfg["metrics"]]
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def commit() -> str:

@@ -4,9 +4,10 @@
 
 The folder of a run is its memory. Every image has a record (see `records`), every image's random stream is keyed by
 (seed, prompt index), so running the same configuration in the same folder goes on where it stopped and ends with the
-images of an undisturbed run. `n`, `metrics` and `baseline` may change between two runs in one folder: more prompts are
-added, metrics are computed on what is there, and the row is drawn up anew over the first n prompts. Other prompts, and
-any other parameter but `data_dir`, would mix two measurements in one row, and are refused.
+images of an undisturbed run. `n`, `metrics` with what they read, and `baseline` may change between two runs in one
+folder: more prompts are added, metrics are computed on what is there, and the row is drawn up anew over the first n
+prompts. Other prompts, and any other parameter but `data_dir`, would mix two measurements in one row, and are refused.
+What the metrics' networks said of each picture is kept in the folder, too (see `metrics.outputs`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from specbench import data, parameters, records, sheet, statistics
+from specbench import data, home, metrics, parameters, protocols, records, sheet, statistics
 from specbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,7 +79,9 @@ class Decoder(Protocol):
 Loader = Callable[[Mapping[str, Any]], Decoder]
 
 #: Parameters that may change between two runs in the same folder.
-MAY_CHANGE = ("n", "metrics", "baseline", "out", "data_dir")
+MAY_CHANGE = ("n", "metrics", "metrics_dir", "reference", "baseline", "out", "data_dir")
+
+_UNMEASURED = "cannot be measured here: "
 
 _LOG = logging.getLogger("specbench")
 
@@ -116,6 +119,8 @@ class Run:
         self.cfg = parameters.validate(cfg)
         self.folder = Path(out or self.cfg["out"] or new_folder()).expanduser()
         self.nothing_left = False
+        self.judging_device: str = self.cfg["device"]  # of the metrics' networks
+        self.judging_batch = metrics.Place.batch
         self._loader = loader or _load_pipeline
         self._made = False  # by this process
         self._session = secrets.token_hex(4)
@@ -161,7 +166,8 @@ class Run:
         if self._loader is _load_pipeline and (here := _weights_here(self.cfg)) is not None:
             self._check_same("weights", here)
         left = bool(method.missing(n) or (vanilla is not None and vanilla.missing(n)))
-        if not left and self.sheet_path.exists() and (row := self._finished_row()):
+        bases = self._bases()
+        if not left and self.sheet_path.exists() and (row := self._finished_row(bases)):
             _check_prompts(method, _prompts_here(self.cfg))
             self.nothing_left = True
             _LOG.info("nothing left to do")
@@ -171,11 +177,43 @@ class Run:
             if journal is not None:
                 _check_prompts(journal, items)
         if left:
+            for name, basis in bases.items():
+                if basis.startswith(_UNMEASURED):
+                    _say(f"{name} {basis}")
             self._decode_missing(method, vanilla, items)
-        pictures = np.stack([method.picture(i) for i in range(n)])
-        row = self._row(method, vanilla, items, self._score(pictures, items))
-        self._draw_sheet(row, pictures, vanilla, items)
+        return self._draw_up(method, vanilla, items, bases)
+
+    def rescore(self) -> dict[str, Any]:
+        """Computes the metrics of a run whose images are all there, and draws up its row anew. Decodes nothing and
+        needs no weights but those of the metrics. UsageError where images are missing."""
+        with self._opened():
+            method = records.Journal(self.folder / "records.jsonl")
+            vanilla = records.Journal(self.folder / "baseline.jsonl") if self.wants_baseline else None
+            n = self.cfg["n"]
+            for journal in (method, vanilla):
+                if journal is not None and (missing := journal.missing(n)):
+                    raise UsageError(
+                        f"{self.folder} has {n - len(missing)} of the {n} images in {journal.path.name}: finish it"
+                        f" first, with the `specbench run` that began it and out={self.folder}"
+                    )
+            items = _prompts_here(self.cfg) or _prompts_of(method, self.cfg)
+            _check_prompts(method, items)
+            bases = self._bases()
+            self._check_folder()
+            return self._draw_up(method, vanilla, items, bases)
+
+    def _draw_up(
+        self,
+        method: records.Journal,
+        vanilla: records.Journal | None,
+        items: Sequence[data.Item],
+        bases: Mapping[str, str],
+    ) -> dict[str, Any]:
+        """Scores the images, draws the sheet and writes the row."""
+        row = self._row(method, vanilla, items, self._score(method, items))
+        self._draw_sheet(row, method, vanilla, items)
         records.write_atomically(self.row_path, records.to_csv([row]).encode())
+        self._remember(self._memory() | {"metrics": dict(bases)})  # not before the row that they stand for
         _LOG.info("row written to %s", self.row_path)
         return records.read_rows(self.row_path)[0]  # the same, value for value, as a later call would give
 
@@ -246,21 +284,24 @@ class Run:
                 return
         records.write_atomically(path, OmegaConf.to_yaml(OmegaConf.create(mine)).encode())
 
-    def _finished_row(self) -> dict[str, Any] | None:
-        """The row in the folder, if it is this configuration's."""
-        if not self.row_path.exists():
+    def _finished_row(self, bases: Mapping[str, str]) -> dict[str, Any] | None:
+        """The row in the folder, if it is this configuration's and its metrics would say the same today."""
+        if not self.row_path.exists() or self._memory().get("metrics", {}) != bases:
             return None
         rows = records.read_rows(self.row_path)
         return rows[0] if rows and rows[0]["config_hash"] == records.config_hash(self.cfg) else None
 
     def _memory(self) -> dict[str, Any]:
-        """run.json: the run's name and the processes that decoded for it."""
+        """run.json: the run's name, the processes that decoded for it, and what fixed the metrics of its row."""
         path = self.folder / "run.json"
         if path.exists():
             found = json.loads(path.read_text(encoding="utf-8"))
             assert isinstance(found, dict)
             return found
         return {"run_id": f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}", "sessions": {}}
+
+    def _remember(self, memory: Mapping[str, Any]) -> None:
+        records.write_atomically(self.folder / "run.json", (json.dumps(memory, indent=1) + "\n").encode())
 
     def _enter(self, pipeline: Decoder) -> None:
         """Notes this process in run.json. Raises UsageError where it would not continue what the others did."""
@@ -276,7 +317,7 @@ class Run:
         for name in ("weights", "device"):
             self._check_same(name, mine[name])
         memory["sessions"][self._session] = mine
-        records.write_atomically(self.folder / "run.json", (json.dumps(memory, indent=1) + "\n").encode())
+        self._remember(memory)
         _LOG.info("session %s: %s", self._session, json.dumps(mine))
 
     def _check_same(self, name: str, mine: str) -> None:
@@ -381,19 +422,26 @@ class Run:
 
     # --- the row ------------------------------------------------------------------------------------------------------
 
-    def _score(self, pictures: np.ndarray, items: Sequence[data.Item]) -> dict[str, Any]:
+    def _bases(self) -> dict[str, str]:
+        """Metric -> what fixes its value beside the pictures and prompts, or why it has none here."""
+        found = {}
+        for name in self.cfg["metrics"]:
+            try:
+                found[name] = metrics.metric(name, judging_place(self.cfg)).basis()
+            except metrics.Unavailable as e:
+                found[name] = f"{_UNMEASURED}{e}"
+        return found
+
+    def _score(self, method: records.Journal, items: Sequence[data.Item]) -> dict[str, Any]:
         """Column -> value of the quality metrics, with their notes under "note"."""
         if not self.cfg["metrics"]:
             return {}
-        from specbench import metrics
-
         _say(f"scoring: {', '.join(self.cfg['metrics'])}")
-        scores = metrics.score(self.cfg["metrics"], pictures, list(items))
-        columns: dict[str, Any] = {}
-        for name, score in scores.items():
-            columns |= {name: score.value, f"{name}_stderr": score.stderr, f"{name}_backend": score.backend or None}
-        columns["note"] = "; ".join(f"{name}: {score.note}" for name, score in scores.items() if score.note)
-        return columns
+        place = judging_place(self.cfg, judging_device(self.judging_device), self.judging_batch)
+        scores = metrics.score(
+            self.cfg["metrics"], _Recorded(method, len(items)), items, place, metrics.Outputs(self.folder)
+        )
+        return quality(scores)
 
     def _row(
         self,
@@ -414,11 +462,11 @@ class Run:
         row |= {name: value for name, value in last.items() if name in records.COLUMNS}
         row |= {"run_id": memory["run_id"], "time": _utc(), "config_hash": records.config_hash(self.cfg)}
         row["prompts_hash"] = data.prompts_hash(items)
-        row |= speed(mine) | statistics.columns(mine)
+        row |= statistics.speed(mine) | statistics.columns(mine)
         if row["perplexity"] is not None:
             row["perplexity_backend"] = _judge(row)
         if reference:
-            row |= versus(mine, reference)
+            row |= statistics.versus(mine, reference)
             if "gamma" in self.cfg:
                 row |= statistics.expected_speedup(mine, reference, self.cfg["gamma"])
             row["baseline_run_id"] = memory["run_id"] + ("" if self.is_vanilla else "/baseline")
@@ -432,11 +480,15 @@ class Run:
         return row
 
     def _draw_sheet(
-        self, row: Mapping[str, Any], pictures: np.ndarray, vanilla: records.Journal | None, items: Sequence[data.Item]
+        self,
+        row: Mapping[str, Any],
+        method: records.Journal,
+        vanilla: records.Journal | None,
+        items: Sequence[data.Item],
     ) -> None:
         cells = []
         for item in items[: sheet.LIMIT]:
-            pair = [(self.cfg["method"], pictures[item.index])]
+            pair = [(self.cfg["method"], method.picture(item.index))]
             if vanilla is not None:
                 pair.insert(0, ("vanilla", vanilla.picture(item.index)))
             cells.append(sheet.Cell(item.prompt, pair))
@@ -451,49 +503,48 @@ class Run:
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def speed(rows: Sequence[records.Record]) -> dict[str, Any]:
-    """The speed columns of some images; what was not measured is None."""
-    lengths = np.array([r.accepted_length for r in rows])
-    tokens, seconds = sum(r.tokens for r in rows), sum(r.decode_s for r in rows)
-    steps, drafted = sum(r.steps for r in rows), sum(r.drafted for r in rows)
-    latency = [r.latency_s for r in rows if r.latency_s is not None]
-    columns: dict[str, Any] = {
-        "accepted_length_mean": float(lengths.mean()),
-        "accepted_length_std": _std(lengths),
-        "steps": steps / len(rows),
-        "step_compression": tokens / steps,
-        "acceptance_rate": sum(r.accepted for r in rows) / drafted if drafted else None,
-        "tokens_per_s": tokens / seconds,
-        "images_per_s": len(rows) / seconds,
-        "text_s": sum(r.text_s for r in rows) / len(rows),
-        "pixels_s": sum(r.pixels_s for r in rows) / len(rows),
-        "peak_memory_mib": max(r.peak_memory_mib for r in rows),
-    }
-    if len(latency) == len(rows):
-        columns |= {
-            "latency_s_mean": float(np.mean(latency)),
-            "latency_s_std": _std(np.array(latency)),
-            "latency_s_p50": float(np.percentile(latency, 50)),
-            "latency_s_p95": float(np.percentile(latency, 95)),
-        }
+def judging_place(cfg: Mapping[str, Any], device: str = "cpu", batch: int = metrics.Place.batch) -> metrics.Place:
+    """Where the metrics of a configuration work: its `metrics_dir`, `reference` and `data`."""
+    folder, reference = cfg["metrics_dir"], cfg["reference"]
+    return metrics.Place(
+        metrics.ASSETS,
+        Path(folder).expanduser() if folder else home.metrics_folder(),
+        Path(reference).expanduser() if reference else None,
+        cfg["data"],
+        device,
+        batch,
+    )
+
+
+def judging_device(device: str) -> str:
+    """Where the metrics' networks run for device=...; UsageError where that is not here."""
+    from specbench.pipeline import resolve_device
+
+    found = str(resolve_device(device))
+    return "cpu" if found == "mps" else found  # which has no float64
+
+
+def quality(scores: Mapping[str, metrics.Score]) -> dict[str, Any]:
+    """The columns of a row for the scores of some metrics by column, with their notes under "note"."""
+    columns: dict[str, Any] = {}
+    for name, score in scores.items():
+        columns |= {name: score.value, f"{name}_stderr": score.stderr, f"{name}_backend": score.backend or None}
+    columns["note"] = "; ".join(f"{name}: {score.note}" for name, score in scores.items() if score.note)
     return columns
 
 
-def versus(rows: Sequence[records.Record], vanilla: Sequence[records.Record]) -> dict[str, Any]:
-    """The speed-up columns of some images against vanilla AR on the same prompts."""
-    mine, theirs = speed(rows), speed(vanilla)
-    columns: dict[str, Any] = {"speedup_step": theirs["steps"] / mine["steps"]}
-    if "latency_s_mean" in mine and "latency_s_mean" in theirs:
-        columns["baseline_latency_s"] = theirs["latency_s_mean"]
-        columns["speedup_latency"] = theirs["latency_s_mean"] / mine["latency_s_mean"]
-    if {r.batch for r in rows} == {r.batch for r in vanilla}:
-        columns["speedup_throughput"] = mine["images_per_s"] / theirs["images_per_s"]
-    return columns
+class _Recorded:
+    """The pictures of the first n records, each read when it is asked for."""
 
+    def __init__(self, journal: records.Journal, n: int) -> None:
+        self._journal = journal
+        self.digests = [record.sha256 for record in journal.first(n)]
 
-def _std(values: np.ndarray) -> float | None:
-    """Sample standard deviation; None for a single value."""
-    return float(values.std(ddof=1)) if len(values) > 1 else None
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self._journal.picture(index)
 
 
 def _judge(row: Mapping[str, Any]) -> str:
@@ -504,7 +555,7 @@ def _judge(row: Mapping[str, Any]) -> str:
 
 def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What a reader of the row must know about how it was measured."""
-    remarks = []
+    remarks = protocols.remarks(cfg)
     if cfg["batch"] > 1:
         remarks.append(f"decoded in batches of {cfg['batch']}: a latency is measured at batch 1 only")
     if len(sessions) > 1:
@@ -538,6 +589,13 @@ def _prompts_here(cfg: Mapping[str, Any]) -> list[data.Item]:
         return [] if cfg["data"] in data.DRAWN else data.load(cfg)
     except UsageError:
         return []
+
+
+def _prompts_of(journal: records.Journal, cfg: Mapping[str, Any]) -> list[data.Item]:
+    """The prompts as they stand in the records of a run, for a data set whose files are not here any more."""
+    if cfg["data"] in data.DRAWN:
+        return data.load(cfg)
+    return [data.Item(r.index, r.prompt, None, r.id or str(r.index)) for r in journal.first(cfg["n"])]
 
 
 def _values(cfg: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -624,30 +682,28 @@ def peak_memory_mib(device: torch.device) -> float:
 
 
 def report(run: Run, row: Mapping[str, Any]) -> str:
-    """The key figures of a row, for people, and where everything lies."""
+    """The key figures of a row, for people, with their standard errors over images, and where everything lies."""
 
-    def figure(name: str, spread: str = "", unit: str = "", digits: int = 2) -> str:
+    def figure(name: str, unit: str = "", digits: int = 2) -> str:
         if row.get(name) is None:
             return "not measured"
-        text = f"{row[name]:.{digits}f}"
-        if spread and row.get(spread) is not None:
-            text += f" ± {row[spread]:.{digits}f}"
-        return text + unit
+        error = row.get(records.stderr_of(name))
+        return statistics.with_error(row[name], error, digits) + unit
 
     lines = [
-        ("accepted length", figure("accepted_length_mean", "accepted_length_std", " tokens a step")),
+        ("accepted length", figure("accepted_length_mean", " tokens a step")),
         ("acceptance rate", figure("acceptance_rate")),
         ("perplexity", f"{figure('perplexity')}, drafts' total variation {figure('draft_tv', digits=3)}"),
-        ("latency", figure("latency_s_mean", "latency_s_std", " s an image", 3)),
-        ("throughput", figure("tokens_per_s", unit=" tokens/s", digits=1)),
-        ("speed-up", f"{figure('speedup_latency', unit='x')} in latency, {figure('speedup_step', unit='x')} in steps"),
+        ("latency", figure("latency_s_mean", " s an image", 3)),
+        ("throughput", figure("tokens_per_s", " tokens/s", 1)),
+        ("speed-up", f"{figure('speedup_latency', 'x')} in latency, {figure('speedup_step', 'x')} in steps"),
     ]
-    for name in run.cfg["metrics"]:
+    for name in (column for metric in run.cfg["metrics"] for column in metrics.columns(metric)):
         backend = f"  [{row[f'{name}_backend']}]" if row.get(f"{name}_backend") else ""
-        lines.append((name, figure(name, f"{name}_stderr", digits=4) + backend))
+        lines.append((name, figure(name, digits=4) + backend))
     if row.get("note"):
         lines.append(("note", str(row["note"])))
     lines += [("row", str(run.row_path)), ("contact sheet", str(run.sheet_path))]
     source = "/".join(filter(None, [row["data"], row["split"]]))
-    head = f"{row['model']}: {describe(run.cfg)}, {source}, n={row['n']}, {row['device_name']}"
+    head = f"{row['model']}: {describe(run.cfg)}, {source}, n={row['n']}, {row['device_name']} (± standard error)"
     return "\n".join([head, *(f"  {name:<16} {text}" for name, text in lines)])

@@ -1,7 +1,7 @@
 """Where the weights and data of others come from: what `specbench fetch` gets, and what an absent file's error names.
 
-A repository is one of the Hugging Face hub. It is pinned to a commit where a public page of that commit lists the
-files; else to a branch, whose commit a fetch records. Each entry says who names the repository.
+A repository is one of the Hugging Face hub, where nothing else is said. It is pinned to a commit where a public page of
+that commit lists the files; else to a branch, whose commit a fetch records. Each entry says who names the repository.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class Part:
     """One folder of a model and the repository that fills it.
 
     `files` are patterns of file names, each of which must be there ("a|b": a, else b); `also` is taken where it is
-    there. All of them lie in `subfolder` of the repository. `md5` holds published checksums.
+    there. All of them lie in `subfolder` of the repository. `md5` and `sha256` hold published checksums. With `sizes`,
+    which holds the size of every file, the files are those of a release of a GitHub repository, `revision` its tag.
     """
 
     repository: str
@@ -29,6 +30,8 @@ class Part:
     also: tuple[str, ...] = ()
     subfolder: str = ""
     md5: Mapping[str, str] = field(default_factory=dict)
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,73 @@ DRAFTERS = {
 }
 
 
+# --- evaluators -------------------------------------------------------------------------------------------------------
+
+
+def _evaluator(repository: str, revision: str, file: str, sha256: str, licence: str = "Apache 2.0") -> Part:
+    return Part(repository, (file,), licence, revision, sha256={file: sha256})
+
+
+def _clip(patch: int, revision: str, sha256: str) -> Part:
+    """OpenAI's CLIP (released under the MIT licence) in open_clip's layout, which open_clip 3.3 names (pretrained.py).
+    Commits and checksums are those that several public projects pin these files to."""
+    repository = f"timm/vit_base_patch{patch}_clip_224.openai"
+    return _evaluator(repository, revision, "open_clip_model.safetensors", sha256)
+
+
+#: Folder below the one of metrics -> what fills it. `Metric.parts` says which of them a metric reads.
+EVALUATORS: dict[str, Part] = {
+    # The weights of the original FID, converted; the README of mseitzer/pytorch-fid and torch-fidelity 0.4 name this
+    # file, torch-fidelity by a copy of it. Its name holds the first digits of its checksum.
+    "inception": Part(
+        "mseitzer/pytorch-fid",
+        ("pt_inception-2015-12-05-6726825d.pth",),
+        "Apache 2.0",
+        "fid_weights",
+        sha256={
+            "pt_inception-2015-12-05-6726825d.pth": "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
+        },
+        sizes={"pt_inception-2015-12-05-6726825d.pth": 95628359},
+    ),
+    "clip_b32": _clip(
+        32,
+        "a6f597a30f7b82c51704746581f9a4e41421e878",
+        "e6d1bd7789aa45192b3bf90570a789b478bae1b74ebcce7eddd908e83a2b7c31",
+    ),
+    "clip_b16": _clip(
+        16,
+        "977e3dd0ec55ab8da155f2fbeb6b5f54948b6e3d",
+        "4b8699299b1e8997753c64b052ba32031449d5d853f55a039148560ee02b820f",
+    ),
+    # The package image-reward 1.5 names this repository by its older owner, THUDM.
+    "image_reward": _evaluator(
+        "zai-org/ImageReward",
+        "9fabc279a94f082f9eb130070cac021569dd16dc",
+        "ImageReward.pt",
+        "d71dc8d4912bc633c06ab8ef1ef6a81e8199d4369f14b47b29baf1d19de561f6",
+    ),
+    "image_reward/text": _evaluator(
+        "google-bert/bert-base-uncased",
+        "86b5e0934494bd15c9632b12f734a8a67f723594",
+        "vocab.txt",
+        "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+    ),
+    # hpsv2/utils.py of tgxs002/HPSv2 (commit 1d34ebf) names this repository and both files.
+    "hpsv2": _evaluator(
+        "xswu/HPSv2",
+        "697403c78157020a1ae59d23f111aa58ced35b0a",
+        "HPS_v2_compressed.pt",
+        "07cb0d20626232204ca3a6ec53ff5984e7e53212a8a7b0e0ec2bac1bdaf125a1",
+    ),
+    "hpsv21": _evaluator(
+        "xswu/HPSv2",
+        "697403c78157020a1ae59d23f111aa58ced35b0a",
+        "HPS_v2.1_compressed.pt",
+        "c57a38fb4a2f7e7c15bf00da2ea377cdf165448b4dd1052a484c215a998c9837",
+    ),
+}
+
+
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
@@ -193,7 +263,7 @@ def _coco(year: int, images: tuple[int, str], annotations: tuple[int, str]) -> D
             File(
                 f"{root}/annotations/annotations_trainval{year}.zip",
                 *annotations,
-                (f"annotations/captions_val{year}.json",),
+                (f"annotations/captions_val{year}.json", f"annotations/captions_train{year}.json"),
             ),
             File(f"{root}/zips/val{year}.zip", *images, (f"val{year}/*.jpg",)),
         ),

@@ -1,4 +1,4 @@
-"""What the steps and tokens of decoded images say: a trace -> fields of a record; records -> columns of a row, figures.
+"""What decoded images say: a trace -> fields of a record; records -> columns of a row with their errors, figures.
 
 A step is one target forward pass. One that begins with c committed tokens and accepts a draft tokens commits the places
 c to c + a, of which the last holds the step's own token (none where a fills the image), so that
@@ -8,13 +8,13 @@ c to c + a, of which the last holds the step's own token (none where a fills the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from specbench.errors import UsageError
-from specbench.records import Record
+from specbench.records import Record, stderr_of
 
 if TYPE_CHECKING:
     from specbench.decoding.continuous import Trace as VectorTrace
@@ -91,27 +91,161 @@ def _rounded(value: float) -> float:
 # --- a row ------------------------------------------------------------------------------------------------------------
 
 
+class Estimate(NamedTuple):
+    """A figure over images and its standard error; None: nothing to divide by, or too few images to tell."""
+
+    value: float | None
+    stderr: float | None
+
+
+def ratio(above: Sequence[float], below: Sequence[float], groups: Sequence[int] | None = None) -> Estimate:
+    """sum(above) / sum(below) of N independent images, (N,) each, and its standard error by the delta method.
+
+    To first order image i moves the ratio r by e_i / sum(below), e_i = above_i - r below_i, so that
+
+        stderr = sqrt(G / (G - 1) sum_g (sum of e_i in g)^2) / |sum(below)|
+
+    over the G groups (N,) of images that are not independent of each other (None: each image is one; Cochran 1977,
+    chapter 6). With below = 1 that is the standard deviation over sqrt(N), the standard error of a mean. Images
+    with nothing below say nothing; with fewer than two groups left the error is unknown.
+    """
+    y, x = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
+    group = np.arange(len(x)) if groups is None else np.asarray(groups)
+    there = x != 0
+    total = float(x.sum())
+    if not total:
+        return Estimate(None, None)
+    value = float(y.sum()) / total
+    names, of = np.unique(group[there], return_inverse=True)
+    if len(names) < 2:
+        return Estimate(value, None)
+    moved = np.bincount(of, (y - value * x)[there])
+    return Estimate(value, float(np.sqrt(len(names) / (len(names) - 1) * np.square(moved).sum())) / abs(total))
+
+
+def mean(values: Sequence[float], groups: Sequence[int] | None = None) -> Estimate:
+    """Mean of values (N,) and its standard error, see `ratio`."""
+    return ratio(values, np.ones(len(values)).tolist(), groups)
+
+
+def with_error(value: float, stderr: float | None, digits: int) -> str:
+    """ "1.858 ± 0.014": `digits` places, or more where the error needs them to show two significant ones; no error that
+    is unknown, or nothing but rounding."""
+    if stderr is None or stderr <= 1e-12 * abs(value):
+        return f"{value:.{digits}f}"
+    places = min(9, max(digits, 1 - math.floor(math.log10(stderr))))
+    return f"{value:.{places}f} ± {stderr:.{places}f}"
+
+
+def _with_errors(estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
+    return {name: found for k, e in estimates.items() for name, found in ((k, e.value), (stderr_of(k), e.stderr))}
+
+
+def speed(images: Sequence[Record]) -> dict[str, Any]:
+    """The speed columns of some images; what was not measured is None.
+
+    Images that were decoded together share their seconds: in the errors of what is counted by the clock such a batch
+    counts once.
+    """
+    lengths = [r.accepted_length for r in images]
+    tokens, steps, seconds = [r.tokens for r in images], [r.steps for r in images], [r.decode_s for r in images]
+    once, batches = [1] * len(images), together(images)
+    told: dict[str, Any] = _with_errors(
+        {
+            "accepted_length_mean": mean(lengths),
+            "steps": mean(steps),
+            "step_compression": ratio(tokens, steps),
+            "acceptance_rate": ratio([r.accepted for r in images], [r.drafted for r in images]),
+            "tokens_per_s": ratio(tokens, seconds, batches),
+            "images_per_s": ratio(once, seconds, batches),
+            "text_s": mean([r.text_s for r in images], batches),
+            "pixels_s": mean([r.pixels_s for r in images], batches),
+        }
+    )
+    told |= {"accepted_length_std": _std(lengths), "peak_memory_mib": max(r.peak_memory_mib for r in images)}
+    latency = [r.latency_s for r in images if r.latency_s is not None]
+    if len(latency) == len(images):
+        told |= _with_errors({"latency_s_mean": mean(latency)})
+        told |= {
+            "latency_s_std": _std(latency),
+            "latency_s_p50": float(np.percentile(latency, 50)),
+            "latency_s_p95": float(np.percentile(latency, 95)),
+        }
+    return told
+
+
+def versus(images: Sequence[Record], vanilla: Sequence[Record]) -> dict[str, Any]:
+    """The speed-up columns of some images against vanilla AR on the same prompts, in the same order.
+
+    Both passes have the same prompts, so an error is that of a ratio of paired means.
+    """
+    estimates = {"speedup_step": ratio([r.steps for r in vanilla], [r.steps for r in images])}
+    mine, theirs = ([r.latency_s for r in some if r.latency_s is not None] for some in (images, vanilla))
+    if len(mine) == len(theirs) == len(images):
+        estimates |= {"baseline_latency_s": mean(theirs), "speedup_latency": ratio(theirs, mine)}
+    if {r.batch for r in images} == {r.batch for r in vanilla}:
+        seconds = [r.decode_s for r in vanilla], [r.decode_s for r in images]
+        estimates["speedup_throughput"] = ratio(*seconds, together(images, vanilla))
+    return _with_errors(estimates)
+
+
+def together(*passes: Sequence[Record]) -> list[int]:
+    """The number of the group of each image, where images that a batch of any of the passes decoded together are in one
+    group. The passes have the same images in the same order."""
+    parent = list(range(len(passes[0])))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = i = parent[parent[i]]
+        return i
+
+    for images in passes:
+        first: dict[object, int] = {}
+        for i, r in enumerate(images):
+            # A batch shares out its times evenly, and no two batches take equally long to the last digit.
+            batch = (r.session, r.decode_s, r.text_s, r.pixels_s) if r.batch > 1 else i
+            parent[root(i)] = root(first.setdefault(batch, i))
+    return [root(i) for i in range(len(parent))]
+
+
+def _std(values: Sequence[float]) -> float | None:
+    """Sample standard deviation; None for a single value."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
 def columns(images: Sequence[Record]) -> dict[str, Any]:
-    """The row's columns of these figures, over some images: those of drafts None where nothing was drafted; no columns
-    at all where a record of an older version has no figures."""
+    """The row's columns of the steps and tokens of some images: those of drafts None where nothing was drafted; no
+    columns at all where a record of an older version has no figures."""
     if any(r.accepted_per_step is None for r in images):
         return {}
     by_depth = acceptance_by_depth(images)
     told: dict[str, Any] = {}
     if images[0].drafts is None:  # a vector has a density, which is no probability
-        mean, std = log_probability(images)
-        told = {"perplexity": math.exp(-mean), "log_prob_mean": mean, "log_prob_std": std}
-    elif tries := [n for r in images for n in r.tries or ()]:
-        told = {"residual_tries": sum(tries) / len(tries), "residual_fallbacks": sum(r.fallbacks or 0 for r in images)}
-    return told | {
-        "acceptance_by_depth": _list(by_depth) if len(by_depth) else None,
-        "accepted_histogram": _list(accepted_histogram(images)),
-        "first_accept": _mean_over_drafts(images, lambda r: r.first_accept),
-        "draft_tv": _mean_over_drafts(images, lambda r: r.draft_tv),
-        "draft_top1": _mean_over_drafts(images, lambda r: r.draft_top1),
-        "draft_top3": _mean_over_drafts(images, lambda r: r.draft_top3),
-        "draft_passes": sum(r.draft_passes or 0 for r in images) / len(images),
+        log_prob, std = log_probability(images)
+        assert log_prob.value is not None
+        perplexity = math.exp(-log_prob.value)
+        off = None if log_prob.stderr is None else perplexity * log_prob.stderr  # delta method, d exp(-m) / dm
+        told = _with_errors({"perplexity": Estimate(perplexity, off), "log_prob_mean": log_prob})
+        told["log_prob_std"] = std
+    elif any(r.tries for r in images):
+        counts = [len(r.tries or ()) for r in images]
+        told = _with_errors({"residual_tries": ratio([sum(r.tries or ()) for r in images], counts)})
+        told["residual_fallbacks"] = sum(r.fallbacks or 0 for r in images)
+    drafts: dict[str, Callable[[Record], float | None]] = {
+        "first_accept": lambda r: r.first_accept,
+        "draft_tv": lambda r: r.draft_tv,
+        "draft_top1": lambda r: r.draft_top1,
+        "draft_top3": lambda r: r.draft_top3,
     }
+    means = {name: _mean_over_drafts(images, figure) for name, figure in drafts.items()}
+    return (
+        told
+        | _with_errors({**means, "draft_passes": mean([r.draft_passes or 0 for r in images])})
+        | {
+            "acceptance_by_depth": _list(by_depth) if len(by_depth) else None,
+            "accepted_histogram": _list(accepted_histogram(images)),
+        }
+    )
 
 
 def expected_speedup(images: Sequence[Record], vanilla: Sequence[Record], gamma: int) -> dict[str, float]:
@@ -139,20 +273,21 @@ def _list(values: np.ndarray) -> list[float]:
     return [round(float(v), 4) for v in values]
 
 
-def _mean_over_drafts(images: Sequence[Record], figure: Callable[[Record], float | None]) -> float | None:
+def _mean_over_drafts(images: Sequence[Record], figure: Callable[[Record], float | None]) -> Estimate:
     """Mean over all steps with a draft, of whichever image; None where there is none, or no such figure."""
-    drafts = [(r.verified_by_depth or [0])[0] for r in images]  # a draft offers a token at depth 1
-    total = sum(n for n, r in zip(drafts, images) if figure(r) is not None)
-    return sum(n * (figure(r) or 0.0) for n, r in zip(drafts, images)) / total if total else None
+    given = [((r.verified_by_depth or [0])[0], figure(r)) for r in images]  # a draft offers a token at depth 1
+    return ratio([n * (f or 0.0) for n, f in given], [0 if f is None else n for n, f in given])
 
 
-def log_probability(images: Sequence[Record]) -> tuple[float, float]:
-    """Mean and standard deviation of the tokens' natural-log probabilities, over all tokens of all images."""
-    total = sum(r.tokens for r in images)
-    given = [(r.tokens, _there(r.log_prob_mean, r), _there(r.log_prob_std, r)) for r in images]
-    mean = math.fsum(n * m for n, m, _ in given) / total
-    variance = math.fsum(n * (s**2 + (m - mean) ** 2) for n, m, s in given) / total
-    return mean, math.sqrt(variance)
+def log_probability(images: Sequence[Record]) -> tuple[Estimate, float]:
+    """Mean and standard deviation of the tokens' natural-log probabilities, over all tokens of all images; the mean's
+    error is over images, as the tokens of one are not independent."""
+    tokens = [r.tokens for r in images]
+    means = [_there(r.log_prob_mean, r) for r in images]
+    found = ratio([n * m for n, m in zip(tokens, means)], tokens)
+    assert found.value is not None
+    squares = [n * (_there(r.log_prob_std, r) ** 2 + (m - found.value) ** 2) for n, m, r in zip(tokens, means, images)]
+    return found, math.sqrt(math.fsum(squares) / sum(tokens))
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["walk"], "unknown command 'walk' (choose from: audit, fetch, list, run, tables, train)"),
+        (["walk"], "unknown command 'walk' (choose from: audit, compare, evaluate, fetch, list,"),
         (["run", "--fast"], "unrecognized arguments: --fast (see specbench run --help)"),
         (["run", "--cfg", "jo"], "invalid choice"),
         (["run", "method=nope"], "unknown method 'nope' (choose from: cool_sd,"),
@@ -110,7 +110,7 @@ def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
             "run `specbench fetch data=coco2017`, or name a folder that has it",
         ),
         (["run", "prompts=absent.txt", "out=here"], "there is no file absent.txt"),
-        (["run", "prompts=absent.txt", "split=train"], "has no parameter 'split' (it belongs to data scenes)"),
+        (["run", "prompts=absent.txt", "split=train"], "has no parameter 'split' (it belongs to data coco2014, "),
         (["run", "weights=/not/there"], "there is no folder '/not/there'"),
         (["run", "n=1", "out=/dev/null/x"], "cannot write into /dev/null/x (Not a directory)"),
         (["run", "-m", "n=1", "delta=1,2", "out=/dev/null/x"], "cannot write into /dev/null/x (Not a directory)"),
@@ -136,7 +136,7 @@ def test_a_run_and_the_same_again(call: Call, tmp_path: Path) -> None:
     words = ("run", "metrics=none", "n=2", "method=cool_sd", "delta=1.1", "out=here")
     code, out, _ = call(*words)
     assert code == 0
-    assert "accepted length  3.60 ± 0.57" in out
+    assert "accepted length  3.60 ± 0.40" in out
     assert "here/row.csv" in out
     assert "here/contact_sheet.png" in out
     before = (tmp_path / "here/row.csv").read_bytes()
@@ -335,7 +335,7 @@ def test_the_second_run_needs_no_torch(call: Call, tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("line", "completions"),
     [
-        ("specbench ", {"run", "audit", "fetch", "list", "tables", "train"}),
+        ("specbench ", {"run", "audit", "compare", "evaluate", "fetch", "list", "reference", "tables", "train"}),
         ("specbench l", {"list"}),
         ("specbench run method=", {f"method={name}" for name in parameters.choices("method")}),
         ("specbench list ", set()),

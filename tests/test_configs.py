@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench import configuration, parameters, records
+from specbench import configuration, metrics, parameters, records
 from specbench.errors import UsageError
 
 #: Those of models of codes.
@@ -98,7 +98,7 @@ NEEDED = {"prompts": ["prompts=my.txt"]}
 
 
 @pytest.mark.parametrize(
-    "group", [g for g in parameters.groups() if g not in ("method", "rule", "drafter", "experiment")]
+    "group", [g for g in parameters.groups() if g not in ("method", "rule", "drafter", "experiment", "protocol")]
 )
 def test_every_choice_of_the_other_groups_composes(group: str) -> None:
     for choice in parameters.choices(group):
@@ -131,6 +131,7 @@ def test_the_defaults() -> None:
         "top_k": None,
         "top_p": 1.0,
         "cfg_scale": 3.0,
+        "protocol": None,
         "data": "scenes",
         "split": "validation",
         "seed": 0,
@@ -139,7 +140,9 @@ def test_the_defaults() -> None:
         "device": "auto",
         "dtype": "float32",
         "engine": "eager",
-        "metrics": ["fid", "clip_score", "image_reward"],
+        "metrics": ["scenes_fid", "scenes_clip", "scenes_reward"],
+        "metrics_dir": None,
+        "reference": None,
         "baseline": True,
         "warmup": 1,
     }
@@ -163,15 +166,22 @@ def test_everything_in_conf_can_be_built() -> None:
 
 
 def test_every_metric_has_columns() -> None:
-    assert set(parameters.declared("metrics", "scenes")) <= set(records.METRICS)
+    for name in parameters.choices("metrics"):
+        for one in parameters.declared("metrics", name):
+            assert set(metrics.columns(one)) <= set(records.METRICS)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "metrics"),
-    [("metrics=none", []), ("metrics=[fid,clip_score]", ["fid", "clip_score"]), ("metrics=fid", ["fid"])],
+    ("overrides", "names"),
+    [
+        ("metrics=none", []),
+        ("metrics=[scenes_fid,scenes_clip]", ["scenes_fid", "scenes_clip"]),
+        ("metrics=scenes_fid", ["scenes_fid"]),
+        ("metrics=[scenes_fid,precision_recall]", ["scenes_fid", "precision_recall"]),
+    ],
 )
-def test_metrics_are_chosen_by_name(overrides: str, metrics: list[str]) -> None:
-    assert configuration.compose([overrides])["metrics"] == metrics
+def test_metrics_are_chosen_by_name(overrides: str, names: list[str]) -> None:
+    assert configuration.compose([overrides])["metrics"] == names
 
 
 def test_equal_values_are_one_configuration() -> None:
@@ -229,7 +239,10 @@ def test_what_a_preset_sets_for_an_exchanged_part_is_dropped(monkeypatch: pytest
         ("method=nope", "unknown method 'nope' (choose from: cool_sd,"),
         ("model=nope", "unknown model 'nope' (choose from: "),
         ("drafter=null", "unknown drafter 'null'"),
-        ("metrics=[fid,nope]", "unknown metric 'nope'"),
+        ("metrics=[scenes_fid,nope]", "unknown metric 'nope'"),
+        ("metrics=[scenes_fid,fid]", "metrics scenes_fid and fid both fill the column fid"),
+        ("metrics=[coco,scenes_clip]", "both fill the column clip_score"),
+        ("reference=[]", "reference must be a path, or null (what `specbench reference` made for the data set)"),
         ("typo=1", "unknown parameter 'typo'"),
         ("+typo=1", "unknown parameter 'typo'"),
         ("++typo=1", "unknown parameter 'typo'"),

@@ -18,9 +18,10 @@ import specbench
 from specbench import configuration, data, metrics, parameters
 from specbench.data import Item, base, coco, prompts
 from specbench.errors import UsageError
-from specbench.metrics import clip_score
+from specbench.metrics import scenes_clip
 from specbench.metrics.embedded import of_scenes
 from specbench.models import evaluators
+from specbench.pictures import Array
 
 SHARED = Path(specbench.__file__).resolve().parents[2] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real prompt files are not beside the repository")
@@ -150,6 +151,48 @@ def test_the_real_coco(load: Load) -> None:
     assert all(item.reference == f"{int(item.id):012d}.jpg" and item.prompt == item.prompt.strip() for item in items)
     with pytest.raises(UsageError, match="data=coco2017 has 5000 prompts here, not n=5001"):
         load(*words, "n=5001")
+
+
+@needs_shared
+def test_the_captions_that_sjd_takes_for_the_longest() -> None:
+    """Counted on val2017 with SJD's released code: the longest caption of 1037 images and the first of 7."""
+    first, longest, running = (
+        {entry.id: entry.prompt for entry in coco.read(SHARED / "captions_val2017.json", caption, 0)}
+        for caption in ("first", "longest", "running_longest")
+    )
+    raw: dict[str, list[str]] = {}
+    for annotation in json.loads((SHARED / "captions_val2017.json").read_text())["annotations"]:
+        raw.setdefault(str(annotation["image_id"]), []).append(annotation["caption"])
+    most = {name: max(map(len, texts)) for name, texts in raw.items()}
+    assert (
+        sum(max(len(t) for t in raw[name] if t.strip() == text) == most[name] for name, text in running.items()) == 1037
+    )
+    assert sum(running[name] == first[name] for name in first) == 7
+    assert sum(running[name] == longest[name] for name in first) < 1037  # which is counted without white space
+
+
+def test_a_running_longest_caption_keeps_its_place(tmp_path: Path) -> None:
+    captions = {3: ["c", "cc", "ccc"], 1: ["a", "aaaa", "aa"], 2: ["b ", "bb"], 4: ["dddddd"], 5: ["e", "eee"]}
+    rows = [(image, text) for image, texts in captions.items() for text in texts]
+    content = {
+        "images": [{"id": image, "file_name": f"{image}.jpg"} for image in captions],
+        "annotations": [{"id": i, "image_id": image, "caption": text} for i, (image, text) in enumerate(rows)],
+    }
+    written(tmp_path, content)
+    found = coco.read(tmp_path / "captions_val2017.json", "running_longest", 0)
+    # By id: 1 sets the place to the second; 2 and 3 have nothing longer than "aaaa"; 4 sets it to the first.
+    assert {entry.id: entry.prompt for entry in found} == {"1": "aaaa", "2": "bb", "3": "cc", "4": "dddddd", "5": "e"}
+
+
+def test_the_training_captions_have_a_file_of_their_own(load: Load, tmp_path: Path) -> None:
+    written(tmp_path, annotations(), "captions_val2017.json")
+    words = ("data=coco2017", "split=train", "n=3", f"data_dir={tmp_path}")
+    with pytest.raises(
+        UsageError, match="data=coco2017 needs annotations/captions_train2017.json or captions_train2017"
+    ):
+        load(*words)
+    written(tmp_path, annotations(), "captions_train2017.json")
+    assert len(load(*words)) == 3
 
 
 # --- subsets ----------------------------------------------------------------------------------------------------------
@@ -372,9 +415,12 @@ def test_prompts_alone_choose_their_data_set() -> None:
             ["data=parti", "caption=longest"],
             r"no parameter 'caption' \(it belongs to data coco2014 and data coco2017\)",
         ),
-        (["data=coco2017", "split=train"], r"no parameter 'split' \(it belongs to data scenes\)"),
+        (
+            ["data=parti", "split=train"],
+            r"no parameter 'split' \(it belongs to data coco2014, data coco2017 and data scenes\)",
+        ),
         (["data_dir=here"], "no parameter 'data_dir' .it belongs to data coco2014, data coco2017 and data parti"),
-        (["data=coco2017", "caption=best"], "caption must be one of first, longest, random"),
+        (["data=coco2017", "caption=best"], "caption must be one of first, longest, running_longest, random"),
         (["data=coco"], "unknown data 'coco' .choose from: coco2014, coco2017, imagenet, parti, prompts, scenes"),
     ],
 )
@@ -404,7 +450,8 @@ def test_a_look_at_the_choices_reads_nothing() -> None:
 )
 def test_metrics_of_scenes_do_not_judge_other_prompts(items: list[Item]) -> None:
     pictures = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
-    scores = metrics.score(["clip_score", "image_reward"], pictures, items)
+    place = metrics.Place(metrics.ASSETS, metrics.ASSETS)
+    scores = metrics.score(["scenes_clip", "scenes_reward"], Array(pictures), items, place)
     assert scores["image_reward"].value is None
     assert "without labels of scenes" in scores["image_reward"].note
     assert scores["clip_score"].value is None
@@ -416,4 +463,4 @@ def test_items_of_scenes_are_judged(load: Load) -> None:
     towers = evaluators.load(metrics.ASSETS / evaluators.TWO_TOWER, evaluators.TwoTower)
     for item in load("n=300"):
         assert of_scenes(item)
-        assert clip_score.readable(towers, item.prompt)
+        assert scenes_clip.readable(towers, item.prompt)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specbench.data import scenes
 from specbench.errors import UsageError
-from specbench.metrics.fid import REFERENCE, Reference
+from specbench.metrics.scenes_reference import FILE, Reference
 from specbench.models import evaluators as ev
 from specbench.registry import ASSETS
 from specbench.training import evaluators as te
@@ -247,12 +247,12 @@ def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monke
     train, held = tiny_world("train", 24), tiny_world("validation", 20)
     assets = tmp_path / "assets"
     figures = te.train_all(train, held, tmp_path / "work", assets)
-    files = [ev.CLASSIFIER, ev.READER, ev.TWO_TOWER, REFERENCE]
+    files = [ev.CLASSIFIER, ev.READER, ev.TWO_TOWER, FILE]
     assert sorted(p.name for p in assets.iterdir()) == sorted(files)
     wanted = {"classifier_accuracy", "fid_of_real", "reader_accuracy", "reader_accuracy_fill2", "two_tower_top1"}
     assert wanted | {"reader_seconds"} <= set(figures)
     assert all(math.isfinite(value) for value in figures.values())
-    reference = Reference.load(assets / REFERENCE)
+    reference = Reference.load(assets / FILE)
     assert (reference.backend, reference.count) == (ev.backend(assets / ev.CLASSIFIER), 20)
 
     before = {name: (assets / name).read_bytes() for name in files}
@@ -309,7 +309,7 @@ def test_two_tower_figures_count_what_they_say() -> None:
 
 # --- the committed evaluators -----------------------------------------------------------------------------------------
 
-COMMITTED = [ASSETS / name for name in (ev.CLASSIFIER, ev.READER, ev.TWO_TOWER, REFERENCE)]
+COMMITTED = [ASSETS / name for name in (ev.CLASSIFIER, ev.READER, ev.TWO_TOWER, FILE)]
 
 
 def test_committed_evaluators_reach_their_figures() -> None:
@@ -327,6 +327,6 @@ def test_committed_evaluators_reach_their_figures() -> None:
 
 def test_committed_evaluators_are_small_and_their_reference_is_theirs() -> None:
     assert sum(p.stat().st_size for p in COMMITTED) < 6e6
-    reference = Reference.load(ASSETS / REFERENCE)
+    reference = Reference.load(ASSETS / FILE)
     assert reference.backend == ev.backend(ASSETS / ev.CLASSIFIER)
     assert reference.count >= 1000

@@ -116,8 +116,12 @@ def tree(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "name what to fetch: model=NAME or data=NAME"),
-        (["model=anole", "data=parti"], "name what to fetch: model=NAME or data=NAME, one of them"),
+        ([], "name what to fetch: model=NAME, metrics=NAMES or data=NAME"),
+        (["model=anole", "data=parti"], "name what to fetch: model=NAME, metrics=NAMES or data=NAME, one of them"),
+        (["metrics=fid", "data=parti"], "name what to fetch: model=NAME, metrics=NAMES or data=NAME, one of them"),
+        (["metrics=clip"], "unknown metric 'clip' (choose from: clip_b16, clip_b16_x100"),
+        (["metrics=fid,"], "unknown metric ''"),
+        (["metrics=fid", "weights=here"], "'weights' has no meaning beside metrics="),
         (["anole"], "unknown word 'anole' (choose from: data, data_dir"),
         (["model="], "'model=' lacks its value"),
         (["model=anole", "model=emu3"], "'model' is given twice"),
@@ -390,6 +394,16 @@ def test_every_real_model_and_drafter_has_its_entry() -> None:
     assert set(sources.DATA) < set(parameters.choices("data"))
 
 
+def test_every_evaluator_is_pinned_and_hashed() -> None:
+    for name, part in sources.EVALUATORS.items():
+        assert part.licence == "Apache 2.0", name
+        assert set(part.sha256) == set(part.files)
+        assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in part.sha256.values())
+        assert part.sizes or re.fullmatch(r"[0-9a-f]{40}", part.revision)
+    [(name, digest)] = sources.EVALUATORS["inception"].sha256.items()
+    assert name.endswith(f"-{digest[:8]}.pth")
+
+
 def test_pins_are_whole_commits() -> None:
     parts = [p for m in sources.MODELS.values() for p in (*m.parts.values(), *m.drafters.values(), *m.sizes.values())]
     for part in parts:
@@ -616,6 +630,104 @@ def test_a_user_s_own_data_file_is_checked(call: Call, parti: Web) -> None:
     mine.write_bytes(PROMPTS)
     assert call("data=parti", "--yes")[0] == 0
     assert parti.asked == []
+
+
+# --- evaluators -------------------------------------------------------------------------------------------------------
+
+VOCABULARY, REWARD, INCEPTION = b"[PAD]\nred\n", b"reward" * 99, b"inception" * 999
+
+
+@pytest.fixture
+def evaluators(hub: FakeHub, web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
+    """A hub and a server of releases that have ImageReward's files and Inception's, with these few bytes."""
+    known = {"image_reward": REWARD, "image_reward/text": VOCABULARY, "inception": INCEPTION}
+    for name, content in known.items():
+        part = sources.EVALUATORS[name]
+        [file] = part.files
+        digest = {file: hashlib.sha256(content).hexdigest()}
+        if part.sizes:
+            web.content[f"/{part.repository}/releases/download/{part.revision}/{file}"] = content
+            monkeypatch.setitem(sources.EVALUATORS, name, replace(part, sha256=digest, sizes={file: len(content)}))
+        else:
+            hub.repositories[part.repository] = {file: content, "README.md": b"", "test_images.zip": b"large"}
+            monkeypatch.setitem(sources.EVALUATORS, name, replace(part, sha256=digest))
+    monkeypatch.setattr(fetch.Releases, "ADDRESS", web.root)
+    return web
+
+
+def test_evaluators_arrive_where_metrics_look_for_them(call: Call, hub: FakeHub, evaluators: Web) -> None:
+    code, out, err = call("metrics=image_reward,kid", "--yes")
+    assert (code, err) == (0, "")
+    folder = home.metrics_folder()
+    inception = "inception/pt_inception-2015-12-05-6726825d.pth"
+    files = {"image_reward/ImageReward.pt": REWARD, "image_reward/text/vocab.txt": VOCABULARY, inception: INCEPTION}
+    assert tree(folder) == {"SOURCE.json", *files}
+    assert all((folder / name).read_bytes() == content for name, content in files.items())
+    assert "inception/: mseitzer/pytorch-fid, release fid_weights (Apache 2.0)" in out
+    commit = sources.EVALUATORS["image_reward"].revision
+    assert f"image_reward/: zai-org/ImageReward, commit {commit} (Apache 2.0)" in out
+    assert "specbench run metrics=image_reward,kid ..." in out
+    parts = json.loads((folder / "SOURCE.json").read_text())["parts"]
+    assert parts["inception"]["files"][inception.partition("/")[2]]["sha256"] == hashlib.sha256(INCEPTION).hexdigest()
+
+    asked = len(hub.asked), len(evaluators.asked)
+    code, out, _ = call("metrics=fid,image_reward_package")
+    assert (code, len(hub.asked), len(evaluators.asked)) == (0, *asked)
+    assert out.startswith("fid,image_reward_package: nothing to fetch, inception/, image_reward/, image_reward/text/")
+
+
+def test_a_set_of_metrics_is_fetched_with_all_it_reads(
+    call: Call, hub: FakeHub, evaluators: Web, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("clip_b32", "hpsv2"):
+        part = sources.EVALUATORS[name]
+        content = {file: file.encode() for file in part.files}
+        hub.repositories[part.repository] = content
+        digests = {file: hashlib.sha256(b).hexdigest() for file, b in content.items()}
+        monkeypatch.setitem(sources.EVALUATORS, name, replace(part, sha256=digests))
+    code, out, _ = call("metrics=coco", f"metrics_dir={tmp_path / 'here'}", "--yes")
+    assert code == 0
+    assert {path.partition("/")[0] for path in tree(tmp_path / "here")} == {
+        *("SOURCE.json", "clip_b32", "hpsv2", "image_reward", "inception")
+    }
+    assert f"specbench run metrics=coco metrics_dir={tmp_path / 'here'} ..." in out
+    code, out, _ = call("metrics=scenes")
+    assert (code, out) == (0, "scenes: nothing to fetch, these evaluators are part of specbench\n")
+
+
+def test_an_interrupted_release_goes_on(call: Call, evaluators: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluators.breaks = [4000, *[0] * 10]
+    code, _, err = call("metrics=fid", "--yes")
+    assert code == 2
+    assert "(the connection broke); 4.0 kB of 9.0 kB are there" in err
+    assert not (home.metrics_folder() / "inception").exists()  # a folder that is there is complete
+    evaluators.breaks = []
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # of no concern here
+    assert call("metrics=fid", "--yes")[0] == 0
+    assert evaluators.asked[-1][1] == "bytes=4000-"
+
+
+@pytest.mark.parametrize("name", ["fid", "image_reward"])
+def test_an_evaluator_with_other_content_is_refused(name: str, call: Call, hub: FakeHub, evaluators: Web) -> None:
+    """Also a text file, of which the hub tells no checksum."""
+    for path, content in evaluators.content.items():
+        evaluators.content[path] = content[:-1] + b"?"
+    hub.repositories["google-bert/bert-base-uncased"]["vocab.txt"] = VOCABULARY.replace(b"red", b"den")
+    code, _, err = call(f"metrics={name}", "--yes")
+    assert code == 2
+    assert "came damaged" in err
+    assert "vocab.txt" in err or "pt_inception" in err
+
+
+def test_evaluators_without_their_file_or_hub_are_told(call: Call, hub: FakeHub, evaluators: Web) -> None:
+    hub.repositories["zai-org/ImageReward"].pop("ImageReward.pt")
+    code, _, err = call("metrics=image_reward", "--yes")
+    assert code == 2
+    assert "has no ImageReward.pt: put ImageReward.pt of zai-org/ImageReward into image_reward/" in err
+    evaluators.content.clear()
+    code, _, err = call("metrics=fid", "--yes")
+    assert code == 2
+    assert "(it answers 404 Not Found)" in err
 
 
 # --- archives ---------------------------------------------------------------------------------------------------------

@@ -14,12 +14,13 @@ import torch
 from specbench import cli, configuration, data, metrics, parameters, records, registry
 from specbench.data import Item, scenes, scenes_classes
 from specbench.errors import UsageError
-from specbench.metrics import fid
+from specbench.metrics import scenes_reference
 from specbench.models import checkpoints, mar_scenes
 from specbench.models import evaluators as ev
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_scenes import Latents
 from specbench.models.scenes_config import DIFFUSION_STEPS, MAR_CONFIGS, LatentConfig
+from specbench.pictures import Array
 from specbench.pipeline import Pipeline
 from specbench.training import card
 from specbench.training import cli as training_cli
@@ -124,40 +125,46 @@ def judged():
     return images, [Item(i, name, y, str(i)) for i, (name, y) in enumerate(zip(names, labels, strict=True))]
 
 
+def measure(name, images, items):
+    place = metrics.Place(metrics.ASSETS, metrics.ASSETS)
+    [score] = metrics.score([name], Array(images), items, place).values()
+    return score
+
+
 def test_the_reward_reads_the_attributes_of_the_class_alone(judged):
     images, items = judged
-    right = metrics.score(["image_reward"], images, items)["image_reward"]
+    right = measure("scenes_reward", images, items)
     assert right.value > 0.95
     assert "over the class's attributes alone: layout 1.0000, shape0 " in right.note
     assert "background" not in right.note
-    wrong = metrics.score(["image_reward"], images, [replace(i, labels=items[0].labels) for i in items])["image_reward"]
+    wrong = measure("scenes_reward", images, [replace(i, labels=items[0].labels) for i in items])
     assert wrong.value < 0.7  # one object is one object still
 
 
 def test_the_clip_score_knows_the_words(judged):
     images, items = judged
-    score = metrics.score(["clip_score"], images, items)["clip_score"]
-    other = metrics.score(["clip_score"], images, [replace(i, prompt="white cross") for i in items])["clip_score"]
+    score = measure("scenes_clip", images, items)
+    other = measure("scenes_clip", images, [replace(i, prompt="white cross") for i in items])
     assert score.value > other.value
     assert "names of classes" in score.note
 
 
 def test_the_distance_is_to_real_pictures_of_one_object(judged, home, monkeypatch):
     images, items = judged
-    monkeypatch.setattr(fid, "REFERENCE_COUNT", 48)
-    again = metrics.score(["fid"], images, items)["fid"]
+    monkeypatch.setattr(scenes_reference, "COUNT", 48)
+    again = measure("scenes_fid", images, items)
     assert again.value == pytest.approx(0, abs=1e-4)  # those very pictures
     assert "against 48 real validation pictures of one object" in again.note
     [kept] = (home / "references").iterdir()
     monkeypatch.setattr(scenes_classes, "pictures", None)  # not drawn a second time
-    assert metrics.score(["fid"], images, items)["fid"] == again
+    assert measure("scenes_fid", images, items) == again
     monkeypatch.undo()
     monkeypatch.setenv("SPECBENCH_HOME", str(home))
-    monkeypatch.setattr(fid, "REFERENCE_COUNT", 48)
+    monkeypatch.setattr(scenes_reference, "COUNT", 48)
     kept.write_bytes(kept.read_bytes()[:100])
-    assert metrics.score(["fid"], images, items)["fid"] == again
+    assert measure("scenes_fid", images, items) == again
     whole = [Item(i, "", tuple(scenes.sample("validation", i).scene.labels())) for i in range(48)]
-    general = metrics.score(["fid"], images, whole)["fid"]
+    general = measure("scenes_fid", images, whole)
     assert again.backend == general.backend + "/single"
     assert "of one object" not in general.note
 
@@ -166,10 +173,10 @@ def test_the_distance_is_to_real_pictures_of_one_object(judged, home, monkeypatc
 
 
 def test_random_weights_run_from_words_to_a_row(tmp_path, home, monkeypatch):
-    monkeypatch.setattr(fid, "REFERENCE_COUNT", 40)
+    monkeypatch.setattr(scenes_reference, "COUNT", 40)
     words = ["run", "model=mar_scenes", "weights=random", "data=scenes_classes", "method=cspd", "gamma=2", "n=2"]
     words += ["batch_size=2", "cfg_scale=1", "diffusion_steps=2", "baseline=false", "warmup=0", f"out={tmp_path}/run"]
-    assert cli.main([*words, "metrics=[fid,image_reward,clip_score]"]) == 0
+    assert cli.main([*words, "metrics=[scenes_fid,scenes_reward,scenes_clip]"]) == 0
     [row] = records.read_rows(tmp_path / "run" / "row.csv")
     assert (row["weights"], row["tokens"], row["resolution"], row["gamma"]) == ("random", 64, 64, 2)
     assert row["fid_backend"].endswith("/single")

@@ -179,7 +179,8 @@ def test_the_columns_are_those_of_the_design() -> None:
     assert [name for name in records.COLUMNS if name in names] == names
     assert all(records.COLUMNS.values())
     for name in parameters.TABLE:
-        assert name in records.COLUMNS or name in ("out", "data_dir", "metrics", "baseline")
+        hidden = ("out", "data_dir", "metrics", "metrics_dir", "reference", "baseline")
+        assert (name in records.COLUMNS) != (name in hidden)
 
 
 def test_rows_come_back_with_their_types(tmp_path: Path) -> None:
@@ -246,9 +247,27 @@ def test_rows_of_several_processes_are_all_there(tmp_path: Path) -> None:
 
 def test_the_config_hash_is_over_the_measurement() -> None:
     base = records.config_hash(configuration.compose())
-    assert base == records.config_hash(configuration.compose(["delta=1.10", "out=elsewhere"]))
-    for word in ("delta=1.2", "n=17", "seed=1", "batch=2", "metrics=none", "baseline=false", "rule=exact"):
+    assert base == records.config_hash(configuration.compose(["delta=1.10", "out=elsewhere", "metrics_dir=there"]))
+    for word in (
+        "delta=1.2",
+        "n=17",
+        "seed=1",
+        "batch=2",
+        "metrics=none",
+        "baseline=false",
+        "rule=exact",
+        "reference=a.npz",
+    ):
         assert base != records.config_hash(configuration.compose([word])), word
+
+
+def test_rows_of_before_the_real_metrics_keep_their_hashes() -> None:
+    """The embedded metrics were called by their columns then; the hash stands in results/coolsd_table1.csv."""
+    words = ["model=llamagen_scenes", "method=vanilla", "n=64", "batch=1", "seed=0"]
+    table = records.read_rows(Path(__file__).parent.parent / "results" / "coolsd_table1.csv")
+    assert records.config_hash(configuration.compose(words)) in {row["config_hash"] for row in table}
+    names = [["scenes_fid"], ["fid"], ["scenes_reward"], ["image_reward"], ["clip_b32"], ["kid"]]
+    assert len({records.config_hash({"metrics": one}) for one in names}) == len(names)
 
 
 def test_the_commit_is_the_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

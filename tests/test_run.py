@@ -21,6 +21,8 @@ from PIL import Image
 from specbench import configuration, data, metrics, records, run, sheet
 from specbench.errors import UsageError
 from specbench.metrics import Score
+from specbench.metrics.base import Judge, Pictures
+from specbench.metrics.scenes_fid import Measure
 
 FAST = {"metrics": "none", "n": "6"}
 STEPS = [4, 5, 6, 7, 4, 5]  # of the fake's first six images
@@ -84,6 +86,10 @@ def test_a_run_leaves_what_it_promises(bench: Bench) -> None:
 
 def test_the_figures_of_a_row(bench: Bench) -> None:
     row = bench.run()
+
+    def stderr(values: Any) -> float:
+        return float(np.std(values, ddof=1) / np.sqrt(len(values)))
+
     lengths = [TOKENS / s for s in STEPS]
     expected = {
         "method": "cool_sd",
@@ -95,11 +101,14 @@ def test_the_figures_of_a_row(bench: Bench) -> None:
         "weights": "fake:0",
         "accepted_length_mean": np.mean(lengths),
         "accepted_length_std": np.std(lengths, ddof=1),
+        "accepted_length_stderr": stderr(lengths),
         "steps": np.mean(STEPS),
+        "steps_stderr": stderr(STEPS),
         "step_compression": TOKENS * 6 / sum(STEPS),
         "acceptance_rate": sum(TOKENS - s for s in STEPS) / sum(5 * s for s in STEPS),
         "latency_s_mean": np.mean(STEPS),  # one second a step
         "latency_s_std": np.std(STEPS, ddof=1),
+        "latency_s_stderr": stderr(STEPS),
         "latency_s_p50": 5.0,
         "latency_s_p95": np.percentile(STEPS, 95),
         "tokens_per_s": TOKENS * 6 / sum(STEPS),
@@ -107,6 +116,11 @@ def test_the_figures_of_a_row(bench: Bench) -> None:
         "baseline_latency_s": TOKENS,
         "speedup_latency": TOKENS / np.mean(STEPS),
         "speedup_step": TOKENS / np.mean(STEPS),
+        # vanilla takes as long for every image, so that only the method's mean has an error: d(T / m) = -T / m^2 dm
+        "baseline_latency_s_stderr": 0.0,
+        "speedup_latency_stderr": TOKENS / np.mean(STEPS) ** 2 * stderr(STEPS),
+        "speedup_step_stderr": TOKENS / np.mean(STEPS) ** 2 * stderr(STEPS),
+        "speedup_throughput_stderr": TOKENS / np.mean(STEPS) ** 2 * stderr(STEPS),
         "acceptance_by_depth": "[1.0,0.7742,0.4167,0.0]",  # of 31, 31, 24 and 10 verified
         "accepted_histogram": "[0.0,0.2258,0.4516,0.3226]",  # of 31 steps
         "first_accept": 0.5,
@@ -117,7 +131,8 @@ def test_the_figures_of_a_row(bench: Bench) -> None:
         "log_prob_mean": np.mean(LOG_PROB),
         "log_prob_std": np.std(LOG_PROB),
         "perplexity": np.exp(-np.mean(LOG_PROB)),
-        "perplexity_stderr": None,
+        "perplexity_stderr": np.exp(-np.mean(LOG_PROB)) * stderr(np.reshape(LOG_PROB, (6, -1)).mean(1)),
+        "log_prob_stderr": stderr(np.reshape(LOG_PROB, (6, -1)).mean(1)),
         "perplexity_backend": "target:llamagen_scenes@0, cfg_scale 3, temperature 1",
         "fid": None,
         "fid_backend": None,
@@ -134,6 +149,7 @@ def test_vanilla_is_its_own_baseline(bench: Bench) -> None:
     row = bench.run("method=vanilla")
     assert row["accepted_length_mean"] == row["step_compression"] == 1.0
     assert row["speedup_latency"] == row["speedup_step"] == 1.0
+    assert row["speedup_latency_stderr"] == row["speedup_step_stderr"] == 0.0
     assert row["baseline_run_id"] == row["run_id"]
     assert row["perplexity"] == pytest.approx(np.exp(-np.mean(LOG_PROB)))
     assert (row["accepted_histogram"], row["draft_passes"]) == ("[1.0]", 0)
@@ -151,7 +167,7 @@ def test_without_a_baseline_there_are_no_speedups(bench: Bench) -> None:
 
 def test_in_a_batch_there_is_no_latency(bench: Bench, tmp_path: Path) -> None:
     row = bench.run("batch=4")
-    assert [row[c] for c in row if "latency" in c] == [None] * 6
+    assert [row[c] for c in row if "latency" in c] == [None] * 9
     assert row["images_per_s"] == 6 / sum(STEPS)  # the fake's rows wait for each other's seconds
     assert row["speedup_step"] == TOKENS / np.mean(STEPS)
     assert "latency is measured at batch 1 only" in row["note"]
@@ -166,6 +182,9 @@ def test_one_image_has_no_spread(bench: Bench) -> None:
     assert row["latency_s_mean"] == row["latency_s_p95"] == 4.0
     assert row["latency_s_std"] is None
     assert row["accepted_length_std"] is None
+    assert {name: row[name] for name in row if name.endswith("_stderr")} == {
+        name: None for name in row if name.endswith("_stderr")
+    }
 
 
 def test_warmup_zero_decodes_nothing_twice(bench: Bench) -> None:
@@ -417,7 +436,8 @@ def test_killed_in_the_middle_nothing_is_lost_or_repeated(tmp_path: Path) -> Non
     assert calm.images() == bench.images()
     assert row["n"] == 8
     assert "decoded in 2 processes" in row["note"]
-    settled = set(row) - {"run_id", "time", "note", "peak_memory_mib", "text_s", "pixels_s", "baseline_run_id"}
+    measured = {name + end for name in ("text_s", "pixels_s") for end in ("", "_stderr")}
+    settled = set(row) - {"run_id", "time", "note", "peak_memory_mib", "baseline_run_id"} - measured
     assert {k: row[k] for k in settled} == {k: undisturbed[k] for k in settled}
 
 
@@ -430,7 +450,7 @@ def test_an_older_versions_images_are_gone_on_with(bench: Bench) -> None:
     bench.one.row_path.unlink()
     again = bench.run()
     empty = {name for name in row if row[name] is not None and again[name] is None}
-    assert empty == {
+    assert {name for name in empty if not name.endswith("_stderr")} == {
         "perplexity", "perplexity_backend", "log_prob_mean", "log_prob_std", "acceptance_by_depth",
         "accepted_histogram", "first_accept", "draft_tv", "draft_top1", "draft_top3", "draft_passes",
     }  # fmt: skip
@@ -451,8 +471,10 @@ def test_an_older_versions_images_are_gone_on_with(bench: Bench) -> None:
 def scorer(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
 
-    def score(names: list[str], images: np.ndarray, items: list[data.Item]) -> dict[str, Score]:
-        calls.append((names, images, items))
+    def score(
+        names: list[str], images: Pictures, items: list[data.Item], place: metrics.Place, keep: metrics.Outputs
+    ) -> dict[str, Score]:
+        calls.append((names, [images[i] for i in range(len(images))], items))
         return {"fid": Score(12.5, None, "scenes-x@1", "few"), "image_reward": Score(None, None, "", "no weights")}
 
     monkeypatch.setattr(metrics, "score", score)
@@ -460,10 +482,9 @@ def scorer(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_metrics_see_the_pictures_beside_their_prompts(bench: Bench, scorer: list[Any]) -> None:
-    row = bench.run("metrics=[fid,image_reward]")
+    row = bench.run("metrics=[scenes_fid,scenes_reward]")
     [(names, images, items)] = scorer
-    assert names == ["fid", "image_reward"]
-    assert images.dtype == np.uint8
+    assert names == ["scenes_fid", "scenes_reward"]
     pipeline = FakePipeline(bench.one.cfg)
     for item, image in zip(items, images, strict=True):
         assert (image == pipeline.pixels(pipeline.decode([item.prompt], [(0, item.index)]).tokens)[0]).all()
@@ -475,9 +496,80 @@ def test_metrics_see_the_pictures_beside_their_prompts(bench: Bench, scorer: lis
 
 def test_metrics_can_be_added_later(bench: Bench, scorer: list[Any]) -> None:
     bench.run()
-    row = bench.run("metrics=fid")
+    row = bench.run("metrics=scenes_fid")
     assert row["fid"] == 12.5
     assert len(bench.pipelines) == 1
+    assert bench.run("metrics=scenes_fid") == row
+    assert bench.one.nothing_left
+    bench.run("metrics=scenes_fid", "metrics_dir=elsewhere")
+    assert bench.one.nothing_left  # its weights do not lie there
+    bench.run("metrics=[scenes_fid,scenes_clip]")
+    assert not bench.one.nothing_left
+    assert len(scorer) == 2
+
+
+def test_a_row_is_drawn_up_anew_when_its_metrics_would_say_something_else(
+    bench: Bench, scorer: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def basis(self: Measure) -> str:
+        if not there:
+            raise metrics.Unavailable("no weights yet")
+        return there[-1]
+
+    there: list[str] = []
+    monkeypatch.setattr(Measure, "basis", basis)
+    for expected, weights in enumerate(("first", "second", "first"), 1):
+        for left in (True, False):
+            bench.run("metrics=scenes_fid")
+            assert (bench.one.nothing_left, len(scorer)) == (not left, expected)
+        there.append(weights)
+
+
+def test_a_run_never_holds_all_its_pictures(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sheet shows the first few, and `metrics` reads what it has no outputs of, a batch at a time."""
+    monkeypatch.setattr(sheet, "LIMIT", 2)
+    read: list[int] = []
+    picture = records.Journal.picture
+    monkeypatch.setattr(records.Journal, "picture", lambda self, index: (read.append(index), picture(self, index))[1])
+    bench.run("baseline=false")
+    assert read == [0, 1]
+    row = bench.run("baseline=false", "metrics=scenes_fid")
+    assert "scenes_classifier.safetensors judges 64x64 pictures of scenes; these are 8x8" in row["note"]
+    assert sorted(read) == [0, 0, 0, 1, 1, 1, 2, 3, 4, 5]
+
+
+def test_scores_are_kept_in_the_folder_and_pictures_are_not_judged_twice(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    class Light(Judge):
+        def __call__(self, pictures: Any, items: Any) -> np.ndarray:
+            asked.append(len(pictures))
+            return np.array([[float(p.mean())] for p in pictures])
+
+    monkeypatch.setattr(Measure, "judge", lambda self: Light())
+    monkeypatch.setattr(Measure, "score", lambda self, outputs, items: (Score(outputs.mean(), None, "light", ""),))
+    first = bench.run("metrics=scenes_fid")
+    more = bench.run("metrics=scenes_fid", "n=8")
+    again = bench.run("metrics=scenes_fid")
+    assert asked == [6, 2]
+    assert (again["fid"], again["note"]) == (first["fid"], first["note"])
+    made = records.read_records(bench.out / "records.jsonl")
+    light = [float(np.asarray(Image.open(bench.out / r.image)).mean()) for r in made]
+    assert more["fid"] == pytest.approx(np.mean(light))
+    kept = metrics.Outputs(bench.out).of("scenes_fid", [metrics.key(r.sha256) for r in made])
+    assert kept[:, 0].tolist() == light
+
+
+def test_what_cannot_be_measured_is_told_before_an_hour_of_decoding(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = bench.run("metrics=hpsv2", "metrics_dir=nowhere")
+    said = capsys.readouterr().err
+    assert said.index("hpsv2 cannot be measured here: ") < said.index("loading")
+    assert row["hpsv2"] is None
+    assert "hpsv2: " in row["note"]
 
 
 def test_the_report_names_what_was_written(bench: Bench) -> None:
@@ -486,8 +578,8 @@ def test_the_report_names_what_was_written(bench: Bench) -> None:
     assert f"{row['accepted_length_mean']:.2f} ±" in text
     assert str(bench.one.row_path) in text
     assert str(bench.one.sheet_path) in text
-    assert f"{row['speedup_latency']:.2f}x in latency, {row['speedup_step']:.2f}x in steps" in text
-    assert f"perplexity       {row['perplexity']:.2f}, drafts' total variation {row['draft_tv']:.3f}" in text
+    assert "3.10 ± 0.29x in latency, 3.10 ± 0.29x in steps" in text
+    assert f"perplexity       {row['perplexity']:.2f} ± {row['perplexity_stderr']:.2f}, drafts' total variation" in text
     assert "not measured in latency, " in run.report(bench.one, row | {"speedup_latency": None})
 
 

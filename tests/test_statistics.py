@@ -99,7 +99,15 @@ def test_the_columns_of_a_row() -> None:
     assert {k: row[k] for k in expected} == pytest.approx(expected, rel=1e-5)
     assert row["acceptance_by_depth"] == [1.0, 0.6667, 0.5]
     assert row["accepted_histogram"] == [0.7692, 0.0769, 0.0769, 0.0769]  # of thirteen steps
-    assert set(expected) | {"acceptance_by_depth", "accepted_histogram"} == set(row) <= set(records.COLUMNS)
+    errors = {
+        "log_prob_stderr": 1.5,  # of -5 and -2
+        "perplexity_stderr": 1.5 * math.exp(3.5),
+        "draft_passes_stderr": 12.5,  # of 20 and 45
+        **dict.fromkeys(["first_accept_stderr", "draft_tv_stderr", "draft_top1_stderr", "draft_top3_stderr"]),
+    }  # only one image has drafts
+    assert {k: row[k] for k in errors} == pytest.approx(errors)
+    others = {"acceptance_by_depth", "accepted_histogram"}
+    assert {*expected, *errors, *others} == set(row) <= set(records.COLUMNS)
 
 
 def test_means_are_over_steps_not_over_images() -> None:
@@ -161,6 +169,163 @@ def test_every_token_is_a_draft_or_a_steps_own(window: int, wished: list[int]) -
     assert all(v > 0 for v in made.verified_by_depth)
     assert all(v <= a for a, v in zip(made.accepted_by_depth, made.verified_by_depth[1:]))
     assert (statistics.acceptance_by_depth([made]) <= 1).all()
+
+
+# --- standard errors --------------------------------------------------------------------------------------------------
+
+
+def timed(i: int, seconds: float, batch: int = 1, **changes: Any) -> records.Record:
+    """The record of an image that took these seconds, alone or as its share of a batch."""
+    latency = seconds if batch == 1 else None
+    return replace(record(i), decode_s=seconds, latency_s=latency, text_s=seconds / 10, batch=batch, **changes)
+
+
+def test_the_error_of_a_mean_is_the_textbooks() -> None:
+    values = [3.0, 1.0, 4.0, 1.0, 5.0]
+    found = statistics.mean(values)
+    assert found == pytest.approx((2.8, np.std(values, ddof=1) / math.sqrt(5)))
+    assert statistics.mean([3.0]) == (3.0, None)
+    assert statistics.ratio([0.0, 0.0], [0, 0]) == (None, None)
+    # images that have nothing below the line do not count as evidence
+    assert statistics.ratio([*values, 0.0, 0.0], [1] * 5 + [0, 0]) == pytest.approx(found)
+    assert statistics.ratio([1.0, 0.0], [2, 0]) == (0.5, None)
+    # five pairs of the same value are five values, not ten
+    assert statistics.mean([v for v in values for _ in "ab"], [i for i in range(5) for _ in "ab"]) == pytest.approx(
+        found
+    )
+    assert statistics.mean(values, [7] * 5) == (2.8, None)
+
+
+def calibration(draw: Any, estimate: Any, truth: float, sets: int = 1500) -> tuple[float, float]:
+    """(mean squared standard error / variance of the estimate, coverage of its 95 % intervals) over simulated sets."""
+    rng = np.random.default_rng(0)
+    found = np.array([estimate(*draw(rng)) for _ in range(sets)])
+    covered = np.abs(found[:, 0] - truth) <= 1.96 * found[:, 1]
+    return float(np.square(found[:, 1]).mean() / found[:, 0].var()), float(covered.mean())
+
+
+# Over 1500 sets a variance is known to sqrt(2 / 1500) = 3.7 %, and four of those are 15 %; a coverage of 95 % to
+# sqrt(0.95 * 0.05 / 1500) = 0.56 %, and four of those are 2.3 %. The delta method itself is off by some 1 / images.
+NEAR, COVERED = pytest.approx(1, abs=0.16), pytest.approx(0.95, abs=0.03)
+
+
+def test_the_error_of_an_acceptance_rate_is_calibrated() -> None:
+    """Images differ in how many drafts they verify, and those with many accept fewer of them: counting drafts as if
+    they were independent would be far off."""
+
+    def draw(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        share = rng.beta(4, 4, 120)
+        drafted = np.round(50 + 300 * (1 - share)).astype(int)
+        return rng.binomial(drafted, share), drafted
+
+    big = np.random.default_rng(1).beta(4, 4, 4_000_000)
+    drafted = np.round(50 + 300 * (1 - big))
+    truth = float((drafted * big).sum() / drafted.sum())
+    variance, coverage = calibration(draw, lambda a, d: statistics.ratio(a.tolist(), d.tolist()), truth)
+    assert variance == NEAR
+    assert coverage == COVERED
+
+    def as_if_tokens_were_independent(a: np.ndarray, d: np.ndarray) -> tuple[float, float]:
+        rate = a.sum() / d.sum()
+        return rate, math.sqrt(rate * (1 - rate) / d.sum())
+
+    assert calibration(draw, as_if_tokens_were_independent, truth)[0] < 0.2
+
+
+def test_the_error_of_a_speedup_knows_that_prompts_are_paired() -> None:
+    """Latencies of method and vanilla rise and fall together with the prompt."""
+
+    def draw(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        hard = rng.gamma(20, 1 / 20, 60)
+        return hard * rng.gamma(50, 1 / 50, 60), 3 * hard * rng.gamma(200, 1 / 200, 60)
+
+    def paired(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
+        return statistics.ratio(theirs.tolist(), mine.tolist())
+
+    def unpaired(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
+        value = theirs.mean() / mine.mean()
+        return value, value * math.hypot(*(s.std(ddof=1) / math.sqrt(60) / s.mean() for s in (mine, theirs)))
+
+    variance, coverage = calibration(draw, paired, truth=3.0)
+    assert variance == NEAR
+    assert coverage == COVERED
+    assert calibration(draw, unpaired, truth=3.0)[0] > 2
+
+    both = draw(np.random.default_rng(2))
+    row = statistics.versus(*([timed(i, s) for i, s in enumerate(some)] for some in both))
+    for name in ("latency", "throughput"):
+        assert (row[f"speedup_{name}"], row[f"speedup_{name}_stderr"]) == pytest.approx(paired(*both))
+    assert row["baseline_latency_s"] == pytest.approx(both[1].mean())
+    assert row["baseline_latency_s_stderr"] == pytest.approx(both[1].std(ddof=1) / math.sqrt(60))
+
+
+def test_the_error_of_a_throughput_counts_batches() -> None:
+    """The images of a batch share its seconds: 20 batches of 8 are 20 measurements, not 160."""
+
+    def draw(rng: np.random.Generator) -> tuple[np.ndarray]:
+        return (np.repeat(rng.gamma(30, 1 / 30, 20), 8),)
+
+    def throughput(seconds: np.ndarray) -> tuple[float, float]:
+        return statistics.ratio([1] * 160, seconds.tolist(), np.repeat(range(20), 8).tolist())
+
+    # Images per second are 1 / mean seconds, which 20 batches see 1 / (20 * 30) too high on average.
+    variance, coverage = calibration(draw, throughput, truth=1.0)
+    assert variance == NEAR
+    assert coverage == COVERED
+
+    [seconds] = draw(np.random.default_rng(2))
+    row = statistics.speed([timed(i, s, 8) for i, s in enumerate(seconds)])
+    assert (row["images_per_s"], row["images_per_s_stderr"]) == pytest.approx(throughput(seconds))
+    assert row["tokens_per_s_stderr"] == pytest.approx(16 * row["images_per_s_stderr"])
+    assert row["text_s_stderr"] == pytest.approx(seconds[::8].std(ddof=1) / 10 / math.sqrt(20))
+    assert row["steps_stderr"] == 0  # which is no matter of the clock
+
+
+def test_what_was_decoded_together() -> None:
+    images = [
+        timed(i, s, b) for i, (s, b) in enumerate([(0.5, 2), (0.5, 2), (0.25, 3), (0.25, 3), (0.25, 3), (0.5, 1)])
+    ]
+    first = statistics.together(images)
+    assert [first[i] == first[j] for i, j in ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (0, 5))] == [1, 0, 1, 1, 0, 0]
+    assert len(set(statistics.together([timed(i, 0.5) for i in range(4)]))) == 4  # equally long, but alone
+    # another pass of the same images, interrupted, in other batches: what either has together is together
+    other = [timed(i, s, b) for i, (s, b) in enumerate([(0.1, 1), (0.2, 2), (0.2, 2), (0.3, 2), (0.3, 2), (0.4, 1)])]
+    both = statistics.together(images, other)
+    assert both[:5] == [both[0]] * 5
+    assert both[5] != both[0]
+    assert statistics.versus(images[:5], other[:5]).get("speedup_throughput") is None  # of other sizes
+    again = [replace(r, session="another") for r in images]
+    assert sorted(statistics.together(images, again)) == sorted(first)
+    found = statistics.versus(images, again)
+    assert found["speedup_throughput"] == 1
+    assert found["speedup_throughput_stderr"] == 0
+
+
+def test_every_estimate_has_its_error_beside_it() -> None:
+    names = list(records.COLUMNS)
+    for name in records._ESTIMATES:
+        assert names[names.index(name) + 1] == records.stderr_of(name) != name
+    images = [timed(i, 1.0 + i) for i in range(3)]
+    found = statistics.speed(images) | statistics.versus(images, images) | statistics.columns(images)
+    assert set(found) <= set(names)
+    for name, value in found.items():
+        if name.endswith("_stderr"):
+            assert value is None or name in records._NUMBERS
+
+
+@pytest.mark.parametrize(
+    ("value", "stderr", "digits", "shown"),
+    [
+        (1.8580, 0.0141, 2, "1.858 ± 0.014"),
+        (0.65, 0.4, 2, "0.65 ± 0.40"),
+        (633.6, 21.0, 1, "633.6 ± 21.0"),
+        (1.0, 0.0, 2, "1.00"),
+        (1.0, None, 2, "1.00"),
+        (3.0, 1e-16, 2, "3.00"),
+    ],
+)
+def test_values_with_their_errors(value: float, stderr: float | None, digits: int, shown: str) -> None:
+    assert statistics.with_error(value, stderr, digits) == shown
 
 
 # --- against the loop -------------------------------------------------------------------------------------------------
@@ -285,6 +450,7 @@ def test_the_record_of_an_image_of_vectors() -> None:
     assert row["residual_fallbacks"] == 2
     assert "perplexity" not in row  # a density is no probability
     assert row["draft_tv"] is None
+    assert row["residual_tries_stderr"] == 0  # the two images are one image twice
     assert row["acceptance_by_depth"] == [round(2 / 3, 4), 1.0, 0.5]
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from specbench import configuration, records, registry
 from specbench.errors import UsageError
-from specbench.tables import cli, definitions, layout, literature, measure, render
+from specbench.tables import cli, definitions, figures, layout, literature, measure, render
 from specbench.tables.comparisons import COMPARISONS
 from specbench.tables.measure import Identity
 
@@ -208,6 +208,26 @@ def test_a_comparison_runs_only_when_it_is_named(tables: Callable[..., int], tmp
     tables("rules_tradeoff", bench=bench)
     assert len(bench.ran) == before
     assert (folder / "rules_tradeoff.svg").read_text() == picture  # the same rows, the same file
+
+
+def test_an_interval_is_of_the_rows_own_error_or_of_what_older_rows_have() -> None:
+    length = next(c for c in TABLE.columns if c.key == "accepted_length_mean")
+    quality = next(c for c in TABLE.columns if c.key == "clip_score")
+    older = _row(accepted_length_std="0.2", n="64")
+    assert figures._point(older, length, quality) == pytest.approx((1.11, 0.7101, 1.96 * 0.2 / 8, 1.96 * 0.0123))
+    newer = older | {"accepted_length_stderr": "0.5"}
+    assert figures._point(newer, length, quality) == pytest.approx((1.11, 0.7101, 1.96 * 0.5, 1.96 * 0.0123))
+    assert figures._stderr(_row(), next(c for c in TABLE.columns if c.key == "fid")) == 0
+
+
+def test_a_spread_that_older_rows_lack_is_shown_where_it_is() -> None:
+    [place] = [i for i, c in enumerate(TABLE.columns) if c.key == "speedup_latency"]
+    rows = _all_rows() | {"eagle1": _row(speedup_latency_stderr="0.034")}
+    sheet = _sheet(rows)
+    shown = {e.method: e.cells[place].spread for e in sheet.entries if e.kind == "measured"}
+    assert {shown.pop("EAGLE-1"), *shown.values()} == {"0.03", ""}
+    assert "± its standard error" in dict(sheet.notes)[sheet.headers[place].marks[0]]
+    assert "± its" not in dict(_sheet(_all_rows()).notes)[_sheet(_all_rows()).headers[place].marks[0]]
 
 
 def test_facts_are_read_from_columns_that_rows_have() -> None:

@@ -6,11 +6,9 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 from tqdm import tqdm
@@ -85,7 +83,7 @@ def main(words: Sequence[str]) -> int:
     seed = _whole("audit.seed", own.get("audit.seed", "0"), 0)
     kinds = [False, True] if asked.all else _kinds(given)
     chosen = _models(own, kinds)
-    out = _writable(own["out"]) if "out" in own else None
+    out = records.writable(own["out"]) if "out" in own else None
     jobs = _presets(given, chosen) if asked.all else _jobs(given, chosen, kinds)
     for cfg, model in jobs:
         _assemble(cfg, model)  # a mistake costs no decoding
@@ -163,13 +161,8 @@ def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def _of_a_run() -> set[str]:
     """The parameters and groups that are neither a method's nor the sampling's."""
-    method = {
-        name
-        for group in ("drafter", "rule")
-        for c in parameters.choices(group)
-        for name in parameters.declared(group, c)
-    }
-    return {*parameters.TABLE, *parameters.groups()}.difference(method, audit.SAMPLING, densities.SAMPLING)
+    every = {*parameters.TABLE, *parameters.groups()}
+    return every.difference(parameters.of_methods(), audit.SAMPLING, densities.SAMPLING)
 
 
 def _whole(name: str, text: str, least: int) -> int:
@@ -196,22 +189,6 @@ def _models(own: Mapping[str, str], kinds: Sequence[bool]) -> dict[bool, list[Su
         names = {kind: (name,) if name in some else () for kind, some in names.items()}
     codes: list[Subject] = [models.built_in(name) for name in names[False]]
     return {False: codes, True: [densities.built_in(name) for name in names[True]]}
-
-
-def _writable(path: str) -> Path:
-    """The file of the rows; refused now and not after an hour where it cannot be written."""
-    file = Path(path).expanduser()
-    try:
-        if file.is_dir():
-            raise IsADirectoryError(0, "it is a folder")
-        if file.parent.exists() and not file.parent.is_dir():
-            raise NotADirectoryError(0, "Not a directory")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(file.parent, os.W_OK):
-            raise PermissionError(0, "Permission denied")
-    except OSError as e:
-        raise UsageError(f"cannot write {path} ({e.strerror}); choose another out=FILE.csv") from None
-    return file
 
 
 # --- configurations ---------------------------------------------------------------------------------------------------

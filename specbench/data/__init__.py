@@ -26,6 +26,7 @@ _MODULES = {"coco2014": "coco", "coco2017": "coco"}  # where it is not named lik
 
 def load(cfg: Mapping[str, Any]) -> list[Item]:
     """The prompts of a run with these flat parameters, in order: `data`, `n`, `seed` and what the data set declares.
+    n = None asks for all that a data set's file has.
 
     The same parameters and files give the same prompts for ever, and a larger n extends a smaller one. Raises
     UsageError for an unknown data set or split, absent or bad files, and where there are fewer than n.
@@ -33,7 +34,7 @@ def load(cfg: Mapping[str, Any]) -> list[Item]:
     name, n = cfg["data"], cfg["n"]
     if name not in parameters.choices("data"):
         raise unknown("data", name, parameters.choices("data"))
-    if n < 1:
+    if n is not None and n < 1:
         raise UsageError(f"n must be a whole number of at least 1 (got {n})")
     if name == "scenes":
         return _scenes(cfg["split"], n)

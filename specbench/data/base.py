@@ -48,7 +48,7 @@ def key(*words: object) -> bytes:
 
 
 def subset(entries: Sequence[Entry], cfg: Mapping[str, Any]) -> list[Item]:
-    """The first `n` of a permutation keyed by `seed`, so that a larger n extends a smaller one.
+    """The first `n` (None: all) of a permutation keyed by `seed`, so that a larger n extends a smaller one.
 
     The permutation sorts by a hash of (seed, id): the order of the file does not matter. UsageError where there are
     fewer than `n`.
@@ -58,8 +58,8 @@ def subset(entries: Sequence[Entry], cfg: Mapping[str, Any]) -> list[Item]:
 
 
 def first(entries: Sequence[Entry], cfg: Mapping[str, Any]) -> list[Item]:
-    """The first `n` in their order. UsageError where there are fewer."""
-    n = cfg["n"]
+    """The first `n` (None: all) in their order. UsageError where there are fewer."""
+    n = len(entries) if cfg["n"] is None else cfg["n"]
     if n > len(entries):
         raise UsageError(
             f"data={cfg['data']} has {len(entries)} prompts here, not n={n}: give n={len(entries)} at most"

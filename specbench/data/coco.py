@@ -1,5 +1,5 @@
-"""MS-COCO's validation captions (Lin et al. 2014): val2017, 5,000 images, and val2014, 40,504; five captions or more an
-image, of which a run takes one.
+"""MS-COCO's captions (Lin et al. 2014): val2017, 5,000 images, val2014, 40,504, and the training images of both years;
+five captions or more an image, of which a run takes one.
 
 A prompt and its real image belong together by the image's id. The order of the file decides nothing but which of an
 image's captions is the first.
@@ -17,31 +17,47 @@ from specbench.data import base
 from specbench.data.base import Entry, Item
 from specbench.errors import UsageError
 
-#: Data set -> its annotation file. The images lie in val2017/ and val2014/, under the names that the file gives them.
-FILES = {"coco2017": "captions_val2017.json", "coco2014": "captions_val2014.json"}
+#: (data set, split) -> its annotation file. The images lie in val2017/, train2017/, ..., under the names that the file
+#: gives them.
+FILES = {
+    ("coco2017", "validation"): "captions_val2017.json",
+    ("coco2017", "train"): "captions_train2017.json",
+    ("coco2014", "validation"): "captions_val2014.json",
+    ("coco2014", "train"): "captions_train2014.json",
+}
 
 
 def items(cfg: Mapping[str, Any]) -> list[Item]:
     """`n` images' captions, chosen by `seed`; `caption` says which of an image's captions is taken."""
-    file = FILES[cfg["data"]]
+    file = FILES[cfg["data"], cfg.get("split", "validation")]  # folders of older versions have no split
     return base.subset(read(base.find(cfg, f"annotations/{file}", file), cfg["caption"], cfg["seed"]), cfg)
 
 
 def read(path: Path, caption: str, seed: int) -> list[Entry]:
     """One caption an image: its "first" in the file, its "longest", or a "random" one, drawn by (seed, image id).
 
+    "running_longest" is what SJD's released code takes for the longest. It goes through the images by their ids, and
+    notes the place of the longest caption so far, but never begins anew with an image: the place stays, for all images,
+    until a caption comes that is longer than every one before it. An image with fewer captions gives its last.
+
     Blank captions do not count, and an image without any is left out. Raises UsageError for a file that is no such
     annotation file, and one whose captions do not fit its images.
     """
     coco = _index(base.parse_json(base.read_text(path), str(path)), path)
     entries = []
-    for image in coco.imgs.values():
+    place = length = 0  # of the longest caption so far
+    for _, image in sorted(coco.imgs.items()):
         found = [a for a in coco.imgToAnns[image["id"]] if a["caption"].strip()]
         if not found:
             continue
         texts = [base.clean(a["caption"], f"{path}, caption {a['id']}") for a in found]
         if caption == "longest":
             text = max(texts, key=len)  # of equals the first
+        elif caption == "running_longest":
+            for i, annotation in enumerate(found):
+                if len(annotation["caption"]) > length:  # as it stands in the file, with white space around it
+                    place, length = i, len(annotation["caption"])
+            text = texts[min(place, len(texts) - 1)]
         elif caption == "random":
             text = texts[int.from_bytes(base.key("caption", seed, image["id"])) % len(texts)]
         else:

@@ -1,95 +1,271 @@
-"""Metrics: pictures and the items they were made for -> one `Score` each.
+"""Metrics: pictures and the items they were made for -> one `Score` a column of a row.
 
-A metric is one file of this package and one entry of `METRICS`. Neither torch nor torchmetrics is imported before a
-metric is computed.
+A metric is one choice conf/metrics/NAME.yaml, which names a module of this package and its options. The module has a
+class `Measure` (see `base.Metric`). Neither torch nor any network is imported before something is judged.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
+from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
-from specbench import errors
-from specbench.metrics.base import Item, Metric, Score
+from specbench import errors, parameters, pictures
+from specbench.metrics.base import Item, Judge, Metric, Pictures, Place, Score, Unavailable
+from specbench.metrics.outputs import Outputs, Shelf, key
 from specbench.registry import ASSETS
 
-__all__ = ["ASSETS", "METRICS", "Entry", "Score", "available", "missing", "score"]
+__all__ = [
+    "ASSETS",
+    "Choice",
+    "Outputs",
+    "Place",
+    "Score",
+    "Shelf",
+    "Unavailable",
+    "available",
+    "check",
+    "choice",
+    "columns",
+    "judge",
+    "key",
+    "metric",
+    "missing",
+    "score",
+]
 
 
 @dataclass(frozen=True)
-class Entry:
-    """target: "module:Class" of a `Metric`; line: what it says, in one line; needs: files under the assets folder."""
+class Choice:
+    """A choice of conf/metrics: its name, what it says in one line, its module in this package, and its options."""
 
-    target: str
+    name: str
     line: str
-    needs: tuple[str, ...]
-
-
-METRICS = {
-    "fid": Entry(
-        "specbench.metrics.fid:FrechetDistance",
-        "Fréchet distance between the features of these pictures and of real validation pictures (lower is better)",
-        ("scenes_classifier.safetensors",),
-    ),
-    "clip_score": Entry(
-        "specbench.metrics.clip_score:ClipScore",
-        "mean cosine between a picture and its caption in a two-tower model (higher is better)",
-        ("scenes_two_tower.safetensors",),
-    ),
-    "image_reward": Entry(
-        "specbench.metrics.image_reward:ImageReward",
-        "how surely a reader finds the caption's attributes: 1 certainly, 0 as by chance (higher is better)",
-        ("scenes_reader.safetensors",),
-    ),
-}
+    module: str
+    options: Mapping[str, Any]
 
 
 def available() -> dict[str, str]:
-    """Name -> what it measures, in one line."""
-    return {name: entry.line for name, entry in METRICS.items()}
+    """Name -> what it measures, in one line, of every single metric; sets of them are not among these."""
+    lines = parameters.choices("metrics")
+    return {name: line for name, line in lines.items() if name in parameters.declared("metrics", name)}
 
 
-def missing(name: str, assets: Path = ASSETS) -> list[str]:
-    """The weight files that metric `name` needs and does not find; empty if it can be measured."""
-    if name not in METRICS:
-        raise errors.unknown("metric", name, METRICS)
-    return [file for file in METRICS[name].needs if not (assets / file).exists()]
+def choice(name: str) -> Choice:
+    """What stands behind the name of a metric. UsageError for a name that does not exist."""
+    if name not in available():
+        raise errors.unknown("metric", name, available())
+    options = dict(parameters.default("metrics", name, name))
+    return Choice(name, available()[name], options.pop("metric"), options)
+
+
+@cache
+def _measure(module: str) -> type[Metric]:
+    found: type[Metric] = importlib.import_module(f"specbench.metrics.{module}").Measure
+    return found
+
+
+def metric(name: str, place: Place) -> Metric:
+    """A metric in its place; loads no network. UsageError for an unknown name or option."""
+    chosen = choice(name)
+    return _measure(chosen.module)(place, chosen.options)
+
+
+def columns(name: str) -> tuple[str, ...]:
+    """The columns of a row that a metric fills."""
+    return _measure(choice(name).module).columns
+
+
+def check(names: Iterable[str]) -> None:
+    """UsageError for an unknown name, and for two metrics that fill the same column."""
+    filled: dict[str, str] = {}
+    for name in names:
+        for column in columns(name):
+            if filled.setdefault(column, name) != name:
+                raise errors.UsageError(
+                    f"metrics {filled[column]} and {name} both fill the column {column}; measure them in two runs"
+                )
+
+
+def missing(name: str, place: Place) -> str:
+    """What metric `name` lacks here, in one line; empty where its weights are here."""
+    try:
+        metric(name, place).judged_by  # noqa: B018 (raises)
+    except Unavailable as e:
+        return str(e)
+    return ""
 
 
 def score(
-    names: Sequence[str],
-    images: np.ndarray,
-    items: Sequence[Item],
-    *,
-    device: str = "cpu",
-    batch: int = 128,
-    assets: Path = ASSETS,
+    names: Sequence[str], images: Pictures, items: Sequence[Item], place: Place, keep: Outputs | None = None
 ) -> dict[str, Score]:
-    """Score images (N, H, W, 3) uint8 against items (N), paired by position, by each of the named metrics.
+    """Column -> score of each of the named metrics, over pictures (N) and their items (N), paired by position.
 
-    A metric that cannot be measured here has value None and a note that says why. UsageError for an unknown name;
-    ValueError where images and items cannot be paired. On a CPU the result does not depend on `batch`.
+    One batch of pictures is in memory at a time. What a judge says of a picture is put into `keep`, and what is there
+    already is not judged again. A metric that cannot be measured here, or of these pictures, has scores with value None
+    and a note that says why. The order of the pairs does not matter and, on a CPU, neither does `place.batch`.
+
+    UsageError for an unknown name, for two metrics of one column and for a picture that cannot be read; ValueError
+    where pictures and items cannot be paired.
     """
-    for name in names:
-        if name not in METRICS:
-            raise errors.unknown("metric", name, METRICS)
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
-        raise ValueError(f"images must be uint8 (N, H, W, 3), not {images.dtype} {images.shape}")
+    names = list(dict.fromkeys(names))
+    check(names)
     if len(images) != len(items):
         raise ValueError(f"{len(images)} images cannot be paired with {len(items)} items")
-    out = {}
-    for name in dict.fromkeys(names):
-        absent = missing(name, assets)
-        if absent:
-            out[name] = Score.unmeasured(f"no {', '.join(absent)}: run `make train-scenes`")
-        elif len(images) == 0:
-            out[name] = Score.unmeasured("no pictures")
+    keep = Outputs(None) if keep is None else keep
+    seen = _Seen(images)
+    groups: dict[str, dict[str, Metric]] = {}  # judge -> the metrics that share it, by name
+    scores: dict[str, tuple[Score, ...]] = {}
+
+    def unmeasured(name: str, note: str, backend: str = "") -> None:
+        scores[name] = (Score.unmeasured(note, backend),) * len(columns(name))
+
+    for name in names:
+        one = metric(name, place)
+        try:
+            judged_by = one.judged_by
+        except Unavailable as e:
+            unmeasured(name, str(e))
+            continue
+        if not len(images):
+            unmeasured(name, "no pictures")
+        elif refused := one.refuses(seen, items):
+            unmeasured(name, refused, judged_by)
         else:
-            module, attribute = METRICS[name].target.split(":")
-            metric: Metric = getattr(importlib.import_module(module), attribute)(assets, device, batch)
-            out[name] = metric.score(images, items)
-    return out
+            groups.setdefault(judged_by, {})[name] = one
+    for judged_by, group in groups.items():
+        try:
+            outputs, order = _judged(judged_by, next(iter(group.values())), seen, items, keep)
+        except Unavailable as e:
+            for name in group:
+                unmeasured(name, str(e))
+            continue
+        paired = [items[i] for i in order]
+        for name, one in group.items():
+            keep.name(name, judged_by)
+            try:
+                scores[name] = tuple(map(_finite, one.score(outputs, paired)))
+            except Unavailable as e:
+                unmeasured(name, str(e), judged_by)
+    return {column: one for name in names for column, one in zip(columns(name), scores[name], strict=True)}
+
+
+def judge(one: Metric, images: Pictures, items: Sequence[Item], keep: Outputs) -> np.ndarray:
+    """What the judge of a metric says of pictures (N) and their items (N): outputs (N, width), in their order.
+
+    Nothing is scored. What is in `keep` is not judged again, as in `score`; raises what that does, and Unavailable.
+    """
+    found, order = _judged(one.judged_by, one, _Seen(images), items, keep)
+    return found[np.argsort(order)]
+
+
+def _finite(one: Score) -> Score:
+    """A value that is no number was not measured."""
+    if one.value is None or math.isfinite(one.value):
+        return one
+    return Score.unmeasured("; ".join(filter(None, [f"the value is {one.value}", one.note])), one.backend)
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------
+
+
+class _Seen:
+    """Pictures that are checked when they are read, and whose digests are remembered: in the list `digests` of the
+    `Pictures` that have one, as those of a run, which knows them, and files."""
+
+    def __init__(self, images: Pictures) -> None:
+        self._images = images
+        known = getattr(images, "digests", None)
+        self.digests: list[str | None] = [None] * len(images) if known is None else known
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        picture = self._images[index]
+        pictures.check(picture)
+        if self.digests[index] is None:
+            self.digests[index] = pictures.digest(picture)
+        return picture
+
+    def key(self, index: int, prompt: str | None) -> str | None:
+        """The key of a picture; None before it is known."""
+        digest = self.digests[index]
+        return None if digest is None else key(digest, prompt)
+
+
+def _judged(
+    judged_by: str, one: Metric, seen: _Seen, items: Sequence[Item], keep: Outputs
+) -> tuple[np.ndarray, list[int]]:
+    """The judge's outputs (N, width) of all pictures and, for each row, the position of its picture.
+
+    The rows stand in the order of their keys, so that sums over them do not depend on the order of the pictures.
+    """
+    shelf = keep.shelf(judged_by)
+    prompts = [item.prompt if one.reads_prompt else None for item in items]
+    todo = [i for i, prompt in enumerate(prompts) if (found := seen.key(i, prompt)) is None or found not in shelf]
+    if todo:
+        _judge(judged_by, one, seen, items, prompts, shelf, todo)
+    keys = [seen.key(i, prompt) or "" for i, prompt in enumerate(prompts)]
+    order = sorted(range(len(keys)), key=lambda i: (keys[i], items[i].id, items[i].prompt, items[i].labels or ()))
+    return shelf.rows([keys[i] for i in order]), order
+
+
+def _judge(
+    judged_by: str,
+    one: Metric,
+    seen: _Seen,
+    items: Sequence[Item],
+    prompts: Sequence[str | None],
+    shelf: Shelf,
+    todo: Sequence[int],
+) -> None:
+    """Reads the pictures at the positions `todo` in batches, and puts on the shelf what it lacks."""
+    judge: Judge | None = None
+    size = one.place.batch
+    interval = 0.2 if sys.stderr.isatty() else 20.0
+    readers = ThreadPoolExecutor(max(1, min(8, size, os.cpu_count() or 1)))
+    with (
+        _exact(one.place.device),
+        readers,
+        tqdm(
+            total=len(seen), initial=len(seen) - len(todo), desc=judged_by, unit="picture", mininterval=interval
+        ) as bar,
+    ):
+        for start in range(0, len(todo), size):
+            rows = todo[start : start + size]
+            found = list(readers.map(seen.__getitem__, rows))
+            owed: dict[str, int] = {}  # key -> place in the batch; equal pictures are judged once
+            for place, i in enumerate(rows):
+                name = seen.key(i, prompts[i])
+                assert name is not None  # it was read
+                if name not in shelf:
+                    owed.setdefault(name, place)
+            if owed:
+                judge = judge or one.judge()
+                said = judge([found[p] for p in owed.values()], [items[rows[p]] for p in owed.values()])
+                shelf.add(list(owed), said)
+            del found  # before the next batch is read
+            bar.update(len(rows))
+
+
+@contextmanager
+def _exact(device: str) -> Iterator[None]:
+    """No reduced precision on a GPU: a score must not depend on where it is computed by more than rounding."""
+    if not device.startswith("cuda"):
+        yield
+        return
+    import torch
+
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        yield

@@ -1,13 +1,19 @@
-"""What all metrics share: the score, the protocol, the error of a mean. Imports nothing heavy."""
+"""What all metrics share. A metric is a statistic over what a judge says of each picture.
+
+A judge is a network: it turns a picture, and for some its prompt, into a few numbers (features, a cosine, a reward).
+Its outputs are kept (see `outputs`), so that scoring resumes, several metrics share one pass, and two runs can be
+compared picture by picture. A metric turns the outputs of all pictures into one value a column. Imports nothing heavy.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -16,18 +22,28 @@ class Item(Protocol):
     """What a metric needs of an entry of a data set (`specbench.data.Item`)."""
 
     @property
+    def id(self) -> str: ...
+    @property
     def prompt(self) -> str: ...
     @property
     def labels(self) -> tuple[int, ...] | None: ...
 
 
+class Pictures(Protocol):
+    """Pictures that are read when they are asked for: each (H, W, 3) uint8, of its own size."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> np.ndarray: ...
+
+
 @dataclass(frozen=True)
 class Score:
-    """One metric's answer.
+    """One column's answer.
 
     value: None where it was not measured; `note` then says why.
     stderr: standard error of `value` over pictures; None where it cannot be estimated.
-    backend: the network that judged and the hash of its weights, such as "scenes-reader@1a2b3c4d".
+    backend: the network that judged, the hash of its weights and what else fixes the value (resize, scale, prefix,
+        reference), such as "scenes-reader@1a2b3c4d".
     note: one line on how to read the value; may be empty.
     """
 
@@ -41,18 +57,87 @@ class Score:
         return cls(None, None, backend, note)
 
 
-class Metric(ABC):
-    """A metric on one device, its weights read from `assets`; pictures pass through it `batch` at a time.
+@dataclass(frozen=True)
+class Place:
+    """Where a metric works. assets: folder of the embedded evaluators; weights: of the real ones, in a sub-folder each
+    (`home.metrics_folder()` unless the user names another); reference: statistics of real pictures, None for those that
+    `specbench reference` made for `data`; data: the data set's name; device, batch: of the judge's forward passes."""
 
-    Its result depends on the set of pairs (picture, item) alone, not on their order or on the batches.
-    """
+    assets: Path
+    weights: Path
+    reference: Path | None = None
+    data: str = ""
+    device: str = "cpu"
+    batch: int = 64
 
-    def __init__(self, assets: Path, device: str = "cpu", batch: int = 128) -> None:
-        self.assets, self.device, self.batch = assets, device, batch
+
+class Unavailable(Exception):  # noqa: N818 (no error: the run goes on)
+    """A metric cannot be measured here; the text says in one line what to fetch and where to put it."""
+
+
+class Judge(ABC):
+    """A network on a device, ready to judge."""
 
     @abstractmethod
-    def score(self, images: np.ndarray, items: Sequence[Item]) -> Score:
-        """Score images (N, H, W, 3) uint8, N >= 1, each against the item at the same position."""
+    def __call__(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
+        """Outputs (B, width) float32 or float64 of B pictures (H, W, 3) uint8. Each row depends on its own picture and
+        item alone: not, on a CPU not in a bit, on the others in the batch."""
+
+
+class Metric(ABC):
+    """One choice of conf/metrics: a statistic with its options, in a place.
+
+    options: the keys of the choice's file beside `metric`; a subclass checks them and raises UsageError naming the ones
+    it has.
+    """
+
+    columns: ClassVar[tuple[str, ...]]  # of a row, that it fills
+    reads_prompt: ClassVar[bool] = False  # whether a judge's output depends on the item, too
+
+    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
+        self.place, self.options = place, dict(options)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Folders below `place.weights` that it reads, by which `specbench.sources.EVALUATORS` says what fills them."""
+        return ()
+
+    @property
+    @abstractmethod
+    def judged_by(self) -> str:
+        """What the judge's outputs depend on: its name, its weights' hash, its resize, such as
+        "inception@6726825d, 299 bilinear". Metrics with the same `judged_by` share the outputs. Loads no network.
+        Raises Unavailable where the weights are not here."""
+
+    def basis(self) -> str:
+        """Everything that fixes the value beside the pictures and items, as text: when it changes, a row is drawn up
+        anew. A metric with a reference adds what tells that one from another. Raises Unavailable as `judged_by`."""
+        return f"{self.judged_by} {json.dumps(self.options, sort_keys=True)}"
+
+    @abstractmethod
+    def judge(self) -> Judge:
+        """The judge, loaded on the place's device. Raises Unavailable or UsageError for weights that are not right."""
+
+    def refuses(self, pictures: Pictures, items: Sequence[Item]) -> str:
+        """Why these pictures and items cannot be judged, as a note; empty where they can. May be costly to ask."""
+        return ""
+
+    @abstractmethod
+    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
+        """One `Score` for each of `columns`, from the judge's outputs (N, width), N >= 1, paired with the items by
+        position. Depends on the set of pairs alone, not on their order. Raises Unavailable where a reference is absent.
+        """
+
+    def each(self, outputs: np.ndarray) -> np.ndarray | None:
+        """The pictures' own scores (N,) float64, whose mean is the value of the first column, from the judge's outputs
+        (N, width); None for a metric that is no such mean."""
+        return None
+
+    def influences(self, outputs: np.ndarray, items: Sequence[Item]) -> np.ndarray | None:
+        """How each picture moves the value of the first column where that is no mean, from what `score` takes: (N,)
+        float64 of mean zero, in row order. To first order a picture adds its influence / N, so that the value's
+        standard error is sqrt(sum influence^2) / N. None where it is not known, or for too few pictures."""
+        return None
 
 
 def mean_and_stderr(values: np.ndarray) -> tuple[float, float | None]:

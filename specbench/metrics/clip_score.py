@@ -1,91 +1,107 @@
-"""CLIP score (Hessel et al. 2021): the mean cosine between the embeddings of a picture and of its caption.
+"""CLIP score (Hessel et al. 2021) by OpenAI's ViT-B/32 or ViT-B/16: the mean cosine between a picture and its caption.
 
-torchmetrics defines and computes it; the model is the embedded two-tower one, handed over in the form of a CLIP model
-and its processor. torchmetrics' scale is 100 max(cos, 0); here it is the cosine itself, as the papers print it.
+Papers differ in four ways, each an option:
+
+    model   ViT-B-32 or ViT-B-16
+    scale   1 (the cosine, 0.2 to 0.35) or 100 (torchmetrics' definition: the mean times 100, 0 where it is negative)
+    prefix  put before each caption, such as Hessel et al.'s "A photo depicts "
+    resize  own          what CLIP itself does: PIL's bicubic to 224
+            bilinear299  first all of it to 299x299, bilinear without antialiasing, rounded to whole levels (the
+                         released evaluation of SJD, evaluation_metrics.py, which SJD-PAC uses, too)
+            lanczos256   first the centre square to 256x256, Lanczos, and some levels lowered by one (the released
+                         evaluation of LANTERN, eval_fid_clip.py, which goes through floats and truncates)
+
+A caption of more than 77 tokens is cut so that the mark of its end stays, as OpenAI's and LANTERN's code do.
+torchmetrics cuts the mark off, too: such captions, which the note counts, score otherwise there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
-from specbench.data import scenes
-from specbench.metrics.base import Item, Score, mean_and_stderr
-from specbench.metrics.embedded import EmbeddedMetric, as_input, of_classes
-from specbench.models import evaluators as ev
+from specbench.errors import UsageError, unknown
+from specbench.metrics import towers, weights
+from specbench.metrics.base import Item, Judge, Place, Score
+from specbench.metrics.inception import centre
 
-
-class _AsClip(nn.Module):
-    """The two-tower model as torchmetrics addresses CLIP; remembers the embeddings of the last call."""
-
-    config = None
-
-    def __init__(self, towers: ev.TwoTower) -> None:
-        super().__init__()
-        self.towers = towers
-        self.seen = self.said = torch.empty(0)
-
-    @torch.no_grad()
-    def get_image_features(self, pixel_values: Tensor) -> Tensor:
-        self.seen = self.towers.embed_images(pixel_values).double()
-        return self.seen
-
-    @torch.no_grad()
-    def get_text_features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        self.said = self.towers.embed_ids(input_ids).double()
-        return self.said
+#: Model -> the folder of its weights, and the name of its files in open_clip's layout.
+MODELS = {"ViT-B-32": "clip_b32", "ViT-B-16": "clip_b16"}
+FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 
-class _Processor:
-    """Pictures uint8 (3, H, W) or captions -> the model's input."""
+def _bilinear(picture: np.ndarray) -> np.ndarray:
+    import torch
+    from torch.nn.functional import interpolate
 
-    def __init__(self, towers: ev.TwoTower) -> None:
-        self.towers = towers
-
-    def __call__(
-        self, *, images: list[Tensor] | None = None, text: list[str] | None = None, **_: Any
-    ) -> dict[str, Tensor]:
-        if images is not None:
-            return {"pixel_values": as_input(torch.stack(images))}
-        ids = self.towers.tokenize(text or [])
-        return {"input_ids": ids, "attention_mask": ids != 0}
+    x = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]
+    resized = interpolate(x, size=(299, 299), mode="bilinear", align_corners=False)[0]
+    found: np.ndarray = resized.permute(1, 2, 0).contiguous().numpy()
+    return found
 
 
-class ClipScore(EmbeddedMetric):
-    """Mean cosine between pictures and captions of the embedded two-tower model."""
-
-    weights = ev.TWO_TOWER
-
-    def judge(self, images: np.ndarray, items: Sequence[Item]) -> Score:
-        towers = ev.load(self.path, ev.TwoTower, self.device)
-        unread = sum(not readable(towers, item.prompt) for item in items)
-        if unread:
-            return Score.unmeasured(
-                f"{unread} of {len(items)} captions hold words that the model has never seen, or none: it knows those"
-                " of scenes only",
-                self.backend,
-            )
-        from torchmetrics.multimodal.clip_score import CLIPScore  # takes seconds to import
-
-        model = _AsClip(towers)
-        as_clip: Any = lambda: (model, _Processor(towers))  # noqa: E731 (typed as transformers' classes)
-        metric = CLIPScore(as_clip).to(self.device)
-        metric.score = metric.score.double()  # not set_dtype, which would cast the model too
-        cosines = []
-        for rows, x in self.batches(images):
-            metric.update(x, [item.prompt for item in items[rows]])
-            cosines.append((model.seen * model.said).sum(-1).cpu().numpy())
-        mean, stderr = mean_and_stderr(np.concatenate(cosines))
-        notes = ["the mean cosine is negative, which counts as 0"] if mean < 0 else []
-        if all(map(of_classes, items)):
-            notes.append("the prompts are names of classes, the model has seen whole captions: compare only such runs")
-        return Score(float(metric.compute()) / 100, stderr, self.backend, "; ".join(notes))
+def _lanczos(picture: np.ndarray) -> np.ndarray:
+    level = np.arange(256, dtype=np.float32) / np.float32(255)
+    lowered = ((level - np.float32(0.5)) / np.float32(0.5) + np.float32(1)) * np.float32(127.5)
+    found: np.ndarray = lowered.astype(np.uint8)[centre(picture, 256)]
+    return found
 
 
-def readable(towers: ev.TwoTower, caption: str) -> bool:
-    """Whether a caption has words, and the model has seen all of them."""
-    return bool(scenes.words(caption)) and not towers.unknown_words(caption)
+#: Resize -> what comes before CLIP's own, and its name in a backend.
+RESIZES: dict[str, tuple[towers.Resize | None, str]] = {
+    "own": (None, "224 bicubic"),
+    "bilinear299": (_bilinear, "299 bilinear, then 224 bicubic"),
+    "lanczos256": (_lanczos, "256 Lanczos as LANTERN, then 224 bicubic"),
+}
+
+
+class Measure(towers.TowersMetric):
+    """Options: `model`, `scale`, `prefix`, `resize`."""
+
+    columns = ("clip_score",)
+    known: ClassVar[Mapping[str, Any]] = {"model": "ViT-B-32", "scale": 1, "prefix": "", "resize": "own"}
+
+    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
+        super().__init__(place, options)
+        for name, choices in (("model", MODELS), ("resize", RESIZES)):
+            if self.options[name] not in choices:
+                raise unknown(f"{name} of clip_score", str(self.options[name]), choices)
+        if not isinstance(self.options["prefix"], str):
+            raise UsageError(f"prefix must be text, not {self.options['prefix']!r}")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (MODELS[self.options["model"]],)
+
+    @property
+    def file(self) -> Path:
+        return weights.find(self.place, *self.parts, *self.parts, *FILES)
+
+    @property
+    def label(self) -> str:
+        return f"clip-{self.options['model'].lower()}"
+
+    @property
+    def resize(self) -> str:
+        return RESIZES[self.options["resize"]][1]
+
+    @property
+    def prefix(self) -> str:
+        return str(self.options["prefix"])
+
+    def judge(self) -> Judge:
+        architecture = f"{self.options['model']}-quickgelu"
+        network = towers.load(self.file, architecture, self.place.device)
+        size = towers.config(architecture)["vision_cfg"]["image_size"]
+        prepared = towers.preparation(size, "shortest", RESIZES[self.options["resize"]][0])
+        return towers.Towers(network, prepared, self.prefix, self.place.device)
+
+    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
+        (found,) = super().score(outputs, items)
+        if self.options["scale"] == 1 or found.value is None or found.value >= 0:
+            return (found,)
+        note = "; ".join(filter(None, ["the mean cosine is negative, which counts as 0", found.note]))
+        return (Score(0.0, found.stderr, found.backend, note),)

@@ -2,61 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from specbench.data import scenes
-from specbench.metrics.base import Item, Metric, Score
-from specbench.models import evaluators as ev
+from specbench.errors import UsageError
+from specbench.metrics.base import Item, Judge, Metric, Place, Unavailable
+from specbench.registry import digest
 
-_BACKGROUND = list(scenes.ATTRIBUTES).index("background")
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Pictures in a forward pass, always: a convolution picks the order of its sums by the size of a batch, and a picture's
+#: outputs must not depend on how many others stand beside it.
+GROUP = 32
 
 
 class EmbeddedMetric(Metric):
-    """Refuses pictures of another size, names the backend and deals out batches; subclasses do the judging."""
+    """A metric of an embedded evaluator, whose file lies in the assets folder. It has no options."""
 
-    weights: ClassVar[str]  # the evaluator's file under the assets folder
+    weights: ClassVar[str]  # the evaluator's file
+
+    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
+        super().__init__(place, options)
+        if options:
+            raise UsageError(
+                f"the metric of {self.weights} has no options, but {', '.join(map(repr, options))} is given"
+            )
 
     @property
     def path(self) -> Path:
-        return self.assets / self.weights
+        return self.place.assets / self.weights
 
     @property
-    def backend(self) -> str:
-        return ev.backend(self.path)
+    def judged_by(self) -> str:
+        if not self.path.is_file():
+            raise Unavailable(f"no {self.weights}: run `make train-scenes`")
+        return f"{self.path.stem.replace('_', '-')}@{digest(self.path)}"
 
-    def score(self, images: np.ndarray, items: Sequence[Item]) -> Score:
-        height, width = images.shape[1:3]
-        if (height, width) != (scenes.SIZE, scenes.SIZE):
-            size = f"{scenes.SIZE}x{scenes.SIZE}"
-            return Score.unmeasured(f"{self.weights} judges {size} pictures of scenes; these are {width}x{height}")
-        return self.judge(images, items)
 
-    def judge(self, images: np.ndarray, items: Sequence[Item]) -> Score:
-        """Score pictures (N, 64, 64, 3) uint8 against the items at the same positions."""
-        raise NotImplementedError
+class EmbeddedJudge(Judge):
+    """Judges in groups of `GROUP`, the last one filled up with its last picture."""
 
-    def batches(self, images: np.ndarray) -> Iterator[tuple[slice, Tensor]]:
-        """The positions and the pictures (B, 3, 64, 64) uint8 of each batch, on the metric's device."""
-        for start in range(0, len(images), self.batch):
-            rows = slice(start, min(start + self.batch, len(images)))
-            x = torch.from_numpy(np.ascontiguousarray(images[rows])).permute(0, 3, 1, 2).contiguous()
-            yield rows, x.to(self.device)
+    def __init__(self, metric: EmbeddedMetric) -> None:
+        self.weights, self.device = metric.weights, metric.place.device
+
+    @abstractmethod
+    def outputs(self, x: Tensor, items: Sequence[Item]) -> Tensor:
+        """Outputs (GROUP, width) of pictures (GROUP, 3, 64, 64) float32 in [-1, 1]."""
+
+    def __call__(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
+        import torch
+
+        from specbench.data import scenes
+
+        for picture in pictures:
+            height, width = picture.shape[:2]
+            if (height, width) != (scenes.SIZE, scenes.SIZE):
+                size = f"{scenes.SIZE}x{scenes.SIZE}"
+                raise Unavailable(f"{self.weights} judges {size} pictures of scenes; these are {width}x{height}")
+        said = []
+        for start in range(0, len(pictures), GROUP):
+            some, theirs = pictures[start : start + GROUP], items[start : start + GROUP]
+            filling = GROUP - len(some)
+            x = torch.from_numpy(np.stack([*some, *[some[-1]] * filling])).permute(0, 3, 1, 2).contiguous()
+            with torch.no_grad():
+                y = self.outputs(as_input(x.to(self.device)), [*theirs, *[theirs[-1]] * filling])
+            said.append(y[: len(some)].cpu().numpy())
+        return np.concatenate(said)
 
 
 def of_scenes(item: Item) -> bool:
     """Whether an item's labels are attributes of scenes; other data sets have none, or classes of their own."""
+    from specbench.data import scenes
+
     return item.labels is not None and len(item.labels) == len(scenes.ATTRIBUTES)
 
 
 def of_classes(item: Item) -> bool:
     """Whether an item states a class of scenes with one object, and not a whole scene: see `data.scenes_classes`."""
-    return of_scenes(item) and item.labels is not None and item.labels[_BACKGROUND] == scenes.ABSENT
+    from specbench.data import scenes
+
+    background = list(scenes.ATTRIBUTES).index("background")
+    return of_scenes(item) and item.labels is not None and item.labels[background] == scenes.ABSENT
 
 
 def as_input(x: Tensor) -> Tensor:

@@ -1,63 +1,113 @@
-"""The embedded reward: how surely a reader finds in a picture what its caption asked for.
+"""ImageReward (Xu et al. 2023): a reward for a picture and its caption, learnt from people's rankings.
 
-For a caption that states attributes a = 1..m (layout, background; shape, colour, size and fill of each object), with
-K_a choices each, and the reader's probability p_a of the stated choice,
-
-    reward = 1/m sum_a (p_a - 1/K_a) / (1 - 1/K_a)
-
-1: the reader is certain of every attribute; 0: no better than a blind guess; negative: it is certain of something else
-(an attribute counts -1/(K_a - 1) then). A mean of log-probabilities would answer the same question, but one confident
-contradiction would outweigh a dozen attributes drawn well, and the network's calibration would set the scale. The share
-of attributes whose likeliest choice is the stated one ("attribute accuracy") is given in the note. A class of scenes
-with one object states three attributes: that there is one object, its shape and its colour.
+The official weights run in transformers' BLIP, without the package image-reward, which needs an environment of its own
+(see `image_reward_package`); scripts/check_image_reward.py shows there that both give the same. A picture is brought to
+224 by its shorter side, PIL's bicubic, and the centre is cut out; a caption has at most 35 tokens, as in the package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from PIL import Image
 
-from specbench.data import scenes
-from specbench.metrics.base import Item, Score, mean_and_stderr
-from specbench.metrics.embedded import EmbeddedMetric, as_input, of_classes, of_scenes
-from specbench.models import evaluators as ev
+from specbench import registry
+from specbench.errors import UsageError
+from specbench.metrics import weights
+from specbench.metrics.base import Item, Judge, Metric, Place, Score, mean_and_stderr
 
-CHANCE = torch.tensor([1 / len(choices) for choices in scenes.ATTRIBUTES.values()])
+if TYPE_CHECKING:
+    from specbench.metrics.blip import Blip, Captions
 
-
-def rewards(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Reward (N,) float32 of each picture from the reader's logits (14 of (N, K_a)) and labels (N, 14) int64."""
-    chance = CHANCE.to(labels.device)
-    return ((ev.captioned_probabilities(logits, labels) - chance) / (1 - chance)).nanmean(1)
+FILE, VOCABULARY = "ImageReward.pt", "vocab.txt"
 
 
-class ImageReward(EmbeddedMetric):
-    """Mean reward of the embedded attribute reader. Needs items with labels."""
+class Reward(Judge):
+    """Outputs (B, 1) float32: the rewards."""
 
-    weights = ev.READER
+    def __init__(self, network: Blip, captions: Captions, device: str) -> None:
+        self.network, self.captions, self.device = network, captions, device
 
-    def judge(self, images: np.ndarray, items: Sequence[Item]) -> Score:
-        if not all(map(of_scenes, items)):
-            return Score.unmeasured(
-                "these prompts come without labels of scenes, so nothing says what should be read", self.backend
-            )
-        labels = torch.tensor([item.labels for item in items], dtype=torch.int64)
-        reader = ev.load(self.path, ev.AttributeReader, self.device)
-        each, right = [], []
-        with torch.no_grad():
-            for rows, x in self.batches(images):
-                logits, wanted = reader(as_input(x)), labels[rows].to(self.device)
-                each.append(rewards(logits, wanted).cpu())
-                right.append(ev.read_right(logits, wanted).cpu())
-        mean, stderr = mean_and_stderr(torch.cat(each).double().numpy())
-        table = torch.cat(right)
-        note = f"attribute accuracy {float(table.nanmean()):.4f}"
-        if all(map(of_classes, items)):
-            stated = ~table.isnan().all(0)
-            names = [name for name, there in zip(scenes.ATTRIBUTES, stated.tolist(), strict=True) if there]
-            parts = zip(names, table[:, stated].nanmean(0).tolist(), strict=True)
-            note += f" over the class's attributes alone: {', '.join(f'{name} {value:.4f}' for name, value in parts)}"
-        return Score(mean, stderr, self.backend, note)
+    def __call__(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
+        # A CPU's kernels, and so the last bits, change with the size of a batch.
+        size = 1 if self.device == "cpu" else len(pictures)
+        batches = (slice(i, i + size) for i in range(0, len(pictures), size))
+        return np.concatenate([self._batch(pictures[rows], items[rows]) for rows in batches])
+
+    def _batch(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
+        import torch
+
+        from specbench.metrics import blip
+
+        side = blip.VISION["image_size"]
+        x = torch.stack([blip.as_input(square(picture, side)) for picture in pictures]).to(self.device)
+        ids, mask = (t.to(self.device) for t in self.captions([item.prompt for item in items]))
+        with torch.inference_mode():
+            rewards: np.ndarray = self.network(x, ids, mask)[:, None].cpu().numpy()
+        return rewards
+
+
+def square(picture: np.ndarray, side: int) -> np.ndarray:
+    """Picture (H, W, 3) uint8 -> (side, side, 3) uint8: the shorter side becomes `side`, PIL's bicubic, and the centre
+    is cut out, with the roundings of torchvision's Resize and CenterCrop, which the package uses."""
+    height, width = picture.shape[:2]
+    short = min(height, width)
+    height, width = int(side * height / short), int(side * width / short)
+    resized = np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BICUBIC))
+    top, left = round((height - side) / 2), round((width - side) / 2)
+    return np.array(resized[top : top + side, left : left + side])
+
+
+class Measure(Metric):
+    """The mean reward. No options."""
+
+    columns = ("image_reward",)
+    reads_prompt = True
+
+    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
+        if options:
+            raise UsageError(f"ImageReward has no options: leave out {', '.join(options)}")
+        super().__init__(place, options)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return "image_reward", "image_reward/text"
+
+    @property
+    def files(self) -> tuple[Path, Path]:
+        """The weights and the vocabulary. Raises Unavailable."""
+        network, text = self.parts
+        return (
+            weights.find(self.place, "image_reward", network, FILE),
+            weights.find(self.place, "image_reward", text, VOCABULARY),
+        )
+
+    @property
+    def judged_by(self) -> str:
+        return f"image-reward@{self.digests}, 224 bicubic"
+
+    @property
+    def digests(self) -> str:
+        network, vocabulary = map(registry.digest, self.files)
+        return f"{network}, vocabulary {vocabulary}"
+
+    def judge(self) -> Judge:
+        from specbench.metrics import blip
+
+        network, vocabulary = self.files
+        return Reward(blip.load(network, self.place.device), blip.Captions(vocabulary), self.place.device)
+
+    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
+        from specbench.metrics import blip
+
+        mean, stderr = mean_and_stderr(self.each(outputs))
+        cut = blip.Captions(self.files[1]).too_long([item.prompt for item in items])
+        note = f"{cut} of {len(items)} captions have more than {blip.TOKENS} tokens and lose their end" if cut else ""
+        return (Score(mean, stderr, self.judged_by, note),)
+
+    def each(self, outputs: np.ndarray) -> np.ndarray:
+        values: np.ndarray = outputs[:, 0].astype(np.float64)
+        return values

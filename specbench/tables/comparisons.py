@@ -9,8 +9,24 @@ from specbench.tables.definitions import ACCEPTED_LENGTH, QUALITY, Column, Curve
 
 _STEPS = (
     ACCEPTED_LENGTH,
-    Column("acceptance_rate", "Acceptance rate", "up", 3, measured_as="accepted over verified draft tokens"),
-    Column("perplexity", "Perplexity", "down", 2, measured_as="of the emitted tokens under the guided target"),
+    Column(
+        "acceptance_rate",
+        "Acceptance rate",
+        "up",
+        3,
+        spread="acceptance_rate_stderr",
+        spread_is="standard error",
+        measured_as="accepted over verified draft tokens",
+    ),
+    Column(
+        "perplexity",
+        "Perplexity",
+        "down",
+        2,
+        spread="perplexity_stderr",
+        spread_is="standard error",
+        measured_as="of the emitted tokens under the guided target",
+    ),
 )
 _PROTOCOL = ("batch=50", "seed=0", "baseline=false")
 

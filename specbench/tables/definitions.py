@@ -19,7 +19,7 @@ class Column:
     label: str
     better: str  # "up" or "down"
     decimals: int  # shown at least; small values get three significant digits
-    spread: str | None = None  # the column with the spread of `key`
+    spread: str | None = None  # the column with the spread of `key`; rows of older versions may lack it
     spread_is: str = ""  # what that spread is, for the note
     backend: str | None = None  # the column that names what computed the value
     measured_as: str = ""  # what our number in this column is, where no backend says it
@@ -147,6 +147,8 @@ _SPEED = (
         "Speed-up (×)",
         "up",
         2,
+        spread="speedup_latency_stderr",
+        spread_is="standard error",
         measured_as="mean latency of vanilla decoding of the same prompts, timed in the same run, over this one's",
         published_as="mean latency of the Target Model line over this one's",
     ),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specbench.records import stderr_of
 from specbench.tables.definitions import Column, Table
 
 if TYPE_CHECKING:
@@ -78,19 +79,22 @@ def tradeoff(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: s
 
 def _band(axis: Axes, row: Row, column: Column) -> None:
     """The baseline as a line, its 95 % interval as a band."""
-    value, spread = float(row[column.key]), _number(row, column.spread)
+    value, spread = float(row[column.key]), _stderr(row, column)
     axis.axhline(value, color="0.45", lw=1, ls="--", label="vanilla")
     axis.axhspan(value - _NORMAL95 * spread, value + _NORMAL95 * spread, color="0.85", zorder=0)
 
 
 def _point(row: Row | None, x: Column, y: Column) -> tuple[float, float, float, float] | None:
-    """(x, y, half-width of x, half-width of y); None where the row does not have both. x is a mean over pictures whose
-    spread is a standard deviation, the spread of y is a standard error."""
+    """(x, y, half-width of x, half-width of y); None where the row does not have both."""
     if row is None or not row.get(x.key) or not row.get(y.key):
         return None
-    half = _NORMAL95 * _number(row, x.spread) / math.sqrt(float(row["n"]))
-    return float(row[x.key]), float(row[y.key]), half, _NORMAL95 * _number(row, y.spread)
+    return float(row[x.key]), float(row[y.key]), _NORMAL95 * _stderr(row, x), _NORMAL95 * _stderr(row, y)
 
 
-def _number(row: Row, key: str | None) -> float:
-    return float(row.get(key or "") or 0.0)
+def _stderr(row: Row, column: Column) -> float:
+    """The standard error of a column; rows of older versions have the standard deviation over their pictures, or
+    neither, which counts as 0."""
+    if text := row.get(stderr_of(column.key)):
+        return float(text)
+    std = row.get(f"{column.key.removesuffix('_mean')}_std") or 0.0
+    return float(std) / math.sqrt(float(row["n"]))

@@ -18,8 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from specbench import home, metrics, pictures
 from specbench.data import Item, scenes
-from specbench.metrics.fid import REFERENCE, FrechetDistance, Reference
+from specbench.metrics import scenes_reference
+from specbench.metrics.scenes_reference import Reference
 from specbench.models import evaluators as ev
 from specbench.registry import ASSETS
 from specbench.training.trainer import Recipe, fit
@@ -342,12 +344,14 @@ def train_all(
     figures["classifier_accuracy"] = evaluate_classifier(classifier, held.images, held.labels)["mean"]
 
     name = ev.backend(paths[ev.CLASSIFIER])
-    reference = Reference.load(assets / REFERENCE) if (assets / REFERENCE).exists() else None
+    path = assets / scenes_reference.FILE
+    reference = Reference.load(path) if path.exists() else None
     if reference is None or reference.backend != name or reference.count != len(held.images):
         reference = Reference.of(classifier, held.images, name)
-        reference.save(assets / REFERENCE)
+        reference.save(path)
     real = [Item(i, caption, None) for i, caption in enumerate(train.captions[: len(held.images)])]
-    score = FrechetDistance(assets, str(device)).score(train.images[: len(real)], real)
+    place = metrics.Place(assets, home.metrics_folder(), device=str(device))
+    score = metrics.score(["scenes_fid"], pictures.Array(train.images[: len(real)]), real, place)["fid"]
     figures["fid_of_real"] = float("nan") if score.value is None else score.value
 
     if not paths[ev.READER].exists():

@@ -1,0 +1,62 @@
+"""`specbench compare A B`: two runs, image by image, over the prompts that both decoded."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import NoReturn
+
+from specbench import records
+from specbench.compare import telling
+from specbench.compare.comparison import compare
+from specbench.compare.passes import read
+from specbench.errors import UsageError
+
+_HELP = """\
+usage: specbench compare A B [out=FILE.csv]
+
+Compares two runs over the prompts that both decoded, image by image: what B has more or less than A, its 95 % interval,
+the paired t-test (Cool-SD, C.4), the Wilcoxon signed-rank test, Holm's adjustment for several tests, Cohen's d_z, and a
+sentence for each figure. A pair has the same index, prompt and id; an image without a partner is left out and named.
+Scores that metrics gave each picture are compared where both runs keep them, by the same judge; a Fréchet distance by
+the influence of each pair on it.
+
+  specbench compare runs/eagle runs/cool_sd
+  specbench compare runs/cool_sd/baseline runs/cool_sd      # with the vanilla images of the same run
+  specbench compare first second out=compared.csv
+
+  A, B             the folder of a run; with /baseline behind it, the vanilla images that it decoded for its speed-up
+  out=             a .csv file for the figures
+
+columns of out=:
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see specbench compare --help)")
+
+
+def main(words: Sequence[str]) -> int:
+    """`specbench compare A B [out=FILE.csv]`. Returns the exit status.
+
+    Raises UsageError for bad words, folders that are no runs, damaged records and too few pairs.
+    """
+    parser = _Parser(prog="specbench compare", add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("words", nargs="*")
+    asked = parser.parse_intermixed_args(list(words))
+    if asked.help:
+        print(_HELP + "\n".join(f"  {k:<16} " + v.replace("\n", "\n" + " " * 19) for k, v in telling.COLUMNS.items()))
+        return 0
+    outs = [word.removeprefix("out=") for word in asked.words if word.startswith("out=")]
+    runs = [word for word in asked.words if not word.startswith("out=")]  # a folder may be called delta=1.1
+    if len(runs) != 2 or len(outs) > 1 or "" in outs:
+        raise UsageError("compare takes two runs and at most one out=FILE.csv (see specbench compare --help)")
+    out = records.writable(outs[0]) if outs else None
+    found = compare(read(runs[0]), read(runs[1]))
+    print(telling.report(found))
+    if out is not None:
+        records.write_atomically(out, telling.to_csv(found).encode())
+        print(f"wrote {out}")
+    return 0

@@ -1,0 +1,295 @@
+"""Two passes, image by image: the pairs, and what every figure of an image and every metric's score says of them.
+
+A pair is the image of one prompt in A and in B. A Fréchet distance, which no single image has, is compared by the
+influence of each pair on the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from specbench import data, home, statistics
+from specbench.compare import passes
+from specbench.compare.paired import Paired, by_influence, holm, paired
+from specbench.compare.passes import Pass, plain
+from specbench.errors import UsageError
+from specbench.records import Record
+
+if TYPE_CHECKING:
+    from specbench import metrics
+    from specbench.metrics.base import Metric
+    from specbench.metrics.outputs import Shelf
+
+FEWEST = 3  # pairs; two would leave one degree of freedom
+FEW = 20  # pairs, below which the t-test leans on differences that are nearly normal
+
+Pairs = Sequence[tuple[Record, Record]]
+
+
+class Figure(NamedTuple):
+    """A figure of an image, and how to say that B has {d} more of it than A, or less. The holes {a}, {b} and {d} stand
+    in the sentence as they are filled; a name may hold braces of its own."""
+
+    name: str
+    of: Callable[[Record], float | None]
+    more: str
+    less: str
+
+
+FIGURES = (
+    Figure(
+        "accepted_length",
+        lambda r: r.accepted_length,
+        "{b} accepts {d} more tokens a step than {a}",
+        "{b} accepts {d} fewer tokens a step than {a}",
+    ),
+    Figure(
+        "steps",
+        lambda r: r.steps,
+        "{b} takes {d} more steps an image than {a}",
+        "{b} takes {d} fewer steps an image than {a}",
+    ),
+    Figure(
+        "acceptance_rate",
+        lambda r: r.accepted / r.drafted if r.drafted else None,
+        "the acceptance rate of {b} is {d} higher than that of {a}",
+        "the acceptance rate of {b} is {d} lower than that of {a}",
+    ),
+    Figure(
+        "latency_s",
+        lambda r: r.latency_s,
+        "{b} needs {d} s more for an image than {a}",
+        "{b} needs {d} s less for an image than {a}",
+    ),
+    Figure(
+        "decode_s",
+        lambda r: r.decode_s,
+        "in batches {b} needs {d} s more for an image than {a}",
+        "in batches {b} needs {d} s less for an image than {a}",
+    ),
+    Figure(
+        "log_prob_mean",
+        lambda r: r.log_prob_mean,
+        "the mean log-probability of a token is {d} higher with {b} than with {a}",
+        "the mean log-probability of a token is {d} lower with {b} than with {a}",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the pairs say of a figure; `judge`: whose scores it is of; `units`: what is paired. p_holm, wilcoxon_holm:
+    adjusted over all figures that were tested."""
+
+    figure: Figure
+    judge: str
+    paired: Paired
+    units: str = "images"
+    p_holm: float | None = None
+    wilcoxon_holm: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """names: what A and B are called; remarks: what a reader must know first; untested: what was left out, and why."""
+
+    a: Pass
+    b: Pass
+    names: tuple[str, str]
+    pairs: int
+    remarks: tuple[str, ...]
+    results: tuple[Result, ...]
+    untested: tuple[str, ...]
+
+    @property
+    def tests(self) -> int:
+        """Figures that were tested."""
+        return sum(r.paired.test is not None for r in self.results)
+
+
+def compare(a: Pass, b: Pass) -> Comparison:
+    """Compares two passes over the prompts that both have. The order of their records does not matter.
+
+    Raises UsageError for fewer than `FEWEST` pairs.
+    """
+    names = passes.names(a, b)
+    pairs, alone = pair(a, b)
+    remarks = [*alone, *passes.apart(a, b, pairs)]
+    if same := sum(x.sha256 == y.sha256 for x, y in pairs):
+        remarks.append(f"In {same} of {len(pairs)} pairs both pictures are the same, pixel for pixel.")
+    if len(pairs) < FEW:
+        remarks.append(f"Over {len(pairs)} pairs a t-test holds only for nearly normal differences.")
+    results, untested = _figures(pairs, names)
+    scored, unscored = _scores(a, b, pairs)
+    adjusted = _adjusted([*results, *scored])
+    return Comparison(a, b, names, len(pairs), tuple(remarks), adjusted, (*untested, *unscored))
+
+
+def pair(a: Pass, b: Pass) -> tuple[list[tuple[Record, Record]], list[str]]:
+    """The pairs, in the order of their index, and sentences that name the images without a partner."""
+    shared = sorted(a.records.keys() & b.records.keys())
+    same = [i for i in shared if _same_prompt(a.records[i], b.records[i])]
+    others = sorted(set(shared) - set(same))
+    alone = [
+        f"Left out, for want of a partner: {len(left)} of {side} (index {_listed(left)})."
+        for side, left in (("A", sorted(a.records.keys() - b.records)), ("B", sorted(b.records.keys() - a.records)))
+        if left
+    ]
+    if others:
+        alone.append(f"Left out, for different prompts in A and B: {len(others)} (index {_listed(others)}).")
+    if len(same) < FEWEST:
+        why = f", and {len(others)} more with different prompts" if others else ""
+        raise UsageError(
+            f"{a.word} ({len(a.records)} images) and {b.word} ({len(b.records)}) share {len(same)} prompts{why}:"
+            f" {FEWEST} pairs of the same index, prompt and id are needed, so give runs of the same data and split"
+        )
+    return [(a.records[i], b.records[i]) for i in same], alone
+
+
+def _same_prompt(x: Record, y: Record) -> bool:
+    return x.prompt == y.prompt and (x.id == y.id or None in (x.id, y.id))  # older records have no id
+
+
+def _listed(indices: Sequence[int]) -> str:
+    shown = ", ".join(map(str, indices[:5]))
+    return f"{shown}, ..., {indices[-1]}" if len(indices) > 5 else shown
+
+
+def _adjusted(results: Sequence[Result]) -> tuple[Result, ...]:
+    """The results with Holm's adjustment, of either test over the figures that have one."""
+    found: list[dict[int, float]] = []
+    for which in ("p", "wilcoxon"):
+        p = {i: getattr(r.paired.test, which, None) for i, r in enumerate(results)}
+        tested = {i: value for i, value in p.items() if value is not None}
+        found.append(dict(zip(tested, holm(list(tested.values())))))
+    return tuple(replace(r, p_holm=found[0].get(i), wilcoxon_holm=found[1].get(i)) for i, r in enumerate(results))
+
+
+# --- figures of the records -------------------------------------------------------------------------------------------
+
+
+def _figures(pairs: Pairs, names: tuple[str, str]) -> tuple[list[Result], list[str]]:
+    """What the records say of each image; and which figures they do not have."""
+    results, untested = [], []
+    alone = all(r.latency_s is not None for two in pairs for r in two)
+    for figure in FIGURES:
+        if figure.name == ("decode_s" if alone else "latency_s"):
+            continue  # the share of a batch of one is its latency; an image of a larger batch has none
+        both = [(x, y) for x, y in pairs if figure.of(x) is not None and figure.of(y) is not None]
+        values = np.array([[figure.of(r) for r in two] for two in both], dtype=np.float64).reshape(-1, 2)
+        units = "images"
+        if figure.name == "decode_s":
+            values, units = _by_batch(both, values), "batches"
+        if len(values) < FEWEST:
+            lacking = [name for side, name in enumerate(names) if all(figure.of(two[side]) is None for two in pairs)]
+            why = f"{' and '.join(lacking)} without one" if lacking else f"only {len(values)} pairs of {units}"
+            untested.append(f"{figure.name}: {why}")
+        else:
+            results.append(Result(figure, "", paired(*values.T), units))
+    return results, untested
+
+
+def _by_batch(pairs: Pairs, values: np.ndarray) -> np.ndarray:
+    """The mean values (G, 2) of images (N, 2) that share a batch in A or in B, and so are not independent."""
+    _, of = np.unique(statistics.together(*zip(*pairs)), return_inverse=True)
+    return np.stack([np.bincount(of, column) / np.bincount(of) for column in values.T], axis=1)
+
+
+# --- scores of metrics ------------------------------------------------------------------------------------------------
+
+
+def _scores(a: Pass, b: Pass, pairs: Pairs) -> tuple[list[Result], list[str]]:
+    """What metrics say of the pictures, as far as both runs keep what the same judge said of them."""
+    from specbench import metrics
+
+    kept = metrics.Outputs(a.folder), metrics.Outputs(b.folder)
+    judges = kept[0].judges, kept[1].judges
+    results, untested = [], []
+    for name in sorted(judges[0].keys() | judges[1].keys()):
+        try:
+            if name not in metrics.available():
+                raise UsageError("this version has no such metric")
+            if lacking := [side for side, mine in zip("AB", judges) if name not in mine]:
+                raise UsageError(f"{lacking[0]} was not scored by it; score both with specbench evaluate")
+            judge = judges[0][name]
+            if judge != judges[1][name]:
+                raise UsageError(f"judged by {plain(judge)} in A and by {plain(judges[1][name])} in B")
+            found = _score(name, judge, (a, b), (kept[0].shelf(judge), kept[1].shelf(judge)), pairs)
+        except UsageError as e:
+            untested.append(f"{plain(name)}: {e}")
+        except (ArithmeticError, LookupError, RuntimeError, ValueError):  # of another width, or not finite
+            untested.append(f"{name}: what is kept of it is damaged; remove the folders scores/ and score anew")
+        else:
+            figure = f"{name} is {{d}} %s with {{b}} than with {{a}}"
+            results.append(Result(Figure(name, lambda r: None, figure % "higher", figure % "lower"), judge, found))
+    return results, untested
+
+
+def _score(name: str, judge: str, of: tuple[Pass, Pass], shelves: tuple[Shelf, Shelf], pairs: Pairs) -> Paired:
+    """One metric over the pairs of which both pictures were judged. UsageError with the reason where it cannot be
+    compared."""
+    from specbench import metrics
+    from specbench.metrics.outputs import key
+
+    both = metrics.metric(name, _place(of[0])), metrics.metric(name, _place(of[1]))
+    keys = [[key(r.sha256, r.prompt if both[0].reads_prompt else None) for r in two] for two in pairs]
+    judged = [i for i, two in enumerate(keys) if two[0] in shelves[0] and two[1] in shelves[1]]
+    if len(judged) < FEWEST:
+        raise UsageError(f"both pictures of only {len(judged)} pairs were judged; score both with specbench evaluate")
+    outputs = [shelf.rows([keys[i][side] for i in judged]) for side, shelf in enumerate(shelves)]
+    x, y = (one.each(said) for one, said in zip(both, outputs))
+    if x is not None and y is not None:
+        return paired(_finite(x), _finite(y))
+    try:
+        if any(one.judged_by != judge for one in both) or both[0].basis() != both[1].basis():
+            raise UsageError("A and B do not have the weights, or the real pictures, that are here in common")
+        items = [_items(one, [pairs[i][side] for i in judged]) for side, one in enumerate(of)]
+        (value_a, moved_a), (value_b, moved_b) = map(_moved, both, outputs, items)
+    except metrics.Unavailable as e:
+        raise UsageError(str(e)) from None
+    return by_influence(value_a, value_b, _finite(moved_a), _finite(moved_b))
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    if not np.isfinite(values).all():
+        raise ValueError("not finite")
+    return values
+
+
+def _moved(metric: Metric, outputs: np.ndarray, items: Sequence[data.Item]) -> tuple[float, np.ndarray]:
+    """The value of a metric of all pictures together, and the influence of each. UsageError where it has none."""
+    moved, value = metric.influences(outputs, items), metric.score(outputs, items)[0].value
+    if moved is None or value is None:
+        raise UsageError(
+            f"a figure of all pictures together, and {len(items)} pairs do not tell how sure a difference is"
+        )
+    return value, moved
+
+
+def _place(one: Pass) -> metrics.Place:
+    """Where a run's metrics find their weights and real pictures: what its configuration says."""
+    from specbench import metrics
+
+    folder, reference = one.cfg.get("metrics_dir"), one.cfg.get("reference")
+    return metrics.Place(
+        metrics.ASSETS,
+        Path(str(folder)).expanduser() if folder else home.metrics_folder(),
+        Path(str(reference)).expanduser() if reference else None,
+        str(one.cfg.get("data", "")),
+    )
+
+
+def _items(one: Pass, mine: Sequence[Record]) -> list[data.Item]:
+    """The prompts of these records; with their labels, where the data set is one that the code makes."""
+    if one.cfg.get("data") not in data.DRAWN:
+        return [data.Item(r.index, r.prompt, None, r.id or str(r.index)) for r in mine]
+    made = data.load({**one.cfg, "n": max(r.index for r in mine) + 1})
+    items = [made[r.index] for r in mine]
+    if any(item.prompt != r.prompt for item, r in zip(items, mine)):
+        raise UsageError(f"its prompts are not those that data={one.cfg['data']} has now")
+    return items

@@ -1,0 +1,95 @@
+"""Two samples that are paired, value by value: the difference, how sure it is, and how large.
+
+The t-test is the one of Cool-SD, Appendix C.4; the Wilcoxon signed-rank test beside it asks nothing of the differences'
+law but symmetry. scipy computes both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+LEVEL = 0.95  # of intervals; 1 - LEVEL is the level of the tests
+#: Cohen's words (1988, section 2.2): an effect from this size on is called so.
+SIZES = ((0.8, "large"), (0.5, "medium"), (0.2, "small"), (0.0, "negligible"))
+_ROUNDING = 12  # decimal digits to which values are meant
+
+
+@dataclass(frozen=True)
+class Test:
+    """low, high: interval of the mean difference; statistic, df: of the t-test (df None: it is standard normal); p: its
+    two-sided p-value; wilcoxon: that of the signed-rank test; d_z: Cohen's, the mean difference over the differences'
+    standard deviation. The last two are None where there are no values a pair."""
+
+    low: float
+    high: float
+    statistic: float
+    df: int | None
+    p: float
+    wilcoxon: float | None = None
+    d_z: float | None = None
+
+
+@dataclass(frozen=True)
+class Paired:
+    """What n pairs (a, b) say of b - a. `test` None: all differences are equal, so that nothing is left to chance."""
+
+    n: int
+    mean_a: float
+    mean_b: float
+    difference: float
+    test: Test | None
+
+
+def paired(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> Paired:
+    """Compares finite values a and b, (n,) each, n >= 2, paired by position."""
+    x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    n, means, scale = len(x), (float(x.mean()), float(y.mean())), float(max(np.abs(x).max(), np.abs(y).max()))
+    # Two differences that are equal but for rounding are equal, which matters to ranks.
+    ranked = np.round((y - x) / scale, _ROUNDING) if scale else np.zeros(n)
+    if np.ptp(ranked) == 0:
+        return Paired(n, *means, float(ranked[0] * scale), None)
+    from scipy import stats
+
+    differences, found = y - x, stats.ttest_rel(y, x)
+    low, high = found.confidence_interval(LEVEL)
+    mean, std = float(differences.mean()), float(differences.std(ddof=1))
+    wilcoxon = float(stats.wilcoxon(ranked).pvalue)
+    test = Test(float(low), float(high), float(found.statistic), n - 1, float(found.pvalue), wilcoxon, mean / std)
+    return Paired(n, *means, mean, test)
+
+
+def by_influence(value_a: float, value_b: float, a: np.ndarray, b: np.ndarray) -> Paired:
+    """Compares two figures of whole sets by the influences a and b, (n,) each of mean zero, of their n paired members:
+    one of them moves its figure, to first order, by 1 / n of its influence.
+
+    The difference's standard error is then sqrt(sum (b - a)^2) / n, and its law nearly normal.
+    """
+    n, difference = len(a), value_b - value_a
+    error = math.sqrt(float(np.square(b - a).sum())) / n
+    if error <= 10.0**-_ROUNDING * max(abs(value_a), abs(value_b)):
+        return Paired(n, value_a, value_b, difference, None)
+    from scipy import stats
+
+    half, z = error * float(stats.norm.ppf((1 + LEVEL) / 2)), difference / error
+    p = 2 * float(stats.norm.sf(abs(z)))
+    return Paired(n, value_a, value_b, difference, Test(difference - half, difference + half, z, None, p))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values (1979), in the order given: the probability that any of the true hypotheses among these
+    has one of at most x is at most x, however the tests depend on each other."""
+    adjusted = [0.0] * len(p)
+    largest = 0.0
+    for rank, i in enumerate(sorted(range(len(p)), key=p.__getitem__)):
+        largest = max(largest, min(1.0, (len(p) - rank) * p[i]))
+        adjusted[i] = largest
+    return adjusted
+
+
+def size(d_z: float) -> str:
+    """Cohen's word for an effect size: "negligible", "small", "medium" or "large"."""
+    return next(word for least, word in SIZES if abs(d_z) >= least)

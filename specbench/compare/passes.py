@@ -1,0 +1,209 @@
+"""What is compared: the records of a run's pass over its prompts, and what the run says of itself. Files that nobody
+vouches for: whatever is wrong with them is a UsageError."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from specbench import parameters, records
+from specbench.errors import UsageError
+from specbench.records import Record
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of a run over its prompts: the method's, or vanilla's beside it. `word` is how the user named it."""
+
+    word: str
+    folder: Path
+    baseline: bool
+    cfg: Mapping[str, Any]
+    run_id: str
+    sessions: Mapping[str, Mapping[str, Any]]
+    records: Mapping[int, Record] = field(repr=False)
+
+    @property
+    def method(self) -> str:
+        return "vanilla" if self.baseline else plain(self.cfg["method"])
+
+    @property
+    def place(self) -> str:
+        """The folder, and /baseline behind it for the vanilla images."""
+        return plain(self.folder / "baseline" if self.baseline else self.folder)
+
+
+def plain(value: Any) -> str:
+    """Text of a file, safe to print: a control character would reach the terminal."""
+    return "".join(c if c.isprintable() else "?" for c in str(value))
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read(word: str) -> Pass:
+    """The pass that a word names: a run's folder, DIR/baseline, or one of their .jsonl files.
+
+    Raises UsageError where there is none, or where it is damaged.
+    """
+    path = Path(word).expanduser()
+    places = {path / "records.jsonl": True, path.parent / "baseline.jsonl": path.name == "baseline"}
+    places |= {path: path.name in ("records.jsonl", "baseline.jsonl")}
+    journal = next((p for p, meant in places.items() if meant and p.is_file()), None)
+    if journal is None:
+        raise UsageError(_no_run(path))
+    cfg, (run_id, sessions) = _config(journal.with_name("config.yaml")), _memory(journal.with_name("run.json"))
+    baseline = journal.name == "baseline.jsonl"
+    return Pass(word, journal.parent, baseline, cfg, run_id, sessions, _records(journal))
+
+
+def _no_run(path: Path) -> str:
+    """Why there is no pass in a folder, and what to do."""
+    if path.name == "baseline" and (path.parent / "records.jsonl").is_file():
+        return f"the run in {path.parent} decoded no baseline; run it again with baseline=true"
+    if not path.exists():
+        return f"there is no {path}; name the folder of a run"
+    inside = sorted(path.glob("*/records.jsonl"))
+    if inside:
+        return f"{path} is no run but holds {len(inside)} of them; name one, such as {inside[0].parent}"
+    return f"{path} has no records of a run (records.jsonl); name the folder of a run that decoded something"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        why = getattr(e, "strerror", None) or "no UTF-8 text"
+        raise UsageError(f"cannot read {path} ({why}); compare whole folders of runs") from None
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """The configuration of a run; its method, drafter and rule are words."""
+    text = _text(path)
+    found: Any = None
+    try:
+        # A run's file has no aliases; with them a short one can unfold to any size.
+        if not any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            found = OmegaConf.to_container(OmegaConf.create(text))
+    except Exception:  # whatever a hostile file makes YAML and OmegaConf raise
+        found = None
+    if isinstance(found, dict) and all(isinstance(found.get(name), str) for name in ("method", "drafter", "rule")):
+        return {str(name): value for name, value in found.items()}
+    raise UsageError(f"{path} is no configuration of a run; compare folders as specbench run left them")
+
+
+def _memory(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
+    """run.json: the run's name and its processes."""
+    try:
+        found = json.loads(_text(path))
+        run_id, sessions = found["run_id"], found["sessions"]
+        if isinstance(run_id, str) and all(isinstance(session, dict) for session in sessions.values()):
+            return plain(run_id), sessions
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        pass
+    raise UsageError(f"{path} is not what specbench run wrote; compare folders as it left them")
+
+
+def _records(path: Path) -> dict[int, Record]:
+    """The records of a pass by index. Raises UsageError for one that is damaged, and for two of one index."""
+    try:
+        read = records.read_records(path)
+    except OSError as e:
+        raise UsageError(f"cannot read {path} ({e.strerror}); name another folder") from None
+    except (TypeError, RecursionError):  # what cannot be sorted, or is nested without end
+        raise UsageError(f"{path} holds a line that is not a record; remove it") from None
+    found: dict[int, Record] = {}
+    for record in read:
+        if wrong := _wrong(record):
+            raise UsageError(f"{path}: the record of index {plain(record.index):.20} {wrong}; remove its line")
+        if found.setdefault(record.index, record) != record:
+            raise UsageError(f"{path} holds two records of index {record.index}; remove one of the lines")
+    return found
+
+
+_WHOLE = ("index", "seed", "tokens", "steps", "drafted", "accepted", "batch")
+_NUMBERS = ("accepted_length", "decode_s", "text_s", "pixels_s")
+_OPTIONAL = ("latency_s", "log_prob_mean")
+_TEXTS = ("prompt", "sha256", "session")
+_LARGEST = 1e100  # its square is still a number
+
+
+def _wrong(r: Record) -> str:
+    """What is wrong with what a comparison needs of a record; empty where nothing is."""
+    for name in (*_WHOLE, *_NUMBERS, *_OPTIONAL):
+        value = getattr(r, name)
+        if value is None and name in _OPTIONAL:
+            continue
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not (whole or (isinstance(value, float) and name not in _WHOLE)) or not abs(value) < _LARGEST:
+            return f"has no {'whole ' if name in _WHOLE else ''}number as {name} ({plain(value):.40})"
+        least = 1 if name in ("tokens", "steps", "batch") else 0
+        if name != "log_prob_mean" and value < least:
+            return f"has {name} {value}"
+    if wrong := [name for name in _TEXTS if not isinstance(getattr(r, name), str)]:
+        return f"has no text as {wrong[0]}"
+    if r.id is not None and not isinstance(r.id, str):
+        return "has no text as id"
+    return f"accepted {r.accepted} of {r.drafted} drafts" if r.accepted > r.drafted else ""
+
+
+# --- what tells two apart ---------------------------------------------------------------------------------------------
+
+#: What a timing depends on beside the method: parameters of a run, and facts of its processes.
+_OF_TIMINGS = ("device", "device_name", "dtype", "engine", "batch", "warmup", "torch", "driver", "threads")
+_FACTS = ("weights", "commit", "device", "device_name", "torch", "driver", "threads")
+_LONGEST = 40  # characters of a value
+
+
+def names(a: Pass, b: Pass) -> tuple[str, str]:
+    """What to call two passes: their methods, with what tells them apart where that is not enough."""
+    told = [a.method, b.method]
+    if told[0] == told[1] and not (a.baseline or b.baseline):
+        apart = [k for k in sorted(parameters.of_methods()) if a.cfg.get(k) != b.cfg.get(k)]
+        for i, one in enumerate((a, b)):
+            told[i] = " ".join([told[i], *(plain(f"{k}={one.cfg.get(k)}")[:_LONGEST] for k in apart)])
+    if told[0] == told[1]:
+        places = ["/".join(Path(one.place).parts[-2 - one.baseline :]) for one in (a, b)]
+        told = [f"{name} ({place})" for name, place in zip(told, places if places[0] != places[1] else "AB")]
+    return told[0], told[1]
+
+
+def apart(a: Pass, b: Pass, pairs: Sequence[tuple[Record, Record]]) -> list[str]:
+    """A sentence on what differs beside the method over these pairs, and what follows; none where nothing does."""
+    mine, theirs = (_facts(one, [two[side] for two in pairs]) for side, one in enumerate((a, b)))
+    unlike = [name for name in mine if name in theirs and mine[name] != theirs[name]]
+    if not unlike:
+        return []
+    said = f"A and B differ in more than the method: {_each(unlike, mine, theirs)}."
+    if any(name in _OF_TIMINGS for name in unlike):
+        said += " Their timings do not compare the methods alone."
+    if "seed" in unlike:
+        said += " Pairs share the prompt, not the random numbers."
+    return [said]
+
+
+def _each(names: Sequence[str], mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {mine[name][:_LONGEST]} / {theirs[name][:_LONGEST]}" for name in names)
+
+
+def _facts(one: Pass, mine: Sequence[Record]) -> dict[str, str]:
+    """What fixes the images and timings of a pass beside its method: name -> value, printable."""
+    from specbench.run import MAY_CHANGE
+
+    other = {*parameters.of_methods(), *MAY_CHANGE, "method", "drafter", "rule", "weights", "prompts", "seed"}
+    told: dict[str, Any] = {name: value for name, value in one.cfg.items() if name not in other}
+    sessions = [one.sessions[name] for name in sorted({r.session for r in mine}) if name in one.sessions]
+    for name in _FACTS:
+        values = {str(session[name]) for session in sessions if session.get(name) not in (None, "")}
+        if name == "weights":  # the target's, see registry.weights_label
+            values = {value.partition("+")[0] for value in values}
+        if values:
+            told[name] = " and ".join(sorted(value[:8] if name == "commit" else value for value in values))
+    told["seed"] = " and ".join(map(str, sorted({r.seed for r in mine})))
+    return {name: plain(value) for name, value in told.items()}

@@ -1,0 +1,191 @@
+"""A comparison as sentences, as a table on the screen and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+import textwrap
+from collections.abc import Sequence
+
+from specbench.compare.comparison import Comparison, Result
+from specbench.compare.paired import LEVEL, size
+from specbench.compare.passes import plain
+
+WIDTH = 120  # columns of the screen
+_LONGEST = 9  # characters of a number
+_INTERVAL = f"{LEVEL * 100:g} % interval"
+
+#: The columns of a CSV, with their meanings.
+COLUMNS = {
+    "figure": "what is compared: accepted_length, steps, acceptance_rate, latency_s (of images decoded alone),\n"
+    "decode_s (its share of its batch), log_prob_mean, or a metric of which both runs keep the scores",
+    "judge": "what judged the pictures; empty where it is no metric",
+    "a": "what A is called in the sentences",
+    "b": "what B is called",
+    "run_a": "run_id of A",
+    "run_b": "run_id of B",
+    "pairs": "pairs of images; of decode_s those of batches, whose images share their seconds",
+    "mean_a": "mean of A over the pairs; of a figure of all pictures together, such as fid, its value",
+    "mean_b": "the same of B",
+    "difference": "that of B - that of A",
+    "low": f"lower end of its {_INTERVAL}; empty, as all up to effect, where every pair differs by the same",
+    "high": "upper end",
+    "statistic": "t of the paired t-test",
+    "df": "its degrees of freedom; empty where the statistic is standard normal",
+    "p": "its two-sided p-value",
+    "p_holm": "the same after Holm's adjustment for the number of tests",
+    "p_wilcoxon": "two-sided p-value of the Wilcoxon signed-rank test",
+    "p_wilcoxon_holm": "the same after Holm's adjustment",
+    "d_z": "Cohen's d_z: mean difference / standard deviation of the differences",
+    "effect": "its size in words: negligible, small (from 0.2), medium (from 0.5), large (from 0.8)",
+    "tests": "figures that were tested",
+    "sentence": "all of it in words",
+}
+
+
+def sentence(result: Result, found: Comparison) -> str:
+    """A result in words."""
+    p, test, (a, b) = result.paired, result.paired.test, found.names
+    if test is None:
+        every = f"{p.n} {result.units}"
+        if p.difference:
+            return f"{_claim(result, found, 4)}, in each of the {every}: there is nothing to test."
+        return f"{result.figure.name} is identical in all {every}: there is nothing to test."
+    assert result.p_holm is not None
+    places, level = _places(test.low, test.high), 1 - LEVEL
+    how = f"paired t({test.df})" if test.df is not None else "z"
+    how += f" = {test.statistic:.{1 if abs(test.statistic) >= 10 else 2}f}, p {_p(test.p)}"
+    if test.d_z is not None:
+        how += f", d_z = {test.d_z:.2f}: a {size(test.d_z)} effect"
+    if test.p < level:
+        ends = (test.low, test.high) if p.difference > 0 else (-test.high, -test.low)
+        text = f"{_claim(result, found, places)} ({_INTERVAL} {_range(*ends, places)}, {how})"
+        if result.p_holm >= level:
+            text += f", but p {_p(result.p_holm)} after Holm's adjustment for {found.tests} tests"
+    else:
+        text = (
+            f"no difference in {result.figure.name} beyond noise: {b} - {a} = {_signed(p.difference, places)}"
+            f" ({_INTERVAL} {_range(test.low, test.high, places)}, {how})"
+        )
+    if result.wilcoxon_holm is not None and (result.wilcoxon_holm < level) != (result.p_holm < level):
+        text += f"; the Wilcoxon signed-rank test says otherwise (p {_p(result.wilcoxon_holm)} after Holm's adjustment)"
+    return text + "."
+
+
+def _claim(result: Result, found: Comparison, places: int) -> str:
+    words = result.figure.more if result.paired.difference > 0 else result.figure.less
+    holes = {"{a}": found.names[0], "{b}": found.names[1], "{d}": _number(abs(result.paired.difference), places)}
+    return re.sub(r"\{[abd]\}", lambda hole: holes[hole[0]], words)  # in one go: a name may hold braces
+
+
+def _places(low: float, high: float) -> int:
+    """Decimal places that show one or two significant digits of an interval's half-width."""
+    half = (high - low) / 2
+    return max(0, min(9, -math.floor(math.log10(half / 3)))) if half > 0 else 4
+
+
+def _number(value: float, places: int) -> str:
+    text = f"{value:.{places}f}"
+    text = text if float(text) else text.removeprefix("-")
+    return text if len(text) <= _LONGEST else f"{value:.4g}"
+
+
+def _signed(value: float, places: int) -> str:
+    text = _number(value, places) if value else "0"
+    return f"+{text}" if float(text) > 0 else text
+
+
+def _range(low: float, high: float, places: int) -> str:
+    return f"{_number(low, places)} to {_number(high, places)}"
+
+
+def _p(p: float) -> str:
+    return "< 1e-300" if p < 1e-300 else f"= {p:.1g}" if p < 1e-3 else f"= {p:.2g}"
+
+
+def report(found: Comparison) -> str:
+    """The comparison for people: lines of at most `WIDTH` columns, as far as no word is longer."""
+    lines = []
+    for side, name, one in zip("AB", found.names, (found.a, found.b)):
+        of = " ".join(plain(one.cfg[k]) for k in ("model", "data", "split") if one.cfg.get(k))
+        lines += _wrapped(f"{side}: {name}, {of}, {len(one.records)} images in {one.place}", "   ")
+    for remark in (f"{found.pairs} pairs of the same index, prompt and id.", *found.remarks):
+        lines += _wrapped(remark)
+    lines += ["", *_table(found.results), ""]
+    for result in found.results:
+        lines += _wrapped(f"- {sentence(result, found)}", "  ")
+    for left_out in found.untested:
+        lines += _wrapped(f"- not compared: {left_out}.", "  ")
+    tests = f"{found.tests} figures were tested" if found.tests != 1 else "One figure was tested"
+    said = (
+        f"{tests}; Holm: the p-value before it, adjusted for as many tests." if found.tests else "Nothing was tested."
+    )
+    return "\n".join([*lines, "", said])
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+
+
+def _table(results: Sequence[Result]) -> list[str]:
+    head = ["", "pairs", "mean A", "mean B", "B - A", _INTERVAL, "p (t)", "Holm", "p (Wilcoxon)", "Holm", "d_z"]
+    lines = [head, *map(_cells, results)]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    widths[0] = min(widths[0], max(8, WIDTH - sum(widths[1:]) - 2 * len(widths[1:])))
+    return [
+        "  ".join([cells[0][: widths[0]].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])]).rstrip()
+        for cells in lines
+    ]
+
+
+def _cells(result: Result) -> list[str]:
+    p, test = result.paired, result.paired.test
+    places = _places(test.low, test.high) if test else 4
+    means = [result.figure.name, str(p.n), _number(p.mean_a, places), _number(p.mean_b, places)]
+    means.append(_signed(p.difference, places))
+    if test is None:
+        return [*means, *["-"] * 6]
+    tests = [test.p, result.p_holm, test.wilcoxon, result.wilcoxon_holm]
+    shown = ["-" if one is None else _p(one).removeprefix("= ") for one in tests]
+    d_z = "-" if test.d_z is None else f"{test.d_z:.2f}"
+    return [*means, _range(test.low, test.high, places), *shown, d_z]
+
+
+def to_csv(found: Comparison) -> str:
+    """The comparison as CSV, with the columns of `COLUMNS`."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for result in found.results:
+        p, test = result.paired, result.paired.test
+        line = {
+            "figure": result.figure.name,
+            "judge": result.judge,
+            "a": found.names[0],
+            "b": found.names[1],
+            "run_a": found.a.run_id,
+            "run_b": found.b.run_id,
+            "pairs": p.n,
+            "mean_a": p.mean_a,
+            "mean_b": p.mean_b,
+            "difference": p.difference,
+            "tests": found.tests,
+            "sentence": sentence(result, found),
+        }
+        if test is not None:
+            line |= {
+                "low": test.low,
+                "high": test.high,
+                "statistic": test.statistic,
+                "df": test.df,
+                "p": test.p,
+                "p_holm": result.p_holm,
+                "p_wilcoxon": test.wilcoxon,
+                "p_wilcoxon_holm": result.wilcoxon_holm,
+                "d_z": test.d_z,
+                "effect": None if test.d_z is None else size(test.d_z),
+            }
+        writer.writerow(line)
+    return text.getvalue()

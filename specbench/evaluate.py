@@ -1,0 +1,361 @@
+"""`specbench evaluate DIR`: scores for pictures that are there already, whoever made them.
+
+DIR is a run's folder, whose records pair pictures and prompts and whose row gets its quality columns anew; or any
+folder of pictures, each named by the id of its prompt. Nothing is decoded. What a judge said of a picture is kept, in
+the run's folder or in `out=`, so that a scoring that was stopped or killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from omegaconf import OmegaConf
+
+from specbench import configuration, data, metrics, parameters, pictures, records, statistics
+from specbench._version import __version__
+from specbench.errors import UsageError
+from specbench.run import Run, judging_device, judging_place, quality
+
+#: What may stand behind DIR, for a folder of pictures and for a run.
+_JUDGING = ("metrics", "metrics_dir", "reference", "device", "batch")
+_WORDS = (*_JUDGING, "prompts", "data", "data_dir", "split", "caption", "seed", "n", "out", "partial")
+
+_HELP = """\
+usage: specbench evaluate DIR [name=value ...]
+
+Scores pictures that are there already. DIR is the folder of a run, or any folder of pictures (folders in it included).
+
+For the folder of a run, pictures and prompts are paired by its records, and its row.csv gets its quality columns anew.
+Any other folder needs prompts, unless no chosen metric reads them; a picture's file name without its ending is the id
+of its prompt (0007.png: 0007 or 7). Its row, the scores of each picture and what was judged so far stand in out=.
+
+  prompts=FILE        .txt, .tsv, .csv, .json or .jsonl with ids and prompts (see the README); or
+  data=NAME           a data set: scenes, coco2017, ... with data_dir=, split=, caption=; n= and seed= choose n of it
+  partial=true        score the pictures that are there, though other prompts have none
+  metrics=NAME|[..]   what to measure (specbench list metrics); for a run what it measured, for scenes scenes,
+                      for imagenet imagenet, else coco
+  metrics_dir=DIR     weights of the evaluators, where they are not where `specbench fetch` puts them
+  reference=FILE      statistics of real pictures, where they are not what `specbench reference` made for the data set
+  device=, batch=     where the networks run (auto), and how many pictures at a time (64)
+  out=DIR             a folder for the results (runs/evaluate/...); the same one again goes on where it stopped
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """`specbench evaluate DIR [name=value ...]`; returns the exit code."""
+    if {"-h", "--help"} & set(words):
+        print(_HELP, end="")
+        return 0
+    folder, given = _sorted_out(words)
+    evaluate = _run if (folder / "config.yaml").is_file() and (folder / "records.jsonl").is_file() else _pictures
+    print(evaluate(folder, given), flush=True)
+    return 0
+
+
+def _sorted_out(words: Sequence[str]) -> tuple[Path, dict[str, str]]:
+    """The folder, and the parameters as they were given."""
+    folders = []
+    given: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in _WORDS and equals:
+            if name in given:
+                raise UsageError(f"'{name}' is given twice; give it once")
+            given[name] = value
+        elif Path(word).expanduser().is_dir() or not equals:
+            folders.append(word)
+        else:
+            raise UsageError(
+                f"evaluate has no '{name}'; after the folder it takes {', '.join(f'{w}=' for w in _WORDS)}"
+            )
+    if len(folders) != 1:
+        raise UsageError("name one folder: specbench evaluate DIR [name=value ...] (see specbench evaluate --help)")
+    folder = Path(folders[0]).expanduser()
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}; name one with pictures, or the folder of a run")
+    return folder, given
+
+
+def _composed(given: Mapping[str, str], **more: str) -> dict[str, Any]:
+    """The checked parameters behind the user's words, `n` and the like at their usual values where not given."""
+    words = []
+    for name, value in {**more, **given}.items():
+        if parameters.TABLE[name].kind == "path" and not re.fullmatch(r"[\w./~+-]+|'.*'|\".*\"", value):
+            value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"  # in Hydra's grammar
+        words.append(f"{name}={value}")
+    return configuration.compose(words)
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def _run(folder: Path, given: Mapping[str, str]) -> str:
+    """Scores a run's images anew; returns the report."""
+    for name in given:
+        if name not in _JUDGING:
+            raise UsageError(f"{folder} holds a run, which has its prompts and its place: leave {name}= away")
+    checked = _composed(given)
+    try:
+        theirs = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    except Exception:
+        raise UsageError(
+            f"cannot read {folder / 'config.yaml'}; score the folder {folder / 'images'} instead"
+        ) from None
+    if not isinstance(theirs, dict):
+        raise UsageError(f"{folder / 'config.yaml'} is no configuration; score the folder {folder / 'images'} instead")
+    # Parameters that came after the run have their usual values.
+    usual = {k: v for k, v in parameters.content("", "config").items() if k not in ("defaults", "hydra")}
+    new = {name: checked[name] for name in given if name in ("metrics", "metrics_dir", "reference")}
+    known = {str(name): value for name, value in theirs.items()}
+    if "metrics_dir" not in known and isinstance(known.get("metrics"), list):  # of before the real metrics
+        known["metrics"] = [records.RENAMED.get(str(name), name) for name in known["metrics"]]
+    one = Run({**usual, **known, **new, "weights": "random", "out": None}, folder)
+    one.cfg["weights"] = known.get("weights")  # which need not be here
+    if "device" in given:
+        one.judging_device = checked["device"]
+    if "batch" in given:
+        one.judging_batch = checked["batch"]
+    with _told(folder):
+        row = one.rescore()
+    filled = [column for name in one.cfg["metrics"] for column in metrics.columns(name)]
+    return _table(f"{folder}: {row['n']} images of {row['model']}, method {row['method']}", filled, row, [one.row_path])
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Paired:
+    """Pictures and the items they were made for, by position; `remark` says what a reader must know of the pairing."""
+
+    paths: list[Path]
+    items: list[data.Item]
+    remark: str = ""
+
+
+def _pictures(folder: Path, given: dict[str, str]) -> str:
+    """Scores a folder of pictures; returns the report."""
+    if runs := sorted(path.parent.name for path in folder.glob("*/records.jsonl")):
+        raise UsageError(f"{folder} holds {_some(runs, 'runs')}: score them one by one")
+    paths = pictures.find(folder)
+    if not paths:
+        raise UsageError(f"{folder} holds no pictures ({', '.join(pictures.ENDINGS)}), nor a run")
+    if "prompts" in given and given.setdefault("data", "prompts") != "prompts":
+        raise UsageError("prompts= and data= name two sets of prompts; give one of them")
+    source = given.get("data", "")
+    sets = {"scenes": "scenes", "scenes_classes": "scenes", "imagenet": "imagenet"}
+    partial = given.pop("partial", "false")
+    if partial not in ("true", "false"):
+        raise UsageError(f"partial must be true or false (got {partial!r})")
+    cfg = _composed(given, metrics=sets.get(source, "coco"), data=source or "scenes")
+    if not cfg["metrics"]:
+        raise UsageError("there is nothing to score by: name some with metrics=")
+    reading = [name for name in cfg["metrics"] if metrics.metric(name, judging_place(cfg)).reads_prompt]
+    pairs = _paired(paths, cfg, given, source, reading, partial == "true")
+    out = Path(cfg["out"]).expanduser() if cfg["out"] else _usual_out(folder)
+    with _opened(out, folder) as run_id, _told(out):
+        return _scored(folder, out, run_id, pairs, cfg, source, given)
+
+
+def _paired(
+    paths: list[Path],
+    cfg: Mapping[str, Any],
+    given: Mapping[str, str],
+    source: str,
+    reading: Sequence[str],
+    partial: bool,
+) -> _Paired:
+    """Pictures paired with prompts by name; unpaired where no metric reads prompts and the names are not theirs."""
+    unpaired = [data.Item(i, "", None) for i in range(len(paths))]
+    if not source:
+        if reading:
+            raise UsageError(f"{reading[0]} reads prompts: give prompts=FILE, or data=NAME for those of a data set")
+        return _Paired(paths, unpaired)
+    n = cfg["n"] if "n" in given else len(paths) if source in data.DRAWN else None
+    try:
+        return _by_name(paths, data.load({**cfg, "n": n}), partial)
+    except UsageError as e:
+        if reading or "prompts" in given:
+            raise
+        return _Paired(paths, unpaired, f"not paired with prompts, which no metric here reads ({e})")
+
+
+def _by_name(paths: list[Path], items: Sequence[data.Item], partial: bool) -> _Paired:
+    """Each item with the picture whose file is named like its id, or like its real picture; in the order of the items.
+
+    UsageError naming pictures without a prompt, prompts without a picture and pictures of the same prompt.
+    """
+    known = {item.id: item for item in items}
+    for item in items:
+        if item.reference:
+            known.setdefault(Path(item.reference).stem, item)
+    found: dict[int, Path] = {}
+    strangers = []
+    for path in paths:
+        plain = path.stem if path.stem in known or not path.stem.isdecimal() else str(int(path.stem))
+        if plain not in known:
+            strangers.append(path.name)
+        elif (other := found.setdefault(known[plain].index, path)) is not path:
+            raise UsageError(f"{other} and {path} are both named like the prompt {known[plain].id}; keep one of them")
+    lonely = [item.id for item in items if item.index not in found]
+    faults = []
+    if strangers:
+        faults.append(f"no prompt has the id of {_some(strangers, 'pictures')}")
+    if lonely and not (partial and found):
+        faults.append(f"no picture has the name of {_some(lonely, 'prompts')}")
+    if faults:
+        raise UsageError(
+            f"{' and '.join(faults)}: name each picture by the id of its prompt, and give the prompts that were drawn"
+            + (" (or partial=true)" if not strangers and found else "")
+        )
+    kept = [item for item in items if item.index in found]
+    remark = f"{len(lonely)} of {len(items)} prompts have no picture" if lonely else ""
+    return _Paired([found[item.index] for item in kept], kept, remark)
+
+
+def _some(names: Sequence[str], what: str) -> str:
+    """ "3 pictures (a.png, b.png, ...)"."""
+    shown = ", ".join(name[:100] for name in names[:3]) + (", ..." if len(names) > 3 else "")
+    return f"{len(names)} {what if len(names) > 1 else what.removesuffix('s')} ({shown})"
+
+
+def _usual_out(folder: Path) -> Path:
+    """The same folder gets the same one every time, so that scoring goes on there."""
+    here = folder.resolve()
+    return Path("runs", "evaluate", f"{here.name}-{hashlib.sha256(str(here).encode()).hexdigest()[:8]}")
+
+
+@contextmanager
+def _opened(out: Path, folder: Path) -> Iterator[str]:
+    """Makes and locks the folder of the results, checks that it is one for these pictures, and gives the run_id."""
+    note = out / "evaluation.json"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(out / ".lock", timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise UsageError(f"another process is working in {out}; wait for it, or choose another out=") from None
+    except OSError as e:
+        raise UsageError(f"cannot write into {out} ({e.strerror}); choose another out=") from None
+    try:
+        origin = str(folder.resolve())
+        if note.exists():
+            try:
+                found = json.loads(note.read_text(encoding="utf-8"))
+                theirs, run_id = str(found["pictures"]), str(found["run_id"])
+            except (OSError, ValueError, LookupError, TypeError):
+                raise UsageError(f"cannot read {note}; choose another out=") from None
+            if theirs != origin:
+                raise UsageError(f"{out} holds the scores of {theirs}; choose another out=")
+        else:
+            if others := {p.name for p in out.iterdir()} - {".lock", "evaluation.json.tmp"}:
+                raise UsageError(f"{out} holds {sorted(others)[0]}; choose an empty or a new folder as out=")
+            run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+            text = json.dumps({"pictures": origin, "run_id": run_id}, indent=1) + "\n"
+            records.write_atomically(note, text.encode())
+        yield run_id
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _told(out: Path) -> Iterator[None]:
+    """Ctrl-C ends in a sentence."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped; what was judged is kept in {out}, the same command goes on there") from None
+
+
+def _scored(
+    folder: Path,
+    out: Path,
+    run_id: str,
+    pairs: _Paired,
+    cfg: Mapping[str, Any],
+    source: str,
+    given: Mapping[str, str],
+) -> str:
+    """Scores the pairs, writes the row and the pictures' own scores, and returns the report."""
+    batch = cfg["batch"] if "batch" in given else metrics.Place.batch
+    place = judging_place({**cfg, "data": source}, judging_device(cfg["device"]), batch)
+    keep, files = metrics.Outputs(out), pictures.Files(pairs.paths)
+    scores = metrics.score(cfg["metrics"], files, pairs.items, place, keep)
+    columns = quality(scores)
+    row: dict[str, Any] = dict.fromkeys(records.COLUMNS)
+    row |= {"run_id": run_id, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    row |= {"specbench": __version__, "commit": records.commit(), "n": len(pairs.items)}
+    if source:
+        own = ("data", *parameters.declared("data", source))
+        row |= {name: cfg[name] for name in own if name in records.COLUMNS}
+    if any(item.id for item in pairs.items):
+        row["prompts_hash"] = data.prompts_hash(pairs.items)
+    sides = {side for size in files.sizes for side in (size or (None,))}
+    row["resolution"] = sides.pop() if len(sides) == 1 else None  # all known, square and equal
+    row |= {name: value for name, value in columns.items() if name != "note"}
+    row["note"] = "; ".join(filter(None, [f"pictures from {folder.resolve()}", pairs.remark, columns["note"]]))
+    each = _each(cfg["metrics"], place, keep, files, pairs, scores)
+    records.write_atomically(out / "pictures.csv", each.encode())
+    records.write_atomically(out / "row.csv", records.to_csv([row]).encode())
+    return _table(f"{folder}: {len(files)} pictures", list(scores), row, [out / "row.csv", out / "pictures.csv"])
+
+
+def _each(
+    names: Sequence[str],
+    place: metrics.Place,
+    keep: metrics.Outputs,
+    files: pictures.Files,
+    pairs: _Paired,
+    scores: Mapping[str, metrics.Score],
+) -> str:
+    """CSV text: a line a picture with its file, id, prompt, and its own score by each metric that is a mean of such."""
+    table: dict[str, Sequence[object]] = {
+        "file": [path.name for path in files.paths],
+        "id": [item.id for item in pairs.items],
+        "prompt": [item.prompt for item in pairs.items],
+    }
+    for name in names:
+        if scores[metrics.columns(name)[0]].value is None:
+            continue
+        one = metrics.metric(name, place)
+        keys = [
+            metrics.key(digest or "", item.prompt if one.reads_prompt else None)
+            for digest, item in zip(files.digests, pairs.items, strict=True)
+        ]
+        if (values := one.each(keep.of(name, keys))) is not None:
+            table[name] = values.tolist()
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table)
+    writer.writerows(zip(*table.values(), strict=True))
+    return text.getvalue()
+
+
+# --- what is printed --------------------------------------------------------------------------------------------------
+
+
+def _table(head: str, columns: Sequence[str], row: Mapping[str, Any], files: Sequence[Path]) -> str:
+    """The scores of a row, with standard errors and backends."""
+    lines = []
+    for name in columns:
+        value, error, backend = (row[f"{name}{end}"] for end in ("", "_stderr", "_backend"))
+        shown = "not measured" if value is None else statistics.with_error(value, error, 4)
+        lines.append((name, shown, f"[{backend}]" if backend else ""))
+    wide = max((len(shown) for _, shown, _ in lines), default=0)
+    text = [f"{head} (± standard error)", *(f"  {a:<16} {b:<{wide}}  {c}".rstrip() for a, b, c in lines)]
+    if row["note"]:
+        text.append(f"  {'note':<16} {row['note']}")
+    return "\n".join([*text, *(f"  {'written':<16} {path}" for path in files)])

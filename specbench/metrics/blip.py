@@ -1,0 +1,158 @@
+"""ImageReward's network: transformers' BLIP for pictures and text, and a few linear layers on the text's first state.
+
+The official file holds the layout of BLIP's own code. `table` says where each of its tensors goes. Two projections of
+BLIP's pretraining are in the file and not used; neither is a list of positions, which some of its files have.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import BlipTextConfig, BlipVisionConfig, BlipVisionModel
+from transformers.models.blip.modeling_blip_text import BlipTextModel
+
+from specbench.errors import UsageError
+from specbench.models import official
+from specbench.models.naming import Place, Table
+
+#: BLIP with ViT-L/16 at 224 pixels; the text tower is BERT base with cross attention.
+VISION: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 224,
+    "patch_size": 16,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6,
+}
+TEXT: dict[str, Any] = {
+    "vocab_size": 30524,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 512,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+}
+#: Widths behind the text tower's.
+HEAD = (1024, 128, 64, 16, 1)
+#: What a reward is reduced by, and divided by, so that the training data's have mean 0 and deviation 1.
+MEAN, DEVIATION = 0.16717362830052426, 1.0333394966054072
+#: Tokens of a caption, the first and the last mark included.
+TOKENS = 35
+UNUSED = [r"blip\.(vision|text)_proj\.(weight|bias)", r"blip\.text_encoder\.embeddings\.position_ids"]
+
+
+class Blip(nn.Module):
+    """Pictures and captions -> rewards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        plain: dict[str, Any] = {"attn_implementation": "eager"}
+        across: dict[str, Any] = {"is_decoder": True, "encoder_hidden_size": VISION["hidden_size"]}
+        self.vision = BlipVisionModel(BlipVisionConfig(**VISION, **plain))
+        self.text = BlipTextModel(BlipTextConfig(**TEXT, **across, **plain), add_pooling_layer=False)
+        with torch.device("cpu"):  # in no file
+            places = torch.arange(TEXT["max_position_embeddings"])[None]
+        self.text.embeddings.register_buffer("position_ids", places, persistent=False)
+        widths = (TEXT["hidden_size"], *HEAD)
+        self.head = nn.ModuleList(nn.Linear(*pair) for pair in itertools.pairwise(widths))
+
+    def forward(self, x: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+        """x (B, 3, S, S); ids, mask (B, T) int64, the mask 1 where a token is -> rewards (B,)."""
+        seen = self.vision(pixel_values=x).last_hidden_state
+        said = self.text(
+            input_ids=ids,
+            attention_mask=mask,
+            encoder_hidden_states=seen,
+            encoder_attention_mask=torch.ones(seen.shape[:2], dtype=torch.long, device=seen.device),
+        )
+        state: Tensor = said.last_hidden_state[:, 0]
+        for layer in self.head:  # dropout between them, in training; no other nonlinearity
+            state = layer(state)
+        return (state[:, 0] - MEAN) / DEVIATION
+
+
+def table() -> Table:
+    """Where each tensor of the official file goes in `Blip`."""
+    seen, said = "blip.visual_encoder.", "blip.text_encoder."
+    places = {
+        f"{seen}cls_token": "vision.embeddings.class_embedding",
+        f"{seen}pos_embed": "vision.embeddings.position_embedding",
+        f"{said}embeddings.word_embeddings.weight": "text.embeddings.word_embeddings.weight",
+        f"{said}embeddings.position_embeddings.weight": "text.embeddings.position_embeddings.weight",
+    }
+    layers = {
+        f"{seen}patch_embed.proj": "vision.embeddings.patch_embedding",
+        f"{seen}norm": "vision.post_layernorm",
+        f"{said}embeddings.LayerNorm": "text.embeddings.LayerNorm",
+        **{f"mlp.layers.{i}": f"head.{n}" for n, i in enumerate((0, 2, 4, 6, 7))},  # the others are dropout
+    }
+    block = {
+        "norm1": "layer_norm1",
+        "attn.qkv": "self_attn.qkv",
+        "attn.proj": "self_attn.projection",
+        "norm2": "layer_norm2",
+        "mlp.fc1": "mlp.fc1",
+        "mlp.fc2": "mlp.fc2",
+    }
+    for n in range(VISION["num_hidden_layers"]):
+        layers |= {f"{seen}blocks.{n}.{theirs}": f"vision.encoder.layers.{n}.{ours}" for theirs, ours in block.items()}
+    both = "self.query self.key self.value output.dense output.LayerNorm".split()
+    bert = [f"{kind}.{part}" for kind in ("attention", "crossattention") for part in both]
+    for n in range(TEXT["num_hidden_layers"]):
+        for part in (*bert, "intermediate.dense", "output.dense", "output.LayerNorm"):
+            layers[f"{said}encoder.layer.{n}.{part}"] = f"text.encoder.layer.{n}.{part}"
+    for theirs, ours in layers.items():
+        places |= {f"{theirs}.{kind}": f"{ours}.{kind}" for kind in ("weight", "bias")}
+    return {theirs: Place(ours) for theirs, ours in places.items()}
+
+
+def load(path: Path, device: str) -> Blip:
+    """The network of ImageReward.pt, in float32. Raises UsageError for a file with other tensors."""
+    return official.load(Blip, official.open_source(path), table(), device, torch.float32, UNUSED)
+
+
+class Captions:
+    """BERT's lower-case tokenizer with the two marks that BLIP adds, from a vocab.txt."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UsageError for a file that is not the vocabulary of bert-base-uncased, by its size and marks."""
+        from tokenizers import BertWordPieceTokenizer
+
+        size = TEXT["vocab_size"] - 2
+        try:
+            words = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as e:
+            raise UsageError(f"{path} is no readable vocabulary ({e}); fetch it again") from e
+        marks = {name: words.index(name) if name in words else None for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]")}
+        if len(words) != size or len(set(words)) != size or None in marks.values():
+            raise UsageError(f"{path} is not the vocabulary of bert-base-uncased, {size} words; fetch it again")
+        self._tokenizer = BertWordPieceTokenizer(vocab={word: i for i, word in enumerate(words)}, lowercase=True)
+        self._tokenizer.add_special_tokens(["[DEC]", "[ENC]"])
+        self._tokenizer.enable_truncation(TOKENS)
+        self._tokenizer.enable_padding(length=TOKENS, pad_id=marks["[PAD]"])
+
+    def __call__(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """N captions -> ids and mask, both (N, 35) int64. A longer caption loses its end."""
+        found = self._tokenizer.encode_batch(list(captions))
+        return torch.tensor([e.ids for e in found]), torch.tensor([e.attention_mask for e in found])
+
+    def too_long(self, captions: Sequence[str]) -> int:
+        """How many captions lose their end."""
+        return sum(bool(e.overflowing) for e in self._tokenizer.encode_batch(list(captions)))
+
+
+def as_input(x: np.ndarray) -> Tensor:
+    """Picture (S, S, 3) uint8 -> (3, S, S) float32 with CLIP's mean and deviation."""
+    mean = torch.tensor([0.48145466, 0.4578275, 0.40821073])
+    deviation = torch.tensor([0.26862954, 0.26130258, 0.27577711])
+    return ((torch.from_numpy(x).float() / 255 - mean) / deviation).permute(2, 0, 1).contiguous()

@@ -1,0 +1,122 @@
+"""Fréchet distance between two sets of features, each seen as a Gaussian (Heusel et al. 2017, Eq. 6).
+
+    d^2 = |mu - mu_r|^2 + Tr(S + S_r - 2 (S S_r)^{1/2})
+
+What every such distance shares, whichever network the features come from: moments in float64, the distance itself by
+torchmetrics, its standard error, and the warning where there are too few pictures.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+BLOCK = 4096  # features that are widened to float64 at once
+
+
+class _Given(nn.Module):
+    """Stands for the network in torchmetrics' metric: the features are there already."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.num_features = width
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features
+
+
+def distance(features: Tensor, total: Tensor, outer: Tensor, count: int) -> float:
+    """d^2 of features (N, d) float64, N >= 2, to real ones that are known by their sum `total` (d,), their sum of
+    products f f^T `outer` (d, d), both float64, and their number."""
+    from torchmetrics.image.fid import FrechetInceptionDistance  # takes seconds to import
+
+    metric = FrechetInceptionDistance(_Given(features.shape[1]), reset_real_features=False).to(features.device)
+    metric.real_features_sum = total.to(features)
+    metric.real_features_cov_sum = outer.to(features)
+    metric.real_features_num_samples = torch.tensor(count, device=features.device)
+    metric.update(features, real=False)
+    return float(metric.compute())
+
+
+class Moments:
+    """Mean and covariance of features (d,) that arrive in blocks; float64, however many there are."""
+
+    def __init__(self, width: int, device: torch.device | str = "cpu") -> None:
+        self.count = 0
+        self.total = torch.zeros(width, dtype=torch.float64, device=device)
+        self.outer = torch.zeros(width, width, dtype=torch.float64, device=device)
+
+    @classmethod
+    def of(cls, features: Tensor) -> Moments:
+        """Those of features (N, d) of any float type."""
+        moments = cls(features.shape[1], features.device)
+        for block in features.split(BLOCK):
+            moments.add(block)
+        return moments
+
+    def add(self, features: Tensor) -> None:
+        """Takes in features (B, d) of any float type."""
+        wide = features.double()
+        self.count += len(wide)
+        self.total += wide.sum(0)
+        self.outer += wide.T @ wide
+
+    @property
+    def mean(self) -> Tensor:
+        """(d,) float64."""
+        return self.total / self.count
+
+    @property
+    def covariance(self) -> Tensor:
+        """(d, d) float64, unbiased; of two features at least."""
+        return (self.outer - self.count * torch.outer(self.mean, self.mean)) / (self.count - 1)
+
+
+def influences(features: Tensor, mean: Tensor, covariance: Tensor) -> Tensor | None:
+    """How each of the pictures with these features (N, d) of any float type moves the distance: (N,) float64, where the
+    reference's mean (d,) and covariance (d, d) are held fixed.
+
+    To first order, picture i moves the distance by 1/N of its influence
+
+        I_i = 2 (mu - mu_r) . x_i + x_i^T (1 - A) x_i - Tr((1 - A) S),   x_i = f_i - mu,
+
+    where A = S_r^{1/2} (S_r^{1/2} S S_r^{1/2})^{-1/2} S_r^{1/2} is the optimal map from N(0, S) to N(0, S_r). It asks
+    for a well-conditioned S: None below 2 d pictures.
+    """
+    n, d = features.shape
+    if n < 2 * d:
+        return None
+    moments = Moments.of(features)
+    mu, own = moments.mean, moments.covariance
+
+    def power(matrix: Tensor, exponent: float) -> Tensor:
+        values, vectors = torch.linalg.eigh(matrix)
+        floor = values.max() * 1e-12  # a direction without any variance has no influence either
+        return (vectors * torch.where(values > floor, values.clamp(min=floor) ** exponent, 0.0)) @ vectors.T
+
+    root = power(covariance.to(own), 0.5)
+    pull = torch.eye(d).to(own) - root @ power(root @ own @ root, -0.5) @ root
+    linear, quadratic = [], []
+    for block in features.split(BLOCK):
+        x = block.double() - mu
+        linear.append(2 * x @ (mu - mean.to(mu)))
+        quadratic.append(((x @ pull) * x).sum(1))
+    return torch.cat(linear) + torch.cat(quadratic) - torch.cat(quadratic).mean()
+
+
+def standard_error(features: Tensor, mean: Tensor, covariance: Tensor) -> float | None:
+    """Standard error of the distance over the pictures, by their `influences` (delta method), which see.
+
+    Unlike a bootstrap this needs no random numbers and knows no order. Between 2 d and 4 d pictures it is up to a
+    quarter too large, above that a tenth (on synthetic features, against the spread over fresh draws).
+    """
+    found = influences(features, mean, covariance)
+    return None if found is None else float(found.square().sum().sqrt() / len(found))
+
+
+def warning(n: int, d: int) -> str:
+    """What a reader of the distance of `n` pictures must know; empty where there are enough for `d` features."""
+    if n >= 16 * d:  # an estimated covariance is biased as 1 / n
+        return ""
+    far = "far " if n <= d else ""
+    return f"n = {n} for {d} features: biased {far}upwards, compare only runs of the same n"

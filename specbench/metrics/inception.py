@@ -1,0 +1,253 @@
+"""Inception-V3 as a judge: the network of 2015-12-05 behind every published FID, KID and Inception Score.
+
+Layers and resize are torch-fidelity's, which reproduce TensorFlow's graph; the weights are that graph's, converted. One
+pass gives the 2048 features of the last pooling and the 1008 logits without their bias, as all the metrics read them.
+
+A picture is brought to 299x299 in one of three ways, which give different values and are therefore named in every row:
+
+    tf       TensorFlow 1's bilinear of the original graph: no antialiasing, pixels at their corners; then
+             (x - 128) / 128. torch-fidelity, ADM.
+    clean    PIL's bicubic with antialiasing, each channel as float32, not rounded; then as above. clean-fid (Parmar et
+             al. 2022), which LANTERN's code uses.
+    pytorch  bilinear, no antialiasing, pixels at their centres; then x / 127.5 - 1. pytorch-fid, which SJD's code uses.
+
+`crop` comes before: the centre square, resized to that side with Lanczos (LANTERN's evaluation, real pictures and
+generated ones alike). A picture that is such a square already is left as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from PIL import Image
+
+from specbench import home
+from specbench.errors import UsageError, unknown
+from specbench.metrics import reference as references
+from specbench.metrics import weights
+from specbench.metrics.base import Item, Judge, Metric, Pictures, Place, Unavailable
+from specbench.metrics.reference import Reference
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: The same file under the names that pytorch-fid and torch-fidelity publish it by, and its SHA-256.
+FILES = ("pt_inception-2015-12-05-6726825d.pth", "weights-inception-2015-12-05-6726825d.pth")
+SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
+SIDE, FEATURES, CLASSES = 299, 2048, 1008
+RESIZES = ("tf", "clean", "pytorch")
+
+_OF_RESIZE = {"tf": "fid", "clean": "fid_clean", "pytorch": "fid_pytorch"}  # choices of metrics with them
+_CROP = ", crop "  # stands in a judge's name before the side
+
+
+class Inception(Judge):
+    """Outputs (B, 2048 + 1008) float32: the features of the last pooling, then the logits without their bias."""
+
+    def __init__(self, network: nn.Module, resize: str = "tf", crop: int | None = None, device: str = "cpu") -> None:
+        """network: of `load`, or a `blank` one filled otherwise."""
+        self.network, self.resize, self.crop, self.device = network.to(device), resize, crop, device
+
+    def __call__(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
+        # A CPU's kernels, and so the last bits, change with the size of a batch; one picture keeps all cores busy.
+        size = 1 if self.device == "cpu" else len(pictures)
+        return np.concatenate([self._batch(pictures[i : i + size]) for i in range(0, len(pictures), size)])
+
+    def _batch(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
+        import torch
+
+        with torch.inference_mode():
+            x = torch.cat([self._prepared(picture) for picture in pictures])
+            for name, layer in self.network.named_children():  # registered in the order of the forward pass
+                if name != "fc":
+                    x = layer(x)
+            found = x.flatten(1)
+            weight = self.network.get_parameter("fc.weight")
+            outputs: np.ndarray = torch.cat([found, found @ weight.T], 1).cpu().numpy()
+        return outputs
+
+    def _prepared(self, picture: np.ndarray) -> Tensor:
+        """A picture (H, W, 3) uint8 -> (1, 3, 299, 299) float32, about -1..1."""
+        import torch
+        from torch.nn import functional as F
+        from torch_fidelity.interpolate_compat_tensorflow import interpolate_bilinear_2d_like_tensorflow1x
+
+        if self.crop is not None:
+            picture = centre(picture, self.crop)
+        if self.resize == "clean":
+            bands = [Image.fromarray(picture[..., band].astype(np.float32)) for band in range(3)]
+            small = [np.asarray(band.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for band in bands]
+            return (torch.from_numpy(np.stack(small))[None].to(self.device) - 128) / 128
+        x = torch.from_numpy(np.array(picture)).to(self.device).permute(2, 0, 1)[None].float()
+        if self.resize == "pytorch":
+            return 2 * F.interpolate(x / 255, size=(SIDE, SIDE), mode="bilinear", align_corners=False) - 1
+        return (interpolate_bilinear_2d_like_tensorflow1x(x, size=(SIDE, SIDE), align_corners=False) - 128) / 128
+
+
+def centre(picture: np.ndarray, side: int) -> np.ndarray:
+    """The centre square of a picture (H, W, 3) uint8, resized to `side` with Lanczos."""
+    height, width = picture.shape[:2]
+    if height == width == side:
+        return picture
+    short = min(height, width)
+    # an odd rest is halved as torchvision's center_crop does, so that the square is LANTERN's to the pixel
+    top, left = round((height - short) / 2), round((width - short) / 2)
+    square = Image.fromarray(np.ascontiguousarray(picture[top : top + short, left : left + short]))
+    return np.asarray(square.resize((side, side), Image.Resampling.LANCZOS))
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def blank() -> nn.Module:
+    """torch-fidelity's network with weights that are not trained. Its class reads a weights file in a way that lets
+    the file execute code; here it reads the bytes of an empty dictionary, and takes nothing from them."""
+    import torch
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+    class Network(FeatureExtractorInceptionV3):
+        def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+            return super().load_state_dict(state_dict, strict and bool(state_dict), assign)
+
+    nothing = io.BytesIO()
+    torch.save({}, nothing)
+    nothing.seek(0)
+    network: nn.Module = Network("inception", ["2048", "logits_unbiased"], feature_extractor_weights_path=nothing)
+    return network
+
+
+def load(path: Path) -> nn.Module:
+    """The network with the weights of a file. Raises UsageError where it is not the published one, or does not fit."""
+    import torch
+
+    from specbench.models import checkpoints
+
+    if (found := home.digest(path).hex()) != SHA256:
+        raise UsageError(
+            f"{path} is not the published file: its SHA-256 begins with {found[:8]}, not {SHA256[:8]}; fetch it again"
+        )
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError) as e:
+        raise UsageError(f"{path} cannot be read as weights ({type(e).__name__}); fetch it again") from None
+    if not isinstance(tensors, Mapping) or not all(isinstance(t, torch.Tensor) for t in tensors.values()):
+        raise UsageError(f"{path} does not hold a network's tensors by name; fetch it again")
+    network = blank()
+    checkpoints.fill(network, dict(tensors), path.name)
+    return network
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+class InceptionMetric(Metric):
+    """A statistic over Inception-V3's outputs. Options: `resize`, `crop`, and the whole numbers of `counts`."""
+
+    counts: ClassVar[Mapping[str, int]] = {}  # further options and what they are by default
+
+    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
+        known = {"resize": "tf", "crop": None, **self.counts}
+        for name in options:
+            if name not in known:
+                raise unknown(f"option of {type(self).__module__.rpartition('.')[2]}", name, known)
+        super().__init__(place, known | dict(options))
+        if self.options["resize"] not in RESIZES:
+            raise unknown("resize of Inception", str(self.options["resize"]), RESIZES)
+        for name in ("crop", *self.counts):
+            value = self.options[name]
+            if not (name == "crop" and value is None) and (type(value) is not int or value < 1):
+                raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("inception",)
+
+    @property
+    def judged_by(self) -> str:
+        crop = f"{_CROP}{self.options['crop']}" if self.options["crop"] else ""
+        return f"inception-v3@{home.digest(self._weights()).hex()[:8]}, {self.options['resize']} resize{crop}"
+
+    def judge(self) -> Judge:
+        return Inception(load(self._weights()), self.options["resize"], self.options["crop"], self.place.device)
+
+    def _weights(self) -> Path:
+        weights.need("torch_fidelity")
+        return weights.find(self.place, "fid", "inception", *FILES)
+
+
+class ComparedMetric(InceptionMetric):
+    """One that compares with real pictures: those of the file `place.reference`, or of what `specbench reference` made
+    for the place's data."""
+
+    needs_features: ClassVar[bool] = False  # of the real pictures one by one, not only their moments
+
+    def basis(self) -> str:
+        return f"{super().basis()} reference {self.reference.label}"
+
+    def refuses(self, pictures: Pictures, items: Sequence[Item]) -> str:
+        try:
+            self.reference  # noqa: B018 (raises)
+        except Unavailable as e:
+            return str(e)
+        return ""
+
+    @cached_property
+    def reference(self) -> Reference:
+        """Statistics of real pictures, made by this judge as far as they say. Raises Unavailable where there are none,
+        UsageError where they are damaged or another judge's."""
+        judge, options, data = self.judged_by, self.options, self.place.data
+        crop = f" crop={options['crop']}" if options["crop"] else ""
+        command = f"specbench reference data={data or 'NAME'} images=DIR metrics={_OF_RESIZE[options['resize']]}{crop}"
+        path = self.place.reference or references.place(data, judge)
+        if self.place.reference is None and not path.is_file():
+            ready = ", such as ADM's VIRTUAL_imagenet256_labeled.npz" if data == "imagenet" else ""
+            raise Unavailable(
+                f"no statistics of real pictures: run `{command}`, or name some with reference=FILE{ready}"
+            )
+        found = references.read(path, FEATURES)
+        if found.judge and found.judge.partition(_CROP)[0] != judge.partition(_CROP)[0]:
+            raise UsageError(
+                f"{path} is of {found.judge}, this metric judges by {judge}: run `{command}`, or choose another metric"
+            )
+        if self.needs_features and found.features is None:
+            raise Unavailable(f"{path} has mu and sigma alone, not the features of single pictures: run `{command}`")
+        return found
+
+    def backend(self) -> str:
+        return f"{self.judged_by}, reference {self.reference.label}"
+
+    def against(self) -> str:
+        """What the pictures are compared with, for the note."""
+        reference, crop = self.reference, self.judged_by.partition(_CROP)[2]
+        if not reference.judge:
+            return f"against the statistics in {reference.name}, which do not say what made them"
+        moments = reference.provenance.get("moments")
+        text = f"against {f'the moments in {moments} and ' if moments else ''}{reference.count} real pictures of"
+        text += f" {reference.name}"
+        if (theirs := reference.judge.partition(_CROP)[2]) != crop:
+            text += f" with crop {theirs or 'null'}, these with crop {crop or 'null'}"
+        return text
+
+
+def features(outputs: np.ndarray) -> Tensor:
+    """The features of the last pooling (N, 2048) float32, of a judge's outputs."""
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(outputs[:, :FEATURES], np.float32))
+
+
+def order(outputs: np.ndarray, items: Sequence[Item]) -> np.ndarray:
+    """A permutation (N,) that looks random and depends on the set of (output, item) alone: by a hash of the item's id,
+    and of the output where ids are the same. So the splits of two runs over the same prompts hold the same prompts."""
+    keys = [
+        (hashlib.sha256(item.id.encode("utf-8", "surrogatepass")).digest(), hashlib.sha256(row.tobytes()).digest())
+        for item, row in zip(items, outputs)
+    ]
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__))

@@ -1,0 +1,144 @@
+"""What judges said of pictures, kept so that nothing is judged twice.
+
+Under a run's folder, `scores/<judge>/` holds shards of outputs, each with the keys of its pictures; a shard stands as
+soon as its batch was judged, whole or not at all. A key is a hash of a picture and, for a judge that reads it, of its
+prompt: a picture that changed has no outputs here. A shard that cannot be read to its end counts as absent and is
+written anew. `scores/metrics.json` tells which judge stands behind the name of a metric.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from specbench.errors import UsageError
+from specbench.records import write_atomically
+
+_DAMAGED = (OSError, ValueError, LookupError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+def key(digest: str, prompt: str | None = None) -> str:
+    """The name under which a judge's outputs are kept: of a picture's digest and, where the judge reads it, its prompt.
+
+    digest: `records.Record.sha256` in a run, `pictures.digest` elsewhere.
+    """
+    return hashlib.sha256(json.dumps([digest, prompt]).encode()).hexdigest()
+
+
+class Shelf:
+    """The outputs of one judge: key -> (width,) float32 or float64. `folder` None keeps them in memory alone."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._rows: dict[str, np.ndarray] = {}
+        self._width: int | None = None
+        self._damaged: list[Path] = []
+        for path in sorted(folder.glob("*.npz")) if folder else ():
+            try:
+                self._put(*_read(path))
+            except _DAMAGED:
+                self._damaged.append(path)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _put(self, keys: Sequence[str], outputs: np.ndarray) -> None:
+        if outputs.dtype not in (np.float32, np.float64) or outputs.ndim != 2 or len(outputs) != len(keys):
+            raise ValueError(f"a judge must give ({len(keys)}, width) float32 or float64, not {_form(outputs)}")
+        if self._width not in (None, outputs.shape[1]):
+            raise ValueError(f"outputs of width {outputs.shape[1]} beside others of width {self._width}")
+        self._width = outputs.shape[1]
+        self._rows |= zip(keys, outputs)
+
+    def add(self, keys: Sequence[str], outputs: np.ndarray) -> None:
+        """Keeps outputs (N, width); they are on disk when this returns."""
+        self._put(keys, outputs)
+        if self.folder is None:
+            return
+        content = io.BytesIO()
+        np.savez(content, keys=np.array(keys, dtype="S"), outputs=outputs)
+        name = hashlib.sha256("".join(keys).encode()).hexdigest()[:16]
+        write_atomically(self.folder / f"{name}.npz", content.getvalue())
+        for path in self._damaged:
+            if path.stem != name:
+                path.unlink(missing_ok=True)
+        self._damaged = []
+
+    def rows(self, keys: Sequence[str]) -> np.ndarray:
+        """Outputs (N, width) of these keys. KeyError for one that is not here."""
+        return np.stack([self._rows[key] for key in keys])
+
+
+def _read(path: Path) -> tuple[list[str], np.ndarray]:
+    """Keys and outputs (N, width) of a shard; raises one of `_DAMAGED` for anything but a whole one."""
+    with zipfile.ZipFile(path) as archive:  # which checks the sums of what it reads
+        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+            raise ValueError("compressed")  # not by us: it may unfold to any size
+    with np.load(path, allow_pickle=False) as found:
+        keys, outputs = found["keys"], found["outputs"]
+    if keys.dtype.kind != "S" or keys.ndim != 1:
+        raise ValueError(f"keys are {_form(keys)}")
+    return [key.decode("ascii") for key in keys.tolist()], outputs
+
+
+def _form(array: np.ndarray) -> str:
+    return f"{array.shape} {array.dtype}"
+
+
+class Outputs:
+    """The outputs of all judges of one run, or of one folder of pictures."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """folder: the run's; its `scores/` is made when there is something to keep. None keeps all in memory."""
+        self.folder = folder / "scores" if folder else None
+        self._names: dict[str, str] = {}
+        self._shelves: dict[str, Shelf] = {}
+        if self.folder:
+            try:
+                found = json.loads((self.folder / "metrics.json").read_text(encoding="utf-8"))
+                self._names = {str(name): str(judge) for name, judge in found.items()}
+            except (OSError, ValueError, AttributeError):
+                pass  # not there, or damaged: written when next something is scored
+
+    @property
+    def judges(self) -> dict[str, str]:
+        """Metric -> the judge behind its name, of all that were scored here."""
+        return dict(self._names)
+
+    def shelf(self, judged_by: str) -> Shelf:
+        """The outputs of one judge (`Metric.judged_by`), read from disk."""
+        if self.folder is None:
+            return self._shelves.setdefault(judged_by, Shelf(None))
+        slug = re.sub(r"[^\w.@-]+", "_", judged_by)[:60]
+        return Shelf(self.folder / f"{slug}-{hashlib.sha256(judged_by.encode()).hexdigest()[:8]}")
+
+    def name(self, metric: str, judged_by: str) -> None:
+        """Notes which judge stands behind the name of a metric."""
+        if self._names.get(metric) == judged_by:
+            return
+        self._names[metric] = judged_by
+        if self.folder:
+            text = json.dumps(self._names, indent=1, sort_keys=True) + "\n"
+            write_atomically(self.folder / "metrics.json", text.encode())
+
+    def of(self, name: str, keys: Sequence[str]) -> np.ndarray:
+        """Outputs (N, width) of the pictures with these keys (see `key`), by the judge behind the metric `name`, or by
+        the judge so named (`Metric.judged_by`). UsageError where one is not kept here."""
+        shelf = self.shelf(self._names.get(name, name))
+        if absent := sum(key not in shelf for key in keys):
+            where = self.folder.parent if self.folder else "memory"
+            raise UsageError(
+                f"{where} keeps no {name} of {absent} of {len(keys)} pictures: score them with `specbench evaluate`"
+            )
+        return shelf.rows(keys)

@@ -1,0 +1,218 @@
+"""Statistics of real pictures, to which generated ones are compared: a .npz that is made once and kept.
+
+Arrays of a file that `specbench reference` writes:
+
+    mu          (2048,) float64       mean of the features
+    sigma       (2048, 2048) float64  their unbiased covariance
+    count       () int64              pictures
+    features    (m, 2048) float32     of at most 10,000 of the pictures, for KID, precision and recall
+    provenance  () text               JSON: data, folder, pictures, files (a hash of their names and sizes), moments
+                                      (the file that mu and sigma come from where they are not the pictures' own),
+                                      judge, crop, specbench, commit, date
+
+Files with mu and sigma alone are read, too: ADM's VIRTUAL_imagenet256_labeled.npz, whose further arrays are not looked
+at, and MAR's adm_in256_stats.npz. Nothing in a file is executed, and no array is read before its header is found right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from specbench import home
+from specbench.errors import UsageError
+
+KEPT = 10_000  # pictures whose features a file holds at most
+_TEXT = 1 << 16  # characters of a provenance at most
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What is known of the features of real pictures.
+
+    mean (d,) and covariance (d, d) float64; features (m, d) float32, or None; count: of pictures, None where the file
+    does not say; name: the data set, or the file's name.
+    """
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    name: str
+    features: np.ndarray | None = None
+    count: int | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def label(self) -> str:
+        """What a row calls it: the name, and the first eight digits of the SHA-256 of its numbers."""
+        digest = hashlib.sha256(self.mean.tobytes() + self.covariance.tobytes())
+        digest.update(b"" if self.features is None else self.features.tobytes())
+        return f"{self.name}@{digest.hexdigest()[:8]}"
+
+    @property
+    def judge(self) -> str:
+        """The `judged_by` it was made with; empty where the file does not say."""
+        return str(self.provenance.get("judge", ""))
+
+
+def place(data: str, judged_by: str) -> Path:
+    """Where `specbench reference` keeps the statistics of a data set for a judge."""
+    folder, file = (re.sub(r"[^\w.@+-]+", "-", text) for text in (data, judged_by))
+    return home.home() / "references" / folder / f"{file}.npz"
+
+
+def write(path: Path, reference: Reference) -> None:
+    """Writes the statistics of a known number of pictures to a file, whole or not at all."""
+    assert reference.count is not None
+    arrays: dict[str, Any] = {"mu": reference.mean, "sigma": reference.covariance, "count": np.int64(reference.count)}
+    arrays["provenance"] = np.array(json.dumps(reference.provenance, sort_keys=True))
+    if reference.features is not None:
+        arrays["features"] = reference.features
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with partial.open("wb") as f:
+        np.savez(f, **arrays)
+        f.flush()
+        os.fsync(f.fileno())
+    partial.replace(path)
+
+
+def read(path: Path, width: int) -> Reference:
+    """A file's statistics of `width` features. Raises UsageError, naming file and fault, for any that has none."""
+    if not path.is_file():
+        raise UsageError(f"there is no file {path} with statistics of real pictures; check its name and folder")
+    with opened(path) as arrays:
+        return _read(arrays, path, width)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Arrays]:
+    """The arrays of an .npz. Raises UsageError for what is none."""
+    try:
+        archive = zipfile.ZipFile(path)
+    except Exception as e:  # of half a dozen kinds, for bytes that zipfile was not written for
+        raise UsageError(f"{path} is no .npz file, or it is damaged ({_line(e)}); fetch or make it again") from None
+    with archive:
+        yield Arrays(archive, path)
+
+
+def _read(arrays: Arrays, path: Path, width: int) -> Reference:
+    mean = arrays.floats("mu", (width,)).astype(np.float64)
+    covariance = arrays.floats("sigma", (width, width)).astype(np.float64)
+    scale = np.abs(covariance.diagonal()).max()
+    if covariance.diagonal().min() < 0 or np.abs(covariance - covariance.T).max() > 1e-5 * scale:
+        raise UsageError(f"{path}: 'sigma' is no covariance; fetch or make the file again")
+    if "provenance" not in arrays:  # somebody else's file: its further arrays are of unknown meaning
+        return Reference(mean, covariance, path.stem)
+    provenance = _provenance(arrays.text("provenance"), path)
+    count = int(arrays.whole("count"))
+    features = arrays.floats("features", (None, width)).astype(np.float32) if "features" in arrays else None
+    if count < 2 or (features is not None and not 1 <= len(features) <= count):
+        raise UsageError(f"{path}: {count} pictures cannot have these statistics; make the file again")
+    return Reference(mean, covariance, provenance["data"] or path.stem, features, count, provenance)
+
+
+class Arrays:
+    """The arrays of an .npz, each read once its header is what it must be. Raises UsageError where it is not."""
+
+    def __init__(self, archive: zipfile.ZipFile, path: Path) -> None:
+        self.archive, self.path = archive, path
+
+    def __contains__(self, name: str) -> bool:
+        return f"{name}.npy" in self.archive.namelist()
+
+    def floats(self, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
+        """A finite array of this shape; None stands for any number of rows up to `KEPT`."""
+        found, dtype = self.header(name)
+        wanted = len(found) == len(shape) and all(a == b or (b is None and a <= KEPT) for a, b in zip(found, shape))
+        if not wanted or dtype.kind != "f":
+            words = ", ".join(f"up to {KEPT}" if size is None else str(size) for size in shape)
+            raise UsageError(
+                f"{self.path}: '{name}' is {dtype} {list(found)}, not floating-point [{words}];"
+                " it holds no statistics of Inception-V3's features"
+            )
+        array = self._values(name)
+        if not np.isfinite(array).all():
+            raise UsageError(f"{self.path}: '{name}' holds NaN or infinity; fetch or make the file again")
+        return array
+
+    def whole(self, name: str) -> np.ndarray:
+        return self._scalar(name, "iu", 8)
+
+    def text(self, name: str) -> str:
+        return str(self._scalar(name, "U", 4 * _TEXT))
+
+    def _scalar(self, name: str, kinds: str, size: int) -> np.ndarray:
+        found, dtype = self.header(name)
+        if found != () or dtype.kind not in kinds or dtype.itemsize > size:
+            raise UsageError(f"{self.path}: '{name}' is {dtype} {list(found)}; make the file again")
+        return self._values(name)
+
+    def header(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        """Shape and type of an array."""
+        with self.open(name) as f:
+            shape, _, dtype = self.parsed(name, header, f)
+        if dtype.hasobject:
+            raise UsageError(f"{self.path}: '{name}' is an array of objects, which is not read; make the file again")
+        return shape, dtype
+
+    def open(self, name: str) -> IO[bytes]:
+        """An array as the bytes of a .npy file."""
+        if name not in self:
+            raise UsageError(f"{self.path} has no array '{name}'; give another file")
+        return self.parsed(name, self.archive.open, f"{name}.npy")
+
+    def _values(self, name: str) -> np.ndarray:
+        with self.open(name) as f:
+            array: np.ndarray = self.parsed(name, _whole, f)
+        return array
+
+    def parsed(self, name: str, parse: Callable[[Any], Any], source: Any) -> Any:
+        """What `parse` makes of the bytes of array `name`."""
+        try:
+            return parse(source)
+        except Exception as e:  # as above
+            raise UsageError(f"{self.path}: '{name}' is damaged ({_line(e)}); fetch or make the file again") from None
+
+
+def header(f: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, Fortran order and type of the array in a .npy file, which is left at its first number."""
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(f)
+    if version not in readers:
+        raise ValueError(f"version {version} of the format")
+    return readers[version](f)
+
+
+def _whole(f: IO[bytes]) -> np.ndarray:
+    array: np.ndarray = np.lib.format.read_array(f, allow_pickle=False)
+    if f.read(1):  # at the very end the archive's checksum is looked at
+        raise ValueError("there is more than one array")
+    return array
+
+
+def _provenance(text: str, path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    words = [found.get(name) for name in ("data", "judge")] if isinstance(found, dict) else []
+    if not words or not all(isinstance(word, str) and word.isprintable() and len(word) <= 200 for word in words):
+        raise UsageError(f"{path}: its 'provenance' is not one of specbench's; make the file again")
+    assert isinstance(found, dict)
+    return found
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())[:200] or type(error).__name__
+    return "".join(c if c.isprintable() else "?" for c in text)

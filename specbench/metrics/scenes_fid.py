@@ -1,0 +1,78 @@
+"""Fréchet distance (see `frechet`) in the embedded classifier's features, to real validation pictures of *scenes*.
+
+The value is comparable only between runs with the same backend. It is never a "FID" of Inception features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from specbench.metrics.base import Item, Score
+from specbench.metrics.embedded import EmbeddedJudge, EmbeddedMetric, of_classes, of_scenes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench.metrics.scenes_reference import Reference
+
+
+class _Features(EmbeddedJudge):
+    """Pictures -> (N, 64) float32, the features of the classifier."""
+
+    def __init__(self, metric: Measure) -> None:
+        from specbench.models import evaluators as ev
+
+        super().__init__(metric)
+        self.classifier = ev.load(metric.path, ev.Classifier, self.device)
+
+    def outputs(self, x: Tensor, items: Sequence[Item]) -> Tensor:
+        return self.classifier.features(x)
+
+
+class Measure(EmbeddedMetric):
+    """Fréchet distance of classifier features to those of real validation pictures of *scenes*."""
+
+    weights = "scenes_classifier.safetensors"
+    columns = ("fid",)
+
+    def judge(self) -> EmbeddedJudge:
+        return _Features(self)
+
+    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
+        n, d = outputs.shape
+        if n < 2:
+            return (Score.unmeasured("a Fréchet distance needs at least two pictures", self.judged_by),)
+        import torch
+
+        from specbench.metrics import frechet
+
+        reference, single = self._reference(items)
+        notes = [f"against {reference.count} real validation pictures{' of one object' if single else ''}"]
+        notes.append(frechet.warning(n, d))
+        if strangers := sum(not of_scenes(item) for item in items):
+            notes.append(f"{strangers} of {n} prompts are not of scenes, the real pictures are")
+        features = torch.from_numpy(outputs).double()
+        value = frechet.distance(features, reference.total, reference.outer, reference.count)
+        stderr = frechet.standard_error(features, reference.mean, reference.covariance)
+        return (Score(value, stderr, reference.backend, "; ".join(filter(None, notes))),)
+
+    def influences(self, outputs: np.ndarray, items: Sequence[Item]) -> np.ndarray | None:
+        import torch
+
+        from specbench.metrics import frechet
+
+        reference, _ = self._reference(items)
+        found = frechet.influences(torch.from_numpy(outputs), reference.mean, reference.covariance)
+        return None if found is None else found.numpy()
+
+    def _reference(self, items: Sequence[Item]) -> tuple[Reference, bool]:
+        """The real pictures that suit the items, and whether those are the ones with a single object."""
+        from specbench.metrics import scenes_reference
+
+        single = all(map(of_classes, items))
+        suited = scenes_reference.single_objects if single else scenes_reference.whole_scenes
+        backend = self.judged_by + (scenes_reference.SINGLE if single else "")
+        return suited(self.place.assets, backend, self.place.device), single

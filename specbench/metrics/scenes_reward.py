@@ -1,0 +1,89 @@
+"""The embedded reward: how surely a reader finds in a picture what its caption asked for.
+
+For a caption that states attributes a = 1..m (layout, background; shape, colour, size and fill of each object), with
+K_a choices each, and the reader's probability p_a of the stated choice,
+
+    reward = 1/m sum_a (p_a - 1/K_a) / (1 - 1/K_a)
+
+1: the reader is certain of every attribute; 0: no better than a blind guess; negative: it is certain of something else
+(an attribute counts -1/(K_a - 1) then). A mean of log-probabilities would answer the same question, but one confident
+contradiction would outweigh a dozen attributes drawn well, and the network's calibration would set the scale. The share
+of attributes whose likeliest choice is the stated one ("attribute accuracy") is given in the note. A class of scenes
+with one object states three attributes: that there is one object, its shape and its colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from specbench.metrics.base import Item, Pictures, Score, mean_and_stderr
+from specbench.metrics.embedded import EmbeddedJudge, EmbeddedMetric, of_classes, of_scenes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def rewards(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
+    """Reward (N,) float32 of each picture from the reader's logits (14 of (N, K_a)) and labels (N, 14) int64."""
+    import torch
+
+    from specbench.data import scenes
+    from specbench.models import evaluators as ev
+
+    chance = torch.tensor([1 / len(choices) for choices in scenes.ATTRIBUTES.values()], device=labels.device)
+    return ((ev.captioned_probabilities(logits, labels) - chance) / (1 - chance)).nanmean(1)
+
+
+class _Reader(EmbeddedJudge):
+    """Pictures and labels -> (N, 15) float32: the reward, and for each attribute whether it is read right, NaN where
+    the labels do not state it."""
+
+    def __init__(self, metric: Measure) -> None:
+        from specbench.models import evaluators as ev
+
+        super().__init__(metric)
+        self.reader = ev.load(metric.path, ev.AttributeReader, self.device)
+
+    def outputs(self, x: Tensor, items: Sequence[Item]) -> Tensor:
+        import torch
+
+        from specbench.models import evaluators as ev
+
+        labels = torch.tensor([item.labels for item in items], dtype=torch.int64).to(self.device)
+        logits = self.reader(x)
+        return torch.cat([rewards(logits, labels).unsqueeze(1), ev.read_right(logits, labels)], 1)
+
+
+class Measure(EmbeddedMetric):
+    """Mean reward of the embedded attribute reader. Needs items with labels."""
+
+    weights = "scenes_reader.safetensors"
+    columns = ("image_reward",)
+    reads_prompt = True  # by way of the labels, which a caption of scenes fixes
+
+    def judge(self) -> EmbeddedJudge:
+        return _Reader(self)
+
+    def refuses(self, pictures: Pictures, items: Sequence[Item]) -> str:
+        if all(map(of_scenes, items)):
+            return ""
+        return "these prompts come without labels of scenes, so nothing says what should be read"
+
+    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
+        from specbench.data import scenes
+
+        mean, stderr = mean_and_stderr(self.each(outputs))
+        right = outputs[:, 1:].astype(np.float64)
+        note = f"attribute accuracy {np.nanmean(right):.4f}"
+        if all(map(of_classes, items)):
+            stated = [a for a in range(right.shape[1]) if not np.isnan(right[:, a]).all()]
+            names = list(scenes.ATTRIBUTES)
+            parts = ", ".join(f"{names[a]} {np.nanmean(right[:, a]):.4f}" for a in stated)
+            note += f" over the class's attributes alone: {parts}"
+        return (Score(mean, stderr, self.judged_by, note),)
+
+    def each(self, outputs: np.ndarray) -> np.ndarray:
+        return outputs[:, 0].astype(np.float64)

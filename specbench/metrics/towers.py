@@ -1,0 +1,164 @@
+"""Judges with a tower for pictures and one for text, as open_clip builds them: the cosine of the two embeddings.
+
+OpenAI's networks use a quick form of GELU. open_clip's configuration of the plain name (ViT-B-32) has the usual GELU
+and, given OpenAI's weights as a file, takes them without a word; the names used here say -quickgelu.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from PIL import Image
+
+from specbench import registry
+from specbench.errors import UsageError, unknown
+from specbench.metrics import weights
+from specbench.metrics.base import Item, Judge, Metric, Place, Score, mean_and_stderr
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: Picture (H, W, 3) uint8 -> one of the network's own size or of any other, (H', W', 3) uint8.
+Resize = Callable[[np.ndarray], np.ndarray]
+
+
+class Towers(Judge):
+    """Outputs (B, 1) float64: the cosine between a picture's and its caption's embeddings, computed in float32."""
+
+    def __init__(self, network: nn.Module, prepared: Callable[[np.ndarray], Tensor], prefix: str, device: str) -> None:
+        """network: of `load`; prepared: picture (H, W, 3) uint8 -> its input (3, S, S); prefix: put before captions."""
+        self.network, self.prepared, self.prefix, self.device = network, prepared, prefix, device
+
+    def __call__(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
+        # A CPU's kernels, and so the last bits, change with the size of a batch.
+        size = 1 if self.device == "cpu" else len(pictures)
+        batches = (slice(i, i + size) for i in range(0, len(pictures), size))
+        return np.concatenate([self._batch(pictures[rows], items[rows]) for rows in batches])
+
+    def _batch(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
+        import torch
+        from torch.nn.functional import cosine_similarity
+
+        x = torch.stack([self.prepared(picture) for picture in pictures]).to(self.device)
+        ids = tokenizer()([self.prefix + item.prompt for item in items]).to(self.device)
+        with torch.inference_mode():
+            seen, said = self.network.encode_image(x), self.network.encode_text(ids)  # type: ignore[operator]
+            cosines: Tensor = cosine_similarity(seen.double(), said.double())
+        return cosines[:, None].cpu().numpy()
+
+
+def config(architecture: str) -> dict[str, Any]:
+    """open_clip's configuration of an architecture, by its name there."""
+    found: dict[str, Any] = weights.package("open_clip").get_model_config(architecture)
+    return found
+
+
+@cache
+def tokenizer() -> Any:
+    """CLIP's tokenizer: captions -> (N, 77) int64. A longer caption is cut, its last token is the end of text."""
+    return weights.package("open_clip").SimpleTokenizer()
+
+
+def too_long(captions: Sequence[str]) -> int:
+    """How many captions do not fit into the text tower."""
+    tokens = tokenizer()
+    return sum(len(tokens.encode(caption)) + 2 > tokens.context_length for caption in captions)
+
+
+def load(path: Path, architecture: str, device: str, wrappers: Sequence[str] = ()) -> nn.Module:
+    """The network of an open_clip weights file, in float32 and evaluation mode. Raises UsageError for a file that does
+    not hold exactly its tensors; `wrappers` are keys under which a PyTorch file may keep them."""
+    import torch
+
+    from specbench.models import official
+    from specbench.models.naming import Place as Row
+
+    open_clip, settings = weights.package("open_clip"), config(architecture)
+
+    def build() -> nn.Module:
+        network: nn.Module = open_clip.CLIP(**settings)
+        side = settings["text_cfg"]["context_length"]
+        with torch.device("cpu"):  # in no file
+            network.attn_mask = torch.full((side, side), float("-inf")).triu(1)
+        return network
+
+    with torch.device("meta"):
+        names = list(build().state_dict())
+    source = official.open_source(path, wrappers)
+    return official.load(build, source, {name: Row(name) for name in names}, device, torch.float32)
+
+
+def preparation(size: int, mode: str, first: Resize | None) -> Callable[[np.ndarray], Tensor]:
+    """Picture (H, W, 3) uint8 -> input (3, size, size) float32: `first`, then open_clip's own preparation, which is
+    PIL's antialiased bicubic and CLIP's mean and deviation.
+
+    mode: open_clip's "shortest" (the shorter side becomes `size`, the centre is cut out) or "longest" (the longer side
+    does, black is added).
+    """
+    weights.package("open_clip")
+    from open_clip.transform import PreprocessCfg, image_transform_v2
+
+    own = image_transform_v2(PreprocessCfg(size=size, resize_mode=mode), is_train=False)
+
+    def prepared(picture: np.ndarray) -> Tensor:
+        x: Tensor = own(Image.fromarray(first(picture) if first else picture))
+        return x
+
+    return prepared
+
+
+class TowersMetric(Metric):
+    """The mean cosine, times the option `scale`: 1 or 100."""
+
+    reads_prompt = True
+    known: ClassVar[Mapping[str, Any]]  # options, and what they are by default
+
+    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
+        for name in options:
+            if name not in self.known:
+                raise unknown(f"option of {type(self).__module__.rpartition('.')[2]}", name, self.known)
+        super().__init__(place, {**self.known, **options})
+        if self.options["scale"] not in (1, 100):
+            raise UsageError(f"scale must be 1 (the cosine) or 100, not {self.options['scale']!r}")
+
+    @property
+    @abstractmethod
+    def file(self) -> Path:
+        """The network's weights. Raises Unavailable."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """The network's name, in a backend."""
+
+    @property
+    @abstractmethod
+    def resize(self) -> str:
+        """How pictures come to the network's size, in a backend."""
+
+    @property
+    def prefix(self) -> str:
+        """What is put before each caption."""
+        return ""
+
+    @property
+    def judged_by(self) -> str:
+        weights.need("open_clip")
+        prefix = f", prefix '{self.prefix}'" if self.prefix else ""
+        return f"{self.label}@{registry.digest(self.file)}, {self.resize}{prefix}"
+
+    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
+        scale = self.options["scale"]
+        mean, stderr = mean_and_stderr(self.each(outputs))
+        cut = too_long([self.prefix + item.prompt for item in items])
+        note = f"{cut} of {len(items)} captions have more than 77 tokens and lose their end" if cut else ""
+        return (Score(mean, stderr, f"{self.judged_by}{f', x{scale}' if scale != 1 else ''}", note),)
+
+    def each(self, outputs: np.ndarray) -> np.ndarray:
+        values: np.ndarray = outputs[:, 0].astype(np.float64) * self.options["scale"]
+        return values

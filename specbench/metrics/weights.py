@@ -1,0 +1,40 @@
+"""The files and packages of real evaluators: where they are, or one sentence on how to get them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from specbench import home
+from specbench.metrics.base import Place, Unavailable
+
+
+def find(place: Place, choice: str, part: str, *names: str) -> Path:
+    """The first of `names` that lies in the folder `part` of the place's weights; Unavailable where none does.
+
+    choice: the metric by whose name `specbench fetch metrics=` gets them.
+    """
+    folder = place.weights / part
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    words = f"metrics={choice}" + ("" if place.weights == home.metrics_folder() else f" metrics_dir={place.weights}")
+    raise Unavailable(f"no {names[0]}: run `specbench fetch {words}`, or put {names[0]} into {folder}")
+
+
+def need(module: str) -> None:
+    """Raises Unavailable where a package of the extra `metrics` is not installed. Imports nothing."""
+    if importlib.util.find_spec(module) is None:
+        raise Unavailable(f"{module} is not installed: pip install 'specbench[metrics]'")
+
+
+def package(module: str) -> Any:
+    """A package of the extra `metrics`; Unavailable where it cannot be imported."""
+    need(module)
+    try:
+        return importlib.import_module(module)
+    except Exception as e:  # such as a torchvision that was built for another torch
+        said = str(e).partition("\n")[0][:200]
+        raise Unavailable(f"{module} cannot be imported ({said}): pip install 'specbench[metrics]' anew") from e

@@ -1,0 +1,127 @@
+"""Pictures as arrays (H, W, 3) uint8, from files that nobody vouches for. Imports neither torch nor a network."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from specbench.errors import UsageError
+
+LARGEST = 2**26  # pixels of a picture; a small file can unfold to any number
+NARROWEST = 1000  # of the longer side to the shorter one; judges enlarge the shorter one to hundreds of pixels
+#: What is read, and the endings of its files' names. (Pillow knows formats that start other programs, too.)
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+
+
+def read(path: Path) -> np.ndarray:
+    """The picture in a file, (H, W, 3) uint8, turned as its EXIF data say; of several in one file the first.
+
+    Grey becomes three equal channels, transparent parts show white, 16 bits lose the lower 8, CMYK is converted without
+    a colour profile. UsageError naming the file for one that is empty, cut off, damaged, larger than `LARGEST`, or no
+    picture in one of `FORMATS`.
+    """
+    try:
+        if not path.is_file():
+            raise UsageError(f"{path} is no file; name a folder or a file of pictures that is there")
+        if not path.stat().st_size:
+            raise UsageError(f"{path} is empty; make that picture anew, or remove the file")
+        with Image.open(path, formats=FORMATS) as opened:
+            width, height = opened.size
+            if width * height > LARGEST:
+                raise UsageError(f"{path} has {width}x{height} pixels, more than {LARGEST:,}; give a smaller picture")
+            if max(width, height) > NARROWEST * min(width, height):
+                raise UsageError(
+                    f"{path} has {width}x{height} pixels, which is too narrow to judge; give another picture"
+                )
+            if opened.format == "PNG":
+                opened.verify()  # the sums of its parts, which reading skips; it has to be opened again
+        with Image.open(path, formats=FORMATS) as opened:
+            return np.array(_rgb(ImageOps.exif_transpose(opened)))
+    except UsageError:
+        raise
+    except UnidentifiedImageError:
+        raise UsageError(f"{path} is no picture in a form that is read here ({', '.join(FORMATS)})") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise UsageError(f"{path} has more than {LARGEST:,} pixels; give a smaller picture") from None
+    except Exception as e:  # each of Pillow's readers has its own ways to stumble over a damaged file
+        text = " ".join(str(e).split())[:200]
+        raise UsageError(f"cannot read the picture {path} ({text}); it is cut off or damaged: make it anew") from None
+
+
+def _rgb(picture: Image.Image) -> Image.Image:
+    """Any of Pillow's modes as RGB of 8 bits."""
+    mode = picture.mode
+    if mode == "RGB" and "transparency" not in picture.info:
+        return picture
+    if mode == "I" or mode.startswith("I;16"):
+        values = np.asarray(picture).astype(np.int64)
+        if values.min() < 0 or values.max() > 0xFFFF:
+            raise ValueError("its values have more than 16 bits")
+        return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
+    if mode == "F":
+        raise ValueError("its values are no whole numbers")
+    if "transparency" in picture.info or mode in ("LA", "PA", "RGBA", "La", "RGBa"):
+        seen = picture.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", seen.size, (255, 255, 255, 255)), seen).convert("RGB")
+    return picture.convert("RGB")
+
+
+def find(folder: Path) -> list[Path]:
+    """The pictures in a folder and the folders below it, by their names' endings, sorted; hidden ones are skipped."""
+    found = []
+    for where, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(where, name) for name in files if not name.startswith(".") and name.lower().endswith(ENDINGS)]
+    return sorted(found)
+
+
+def check(picture: np.ndarray) -> None:
+    """ValueError for what is no picture (H, W, 3) uint8."""
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3 or not picture.size:
+        raise ValueError(f"a picture must be uint8 (H, W, 3), not {picture.dtype} {picture.shape}")
+
+
+def digest(picture: np.ndarray) -> str:
+    """The SHA-256 of a picture's size and pixels, in hexadecimal digits."""
+    found = hashlib.sha256(f"{picture.shape} ".encode())
+    found.update(np.ascontiguousarray(picture).data)
+    return found.hexdigest()
+
+
+class Array:
+    """Pictures that are in memory: (N, H, W, 3) uint8."""
+
+    def __init__(self, images: np.ndarray) -> None:
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
+            raise ValueError(f"images must be uint8 (N, H, W, 3), not {images.dtype} {images.shape}")
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self._images[index]
+
+
+class Files:
+    """Pictures in files, each read when it is asked for. Remembers of what was read once its digest and (H, W)."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = list(paths)
+        self.digests: list[str | None] = [None] * len(self.paths)
+        self.sizes: list[tuple[int, int] | None] = [None] * len(self.paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        picture = read(self.paths[index])
+        self.digests[index] = self.digests[index] or digest(picture)
+        self.sizes[index] = picture.shape[0], picture.shape[1]
+        return picture

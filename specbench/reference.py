@@ -1,0 +1,328 @@
+"""`specbench reference`: a judge's outputs for real pictures, once, as statistics that FID, KID, precision and recall
+compare generated pictures with (see `metrics.reference` for the file).
+
+Pictures pass a block at a time, so that memory does not grow with their number. What was judged is kept beside the file
+until that is whole: stopped at any moment, the same command goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, NoReturn, Protocol
+
+import numpy as np
+
+from specbench import home, metrics, parameters, pictures, records
+from specbench._version import __version__
+from specbench.data.base import Item, key
+from specbench.errors import UsageError, unknown
+from specbench.metrics import reference as references
+from specbench.metrics.base import Pictures, Place, Unavailable
+from specbench.metrics.inception import FEATURES, ComparedMetric
+
+if TYPE_CHECKING:
+    from specbench.metrics.reference import Reference
+
+BLOCK = 4096  # pictures whose outputs are in memory at once
+_BYTES = 1 << 28  # of pictures that are read together from one file
+
+#: The words of the command, with their meanings.
+WORDS = {
+    "data": "the data set that the pictures belong to: where runs with it look for the statistics",
+    "images": "folder of the real pictures, its sub-folders included, or ADM's .npz",
+    "metrics": "metrics that will compare with them (default: fid); a file for each network and resize they need",
+    "crop": "instead of what the metrics say: side of the centre square, by Lanczos, or null for whole pictures",
+    "out": "the file to write, .npz, for reference=FILE of a run (default: where runs with data= look)",
+    "metrics_dir": "folder of the evaluators' weights (default: where `specbench fetch` puts them)",
+    "device": "auto, cpu, cuda or cuda:N (default: auto)",
+    "batch": "pictures in a forward pass (default: 64)",
+}
+
+_HELP = """\
+usage: specbench reference data=NAME images=DIR [metrics=NAME,NAME] [crop=SIDE] [out=FILE.npz] [device=] [batch=]
+
+Judges real pictures once and keeps their statistics, with which FID, KID, precision and recall compare generated ones.
+Stopped at any moment, the same command goes on where it was.
+
+  specbench reference data=coco2017 images=val2017
+  specbench reference data=coco2017 images=val2017 metrics=fid_clean_256
+  specbench reference data=imagenet images=VIRTUAL_imagenet256_labeled.npz
+
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see specbench reference --help)")
+
+
+def main(words: Sequence[str]) -> int:
+    """`specbench reference data=NAME images=DIR [name=value ...]`. Returns the exit status.
+
+    Raises:
+        UsageError: bad words, absent or wrong weights, no pictures, one that cannot be read.
+    """
+    parser = _Parser(prog="specbench reference", add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("words", nargs="*")
+    asked = parser.parse_intermixed_args(list(words))
+    if asked.help:
+        print(_HELP + "\n".join(f"  {name + '=':<13} {line}" for name, line in WORDS.items()))
+        return 0
+    given = _read(asked.words)
+    judges = _judges(given)
+    real = source(Path(given["images"]).expanduser())
+    try:
+        for one in judges:
+            path = _destination(given, one)
+            if made := _kept(path, one, real):
+                print(f"{made.label}: already there, of these {made.count} pictures: {path}")
+                continue
+            made = make(one, real, given.get("data", ""), path)
+            print(f"{made.label}: {made.count} pictures by {made.judge} in {path}")
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped; the same command goes on where it was") from None
+    return 0
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def _read(words: Sequence[str]) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in WORDS:
+            raise unknown("word", name, WORDS)
+        if name in given:
+            raise UsageError(f"'{name}' is given twice; give it once")
+        if not value:
+            raise UsageError(f"'{word}' lacks its value: {name}=...")
+        given[name] = value
+    if "images" not in given:
+        raise UsageError("name the folder of real pictures: images=DIR (see specbench reference --help)")
+    if "data" not in given and "out" not in given:
+        raise UsageError("name the data set whose pictures these are, data=NAME, or a file to write, out=FILE.npz")
+    if "data" in given and given["data"] not in parameters.choices("data"):
+        raise unknown("data", given["data"], parameters.choices("data"))
+    if "out" in given and not given["out"].endswith(".npz"):
+        raise UsageError(f"out={given['out']} must end with .npz")
+    return given
+
+
+def _judges(given: Mapping[str, str]) -> list[ComparedMetric]:
+    """A metric for each judge that the named metrics need; those of a set that compare with nothing are passed over."""
+    from specbench.pipeline import resolve_device
+
+    device, batch = given.get("device", "auto"), given.get("batch", "64")
+    for name, value in (("device", device), ("batch", int(batch) if batch.isdecimal() else batch)):
+        try:
+            parameters.TABLE[name].read(value)
+        except ValueError:
+            raise UsageError(f"{name}={value} must be {parameters.TABLE[name].wanted()}") from None
+    weights = Path(given["metrics_dir"]).expanduser() if "metrics_dir" in given else home.metrics_folder()
+    place = Place(metrics.ASSETS, weights, None, given.get("data", ""), str(resolve_device(device)), int(batch))
+    compared = {
+        name: one for name in metrics.available() if isinstance(one := metrics.metric(name, place), ComparedMetric)
+    }
+    found: dict[str, ComparedMetric] = {}
+    for name in given.get("metrics", "fid").strip("[]").split(","):
+        if name.strip() in compared:
+            group = [compared[name.strip()]]
+        else:
+            members = parameters.declared("metrics", name.strip())
+            group = [one for member, one in compared.items() if member in members]
+        if not group:
+            raise unknown("metric that compares with real pictures", name.strip(), compared)
+        for one in group:
+            if "crop" in given:
+                one = type(one)(place, one.options | {"crop": _crop(given["crop"])})
+            try:
+                found.setdefault(one.judged_by, one)
+            except Unavailable as e:
+                raise UsageError(str(e)) from None
+    if "out" in given and len(found) > 1:
+        raise UsageError(f"out= is one file, but these metrics need {len(found)}: name one of them")
+    return list(found.values())
+
+
+def _crop(word: str) -> int | None:
+    if word != "null" and not (word.isdecimal() and int(word) > 0):
+        raise UsageError(f"crop={word} must be a whole number of at least 1, or null (whole pictures)")
+    return None if word == "null" else int(word)
+
+
+def _destination(given: Mapping[str, str], one: ComparedMetric) -> Path:
+    if "out" not in given:
+        return references.place(given["data"], one.judged_by)
+    path = Path(given["out"]).expanduser()
+    if path.exists():
+        references.read(path, FEATURES)  # nothing else is written over
+    return path
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+class Source(Protocol):
+    """Real pictures. name: of their folder or file; names: of each picture; files: what tells them from others."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def names(self) -> Sequence[str]: ...
+    @property
+    def files(self) -> str: ...
+    def blocks(self) -> Iterator[Pictures]:
+        """The pictures in the order of their names, some at a time."""
+        ...
+
+    def moments(self, one: ComparedMetric) -> tuple[np.ndarray, np.ndarray] | None:
+        """Mean (d,) and covariance (d, d) that come with the pictures, where the judge of `one` can have made them."""
+        ...
+
+
+def source(path: Path) -> Source:
+    """The pictures of images=; UsageError for fewer than two."""
+    return Archive(path) if path.is_file() else Folder(path)
+
+
+class Folder:
+    """The pictures of a folder and its sub-folders, by name; hidden ones are passed over."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = _text(folder.resolve().name)
+        self._paths: dict[str, Path] = {}
+        for path in pictures.find(folder):
+            self._paths[_text(path.relative_to(folder).as_posix())] = path
+        self.names = sorted(self._paths)
+        if len(self.names) < 2:
+            what = f"are fewer than two pictures in {folder}" if folder.is_dir() else f"is no folder {folder}"
+            raise UsageError(f"there {what}: give images= one that has {', '.join(pictures.ENDINGS)} files")
+        lines = [f"{self._paths[name].stat().st_size} {name}\n" for name in self.names]
+        self.files = hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def blocks(self) -> Iterator[Pictures]:
+        for start in range(0, len(self.names), BLOCK):
+            yield pictures.Files([self._paths[name] for name in self.names[start : start + BLOCK]])
+
+    def moments(self, one: ComparedMetric) -> None:
+        return None
+
+
+class Archive:
+    """The pictures arr_0 (N, H, W, 3) uint8 of an .npz, such as ADM's VIRTUAL_imagenet256_labeled.npz. Where it has mu
+    and sigma, too, they are kept: ADM's are of all of ImageNet's training pictures, of which it shows 10,000."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, _text(path.name)
+        with references.opened(path) as arrays:
+            shape, dtype = arrays.header("arr_0")
+        right = len(shape) == 4 and dtype == np.uint8 and 1 < shape[0] <= 10**6 and shape[3] == 3
+        if not right or not 1 <= min(shape[1:3]) <= max(shape[1:3]) <= 4096:
+            raise UsageError(f"{path}: 'arr_0' is {dtype} {list(shape)}, not pictures uint8 [N, H, W, 3]")
+        self.shape = shape
+        self.names = [f"{i:09d}" for i in range(shape[0])]
+        self.files = hashlib.sha256(f"{path.stat().st_size} {self.name}\n".encode()).hexdigest()
+
+    def blocks(self) -> Iterator[Pictures]:
+        n, one = self.shape[0], self.shape[1:]
+        size = min(BLOCK, max(1, _BYTES // math.prod(one)))
+        with references.opened(self.path) as arrays, arrays.open("arr_0") as f:
+            _, columns, _ = arrays.parsed("arr_0", references.header, f)
+            if columns:
+                raise UsageError(f"{self.path}: 'arr_0' stands in Fortran's order; save it in C's")
+            for start in range(0, n, size):
+                count = min(size, n - start)
+                content = arrays.parsed("arr_0", partial(_exactly, size=count * math.prod(one)), f)
+                yield pictures.Array(np.frombuffer(content, np.uint8).reshape(count, *one))
+
+    def moments(self, one: ComparedMetric) -> tuple[np.ndarray, np.ndarray] | None:
+        with references.opened(self.path) as arrays:
+            there = "mu" in arrays and "sigma" in arrays
+        side = one.options["crop"]
+        if not there or one.options["resize"] != "tf" or not (side is None or self.shape[1:3] == (side, side)):
+            return None
+        found = references.read(self.path, FEATURES)
+        return found.mean, found.covariance
+
+
+def _text(name: str) -> str:
+    """A file's name as text, whatever its bytes."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _exactly(f: IO[bytes], size: int) -> bytes:
+    content = f.read(size)
+    if len(content) != size:
+        raise ValueError("it ends early")
+    return content
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+def make(one: ComparedMetric, real: Source, data: str, path: Path) -> Reference:
+    """Writes the statistics of these pictures, by the judge of `one`, to `path`.
+
+    The features that are kept are those of the `KEPT` pictures that come first by a hash of their names.
+    """
+    import torch
+
+    from specbench.metrics.frechet import Moments
+
+    n, given = len(real.names), real.moments(one)
+    chosen = sorted(range(n), key=lambda i: key("reference", real.names[i]))[: references.KEPT]
+    row = {i: row for row, i in enumerate(sorted(chosen))}
+    kept = np.zeros((len(chosen), FEATURES), np.float32)
+    moments = Moments(FEATURES)
+    staging = path.with_name(f".{path.stem}.judged")
+    start = 0
+    for block in real.blocks():
+        stop = start + len(block)
+        if len(block) < n:
+            print(f"specbench: pictures {start + 1} to {stop} of {n}", file=sys.stderr)
+        items = [Item(i, "", None, real.names[i]) for i in range(start, stop)]
+        said = metrics.judge(one, block, items, metrics.Outputs(staging / f"{start}-{stop}"))[:, :FEATURES]
+        moments.add(torch.from_numpy(said))
+        mine = [i for i in range(start, stop) if i in row]
+        kept[[row[i] for i in mine]] = said[[i - start for i in mine]]
+        start = stop
+    mean, covariance = given or (moments.mean.numpy(), moments.covariance.numpy())
+    provenance = {
+        "data": data,
+        "folder": real.name,
+        "pictures": n,
+        "files": real.files,
+        "moments": real.name if given else "",
+        "judge": one.judged_by,
+        "crop": one.options["crop"],
+        "specbench": __version__,
+        "commit": records.commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    made = references.Reference(mean, covariance, data or path.stem, kept, n, provenance)
+    references.write(path, made)
+    shutil.rmtree(staging, ignore_errors=True)
+    return made
+
+
+def _kept(path: Path, one: ComparedMetric, real: Source) -> Reference | None:
+    """The statistics in `path` where they are of these pictures and this judge already."""
+    if not path.exists():
+        return None
+    try:
+        found = references.read(path, FEATURES)
+    except UsageError:
+        return None  # damaged: made anew
+    mine = (one.judged_by, real.files)
+    return found if (found.judge, found.provenance.get("files")) == mine else None

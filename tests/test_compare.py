@@ -1,0 +1,682 @@
+"""Two runs, image by image: the statistics against scipy and simulation, the pairs, the words, and hostile folders."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from scipy import stats
+from test_records import record
+
+from specbench import cli, configuration, data, metrics, records
+from specbench.compare import telling
+from specbench.compare.comparison import Comparison, compare
+from specbench.compare.paired import Paired, by_influence, holm, paired, size
+from specbench.compare.passes import read
+from specbench.errors import UsageError
+from specbench.metrics import frechet
+from specbench.metrics.outputs import key
+
+N = 40
+SESSION = {
+    "weights": "embedded:1+2",
+    "device": "cpu",
+    "device_name": "A",
+    "torch": "2",
+    "threads": 1,
+    "commit": "c" * 40,
+}
+
+
+def image(index: int, steps: int, **changes: Any) -> records.Record:
+    """The record of an image of 256 tokens; it took a second a step."""
+    figures = {"tokens": 256, "steps": steps, "drafted": 5 * steps, "accepted": 256 - steps}
+    figures |= {"accepted_length": 256 / steps, "latency_s": float(steps), "decode_s": float(steps)}
+    return replace(record(index), id=str(index), **(figures | changes))
+
+
+@cache
+def composed(*words: str) -> str:
+    """config.yaml of a run with these overrides."""
+    return str(OmegaConf.to_yaml(OmegaConf.create(configuration.compose(list(words)))))
+
+
+class Folders:
+    """Makes folders of runs, their records as told."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def make(self, name: str, images: list[records.Record], *words: str, baseline: list[records.Record] | None = None,
+             session: Mapping[str, Any] = SESSION) -> str:  # fmt: skip
+        folder = self.root / name
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(composed(*words or ["method=eagle_chain"]))
+        (folder / "run.json").write_text(json.dumps({"run_id": f"run-{name}", "sessions": {"s": session}}))
+        for file, some in (("records.jsonl", images), ("baseline.jsonl", baseline)):
+            if some is not None:
+                (folder / file).write_text("".join(json.dumps(asdict(r)) + "\n" for r in some))
+        return str(folder)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Folders:
+    return Folders(tmp_path)
+
+
+def steps(seed: int, low: int = 100, high: int = 140) -> list[int]:
+    return np.random.default_rng(seed).integers(low, high, N).tolist()
+
+
+@pytest.fixture
+def two(folders: Folders) -> tuple[str, str]:
+    a, b = steps(0), [s - d for s, d in zip(steps(0), steps(1, 0, 20))]
+    return (
+        folders.make("a", [image(i, s) for i, s in enumerate(a)]),
+        folders.make("b", [image(i, s) for i, s in enumerate(b)], "method=cool_sd"),
+    )
+
+
+def between(a: str, b: str) -> Comparison:
+    return compare(read(a), read(b))
+
+
+def of(found: Comparison, name: str) -> Paired:
+    [result] = [r for r in found.results if r.figure.name == name]
+    return result.paired
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+def test_the_tests_are_scipys() -> None:
+    rng = np.random.default_rng(0)
+    a = rng.normal(2, 1, 50)
+    b = a + rng.normal(0.3, 0.5, 50)
+    found = paired(a, b)
+    wanted = stats.ttest_rel(b, a)
+    assert found.test is not None
+    assert (found.test.statistic, found.test.p, found.test.df) == (wanted.statistic, wanted.pvalue, 49)
+    assert found.test.wilcoxon == pytest.approx(stats.wilcoxon(b, a).pvalue)
+    # by hand
+    d = b - a
+    error = d.std(ddof=1) / math.sqrt(50)
+    assert found.difference == pytest.approx(d.mean()) == pytest.approx(found.mean_b - found.mean_a)
+    assert found.test.statistic == pytest.approx(d.mean() / error)
+    assert found.test.d_z == pytest.approx(d.mean() / d.std(ddof=1))
+    half = stats.t.ppf(0.975, 49) * error
+    assert (found.test.low, found.test.high) == pytest.approx((d.mean() - half, d.mean() + half))
+    swapped = paired(b, a)
+    assert swapped.test is not None
+    assert (swapped.difference, swapped.test.low) == pytest.approx((-found.difference, -found.test.high))
+
+
+def test_ranks_ignore_rounding() -> None:
+    """Seconds that are a tenth of the steps have the same ties as the steps, and the same zeros."""
+    a, b = np.array(steps(0)), np.array(steps(1))
+    plain, scaled = paired(a, b), paired(a * 0.1 + 7, b * 0.1 + 7)
+    assert plain.test is not None
+    assert scaled.test is not None
+    assert scaled.test.wilcoxon == plain.test.wilcoxon == pytest.approx(stats.wilcoxon(b - a).pvalue)
+
+
+@pytest.mark.parametrize("shift", [0.0, 3.0, -0.1])
+def test_equal_differences_leave_nothing_to_test(shift: float) -> None:
+    a = np.random.default_rng(0).normal(size=30)
+    found = paired(a, a + shift)
+    assert found.test is None
+    assert found.difference == pytest.approx(shift)
+    assert (found.difference == 0) == (shift == 0)
+    assert by_influence(2.0, 2.0 + shift, a, a).test is None
+    assert paired([0.0, 0.0], [0.0, 0.0]) == Paired(2, 0.0, 0.0, 0.0, None)
+
+
+def test_holm_is_the_textbooks() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.6]) == [1.0, 1.0]
+    assert holm([0.02]) == [0.02]
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_rejects_what_the_step_down_rejects(p: list[float]) -> None:
+    adjusted = holm(p)
+    assert all(mine <= theirs <= 1 for mine, theirs in zip(p, adjusted))
+    level, order = 0.05, sorted(range(len(p)), key=p.__getitem__)
+    for rank, i in enumerate(order):  # the procedure as it is told: on to the next smallest until one fails
+        if (len(p) - rank) * p[i] > level:
+            assert all(adjusted[j] > level for j in order[rank:])
+            break
+        assert adjusted[i] <= level
+
+
+def test_sizes_are_cohens() -> None:
+    words = {
+        0.0: "negligible",
+        0.19: "negligible",
+        -0.2: "small",
+        0.5: "medium",
+        -0.79: "medium",
+        0.8: "large",
+        9: "large",
+    }
+    assert {d: size(d) for d in words} == words
+
+
+def distance(features: torch.Tensor, mean: torch.Tensor, covariance: torch.Tensor) -> float:
+    """Between the Gaussians of features and of these moments (Heusel et al. 2017, Eq. 6)."""
+    own = frechet.Moments.of(features)
+    product = torch.linalg.eigvals(own.covariance @ covariance).real.clamp_min(0).sqrt().sum()
+    return float((own.mean - mean).square().sum() + own.covariance.trace() + covariance.trace() - 2 * product)
+
+
+def test_the_error_of_a_difference_of_distances_is_calibrated() -> None:
+    """Features of paired pictures, correlated between A and B: the influences tell how much the difference of their two
+    Fréchet distances varies from draw to draw.
+
+    Over 600 draws a standard deviation is known to 1 / sqrt(1200) = 2.9 %, four of which are 12 %; to first order the
+    distance is not exact either, at 400 pictures for 3 features by a few per cent. Taken as independent, the two
+    distances would vary at least a third more.
+    """
+    rng = np.random.default_rng(0)
+    mean, covariance = torch.zeros(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+    shift_a, shift_b, n = np.array([0.5, 0.0, 0.0]), np.array([0.6, 0.2, 0.0]), 400
+
+    differences, errors, apart = [], [], []
+    for _ in range(600):
+        common, own = rng.normal(size=(n, 3)), rng.normal(size=(2, n, 3))
+        x, y = (torch.from_numpy(s + 0.8 * common + 0.6 * o) for s, o in zip((shift_a, shift_b), own))
+        moved = [frechet.influences(z, mean, covariance) for z in (x, y)]
+        assert moved[0] is not None
+        assert moved[1] is not None
+        values = [distance(z, mean, covariance) for z in (x, y)]
+        found = by_influence(*values, moved[0].numpy(), moved[1].numpy())
+        assert found.test is not None
+        differences.append(found.difference)
+        errors.append(found.test.high - found.difference)
+        apart.append(math.hypot(*(frechet.standard_error(z, mean, covariance) or 0 for z in (x, y))))
+    spread = float(np.std(differences))
+    assert np.mean(errors) / 1.959964 == pytest.approx(spread, rel=0.16)
+    assert np.mean(apart) > 1.33 * spread
+    covered = np.abs(np.array(differences) - np.mean(differences)) <= errors
+    assert covered.mean() == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / 600) + 0.01)
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
+def test_every_figure_of_the_records(two: tuple[str, str]) -> None:
+    found = between(*two)
+    assert [r.figure.name for r in found.results] == [
+        "accepted_length",
+        "steps",
+        "acceptance_rate",
+        "latency_s",
+        "log_prob_mean",
+    ]
+    a, b = steps(0), [s - d for s, d in zip(steps(0), steps(1, 0, 20))]
+    for name, figure in (
+        ("accepted_length", lambda s: 256 / s),
+        ("steps", float),
+        ("acceptance_rate", lambda s: (256 - s) / (5 * s)),
+        ("latency_s", float),
+    ):
+        wanted = paired([figure(s) for s in a], [figure(s) for s in b])
+        assert of(found, name) == wanted
+    assert found.tests == 4  # the log-probabilities are identical
+    tested = [r for r in found.results if r.paired.test]
+    assert [r.p_holm for r in tested] == holm([r.paired.test.p for r in tested if r.paired.test])
+    assert [r.wilcoxon_holm for r in tested] == holm([r.paired.test.wilcoxon or 0 for r in tested if r.paired.test])
+
+
+def test_the_order_of_lines_does_not_matter(two: tuple[str, str]) -> None:
+    first = telling.report(between(*two))
+    for word, seed in zip(two, (1, 2)):
+        path = Path(word) / "records.jsonl"
+        lines = path.read_text().splitlines(keepends=True)
+        np.random.default_rng(seed).shuffle(lines)
+        path.write_text("".join(lines))
+    assert telling.report(between(*two)) == first
+
+
+def test_images_without_a_partner_are_left_out_and_named(folders: Folders) -> None:
+    values = steps(0)
+    mine = [image(i, s) for i, s in enumerate(values)]
+    theirs = [image(i, s + i % 3) for i, s in enumerate(values) if i not in (1, 4)] + [image(N, 77)]
+    theirs[5] = replace(theirs[5], prompt="something else")
+    theirs[6] = replace(theirs[6], id="elsewhere")
+    theirs[7] = replace(theirs[7], id=None)  # an older record: its prompt must do
+    found = between(folders.make("a", mine), folders.make("b", theirs))
+    assert found.pairs == N - 4
+    assert found.remarks[:3] == (
+        "Left out, for want of a partner: 2 of A (index 1, 4).",
+        f"Left out, for want of a partner: 1 of B (index {N}).",
+        "Left out, for different prompts in A and B: 2 (index 7, 8).",
+    )
+    left = [i for i in range(N) if i not in (1, 4, 7, 8)]
+    assert of(found, "steps") == paired([values[i] for i in left], [values[i] + i % 3 for i in left])
+
+
+def test_too_few_pairs_are_an_error(folders: Folders) -> None:
+    mine = [image(i, s) for i, s in enumerate(steps(0))]
+    a = folders.make("a", mine)
+    others = folders.make("b", [replace(r, prompt="other") for r in mine])
+    with pytest.raises(UsageError, match=r"share 0 prompts, and 40 more with different prompts: 3 pairs .* are needed"):
+        between(a, others)
+    with pytest.raises(UsageError, match="share 2 prompts: 3 pairs"):
+        between(a, folders.make("c", mine[:2]))
+    few = between(a, folders.make("d", [replace(r, steps=r.steps + r.index) for r in mine[:3]]))
+    assert "Over 3 pairs a t-test holds only for nearly normal differences." in few.remarks
+    with pytest.raises(UsageError, match="share 0 prompts"):
+        between(a, folders.make("e", []))
+
+
+def test_identical_runs_have_no_test_and_no_nan(folders: Folders) -> None:
+    """Two exact methods that share their random streams, such as greedy ones, give the same images."""
+    images = [image(i, s) for i, s in enumerate(steps(0))]
+    found = between(folders.make("a", images), folders.make("b", images, "method=sjd"))
+    assert found.tests == 0
+    text = telling.report(found)
+    assert "- accepted_length is identical in all 40 images: there is nothing to test.\n" in text
+    assert "In 40 of 40 pairs both pictures are the same, pixel for pixel." in text
+    assert text.endswith("Nothing was tested.")
+    assert "nan" not in (text + telling.to_csv(found)).lower()
+    longer = [replace(r, latency_s=(r.latency_s or 0) + 3) for r in images]
+    constant = telling.report(between(folders.make("c", images), folders.make("d", longer, "method=sjd")))
+    assert (
+        "- sjd needs 3.0000 s more for an image than eagle_chain, in each of the 40 images: there is nothing to"
+        in constant
+    )
+
+
+def test_a_batch_counts_once(folders: Folders) -> None:
+    """Its images share its seconds; what is no matter of the clock stays a matter of images."""
+    rng = np.random.default_rng(0)
+
+    def batched(size: int, seconds: np.ndarray) -> list[records.Record]:
+        shares = [(float(seconds[i // size]), i) for i in range(N)]
+        return [image(i, 100 + i % 7, latency_s=None, decode_s=s, text_s=s / 9, batch=size) for s, i in shares]
+
+    a, b = rng.gamma(9, 1, N // 4), rng.gamma(9, 1, N // 8)
+    found = between(folders.make("a", batched(4, a)), folders.make("b", batched(8, b), "batch=8"))
+    said, wanted = of(found, "decode_s"), paired(a.reshape(-1, 2).mean(1), b)
+    assert said.test is not None
+    assert wanted.test is not None
+    assert (said.n, said.test.df) == (5, 4)
+    assert said.difference == pytest.approx(wanted.difference)
+    assert (said.test.p, said.test.wilcoxon) == pytest.approx((wanted.test.p, wanted.test.wilcoxon))
+    assert of(found, "steps").n == N
+    assert "latency_s" not in [r.figure.name for r in found.results]
+    alone = folders.make("c", [image(i, 100 + i % 5) for i in range(N)])
+    mixed = between(alone, folders.make("d", batched(20, a), "batch=20"))
+    assert mixed.untested[0] == "decode_s: only 2 pairs of batches"
+
+
+def test_what_a_run_lacks_is_said(folders: Folders) -> None:
+    mine = [image(i, s) for i, s in enumerate(steps(0))]
+    vanilla = [image(i, 256, drafted=0, accepted=0) for i in range(N)]
+    older = [replace(r, log_prob_mean=None if r.index else -1.0) for r in mine]
+    run = folders.make("a", older, baseline=vanilla)
+    found = between(f"{run}/baseline", run)
+    assert found.untested == (
+        "acceptance_rate: vanilla without one",
+        "log_prob_mean: only 1 pairs of images",
+    )
+
+
+# --- what they are called, and what tells them apart ------------------------------------------------------------------
+
+
+def test_a_baseline_is_named_as_its_folder(folders: Folders) -> None:
+    mine = [image(i, s) for i, s in enumerate(steps(0))]
+    run = folders.make("cool", mine, "method=cool_sd", baseline=[image(i, 256) for i in range(N)])
+    other = folders.make("other", mine, "method=cool_sd", "delta=2")
+    (Path(run) / "baseline").mkdir()  # where its pictures lie
+    assert between(f"{run}/baseline", run).names == ("vanilla", "cool_sd")
+    assert between(f"{run}/baseline.jsonl", f"{run}/records.jsonl").names == ("vanilla", "cool_sd")
+    assert between(f"{run}/baseline/", run).remarks[0].startswith("In 40 of 40 pairs")  # nothing else differs
+    assert between(run, other).names == ("cool_sd delta=1.1", "cool_sd delta=2.0")
+    assert between(run, run).names == ("cool_sd (A)", "cool_sd (B)")
+    twin = folders.make("twin", mine, "method=cool_sd")
+    assert [name.split("/")[-1] for name in between(run, twin).names] == ["cool)", "twin)"]
+    with pytest.raises(UsageError, match="decoded no baseline; run it again with baseline=true"):
+        between(f"{other}/baseline", other)
+
+
+def test_what_differs_beside_the_method_is_said(folders: Folders) -> None:
+    mine = [image(i, s) for i, s in enumerate(steps(0))]
+    a = folders.make("a", mine)
+    assert not any("differ" in r for r in between(a, folders.make("b", mine, "method=cool_sd", "delta=2")).remarks)
+    words = ["method=cool_sd", "cfg_scale=5", "seed=1", "batch=4", "n=99", "metrics=none"]
+    session = SESSION | {"device_name": "B\x1b[31m", "weights": "embedded:3", "commit": "d" * 40}
+    other = folders.make("c", [replace(r, seed=1) for r in mine], *words, session=session)
+    [said] = [r for r in between(a, other).remarks if "differ" in r]
+    assert said == (
+        "A and B differ in more than the method: cfg_scale 3.0 / 5.0, batch 1 / 4, weights embedded:1 / embedded:3,"
+        " commit cccccccc / dddddddd, device_name A / B?[31m, seed 0 / 1."
+        " Their timings do not compare the methods alone. Pairs share the prompt, not the random numbers."
+    )
+    data = folders.make("d", mine, "data=scenes_classes")
+    assert "A and B differ in more than the method: data scenes / scenes_classes." in between(a, data).remarks
+
+
+# --- telling ----------------------------------------------------------------------------------------------------------
+
+
+def sentences(found: Comparison) -> dict[str, str]:
+    return {r.figure.name: telling.sentence(r, found) for r in found.results}
+
+
+def told(folders: Folders, shift: Callable[[int], float], n: int = N) -> dict[str, str]:
+    """Sentences of runs whose accepted lengths differ by `shift` of the index, and nothing else."""
+    mine = [image(i, 100) for i in range(n)]
+    theirs = [replace(r, accepted_length=r.accepted_length + shift(r.index)) for r in mine]
+    where = str(len(list(folders.root.iterdir())))
+    return sentences(between(folders.make(f"a{where}", mine), folders.make(f"b{where}", theirs, "method=cool_sd")))
+
+
+def test_a_difference_in_a_plain_sentence(folders: Folders) -> None:
+    # 0.3 or 0.4 in turn: mean 0.35, standard deviation 0.05 sqrt(40 / 39), t = 0.35 sqrt(39) / 0.05
+    shifts = (lambda i: 0.3 + 0.1 * (i % 2)), (lambda i: -0.3 - 0.1 * (i % 2))
+    more, fewer = (told(folders, shift)["accepted_length"] for shift in shifts)
+    assert more == (
+        "cool_sd accepts 0.350 more tokens a step than eagle_chain (95 % interval 0.334 to 0.366,"
+        " paired t(39) = 43.7, p = 1e-34, d_z = 6.91: a large effect)."
+    )
+    assert fewer == (
+        "cool_sd accepts 0.350 fewer tokens a step than eagle_chain (95 % interval 0.334 to 0.366,"
+        " paired t(39) = -43.7, p = 1e-34, d_z = -6.91: a large effect)."
+    )
+    # +-1, +-2 ... +-20, and 1 more
+    none = told(folders, lambda i: (-1) ** i * (i // 2 + 1) / 100 + 0.01)["accepted_length"]
+    assert none == (
+        "no difference in accepted_length beyond noise: cool_sd - eagle_chain = +0.01 (95 % interval -0.03 to 0.05,"
+        " paired t(39) = 0.52, p = 0.61, d_z = 0.08: a negligible effect)."
+    )
+
+
+def test_a_sentence_says_what_does_not_hold(folders: Folders, two: tuple[str, str]) -> None:
+    # one wild image: the t-test sees nothing, the ranks do
+    wild = told(folders, lambda i: -2.5 if i == 0 else 0.05 + 0.001 * i)["accepted_length"]
+    assert "no difference in accepted_length beyond noise" in wild
+    assert "; the Wilcoxon signed-rank test says otherwise (p = " in wild
+    # p = 0.03 alone is little among four tests
+    found = between(*two)
+    result = found.results[0]
+    assert result.paired.test is not None
+    test = replace(result.paired.test, p=0.03, wilcoxon=0.5)
+    weak = replace(result, paired=replace(result.paired, test=test), p_holm=0.12, wilcoxon_holm=1.0)
+    assert telling.sentence(weak, found).startswith("cool_sd accepts 0.")
+    assert telling.sentence(weak, found).endswith("effect), but p = 0.12 after Holm's adjustment for 4 tests.")
+    tiny = replace(result, paired=replace(result.paired, test=replace(test, p=0.0)), p_holm=0.0, wilcoxon_holm=0.0)
+    assert "p < 1e-300" in telling.sentence(tiny, found)
+
+
+def test_names_are_told_as_they_are(folders: Folders) -> None:
+    """A folder's name may hold what a format string would fill in."""
+    mine = [image(i, s) for i, s in enumerate(steps(0))]
+    found = between(
+        folders.make("{a}{d}%s", mine), folders.make("{b}", [replace(r, steps=r.steps + r.index) for r in mine])
+    )
+    assert "eagle_chain (" in sentences(found)["steps"]
+    assert "/{b}) takes" in sentences(found)["steps"]
+    assert "/{a}{d}%s)" in sentences(found)["steps"]
+
+
+def test_the_screen_is_120_wide(folders: Folders) -> None:
+    wide = {"tokens": 10**9, "accepted": 0, "latency_s": 1e5 / 3}
+    mine = [image(i, 10**8 + s, **wide) for i, s in enumerate(steps(0))]
+    theirs = [image(i, s, log_prob_mean=-1e7 / s) for i, s in enumerate(steps(1))]
+    long = "x" * 90
+    text = telling.report(between(folders.make(f"{long}/a", mine), folders.make(f"{long}/b", theirs)))
+    assert max(len(line) for line in text.splitlines() if long not in line) <= 120
+    assert not any(line != line.rstrip() for line in text.splitlines())
+
+
+def test_the_csv_has_its_columns(two: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "new" / "delta=1.csv"
+    assert cli.main(["compare", *two, f"out={out}"]) == 0
+    assert capsys.readouterr().out.endswith(
+        f"\n4 figures were tested; Holm: the p-value before it, adjusted for as many tests.\nwrote {out}\n"
+    )
+    rows = list(csv.DictReader(io.StringIO(out.read_text())))
+    assert list(rows[0]) == list(telling.COLUMNS)
+    found = between(*two)
+    for row, result in zip(rows, found.results, strict=True):
+        assert row["figure"] == result.figure.name
+        assert float(row["difference"]) == result.paired.difference
+        assert (row["a"], row["b"], row["run_a"], row["run_b"]) == ("eagle_chain", "cool_sd", "run-a", "run-b")
+        assert row["sentence"] == telling.sentence(result, found)
+        if result.paired.test is None:
+            assert {row[name] for name in ("low", "p", "p_holm", "p_wilcoxon", "d_z", "effect")} == {""}
+        else:
+            assert float(row["p"]) == result.paired.test.p
+            assert float(row["p_wilcoxon_holm"]) == result.wilcoxon_holm
+            assert row["effect"] == size(float(row["d_z"]))
+    assert cli.main(["compare", "--help"]) == 0
+    helped = capsys.readouterr().out
+    assert all(f"  {name} " in helped for name in telling.COLUMNS)
+    assert max(map(len, helped.splitlines())) <= 120
+
+
+# --- scores of metrics ------------------------------------------------------------------------------------------------
+
+
+def score(folder: str, metric: str, judge: str, outputs: np.ndarray, prompts: bool = True) -> None:
+    """Keeps outputs of the pictures of a run, as scoring does."""
+    mine = read(folder).records
+    keep = metrics.Outputs(Path(folder))
+    keys = [key(mine[i].sha256, mine[i].prompt if prompts else None) for i in range(len(outputs))]
+    keep.shelf(judge).add(keys, outputs)
+    keep.name(metric, judge)
+
+
+@pytest.fixture
+def scored(folders: Folders) -> tuple[str, str, np.ndarray, np.ndarray]:
+    """Two runs, and rewards (N, 3) of their pictures: the first number is the reward."""
+    rng = np.random.default_rng(0)
+    mine = [image(i, 100, sha256=f"a{i}") for i in range(N)]
+    theirs = [replace(r, sha256=f"b{r.index}") for r in mine]
+    x = rng.normal(size=(N, 3)).astype(np.float32)
+    y = (x + 0.1 * rng.normal(size=x.shape)).astype(np.float32)
+    return folders.make("a", mine), folders.make("b", theirs, "method=cool_sd"), x, y
+
+
+def test_scores_of_pictures_are_compared(scored: tuple[str, str, np.ndarray, np.ndarray]) -> None:
+    a, b, x, y = scored
+    score(a, "scenes_reward", "reader@1", x)
+    score(b, "scenes_reward", "reader@1", y[:30])  # ten were not judged
+    found = between(a, b)
+    assert of(found, "scenes_reward") == paired(x[:30, 0].astype(np.float64), y[:30, 0].astype(np.float64))
+    assert found.results[-1].judge == "reader@1"
+    assert found.tests == 1
+    assert sentences(found)["scenes_reward"].startswith(("scenes_reward is 0.", "no difference in scenes_reward"))
+
+
+def test_scores_that_do_not_compare_are_named(scored: tuple[str, str, np.ndarray, np.ndarray]) -> None:
+    a, b, x, y = scored
+    score(a, "scenes_reward", "reader@1", x)
+    assert between(a, b).untested == ("scenes_reward: B was not scored by it; score both with specbench evaluate",)
+    score(b, "scenes_reward", "reader@2\x1b", y)
+    assert between(a, b).untested == ("scenes_reward: judged by reader@1 in A and by reader@2? in B",)
+    score(b, "scenes_reward", "reader@1", y[:2])
+    assert "both pictures of only 2 pairs were judged" in between(a, b).untested[0]
+    score(a, "gone", "reader@1", x)
+    assert "gone: this version has no such metric" in between(a, b).untested
+
+
+@pytest.mark.parametrize("damage", [math.nan, math.inf])
+def test_damaged_scores_are_named(scored: tuple[str, str, np.ndarray, np.ndarray], damage: float) -> None:
+    a, b, x, y = scored
+    y[3, 0] = damage
+    score(a, "scenes_reward", "reader@1", x)
+    score(b, "scenes_reward", "reader@1", y)
+    for folder, width in ((a, 0), (b, 0)):  # no number a picture
+        score(folder, "scenes_clip", "towers@1", np.zeros((N, width), np.float32))
+    untested = between(a, b).untested
+    assert [line.split(":")[0] for line in untested] == ["scenes_clip", "scenes_reward"]
+    assert all("what is kept of it is damaged" in line for line in untested)
+
+
+def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features of the law of the real pictures' in A, of a wider one in B."""
+    from specbench.data import scenes
+    from specbench.metrics import scenes_reference
+
+    one = metrics.metric("scenes_fid", metrics.Place(metrics.ASSETS, Path()))
+    reference = scenes_reference.whole_scenes(metrics.ASSETS, one.judged_by, "cpu")
+    # torchmetrics takes seconds to import, and test_metrics looks at the value
+    here = reference.mean, reference.covariance
+    monkeypatch.setattr(frechet, "distance", lambda features, *_: distance(features, *here))
+    n, rng = 140, np.random.default_rng(0)
+    values, vectors = torch.linalg.eigh(reference.covariance)
+    noise = rng.normal(size=(2, n, 64)) * values.clamp_min(0).sqrt().numpy()
+    real = reference.mean.numpy()
+    x = real + noise[0] @ vectors.numpy().T
+    y = real + (0.9 * noise[0] + 0.9 * noise[1]) @ vectors.numpy().T  # of larger variance, and paired with x
+    prompts = [scenes.sample("validation", i).caption for i in range(n)]
+    mine = [image(i, 100, sha256=f"a{i}", prompt=prompt) for i, prompt in enumerate(prompts)]
+    a = folders.make("a", mine)
+    b = folders.make("b", [replace(r, sha256=f"b{r.index}") for r in mine], "method=cool_sd")
+    for folder, outputs in ((a, x), (b, y)):
+        score(folder, "scenes_fid", one.judged_by, outputs.astype(np.float32), prompts=False)
+    found = between(a, b)
+    said = of(found, "scenes_fid")
+    assert said.test is not None
+    assert (said.test.df, said.test.wilcoxon, said.test.d_z) == (None, None, None)
+    # the two values are those of two rows, and the difference is surer than of two runs that are not paired
+    alone = [one.score(outputs.astype(np.float32), data.load(read(a).cfg | {"n": n}))[0] for outputs in (x, y)]
+    assert (said.mean_a, said.mean_b) == pytest.approx((alone[0].value, alone[1].value))
+    assert said.test.high - said.difference < 0.9 * 1.96 * math.hypot(alone[0].stderr or 0, alone[1].stderr or 0)
+    text = sentences(found)["scenes_fid"]
+    assert text.startswith("scenes_fid is ")
+    assert "higher with cool_sd than with eagle_chain (95 % interval " in text
+    assert ", z = " in text
+    assert "effect" not in text
+    few = between(a, folders.make("c", [replace(r, sha256=f"b{r.index}") for r in mine[:100]]))
+    assert few.untested[-1] == "scenes_fid: B was not scored by it; score both with specbench evaluate"
+    score(few.b.word, "scenes_fid", one.judged_by, y[:100].astype(np.float32), prompts=False)
+    assert "100 pairs do not tell how sure a difference is" in between(a, few.b.word).untested[-1]
+
+
+# --- hostile folders and words ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"decode_s": math.nan},
+            r"records.jsonl: the record of index 0 has no number as decode_s \(nan\); remove its line",
+        ),
+        ({"log_prob_mean": math.inf}, r"index 0 has no number as log_prob_mean \(inf\)"),
+        ({"latency_s": "1"}, r"index 0 has no number as latency_s \(1\)"),
+        ({"accepted_length": 1e200}, "no number as accepted_length"),
+        ({"accepted_length": True}, "no number as accepted_length"),
+        ({"steps": 0}, "index 0 has steps 0"),
+        ({"steps": 1.5}, r"no whole number as steps \(1.5\)"),
+        ({"drafted": -1}, "has drafted -1"),
+        ({"accepted": 10**6}, "accepted 1000000 of 500 drafts"),
+        ({"prompt": None}, "no text as prompt"),
+        ({"id": ["a"]}, "no text as id"),
+        ({"sha256": 3}, "no text as sha256"),
+        ({"index": "\x1b[2J"}, r"records.jsonl holds a line that is not a record"),
+        ({"index": 1}, "holds two records of index 1; remove one of the lines"),
+        ({"colour": 1}, "holds a line that is not a record"),
+    ],
+)
+def test_a_damaged_record_is_named(
+    folders: Folders, change: dict[str, Any], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = [image(i, 100) for i in range(5)]
+    a, b = folders.make("a", good), folders.make("b", good)
+    path = Path(b) / "records.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps(json.loads(lines[0]) | change), *lines[1:], ""]))
+    with pytest.raises(UsageError, match=sentence):
+        between(a, b)
+    assert cli.main(["compare", a, b]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("specbench: ")
+    assert told.count("\n") == 1
+    assert told[:-1].isprintable()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("records.jsonl", b"\xff\xfe\n", "holds a line that is not a record"),
+        ("records.jsonl", b"[" * 200_000 + b"\n", "holds a line that is not a record"),
+        ("records.jsonl", b"[1]\n", "holds a line that is not a record"),
+        ("config.yaml", b"\xff", "config.yaml .no UTF-8 text.; compare whole folders of runs"),
+        ("config.yaml", b"- a\n", "config.yaml is no configuration of a run"),
+        ("config.yaml", b"method: [", "config.yaml is no configuration of a run"),
+        ("config.yaml", b"method: 1\ndrafter: a\nrule: b", "config.yaml is no configuration of a run"),
+        ("config.yaml", None, r"cannot read .*config.yaml \(No such file or directory\)"),
+        ("run.json", b"{}", "run.json is not what specbench run wrote"),
+        ("run.json", b'{"run_id": "a", "sessions": {"s": 1}}', "run.json is not what specbench run wrote"),
+        ("run.json", b"[" * 200_000, "run.json is not what specbench run wrote"),
+    ],
+)
+def test_a_damaged_folder_is_named(folders: Folders, file: str, content: bytes | None, sentence: str) -> None:
+    good = [image(i, 100) for i in range(5)]
+    a, b = folders.make("a", good), folders.make("b", good)
+    (Path(b) / file).unlink() if content is None else (Path(b) / file).write_bytes(content)
+    with pytest.raises(UsageError, match=sentence):
+        between(a, b)
+
+
+def test_a_configuration_that_unfolds_without_end_is_refused(folders: Folders) -> None:
+    good = [image(i, 100) for i in range(5)]
+    a, b = folders.make("a", good), folders.make("b", good)
+    bomb = ["method: a", "drafter: b", "rule: c", "a0: &a0 [1]"]
+    bomb += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    (Path(b) / "config.yaml").write_text("\n".join(bomb))
+    with pytest.raises(UsageError, match="no configuration of a run"):
+        between(a, b)
+
+
+def test_a_run_that_is_still_at_work_can_be_compared(two: tuple[str, str]) -> None:
+    path = Path(two[1]) / "records.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:9], lines[9][:40]]))  # half a line, which is being written
+    assert between(*two).pairs == 9
+    assert path.read_bytes().endswith(lines[9][:40])  # and which is left alone
+
+
+def test_words_that_name_no_run(
+    two: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = two
+    for words, sentence in (
+        ([a], "compare takes two runs"),
+        ([a, b, a], "compare takes two runs"),
+        ([a, b, "out="], "at most one out=FILE.csv"),
+        ([a, b, "out=x.csv", "out=y.csv"], "at most one out=FILE.csv"),
+        ([a, b, "--what"], "unrecognized arguments: --what"),
+        ([a, f"{b}/nope"], "there is no "),
+        ([a, str(tmp_path)], f"is no run but holds 2 of them; name one, such as {a}"),
+        ([a, "/"], "has no records of a run"),
+        ([a, f"{b}/config.yaml"], "has no records of a run"),
+        ([a, b, f"out={tmp_path}"], "it is a folder"),
+        ([a, b, f"out={b}/config.yaml/x.csv"], "cannot write"),
+    ):
+        assert cli.main(["compare", *words]) == 2
+        told = capsys.readouterr().err
+        assert sentence in told
+        assert told.count("\n") == 1
+    monkeypatch.chdir(b)
+    assert cli.main(["compare", a, "."]) == 0

@@ -1,0 +1,465 @@
+"""`specbench evaluate`: pictures that others made, and runs that are over; pairing by id, resuming, honest refusals."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_pipeline import FakePipeline
+from filelock import FileLock
+from PIL import Image
+
+from specbench import cli, configuration, metrics, records, run
+from specbench.data import scenes
+from specbench.metrics import scenes_fid
+from specbench.metrics.base import Metric
+from specbench.metrics.scenes_clip import Measure
+
+N = 6
+CAPTIONS = [scenes.sample("validation", i).caption for i in range(N)]
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """`specbench evaluate` in an empty folder: (exit code, output, errors)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = cli.main(["evaluate", *words])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return call
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Real pictures of scenes under the ids 0, 1, ...; their captions are in prompts.tsv beside it."""
+    made = tmp_path / "pictures"
+    made.mkdir()
+    for i, picture in enumerate(scenes.render("validation", range(N))[0]):
+        Image.fromarray(picture).save(made / f"{i}.png")
+    write_prompts(tmp_path / "prompts.tsv", dict(enumerate(CAPTIONS)))
+    return made
+
+
+def write_prompts(path: Path, prompts: dict[int, str]) -> None:
+    path.write_text("id\tprompt\n" + "".join(f"{i}\t{text}\n" for i, text in prompts.items()))
+
+
+def row_of(out: str | Path) -> dict[str, Any]:
+    [row] = records.read_rows(Path(out) / "row.csv")
+    return row
+
+
+def quality(row: dict[str, Any]) -> dict[str, Any]:
+    names = [name for name in row if name.startswith(records.METRICS) and row[name] is not None]
+    return {name: row[name] for name in names}
+
+
+WORDS = ("pictures", "prompts=prompts.tsv", "metrics=scenes_clip")
+
+
+# --- a folder of pictures ---------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_scored_and_described(call: Call, folder: Path) -> None:
+    code, out, err = call("pictures", "data=scenes", "metrics=[scenes_clip,scenes_reward]", "out=scored")
+    assert code == 0
+    row = row_of("scored")
+    assert row["clip_score"] > 0.9
+    assert row["image_reward"] > 0.9
+    assert row["clip_score_backend"].startswith("scenes-two-tower@")
+    assert f"clip_score       {row['clip_score']:.4f} ± {row['clip_score_stderr']:.4f}" in out
+    assert f"[{row['image_reward_backend']}]" in out
+    assert "scored/row.csv" in out
+    assert (row["n"], row["data"], row["split"], row["resolution"]) == (N, "scenes", "validation", 64)
+    assert str(folder) in row["note"]
+    assert "picture" in err  # the progress
+    unknown = (
+        "model",
+        "weights",
+        "method",
+        "drafter",
+        "seed",
+        "device",
+        "torch",
+        "config_hash",
+        "accepted_length_mean",
+    )
+    assert [row[name] for name in unknown] == [None] * len(unknown)
+    with Path("scored/pictures.csv").open(newline="") as f:
+        each = list(csv.DictReader(f))
+    assert [(one["file"], one["id"], one["prompt"]) for one in each] == [
+        (f"{i}.png", str(i), caption) for i, caption in enumerate(CAPTIONS)
+    ]
+    for name, column in (("scenes_clip", "clip_score"), ("scenes_reward", "image_reward")):
+        assert np.mean([float(one[name]) for one in each]) == pytest.approx(row[column], abs=1e-9)
+
+
+def test_shuffling_and_renaming_changes_no_score(call: Call, folder: Path, tmp_path: Path) -> None:
+    """The peers pair by the order of a listing. Here the order, the place and the form of a file mean nothing."""
+    assert call(*WORDS, "out=plain")[0] == 0
+    other = tmp_path / "other"
+    for place, i in enumerate([4, 2, 0, 5, 1, 3]):
+        path = other / f"part{place % 2}" / f"{i:06d}.bmp"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(folder / f"{i}.png").save(path)
+    write_prompts(tmp_path / "shuffled.tsv", {i: CAPTIONS[i] for i in (3, 5, 1, 0, 2, 4)})
+    assert call("other", "prompts=shuffled.tsv", "metrics=scenes_clip", "out=shuffled", "batch=2")[0] == 0
+    assert quality(row_of("shuffled")) == quality(row_of("plain"))
+    (folder / "0.png").rename(folder / "x.png")
+    (folder / "1.png").rename(folder / "0.png")
+    (folder / "x.png").rename(folder / "1.png")
+    assert call(*WORDS, "out=exchanged")[0] == 0
+    assert row_of("exchanged")["clip_score"] < row_of("plain")["clip_score"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda f: (f / "2.png").unlink(), "no picture has the name of 1 prompt (2): name each picture by the id"),
+        (lambda f: (f / "2.png").rename(f / "7.png"), "no prompt has the id of 1 picture (7.png) and no picture has"),
+        (lambda f: shutil.copy(f / "2.png", f / "b.png"), "no prompt has the id of 1 picture (b.png)"),
+        (lambda f: shutil.copy(f / "2.png", f / "02.png"), "02.png and "),
+        (lambda f: shutil.copytree(f, f / "copy"), "are both named like the prompt 0; keep one of them"),
+        (lambda f: (f / "2.png").write_bytes(b""), "2.png is empty"),
+        (lambda f: (f / "2.png").write_bytes(b"GIF89a"), "2.png"),
+        (lambda f: [p.unlink() for p in f.iterdir()], "holds no pictures (.png, .jpg,"),
+    ],
+)
+def test_what_does_not_pair_is_named_in_one_sentence(
+    spoil: Callable[[Path], object], sentence: str, call: Call, folder: Path
+) -> None:
+    spoil(folder)
+    code, out, err = call(*WORDS)
+    assert (code, out) == (2, "")
+    last = err.splitlines()[-1]
+    assert last.startswith("specbench: ")
+    assert sentence in last
+
+
+def test_some_of_the_pictures_suffice_when_asked(call: Call, folder: Path) -> None:
+    (folder / "2.png").unlink()
+    assert call(*WORDS, "partial=true", "out=some")[0] == 0
+    row = row_of("some")
+    assert row["n"] == N - 1
+    assert "1 of 6 prompts have no picture" in row["note"]
+    for path in folder.iterdir():
+        path.rename(folder / f"a{path.name}")
+    assert "no prompt has the id of 5 pictures" in call(*WORDS, "partial=true")[2]
+
+
+def test_names_of_the_real_pictures_pair_too(call: Call, folder: Path, tmp_path: Path) -> None:
+    """COCO's images are named by their file names at least as often as by their ids."""
+    ids = [139 + i for i in range(N)]
+    coco = {
+        "images": [{"id": i, "file_name": f"COCO_val2014_{i:012d}.jpg"} for i in ids],
+        "annotations": [{"id": i, "image_id": i, "caption": c} for i, c in zip(ids, CAPTIONS)],
+    }
+    (tmp_path / "captions_val2014.json").write_text(json.dumps(coco))
+    for i in range(N):
+        stem = f"COCO_val2014_{ids[i]:012d}" if i % 2 else f"{ids[i]:012d}"
+        (folder / f"{i}.png").rename(folder / f"{stem}.png")
+    words = ("pictures", "data=coco2014", "data_dir=.", "metrics=scenes_clip")
+    assert call(*words, "out=all")[0] == 0
+    row = row_of("all")
+    assert row["clip_score"] > 0.9
+    assert (row["data"], row["caption"], row["n"]) == ("coco2014", "first", N)
+    code, _, err = call(*words, "n=3", "out=few")
+    assert code == 2
+    assert "no prompt has the id of 3 pictures (" in err
+
+
+def test_prompts_are_needed_by_what_reads_them(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_feature(self: Metric, outputs: np.ndarray, items: Any) -> tuple[metrics.Score, ...]:
+        return (metrics.Score(float(np.abs(outputs[:, 0]).sum()), None, "", ""),)
+
+    # the distance itself takes seconds to import
+    monkeypatch.setattr(scenes_fid.Measure, "score", first_feature)
+    code, _, err = call("pictures", "metrics=scenes_clip")
+    assert code == 2
+    assert "scenes_clip reads prompts: give prompts=FILE, or data=NAME" in err
+    assert call("pictures", "metrics=scenes_fid", "out=out")[0] == 0
+    alone = row_of("out")
+    assert (alone["data"], alone["prompts_hash"]) == (None, None)
+    for path in folder.iterdir():
+        path.rename(folder / f"any name {path.name}")
+    assert call("pictures", "metrics=scenes_fid", "data=scenes", "out=out")[0] == 0
+    named = row_of("out")
+    assert named["fid"] == alone["fid"] > 0
+    assert "not paired with prompts, which no metric here reads" in named["note"]
+    assert "no prompt has the id of 6 pictures" in call("pictures", "metrics=scenes_fid", "prompts=prompts.tsv")[2]
+
+
+def test_absent_weights_leave_a_metric_empty(call: Call, folder: Path) -> None:
+    code, out, _ = call("pictures", "prompts=prompts.tsv", "metrics_dir=nowhere", "out=scored")  # coco's metrics
+    assert code == 0
+    row = row_of("scored")
+    for column in ("fid", "clip_score", "image_reward", "hpsv2"):
+        assert row[column] is None
+        assert f"{column}: " in row["note"]
+    assert out.count("not measured") == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "name one folder"),
+        (["pictures", "more"], "name one folder"),
+        (["absent"], "there is no folder absent"),
+        (["pictures", "delta=2"], "evaluate has no 'delta'; after the folder it takes metrics=,"),
+        (["pictures", "--fast"], "name one folder"),
+        (["pictures", "n=1", "n=2"], "'n' is given twice"),
+        (["pictures", "prompts=prompts.tsv", "data=scenes"], "prompts= and data= name two sets of prompts"),
+        (["pictures", "prompts=prompts.tsv", "caption=first"], "has no parameter 'caption'"),
+        (["pictures", "prompts=absent.tsv", "metrics=scenes_clip"], "there is no file absent.tsv"),
+        (["pictures", "data=nope"], "unknown data 'nope'"),
+        (["pictures", "data=scenes", "metrics=nope"], "unknown metric 'nope'"),
+        (["pictures", "data=scenes", "metrics=none"], "there is nothing to score by"),
+        (["pictures", "data=scenes", "metrics=[scenes_fid,fid]"], "both fill the column fid"),
+        (["pictures", "data=scenes", "batch=0"], "batch must be a whole number of at least 1"),
+        (["pictures", "data=scenes", "device=tpu"], "device must be"),
+        (["pictures", "data=scenes", "partial=maybe"], "partial must be true or false"),
+        (["pictures", "data=scenes", "out=pictures"], "pictures holds 0.png; choose an empty or a new folder as out="),
+        (["pictures", "data=scenes", "out=/dev/null/x"], "cannot write into /dev/null/x"),
+    ],
+)
+def test_a_mistake_costs_one_sentence(words: list[str], sentence: str, call: Call, folder: Path) -> None:
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert len(err.splitlines()) == 1
+
+
+def test_odd_file_names_need_no_quoting_twice(call: Call, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.tsv").rename(tmp_path / "my, 'own' = [prompts].tsv")
+    assert call("pictures", "prompts=my, 'own' = [prompts].tsv", "metrics=scenes_clip", "out=a b")[0] == 0
+    assert row_of("a b")["prompts"] == "my, 'own' = [prompts].tsv"
+
+
+def test_help(call: Call) -> None:
+    code, out, _ = call("--help")
+    assert code == 0
+    assert "prompts=FILE" in out
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many pictures the judge was asked for, call by call."""
+    calls: list[int] = []
+    judge = Measure.judge
+
+    def counted(self: Measure) -> Any:
+        network = judge(self)
+        return lambda pictures, items: (calls.append(len(pictures)), network(pictures, items))[1]
+
+    monkeypatch.setattr(Measure, "judge", counted)
+    return calls
+
+
+def test_the_same_command_judges_nothing_again(call: Call, folder: Path, asked: list[int]) -> None:
+    first = call(*WORDS)
+    assert asked == [N]
+    [row] = Path("runs/evaluate").glob("pictures-*/row.csv")  # the same folder every time
+    before = row_of(row.parent)
+    again = call(*WORDS)
+    assert again[:2] == first[:2]
+    assert asked == [N]
+    assert row_of(row.parent)["run_id"] == before["run_id"]
+    Image.open(folder / "3.png").rotate(90).save(folder / "3.png")
+    call(*WORDS)
+    assert asked == [N, 1]
+    shutil.copytree(folder, folder.with_name("elsewhere"))
+    code, _, err = call("elsewhere", *WORDS[1:], f"out={row.parent}")
+    assert code == 2
+    assert f"holds the scores of {folder}" in err
+    (row.parent / "evaluation.json").write_text("{")
+    assert "evaluation.json; choose another out=" in call(*WORDS)[2]
+
+
+def test_two_processes_do_not_share_a_folder(call: Call, folder: Path) -> None:
+    assert call(*WORDS, "out=scored")[0] == 0
+    with FileLock("scored/.lock"):
+        code, _, err = call(*WORDS, "out=scored")
+    assert code == 2
+    assert "another process is working in scored" in err
+
+
+SLOW = """
+import sys, time
+from specbench import cli
+from specbench.metrics.scenes_clip import Measure
+judge = Measure.judge
+def slow(self):
+    network = judge(self)
+    return lambda pictures, items: (time.sleep(0.2), network(pictures, items))[1]
+Measure.judge = slow
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_killed_scoring_goes_on(call: Call, folder: Path, tmp_path: Path, asked: list[int]) -> None:
+    words = (*WORDS, "batch=1", "out=scored")
+    victim = subprocess.Popen(
+        [sys.executable, "-c", SLOW, "evaluate", *words], cwd=tmp_path, stderr=subprocess.DEVNULL, env=os.environ
+    )
+    shards = tmp_path / "scored" / "scores"
+    end = time.monotonic() + 60
+    while len(list(shards.rglob("*.npz"))) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    kept = len(list(shards.rglob("*.npz")))
+    assert 2 <= kept < N
+    assert not Path("scored/row.csv").exists()
+    assert call(*words)[0] == 0
+    assert asked == [1] * (N - kept)
+    assert call(*WORDS, "out=undisturbed")[0] == 0
+    assert quality(row_of("scored")) == quality(row_of("undisturbed"))
+
+
+def test_stopping_is_told_with_the_way_on(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(self: Measure) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Measure, "judge", stop)
+    code, _, err = call(*WORDS, "out=scored")
+    assert code == 130
+    assert "stopped; what was judged is kept in scored, the same command goes on there" in err
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+class Large(FakePipeline):
+    """The fake's pictures at 64x64, as the embedded evaluators want them."""
+
+    resolution = 64
+
+    def pixels(self, tokens: Any) -> np.ndarray:
+        return super().pixels(tokens).repeat(8, 1).repeat(8, 2)
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """A run that measured speed alone."""
+    run.execute(configuration.compose(["metrics=none", "n=4", "device=cpu"]), tmp_path / "run", loader=Large)
+    return tmp_path / "run"
+
+
+def test_a_run_gets_its_quality_columns_and_keeps_all_else(call: Call, finished: Path) -> None:
+    before, memory = row_of("run"), json.loads((finished / "run.json").read_text())["sessions"]
+    pictures = {path: path.read_bytes() for path in finished.rglob("*/*.png")}
+    journals = [(finished / f"{name}.jsonl").read_bytes() for name in ("records", "baseline")]
+    code, out, _ = call("run", "metrics=[scenes_clip,scenes_reward]", "batch=2", "device=cpu")
+    assert code == 0
+    row = row_of("run")
+    assert f"image_reward     {row['image_reward']:.4f} ± " in out
+    assert row["clip_score"] is not None
+    changed = {
+        "time",
+        "config_hash",
+        "note",
+        *(name for name in row if name.startswith(("clip_score", "image_reward"))),
+    }
+    assert {name: row[name] for name in set(row) - changed} == {name: before[name] for name in set(row) - changed}
+    assert {path: path.read_bytes() for path in finished.rglob("*/*.png")} == pictures
+    assert [(finished / f"{name}.jsonl").read_bytes() for name in ("records", "baseline")] == journals
+    assert json.loads((finished / "run.json").read_text())["sessions"] == memory
+    # the same as measuring them in the run itself, where there is nothing left to do
+    cfg = configuration.compose(["metrics=[scenes_clip,scenes_reward]", "n=4", "device=cpu"])
+    one = run.Run(cfg, finished, loader=Large)
+    assert one.execute() == row
+    assert one.nothing_left
+    other = run.execute(cfg, "other", loader=Large)
+    assert quality(other) == quality(row)
+
+
+def test_a_runs_own_metrics_are_the_usual_ones(call: Call, finished: Path, asked: list[int]) -> None:
+    assert call("run", "metrics=scenes_clip")[0] == 0
+    first = row_of("run")
+    assert call("run")[0] == 0
+    assert asked == [4]
+    assert quality(row_of("run")) == quality(first)
+
+
+def test_a_run_of_an_older_version_is_scored(call: Call, finished: Path) -> None:
+    """Parameters have come since, metrics have other names, and its weights have gone."""
+    config = finished / "config.yaml"
+    older = [line for line in config.read_text().splitlines() if not line.startswith(("metrics_dir", "reference"))]
+    text = (
+        "\n".join(older).replace("weights: embedded", "weights: /gone").replace("metrics: []", "metrics: [clip_score]")
+    )
+    config.write_text(text + "\n")
+    assert call("run")[0] == 0
+    assert row_of("run")["clip_score"] is not None
+    assert "weights: /gone\n" in config.read_text()
+
+
+def test_a_runs_prompts_suffice_where_its_data_set_is_gone(call: Call, tmp_path: Path) -> None:
+    write_prompts(tmp_path / "prompts.tsv", dict(enumerate(CAPTIONS)))
+    cfg = configuration.compose([f"prompts={tmp_path}/prompts.tsv", "metrics=none", "n=4", "device=cpu"])
+    before = run.execute(cfg, tmp_path / "run", loader=Large)
+    (tmp_path / "prompts.tsv").unlink()
+    assert call("run", "metrics=scenes_clip")[0] == 0
+    row = row_of("run")
+    assert row["clip_score"] is not None
+    assert row["prompts_hash"] == before["prompts_hash"]
+
+
+def test_a_folder_of_runs_is_no_folder_of_pictures(call: Call, finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "grid").mkdir()
+    finished.rename(tmp_path / "grid" / "delta=2")
+    code, _, err = call("grid", "data=scenes", "metrics=scenes_clip")
+    assert code == 2
+    assert "grid holds 1 run (delta=2): score them one by one" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("data=scenes",), "holds a run, which has its prompts and its place: leave data= away"),
+        (("out=there",), "leave out= away"),
+        (("metrics=nope",), "unknown metric 'nope'"),
+    ],
+)
+def test_mistakes_with_a_run(words: tuple[str, ...], sentence: str, call: Call, finished: Path) -> None:
+    code, _, err = call("run", *words)
+    assert code == 2
+    assert sentence in err
+
+
+def test_an_unfinished_or_damaged_run_is_named(call: Call, finished: Path) -> None:
+    (finished / "images" / "00003.png").unlink()
+    code, _, err = call("run", "metrics=scenes_clip")
+    assert code == 2
+    assert "has 3 of the 4 images in records.jsonl: finish it first" in err
+    shutil.copy(finished / "images" / "00002.png", finished / "images" / "00003.png")
+    records_file = finished / "records.jsonl"
+    assert len(records_file.read_text().splitlines()) == 3  # which mended itself
+    (finished / "config.yaml").write_text("{")
+    assert "cannot read run/config.yaml" in call("run")[2]
+
+
+def test_compare_finds_the_outputs(call: Call, finished: Path) -> None:
+    call("run", "metrics=scenes_clip")
+    keys = [metrics.key(r.sha256, r.prompt) for r in records.read_records(finished / "records.jsonl")]
+    each = metrics.Outputs(finished).of("scenes_clip", keys)
+    assert float(each.mean()) == pytest.approx(row_of("run")["clip_score"], abs=1e-9) or float(each.mean()) < 0

@@ -1,0 +1,388 @@
+"""Inception-V3 as a judge, and the four statistics over what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import random_inception
+import torch
+from PIL import Image
+from scipy import linalg
+from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
+from torch_fidelity.metric_isc import isc_features_to_metric
+from torch_fidelity.metric_kid import kid_features_to_metric
+from torch_fidelity.metric_prc import prc_features_to_metric
+from torchvision.transforms import functional as tv
+
+from specbench import home, metrics, pictures
+from specbench.data.base import Item
+from specbench.errors import UsageError
+from specbench.metrics import fid, frechet, inception, inception_score, kid, precision_recall
+from specbench.metrics import reference as references
+from specbench.metrics.base import Metric, Place, Unavailable
+from specbench.metrics.inception import Inception
+from specbench.metrics.outputs import key
+from specbench.metrics.reference import Reference
+
+PUBLISHED = inception.SHA256
+WIDTH = 24  # of the statistics' tests: they are the same at any
+
+
+@pytest.fixture(scope="module")
+def network() -> torch.nn.Module:
+    return random_inception.network()
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of evaluators' weights that are taken for the published ones."""
+    folder = tmp_path_factory.mktemp("weights")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inception, "SHA256", random_inception.write(folder))
+        patch.setenv("SPECBENCH_HOME", str(tmp_path_factory.mktemp("home")))
+        yield folder
+
+
+def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
+    """Smooth colours with some noise, (H, W, 3) uint8."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8)).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
+    return np.clip(np.asarray(coarse) + rng.normal(0, 8, (height, width, 3)), 0, 255).astype(np.uint8)
+
+
+def some_items(n: int) -> list[Item]:
+    return [Item(i, f"prompt {i}", None, f"id{i}") for i in range(n)]
+
+
+# --- the judge --------------------------------------------------------------------------------------------------------
+
+
+def test_the_judge_says_what_torch_fidelity_says(published: Path) -> None:
+    one = metrics.metric("fid", Place(Path(), published))
+    judge = one.judge()
+    shown = [picture(64, 64, 1), picture(300, 200, 2)]
+    said = judge(shown, some_items(2))
+    assert said.shape == (2, 2048 + 1008)
+    assert said.dtype == np.float32
+    assert isinstance(judge, Inception)
+    for p, row in zip(shown, said, strict=True):
+        with torch.inference_mode():
+            expected = torch.cat(judge.network(torch.from_numpy(p).permute(2, 0, 1)[None]), 1)[0].numpy()
+        np.testing.assert_array_equal(row, expected)
+    # on a CPU a batch changes nothing, not in a bit
+    np.testing.assert_array_equal(said[1], judge(shown[1:], some_items(1))[0])
+    # and the random weights tell pictures apart
+    assert np.abs(said[0] - said[1]).max() > 0.1 * np.abs(said).max()
+    assert one.judged_by == f"inception-v3@{inception.SHA256[:8]}, tf resize"
+
+
+def test_resizes(network: torch.nn.Module) -> None:
+    def prepared(resize: str, shown: np.ndarray) -> torch.Tensor:
+        return Inception(network, resize)._prepared(shown)[0]
+
+    whole = picture(299, 299)
+    scaled = (torch.from_numpy(whole).permute(2, 0, 1).float() - 128) / 128
+    assert torch.equal(prepared("tf", whole), scaled)  # nothing to resize
+    torch.testing.assert_close(prepared("clean", whole), scaled)
+    torch.testing.assert_close(prepared("pytorch", whole), torch.from_numpy(whole).permute(2, 0, 1) / 127.5 - 1)
+    # Black and white columns, two of them a target pixel: TensorFlow's takes one of them, clean-fid's the mean of many.
+    columns = np.zeros((598, 598, 3), np.uint8)
+    columns[:, 1::2] = 255
+    assert prepared("tf", columns).max() == -1
+    np.testing.assert_allclose(prepared("clean", columns)[:, :, 5:-5], (127.5 - 128) / 128, atol=0.01)
+    odd = picture(150, 211)
+    theirs = tv.resize(torch.from_numpy(odd).permute(2, 0, 1).float(), [299, 299], antialias=False) / 127.5 - 1
+    torch.testing.assert_close(prepared("pytorch", odd), theirs, atol=1e-5, rtol=0)
+    assert (prepared("pytorch", odd) - prepared("tf", odd)).abs().max() > 0.02
+
+
+@pytest.mark.parametrize("size", [(40, 61), (63, 40), (41, 40), (40, 43), (12, 9)])
+def test_the_crop_is_lanterns(size: tuple[int, int]) -> None:
+    shown = picture(*size)
+    square = tv.center_crop(Image.fromarray(shown), min(size))
+    np.testing.assert_array_equal(inception.centre(shown, 32), np.asarray(square.resize((32, 32), Image.LANCZOS)))
+
+
+def test_a_crop_leaves_a_square_of_its_side_alone(network: torch.nn.Module) -> None:
+    shown = picture(64, 64)
+    assert inception.centre(shown, 64) is shown
+    cropped = Inception(network, crop=64)
+    assert torch.equal(cropped._prepared(shown), Inception(network)._prepared(shown))
+    wide = np.concatenate([np.zeros((64, 10, 3), np.uint8), shown, np.zeros((64, 10, 3), np.uint8)], 1)
+    assert torch.equal(cropped._prepared(wide), Inception(network)._prepared(shown))
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+class _Command:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def saved(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def test_only_the_published_weights_are_loaded(
+    tmp_path: Path, network: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(inception, "SHA256", PUBLISHED)
+    path = tmp_path / "weights.pth"
+    path.write_bytes(saved({}))
+    with pytest.raises(UsageError, match="begins with .*, not 6726825d; fetch it again"):
+        inception.load(path)
+    small = {name: tensor for name, tensor in network.state_dict().items() if tensor.numel() < 100}
+    kernel = "Conv2d_1a_3x3.conv.weight"
+    for content, message in [
+        (b"no weights", "cannot be read as weights"),
+        (saved(small)[:-200], "cannot be read as weights"),
+        (saved({"a": _Command(tmp_path / "executed")}), "cannot be read as weights"),
+        (saved([1, 2]), "does not hold a network's tensors"),
+        (saved({"a": 1}), "does not hold a network's tensors"),
+        (saved(small), f"tensor '{kernel}' is missing"),
+        (saved(small | {kernel: torch.zeros(32, 3, 5, 5)}), rf"'{kernel}' has shape \[32, 3, 5, 5\], expected"),
+        (saved(small | {kernel: torch.full((32, 3, 3, 3), torch.nan)}), f"'{kernel}' holds NaN"),
+    ]:
+        path.write_bytes(content)
+        monkeypatch.setattr(inception, "SHA256", home.digest(path).hex())
+        with pytest.raises(UsageError, match=message) as caught:
+            inception.load(path)
+        assert "weights.pth" in str(caught.value)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_absent_weights_leave_the_columns_empty(tmp_path: Path) -> None:
+    place = Place(Path(), tmp_path)
+    shown = pictures.Array(np.zeros((2, 8, 8, 3), np.uint8))
+    found = metrics.score(["fid", "kid", "inception_score", "precision_recall"], shown, some_items(2), place)
+    assert list(found) == ["fid", "kid", "inception_score", "precision", "recall"]
+    for score in found.values():
+        assert score.value is None
+        assert "specbench fetch metrics=fid" in score.note
+        assert str(tmp_path / "inception") in score.note
+    with pytest.raises(Unavailable, match=inception.FILES[0]):
+        metrics.metric("fid", place).judge()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resise": "tf"}, "unknown option of kid 'resise' .*crop, resize, subset_size, subsets"),
+        ({"resize": "bicubic"}, "unknown resize of Inception 'bicubic' .*clean, pytorch, tf"),
+        ({"crop": 0}, "crop must be a whole number"),
+        ({"crop": True}, "crop must be a whole number"),
+        ({"subsets": None}, "subsets must be a whole number"),
+        ({"subsets": 2.0}, "subsets must be a whole number"),
+    ],
+)
+def test_options_are_checked(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        kid.Measure(Place(Path(), Path()), options)
+
+
+# --- the statistics ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def narrow(published: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The statistics see `WIDTH` features."""
+    for module in (inception, fid, inception_score):
+        monkeypatch.setattr(module, "FEATURES", WIDTH)
+    return
+
+
+def law(n: int, seed: int, shift: float = 0.0, spread: float = 1.0) -> np.ndarray:
+    """Features (N, WIDTH) float32 that are non-negative and unequal, as those of the last pooling."""
+    rng = np.random.default_rng(seed)
+    scale = np.arange(1, WIDTH + 1) ** -0.5
+    return (np.abs(rng.standard_normal((n, WIDTH)) * spread + shift) * scale).astype(np.float32)
+
+
+def outputs(features: np.ndarray, seed: int = 0) -> np.ndarray:
+    logits = np.random.default_rng(seed).normal(0, 3, (len(features), 1008)).astype(np.float32)
+    return np.concatenate([features, logits], 1)
+
+
+def against(measure: type[Metric], real: np.ndarray, weights: Path, **options: object) -> Metric:
+    """A metric whose reference has these features."""
+    one = measure(Place(Path(), weights), options)
+    moments = frechet.Moments.of(torch.from_numpy(real))
+    provenance = {"data": "any", "judge": one.judged_by}
+    one.__dict__["reference"] = Reference(
+        moments.mean.numpy(), moments.covariance.numpy(), "any", real, len(real), provenance
+    )
+    return one
+
+
+def by_singular_values(found: np.ndarray, real: np.ndarray) -> float:
+    """The Fréchet distance without a matrix root: with S = A A^T and S_r = B B^T the trace of (S S_r)^{1/2} is the sum
+    of the singular values of A^T B."""
+    means = [f.mean(0, dtype=np.float64) for f in (found, real)]
+    a, b = ((f - mean) / np.sqrt(len(f) - 1) for f, mean in zip((found, real), means))
+    gap = means[0] - means[1]
+    return float(gap @ gap + (a**2).sum() + (b**2).sum() - 2 * linalg.svdvals(a @ b.T).sum())
+
+
+@pytest.mark.parametrize("n", [5, 20, 200])
+def test_fid_agrees_with_torch_fidelity(narrow: None, published: Path, n: int) -> None:
+    real, found = law(300, 1), law(n, 2, 0.2)
+    (score,) = against(fid.Measure, real, published).score(outputs(found), some_items(n))
+    statistics = [fid_features_to_statistics(torch.from_numpy(f).double()) for f in (found, real)]
+    expected = fid_statistics_to_metric(*statistics, verbose=False)["frechet_inception_distance"]
+    assert score.value == pytest.approx(expected, rel=1e-6)  # 1e-3 is asked for
+    assert score.value == pytest.approx(by_singular_values(found, real), rel=1e-4)
+    assert score.backend.startswith(f"inception-v3@{inception.SHA256[:8]}, tf resize, reference any@")
+    far = "far " if n <= WIDTH else ""
+    assert score.note.startswith(f"against 300 real pictures of any; n = {n} for 24 features: biased {far}upwards")
+    assert (score.stderr is None) == (n < 2 * WIDTH)
+
+
+def test_fid_standard_error_is_the_spread_over_fresh_draws(narrow: None, published: Path) -> None:
+    one = against(fid.Measure, law(4000, 1), published)
+    n = 10 * WIDTH
+    scores = [one.score(outputs(law(n, seed, 0.3)), some_items(n))[0] for seed in range(100, 140)]
+    spread = np.std([score.value for score in scores], ddof=1)
+    # 40 draws know their spread to 1 / sqrt(2 * 39) = 11 %, one sigma; first order is up to a tenth too large
+    assert np.mean([score.stderr for score in scores]) == pytest.approx(spread, rel=0.4)
+
+
+@pytest.mark.parametrize("n", [40, 130])
+def test_kid_agrees_with_torch_fidelity(narrow: None, published: Path, n: int) -> None:
+    real, found, names = law(90, 1), law(n, 2, 0.2), some_items(n)
+    one = against(kid.Measure, real, published, subsets=7, subset_size=50)
+    (score,) = one.score(outputs(found), names)
+    permuted = torch.from_numpy(found[inception.order(outputs(found), names)])
+    size = min(n, 50)
+    theirs = kid_features_to_metric(
+        permuted, torch.from_numpy(real), kid_subsets=7, kid_subset_size=size, rng_seed=2020, verbose=False
+    )
+    assert score.value == theirs["kernel_inception_distance_mean"]
+    assert score.note == f"against 90 real pictures of any, 7 subsets of {size}"
+
+
+def test_kid_is_the_unbiased_discrepancy_and_knows_its_spread(narrow: None, published: Path) -> None:
+    n = 60
+    real = law(n, 1)
+    one = against(kid.Measure, real, published, subsets=1)
+    scores, exact = [], []
+    for seed in range(100, 160):
+        x = law(n, seed, 0.3).astype(np.float64)
+        inner, cross, outer = ((a @ b.T / WIDTH + 1) ** 3 for a, b in ((x, x), (x, real), (real, real)))
+        pairs = n * (n - 1)
+        exact.append((inner.sum() - inner.trace()) / pairs + (outer.sum() - outer.trace()) / pairs - 2 * cross.mean())
+        scores.append(one.score(outputs(x.astype(np.float32)), some_items(n))[0])
+    values = [score.value for score in scores]
+    np.testing.assert_allclose(values, exact, atol=1e-5)
+    # 60 draws know their spread to 9 %, one sigma
+    assert np.mean([score.stderr for score in scores]) == pytest.approx(np.std(values, ddof=1), rel=0.3)
+
+
+def test_inception_score_agrees_with_torch_fidelity(narrow: None, published: Path) -> None:
+    n = 45
+    place, said, names = Place(Path(), published), outputs(law(n, 1)), some_items(n)
+    (score,) = inception_score.Measure(place, {}).score(said, names)
+    logits = torch.from_numpy(said[inception.order(said, names)][:, WIDTH:])
+    theirs = isc_features_to_metric(logits, 10, shuffle=False)
+    assert score.value == theirs["inception_score_mean"]
+    splits = [isc_features_to_metric(part, 1)["inception_score_mean"] for part in torch.tensor_split(logits, 10)]
+    assert score.stderr is not None
+    # torch-fidelity's splits differ from tensor_split's in which ones have one picture more
+    assert score.stderr == pytest.approx(np.std(splits, ddof=1) / np.sqrt(10), rel=0.5)
+    assert "n = 45 in 10 splits for 1008 classes: biased downwards" in score.note
+    assert score.backend.endswith("tf resize, 10 splits")
+    (few,) = inception_score.Measure(place, {}).score(said[:9], names[:9])
+    assert few.value is None
+
+
+def test_inception_score_of_certain_pictures_is_the_number_of_classes(narrow: None, published: Path) -> None:
+    said = outputs(law(60, 1))
+    said[:, WIDTH:] = 100 * np.eye(1008)[np.arange(60) % 12]
+    (score,) = inception_score.Measure(Place(Path(), published), {"splits": 1}).score(said, some_items(60))
+    assert score.value == pytest.approx(12)
+    assert score.stderr is None
+
+
+def test_precision_and_recall_agree_with_torch_fidelity(narrow: None, published: Path) -> None:
+    real, found = law(80, 1), law(50, 2, 0.4, 0.6)
+    one = against(precision_recall.Measure, real, published)
+    precision, recall = one.score(outputs(found), some_items(50))
+    theirs = prc_features_to_metric(torch.from_numpy(found), torch.from_numpy(real), verbose=False)
+    assert (precision.value, recall.value) == (theirs["precision"], theirs["recall"])
+
+    def covered(points: np.ndarray, centres: np.ndarray) -> float:
+        radii = np.sort(np.linalg.norm(centres[:, None] - centres, axis=2), 1)[:, 3]  # the first is itself
+        return float((np.linalg.norm(points[:, None] - centres, axis=2) <= radii).any(1).mean())
+
+    assert precision.value == pytest.approx(covered(found, real))
+    assert recall.value == pytest.approx(covered(real, found))
+    assert 0 < recall.value < precision.value < 1
+    assert precision.stderr == pytest.approx(np.sqrt(precision.value * (1 - precision.value) / 50))
+    assert recall.stderr is None
+    assert "50 pictures to 80" in recall.note
+    none = one.score(outputs(found)[:3], some_items(3))
+    assert [score.value for score in none] == [None, None]
+
+
+@pytest.mark.parametrize("measure", [fid.Measure, kid.Measure, inception_score.Measure, precision_recall.Measure])
+@pytest.mark.parametrize("named", [True, False])
+def test_the_order_of_the_pictures_changes_nothing(
+    narrow: None, published: Path, measure: type[Metric], named: bool
+) -> None:
+    n = 60
+    said, names = outputs(law(n, 2)), some_items(n)
+    if not named:
+        names = [Item(i, "the same", None) for i in range(n)]
+    said[7] = said[3]  # a picture that is there twice
+    one = against(measure, law(50, 1), published, **({"subset_size": 20} if measure is kid.Measure else {}))
+    shuffled = np.random.default_rng(0).permutation(n)
+    assert one.score(said, names) == one.score(said[shuffled], [names[i] for i in shuffled])
+
+
+def test_splits_hold_the_same_prompts_in_every_run(published: Path) -> None:
+    n = 20
+    mine, theirs = (inception.order(outputs(law(n, seed)), some_items(n)) for seed in (1, 2))
+    assert mine.tolist() == theirs.tolist() != list(range(n))
+
+
+class Sizes:
+    """Pictures of several sizes."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return picture(32 + 8 * index, 64, index)
+
+
+def test_scores_of_pictures_in_any_batch(narrow: None, published: Path, tmp_path: Path) -> None:
+    place = Place(Path(), published, tmp_path / "real.npz", batch=3)
+    judged_by, reals = metrics.metric("fid", place).judged_by, law(5, 1)
+    moments = frechet.Moments.of(torch.from_numpy(reals))
+    provenance = {"data": "any", "judge": judged_by}
+    references.write(
+        tmp_path / "real.npz", Reference(moments.mean.numpy(), moments.covariance.numpy(), "any", reals, 5, provenance)
+    )
+    names, keep = ["fid", "kid", "precision_recall", "inception_score"], metrics.Outputs(None)
+    found = metrics.score(names, Sizes(), some_items(4), place, keep)
+    assert found == metrics.score(names, Sizes(), some_items(4), dataclasses.replace(place, batch=4))
+    said = keep.of(judged_by, [key(pictures.digest(Sizes()[i])) for i in range(4)])
+    assert said.shape == (4, 2048 + 1008)
+    assert found["fid"].value == pytest.approx(by_singular_values(said[:, :WIDTH], reals), rel=1e-4)
+    assert "n = 4 for 24 features: biased far upwards" in found["fid"].note
+    assert all(found[column].value is not None for column in ("kid", "precision", "recall"))
+    assert found["inception_score"].value is None  # fewer pictures than splits

@@ -1,0 +1,675 @@
+"""CLIP score, HPS v2 and ImageReward: small networks of the same architectures, with random weights."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import math
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision import transforms
+
+from specbench import home, metrics, parameters, sources
+from specbench.data import Item
+from specbench.errors import UsageError
+from specbench.metrics import blip, clip_score, hpsv2, image_reward, towers
+from specbench.metrics.base import Place, Unavailable
+from specbench.pictures import read
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+import check_image_reward
+
+SIZES = ((64, 64), (90, 130), (300, 64), (224, 224))
+PROMPTS = ("a red circle", "Two dogs, & a café!", "", "a small triangle left of a large green star " * 12)
+LONG = PROMPTS[3]  # more than 77 tokens, and more than 35
+
+
+def pictures(seed: int = 0) -> list[np.ndarray]:
+    """One picture of each of the sizes, with coarse and fine structure."""
+    stream = np.random.default_rng(seed)
+    found = []
+    for height, width in SIZES:
+        coarse = np.kron(stream.integers(0, 200, (4, 4, 3)), np.ones((height // 4 + 1, width // 4 + 1, 1)))
+        found.append((coarse[:height, :width] + stream.integers(0, 56, (height, width, 3))).astype(np.uint8))
+    return found
+
+
+ITEMS = [Item(i, prompt, None) for i, prompt in enumerate(PROMPTS)]
+
+
+def randomise(tensors: dict[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
+    """Random values that keep the size of what goes through a layer, so that the outputs differ visibly."""
+    stream = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, old in tensors.items():
+        x = torch.randn(old.shape, generator=stream)
+        fan_in = math.prod(old.shape[1:]) if old.ndim > 1 and "embed" not in name else 1
+        one = float("ln_" in name or "norm" in name.lower()) if name.endswith("weight") else 0.0
+        found[name] = x / math.sqrt(fan_in) if old.ndim > 1 else one + 0.1 * x
+    return found
+
+
+def at(folder: Path, **more: Any) -> Place:
+    return Place(folder, folder, **more)
+
+
+# --- towers of open_clip ----------------------------------------------------------------------------------------------
+
+TINY: dict[str, Any] = {
+    "embed_dim": 24,
+    "quick_gelu": True,
+    "vision_cfg": {"image_size": 48, "layers": 2, "width": 64, "patch_size": 16},
+    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
+}
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every architecture is the small one; open_clip itself knows it as "tiny"."""
+    monkeypatch.setattr(towers, "config", lambda architecture: TINY)
+    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "tiny", TINY)
+
+
+@pytest.fixture(scope="module")
+def state() -> dict[str, Tensor]:
+    return randomise(open_clip.CLIP(**TINY).state_dict())
+
+
+def clip_file(folder: Path, state: dict[str, Tensor], part: str = "clip_b32") -> Path:
+    path = folder / part / "open_clip_model.safetensors"
+    path.parent.mkdir(parents=True)
+    save_file(state, path)
+    return path
+
+
+def reference(path: Path, prepared: Any, captions: Sequence[str], shown: Sequence[np.ndarray]) -> np.ndarray:
+    """Cosines by open_clip's own loading and towers; `prepared` None: by its own preparation, too."""
+    network, _, own = open_clip.create_model_and_transforms("tiny", pretrained=str(path))
+    network.eval()
+    x = torch.stack([(prepared or own)(Image.fromarray(picture)) for picture in shown])
+    with torch.no_grad():
+        seen = network.encode_image(x, normalize=True)
+        said = network.encode_text(open_clip.get_tokenizer("tiny")(list(captions)), normalize=True)
+    return (seen * said).sum(-1).numpy()
+
+
+def test_cosines_are_open_clip_s(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
+    path = clip_file(tmp_path, state)
+    outputs = metrics.metric("clip_b32", at(tmp_path)).judge()(pictures(), ITEMS)
+    expected = reference(path, None, PROMPTS, pictures())
+    assert outputs.shape == (4, 1)
+    assert np.ptp(expected) > 0.05
+    np.testing.assert_allclose(outputs[:, 0], expected, atol=1e-6)
+
+
+def test_openai_s_gelu_is_asked_for() -> None:
+    """The plain name takes OpenAI's weights and computes another function."""
+    for name, size in (("ViT-B-32", 605_143_284), ("ViT-B-16", 598_516_980)):
+        settings = towers.config(f"{name}-quickgelu")
+        assert settings["quick_gelu"] is True
+        with torch.device("meta"):
+            count = sum(t.numel() for t in open_clip.CLIP(**settings).state_dict().values())
+        assert 0 < size - 4 * count < 50_000  # float32, and the header of the published file
+
+
+def test_a_score_is_that_of_the_choice(
+    tmp_path: Path, state: dict[str, Tensor], tiny: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(towers, "config", lambda architecture: asked.append(architecture) or TINY)
+    clip_file(tmp_path, state)
+    scores = metrics.score(["clip_b32"], pictures(), ITEMS, at(tmp_path))
+    assert set(asked) == {"ViT-B-32-quickgelu"}
+    [name] = scores
+    score = scores[name]
+    each = metrics.metric("clip_b32", at(tmp_path)).judge()(pictures(), ITEMS)[:, 0]
+    assert name == "clip_score"
+    assert score.value == pytest.approx(each.mean(), abs=1e-12)
+    assert score.stderr == pytest.approx(each.std(ddof=1) / 2, abs=1e-12)
+    digest = metrics.metric("clip_b32", at(tmp_path)).judged_by
+    assert score.backend == digest
+    assert digest.startswith("clip-vit-b-32@")
+    assert digest.endswith(", 224 bicubic")
+    assert score.note == "1 of 4 captions have more than 77 tokens and lose their end"
+    shuffled = [2, 0, 3, 1]
+    again = metrics.score(
+        ["clip_b32"], [pictures()[i] for i in shuffled], [ITEMS[i] for i in shuffled], at(tmp_path, batch=3)
+    )
+    assert again == scores
+
+
+def test_a_row_of_outputs_does_not_depend_on_the_batch(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
+    clip_file(tmp_path, state)
+    judge = metrics.metric("clip_b32", at(tmp_path)).judge()
+    together = judge(pictures(), ITEMS)
+    alone = np.concatenate([judge([x], [item]) for x, item in zip(pictures(), ITEMS)])
+    assert np.array_equal(together, alone)
+    assert np.array_equal(judge(pictures()[::-1], ITEMS[::-1]), together[::-1])
+
+
+def test_times_100_is_torchmetrics_definition_on_sjd_s_pictures(
+    tmp_path: Path, state: dict[str, Tensor], tiny: None
+) -> None:
+    """torchmetrics' CLIPScore, its model and processor replaced by small ones, fed as SJD's evaluation feeds it."""
+    from torchmetrics.multimodal.clip_score import CLIPScore
+
+    path = clip_file(tmp_path, state, "clip_b16")
+    network, _, own = open_clip.create_model_and_transforms("tiny", pretrained=str(path))
+    network.eval()
+
+    class Model(nn.Module):
+        config = None
+
+        def get_image_features(self, pixel_values: Tensor) -> Tensor:
+            return network.encode_image(pixel_values)
+
+        def get_text_features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            return network.encode_text(input_ids)
+
+    class Processor:
+        def __call__(self, images: Any = None, text: Any = None, **_: Any) -> dict[str, Tensor]:
+            if images is not None:
+                return {"pixel_values": torch.stack([own(transforms.ToPILImage()(x)) for x in images])}
+            ids = open_clip.get_tokenizer("tiny")(text)
+            return {"input_ids": ids, "attention_mask": ids != 0}
+
+    theirs = CLIPScore(lambda: (Model(), Processor()))
+    with torch.no_grad():
+        for picture, prompt in zip(pictures(), PROMPTS):
+            x = torch.tensor(np.array(Image.fromarray(picture))).unsqueeze(0).permute(0, 3, 1, 2)
+            theirs.update(F.interpolate(x, size=(299, 299), mode="bilinear", align_corners=False), [prompt])
+    ours = metrics.score(["clip_b16_x100"], pictures(), ITEMS, at(tmp_path))["clip_score"]
+    assert ours.value == pytest.approx(float(theirs.compute()), abs=1e-4)
+    assert ours.backend.endswith(", 299 bilinear, then 224 bicubic, x100")
+
+
+def test_a_negative_mean_counts_as_zero_only_times_100(tmp_path: Path, state: dict[str, Tensor]) -> None:
+    clip_file(tmp_path, state)
+    outputs = np.array([[0.1], [-0.4], [0.1]])
+    items = ITEMS[:3]
+    [plain] = metrics.metric("clip_b32", at(tmp_path)).score(outputs, items)
+    one = metrics.metric("clip_b32_x100", at(tmp_path))
+    [clamped] = one.score(outputs, items)
+    assert plain.value == pytest.approx(-0.2 / 3)
+    assert (plain.note, clamped.note) == ("", "the mean cosine is negative, which counts as 0")
+    assert clamped.value == 0
+    assert clamped.stderr == pytest.approx(100 * (plain.stderr or 0))
+    each = one.each(outputs)
+    assert each is not None
+    np.testing.assert_allclose(each, [10, -40, 10])
+
+
+def test_lantern_s_prefix_and_pictures(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
+    """LANTERN's code joins the prefix's three tokens to the caption's, and brings pictures to 256 by torchvision."""
+    path = clip_file(tmp_path, state)
+    tokens = open_clip.get_tokenizer("tiny")
+    for prompt in PROMPTS:
+        caption, prefix = tokens([prompt]), tokens(["A photo depicts "])[:, 1:4]
+        joined = torch.cat([caption[:, :1], prefix, caption[:, 1:]], 1)[:, :77]
+        if joined[0, 76] > 0:
+            joined[0, 76] = 49407
+        assert torch.equal(tokens([f"A photo depicts {prompt}"]), joined)
+
+    def prepared(picture: Image.Image) -> Tensor:
+        square = transforms.functional.center_crop(picture, [min(picture.size)] * 2)
+        resized = transforms.Resize(256, transforms.InterpolationMode.LANCZOS)(square)
+        x = transforms.Normalize([0.5] * 3, [0.5] * 3)(transforms.ToTensor()(resized))
+        levels = ((x + 1.0) * 127.5).clamp(0, 255).to(torch.uint8)
+        own: Tensor = open_clip.image_transform(48, is_train=False)(transforms.ToPILImage()(levels))
+        return own
+
+    outputs = metrics.metric("clip_b32_lantern", at(tmp_path)).judge()(pictures(), ITEMS)
+    expected = reference(path, prepared, [f"A photo depicts {prompt}" for prompt in PROMPTS], pictures())
+    np.testing.assert_allclose(outputs[:, 0], expected, atol=1e-6)
+    assert "256 Lanczos as LANTERN, then 224 bicubic, prefix 'A photo depicts '" in (
+        metrics.metric("clip_b32_lantern", at(tmp_path)).judged_by
+    )
+
+
+def test_choices_share_outputs_only_where_they_are_the_same(tmp_path: Path, state: dict[str, Tensor]) -> None:
+    for part in ("clip_b32", "clip_b16"):
+        clip_file(tmp_path, state, part)
+    names = [name for name in metrics.available() if name.startswith("clip_")]
+    judges = {name: metrics.metric(name, at(tmp_path)).judged_by for name in names}
+    assert judges["clip_b32"] == judges["clip_b32_x100"]
+    assert len(set(judges.values())) == len(names) - 1
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda s: s.pop("ln_final.weight"), "tensor 'ln_final.weight' is missing"),
+        (lambda s: s.update(more=torch.zeros(1)), "tensor 'more' belongs to no part of this model"),
+        (
+            lambda s: s.update({"ln_final.weight": torch.zeros(3)}),
+            "tensor 'ln_final.weight' has shape [3], expected [32]",
+        ),
+        (lambda s: s["ln_final.bias"].fill_(float("nan")), "tensor 'ln_final.bias' holds NaN or infinity"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(
+    change: Any, sentence: str, tmp_path: Path, state: dict[str, Tensor], tiny: None
+) -> None:
+    changed = {name: t.clone() for name, t in state.items()}
+    change(changed)
+    clip_file(tmp_path, changed)
+    with pytest.raises(UsageError) as e:
+        metrics.metric("clip_b32", at(tmp_path)).judge()
+    assert sentence in str(e.value)
+
+
+def test_a_file_that_would_run_code_is_refused(tmp_path: Path, tiny: None) -> None:
+    path = tmp_path / "clip_b32" / "open_clip_pytorch_model.bin"
+    path.parent.mkdir()
+    torch.save({"state_dict": types.SimpleNamespace(a=torch.zeros(1))}, path)
+    with pytest.raises(UsageError, match="could run code"):
+        metrics.metric("clip_b32", at(tmp_path)).judge()
+
+
+def test_the_older_name_of_a_weights_file_is_read(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
+    path = tmp_path / "a" / "clip_b32" / "open_clip_pytorch_model.bin"
+    path.parent.mkdir(parents=True)
+    torch.save(state, path)
+    clip_file(tmp_path / "b", state)
+    one, other = (metrics.metric("clip_b32", at(tmp_path / name)).judge()(pictures(), ITEMS) for name in "ab")
+    assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "sentence"),
+    [
+        (clip_score, {"modell": "ViT-B-32"}, "unknown option of clip_score 'modell' (choose from: model, prefix"),
+        (clip_score, {"model": "ViT-L-14"}, "unknown model of clip_score 'ViT-L-14' (choose from: ViT-B-16, ViT-B-32)"),
+        (clip_score, {"resize": "299"}, "unknown resize of clip_score '299' (choose from: bilinear299, lanczos256"),
+        (clip_score, {"scale": 2.5}, "scale must be 1 (the cosine) or 100, not 2.5"),
+        (clip_score, {"prefix": None}, "prefix must be text"),
+        (hpsv2, {"version": "v3"}, "unknown version of hpsv2 'v3' (choose from: v2, v2.1)"),
+        (image_reward, {"scale": 1}, "ImageReward has no options: leave out scale"),
+    ],
+)
+def test_options_are_checked(module: Any, options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as e:
+        module.Measure(at(tmp_path), options)
+    assert sentence in str(e.value)
+
+
+def test_absent_weights_are_told_with_the_way_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path))
+    place = at(home.metrics_folder())
+    for name, part, file in (
+        ("clip_b32", "clip_b32", "open_clip_model.safetensors"),
+        ("clip_b16_x100", "clip_b16", "open_clip_model.safetensors"),
+        ("hpsv2", "hpsv2", "HPS_v2_compressed.pt"),
+        ("hpsv21", "hpsv21", "HPS_v2.1_compressed.pt"),
+        ("image_reward", "image_reward", "ImageReward.pt"),
+    ):
+        told = f"no {file}: run `specbench fetch metrics={part}`, or put {file} into {tmp_path / 'metrics' / part}"
+        assert metrics.missing(name, place) == told
+        assert file in {name for fill in sources.EVALUATORS[part].files for name in fill.split("|")}
+    assert f"metrics=hpsv2 metrics_dir={tmp_path / 'w'}`" in metrics.missing("hpsv2", at(tmp_path / "w"))
+    scores = metrics.score(["image_reward", "clip_b32"], pictures(), ITEMS, place)
+    assert [s.value for s in scores.values()] == [None, None]
+    assert scores["image_reward"].note.startswith("no ImageReward.pt: ")
+
+
+def test_a_package_that_is_not_here_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clip_file(tmp_path, {"x": torch.zeros(1)})
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "open_clip" else found(name, *a))
+    assert metrics.missing("clip_b32", at(tmp_path)) == "open_clip is not installed: pip install 'specbench[metrics]'"
+
+
+# --- HPS --------------------------------------------------------------------------------------------------------------
+
+
+def test_hps_is_the_cosine_of_padded_pictures(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
+    half = {name: t.half() for name, t in state.items()}
+    for part, file in hpsv2.VERSIONS.values():
+        (tmp_path / part).mkdir()
+        torch.save({"state_dict": half}, tmp_path / part / file)
+    whole = clip_file(tmp_path / "reference", {name: t.float() for name, t in half.items()})
+
+    def prepared(picture: Image.Image) -> Tensor:
+        """The longer side becomes 48, black fills the rest."""
+        scale = 48 / max(picture.size)
+        height, width = round(picture.height * scale), round(picture.width * scale)
+        resized = transforms.functional.resize(picture, [height, width], transforms.InterpolationMode.BICUBIC)
+        canvas = Image.new("RGB", (48, 48))
+        canvas.paste(resized, ((48 - width) // 2, (48 - height) // 2))
+        own: Tensor = open_clip.image_transform(48, is_train=False)(canvas)
+        return own
+
+    outputs = metrics.metric("hpsv2", at(tmp_path)).judge()(pictures(), ITEMS)
+    np.testing.assert_allclose(outputs[:, 0], reference(whole, prepared, PROMPTS, pictures()), atol=1e-6)
+    score = metrics.score(["hpsv21"], pictures(), ITEMS, at(tmp_path))["hpsv2"]
+    assert score.value == pytest.approx(outputs.mean(), abs=1e-12)
+    assert score.backend.startswith("hps-v2.1@")
+    assert score.backend.endswith(", 224 bicubic, padded")
+    [percent] = hpsv2.Measure(at(tmp_path), {"scale": 100}).score(outputs, ITEMS)
+    assert percent.value == pytest.approx(100 * outputs.mean())
+
+
+def test_hps_has_the_published_size() -> None:
+    settings = towers.config(hpsv2.ARCHITECTURE)
+    assert not settings.get("quick_gelu")
+    with torch.device("meta"):
+        count = sum(t.numel() for t in open_clip.CLIP(**settings).state_dict().values())
+    assert 0 < 1_972_484_501 - 2 * count < 500_000  # float16, and what a zip of 686 tensors needs
+
+
+# --- ImageReward ------------------------------------------------------------------------------------------------------
+
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    *"abcdefghijklmnopqrstuvwxyz!,&",
+    *(f"##{c}" for c in "acdefglmnoprstw"),
+    "red",
+]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A BLIP of the same make with small sizes."""
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3}
+    monkeypatch.setattr(blip, "VISION", {**blip.VISION, **vision, "image_size": 32, "patch_size": 8})
+    monkeypatch.setattr(
+        blip, "TEXT", {**blip.TEXT, **text, "vocab_size": len(WORDS) + 2, "max_position_embeddings": 40}
+    )
+    monkeypatch.setattr(blip, "HEAD", (10, 8, 6, 4, 1))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, small: None) -> Path:
+    """The two files, in the official layout."""
+    (tmp_path / "image_reward/text").mkdir(parents=True)
+    tensors = check_image_reward.random_weights(0)
+    tensors["blip.text_encoder.embeddings.position_ids"] = torch.arange(40)[None]
+    torch.save(tensors, tmp_path / "image_reward/ImageReward.pt")
+    (tmp_path / "image_reward/text/vocab.txt").write_text("\n".join(WORDS) + "\n")
+    return tmp_path
+
+
+def forward(w: dict[str, Tensor], x: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+    """BLIP's forward pass and the head, written from the tensors' official names: x (B, 3, S, S), ids and mask (B, T)
+    -> rewards (B,). Vision: norm before attention and MLP, q, k, v in one matrix. Text: BERT, norm after."""
+
+    def linear(name: str, y: Tensor) -> Tensor:
+        return F.linear(y, w[f"{name}.weight"], w[f"{name}.bias"])
+
+    def norm(name: str, y: Tensor, eps: float) -> Tensor:
+        return F.layer_norm(y, y.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"], eps)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, bias: Tensor | float = 0.0) -> Tensor:
+        split = [t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v)]
+        scores = split[0] @ split[1].transpose(-1, -2) / math.sqrt(split[0].shape[-1]) + bias
+        return (scores.softmax(-1) @ split[2]).transpose(1, 2).flatten(2)
+
+    v = "blip.visual_encoder."
+    size = blip.VISION["patch_size"]
+    y = F.conv2d(x, w[f"{v}patch_embed.proj.weight"], w[f"{v}patch_embed.proj.bias"], stride=size)
+    y = torch.cat([w[f"{v}cls_token"].expand(len(x), -1, -1), y.flatten(2).transpose(1, 2)], 1) + w[f"{v}pos_embed"]
+    for n in range(blip.VISION["num_hidden_layers"]):
+        block = f"{v}blocks.{n}."
+        q, k, value = linear(f"{block}attn.qkv", norm(f"{block}norm1", y, 1e-6)).chunk(3, -1)
+        y = y + linear(f"{block}attn.proj", attend(q, k, value, blip.VISION["num_attention_heads"]))
+        y = y + linear(f"{block}mlp.fc2", F.gelu(linear(f"{block}mlp.fc1", norm(f"{block}norm2", y, 1e-6))))
+    y = norm(f"{v}norm", y, 1e-6)
+
+    t = "blip.text_encoder."
+    z = w[f"{t}embeddings.word_embeddings.weight"][ids]
+    z = norm(f"{t}embeddings.LayerNorm", z + w[f"{t}embeddings.position_embeddings.weight"][: ids.shape[1]], 1e-12)
+    padded = (1 - mask[:, None, None].float()) * -10000
+    for n in range(blip.TEXT["num_hidden_layers"]):
+        layer = f"{t}encoder.layer.{n}."
+        for kind, seen, bias in (("attention", None, padded), ("crossattention", y, 0.0)):
+            one = f"{layer}{kind}."
+            source = z if seen is None else seen
+            inputs = linear(f"{one}self.query", z), linear(f"{one}self.key", source), linear(f"{one}self.value", source)
+            said = linear(f"{one}output.dense", attend(*inputs, blip.TEXT["num_attention_heads"], bias))
+            z = norm(f"{one}output.LayerNorm", z + said, 1e-12)
+        said = linear(f"{layer}output.dense", F.gelu(linear(f"{layer}intermediate.dense", z)))
+        z = norm(f"{layer}output.LayerNorm", z + said, 1e-12)
+    z = z[:, 0]
+    for i in (0, 2, 4, 6, 7):
+        z = linear(f"mlp.layers.{i}", z)
+    return (z[:, 0] - 0.16717362830052426) / 1.0333394966054072
+
+
+def prepared(picture: np.ndarray, side: int) -> Tensor:
+    """As the package prepares a picture, by torchvision."""
+    steps = [
+        transforms.Resize(side, interpolation=transforms.InterpolationMode.BICUBIC),
+        transforms.CenterCrop(side),
+        transforms.ToTensor(),
+        transforms.Normalize((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    ]
+    x: Tensor = transforms.Compose(steps)(Image.fromarray(picture))
+    return x
+
+
+def test_rewards_are_those_of_the_official_layout(folder: Path) -> None:
+    w = torch.load(folder / "image_reward/ImageReward.pt", weights_only=True)
+    outputs = metrics.metric("image_reward", at(folder)).judge()(pictures(), ITEMS)
+    x = torch.stack([prepared(picture, 32) for picture in pictures()])
+    ids, mask = blip.Captions(folder / "image_reward/text/vocab.txt")(PROMPTS)
+    expected = forward(w, x, ids, mask).numpy()
+    assert outputs.shape == (4, 1)
+    assert np.ptp(expected) > 0.05
+    np.testing.assert_allclose(outputs[:, 0], expected, atol=2e-6)
+    swapped = metrics.metric("image_reward", at(folder)).judge()(pictures()[::-1], ITEMS)  # both towers matter
+    assert np.abs(swapped - outputs).min() > 1e-4
+
+
+def test_the_official_file_has_as_many_values_as_the_table() -> None:
+    """1,786,880,927 bytes: the table's tensors, the projections and positions, and what a zip of 625 tensors needs."""
+    with torch.device("meta"):
+        own = blip.Blip().state_dict()
+    count = sum(own[place.name].numel() for place in blip.table().values())
+    rest = 1_786_880_927 - 4 * (count + (1024 + 1 + 768 + 1) * 256) - 8 * 512
+    assert 0 < rest < 500 * 625
+
+
+def test_rewards_do_not_depend_on_the_batch(folder: Path) -> None:
+    judge = metrics.metric("image_reward", at(folder)).judge()
+    together = judge(pictures(), ITEMS)
+    alone = np.concatenate([judge([x], [item]) for x, item in zip(pictures(), ITEMS)])
+    assert np.array_equal(together, alone)
+    scores = metrics.score(["image_reward"], pictures(), ITEMS, at(folder, batch=3))["image_reward"]
+    assert scores.value == pytest.approx(float(together.mean()), abs=1e-6)
+    assert scores.note == "1 of 4 captions have more than 35 tokens and lose their end"
+    assert scores.backend.startswith("image-reward@")
+    assert scores.backend.endswith(", 224 bicubic")
+
+
+@pytest.mark.parametrize(("height", "width"), [(224, 224), (100, 224), (225, 341), (1000, 223), (480, 640)])
+def test_pictures_are_cut_as_torchvision_cuts_them(height: int, width: int) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    ours = blip.as_input(image_reward.square(picture, 224))
+    torch.testing.assert_close(ours, prepared(picture, 224), atol=1e-6, rtol=0)
+
+
+def test_a_picture_that_would_unfold_to_gigabytes_is_refused(tmp_path: Path) -> None:
+    """Its shorter side becomes 224."""
+    Image.new("RGB", (2_000_000, 1)).save(tmp_path / "line.png")
+    with pytest.raises(UsageError, match=r"line\.png has 2000000x1 pixels, which is too narrow"):
+        read(tmp_path / "line.png")
+
+
+def test_captions_are_bert_s(folder: Path) -> None:
+    from transformers import BertTokenizer
+
+    file = folder / "image_reward/text/vocab.txt"
+    theirs = BertTokenizer(str(file), do_lower_case=True)
+    expected = theirs(list(PROMPTS), padding="max_length", truncation=True, max_length=35, return_tensors="pt")
+    ids, mask = blip.Captions(file)(PROMPTS)
+    assert torch.equal(ids, expected["input_ids"])
+    assert torch.equal(mask, expected["attention_mask"])
+    assert len({tuple(row.tolist()) for row in ids}) == len(PROMPTS)
+
+
+def test_another_vocabulary_is_refused(folder: Path) -> None:
+    file = folder / "image_reward/text/vocab.txt"
+    for content in ("\n".join(WORDS[1:]), "\n".join(WORDS).replace("[CLS]", "[CL]"), "\n".join([*WORDS[:-1], "a"])):
+        file.write_text(content)
+        with pytest.raises(UsageError, match="is not the vocabulary of bert-base-uncased"):
+            metrics.metric("image_reward", at(folder)).judge()
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="no readable vocabulary"):
+        metrics.metric("image_reward", at(folder)).judge()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda w: w.pop("mlp.layers.7.bias"), "tensor 'mlp.layers.7.bias' is missing"),
+        (lambda w: w.update({"blip.itm_head.bias": torch.zeros(2)}), "'blip.itm_head.bias' belongs to no part"),
+        (lambda w: w.update({"mlp.layers.7.bias": torch.zeros(2)}), "'mlp.layers.7.bias' has shape [2], expected [1]"),
+    ],
+)
+def test_another_reward_model_is_refused(change: Any, sentence: str, folder: Path) -> None:
+    path = folder / "image_reward/ImageReward.pt"
+    tensors = torch.load(path, weights_only=True)
+    change(tensors)
+    torch.save(tensors, path)
+    with pytest.raises(UsageError) as e:
+        metrics.metric("image_reward", at(folder)).judge()
+    assert sentence in str(e.value)
+
+
+# --- the package ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Stands for image-reward 1.5: its names and what they promise, with the forward pass of above behind them."""
+    blip_pretrain = types.ModuleType("ImageReward.models.BLIP.blip_pretrain")
+
+    def init_tokenizer() -> Any:
+        raise AssertionError("this fetches bert-base-uncased")
+
+    class ImageReward(nn.Module):
+        def __init__(self, med_config: str, device: str = "cpu") -> None:
+            super().__init__()
+            settings = json.loads(Path(med_config).read_text())
+            assert settings["add_cross_attention"]
+            assert settings["vocab_size"] == blip.TEXT["vocab_size"]
+            self.tokenizer = blip_pretrain.init_tokenizer()
+            for name, tensor in check_image_reward.random_weights(1).items():
+                part: nn.Module = self
+                *path, last = name.split(".")
+                for step in path:
+                    if step not in dict(part.named_children()):
+                        part.add_module(step, nn.Module())
+                    part = part.get_submodule(step)
+                part.register_parameter(last, nn.Parameter(tensor))
+
+        def score(self, prompt: str, image: Image.Image) -> float:
+            text = self.tokenizer(prompt, padding="max_length", truncation=True, max_length=35, return_tensors="pt")
+            x = prepared(np.array(image), blip.VISION["image_size"])[None]
+            return forward(dict(self.state_dict()), x, text["input_ids"], text["attention_mask"]).numpy().item()
+
+    blip_pretrain.init_tokenizer = init_tokenizer  # type: ignore[attr-defined]
+    modules = {
+        name: types.ModuleType(name) for name in ("ImageReward", "ImageReward.models", "ImageReward.models.BLIP")
+    }
+    main = types.ModuleType("ImageReward.ImageReward")
+    main.ImageReward = ImageReward  # type: ignore[attr-defined]
+    modules["ImageReward.models.BLIP"].blip_pretrain = blip_pretrain  # type: ignore[attr-defined]
+    modules |= {"ImageReward.ImageReward": main, "ImageReward.models.BLIP.blip_pretrain": blip_pretrain}
+    for name, module in modules.items():
+        module.__spec__ = importlib.util.spec_from_loader(name, None)
+        monkeypatch.setitem(sys.modules, name, module)
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.5" if name == "image-reward" else version(name))
+    return types.SimpleNamespace(init=init_tokenizer, module=blip_pretrain)
+
+
+def test_without_the_package_its_environment_is_named(folder: Path) -> None:
+    if importlib.util.find_spec("ImageReward"):
+        pytest.skip("the package is here")
+    told = metrics.missing("image_reward_package", at(folder))
+    assert "needs an environment of its own" in told
+    assert "pip install 'specbench[image-reward]'" in told
+
+
+def test_the_package_s_model_is_filled_and_gives_the_same(folder: Path, package: Any) -> None:
+    names = ["image_reward", "image_reward_package"]
+    one, other = (metrics.score([name], pictures(), ITEMS, at(folder))["image_reward"] for name in names)
+    assert other.value == pytest.approx(one.value, abs=2e-6)
+    assert other.backend.startswith("image-reward-package-1.5@")
+    assert package.module.init_tokenizer is package.init  # put back
+    with pytest.raises(UsageError, match="image_reward and image_reward_package both fill the column image_reward"):
+        metrics.score(names, pictures(), ITEMS, at(folder))
+
+
+def test_the_package_takes_no_file_that_lacks_a_tensor(folder: Path, package: Any) -> None:
+    path = folder / "image_reward/ImageReward.pt"
+    tensors = torch.load(path, weights_only=True)
+    torch.save({**tensors, "mlp.layers.7.bias": torch.zeros(2)}, path)
+    with pytest.raises(UsageError, match="does not fit ImageReward"):
+        metrics.metric("image_reward_package", at(folder)).judge()
+    tensors.pop("mlp.layers.7.bias")
+    torch.save(tensors, path)
+    with pytest.raises(UsageError, match=r"'mlp\.layers\.7\.bias' is missing"):
+        metrics.metric("image_reward_package", at(folder)).judge()
+
+
+def test_the_check_of_both_backends(
+    folder: Path, package: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--weights", str(folder / "image_reward/ImageReward.pt")]
+    given += ["--vocabulary", str(folder / "image_reward/text/vocab.txt")]
+    assert check_image_reward.main(given) == 0
+    assert "largest difference" in capsys.readouterr().out
+    monkeypatch.setattr(blip, "MEAN", 0.17)  # a constant that is a little off
+    assert check_image_reward.main(given) == 1
+    assert "BEYOND THE TOLERANCE" in capsys.readouterr().out
+    assert check_image_reward.main([*given[2:], "--weights", str(folder / "nothing.pt")]) == 2
+    assert check_image_reward.main([*given, "--pictures", str(folder / "nowhere")]) == 2
+    assert "there are no pictures in" in capsys.readouterr().err
+
+
+def test_the_check_without_files_is_of_rewards_that_differ(
+    small: None, package: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(blip, "TEXT", {**blip.TEXT, "vocab_size": 300})
+    assert check_image_reward.main([]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if " x " in line]
+    assert len(lines) == 4
+    assert np.ptp([float(line[4]) for line in lines]) > 0.01
+
+
+# --- what is fetched --------------------------------------------------------------------------------------------------
+
+
+def test_every_metric_says_what_it_reads(tmp_path: Path) -> None:
+    read = {part for name in metrics.available() for part in metrics.metric(name, at(tmp_path)).parts}
+    assert read == set(sources.EVALUATORS)
+    for name in metrics.available():
+        one = metrics.metric(name, at(tmp_path))
+        try:
+            one.judged_by  # noqa: B018 (raises)
+            needs = False
+        except Unavailable as e:
+            needs = "specbench fetch" in str(e) or "not installed" in str(e)
+        assert bool(one.parts) == needs or name.startswith("scenes_")
+    sets = set(parameters.choices("metrics")) - set(metrics.available())
+    for name in sets:
+        metrics.check(sorted(parameters.declared("metrics", name)))  # no two of one column

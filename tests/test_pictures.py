@@ -1,0 +1,215 @@
+"""Pictures from files: every form that a folder may hold gives what it shows, or is named in one sentence."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from specbench import pictures
+from specbench.errors import UsageError
+
+RNG = np.random.default_rng(0)
+COLOUR = RNG.integers(0, 256, (6, 5, 3), dtype=np.uint8)
+GREY = RNG.integers(0, 256, (6, 5), dtype=np.uint8)
+
+
+def saved(path: Path, picture: Image.Image, **options: Any) -> np.ndarray:
+    picture.save(path, **options)
+    found = pictures.read(path)
+    assert (found.dtype, found.ndim, found.shape[-1]) == (np.uint8, 3, 3)
+    assert found.flags.writeable  # torch.from_numpy complains of others
+    return found
+
+
+def channels(grey: np.ndarray) -> np.ndarray:
+    return np.repeat(grey[..., None], 3, 2)
+
+
+@pytest.mark.parametrize("ending", ["png", "bmp", "tif", "ppm"])
+def test_colour_is_read_as_it_is(ending: str, tmp_path: Path) -> None:
+    assert (saved(tmp_path / f"a.{ending}", Image.fromarray(COLOUR)) == COLOUR).all()
+
+
+def test_webp_and_jpeg_are_read(tmp_path: Path) -> None:
+    assert (saved(tmp_path / "a.webp", Image.fromarray(COLOUR), lossless=True) == COLOUR).all()
+    smooth = np.linspace(0, 255, 64, dtype=np.uint8)[None, :, None].repeat(64, 0).repeat(3, 2)
+    assert np.abs(saved(tmp_path / "a.jpg", Image.fromarray(smooth), quality=95).astype(int) - smooth).max() <= 8
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
+def test_grey_becomes_three_equal_channels(ending: str, tmp_path: Path) -> None:
+    assert (saved(tmp_path / f"a.{ending}", Image.fromarray(GREY)) == channels(GREY)).all()
+
+
+def test_black_and_white(tmp_path: Path) -> None:
+    found = saved(tmp_path / "a.png", Image.fromarray(GREY > 127))
+    assert (found == channels(np.where(GREY > 127, 255, 0))).all()
+
+
+@pytest.mark.parametrize("ending", ["png", "gif"])
+def test_a_palette_is_looked_up(ending: str, tmp_path: Path) -> None:
+    indexed = Image.fromarray(GREY % 4).convert("P")
+    indexed.putpalette(COLOUR.reshape(-1, 3)[:4].tobytes() + bytes(3 * 252))
+    assert (saved(tmp_path / f"a.{ending}", indexed) == COLOUR.reshape(-1, 3)[GREY % 4]).all()
+    clear = saved(tmp_path / f"b.{ending}", indexed, transparency=2)
+    expected = COLOUR.reshape(-1, 3)[GREY % 4].copy()
+    expected[GREY % 4 == 2] = 255
+    assert (clear == expected).all()
+
+
+def test_what_is_transparent_shows_white(tmp_path: Path) -> None:
+    alpha = np.full((6, 5), 255, np.uint8)
+    alpha[0], alpha[1] = 0, 128
+    found = saved(tmp_path / "a.png", Image.fromarray(np.dstack([COLOUR, alpha])))
+    assert (found[2:] == COLOUR[2:]).all()
+    assert (found[0] == 255).all()
+    expected = COLOUR[1] * (128 / 255) + 255 * (127 / 255)
+    assert np.abs(found[1] - expected).max() <= 1  # of rounding
+    grey = saved(tmp_path / "b.png", Image.merge("LA", [Image.fromarray(GREY), Image.fromarray(alpha)]))
+    assert (grey[0] == 255).all()
+    assert (grey[2:] == channels(GREY)[2:]).all()
+    keyed = saved(tmp_path / "c.png", Image.fromarray(COLOUR), transparency=tuple(COLOUR[3, 3].tolist()))
+    assert (keyed[3, 3] == 255).all()
+    assert (keyed[0, 0] == COLOUR[0, 0]).all()
+
+
+def png(width: int, height: int, depth: int, kind: int, rows: bytes) -> bytes:
+    """A PNG file of these scan lines (RFC 2083), each led by its filter's number."""
+
+    def part(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    head = struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + part(b"IDAT", zlib.compress(rows)) + part(b"IEND", b"")
+
+
+def test_sixteen_bits_lose_the_lower_eight(tmp_path: Path) -> None:
+    wide = RNG.integers(0, 2**16, (6, 5), dtype=np.uint16)
+    wide[0, 0], wide[0, 1] = 0xFFFF, 0x00FF
+    for ending in ("png", "tif"):
+        assert (saved(tmp_path / f"a.{ending}", Image.fromarray(wide)) == channels(wide >> 8)).all()
+    (tmp_path / "a.pgm").write_bytes(b"P5 5 6 65535\n" + wide.astype(">u2").tobytes())
+    assert (pictures.read(tmp_path / "a.pgm") == channels(wide >> 8)).all()
+    colour = RNG.integers(0, 2**16, (6, 5, 3), dtype=np.uint16)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in colour)
+    (tmp_path / "b.png").write_bytes(png(5, 6, 16, 2, rows))
+    assert (pictures.read(tmp_path / "b.png") == colour >> 8).all()
+
+
+def test_cmyk_is_converted(tmp_path: Path) -> None:
+    inks = np.zeros((8, 8, 4), np.uint8)
+    inks[:4, :, 0] = 255  # cyan above, nothing below
+    found = saved(tmp_path / "a.tif", Image.fromarray(inks, "CMYK"))
+    assert (found[0, 0] == (0, 255, 255)).all()
+    assert (found[7, 7] == 255).all()
+    jpeg = saved(tmp_path / "a.jpg", Image.fromarray(inks, "CMYK"), quality=100, subsampling=0)
+    assert np.abs(jpeg.astype(int) - found).max() <= 3
+
+
+def test_exif_turns_a_picture(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the top is on the right-hand side: turned by 90 degrees clockwise for show
+    found = saved(tmp_path / "a.png", Image.fromarray(COLOUR), exif=exif)
+    assert (found == np.rot90(COLOUR, -1)).all()
+
+
+def test_of_an_animation_the_first_picture_is_read(tmp_path: Path) -> None:
+    frames = [Image.fromarray(np.full((4, 4, 3), v, np.uint8)) for v in (10, 200)]
+    found = saved(tmp_path / "a.webp", frames[0], save_all=True, append_images=frames[1:], lossless=True)
+    assert (found == 10).all()
+
+
+def encoded(form: str) -> bytes:
+    content = io.BytesIO()
+    noise = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(content, form)
+    return content.getvalue()
+
+
+def _flipped(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]
+
+
+@pytest.mark.filterwarnings("error")  # a user may have asked for them
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.png", b"", "is empty"),
+        ("a.png", b"not a picture at all", "is no picture in a form that is read here"),
+        (
+            "a.jpg",
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+            "is no picture in a form",
+        ),  # starts Ghostscript
+        ("a.png", encoded("PNG")[:-6000], "cannot read the picture"),
+        ("a.png", encoded("PNG")[:60], "cannot read the picture"),
+        ("a.png", _flipped(encoded("PNG")), "cannot read the picture"),
+        ("a.jpg", encoded("JPEG")[:2000], "cannot read the picture"),
+        ("a.webp", encoded("WEBP")[:2000], ""),
+        ("a.bmp", encoded("BMP")[:2000], "cannot read the picture"),
+        ("a.tif", encoded("TIFF")[:2000], ""),
+        ("a.png", png(50_000, 50_000, 8, 0, b""), "pixels"),
+        ("a.png", png(9_000, 9_000, 8, 0, b""), "has 9000x9000 pixels, more than 67,108,864"),
+    ],
+)
+def test_what_cannot_be_read_is_named_in_one_sentence(name: str, content: bytes, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as found:
+        pictures.read(path)
+    assert str(path) in str(found.value)
+    assert sentence in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+def test_numbers_that_are_no_picture_are_named(tmp_path: Path) -> None:
+    for values in (np.full((4, 4), 0.5, np.float32), np.full((4, 4), 1 << 20, np.int32)):
+        Image.fromarray(values).save(tmp_path / "a.tif")
+        with pytest.raises(UsageError, match=r"a\.tif \(its values"):
+            pictures.read(tmp_path / "a.tif")
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "a.png", tmp_path):
+        with pytest.raises(UsageError, match="is no file"):
+            pictures.read(path)
+
+
+def test_a_folder_is_searched_to_its_bottom(tmp_path: Path) -> None:
+    for name in ("b.png", "a.JPG", "deep/er/c.webp", "deep/note.txt", ".hidden/d.png", "._e.png", "deep/weights.npz"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "round").symlink_to(tmp_path)
+    assert [str(p.relative_to(tmp_path)) for p in pictures.find(tmp_path)] == ["a.JPG", "b.png", "deep/er/c.webp"]
+
+
+def test_a_digest_is_of_size_and_pixels() -> None:
+    digests = {pictures.digest(a) for a in (COLOUR, COLOUR.reshape(5, 6, 3), COLOUR[::-1], COLOUR + 1)}
+    assert len(digests) == 4
+    assert pictures.digest(COLOUR[::-1]) == pictures.digest(COLOUR[::-1].copy())
+
+
+def test_files_remember_what_they_saw(tmp_path: Path) -> None:
+    Image.fromarray(COLOUR).save(tmp_path / "a.png")
+    files = pictures.Files([tmp_path / "a.png"])
+    assert (len(files), files.digests, files.sizes) == (1, [None], [None])
+    assert (files[0] == COLOUR).all()
+    assert (files.digests, files.sizes) == ([pictures.digest(COLOUR)], [(6, 5)])
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 4), np.uint8), np.zeros((0, 4, 3), np.uint8), COLOUR / 255]
+)
+def test_arrays_are_checked(wrong: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="must be uint8"):
+        pictures.check(wrong)
+    with pytest.raises(ValueError, match="must be uint8"):
+        pictures.Array(wrong)

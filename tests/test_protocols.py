@@ -1,0 +1,502 @@
+"""Protocols: what their files say, what becomes of it in a run and in a grid, and what the row tells.
+
+`SHARED` holds, where it is there, the table from which the files were written.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_pipeline import FakePipeline
+
+import specbench
+from specbench import cli, configuration, parameters, protocols, records, registry, run
+from specbench.errors import UsageError
+
+ROOT = Path(specbench.__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared" / "published"
+NAMES = list(parameters.choices("protocol"))
+PAIRS = [(name, model) for name in NAMES for model in protocols.read(name).models]
+#: A real model, reduced, with random weights, as fast as can be.
+TINY = ("weights=random", "reduced=true", "device=cpu", "baseline=false", "warmup=0")
+
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the published tables are not here")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """COCO's captions of both years, and PartiPrompts, with eight prompts each."""
+    folder = tmp_path_factory.mktemp("data")
+    images = [{"id": i, "file_name": f"{i:012d}.jpg"} for i in range(1, 9)]
+    captions = [
+        {"id": 10 * i + j, "image_id": i, "caption": f"a{' very' * ((i + j) % 5)} red fox, picture {i}"}
+        for i in range(1, 9)
+        for j in range(5)
+    ]
+    for split in ("val2017", "train2017", "val2014"):
+        (folder / f"captions_{split}.json").write_text(json.dumps({"images": images, "annotations": captions}))
+    rows = [f'two small boats, "number {i}"\tArts\tSimple Detail\t' for i in range(8)]
+    (folder / "PartiPrompts.tsv").write_text("\n".join(["Prompt\tCategory\tChallenge\tNote", *rows]) + "\n")
+    return folder
+
+
+def _words(name: str, model: str, *more: str) -> list[str]:
+    return [f"protocol={name}", f"model={model}", *more]
+
+
+def _all_of(protocol: protocols.Protocol) -> list[tuple[str, str, Any]]:
+    """(where, parameter, value) of every value in a file; `where` is sets, a data set or a model."""
+    parts = {"sets": protocol.sets, **protocol.also, **protocol.models}
+    return [(where, key, value) for where, held in parts.items() for key, value in held.items()]
+
+
+def _options(name: str, value: Any) -> list[Any]:
+    """A value of a file as the list of parameter values that it stands for."""
+    found = value if isinstance(value, list) and name != "metrics" else [value]
+    return [None if option == parameters.TABLE[name].null else option for option in found]
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_is_whole_and_every_value_of_it_is_one_of_its_parameter(name: str) -> None:
+    protocol = protocols.read(name)
+    assert protocol.name == name
+    assert isinstance(protocol.version, int)
+    assert protocol.version >= 1
+    assert name in protocol.serves
+    assert "arXiv " in protocol.source or "github.com/" in protocol.source
+    assert "data" in protocol.sets
+    assert protocol.notes
+    assert all(note is None or (isinstance(note, str) and note) for note in protocol.notes.values())
+    assert set(protocol.models) <= set(parameters.choices("model"))
+    assert set(protocol.also) <= set(parameters.choices("data"))
+    for where, key, value in _all_of(protocol):
+        if value is not None:
+            options = _options(key, value)
+            assert [parameters.check(key, option) for option in options] == options
+        has = parameters.common() | parameters.declared("data", str(protocol.sets["data"])) | {"data"}
+        if where in protocol.models:
+            has |= parameters.declared("model", where)
+        elif where in protocol.also:
+            has |= parameters.declared("data", where)
+        else:  # what is not stated whatever the model
+            has |= parameters.declared("model", "llamagen_xl") if value is None else frozenset()
+        assert key in has, f"{where} has no {key}"
+        if key in ("data", "metrics"):
+            named = value if isinstance(value, list) else [value]
+            assert set(named) - {None} <= set(parameters.choices(key))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_only_code_shows_is_something(name: str) -> None:
+    protocol = protocols.read(name)
+    known = {key for _, key, value in _all_of(protocol) if value is not None}
+    assert set(protocol.from_code) <= known
+    assert len(set(protocol.from_code)) == len(protocol.from_code)
+
+
+def test_no_two_protocols_serve_the_same_table() -> None:
+    served = [one for name in NAMES for one in protocols.read(name).serves]
+    assert len(set(served)) == len(served)
+
+
+@needs_shared
+def test_every_experiment_of_the_published_table_has_a_protocol() -> None:
+    with (SHARED / "protocols.csv").open(newline="", encoding="utf-8") as f:
+        rows = [row["index_ids"].split("; ") for row in csv.DictReader(f)]
+    assert {ids[0] for ids in rows} == set(NAMES)
+    for first, *others in rows:
+        served = set(protocols.read(first).serves)
+        if first == "lanternpp_tables":  # names the tables that others made with its code
+            assert others == ["coolsd_table1", "sjdpac_table1"]
+        else:
+            assert set(others) <= served
+    with (SHARED / "index.csv").open(newline="", encoding="utf-8") as f:
+        known = {row["id"] for row in csv.DictReader(f)}
+    assert {one for name in NAMES for one in protocols.read(name).serves} <= known
+
+
+# --- composing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "model"), PAIRS)
+def test_a_protocol_composes_for_each_of_its_models(name: str, model: str) -> None:
+    """Stated values are the run's, the others are as without the protocol; the remarks tell of every one of them."""
+    protocol = protocols.read(name)
+    cfg = configuration.compose(_words(name, model))
+    own = configuration.compose([f"model={model}", f"data={cfg['data']}"])
+    assert cfg["protocol"] == f"{name}@{protocol.version}"
+    said = {**protocol.sets, **protocol.models[model]}
+    for key in parameters.parameters_of(cfg):
+        if said.get(key) is not None:
+            assert cfg[key] == _options(key, said[key])[0]
+        elif key != "protocol":
+            assert cfg[key] == own[key]
+    remarks = protocols.remarks(cfg)
+    assert not any(remark.startswith(("departs", "protocol ")) for remark in remarks)
+    for key, value in said.items():
+        told = next((remark for remark in remarks if re.search(rf"[:,] {key} ", remark)), "")
+        if value is None:
+            assert told.startswith(f"not stated by protocol {protocol.label}, so the run's own: ")
+        elif len(_options(key, value)) > 1:
+            assert told.startswith(f"one of the values of protocol {protocol.label}: ")
+        elif key in protocol.from_code:
+            assert told.startswith(f"by the released code of protocol {protocol.label}, not by its paper: ")
+        else:
+            assert told == ""
+    assert protocols.remarks(own) == []
+
+
+def test_the_example() -> None:
+    cfg = configuration.compose(["protocol=coolsd_table1", "model=llamagen_xl", "method=cool_sd", "delta=1.1"])
+    wanted = {
+        "protocol": "coolsd_table1@1",
+        "data": "coco2017",
+        "split": "validation",
+        "caption": "random",
+        "n": 5000,
+        "seed": 42,
+        "metrics": ["fid", "clip_b32", "image_reward"],
+        "method": "cool_sd",
+        "delta": 1.1,
+        "temperature": 1.0,  # the model's own from here on
+        "top_k": 1000,
+        "cfg_scale": 7.5,
+    }
+    assert {key: cfg[key] for key in wanted} == wanted
+    assert protocols.remarks(cfg) == [
+        "not stated by protocol coolsd_table1@1, so the run's own: batch 1, cfg_scale 7.5, temperature 1, top_k 1000,"
+        " top_p 1",
+        "one of the values of protocol coolsd_table1@1: seed 42 (of 42, 43, 44, 45, 46)",
+    ]
+
+
+def test_what_the_user_gives_wins_and_is_told() -> None:
+    words = _words("sjdpac_table1", "lumina_mgpt", "n=4", "cfg_scale=4", "caption=first", "metrics=none", "seed=1")
+    cfg = configuration.compose(words)
+    assert (cfg["n"], cfg["cfg_scale"], cfg["caption"], cfg["metrics"]) == (4, 4.0, "first", [])
+    assert cfg["size"] == 768
+    assert protocols.remarks(cfg) == [
+        "departs from protocol sjdpac_table1@1: caption first (not running_longest), n 4 (not 5000),"
+        " metrics none (not fid_pytorch + clip_b16_x100), cfg_scale 4 (not 3)",
+        "not stated by protocol sjdpac_table1@1, so the run's own: top_p 1",
+        "by the released code of protocol sjdpac_table1@1, not by its paper: seed 1, batch 1, size 768",
+    ]
+    greedy = configuration.compose(_words("lantern_table3", "llamagen_xl", "temperature=0", "n=100"))
+    assert not any(remark.startswith("departs") for remark in protocols.remarks(greedy))
+    assert any(
+        remark.endswith("n 100 (of 30000, 100), temperature 0 (of 1, 0)") for remark in protocols.remarks(greedy)
+    )
+
+
+def test_another_data_set_of_the_experiment() -> None:
+    cfg = configuration.compose(_words("sjdpac_table1", "emu3", "data=parti"))
+    assert (cfg["data"], cfg["n"], cfg["metrics"], "caption" in cfg) == ("parti", 1632, ["clip_b16_x100"], False)
+    assert not any(remark.startswith("departs") for remark in protocols.remarks(cfg))
+
+
+def test_data_that_the_experiment_does_not_have() -> None:
+    """What belongs to its own data is left, the rest holds."""
+    own = configuration.compose(["model=lumina_mgpt", "prompts=my.txt"])
+    cfg = configuration.compose(_words("sjd_main_table1", "lumina_mgpt", "prompts=my.txt", "n=3"))
+    assert (cfg["data"], cfg["prompts"], cfg["cfg_scale"], cfg["n"]) == ("prompts", "my.txt", 3.0, 3)
+    assert cfg["metrics"] == own["metrics"]
+    assert "departs from protocol sjd_main_table1@1: data prompts (not coco2017), n 3 (not 5000)" in protocols.remarks(
+        cfg
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "first"),
+    [
+        ("llamagen_scenes", "scenes", "protocol sjd_main_table1@1 names lumina_mgpt, not llamagen_scenes"),
+        ("mar_scenes", "scenes_classes", "protocol sjd_main_table1@1 names lumina_mgpt, not mar_scenes"),
+        ("llamagen_3b", "imagenet", "protocol sjd_main_table1@1 names lumina_mgpt, not llamagen_3b"),
+        ("anole", "coco2017", "protocol sjd_main_table1@1 names lumina_mgpt, not anole"),
+    ],
+)
+def test_a_model_that_the_protocol_does_not_name(model: str, data: str, first: str) -> None:
+    """It keeps its own sampling, and prompts and metrics where no others make sense; n and seed are the protocol's."""
+    own = configuration.compose([f"model={model}"])
+    cfg = configuration.compose(_words("sjd_main_table1", model))
+    assert (cfg["data"], cfg["n"], cfg["seed"]) == (data, 5000, 1)
+    assert cfg["cfg_scale"] == own["cfg_scale"]
+    same = data == "coco2017"
+    assert cfg["metrics"] == (["fid_pytorch", "clip_b16_x100"] if same else own["metrics"])
+    remarks = protocols.remarks(cfg)
+    assert remarks[0] == first
+    assert same or f"departs from protocol sjd_main_table1@1: data {data} (not coco2017)" in remarks
+
+
+def test_a_protocol_that_names_no_model() -> None:
+    cfg = configuration.compose(_words("coolsd_fig4", "llamagen_xl"))
+    assert (cfg["data"], cfg["metrics"]) == ("coco2017", ["fid"])
+    assert protocols.remarks(cfg)[:2] == [
+        "protocol coolsd_fig4@1 names no model",
+        "not stated by protocol coolsd_fig4@1, so the run's own: batch 1, cfg_scale 7.5, temperature 1, top_k 1000,"
+        " top_p 1",
+    ]
+
+
+def test_off_is_a_value_and_not_a_gap() -> None:
+    cfg = configuration.compose(_words("lantern_table1", "llamagen_3b"))
+    assert (cfg["top_k"], cfg["temperature"], cfg["data"]) == (None, 0.0, "imagenet")
+    assert not any("top_k" in remark for remark in protocols.remarks(cfg))
+    cfg = configuration.compose(_words("lantern_table1", "llamagen_3b", "top_k=2000"))
+    assert "departs from protocol lantern_table1@1: top_k 2000 (not off)" in protocols.remarks(cfg)
+
+
+def test_without_a_protocol_nothing_changes() -> None:
+    assert configuration.compose()["protocol"] is None
+    assert configuration.compose(["protocol=null"]) == configuration.compose()
+
+
+def test_a_protocol_is_its_values() -> None:
+    """Equal measurements have equal hashes, also with rows from before there were protocols."""
+    cfg = configuration.compose(_words("sjdpac_table1", "emu3"))
+    assert records.config_hash(cfg) == records.config_hash(cfg | {"protocol": None})
+    without = {name: value for name, value in cfg.items() if name != "protocol"}
+    assert records.config_hash(cfg) == records.config_hash(without)
+
+
+@pytest.mark.parametrize("form", ["protocol=sjd_table4@1", "+protocol=sjd_table4", 'protocol="sjd_table4"'])
+def test_other_ways_to_write_it(form: str) -> None:
+    assert configuration.compose([form, "model=anole"]) == configuration.compose(_words("sjd_table4", "anole"))
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("protocol=nope", "unknown protocol 'nope' (choose from: coolsd_fig4, coolsd_fig5, "),
+        ("protocol=nope@3", "unknown protocol 'nope' (choose from: "),
+        ("protocol=../config", "unknown protocol '../config' (choose from: "),
+        ("protocol=sjd_table4@2", "protocol sjd_table4 has version 1 here, not 2: write protocol=sjd_table4, or "),
+        ("protocol=sjd_table4@", "protocol sjd_table4 has version 1 here, not : "),
+        ("protocol=sjd_table4,sjd_table3", "add -m"),
+        ("protocol=[sjd_table4]", "unknown protocol"),
+        ("protocol=null,sjd_table4", "null means no protocol and stands alone"),
+        ("protocol=true", "unknown protocol 'True'"),
+        ("protocol.sets.n=3", "unknown parameter 'protocol.sets.n'"),
+    ],
+)
+def test_a_bad_protocol_costs_one_sentence(word: str, sentence: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        configuration.grid([word], multirun=False)
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+# --- grids and experiments --------------------------------------------------------------------------------------------
+
+
+def test_in_a_grid_the_values_are_those_of_each_job() -> None:
+    jobs = configuration.grid(
+        ["protocol=sjd_table3,sjdpac_table1", "model=llamagen_xl,lumina_mgpt,llamagen_scenes", "n=4"], multirun=True
+    )
+    found = [(cfg["protocol"], cfg["model"], cfg["data"], cfg["cfg_scale"], cfg["top_k"]) for cfg in jobs]
+    assert found == [
+        ("sjd_table3@1", "llamagen_xl", "coco2017", 7.5, 1000),
+        ("sjd_table3@1", "lumina_mgpt", "coco2017", 4.0, 2000),
+        ("sjd_table3@1", "llamagen_scenes", "scenes", 3.0, None),
+        ("sjdpac_table1@1", "llamagen_xl", "coco2017", 7.5, 1000),
+        ("sjdpac_table1@1", "lumina_mgpt", "coco2017", 3.0, 2000),
+        ("sjdpac_table1@1", "llamagen_scenes", "scenes", 3.0, None),
+    ]
+    with pytest.raises(UsageError, match="job protocol=nope model=anole: unknown protocol 'nope'"):
+        configuration.grid(["protocol=sjd_table4,nope", "model=anole"], multirun=True)
+    sizes = configuration.grid(["protocol=sjd_fig12", "model=lumina_mgpt", "size=768,1024"], multirun=True)
+    assert [cfg["size"] for cfg in sizes] == [768, 1024]
+
+
+@pytest.fixture
+def experiment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Writes conf/experiment/mine.yaml into a copy of conf/, which is used instead."""
+    conf = shutil.copytree(parameters.conf_dir(), tmp_path / "conf")
+    cached = (parameters.choices, parameters.content, parameters.declared)
+    monkeypatch.setattr(parameters, "conf_dir", lambda: conf)
+
+    def write(text: str) -> None:
+        (conf / "experiment/mine.yaml").write_text(f"# @package _global_\n# Mine.\n{text}")
+
+    for one in cached:
+        one.cache_clear()
+    yield write
+    for one in cached:
+        one.cache_clear()
+
+
+def test_an_experiment_stands_between_the_user_and_the_protocol(experiment: Callable[[str], None]) -> None:
+    experiment("defaults:\n  - override /method: sjd\n  - override /model: anole\nn: 7\n")
+    cfg = configuration.compose(["experiment=mine", "protocol=sjd_table4", "seed=5"])
+    assert (cfg["model"], cfg["method"], cfg["n"], cfg["seed"]) == ("anole", "sjd", 7, 5)
+    assert (cfg["data"], cfg["caption"], cfg["temperature"]) == ("coco2017", "running_longest", 1.0)
+
+
+def test_an_experiment_may_choose_the_protocol_and_sweep(experiment: Callable[[str], None]) -> None:
+    experiment(
+        "defaults:\n  - override /protocol: sjd_table3\n  - override /method: sjd\nseed: 3\n"
+        "hydra:\n  sweeper:\n    params:\n      model: llamagen_xl,llamagen_xl_512\n      window: 16,32\n"
+    )
+    jobs = configuration.grid(["experiment=mine", "window=8"], multirun=True)
+    assert [(cfg["protocol"], cfg["model"], cfg["window"]) for cfg in jobs] == [
+        ("sjd_table3@1", "llamagen_xl", 8),
+        ("sjd_table3@1", "llamagen_xl_512", 8),
+    ]
+    assert all((cfg["n"], cfg["seed"], cfg["data"]) == (5000, 3, "coco2017") for cfg in jobs)
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command line in an empty folder with the fake pipeline -> (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
+    monkeypatch.setattr(run, "check", lambda cfg: None)
+    monkeypatch.setattr(run, "_weights_here", lambda cfg: None)
+
+    def run_it(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = cli.main(words)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run_it
+
+
+def test_a_grid_over_models_runs(call: Any, data_dir: Path, tmp_path: Path) -> None:
+    """Parameters that only the real models, their data or their method have reach the jobs, too."""
+    grid = ("run", "-m", "protocol=sjd_table3", "model=llamagen_xl,lumina_mgpt", "method=sjd,gsd", "reduced=true")
+    words = (*grid, "n=1", "refine=false", "metrics=none", f"data_dir={data_dir}", "weights=random", "out=grid")
+    code, _, err = call(*words)
+    assert code == 0, err
+    assert "4 jobs in grid" in err
+    rows = {path.parent.name: records.read_rows(path)[0] for path in tmp_path.glob("grid/*/row.csv")}
+    assert len(rows) == 4
+    for name, row in rows.items():
+        assert name == f"method={row['method']},model={row['model']}"
+        assert (row["protocol"], row["data"], row["caption"]) == ("sjd_table3@1", "coco2017", "running_longest")
+        assert (row["cfg_scale"], row["top_k"]) == ((7.5, 1000) if row["model"] == "llamagen_xl" else (4.0, 2000))
+
+
+def test_a_grid_over_models_of_vectors_needs_no_other_word(call: Any, tmp_path: Path) -> None:
+    """Their usual data and method go without saying in every job."""
+    code, _, err = call(
+        "run", "-m", "model=mar_b,mar_l", "gamma=4,8", "n=1", "metrics=none", "weights=random", "out=grid"
+    )
+    assert code == 0, err
+    rows = {path.parent.name: records.read_rows(path)[0] for path in tmp_path.glob("grid/*/row.csv")}
+    assert {name: (row["model"], row["gamma"], row["data"], row["method"]) for name, row in rows.items()} == {
+        f"gamma={gamma},model={model}": (model, gamma, "imagenet", "cspd")
+        for model in ("mar_b", "mar_l")
+        for gamma in (4, 8)
+    }
+
+
+def test_a_folder_keeps_its_protocol(call: Any, tmp_path: Path) -> None:
+    words = ("run", "protocol=sjd_table4", "n=2", "seed=0", "metrics=none", "baseline=false", "out=here")
+    assert call(*words)[0] == 0
+    row = records.read_rows(tmp_path / "here/row.csv")[0]
+    assert row["protocol"] == "sjd_table4@1"
+    assert list(row).index("protocol") < list(row).index("model")
+    assert row["note"].startswith("protocol sjd_table4@1 names anole, not llamagen_scenes; departs from protocol")
+    assert "protocol: sjd_table4@1" in (tmp_path / "here/config.yaml").read_text()
+    assert "nothing left to do" in call(*words)[1]
+    assert "nothing left to do" in call("run", "protocol=sjd_table4@1", *words[2:])[1]
+    for other in ("protocol=sjd_table3", "protocol=null"):
+        code, _, err = call("run", other, *words[2:])
+        assert code == 2
+        assert "here holds a run with protocol=sjd_table4@1, not protocol=" in err
+
+
+def test_a_folder_from_before_there_were_protocols(call: Any, tmp_path: Path) -> None:
+    words = ("run", "n=2", "metrics=none", "baseline=false", "out=here")
+    assert call(*words)[0] == 0
+    config = tmp_path / "here/config.yaml"
+    config.write_text("".join(line for line in config.open() if not line.startswith("protocol")))
+    assert "nothing left to do" in call(*words)[1]
+
+
+def test_cfg_job_shows_the_values(call: Any, tmp_path: Path) -> None:
+    words = ("run", "protocol=sjdpac_table1@1", "model=lumina_mgpt", "method=sjd_pac", "--cfg", "job")
+    code, out, _ = call(*words)
+    assert code == 0
+    for line in ("  name: sjdpac_table1", "caption: running_longest", "size: 768", "cfg_scale: 3.0", "seed: 1"):
+        assert f"\n{line}\n" in f"\n{out}"
+    assert "notes" not in out
+    assert call("run", "-m", "protocol=sjd_table4,sjd_table3", "model=anole", "--cfg", "job")[0] == 0
+    assert "\nprotocol: coolsd_fig4, " in call("run", "--help")[1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_protocols_are_listed(call: Any) -> None:
+    code, out, _ = call("list", "protocols")
+    assert code == 0
+    assert len(out.splitlines()) == 1 + len(NAMES)
+    assert all(f"\n  {name} " in out for name in NAMES)
+
+
+def test_the_shell_completes_protocols() -> None:
+    code = "import sys; from specbench.cli import main; sys.exit(main(['-sc', 'query=bash']))"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COMP_LINE": "specbench run protocol=sjdpac_t"}
+    done = subprocess.run([sys.executable, "-c", code], cwd="/", env=environment, capture_output=True, text=True)
+    assert set(done.stdout.split()) == {f"protocol=sjdpac_table{i}" for i in (1, 2, 4)}
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def _runs() -> list[tuple[str, str, str]]:
+    """(protocol, model, data): one for every pair of prompts and a family of models that some protocol has."""
+    chosen: dict[tuple[str, ...], tuple[str, str, str]] = {}
+    for name in NAMES:
+        protocol = protocols.read(name)
+        for model in protocol.models:
+            for data in (protocol.sets["data"] or "", *protocol.also):
+                family = registry.entry("model", model).target
+                chosen.setdefault((data, protocol.sets.get("split", ""), family), (name, model, data))
+    return list(chosen.values())
+
+
+@pytest.mark.parametrize(("name", "model", "data"), _runs())
+def test_a_protocol_runs_on_a_reduced_random_model(
+    name: str, model: str, data: str, data_dir: Path, tmp_path: Path
+) -> None:
+    words = _words(name, model, "n=4", "batch=4", "metrics=none", *TINY)
+    words += ["method=vanilla"] if parameters.of_vectors("model", model) else ["method=sjd", "dtype=float32"]
+    words += [f"data={data}"] if data else []
+    words += [f"data_dir={data_dir}"] if data.startswith(("coco", "parti")) else []
+    row = run.execute(configuration.compose(words), tmp_path / "run")
+    protocol = protocols.read(name)
+    assert (row["protocol"], row["n"], row["model"]) == (protocol.label, 4, model)
+    assert len(list((tmp_path / "run/images").glob("*.png"))) == 4
+    for remark in protocols.remarks(configuration.compose(words)):
+        assert remark in row["note"]
+    if ({**protocol.sets, **protocol.also.get(data, {})}).get("n") is not None:  # and none has four
+        assert "n 4 (not " in row["note"]
+
+
+def test_a_run_without_the_evaluators_tells_what_it_lacks(data_dir: Path, tmp_path: Path) -> None:
+    words = _words("coolsd_table1", "llamagen_xl", "method=cool_sd", "delta=1.1", "n=4", "dtype=float32", *TINY)
+    row = run.execute(configuration.compose([*words, f"data_dir={data_dir}"]), tmp_path / "run")
+    assert (row["fid"], row["clip_score"], row["image_reward"]) == (None, None, None)
+    assert row["note"].startswith("departs from protocol coolsd_table1@1: n 4 (not 5000); not stated by protocol")
+    assert "fid: " in row["note"]

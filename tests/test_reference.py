@@ -1,0 +1,397 @@
+"""Statistics of real pictures: making them, reading anybody's, and what is said where they are wrong or absent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import random_inception
+from PIL import Image
+
+from specbench import cli, metrics, pictures, reference
+from specbench.data.base import Item
+from specbench.errors import UsageError
+from specbench.metrics import inception
+from specbench.metrics import reference as references
+from specbench.metrics.base import Judge, Place, Unavailable
+from specbench.metrics.inception import ComparedMetric
+
+D = 6  # width of the files that are only read
+
+
+class Fake(Judge):
+    """A judge whose features are random numbers keyed by the picture: a network's would cost a second a file."""
+
+    calls: list[int]
+    stop_after = 10**9
+
+    def __init__(self) -> None:
+        self.calls = []
+
+    def __call__(self, shown: Any, items: Any) -> np.ndarray:
+        if len(self.calls) >= self.stop_after:
+            raise KeyboardInterrupt
+        self.calls.append(len(shown))
+        rows = [np.random.default_rng(int(picture.astype(np.int64).sum())).random(8 + 1008) for picture in shown]
+        return np.array(rows, np.float32)
+
+
+@pytest.fixture
+def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Eight features a picture, weights that are there, and a home of the test's own."""
+    fake = Fake()
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
+    for module in (inception, reference):
+        monkeypatch.setattr(module, "FEATURES", 8)
+    weights = tmp_path / "home" / "metrics" / "inception" / inception.FILES[1]
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
+    monkeypatch.setattr(ComparedMetric, "judge", lambda self: fake)
+    return fake
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Seven pictures of unlike sizes, two of them in a sub-folder, and what is none."""
+    folder = tmp_path / "real"
+    (folder / "sub").mkdir(parents=True)
+    for i in range(7):
+        pixels = np.random.default_rng(i).integers(0, 256, (10 + i, 12, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / ("sub" if i > 4 else ".") / f"{i}.{'png' if i % 2 else 'JPG'}")
+    (folder / "notes.txt").write_text("no picture")
+    (folder / "._0.jpg").write_bytes(b"what a Mac leaves")
+    return folder
+
+
+def place(tmp_path: Path, data: str = "coco2017", file: Path | None = None) -> Place:
+    return Place(Path(), tmp_path / "home" / "metrics", file, data)
+
+
+# --- making -----------------------------------------------------------------------------------------------------------
+
+
+def test_statistics_are_those_of_the_pictures(
+    judge: Fake, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(references, "KEPT", 5)
+    monkeypatch.setattr(reference, "BLOCK", 3)
+    words = ["reference", "data=coco2017", f"images={folder}", "batch=2", "device=cpu"]
+    assert cli.main(words) == 0
+    assert judge.calls == [2, 1, 2, 1, 1]
+    judge.calls = []
+    one = metrics.metric("fid", place(tmp_path))
+    assert isinstance(one, ComparedMetric)
+    found = one.reference
+    names = sorted(
+        path for path in folder.rglob("*") if path.suffix.lower() in (".png", ".jpg") and path.stem[0] != "."
+    )
+    assert len(names) == 7
+    features = judge([pictures.read(path) for path in names], [])[:, :8]
+    np.testing.assert_allclose(found.mean, features.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(found.covariance, np.cov(features, rowvar=False), rtol=1e-5, atol=1e-7)
+    assert found.features is not None
+    assert found.features.dtype == np.float32
+    rows = {row.tobytes() for row in features}
+    assert len(found.features) == len({row.tobytes() for row in found.features} & rows) == 5
+    assert found.count == 7
+    provenance = found.provenance
+    assert (provenance["data"], provenance["folder"], provenance["pictures"]) == ("coco2017", "real", 7)
+    assert provenance["judge"] == one.judged_by
+    assert one.basis().endswith(f"reference coco2017@{found.label[-8:]}")
+    # nothing is left beside the file, and the same command has nothing to do
+    [kept] = (tmp_path / "home" / "references" / "coco2017").iterdir()
+    assert kept.suffix == ".npz"
+    capsys.readouterr()
+    judge.calls = []
+    assert cli.main(words) == 0
+    assert judge.calls == []
+    assert "already there, of these 7 pictures" in capsys.readouterr().out
+    (folder / "1.png").unlink()
+    assert cli.main(words) == 0
+    assert sum(judge.calls) == 6
+
+
+def test_it_goes_on_where_it_was_stopped(
+    judge: Fake, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "BLOCK", 3)
+    words = ["reference", f"images={folder}", f"out={tmp_path / 'mine.npz'}", "batch=2", "device=cpu"]
+    judge.stop_after = 3
+    assert cli.main(words) == cli.STOPPED
+    assert not (tmp_path / "mine.npz").exists()
+    judge.stop_after, judge.calls = 10**9, []
+    assert cli.main(words) == 0
+    assert sum(judge.calls) == 7 - 5
+    assert references.read(tmp_path / "mine.npz", 8).name == "mine"
+
+
+def test_metrics_of_one_judge_share_a_file_and_a_crop_has_its_own(judge: Fake, folder: Path, tmp_path: Path) -> None:
+    base = ["reference", "data=coco2017", f"images={folder}", "device=cpu"]
+    assert cli.main([*base, "metrics=[fid,kid,fid_clean]"]) == 0
+    assert cli.main([*base, "crop=16"]) == 0
+    kept = sorted(path.name for path in (tmp_path / "home" / "references" / "coco2017").iterdir())
+    sha = metrics.metric("fid", place(tmp_path)).judged_by[len("inception-v3@") :][:8]
+    assert kept == [
+        f"inception-v3@{sha}-{resize}-resize{crop}.npz"
+        for resize, crop in (("clean", ""), ("tf", "-crop-16"), ("tf", ""))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data=coco2017"], "name the folder of real pictures"),
+        (["images={folder}"], "name the data set"),
+        (["data=cocoa", "images={folder}"], "unknown data 'cocoa' .*coco2017"),
+        (["data=coco2017", "images={folder}", "images={folder}"], "given twice"),
+        (["data=coco2017", "images="], "lacks its value"),
+        (["data=coco2017", "folder={folder}"], "unknown word 'folder'"),
+        (["data=coco2017", "images={folder}/none"], "there is no folder .*none"),
+        (["data=coco2017", "images={folder}/empty"], "there are fewer than two pictures in .*empty"),
+        (["data=coco2017", "images={folder}", "metrics=clip"], "unknown metric .*fid_clean"),
+        (["data=coco2017", "images={folder}", "metrics=inception_score"], "unknown metric .*fid_clean"),
+        (["data=coco2017", "images={folder}", "metrics=fid,fid_clean", "out=a.npz"], "out= is one file"),
+        (["data=coco2017", "images={folder}", "crop=0"], "crop=0 must be a whole number"),
+        (["data=coco2017", "images={folder}", "batch=0"], "batch=0 must be a whole number"),
+        (["data=coco2017", "images={folder}", "device=gpu"], "device=gpu must be"),
+        (["images={folder}", "out=a.png"], "must end with .npz"),
+        (["images={folder}", "out={folder}/mine.npz"], "is no .npz file"),
+        (["data=coco2017", "images={folder}", "metrics_dir={folder}"], "specbench fetch metrics=fid"),
+    ],
+)
+def test_a_mistake_costs_one_sentence(
+    judge: Fake, folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    (folder / "empty").mkdir()
+    (folder / "mine.npz").write_text("my own")
+    with pytest.raises(UsageError, match=message):
+        reference.main([word.format(folder=folder) for word in words])
+    assert judge.calls == []
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_pictures_come_from_adms_file_too(
+    judge: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Any
+) -> None:
+    """Its mu and sigma are of more pictures than it shows, by TensorFlow's resize: another one's are computed."""
+    monkeypatch.setattr(reference, "_BYTES", 3 * 4 * 5 * 3)
+    shown = np.random.default_rng(0).integers(0, 256, (7, 4, 5, 3), np.uint8)
+    save(tmp_path / "adm.npz", arr_0=shown, mu=np.full(8, 0.5), sigma=np.eye(8))
+    base = ["reference", "data=imagenet", f"images={tmp_path / 'adm.npz'}", "device=cpu"]
+    assert cli.main([*base, "metrics=fid,fid_clean"]) == 0
+    assert judge.calls == [3, 3, 1] * 2
+    tf, clean = (metrics.metric(name, place(tmp_path, "imagenet")) for name in ("fid", "fid_clean"))
+    assert isinstance(tf, ComparedMetric)
+    assert isinstance(clean, ComparedMetric)
+    np.testing.assert_array_equal(tf.reference.mean, np.full(8, 0.5))
+    np.testing.assert_array_equal(tf.reference.covariance, np.eye(8))
+    features = judge(shown, [])[:, :8]
+    np.testing.assert_array_equal(tf.reference.features, features)
+    np.testing.assert_allclose(clean.reference.mean, features.mean(0), rtol=1e-6)
+    assert tf.against() == "against the moments in adm.npz and 7 real pictures of imagenet"
+    found = score(["fid", "kid", "precision_recall"], place(tmp_path, "imagenet"))
+    assert all(one.value is not None for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"mu": np.zeros(8)}, "has no array 'arr_0'"),
+        ({"arr_0": np.zeros((3, 4, 4, 1), np.uint8)}, "'arr_0' is uint8 .* not pictures"),
+        ({"arr_0": np.zeros((3, 4, 4, 3))}, "'arr_0' is float64 .* not pictures"),
+        ({"arr_0": np.zeros((1, 4, 4, 3), np.uint8)}, "not pictures"),
+        ({"arr_0": np.zeros((2, 0, 4, 3), np.uint8)}, "not pictures"),
+        ({"arr_0": np.zeros((2, 1, 5000, 3), np.uint8)}, "not pictures"),
+        ({"arr_0": np.array([{}], object)}, "array of objects"),
+        ({"arr_0": np.asfortranarray(np.zeros((2, 4, 5, 3), np.uint8))}, "Fortran"),
+    ],
+)
+def test_a_file_without_pictures_costs_one_sentence(
+    judge: Fake, tmp_path: Path, arrays: dict[str, Any], message: str
+) -> None:
+    np.savez(tmp_path / "adm.npz", **arrays)
+    with pytest.raises(UsageError, match=message):
+        reference.main(["data=imagenet", f"images={tmp_path / 'adm.npz'}", "device=cpu"])
+    assert judge.calls == []
+
+
+def test_a_picture_that_cannot_be_read_is_named(judge: Fake, folder: Path) -> None:
+    (folder / "3.png").write_bytes(b"\x89PNG and no more")
+    with pytest.raises(UsageError, match=r"3\.png"):
+        reference.main(["data=coco2017", f"images={folder}", "device=cpu"])
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def good() -> dict[str, Any]:
+    """The arrays of a file that `specbench reference` could have made, of `D` features."""
+    features = np.random.default_rng(0).random((9, D)).astype(np.float32)
+    return {
+        "mu": features.mean(0, dtype=np.float64),
+        "sigma": np.cov(features.astype(np.float64), rowvar=False),
+        "count": np.int64(9),
+        "features": features,
+        "provenance": np.array(json.dumps({"data": "coco2017", "judge": "inception-v3@1, tf resize"})),
+    }
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    arrays = good()
+    made = references.Reference(
+        arrays["mu"], arrays["sigma"], "coco2017", arrays["features"], 9, json.loads(str(arrays["provenance"]))
+    )
+    references.write(tmp_path / "deep" / "a.npz", made)
+    found = references.read(tmp_path / "deep" / "a.npz", D)
+    for mine, theirs in ((found.mean, made.mean), (found.covariance, made.covariance), (found.features, made.features)):
+        np.testing.assert_array_equal(mine, theirs)
+    assert (found.count, found.name, found.label, found.provenance) == (9, "coco2017", made.label, made.provenance)
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.npz"]
+
+
+def test_files_of_others_are_read_by_their_moments_alone(tmp_path: Path) -> None:
+    """ADM's file has pictures and a second pair of moments beside; MAR's has the first pair alone."""
+    arrays = good()
+    moments = {"mu": arrays["mu"], "sigma": arrays["sigma"]}
+    others = {"mu_s": np.zeros(3), "arr_0": np.zeros((4, 2, 2, 3), np.uint8), "features": np.array([{}], object)}
+    np.savez(tmp_path / "VIRTUAL_imagenet256_labeled.npz", **moments, **others)
+    np.savez_compressed(tmp_path / "adm_in256_stats.npz", **moments)
+    adm = references.read(tmp_path / "VIRTUAL_imagenet256_labeled.npz", D)
+    mar = references.read(tmp_path / "adm_in256_stats.npz", D)
+    np.testing.assert_array_equal(adm.mean, arrays["mu"])
+    assert (adm.features, adm.count, adm.judge) == (None, None, "")
+    assert adm.label.startswith("VIRTUAL_imagenet256_labeled@")
+    assert adm.label[-8:] == mar.label[-8:]  # the same numbers
+
+
+def change(**arrays: Any) -> dict[str, Any]:
+    return {name: array for name, array in (good() | arrays).items() if array is not None}
+
+
+def broken(value: float) -> np.ndarray:
+    sigma = good()["sigma"]
+    sigma[2, 3] = value
+    return sigma
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (change(mu=None), "has no array 'mu'"),
+        (change(sigma=None), "has no array 'sigma'"),
+        (change(count=None), "has no array 'count'"),
+        (change(mu=np.array([{}] * D, object)), "'mu' is an array of objects"),
+        (change(provenance=np.array({}, object)), "'provenance' is an array of objects"),
+        (change(mu=np.zeros(64)), rf"'mu' is float64 \[64\], not floating-point \[{D}\]"),
+        (change(mu=np.zeros((D, 1))), "'mu' is float64"),
+        (change(mu=np.zeros(D, np.int64)), "'mu' is int64"),
+        (change(sigma=np.zeros((D, D + 1))), "'sigma' is float64"),
+        (change(mu=np.full(D, np.nan)), "'mu' holds NaN or infinity"),
+        (change(sigma=broken(np.inf)), "'sigma' holds NaN or infinity"),
+        (change(sigma=broken(7.0)), "'sigma' is no covariance"),
+        (change(sigma=-good()["sigma"]), "'sigma' is no covariance"),
+        (change(features=np.zeros((9, D + 1), np.float32)), "'features' is float32"),
+        (change(features=np.zeros((10_001, D), np.float16)), "not floating-point .up to 10000, 6"),
+        (change(features=np.zeros((10, D), np.float32)), "9 pictures cannot have these statistics"),
+        (change(count=np.int64(1), features=None), "1 pictures cannot have"),
+        (change(count=np.float64(9)), "'count' is float64"),
+        (change(provenance=np.array("{")), "'provenance' is not one of specbench's"),
+        (change(provenance=np.array("[" * 10_000)), "'provenance' is not one of specbench's"),
+        (change(provenance=np.array('{"data": "a\\nb", "judge": ""}')), "'provenance' is not one of specbench's"),
+        (change(provenance=np.array("x" * 70_000)), "'provenance' is <U70000"),
+    ],
+)
+def test_a_wrong_file_costs_one_sentence(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    path = tmp_path / "wrong.npz"
+    np.savez(path, **arrays)
+    with pytest.raises(UsageError, match=message) as caught:
+        references.read(path, D)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_file_costs_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.npz"
+    np.savez(path, **good())
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[400] ^= 255
+    (tmp_path / "array.npy").write_bytes(b"")
+    np.save(tmp_path / "array.npy", good()["mu"])
+    for content in (
+        b"",
+        b"statistics",
+        whole[: len(whole) // 2],
+        bytes(flipped),
+        (tmp_path / "array.npy").read_bytes(),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match=r"damaged\.npz.*(again|check)"):
+            references.read(path, D)
+    for absent in (tmp_path / "none.npz", tmp_path):
+        with pytest.raises(UsageError, match="there is no file"):
+            references.read(absent, D)
+
+
+# --- what metrics say of it -------------------------------------------------------------------------------------------
+
+
+def score(names: list[str], where: Place) -> dict[str, metrics.Score]:
+    shown = pictures.Array(np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8))
+    return metrics.score(names, shown, [Item(i, "", None, str(i)) for i in range(4)], where)
+
+
+def test_an_absent_reference_leaves_the_columns_empty(judge: Fake, tmp_path: Path) -> None:
+    found = score(["fid_clean_256", "kid", "precision_recall"], place(tmp_path))
+    assert judge.calls == []  # nothing is judged in vain
+    assert {column: one.value for column, one in found.items()} == dict.fromkeys(["fid", "kid", "precision", "recall"])
+    assert "`specbench reference data=coco2017 images=DIR metrics=fid_clean crop=256`" in found["fid"].note
+    assert "`specbench reference data=coco2017 images=DIR metrics=fid`, or name some with reference=FILE" in (
+        found["kid"].note
+    )
+    adm = metrics.metric("fid", place(tmp_path, "imagenet"))
+    with pytest.raises(Unavailable, match=r"VIRTUAL_imagenet256_labeled\.npz"):
+        adm.basis()
+    with pytest.raises(Unavailable, match="specbench reference data=imagenet"):
+        adm.score(np.zeros((4, 8), np.float32), [Item(0, "", None)] * 4)
+
+
+def test_a_reference_of_moments_alone_serves_fid_alone(judge: Fake, tmp_path: Path) -> None:
+    np.savez(tmp_path / "adm.npz", mu=np.zeros(8), sigma=np.eye(8))
+    found = score(["fid", "kid"], place(tmp_path, "imagenet", tmp_path / "adm.npz"))
+    assert found["fid"].value is not None
+    assert "against the statistics in adm, which do not say what made them" in found["fid"].note
+    assert ", reference adm@" in found["fid"].backend
+    assert found["kid"].value is None
+    assert "has mu and sigma alone" in found["kid"].note
+
+
+def test_a_reference_is_of_the_metrics_own_judge(judge: Fake, folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "clean.npz"
+    assert cli.main(["reference", f"images={folder}", f"out={file}", "metrics=fid_clean", "device=cpu"]) == 0
+    with pytest.raises(UsageError, match="is of .*clean resize, this metric judges by .*tf resize: run `specbench ref"):
+        score(["fid"], place(tmp_path, "", file))
+    assert "against 7 real pictures of clean;" in score(["fid_clean"], place(tmp_path, "", file))["fid"].note
+    other = score(["fid_clean_256"], place(tmp_path, "", file))["fid"]
+    assert other.value is not None
+    assert "of clean with crop null, these with crop 256" in other.note
+
+
+def test_with_the_network_itself(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(inception, "SHA256", random_inception.write(tmp_path / "home" / "metrics"))
+    for path in [*folder.glob("[0-3].*"), *folder.glob("sub/*")]:
+        path.unlink()
+    (folder / "5.png").write_bytes((folder / "4.JPG").read_bytes())
+    assert cli.main(["reference", "data=coco2014", f"images={folder}", "crop=32", "device=cpu"]) == 0
+    [file] = (tmp_path / "home" / "references" / "coco2014").iterdir()
+    found = references.read(file, inception.FEATURES)
+    assert found.features is not None
+    assert found.features.shape == (2, 2048)
+    np.testing.assert_array_equal(found.features[0], found.features[1])  # the same picture under two names
+    np.testing.assert_allclose(found.covariance, 0, atol=1e-9 * found.mean.max() ** 2)
+    judged = metrics.metric("fid", place(tmp_path)).judge()([inception.centre(pictures.read(folder / "4.JPG"), 32)], [])
+    np.testing.assert_array_equal(judged[0, :2048], found.features[0])
