@@ -6,7 +6,6 @@ Set SPECBENCH_DEBUG=1 to see tracebacks. Importing this module imports neither t
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench._version import __version__
-from specbench.errors import UsageError, unknown
+from specbench.errors import Parser, UsageError, unknown
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -148,13 +147,6 @@ def _debug() -> bool:
     return os.environ.get("SPECBENCH_DEBUG", "") not in ("", "0")
 
 
-class _Parser(argparse.ArgumentParser):
-    """Complains in one sentence, as everything else here does."""
-
-    def error(self, message: str) -> Any:
-        raise UsageError(f"{message} (see {self.prog} --help)")
-
-
 # --- run --------------------------------------------------------------------------------------------------------------
 
 #: What became of the jobs that Hydra started in this process: None for a row, else what was raised. Hydra itself would
@@ -165,7 +157,7 @@ _multirun = False
 
 def run(words: list[str]) -> int:
     """`specbench run [-m] [name=value ...]`."""
-    parser = _Parser(prog="specbench run", add_help=False, allow_abbrev=False)
+    parser = Parser(prog="specbench run", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--hydra-help", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
@@ -366,7 +358,7 @@ _LISTED = {
 
 def list_choices(words: list[str]) -> int:
     """`specbench list [models|methods|drafters|rules|data|metrics|protocols ...] [--json]`."""
-    parser = _Parser(
+    parser = Parser(
         prog="specbench list", description="What there is to choose from, and whether its weights are here."
     )
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"any of {', '.join(_LISTED)}; all by default")

@@ -7,7 +7,6 @@ there is complete. SOURCE.json beside it says where every file came from.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fnmatch
 import hashlib
@@ -25,14 +24,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn
+from typing import Any
 
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from specbench import home, parameters, records, sources
 from specbench._version import __version__
-from specbench.errors import UsageError, unknown
+from specbench.errors import Parser, UsageError, unknown
 from specbench.sources import Data, File, Model, Part
 
 RECORD, STAGING = "SOURCE.json", ".fetch"
@@ -70,18 +69,13 @@ command goes on where it was. Set HF_TOKEN, or run `hf auth login`, for reposito
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see specbench fetch --help)")
-
-
 def main(words: Sequence[str]) -> int:
     """`specbench fetch model=NAME|metrics=NAMES|data=NAME [name=value ...] [--yes]`. Returns the exit status.
 
     Raises:
         UsageError: bad words, no consent, no room, nobody to fetch from, or a file that is not the published one.
     """
-    parser = _Parser(prog="specbench fetch", add_help=False, allow_abbrev=False)
+    parser = Parser(prog="specbench fetch", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--yes", action="store_true")
     parser.add_argument("words", nargs="*")

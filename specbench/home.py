@@ -1,4 +1,4 @@
-"""Where fetched files live: $SPECBENCH_HOME, else ~/.cache/specbench."""
+"""Where fetched files and what is derived from files live: $SPECBENCH_HOME, else ~/.cache/specbench."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def home() -> Path:
 def model_folder(name: str) -> Path:
     """What `weights=official` of a model means."""
     return home() / "models" / name
+
+
+def metrics_folder() -> Path:
+    """Where the weights of real evaluators are looked for unless metrics_dir= names another folder."""
+    return home() / "metrics"
 
 
 def data_folder(name: str) -> Path:

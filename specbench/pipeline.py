@@ -4,7 +4,7 @@ this."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from specbench import parameters, registry
 from specbench.decoding import continuous
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import Decoded, Drafter, decode, synchronize
+from specbench.decoding.loop import Decoded, Drafter, Trace, decode, synchronize
 from specbench.decoding.rules import Rule, exact
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.errors import UsageError
@@ -37,13 +37,39 @@ def _load_model(cfg: Mapping[str, Any]) -> tuple[torch.device, Any]:
     return device, registry.find("model", cfg["model"])(cfg, device, _DTYPES[cfg["dtype"]])
 
 
-class Pipeline:
+class _Base:
+    """A loaded model on its device, and what a row calls its weights (see registry.weights_label)."""
+
+    def __init__(self, model: Any, device: torch.device, weights: str) -> None:
+        self.model, self.device, self.weights = model, device, weights
+
+    @property
+    def resolution(self) -> int:
+        return int(self.model.resolution)
+
+    @property
+    def tokens_per_image(self) -> int:
+        return int(self.model.target.length)
+
+    def encode(self, prompts: list[str]) -> Any:
+        return self.model.encode(prompts)
+
+    def pixels(self, tokens: Tensor) -> np.ndarray:
+        pictures: np.ndarray = self.model.pixels(tokens)
+        return pictures
+
+    def synchronize(self) -> None:
+        synchronize(self.device)
+
+
+class Pipeline(_Base):
+    """A model of codes; `decode` gives tokens (B, T) int64."""
+
     def __init__(
         self, model: Any, drafter: Drafter, rule: Rule, sampling: Sampling, device: torch.device, weights: str
     ) -> None:
-        self.model, self._drafter, self._rule, self._sampling = model, drafter, rule, sampling
-        self.device = device
-        self.weights = weights  # what a row calls them, see registry.weights_label
+        super().__init__(model, device, weights)
+        self._drafter, self._rule, self._sampling = drafter, rule, sampling
 
     @classmethod
     def load(cls, cfg: Mapping[str, Any]) -> Pipeline | VectorPipeline:
@@ -54,34 +80,16 @@ class Pipeline:
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
         rule = registry.rule(cfg, drafter.tree.height, model.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
-        label = registry.weights_label(cfg)
-        return cls(model, drafter, rule, sampling, device, label)
+        return cls(model, drafter, rule, sampling, device, registry.weights_label(cfg))
 
     def vanilla(self) -> Pipeline:
         """The same loaded target with the empty draft: the baseline."""
         return Pipeline(self.model, NoDraft(), exact(), self._sampling, self.device, self.weights)
 
-    @property
-    def resolution(self) -> int:
-        return self.model.resolution
-
-    @property
-    def tokens_per_image(self) -> int:
-        return self.model.tokens_per_image
-
-    def encode(self, prompts: list[str]) -> Any:
-        return self.model.encode(prompts)
-
-    def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> Decoded:
+    def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> Decoded[Trace]:
         """One image per (seed, prompt index) in `keys`; conditioning of as many prompts."""
         streams = Streams(keys, self.device)
         return decode(self.model.target, self._drafter, self._rule, self._sampling, conditioning, streams)
-
-    def pixels(self, tokens: Tensor) -> np.ndarray:
-        return self.model.pixels(tokens)
-
-    def synchronize(self) -> None:
-        synchronize(self.device)
 
 
 def vector_rule(cfg: Mapping[str, Any], length: int) -> continuous.Rule:
@@ -99,17 +107,17 @@ def vector_rule(cfg: Mapping[str, Any], length: int) -> continuous.Rule:
     return continuous.Rule(**{name: cfg[name] for name in names}, **common)
 
 
-class VectorPipeline:
-    """The same for a model of vectors and its smaller drafter; `decode` gives vectors (B, T, D) for tokens."""
+class VectorPipeline(_Base):
+    """A model of vectors and its smaller drafter; `decode` gives vectors (B, T, D) for tokens."""
 
     def __init__(
         self, model: Any, drafter: continuous.Model | None, rule: continuous.Rule, device: torch.device, weights: str
     ) -> None:
-        self.model, self._drafter, self._rule = model, drafter, rule
-        self.device, self.weights = device, weights
+        super().__init__(model, device, weights)
+        self._drafter, self._rule = drafter, rule
 
     @classmethod
-    def load(cls, cfg: Mapping[str, Any]) -> VectorPipeline:
+    def load(cls, cfg: Mapping[str, Any]) -> Self:
         """From flat parameters, as `Pipeline.load`."""
         device, model = _load_model(cfg)
         drafter = model.draft_model() if cfg["drafter"] != "none" else None
@@ -121,25 +129,7 @@ class VectorPipeline:
         rule = continuous.Rule(temperature=self._rule.temperature, final_noise=self._rule.final_noise)
         return VectorPipeline(self.model, None, rule, self.device, self.weights)
 
-    @property
-    def resolution(self) -> int:
-        return int(self.model.resolution)
-
-    @property
-    def tokens_per_image(self) -> int:
-        return int(self.model.target.length)
-
-    def encode(self, prompts: list[str]) -> Any:
-        return self.model.encode(prompts)
-
-    def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> continuous.Decoded:
+    def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> Decoded[continuous.Trace]:
         """One image per (seed, prompt index) in `keys`; conditioning of as many prompts."""
         streams = Streams(keys, self.device)
         return continuous.decode(self.model.target, self._drafter, self._rule, conditioning, streams)
-
-    def pixels(self, tokens: Tensor) -> np.ndarray:
-        pictures: np.ndarray = self.model.pixels(tokens)
-        return pictures
-
-    def synchronize(self) -> None:
-        synchronize(self.device)

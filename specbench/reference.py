@@ -7,7 +7,6 @@ until that is whole: stopped at any moment, the same command goes on where it wa
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import math
 import os
@@ -17,14 +16,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NoReturn, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from specbench import home, metrics, parameters, pictures, records
 from specbench._version import __version__
 from specbench.data.base import Item, key
-from specbench.errors import UsageError, unknown
+from specbench.errors import Parser, UsageError, unknown
 from specbench.metrics import reference as references
 from specbench.metrics.base import Pictures, Place, Unavailable
 from specbench.metrics.inception import FEATURES, ComparedMetric
@@ -60,18 +59,13 @@ Stopped at any moment, the same command goes on where it was.
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see specbench reference --help)")
-
-
 def main(words: Sequence[str]) -> int:
     """`specbench reference data=NAME images=DIR [name=value ...]`. Returns the exit status.
 
     Raises:
         UsageError: bad words, absent or wrong weights, no pictures, one that cannot be read.
     """
-    parser = _Parser(prog="specbench reference", add_help=False, allow_abbrev=False)
+    parser = Parser(prog="specbench reference", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("words", nargs="*")
     asked = parser.parse_intermixed_args(list(words))

@@ -241,8 +241,10 @@ def test_a_defect_costs_one_sentence_and_debug_shows_where(call: Call, monkeypat
         call("run", "n=0")
 
 
+# A shell starts what runs in the background with SIGINT ignored, and so would this be.
 VICTIM = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {tests!r})
 from fake_pipeline import FakePipeline
 from specbench._version import __version__

@@ -469,7 +469,7 @@ def test_files_of_another_model_are_told(tmp_path):
 
 def test_the_bundle():
     bundle = loaded("mar_h", *TINY)
-    assert (bundle.resolution, bundle.tokens_per_image) == (64, 16)
+    assert (bundle.resolution, bundle.target.length) == (64, 16)
     labels = bundle.encode(["0", " 999 "])
     assert (labels.tolist(), labels.dtype) == ([0, 999], torch.int64)
     for wrong in ("1000", "a cat", "-1", ""):

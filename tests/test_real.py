@@ -67,8 +67,8 @@ def test_every_method_runs_on_every_real_target(model):
         rule = registry.rule(cfg, drafter.tree.height, bundle.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
         out = decode(bundle.target, drafter, rule, sampling, given, Streams([(0, 0), (0, 1)]))
-        assert out.tokens.shape == (2, bundle.tokens_per_image), method
-        assert (out.steps + out.accepted >= bundle.tokens_per_image).all(), method
+        assert out.tokens.shape == (2, bundle.target.length), method
+        assert (out.steps + out.accepted >= bundle.target.length).all(), method
         assert (out.drafted.sum() > 0) == (cfg["drafter"] != "none"), method
         assert out.trace.log_prob.isfinite().all(), method
     check(bundle, out.tokens)

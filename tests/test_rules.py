@@ -431,8 +431,8 @@ def test_a_wrong_word_is_a_sentence(make, said):
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     """No test reads a table that an earlier run has left."""
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "neighbours"
 
 
 def codebooks():
@@ -524,7 +524,7 @@ def test_a_damaged_table_is_computed_anew(cache, damage):
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "file" / "home"))
     assert neighbours(big(), 7).shape == (256, 7)
 
 

@@ -213,6 +213,74 @@ def test_an_image_does_not_depend_on_its_batch(family, name):
         assert torch.equal(part.steps, together.steps[rows])
 
 
+class Listening:
+    """A drafter that remembers its drafts."""
+
+    def __init__(self, drafter):
+        self.drafter, self.drafts = drafter, []
+        self.passes = drafter.passes
+
+    @property
+    def tree(self):
+        return self.drafter.tree
+
+    def open(self, *given):
+        return self.drafter.open(*given)
+
+    def propose(self, *given):
+        self.drafts.append(self.drafter.propose(*given))
+        return self.drafts[-1]
+
+    def commit(self, *given):
+        self.drafter.commit(*given)
+
+
+def wider(given: Prompts, more: int) -> Prompts:
+    """The same prompts with more padding."""
+    pad = lambda x, value: torch.nn.functional.pad(x, (more, 0), value=value)  # noqa: E731
+    return Prompts(pad(given.ids, 9), pad(given.valid, False), pad(given.no_ids, 8), pad(given.no_valid, False))
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("family", ["lumina", "anole", "emu3"])
+def test_padding_changes_no_draft(family, name):
+    """A drafter that looked at padding, or counted its places, would stay lossless and draft worse."""
+    model, sampling = target(family, side=4), Sampling(temperature=0.9, cfg_scale=1.5)
+    heard = []
+    for more in (0, 5):
+        drafter = Listening(DRAFTERS[name](family, model))
+        given, streams = wider(prompts(family, [1]), more), Streams([(3, 0)])
+        out = decode(model, drafter, rules.exact(), sampling, given, streams)
+        heard.append((out, drafter.drafts))
+    (one, short), (two, long) = heard
+    assert torch.equal(one.tokens, two.tokens)
+    assert torch.equal(one.steps, two.steps)
+    for a, b in zip(short, long, strict=True):
+        assert torch.equal(a.tokens, b.tokens)
+        torch.testing.assert_close(a.laws, b.laws, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "none"])
+@pytest.mark.parametrize("family", ["lumina", "emu3"])
+def test_what_the_grammar_forces_is_drafted_as_a_certainty(family, name):
+    model, sampling = target(family, side=4), Sampling(temperature=0.9, cfg_scale=1.5)
+    drafter = Listening(DRAFTERS[name](family, model))
+    out = decode(model, drafter, rules.exact(), sampling, prompts(family, [1]), Streams([(3, 0)]))
+    forced, count, seen = forced_of(model), 0, 0
+    assert len(drafter.drafts) >= int(out.steps)
+    for draft, accepted in zip(drafter.drafts, out.trace.accepted[0].tolist(), strict=False):
+        if count >= model.length:
+            break
+        for law, node in zip(draft.laws[0], draft.tree.inner[0].tolist(), strict=True):
+            place = count + int(draft.tree.depth[0, node])
+            children = (draft.tree.parent[0] == node) & draft.valid[0] & (draft.tree.depth[0] > 0)
+            if place < model.length and forced[place] >= 0 and children.any():
+                assert law[forced[place]] == 1
+                seen += 1
+        count += accepted + 1
+    assert seen > 0
+
+
 def test_only_image_tokens_stay_in_the_head():
     """The head's rows are those of the image's ids, in the order of the tokens."""
     image = image_tokens(CODES, 2, 3, 3, [4])

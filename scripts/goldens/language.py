@@ -13,24 +13,13 @@ from specbench.decoding.sampling import Sampling
 from specbench.models import chameleon, emu3, naming
 from specbench.models.language import Grammar, Prefix
 from specbench.models.text_official import lumina_prompt
-from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig
+from specbench.models.unified import ImageTokens, Prompts, Unified, from_hugging_face
 
 
 def unified(t: Tensors, c: dict[str, Any], length: int) -> Unified:
     """The model with every vocabulary entry as a token, in a "picture" of `length` free places."""
     shards = c.get("model_parallel_size", c["num_attention_heads"]) if "qk_norm_eps" in c else 0
-    cfg = UnifiedConfig(
-        dim=c["hidden_size"],
-        n_layer=c["num_hidden_layers"],
-        n_head=c["num_attention_heads"],
-        n_kv_head=c["num_key_value_heads"],
-        ffn_hidden=c["intermediate_size"],
-        vocab_size=c["vocab_size"],
-        rope_base=c["rope_theta"],
-        norm_eps=c["rms_norm_eps"],
-        qk_norm=shards,
-        post_norm=c.get("swin_norm", False),
-    )
+    cfg = from_hugging_face(c, shards)
     every = torch.arange(cfg.vocab_size)
     image = ImageTokens(every, Grammar(len(every), torch.full((length,), -1)), length)
     return load(lambda: Unified(cfg, image), t, naming.hugging_face(cfg.n_layer, cfg.block))

@@ -13,6 +13,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.models import naming
 from specbench.models.language import Session
 from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
+from specbench.models.llamagen_official import from_lantern
 
 
 def config(c: dict[str, Any]) -> LlamaGenConfig:
@@ -75,19 +76,7 @@ def llamagen_c2i(t: Tensors, c: dict[str, Any]) -> Compared:
 
 def llamagen_hf_lantern(t: Tensors, c: dict[str, Any]) -> Compared:
     """LANTERN's layout, and the hidden states of padding that its drafters read."""
-    cfg = LlamaGenConfig(
-        dim=c["hidden_size"],
-        n_layer=c["num_hidden_layers"],
-        n_head=c["num_attention_heads"],
-        n_kv_head=c["num_key_value_heads"],
-        ffn_hidden=c["intermediate_size"],
-        vocab_size=c["vocab_size"],
-        cls_token_num=c["cls_token_num"],
-        caption_dim=c["caption_dim"],
-        block_size=c["block_size"],
-        rope_base=c["rope_base"],
-        norm_eps=c["rms_norm_eps"],
-    )
+    cfg = from_lantern(c)
     model = load(lambda: LlamaGen(cfg), t, naming.lantern_llamagen(cfg.n_layer, cfg.block))
     model.pads_see_all = True
     valid = t["in/left_mask"].bool()

@@ -3,13 +3,12 @@ vectors on models that can be sampled without limit."""
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from tqdm import tqdm
 
@@ -17,7 +16,7 @@ from specbench import configuration, parameters, records, registry
 from specbench.audit import audit, densities, models
 from specbench.audit.densities import Pair
 from specbench.audit.models import Model
-from specbench.errors import UsageError, unknown
+from specbench.errors import Parser, UsageError, unknown
 
 SAMPLES, FEWEST = 200_000, 1000
 
@@ -59,18 +58,13 @@ _FORMATS = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see specbench audit --help)")
-
-
 def main(words: Sequence[str]) -> int:
     """`specbench audit [--all] [name=value ...]`. Returns the exit status: 0 whatever the verdicts.
 
     Raises:
         UsageError: bad words, a bad file of tables, a place that cannot be written to.
     """
-    parser = _Parser(prog="specbench audit", add_help=False, allow_abbrev=False)
+    parser = Parser(prog="specbench audit", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--all", action="store_true")
     parser.add_argument("words", nargs="*")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from typing import NoReturn
 
 from specbench import records
 from specbench.compare import telling
 from specbench.compare.comparison import compare
 from specbench.compare.passes import read
-from specbench.errors import UsageError
+from specbench.errors import Parser, UsageError
 
 _HELP = """\
 usage: specbench compare A B [out=FILE.csv]
@@ -32,17 +30,12 @@ columns of out=:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see specbench compare --help)")
-
-
 def main(words: Sequence[str]) -> int:
     """`specbench compare A B [out=FILE.csv]`. Returns the exit status.
 
     Raises UsageError for bad words, folders that are no runs, damaged records and too few pairs.
     """
-    parser = _Parser(prog="specbench compare", add_help=False, allow_abbrev=False)
+    parser = Parser(prog="specbench compare", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("words", nargs="*")
     asked = parser.parse_intermixed_args(list(words))

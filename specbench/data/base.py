@@ -67,6 +67,14 @@ def first(entries: Sequence[Entry], cfg: Mapping[str, Any]) -> list[Item]:
     return [Item(i, entry.prompt, None, entry.id, entry.reference) for i, entry in enumerate(entries[:n])]
 
 
+def spread(classes: int, cfg: Mapping[str, Any]) -> list[tuple[int, int, str]]:
+    """(place, class number, id) of `n` images, spread evenly: every `classes` in a row have each class once, in an
+    order keyed by `seed`. The id "7-3" is the fourth image of class 7."""
+    order = sorted(range(classes), key=lambda label: key("class", cfg["seed"], label))
+    turns = ((i, order[i % classes], i // classes) for i in range(cfg["n"]))
+    return [(i, label, f"{label}-{turn}") for i, label, turn in turns]
+
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,5 @@ CLASSES = 1000
 
 
 def items(cfg: Mapping[str, Any]) -> list[Item]:
-    """`n` class numbers, in an order keyed by `seed`; the id "207-3" is the fourth image of class 207."""
-    order = sorted(range(CLASSES), key=lambda label: base.key("class", cfg["seed"], label))
-    drawn = [(i, order[i % CLASSES], i // CLASSES) for i in range(cfg["n"])]
-    return [Item(i, str(label), (label,), f"{label}-{turn}") for i, label, turn in drawn]
+    """`n` class numbers; see `base.spread`."""
+    return [Item(i, str(label), (label,), name) for i, label, name in base.spread(CLASSES, cfg)]

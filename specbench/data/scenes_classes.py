@@ -25,13 +25,11 @@ _SINGLE = scenes.LAYOUTS.index("single")
 
 
 def items(cfg: Mapping[str, Any]) -> list[Item]:
-    """`n` class names, in an order keyed by `seed`; the id "7-3" is the fourth image of class 7.
+    """`n` class names; see `base.spread`.
 
     labels: as of `scenes.render`, of which only those of `ATTRIBUTES` are given; the others are `scenes.ABSENT`.
     """
-    order = sorted(range(len(NAMES)), key=lambda number: base.key("class", cfg["seed"], number))
-    drawn = [(i, order[i % len(NAMES)], i // len(NAMES)) for i in range(cfg["n"])]
-    return [Item(i, NAMES[number], labels_of(number), f"{number}-{turn}") for i, number, turn in drawn]
+    return [Item(i, NAMES[number], labels_of(number), name) for i, number, name in base.spread(len(NAMES), cfg)]
 
 
 def labels_of(number: int) -> tuple[int, ...]:

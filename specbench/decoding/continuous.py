@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from specbench.decoding.loop import synchronize
+from specbench.decoding.loop import Decoded, synchronize
 from specbench.decoding.sampling import Streams
 from specbench.engine.ops import take
 from specbench.errors import UsageError
@@ -141,19 +141,6 @@ class Trace:
     made: Tensor
 
 
-@dataclass
-class Decoded:
-    """tokens (B, L, D) float32, by place; steps (B,): target forward passes; drafted, accepted (B,): draft tokens
-    judged and accepted; seconds: wall time from the first target forward to the last token."""
-
-    tokens: Tensor
-    steps: Tensor
-    drafted: Tensor
-    accepted: Tensor
-    seconds: float
-    trace: Trace
-
-
 def normal(streams: Streams, number: Tensor, purpose: int, *shape: int) -> Tensor:
     """Standard normal numbers (rows, *shape) float32, by inversion of uniforms; `number` (rows,) as Streams' step."""
     return torch.special.ndtri(streams.uniform(number, purpose, *shape) + 2.0**-24)
@@ -182,6 +169,12 @@ class Path:
 
     def rows(self, index: Tensor) -> Path:
         return Path(self.states[index], self.mean[index], self.log_variance[index])
+
+    @classmethod
+    def stacked(cls, paths: Sequence[Path]) -> Path:
+        """Those of gamma turns of A images, an image's one after the other."""
+        columns = zip(*((p.states, p.mean, p.log_variance) for p in paths), strict=True)
+        return cls(*(torch.stack(column, 1).flatten(0, 1) for column in columns))
 
 
 def trajectory(session: Session, z: Tensor, noise: Tensor, rule: Rule) -> Path:
@@ -295,174 +288,227 @@ class _Judge:
 
 
 @torch.inference_mode()
-def decode(model: Model, drafter: Model | None, rule: Rule, conditioning: Any, streams: Streams) -> Decoded:
-    """Decode one image per row of `streams`. Raises FloatingPointError where a number is not finite."""
+def decode(model: Model, drafter: Model | None, rule: Rule, conditioning: Any, streams: Streams) -> Decoded[Trace]:
+    """Decode one image per row of `streams`; tokens (B, L, D) float32, by place. Raises FloatingPointError where a
+    number is not finite."""
     if rule.gamma and drafter is None:
         raise UsageError("a draft length needs a drafter: a smaller model of the target's tokens")
-    device, rows = streams.key.device, len(streams)
-    length, dim, steps = model.length, model.dim, model.steps
-    if drafter is not None and (drafter.length, drafter.dim, drafter.steps) != (length, dim, steps):
+    like = (model.length, model.dim, model.steps)
+    if drafter is not None and (drafter.length, drafter.dim, drafter.steps) != like:
         raise UsageError("the drafter's tokens or diffusion steps differ from the target's")
+    device, rows = streams.key.device, len(streams)
     synchronize(device)
     began = time.perf_counter()
     target = model.open(conditioning, rows)
     own = drafter.open(conditioning, rows) if drafter is not None and rule.gamma else None
-    order = streams.uniform(torch.zeros(rows, dtype=torch.int64, device=device), _ORDER, length).argsort(
-        dim=-1, stable=True
-    )
-    rank = order.argsort(-1)  # a place's turn
-    tokens = torch.zeros(rows, length, dim, device=device)
-    count, passes, drafted, accepted, fallbacks = (
-        torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(5)
-    )
-    seen = torch.zeros(5, rows, length, device=device)  # accepted, offered, first, start, reach, by step
-    kept_at, judged_at = (torch.zeros(rows, length, dtype=torch.bool, device=device) for _ in range(2))
-    made, draft_s = torch.zeros_like(count), 0.0
-    tries: list[list[int]] = [[] for _ in range(rows)]
+    images = _Images(model, streams, rule)
+    before = model.length if own is None else math.ceil(round(rule.prefill * model.length, 6))
+    for share in rule.turns or (1,) * before:
+        images.alone(target, share)
+    if own is not None:
+        judge = _Judge(target, own, rule, images.noise)
+        while len(row := (images.count < model.length).nonzero().flatten()):
+            images.step(judge, row)
+    synchronize(device)
+    seconds = time.perf_counter() - began
+    return Decoded(images.tokens, images.passes, images.drafted, images.accepted, seconds, images.trace())
 
-    def noise(row: Tensor, number: Tensor, purpose: int) -> Tensor:
-        return normal(streams.rows(row), number, purpose, steps + 1, dim)
 
-    def see(session: Session, values: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor) -> Tensor:
+@dataclass
+class _Drafts:
+    """Drafts of A images: `row` (A,) of the batch; turns `number` (A, gamma), of which those inside the image are
+    `valid`, `room` (A,) in number; values (A, L, D) of all places, the drafts among them; the trajectories and z of the
+    drafter, of A * gamma tokens."""
+
+    row: Tensor
+    number: Tensor
+    valid: Tensor
+    room: Tensor
+    values: Tensor
+    paths: Path
+    z: Tensor
+
+
+class _Images:
+    """B images on their way: tokens (B, L, D) by place, and how many are committed, `count` (B,). A token's number is
+    its turn in `order` (B, L)."""
+
+    def __init__(self, model: Model, streams: Streams, rule: Rule) -> None:
+        self.streams, self.rule = streams, rule
+        self.length, self.dim, self.steps = model.length, model.dim, model.steps
+        self.device, rows = streams.key.device, len(streams)
+        start = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        self.order = streams.uniform(start, _ORDER, self.length).argsort(dim=-1, stable=True)
+        self.rank = self.order.argsort(-1)  # a place's turn
+        self.everything = torch.arange(rows, device=self.device)
+        self.tokens = torch.zeros(rows, self.length, self.dim, device=self.device)
+        self.count, self.passes, self.drafted, self.accepted, self.fallbacks, self.made = (
+            torch.zeros_like(start) for _ in range(6)
+        )
+        self.seen = torch.zeros(5, rows, self.length, device=self.device)  # the first five of a trace
+        self.kept, self.judged = (torch.zeros(rows, self.length, dtype=torch.bool, device=self.device) for _ in "ab")
+        self.tries: list[list[int]] = [[] for _ in range(rows)]
+        self.draft_s = 0.0
+
+    def noise(self, row: Tensor, number: Tensor, purpose: int) -> Tensor:
+        """Of whole trajectories: (n, T + 1, D)."""
+        return normal(self.streams.rows(row), number, purpose, self.steps + 1, self.dim)
+
+    def place(self, row: Tensor, number: Tensor) -> Tensor:
+        """Where the tokens of turns `number` (n, k) lie; beyond the end, the last one's."""
+        return self.order[row].gather(1, number.clamp_max(self.length - 1))
+
+    def alone(self, target: Session, share: int) -> None:
+        """The target draws the next tokens of all images, `share` of them in one pass."""
+        number = self.count[:, None] + torch.arange(share, device=self.device)
+        done = (self.count[:, None] + (share - 1)).expand(-1, share)
+        z = self._see(target, self.tokens, self.everything, self.count, number, done)
+        row = self.everything.repeat_interleave(share)
+        self.passes += 1
+        self._draw(target, z.flatten(0, 1), row, number.flatten())
+        self.count += share
+
+    def step(self, judge: _Judge, row: Tensor) -> None:
+        """Draft tokens of the images `row` (A,), judge them, and commit what that comes to."""
+        self.passes[row] += 1
+        drafts = self._draft(judge.drafter, row)
+        z, behind = self._look(judge.target, drafts)
+        kept, advance = self._verify(judge, drafts, z)
+        self.count[row] += advance
+        if behind is None:
+            return
+        # A whole draft kept: the token behind it is free.
+        whole = ((kept.sum(1) == drafts.room) & (self.count[row] < self.length)).nonzero().flatten()
+        if len(whole):
+            free = take(behind[whole], drafts.room[whole][:, None])[:, 0]
+            self._draw(judge.target, free, row[whole], self.count[row[whole]])
+            self.count[row[whole]] += 1
+
+    def _draft(self, drafter: Session, row: Tensor) -> _Drafts:
+        """Tokens one after the other, each seeing the ones before."""
+        began = time.perf_counter()
+        first = self.count[row]
+        room = (self.length - first).clamp_max(self.rule.gamma)
+        lane = torch.arange(int(room.max()), device=self.device)
+        number, valid = first[:, None] + lane, lane < room[:, None]
+        values, mine = self.tokens[row], torch.arange(len(row), device=self.device)
+        paths, z_all = [], []
+        for i in range(len(lane)):
+            at = number[:, i : i + 1]
+            z = self._see(drafter, values, row, number[:, i], at, at)[:, 0]
+            path = trajectory(drafter, z, self.noise(row, number[:, i], _NOISE), self.rule)
+            self._finite(path.token, row, "the drafter")
+            inside = valid[:, i]
+            values[mine[inside], self.order[row[inside], number[inside, i]]] = path.token[inside]
+            paths.append(path)
+            z_all.append(z)
+        synchronize(self.device)
+        self.draft_s += time.perf_counter() - began
+        self.made[row] += room
+        return _Drafts(row, number, valid, room, values, Path.stacked(paths), torch.stack(z_all, 1).flatten(0, 1))
+
+    def _look(self, target: Session, drafts: _Drafts) -> tuple[Tensor, Tensor | None]:
+        """The target's z (A * gamma, E) of drafted tokens; and, where each sees the ones before it, (A, gamma + 1, E)
+        with the one behind the draft."""
+        row, gamma = drafts.row, drafts.number.shape[1]
+        first = drafts.number[:, 0]
+        if self.rule.verify == "parallel":
+            z = self._see(target, self.tokens[row], row, first, drafts.number, drafts.number)
+            return z.flatten(0, 1), None
+        # A copy of the image for every token, and one for the token behind the draft.
+        copies = (first[:, None] + torch.arange(gamma + 1, device=self.device)).flatten()
+        wide, values = row.repeat_interleave(gamma + 1), drafts.values.repeat_interleave(gamma + 1, 0)
+        z = self._see(target, values, wide, copies, copies[:, None], copies[:, None]).view(len(row), gamma + 1, -1)
+        return z[:, :gamma].flatten(0, 1), z if self.rule.on_reject == "stop" else None
+
+    def _verify(self, judge: _Judge, drafts: _Drafts, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Judge drafts and commit the tokens that stand; which drafts were kept (A, gamma), and how far every image
+        is."""
+        row, room, valid = drafts.row, drafts.room, drafts.valid
+        shape, gamma = valid.shape, valid.shape[1]
+        wide = row.repeat_interleave(gamma)
+        number = drafts.number.flatten().clamp_max(self.length - 1)
+        gain, own, sigma = judge.weigh(drafts.paths, z, wide, number)
+        self._finite(torch.where(valid.flatten(), gain, 0.0)[:, None], wide, "the target")
+        chance = gain.clamp_max(0).exp().view(shape)
+        u = self.streams.rows(wide).uniform(number, _ACCEPT, 1).view(shape).double()
+        kept = (u < chance) & valid
+        judged, advance = valid, room
+        if self.rule.on_reject == "stop":
+            advance = kept.long().cumprod(1).sum(1)
+            lane = torch.arange(gamma, device=self.device)
+            judged, kept = (lane <= advance[:, None]) & valid, lane < advance[:, None]
+        at = self.place(row, drafts.number).flatten()
+        good = kept.flatten().nonzero().flatten()
+        self.tokens[wide[good], at[good]] = drafts.paths.token[good]
+        bad = (judged & ~kept).flatten().nonzero().flatten()
+        if len(bad):
+            path = own.rows(bad) if own is not None else None
+            streams = self.streams.rows(wide[bad])
+            new, tries, short = judge.residual(
+                drafts.paths.rows(bad), path, sigma[bad], z[bad], drafts.z[bad], streams, number[bad]
+            )
+            self._finite(new, wide[bad], "the target")
+            self.tokens[wide[bad], at[bad]] = new
+            self.fallbacks.index_add_(0, wide[bad], short.long())
+            for image, count in zip(wide[bad].tolist(), tries.tolist(), strict=True):
+                self.tries[image].append(count)
+            if self.rule.on_reject == "stop":
+                advance = advance + (advance < room)
+        self._note(drafts, kept, judged, chance[:, 0])
+        return kept, advance
+
+    def _note(self, drafts: _Drafts, kept: Tensor, judged: Tensor, chance: Tensor) -> None:
+        row, first = drafts.row, drafts.number[:, 0]
+        step = (self.passes[row] - 1).clamp_max(self.length - 1)
+        for i, values in enumerate((kept.sum(1), drafts.room, chance, first, judged.sum(1))):
+            self.seen[i, row, step] = values.float()
+        self.accepted[row] += kept.sum(1)
+        self.drafted[row] += judged.sum(1)
+        turn = drafts.number.clamp_max(self.length - 1)
+        for at, flags in ((self.kept, kept), (self.judged, judged)):
+            at[row] = at[row].scatter_reduce(1, turn, flags, "amax")
+
+    def _see(
+        self, session: Session, values: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor
+    ) -> Tensor:
         """z (n, k, E) of the tokens of turns `number` (n, k) in images `row` (n,), the first `known` (n,) turns being
         known; done (n, k): how far the image is, for guidance."""
         parts = []
         for begin in range(0, len(row), CHUNK):
             part = slice(begin, begin + CHUNK)
-            at = order[row[part]].gather(1, number[part].clamp_max(length - 1))
-            told = rank[row[part]] < known[part, None]
+            told = self.rank[row[part]] < known[part, None]
+            at = self.place(row[part], number[part])
             parts.append(session.condition(values[part], told, row[part], at, done[part]))
         return torch.cat(parts)
 
-    def finite(x: Tensor, row: Tensor, who: str) -> None:
+    def _draw(self, target: Session, z: Tensor, row: Tensor, number: Tensor) -> None:
+        """The target's own tokens (n,) of turns `number` (n,)."""
+        path = trajectory(target, z, self.noise(row, number, _NOISE), self.rule)
+        self._finite(path.token, row, "the target")
+        self.tokens[row, self.order[row, number]] = path.token
+
+    def _finite(self, x: Tensor, row: Tensor, who: str) -> None:
         if not x.isfinite().all():
             bad = int(row[(~x.isfinite()).flatten(1).any(1).nonzero()[0, 0]])
             raise FloatingPointError(
-                f"{who} gave a number that is not finite for the image of (seed, index) {streams.keys[bad]},"
-                f" step {int(passes[bad])}: lower cfg_scale or raise the precision (dtype=float32)"
+                f"{who} gave a number that is not finite for the image of (seed, index) {self.streams.keys[bad]},"
+                f" step {int(self.passes[bad])}: lower cfg_scale or raise the precision (dtype=float32)"
             )
 
-    def alone(share: int) -> None:
-        """The target draws the next tokens of all images, `share` of them in one pass."""
-        number = count[:, None] + torch.arange(share, device=device)
-        z = see(target, tokens, everything, count, number, (count[:, None] + (share - 1)).expand(-1, share))
-        row = everything.repeat_interleave(share)
-        path = trajectory(target, z.flatten(0, 1), noise(row, number.flatten(), _NOISE), rule)
-        passes[:] += 1
-        finite(path.token, row, "the target")
-        tokens[row, order.gather(1, number).flatten()] = path.token
-        count[:] += share
-
-    everything = torch.arange(rows, device=device)
-    before = length if own is None else math.ceil(round(rule.prefill * length, 6))
-    for share in rule.turns or (1,) * before:
-        alone(share)
-    while own is not None and len(row := (count < length).nonzero().flatten()):
-        passes[row] += 1
-        first = count[row]
-        room = (length - first).clamp_max(rule.gamma)  # draft tokens inside the image
-        gamma = int(room.max())
-        lane = torch.arange(gamma, device=device)
-        number = first[:, None] + lane  # (A, gamma)
-        valid = lane < room[:, None]
-        values = tokens[row]
-        mine = torch.arange(len(row), device=device)
-        paths, z_drafts = [], []
-        drafting = time.perf_counter()
-        for i in range(gamma):
-            z = see(own, values, row, number[:, i], number[:, i : i + 1], number[:, i : i + 1])[:, 0]
-            path = trajectory(own, z, noise(row, number[:, i], _NOISE), rule)
-            finite(path.token, row, "the drafter")
-            inside = valid[:, i]
-            values[mine[inside], order[row[inside], number[inside, i]]] = path.token[inside]
-            paths.append(path)
-            z_drafts.append(z)
-        synchronize(device)
-        draft_s += time.perf_counter() - drafting
-        made[row] += room
-        drafts = Path(*(torch.stack(x, 1).flatten(0, 1) for x in zip(*(vars(p).values() for p in paths), strict=True)))
-        z_draft = torch.stack(z_drafts, 1).flatten(0, 1)
-        if rule.verify == "causal":  # a copy of the image for every token, and one for the token behind the draft
-            copies = first[:, None] + torch.arange(gamma + 1, device=device)
-            wide = row.repeat_interleave(gamma + 1)
-            each = copies.view(-1, 1)
-            z_all = see(target, values.repeat_interleave(gamma + 1, 0), wide, copies.flatten(), each, each)
-            z_all = z_all.view(len(row), gamma + 1, -1)
-            z_target = z_all[:, :gamma].flatten(0, 1)
-        else:
-            z_target = see(target, tokens[row], row, first, number, number).flatten(0, 1)
-        judge = _Judge(target, own, rule, noise)
-        flat_row, flat_number = row.repeat_interleave(gamma), number.flatten().clamp_max(length - 1)
-        gain, paths_own, sigma = judge.weigh(drafts, z_target, flat_row, flat_number)
-        finite(torch.where(valid.flatten(), gain, 0.0)[:, None], flat_row, "the target")
-        chance = gain.clamp_max(0).exp().view(len(row), gamma)
-        u = streams.rows(flat_row).uniform(flat_number, _ACCEPT, 1).view(len(row), gamma).double()
-        kept = (u < chance) & valid
-        if rule.on_reject == "stop":
-            length_kept = kept.long().cumprod(1).sum(1)
-            judged = (lane <= length_kept[:, None]) & valid
-            kept = lane < length_kept[:, None]
-            advance = length_kept
-        else:
-            judged, advance = valid, room
-        failed = (judged & ~kept).flatten().nonzero().flatten()
-        place = order[row[:, None], number.clamp_max(length - 1)]  # (A, gamma)
-        good = kept.flatten().nonzero().flatten()
-        tokens[flat_row[good], place.flatten()[good]] = drafts.token[good]
-        if len(failed):
-            mine_own = paths_own.rows(failed) if paths_own is not None else None
-            new, attempts, short = judge.residual(
-                drafts.rows(failed),
-                mine_own,
-                sigma[failed],
-                z_target[failed],
-                z_draft[failed],
-                streams.rows(flat_row[failed]),
-                flat_number[failed],
-            )
-            finite(new, flat_row[failed], "the target")
-            tokens[flat_row[failed], place.flatten()[failed]] = new
-            fallbacks.index_add_(0, flat_row[failed], short.long())
-            for image, attempt in zip(flat_row[failed].tolist(), attempts.tolist(), strict=True):
-                tries[image].append(attempt)
-            if rule.on_reject == "stop":
-                advance = advance + (advance < room)
-        where = torch.arange(len(row), device=device)
-        step = (passes[row] - 1).clamp_max(length - 1)
-        seen[0, row, step] = kept.sum(1).float()
-        seen[1, row, step] = room.float()
-        seen[2, row, step] = chance[:, 0].float()
-        seen[3, row, step] = first.float()
-        seen[4, row, step] = judged.sum(1).float()
-        accepted[row] += kept.sum(1)
-        drafted[row] += judged.sum(1)
-        turn = number.clamp_max(length - 1)
-        for at, flags in ((kept_at, kept), (judged_at, judged)):
-            at[row] = at[row].scatter_reduce(1, turn, flags, "amax")
-        count[row] += advance
-        if rule.verify == "causal" and rule.on_reject == "stop":  # a whole draft kept: the token behind it is free
-            whole = where[(kept.sum(1) == room) & (count[row] < length)]
-            if len(whole):
-                images, last = row[whole], count[row[whole]]
-                z = take(z_all[whole], room[whole][:, None])[:, 0]
-                path = trajectory(target, z, noise(images, last, _NOISE), rule)
-                finite(path.token, images, "the target")
-                tokens[images, order[images, last]] = path.token
-                count[images] += 1
-    synchronize(device)
-    seconds = time.perf_counter() - began
-    trace = Trace(
-        seen[0].long(),
-        seen[1].long(),
-        seen[2],
-        seen[3].long(),
-        seen[4].long(),
-        order,
-        kept_at,
-        judged_at,
-        tries,
-        fallbacks,
-        draft_s,
-        made,
-    )
-    return Decoded(tokens, passes, drafted, accepted, seconds, trace)
+    def trace(self) -> Trace:
+        accepted, offered, first, start, reach = self.seen
+        return Trace(
+            accepted=accepted.long(),
+            offered=offered.long(),
+            first=first,
+            start=start.long(),
+            reach=reach.long(),
+            order=self.order,
+            kept=self.kept,
+            judged=self.judged,
+            tries=self.tries,
+            fallbacks=self.fallbacks,
+            draft_s=self.draft_s,
+            made=self.made,
+        )

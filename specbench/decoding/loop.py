@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from specbench.decoding.rules.base import Rule
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, Verdict, verify
+
+T = TypeVar("T")
 
 
 class Session(Protocol):
@@ -83,17 +85,17 @@ class Drafter(Protocol):
 
 
 @dataclass
-class Decoded:
-    """tokens (B, T) int64; steps (B,): target forward passes of the decode phase; drafted, accepted (B,): draft tokens
-    verified and accepted inside the image; seconds: wall time from the first target forward to the last token; trace:
-    how it went."""
+class Decoded(Generic[T]):
+    """tokens (B, T) int64, or vectors (B, T, D) float32; steps (B,): target forward passes of the decode phase;
+    drafted, accepted (B,): draft tokens verified and accepted inside the image; seconds: wall time from the first
+    target forward to the last token; trace: how it went."""
 
     tokens: Tensor
     steps: Tensor
     drafted: Tensor
     accepted: Tensor
     seconds: float
-    trace: Trace
+    trace: T
 
 
 @dataclass
@@ -160,7 +162,7 @@ def synchronize(device: torch.device) -> None:
 @torch.inference_mode()
 def decode(
     target: Target, drafter: Drafter, rule: Rule, sampling: Sampling, conditioning: Any, streams: Streams
-) -> Decoded:
+) -> Decoded[Trace]:
     """Decode one image per row of `streams`.
 
     Rows advance at their own pace; a finished row stands still. The host looks at the rows only when the slowest could

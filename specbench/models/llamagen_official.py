@@ -85,7 +85,10 @@ class LlamaGenModel(RealModel):
         """A target from LlamaGen's own file or LANTERN's Hugging Face folder."""
         if (folder / "config.json").is_file():
             source = official.open_source(folder)
-            cfg = self._from_config(official.config(folder), folder)
+            try:
+                cfg = from_lantern(official.config(folder))
+            except KeyError as e:
+                raise UsageError(f"{folder / 'config.json'} lacks {e}; fetch it again") from e
         else:
             source = official.open_source(only(folder, ".pt", ".safetensors"), WRAPPERS, BESIDE)
             cfg = self._from_shapes(source)
@@ -125,25 +128,6 @@ class LlamaGenModel(RealModel):
                 f"{source.path} is no LlamaGen file for {self.name} (it lacks {e}); fetch the official one"
             ) from e
 
-    def _from_config(self, c: Mapping[str, Any], folder: Path) -> LlamaGenConfig:
-        try:
-            return LlamaGenConfig(
-                dim=c["hidden_size"],
-                n_layer=c["num_hidden_layers"],
-                n_head=c["num_attention_heads"],
-                n_kv_head=c.get("num_key_value_heads"),
-                ffn_hidden=c["intermediate_size"],
-                vocab_size=c["vocab_size"],
-                cls_token_num=c["cls_token_num"],
-                caption_dim=c["caption_dim"],
-                block_size=c["block_size"],
-                rope_base=c.get("rope_base", 10000.0),
-                norm_eps=c["rms_norm_eps"],
-                num_classes=c["num_classes"] if c.get("input_type") == "c2i" else 0,
-            )
-        except KeyError as e:
-            raise UsageError(f"{folder / 'config.json'} lacks {e}; fetch it again") from e
-
     def draft_model(self) -> LlamaGen:
         if self.folder is None:
             c = self.target.cfg
@@ -176,6 +160,24 @@ class LlamaGenModel(RealModel):
 
     def picture(self, codes: Tensor) -> np.ndarray:
         return to_uint8(self.tokenizer.decode(codes))
+
+
+def from_lantern(c: Mapping[str, Any]) -> LlamaGenConfig:
+    """From the config.json of LANTERN's layout. Raises KeyError for what it lacks."""
+    return LlamaGenConfig(
+        dim=c["hidden_size"],
+        n_layer=c["num_hidden_layers"],
+        n_head=c["num_attention_heads"],
+        n_kv_head=c.get("num_key_value_heads"),
+        ffn_hidden=c["intermediate_size"],
+        vocab_size=c["vocab_size"],
+        cls_token_num=c["cls_token_num"],
+        caption_dim=c["caption_dim"],
+        block_size=c["block_size"],
+        rope_base=c.get("rope_base", 10000.0),
+        norm_eps=c["rms_norm_eps"],
+        num_classes=c["num_classes"] if c.get("input_type") == "c2i" else 0,
+    )
 
 
 def load(cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> LlamaGenModel:

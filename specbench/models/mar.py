@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.engine.ops import gelu, linear, silu, take
+from specbench.engine.ops import attention, gelu, linear, silu, take
 from specbench.errors import UsageError
 from specbench.models import diffusion
 
@@ -69,17 +69,6 @@ class SiLU(nn.Module):
         return silu(x)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, usable: Tensor | None) -> Tensor:
-    """Attention of q, k, v (R, heads, n, d) to the keys that are usable (R, 1, 1, n) bool; to all where None."""
-    if q.device.type != "cpu" or not torch.is_grad_enabled():
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=usable)
-    with torch.autocast("cpu", enabled=False):  # several times as fast in bfloat16 as the fused kernel's gradients
-        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
-        if usable is not None:
-            scores = scores.masked_fill(~usable, -1e4)
-        return scores.softmax(-1) @ v
-
-
 class Attention(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -89,7 +78,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, usable: Tensor | None) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.proj(_attend(q, k, v, usable).transpose(1, 2).flatten(2))
+        return self.proj(attention(q, k, v, usable, causal=False).transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):

@@ -97,7 +97,6 @@ class MARModel(Bundle):
             self.target = self._guided(target)
             self.tokenizer = self._pixels(self.part("tokenizer"))
         self.resolution = self.shape.side * self.tokenizer.cfg.downsample
-        self.tokens_per_image = self.shape.length
 
     def _guided(self, model: MAR) -> Guided:
         return Guided(model, *self._guidance)
@@ -171,14 +170,8 @@ class MARModel(Bundle):
         found = [class_number(p, self.shape.classes, self.name) for p in prompts]
         return torch.tensor(found, dtype=torch.int64, device=self.device)
 
-    def picture(self, latents: Tensor) -> np.ndarray:
-        """One picture (1, H, W, 3) uint8 of its tokens (1, L, D)."""
-        return to_uint8(self.tokenizer.decode_latent(unpatchify(latents.float()) / LATENT_SCALE))
-
-    @torch.inference_mode()
-    def pixels(self, tokens: Tensor) -> np.ndarray:
-        """Pictures (B, H, W, 3) uint8 of tokens (B, L, D), each decoded on its own."""
-        return np.concatenate([self.picture(row[None].to(self.device)) for row in tokens])
+    def picture(self, tokens: Tensor) -> np.ndarray:
+        return to_uint8(self.tokenizer.decode_latent(unpatchify(tokens.float()) / LATENT_SCALE))
 
 
 def _size(cfg: MARConfig) -> str:

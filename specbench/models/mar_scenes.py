@@ -73,10 +73,6 @@ class ScenesMAR(Bundle):
     def _tokens(model: Guided) -> tuple[int, int, int]:
         return model.model.cfg.classes, model.dim, model.length
 
-    @property
-    def tokens_per_image(self) -> int:
-        return self.target.length
-
     def draft_model(self) -> Guided:
         """The smaller MAR, with the target's guidance."""
         draft = self._guided("mar_draft", 3)
@@ -96,11 +92,8 @@ class ScenesMAR(Bundle):
                 )
         return torch.tensor(found, dtype=torch.int64, device=self.device)
 
-    @torch.inference_mode()
-    def pixels(self, tokens: Tensor) -> np.ndarray:
-        """Pictures (B, 64, 64, 3) uint8 of tokens (B, L, D), each decoded on its own."""
-        rows = tokens.to(self.device).split(1)
-        return np.concatenate([scenes.to_uint8(self.autoencoder.images(row)) for row in rows])
+    def picture(self, tokens: Tensor) -> np.ndarray:
+        return scenes.to_uint8(self.autoencoder.images(tokens))
 
 
 def load(cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> ScenesMAR:

@@ -51,6 +51,15 @@ class Bundle:
             raise UsageError(f"{self.folder} has no {name}/; put the files there, or try weights=random")
         return path
 
+    def picture(self, tokens: Tensor) -> np.ndarray:
+        """One picture (1, H, W, 3) uint8 of its codes (1, h * w) or vectors (1, L, D)."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def pixels(self, tokens: Tensor) -> np.ndarray:
+        """Pictures (B, H, W, 3) uint8 of the target's tokens (B, T) or (B, L, D), each decoded on its own."""
+        return np.concatenate([self.picture(row[None].to(self.device)) for row in tokens])
+
     def random(self, build: Callable[[], M], seed: int, dtype: torch.dtype) -> M:
         """A module with random weights of unit gain, made where it shall live: the host never holds it twice."""
         with torch.device("meta"):
@@ -99,10 +108,6 @@ class RealModel(Bundle):
     def encode(self, prompts: list[str]) -> Any:
         raise NotImplementedError
 
-    def picture(self, codes: Tensor) -> np.ndarray:
-        """One picture (1, H, W, 3) uint8 of its codes (1, h * w)."""
-        raise NotImplementedError
-
     def codebook(self) -> Tensor:
         """Code vectors (V, d) of the target's tokens; NaN for the image grammar's own."""
         raise NotImplementedError
@@ -113,16 +118,9 @@ class RealModel(Bundle):
 
     # --- what all share -----------------------------------------------------------------------------------------------
 
-    @property
-    def tokens_per_image(self) -> int:
-        return self.target.length
-
-    @torch.inference_mode()
     def pixels(self, tokens: Tensor) -> np.ndarray:
-        """Pictures (B, H, W, 3) uint8 of tokens (B, T), each decoded on its own."""
         grammar = self.target.grammar
-        codes = tokens if grammar is None else tokens[:, grammar.free.to(tokens.device)]
-        return np.concatenate([self.picture(row[None].to(self.device)) for row in codes])
+        return super().pixels(tokens if grammar is None else tokens[:, grammar.free.to(tokens.device)])
 
     def eagle(self) -> Eagle:
         """LANTERN's layout (config.json beside the tensors), or a drafter trained here."""

@@ -52,10 +52,6 @@ class ScenesModel:
     def _ready(self, module: nn.Module, dtype: torch.dtype) -> nn.Module:
         return module.to(self.device, dtype).eval().requires_grad_(False)
 
-    @property
-    def tokens_per_image(self) -> int:
-        return self.target.cfg.block_size
-
     def draft_model(self) -> LlamaGen:
         model = self._load("draft", LlamaGen, LlamaGenConfig, self.dtype)
         own, theirs = model.cfg, self.target.cfg

@@ -7,9 +7,10 @@ the grammar forbids every other: a decode step reads less, and its law is the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,25 +130,30 @@ def padded(given: Sequence[Prompt], length: int, pad: int, device: torch.device)
     return Prompts(ids.to(device), valid.to(device), no_ids.to(device), no_valid.to(device))
 
 
+def from_hugging_face(c: Mapping[str, Any], qk_norm: int) -> UnifiedConfig:
+    """From transformers' names; qk_norm: rows of the norms of queries and keys, which only the tensors tell. Raises
+    KeyError, TypeError or ValueError for what does not describe a language model."""
+    rotary = c.get("rope_parameters") or {}
+    return UnifiedConfig(
+        dim=c["hidden_size"],
+        n_layer=c["num_hidden_layers"],
+        n_head=c["num_attention_heads"],
+        n_kv_head=c.get("num_key_value_heads") or c["num_attention_heads"],
+        ffn_hidden=c["intermediate_size"],
+        vocab_size=c["vocab_size"],
+        rope_base=float(c["rope_theta"] if "rope_theta" in c else rotary["rope_theta"]),
+        norm_eps=c["rms_norm_eps"],
+        qk_norm=qk_norm,
+        post_norm=c.get("swin_norm", False),
+    )
+
+
 def configured(folder: Path, source: official.Source) -> UnifiedConfig:
     """From the config.json of a Hugging Face folder: a language model's own, or that of a whole Chameleon or Emu3."""
     whole = official.config(folder)
-    c = whole.get("text_config", whole)
-    rotary = c.get("rope_parameters") or {}
     norm = next((i for n, i in source.tensors.items() if n.endswith("layers.0.self_attn.q_norm.weight")), None)
     try:
-        return UnifiedConfig(
-            dim=c["hidden_size"],
-            n_layer=c["num_hidden_layers"],
-            n_head=c["num_attention_heads"],
-            n_kv_head=c.get("num_key_value_heads") or c["num_attention_heads"],
-            ffn_hidden=c["intermediate_size"],
-            vocab_size=c["vocab_size"],
-            rope_base=float(c["rope_theta"] if "rope_theta" in c else rotary["rope_theta"]),
-            norm_eps=c["rms_norm_eps"],
-            qk_norm=norm.shape[0] if norm else 0,
-            post_norm=c.get("swin_norm", False),
-        )
+        return from_hugging_face(whole.get("text_config", whole), norm.shape[0] if norm else 0)
     except (KeyError, TypeError, ValueError) as e:
         raise UsageError(f"{folder / 'config.json'} does not describe a language model ({e}); fetch it again") from e
 

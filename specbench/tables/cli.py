@@ -6,9 +6,8 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from specbench.errors import UsageError, unknown
+from specbench.errors import Parser, UsageError, unknown
 from specbench.tables import figures, layout, literature, render
 from specbench.tables.comparisons import COMPARISONS
 from specbench.tables.definitions import DEFAULT_MODEL, TABLES, Table
@@ -17,17 +16,12 @@ from specbench.tables.measure import Bench, LocalBench, Plan, collect, plan
 ALL: dict[str, Table] = TABLES | COMPARISONS
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"specbench tables: {message} (see specbench tables --help)")
-
-
 def _names(on_request: bool) -> str:
     return ", ".join(sorted(name for name, table in ALL.items() if table.on_request == on_request))
 
 
 def _parser() -> argparse.ArgumentParser:
-    p = _Parser(prog="specbench tables", description=__doc__)
+    p = Parser(prog="specbench tables", description=__doc__)
     p.add_argument(
         "tables",
         nargs="*",

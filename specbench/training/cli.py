@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -14,7 +13,7 @@ import torch
 
 from specbench import registry
 from specbench.data import scenes, scenes_classes
-from specbench.errors import UsageError, unknown
+from specbench.errors import Parser, UsageError, unknown
 from specbench.models import checkpoints
 from specbench.models.eagle import Eagle, like_target
 from specbench.models.llamagen import LlamaGen, LlamaGenConfig
@@ -293,7 +292,7 @@ def _chosen(only: str, until: str) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="specbench train", description="Train the embedded models from nothing.")
+    parser = Parser(prog="specbench train", description="Train the embedded models from nothing.")
     parser.add_argument("world", choices=["scenes"])
     parser.add_argument(
         "--work", type=Path, default=Path(".train"), help="checkpoints, rendered scenes, loss curves (resumed from)"

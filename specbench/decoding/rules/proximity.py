@@ -12,16 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench import home
 from specbench.errors import UsageError
 
 _WORTH_KEEPING = 256  # codes
 MEASURES = ("l2", "cosine", "random")
-
-
-def cache_dir() -> Path:
-    """Where derived tables are kept: $SPECBENCH_CACHE, else the user's cache folder."""
-    own = os.environ.get("SPECBENCH_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "specbench"
 
 
 def neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
@@ -40,7 +35,7 @@ def neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
     if len(codes) < _WORTH_KEEPING:
         return _compute(codes, k, proximity).to(codebook.device)
     digest = hashlib.sha256(codes.numpy().tobytes() + str(tuple(codes.shape)).encode()).hexdigest()[:16]
-    path = cache_dir() / f"neighbours-{digest}-{proximity}-{k}.npy"
+    path = home.home() / "neighbours" / f"{digest}-{proximity}-{k}.npy"
     try:
         with path.open("rb") as f:
             found = np.lib.format.read_array(f, allow_pickle=False)
