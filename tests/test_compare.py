@@ -24,7 +24,7 @@ from test_records import record
 from specbench import cli, configuration, data, metrics, records
 from specbench.compare import telling
 from specbench.compare.comparison import Comparison, compare
-from specbench.compare.paired import Paired, by_influence, holm, paired, size
+from specbench.compare.paired import Paired, by_influence, holm, paired, same_law, size
 from specbench.compare.passes import read
 from specbench.errors import UsageError
 from specbench.metrics import frechet
@@ -470,6 +470,59 @@ def test_the_csv_has_its_columns(two: tuple[str, str], capsys: pytest.CaptureFix
     helped = capsys.readouterr().out
     assert all(f"  {name} " in helped for name in telling.COLUMNS)
     assert max(map(len, helped.splitlines())) <= 120
+
+
+# --- laws of features -------------------------------------------------------------------------------------------------
+
+
+def test_the_energy_distance_is_the_papers() -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(9, 3)), rng.normal(size=(9, 3)) + 1
+    both = np.concatenate([x, y])
+    a, b = (x - 5) / both.std(0), (y - 5) / both.std(0)
+    mean = lambda u, v: np.mean([np.linalg.norm(p - q) for p in u for q in v])  # noqa: E731
+    found = same_law(x, y)
+    assert found is not None
+    assert found.distance == pytest.approx(2 * mean(a, b) - mean(a, a) - mean(b, b), rel=1e-5)
+    still = np.concatenate([x, np.ones((9, 2))], 1), np.concatenate([y, np.ones((9, 2))], 1)
+    assert same_law(*still) == found  # numbers that never change say nothing
+    assert same_law(*(part[::-1] for part in still)).distance == pytest.approx(found.distance, rel=1e-5)  # type: ignore[union-attr]
+
+
+def test_equal_laws_pass_as_often_as_they_should() -> None:
+    """Pairs that share something of their prompt, but nothing else: p <= 0.2 in a fifth of 300 cases, within four
+    standard errors of a share of 300, 4 * sqrt(0.2 * 0.8 / 300) = 0.092, and half a swap of 99."""
+    rng, n, hits = np.random.default_rng(0), 25, 0
+    for _ in range(300):
+        shared = rng.normal(size=(n, 4))
+        found = same_law(shared + rng.exponential(size=(n, 4)), shared + rng.exponential(size=(n, 4)), swaps=99)
+        assert found is not None
+        hits += found.p <= 0.2
+    assert abs(hits / 300 - 0.2) < 0.1
+
+
+@pytest.mark.parametrize("change", [lambda y: y + 0.5, lambda y: 1.5 * y, lambda y: np.sort(y, 1)])
+def test_other_laws_are_told_apart(change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Another mean, another spread, and other dependences between the same numbers."""
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(2, 200, 4))
+    found = same_law(x, change(y))
+    assert found is not None
+    assert found.p == 0.001  # none of the 999 swaps
+    assert found.distance > 3 * found.swapped
+
+
+def test_a_law_of_features_is_told(scored: tuple[str, str, np.ndarray, np.ndarray]) -> None:
+    a, b, x, y = scored
+    for folder, outputs in ((a, x), (b, y + 2)):
+        score(folder, "scenes_fid", "features@1", outputs, prompts=False)
+        score(folder, "scenes_reward", "reader@1", outputs)  # rates pictures, and does not describe them
+    found = between(a, b)
+    assert found.laws == (("features@1", same_law(x, y + 2)),)
+    text = telling.report(found)
+    assert "features@1 tells the pictures of eagle_chain and cool_sd apart: the energy distance of 40 pairs" in text
+    row = list(csv.DictReader(io.StringIO(telling.to_csv(found))))[-1]
+    assert (row["figure"], row["judge"], float(row["p"])) == ("law", "features@1", 0.001)
 
 
 # --- scores of metrics ------------------------------------------------------------------------------------------------

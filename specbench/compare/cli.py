@@ -17,7 +17,8 @@ Compares two runs over the prompts that both decoded, image by image: what B has
 the paired t-test (Cool-SD, C.4), the Wilcoxon signed-rank test, Holm's adjustment for several tests, Cohen's d_z, and a
 sentence for each figure. A pair has the same index, prompt and id; an image without a partner is left out and named.
 Scores that metrics gave each picture are compared where both runs keep them, by the same judge; a Fréchet distance by
-the influence of each pair on it.
+the influence of each pair on it. Where a judge gives features, the energy distance between A's and B's tells whether
+the pictures have one law; give runs of different seeds for it, since pictures that share their noises are alike.
 
   specbench compare runs/eagle runs/cool_sd
   specbench compare runs/cool_sd/baseline runs/cool_sd      # with the vanilla images of the same run

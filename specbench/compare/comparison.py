@@ -15,7 +15,7 @@ import numpy as np
 
 from specbench import data, home, statistics
 from specbench.compare import passes
-from specbench.compare.paired import Paired, by_influence, holm, paired
+from specbench.compare.paired import Law, Paired, by_influence, holm, paired, same_law
 from specbench.compare.passes import Pass, plain
 from specbench.errors import UsageError
 from specbench.records import Record
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FEWEST = 3  # pairs; two would leave one degree of freedom
 FEW = 20  # pairs, below which the t-test leans on differences that are nearly normal
+MOST = 2000  # pairs, of which features are compared; all their distances are in memory
 
 Pairs = Sequence[tuple[Record, Record]]
 
@@ -105,6 +106,7 @@ class Comparison:
     remarks: tuple[str, ...]
     results: tuple[Result, ...]
     untested: tuple[str, ...]
+    laws: tuple[tuple[str, Law], ...] = ()  # by what judged the pictures
 
     @property
     def tests(self) -> int:
@@ -125,9 +127,9 @@ def compare(a: Pass, b: Pass) -> Comparison:
     if len(pairs) < FEW:
         remarks.append(f"Over {len(pairs)} pairs a t-test holds only for nearly normal differences.")
     results, untested = _figures(pairs, names)
-    scored, unscored = _scores(a, b, pairs)
+    scored, unscored, laws = _scores(a, b, pairs)
     adjusted = _adjusted([*results, *scored])
-    return Comparison(a, b, names, len(pairs), tuple(remarks), adjusted, (*untested, *unscored))
+    return Comparison(a, b, names, len(pairs), tuple(remarks), adjusted, (*untested, *unscored), tuple(laws.items()))
 
 
 def pair(a: Pass, b: Pass) -> tuple[list[tuple[Record, Record]], list[str]]:
@@ -203,13 +205,14 @@ def _by_batch(pairs: Pairs, values: np.ndarray) -> np.ndarray:
 # --- scores of metrics ------------------------------------------------------------------------------------------------
 
 
-def _scores(a: Pass, b: Pass, pairs: Pairs) -> tuple[list[Result], list[str]]:
-    """What metrics say of the pictures, as far as both runs keep what the same judge said of them."""
+def _scores(a: Pass, b: Pass, pairs: Pairs) -> tuple[list[Result], list[str], dict[str, Law]]:
+    """What metrics say of the pictures, as far as both runs keep what the same judge said of them; and of judges whose
+    outputs are features, whether these have one law."""
     from specbench import metrics
 
     kept = metrics.Outputs(a.folder), metrics.Outputs(b.folder)
     judges = kept[0].judges, kept[1].judges
-    results, untested = [], []
+    results, untested, laws = [], [], dict[str, Law]()
     for name in sorted(judges[0].keys() | judges[1].keys()):
         try:
             if name not in metrics.available():
@@ -219,7 +222,11 @@ def _scores(a: Pass, b: Pass, pairs: Pairs) -> tuple[list[Result], list[str]]:
             judge = judges[0][name]
             if judge != judges[1][name]:
                 raise UsageError(f"judged by {plain(judge)} in A and by {plain(judges[1][name])} in B")
-            found = _score(name, judge, (a, b), (kept[0].shelf(judge), kept[1].shelf(judge)), pairs)
+            shelves = kept[0].shelf(judge), kept[1].shelf(judge)
+            one = metrics.metric(name, _place(a))
+            if judge not in laws and one.features and (law := _law(one, shelves, pairs)):
+                laws[judge] = law
+            found = _score(name, judge, (a, b), shelves, pairs)
         except UsageError as e:
             untested.append(f"{plain(name)}: {e}")
         except (ArithmeticError, LookupError, RuntimeError, ValueError):  # of another width, or not finite
@@ -227,21 +234,32 @@ def _scores(a: Pass, b: Pass, pairs: Pairs) -> tuple[list[Result], list[str]]:
         else:
             figure = f"{name} is {{d}} %s with {{b}} than with {{a}}"
             results.append(Result(Figure(name, lambda r: None, figure % "higher", figure % "lower"), judge, found))
-    return results, untested
+    return results, untested, laws
+
+
+def _judged(one: Metric, shelves: tuple[Shelf, Shelf], pairs: Pairs) -> tuple[list[int], list[np.ndarray]]:
+    """The pairs of which both pictures were judged, and the outputs of A and of B. UsageError for too few."""
+    from specbench.metrics.outputs import key
+
+    keys = [[key(r.sha256, r.prompt if one.reads_prompt else None) for r in two] for two in pairs]
+    judged = [i for i, two in enumerate(keys) if two[0] in shelves[0] and two[1] in shelves[1]]
+    if len(judged) < FEWEST:
+        raise UsageError(f"both pictures of only {len(judged)} pairs were judged; score both with specbench evaluate")
+    return judged, [shelf.rows([keys[i][side] for i in judged]) for side, shelf in enumerate(shelves)]
+
+
+def _law(one: Metric, shelves: tuple[Shelf, Shelf], pairs: Pairs) -> Law | None:
+    _, (x, y) = _judged(one, shelves, pairs[:MOST])
+    return same_law(_finite(x), _finite(y))
 
 
 def _score(name: str, judge: str, of: tuple[Pass, Pass], shelves: tuple[Shelf, Shelf], pairs: Pairs) -> Paired:
     """One metric over the pairs of which both pictures were judged. UsageError with the reason where it cannot be
     compared."""
     from specbench import metrics
-    from specbench.metrics.outputs import key
 
     both = metrics.metric(name, _place(of[0])), metrics.metric(name, _place(of[1]))
-    keys = [[key(r.sha256, r.prompt if both[0].reads_prompt else None) for r in two] for two in pairs]
-    judged = [i for i, two in enumerate(keys) if two[0] in shelves[0] and two[1] in shelves[1]]
-    if len(judged) < FEWEST:
-        raise UsageError(f"both pictures of only {len(judged)} pairs were judged; score both with specbench evaluate")
-    outputs = [shelf.rows([keys[i][side] for i in judged]) for side, shelf in enumerate(shelves)]
+    judged, outputs = _judged(both[0], shelves, pairs)
     x, y = (one.each(said) for one, said in zip(both, outputs))
     if x is not None and y is not None:
         return paired(_finite(x), _finite(y))

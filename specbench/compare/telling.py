@@ -8,9 +8,10 @@ import math
 import re
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from specbench.compare.comparison import Comparison, Result
-from specbench.compare.paired import LEVEL, size
+from specbench.compare.paired import LEVEL, Law, size
 from specbench.compare.passes import plain
 
 WIDTH = 120  # columns of the screen
@@ -20,7 +21,8 @@ _INTERVAL = f"{LEVEL * 100:g} % interval"
 #: The columns of a CSV, with their meanings.
 COLUMNS = {
     "figure": "what is compared: accepted_length, steps, acceptance_rate, latency_s (of images decoded alone),\n"
-    "decode_s (its share of its batch), log_prob_mean, or a metric of which both runs keep the scores",
+    "decode_s (its share of its batch), log_prob_mean, a metric of which both runs keep the scores,\n"
+    "or law: whether features of the pictures have one law, by their energy distance",
     "judge": "what judged the pictures; empty where it is no metric",
     "a": "what A is called in the sentences",
     "b": "what B is called",
@@ -32,7 +34,7 @@ COLUMNS = {
     "difference": "that of B - that of A",
     "low": f"lower end of its {_INTERVAL}; empty, as all up to effect, where every pair differs by the same",
     "high": "upper end",
-    "statistic": "t of the paired t-test",
+    "statistic": "t of the paired t-test; of law the energy distance",
     "df": "its degrees of freedom; empty where the statistic is standard normal",
     "p": "its two-sided p-value",
     "p_holm": "the same after Holm's adjustment for the number of tests",
@@ -72,6 +74,17 @@ def sentence(result: Result, found: Comparison) -> str:
     if result.wilcoxon_holm is not None and (result.wilcoxon_holm < level) != (result.p_holm < level):
         text += f"; the Wilcoxon signed-rank test says otherwise (p {_p(result.wilcoxon_holm)} after Holm's adjustment)"
     return text + "."
+
+
+def of_law(judge: str, law: Law, found: Comparison) -> str:
+    """In words, whether the pictures of A and B have one law."""
+    a, b = found.names
+    known = f"{plain(judge)} tells the pictures of {a} and {b} apart"
+    told = known if law.p < 1 - LEVEL else f"{known} no better than chance"
+    return (
+        f"{told}: the energy distance of {law.n} pairs of features is {law.distance:.3g}, and {law.swapped:.3g} on"
+        f" average where pairs are swapped at random (p {_p(law.p)})."
+    )
 
 
 def _claim(result: Result, found: Comparison, places: int) -> str:
@@ -116,6 +129,8 @@ def report(found: Comparison) -> str:
     lines += ["", *_table(found.results), ""]
     for result in found.results:
         lines += _wrapped(f"- {sentence(result, found)}", "  ")
+    for judge, law in found.laws:
+        lines += _wrapped(f"- {of_law(judge, law, found)}", "  ")
     for left_out in found.untested:
         lines += _wrapped(f"- not compared: {left_out}.", "  ")
     tests = f"{found.tests} figures were tested" if found.tests != 1 else "One figure was tested"
@@ -158,15 +173,13 @@ def to_csv(found: Comparison) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
+    of = {"a": found.names[0], "b": found.names[1], "run_a": found.a.run_id, "run_b": found.b.run_id}
     for result in found.results:
         p, test = result.paired, result.paired.test
-        line = {
+        line: dict[str, Any] = {
+            **of,
             "figure": result.figure.name,
             "judge": result.judge,
-            "a": found.names[0],
-            "b": found.names[1],
-            "run_a": found.a.run_id,
-            "run_b": found.b.run_id,
             "pairs": p.n,
             "mean_a": p.mean_a,
             "mean_b": p.mean_b,
@@ -188,4 +201,7 @@ def to_csv(found: Comparison) -> str:
                 "effect": None if test.d_z is None else size(test.d_z),
             }
         writer.writerow(line)
+    for judge, law in found.laws:
+        told = {"figure": "law", "judge": judge, "pairs": law.n, "statistic": law.distance, "p": law.p}
+        writer.writerow({**of, **told, "sentence": of_law(judge, law, found)})
     return text.getvalue()

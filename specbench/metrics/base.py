@@ -93,6 +93,7 @@ class Metric(ABC):
 
     columns: ClassVar[tuple[str, ...]]  # of a row, that it fills
     reads_prompt: ClassVar[bool] = False  # whether a judge's output depends on the item, too
+    features: ClassVar[bool] = False  # whether a judge's output describes a picture, rather than rates it
 
     def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
         self.place, self.options = place, dict(options)

@@ -150,6 +150,7 @@ def load(path: Path) -> nn.Module:
 class InceptionMetric(Metric):
     """A statistic over Inception-V3's outputs. Options: `resize`, `crop`, and the whole numbers of `counts`."""
 
+    features = True
     counts: ClassVar[Mapping[str, int]] = {}  # further options and what they are by default
 
     def __init__(self, place: Place, options: Mapping[str, Any]) -> None:

@@ -37,6 +37,8 @@ class Measure(EmbeddedMetric):
 
     weights = "scenes_classifier.safetensors"
     columns = ("fid",)
+    features = True
+    features = True
 
     def judge(self) -> EmbeddedJudge:
         return _Features(self)
