@@ -38,7 +38,6 @@ class Measure(EmbeddedMetric):
     weights = "scenes_classifier.safetensors"
     columns = ("fid",)
     features = True
-    features = True
 
     def judge(self) -> EmbeddedJudge:
         return _Features(self)

@@ -10,10 +10,11 @@ from pathlib import Path
 from specbench.errors import Parser, UsageError, unknown
 from specbench.tables import figures, layout, literature, render
 from specbench.tables.comparisons import COMPARISONS
+from specbench.tables.cspd import CSPD
 from specbench.tables.definitions import DEFAULT_MODEL, TABLES, Table
 from specbench.tables.measure import Bench, LocalBench, Plan, collect, plan
 
-ALL: dict[str, Table] = TABLES | COMPARISONS
+ALL: dict[str, Table] = TABLES | CSPD | COMPARISONS
 
 
 def _names(on_request: bool) -> str:
@@ -31,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--list", action="store_true", help="show each table's state and the command that fills it, and stop"
     )
-    p.add_argument("--model", default=DEFAULT_MODEL, help="the target model to measure (default: %(default)s)")
+    p.add_argument("--model", help=f"the target model to measure (default: each table's own, mostly {DEFAULT_MODEL})")
     p.add_argument("--n", type=int, help="prompts per run (default: each table's own)")
     p.add_argument("--no-run", action="store_true", help="draw from the rows there are; what is missing stays marked")
     p.add_argument("--format", default="md,latex", help=f"any of {','.join(render.FORMATS)} (default: %(default)s)")
@@ -62,7 +63,7 @@ def main(
         raise UsageError(f"--n must be a whole number of at least 1 (got {args.n})")
     bench = bench or LocalBench()
     for table in tables:
-        todo = plan(table, args.model, args.n or table.n, results, bench)
+        todo = plan(table, args.model or table.model, args.n or table.n, results, bench)
         if args.list:
             print(_state(table, todo, args))
             continue
@@ -78,7 +79,7 @@ def _say(text: str) -> None:
 
 def _command(table: Table, args: argparse.Namespace) -> str:
     words = ["specbench tables", table.id]
-    if args.model != DEFAULT_MODEL:
+    if args.model not in (None, table.model):
         words += ["--model", args.model]
     if args.n is not None and args.n != table.n:
         words += ["--n", str(args.n)]
@@ -93,10 +94,10 @@ def _state(table: Table, todo: Plan, args: argparse.Namespace) -> str:
 
 def _draw(table: Table, todo: Plan, args: argparse.Namespace, formats: Sequence[str], results: Path) -> None:
     printed = literature.load(table.id) if table.id in literature.available() else []
-    drawn = layout.build(table, args.model, todo.rows, printed, todo.commands, _command(table, args))
+    drawn = layout.build(table, todo.model, todo.rows, printed, todo.commands, _command(table, args))
     folder = results / "tables"
     folder.mkdir(parents=True, exist_ok=True)
-    stem = table.id if args.model == DEFAULT_MODEL else f"{table.id}.{args.model}"
+    stem = table.id if todo.model == table.model else f"{table.id}.{todo.model}"
     print(render.markdown(drawn))
     for name in formats:
         ending, renderer = render.FORMATS[name]

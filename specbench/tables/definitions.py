@@ -24,19 +24,27 @@ class Column:
     backend: str | None = None  # the column that names what computed the value
     measured_as: str = ""  # what our number in this column is, where no backend says it
     published_as: str = ""  # what the paper's number in this column is
+    published: str = ""  # the published files' name of it, where that is not `key`
+
+    @property
+    def printed(self) -> str:
+        """The column of published files."""
+        return self.published or self.key
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line: a run of ours (`overrides`; None = there is no preset for it yet) and the printed lines like it.
+    """One line: a run of ours (`overrides`; None = there is none, for the reason `without`) and the printed lines like
+    it.
 
-    A printed line belongs here when it has every column value of `published`.
+    A printed line belongs here when it has every column value of `published`; none does where that is None.
     """
 
     key: str
     label: str
     overrides: tuple[str, ...] | None
-    published: Mapping[str, str]
+    published: Mapping[str, str] | None
+    without: str = "No preset for this method yet."
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,7 @@ class Table:
     remarks: tuple[str, ...] = ()
     figure: Figure | None = None
     on_request: bool = False
+    model: str = DEFAULT_MODEL  # measured unless another is asked for
 
     def overrides(self, line: Line, model: str, n: int) -> list[str] | None:
         """The Hydra overrides of the run behind `line`; None where there is no preset for it."""

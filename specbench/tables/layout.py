@@ -131,7 +131,8 @@ def build(
     entries = []
     for line in table.lines:
         entries.append(_measured(table, line, model, rows[line.key], command, notes))
-        entries += [_published(table, line, name, published, notes) for name in printed_models]
+        if line.published is not None:
+            entries += [_published(table, line, name, published, notes) for name in printed_models]
     present = [r for r in rows.values() if r is not None]
     remarks = [*table.remarks]
     for label, names in (("devices", ("device_name", "device")), ("commits", ("commit",))):
@@ -175,11 +176,7 @@ def _header(column: Column, table: Table, rows: Mapping[str, Row | None], notes:
 
 def _measured(table: Table, line: Line, model: str, row: Row | None, command: str, notes: _Notes) -> Entry:
     if row is None:
-        why = (
-            "No preset for this method yet."
-            if line.overrides is None
-            else f"Not measured yet; to measure it: {command}"
-        )
+        why = line.without if line.overrides is None else f"Not measured yet; to measure it: {command}"
         gap = Cell(marks=(notes.mark(why),))
         return Entry(line.label, "measured", model, (), (gap,) * len(table.columns))
     cells = tuple(_measured_cell(table, column, row, notes) for column in table.columns)
@@ -203,9 +200,8 @@ def _measured_cell(table: Table, column: Column, row: Row, notes: _Notes) -> Cel
 
 
 def _published(table: Table, line: Line, model: str, published: Sequence[PublishedRow], notes: _Notes) -> Entry:
-    found = [
-        p for p in published if p.model == model and all(p.cells.get(k, "") == v for k, v in line.published.items())
-    ]
+    wanted = line.published or {}
+    found = [p for p in published if p.model == model and all(p.cells.get(k, "") == v for k, v in wanted.items())]
     if not found:
         gap = Cell(marks=(notes.mark("Not in the paper's table."),))
         return Entry(line.label, "published", model, (), (gap,) * len(table.columns))
@@ -217,7 +213,7 @@ def _published(table: Table, line: Line, model: str, published: Sequence[Publish
     marks = () if row.trusted else (notes.mark(f"Evidence grade '{row.evidence}': a hint, not the paper's own table."),)
     cells = []
     for column in table.columns:
-        text, spread = row.cells.get(column.key, ""), row.cells.get(column.spread or "", "")
+        text, spread = row.cells.get(column.printed, ""), row.cells.get(column.spread or "", "")
         cells.append(Cell(text, spread) if text else Cell(marks=(notes.mark("The paper prints no value here."),)))
     return Entry(line.label, "published", model, marks, tuple(cells), row.row_id, row.evidence)
 

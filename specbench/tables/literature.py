@@ -7,7 +7,7 @@ may stand as "published" without a mark, every other grade is a hint and is mark
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -50,5 +50,12 @@ def load(table: str) -> list[PublishedRow]:
     file = resources.files("specbench.tables") / "published" / f"{table}.csv"
     rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines(), strict=True))
     return [
-        PublishedRow(r["row_id"], r["model"], r["model_key"], r["method_key"], r["evidence"], dict(r)) for r in rows
+        PublishedRow(r["row_id"], _model(r, rows), r["model_key"], r["method_key"], r["evidence"], dict(r))
+        for r in rows
     ]
+
+
+def _model(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> str:
+    """A model's name; with that of its drafter where the table has several of it."""
+    drafters = {r["draft_model"] for r in rows if r["model"] == row["model"] and r["draft_model"]}
+    return f"{row['model']} and {row['draft_model']}" if len(drafters) > 1 and row["draft_model"] else row["model"]
