@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NoReturn
 
 
@@ -21,3 +21,19 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def values(words: Iterable[str], known: Collection[str]) -> dict[str, str]:
+    """The words `name=value` of a command line. UsageError for a name that is not known, given twice or without its
+    value."""
+    given: dict[str, str] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in known:
+            raise unknown("word", name, known)
+        if name in given:
+            raise UsageError(f"'{name}' is given twice; give it once")
+        if not value:
+            raise UsageError(f"'{word}' lacks its value: {name}=...")
+        given[name] = value
+    return given

@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from specbench import home, parameters, records, sources
 from specbench._version import __version__
-from specbench.errors import Parser, UsageError, unknown
+from specbench.errors import Parser, UsageError, unknown, values
 from specbench.sources import Data, File, Model, Part
 
 RECORD, STAGING = "SOURCE.json", ".fetch"
@@ -98,16 +98,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _read(words: Sequence[str]) -> dict[str, str]:
-    given: dict[str, str] = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        if name not in WORDS:
-            raise unknown("word", name, WORDS)
-        if name in given:
-            raise UsageError(f"'{name}' is given twice; give it once")
-        if not value:
-            raise UsageError(f"'{word}' lacks its value: {name}=...")
-        given[name] = value
+    given = values(words, WORDS)
     kinds = [kind for kind in _OF if kind in given]
     if len(kinds) != 1:
         raise UsageError(

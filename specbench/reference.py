@@ -23,7 +23,7 @@ import numpy as np
 from specbench import home, metrics, parameters, pictures, records
 from specbench._version import __version__
 from specbench.data.base import Item, key
-from specbench.errors import Parser, UsageError, unknown
+from specbench.errors import Parser, UsageError, unknown, values
 from specbench.metrics import reference as references
 from specbench.metrics.base import Pictures, Place, Unavailable
 from specbench.metrics.inception import FEATURES, ComparedMetric
@@ -92,16 +92,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _read(words: Sequence[str]) -> dict[str, str]:
-    given: dict[str, str] = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        if name not in WORDS:
-            raise unknown("word", name, WORDS)
-        if name in given:
-            raise UsageError(f"'{name}' is given twice; give it once")
-        if not value:
-            raise UsageError(f"'{word}' lacks its value: {name}=...")
-        given[name] = value
+    given = values(words, WORDS)
     if "images" not in given:
         raise UsageError("name the folder of real pictures: images=DIR (see specbench reference --help)")
     if "data" not in given and "out" not in given:

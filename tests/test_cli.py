@@ -16,31 +16,12 @@ import pytest
 from fake_pipeline import FakePipeline
 
 import specbench
-from specbench import cli, parameters, records, registry, run
+from specbench import parameters, records, registry, run
 from specbench._version import __version__
 from specbench.errors import UsageError
 
 ROOT = Path(specbench.__file__).parent.parent
 Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Runs a command line in an empty folder with the fake pipeline -> (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SPECBENCH_DEBUG", raising=False)
-    monkeypatch.setenv("SPECBENCH_HOME", "/not/there")
-    monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
-    monkeypatch.setattr(run, "check", lambda cfg: None)
-    monkeypatch.setattr(run, "_weights_here", lambda cfg: None)
-
-    def run_it(*words: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = cli.main(words)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run_it
 
 
 def python(code: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:

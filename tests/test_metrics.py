@@ -22,7 +22,7 @@ from specbench.data import Item, scenes
 from specbench.errors import UsageError
 from specbench.metrics import scenes_fid, scenes_reference, scenes_reward
 from specbench.metrics.base import Judge, Metric, Unavailable
-from specbench.metrics.frechet import standard_error
+from specbench.metrics.frechet import Moments, standard_error
 from specbench.models import evaluators as ev
 from specbench.pictures import Array, digest
 from specbench.registry import ASSETS
@@ -54,7 +54,7 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ev.save(module, folder / name)
     classifier = ev.load(folder / ev.CLASSIFIER, ev.Classifier)
     images, _, _ = scenes.render("train", range(40))
-    scenes_reference.Reference.of(classifier, images, ev.backend(folder / ev.CLASSIFIER)).save(
+    scenes_reference.Reference.judged(classifier, images, ev.backend(folder / ev.CLASSIFIER)).save(
         folder / scenes_reference.FILE
     )
     return folder
@@ -109,7 +109,7 @@ def test_fid_agrees_with_the_textbook(assets: Path, images: np.ndarray, items: l
 
 def test_reference_statistics_survive_their_file(assets: Path, images: np.ndarray, tmp_path: Path) -> None:
     classifier = ev.load(assets / ev.CLASSIFIER, ev.Classifier)
-    scenes_reference.Reference.of(classifier, images, "any@1", batch=7).save(tmp_path / "r.safetensors")
+    scenes_reference.Reference.judged(classifier, images, "any@1", batch=7).save(tmp_path / "r.safetensors")
     again = scenes_reference.Reference.load(tmp_path / "r.safetensors")
     features = features_of(assets, images)
     assert (again.count, again.backend) == (N, "any@1")
@@ -128,7 +128,7 @@ def test_fid_standard_error_agrees_with_a_bootstrap() -> None:
     real = rng.standard_normal((5000, d))
     fake = rng.standard_normal((n, d)) @ rng.uniform(-0.7, 0.7, (d, d)) + 0.3
     f = torch.from_numpy(real)
-    reference = scenes_reference.Reference(f.sum(0), f.T @ f, len(f), "any")
+    reference = Moments.of(f)
     error = standard_error(torch.from_numpy(fake), reference.mean, reference.covariance)
     bootstrap = np.std([frechet(fake[rng.integers(0, n, n)], real) for _ in range(300)])
     # 300 resamples know their own spread to 4 %; the rest is the difference between first order and all orders
@@ -154,9 +154,7 @@ def test_fid_renders_its_reference_where_none_is_stored(
 ) -> None:
     (tmp_path / ev.CLASSIFIER).write_bytes((assets / ev.CLASSIFIER).read_bytes())
     if stored == "of other weights":
-        scenes_reference.Reference(torch.ones(16).double(), torch.eye(16).double(), 3, "another@0").save(
-            tmp_path / scenes_reference.FILE
-        )
+        scenes_reference.Reference(16, "another@0").save(tmp_path / scenes_reference.FILE)
     monkeypatch.setattr(scenes_reference, "COUNT", 30)
     score = measure(["scenes_fid"], images, items, tmp_path)["fid"]
     expected = frechet(features_of(assets, images), features_of(assets, images[:30]))

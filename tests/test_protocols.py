@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_pipeline import FakePipeline
 
 import specbench
-from specbench import cli, configuration, parameters, protocols, records, registry, run
+from specbench import configuration, parameters, protocols, records, registry, run
 from specbench.errors import UsageError
 
 ROOT = Path(specbench.__file__).resolve().parent.parent
@@ -363,23 +362,6 @@ def test_an_experiment_may_choose_the_protocol_and_sweep(experiment: Callable[[s
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs a command line in an empty folder with the fake pipeline -> (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
-    monkeypatch.setattr(run, "check", lambda cfg: None)
-    monkeypatch.setattr(run, "_weights_here", lambda cfg: None)
-
-    def run_it(*words: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = cli.main(words)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run_it
 
 
 def test_a_grid_over_models_runs(call: Any, data_dir: Path, tmp_path: Path) -> None:

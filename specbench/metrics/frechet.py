@@ -25,21 +25,21 @@ class _Given(nn.Module):
         return features
 
 
-def distance(features: Tensor, total: Tensor, outer: Tensor, count: int) -> float:
-    """d^2 of features (N, d) float64, N >= 2, to real ones that are known by their sum `total` (d,), their sum of
-    products f f^T `outer` (d, d), both float64, and their number."""
+def distance(features: Tensor, real: Moments) -> float:
+    """d^2 of features (N, d) float64, N >= 2, to real ones."""
     from torchmetrics.image.fid import FrechetInceptionDistance  # takes seconds to import
 
     metric = FrechetInceptionDistance(_Given(features.shape[1]), reset_real_features=False).to(features.device)
-    metric.real_features_sum = total.to(features)
-    metric.real_features_cov_sum = outer.to(features)
-    metric.real_features_num_samples = torch.tensor(count, device=features.device)
+    metric.real_features_sum = real.total.to(features)
+    metric.real_features_cov_sum = real.outer.to(features)
+    metric.real_features_num_samples = torch.tensor(real.count, device=features.device)
     metric.update(features, real=False)
     return float(metric.compute())
 
 
 class Moments:
-    """Mean and covariance of features (d,) that arrive in blocks; float64, however many there are."""
+    """Mean and covariance of features (d,) that arrive in blocks: their number, their sum `total` (d,) and that of
+    their products, `outer` (d, d) = sum of f f^T, float64, however many there are."""
 
     def __init__(self, width: int, device: torch.device | str = "cpu") -> None:
         self.count = 0

@@ -56,7 +56,7 @@ class Measure(EmbeddedMetric):
         if strangers := sum(not of_scenes(item) for item in items):
             notes.append(f"{strangers} of {n} prompts are not of scenes, the real pictures are")
         features = torch.from_numpy(outputs).double()
-        value = frechet.distance(features, reference.total, reference.outer, reference.count)
+        value = frechet.distance(features, reference)
         stderr = frechet.standard_error(features, reference.mean, reference.covariance)
         return (Score(value, stderr, reference.backend, "; ".join(filter(None, notes))),)
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from specbench import home
 from specbench.data import scenes, scenes_classes
 from specbench.metrics.embedded import as_input
+from specbench.metrics.frechet import Moments
 from specbench.models import evaluators as ev
 
 FILE = "scenes_reference.safetensors"  # kept beside the weights
@@ -23,37 +22,23 @@ COUNT = 2000  # validation pictures to render where those statistics are not at 
 SINGLE = "/single"  # stands behind a backend's name where the real pictures are those with one object
 
 
-@dataclass(frozen=True)
-class Reference:
-    """Sufficient statistics of a set of features: total (d,), outer (d, d) = sum of f f^T, both float64, and count."""
+class Reference(Moments):
+    """Moments of a set of features, on the CPU; backend: whose features they are."""
 
-    total: Tensor
-    outer: Tensor
-    count: int
-    backend: str  # whose features they are
+    def __init__(self, width: int, backend: str) -> None:
+        super().__init__(width)
+        self.backend = backend
 
     @classmethod
-    def of(cls, classifier: ev.Classifier, images: np.ndarray, backend: str, batch: int = 256) -> Reference:
-        """Statistics of pictures (N, 64, 64, 3) uint8."""
+    def judged(cls, classifier: ev.Classifier, images: np.ndarray, backend: str, batch: int = 256) -> Reference:
+        """Of pictures (N, 64, 64, 3) uint8."""
         device = next(classifier.parameters()).device
-        total = torch.zeros(classifier.num_features, dtype=torch.float64, device=device)
-        outer = torch.zeros(classifier.num_features, classifier.num_features, dtype=torch.float64, device=device)
+        found = cls(classifier.num_features, backend)
         for i in range(0, len(images), batch):
             x = torch.from_numpy(np.ascontiguousarray(images[i : i + batch])).permute(0, 3, 1, 2).to(device)
             with torch.no_grad():
-                f = classifier.features(as_input(x)).double()
-            total += f.sum(0)
-            outer += f.T @ f
-        return cls(total.cpu(), outer.cpu(), len(images), backend)
-
-    @property
-    def mean(self) -> Tensor:
-        return self.total / self.count
-
-    @property
-    def covariance(self) -> Tensor:
-        """Unbiased, (d, d)."""
-        return (self.outer - self.count * torch.outer(self.mean, self.mean)) / (self.count - 1)
+                found.add(classifier.features(as_input(x)).cpu())
+        return found
 
     def save(self, path: Path) -> None:
         meta = {"specbench": json.dumps({"backend": self.backend, "count": self.count}, sort_keys=True)}
@@ -65,7 +50,10 @@ class Reference:
     def load(cls, path: Path) -> Reference:
         with safe_open(path, framework="pt") as f:
             meta = json.loads(f.metadata()["specbench"])
-            return cls(f.get_tensor("total"), f.get_tensor("outer"), meta["count"], meta["backend"])
+            total, outer = f.get_tensor("total"), f.get_tensor("outer")
+        found = cls(len(total), meta["backend"])
+        found.count, found.total, found.outer = meta["count"], total, outer
+        return found
 
 
 def whole_scenes(assets: Path, backend: str, device: str) -> Reference:
@@ -76,7 +64,7 @@ def whole_scenes(assets: Path, backend: str, device: str) -> Reference:
         if stored.backend == backend:
             return stored
     classifier = ev.load(assets / ev.CLASSIFIER, ev.Classifier, device)
-    return Reference.of(classifier, scenes.render("validation", range(COUNT))[0], backend)
+    return Reference.judged(classifier, scenes.render("validation", range(COUNT))[0], backend)
 
 
 def single_objects(assets: Path, backend: str, device: str) -> Reference:
@@ -93,7 +81,7 @@ def single_objects(assets: Path, backend: str, device: str) -> Reference:
             return stored
     except (OSError, SafetensorError, LookupError, TypeError, ValueError):
         pass  # not there, or damaged: rendered anew
-    reference = Reference.of(classifier, scenes_classes.pictures("validation", COUNT)[0], backend)
+    reference = Reference.judged(classifier, scenes_classes.pictures("validation", COUNT)[0], backend)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         mine = path.with_suffix(f".{os.getpid()}.safetensors")

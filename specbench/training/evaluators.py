@@ -347,7 +347,7 @@ def train_all(
     path = assets / scenes_reference.FILE
     reference = Reference.load(path) if path.exists() else None
     if reference is None or reference.backend != name or reference.count != len(held.images):
-        reference = Reference.of(classifier, held.images, name)
+        reference = Reference.judged(classifier, held.images, name)
         reference.save(path)
     real = [Item(i, caption, None) for i, caption in enumerate(train.captions[: len(held.images)])]
     place = metrics.Place(assets, home.metrics_folder(), device=str(device))

@@ -1,0 +1,32 @@
+"""What several tests need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_pipeline import FakePipeline
+
+from specbench import cli, run
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command line in an empty folder with the fake pipeline -> (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPECBENCH_DEBUG", raising=False)
+    monkeypatch.setenv("SPECBENCH_HOME", "/not/there")
+    monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
+    monkeypatch.setattr(run, "check", lambda cfg: None)
+    monkeypatch.setattr(run, "_weights_here", lambda cfg: None)
+
+    def run_it(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = cli.main(words)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run_it
