@@ -69,7 +69,9 @@ def _tradeoff() -> Table:
         protocol=_PROTOCOL,
         columns=(*_STEPS, *QUALITY),
         lines=tuple(lines),
-        figure=Figure("accepted_length_mean", ("fid", "image_reward", "clip_score"), "vanilla", tuple(panels)),
+        figure=Figure(
+            "accepted_length_mean", ("perplexity", "image_reward", "fid", "clip_score"), "vanilla", tuple(panels)
+        ),
         on_request=True,
     )
 
