@@ -200,9 +200,11 @@ def _start(overrides: list[str], own: list[str]) -> int:
 
 def _again(words: list[str], folder: Path) -> str:
     """The command that goes on in a folder."""
+    from specbench import configuration
+
     kept = [word for word in words if not word.startswith("out=")]
     plain = re.fullmatch(r"[A-Za-z0-9_./-]+", str(folder))
-    return f"specbench run {shlex.join([*kept, f'out={folder if plain else _quoted(str(folder))}'])}"
+    return f"specbench run {shlex.join([*kept, f'out={folder if plain else configuration.quoted(str(folder))}'])}"
 
 
 def _grid(overrides: list[str], jobs: list[dict[str, Any]], own: list[str]) -> int:
@@ -224,7 +226,7 @@ def _grid(overrides: list[str], jobs: list[dict[str, Any]], own: list[str]) -> i
     # Hydra names each job after the keys that differ; the others stand in every job's config.yaml.
     fixed = {word.split("=", 1)[0] for word in overrides} - configuration.swept(overrides)
     naming = [
-        f"hydra.sweep.dir={_quoted(str(root))}",
+        f"hydra.sweep.dir={configuration.quoted(str(root))}",
         f"hydra.job.config.override_dirname.exclude_keys=[{','.join(sorted(fixed | {'out'}))}]",
     ]
     again = _again(["-m", *own], root)
@@ -251,12 +253,6 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise UsageError(f"cannot write into {folder} ({e.strerror}); choose another out=") from None
-
-
-def _quoted(value: str) -> str:
-    """A value in Hydra's grammar, whatever it holds."""
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
 
 
 def job(_: DictConfig) -> None:

@@ -113,6 +113,12 @@ def shown(overrides: Sequence[str]) -> list[str]:
     ]
 
 
+def quoted(value: str) -> str:
+    """A value in Hydra's grammar, whatever it holds."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
 # --- how --------------------------------------------------------------------------------------------------------------
 
 

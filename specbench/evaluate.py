@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
 from specbench import configuration, data, metrics, parameters, pictures, records, statistics
@@ -94,7 +93,7 @@ def _composed(given: Mapping[str, str], **more: str) -> dict[str, Any]:
     words = []
     for name, value in {**more, **given}.items():
         if parameters.TABLE[name].kind == "path" and not re.fullmatch(r"[\w./~+-]+|'.*'|\".*\"", value):
-            value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"  # in Hydra's grammar
+            value = configuration.quoted(value)
         words.append(f"{name}={value}")
     return configuration.compose(words)
 
@@ -242,15 +241,7 @@ def _usual_out(folder: Path) -> Path:
 def _opened(out: Path, folder: Path) -> Iterator[str]:
     """Makes and locks the folder of the results, checks that it is one for these pictures, and gives the run_id."""
     note = out / "evaluation.json"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(out / ".lock", timeout=0)
-        lock.acquire()
-    except Timeout:
-        raise UsageError(f"another process is working in {out}; wait for it, or choose another out=") from None
-    except OSError as e:
-        raise UsageError(f"cannot write into {out} ({e.strerror}); choose another out=") from None
-    try:
+    with records.locked(out):
         origin = str(folder.resolve())
         if note.exists():
             try:
@@ -267,8 +258,6 @@ def _opened(out: Path, folder: Path) -> Iterator[str]:
             text = json.dumps({"pictures": origin, "run_id": run_id}, indent=1) + "\n"
             records.write_atomically(note, text.encode())
         yield run_id
-    finally:
-        lock.release()
 
 
 @contextmanager

@@ -16,13 +16,14 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from PIL import Image
 
 from specbench import parameters, pictures
@@ -195,6 +196,25 @@ def writable(path: str) -> Path:
     except OSError as e:
         raise UsageError(f"cannot write {path} ({e.strerror}); choose another out=FILE.csv") from None
     return file
+
+
+@contextmanager
+def locked(folder: Path, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Makes a folder and keeps other processes out of it. UsageError where one is at work there or nothing can be
+    written; what `check` raises comes before anything but the folder is made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check()
+        lock = FileLock(folder / ".lock", timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise UsageError(f"another process is working in {folder}; wait for it, or choose another out=") from None
+    except OSError as e:
+        raise UsageError(f"cannot write into {folder} ({e.strerror}); choose another out=") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
@@ -223,31 +222,18 @@ class Run:
     def _opened(self) -> Iterator[None]:
         """Makes the folder, locks it against a second process, and logs into it."""
         self._made = not self.folder.exists()
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._check_ours()
-            lock = FileLock(self.folder / ".lock", timeout=0)
-            lock.acquire()
-        except Timeout:
-            raise UsageError(
-                f"another process is working in {self.folder}; wait for it, or choose another out="
-            ) from None
-        except OSError as e:
-            raise UsageError(f"cannot write into {self.folder} ({e.strerror}); choose another out=") from None
-        handler: logging.Handler | None = None
-        try:
+        with records.locked(self.folder, self._check_ours):
             handler = logging.FileHandler(self.folder / "run.log", encoding="utf-8")
             handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
             _LOG.setLevel(logging.INFO)
             _LOG.propagate = False  # a traceback belongs into the log, not onto the screen
             _LOG.addHandler(handler)
-            yield
-        finally:
-            if handler:
+            try:
+                yield
+            finally:
                 _LOG.removeHandler(handler)
                 _LOG.propagate = True
                 handler.close()
-            lock.release()
 
     def _check_ours(self) -> None:
         """A folder that holds other things is not filled with ours."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from specbench import data, home, statistics
+from specbench import data, statistics
 from specbench.compare import passes
 from specbench.compare.paired import Law, Paired, by_influence, holm, paired, same_law
 from specbench.compare.passes import Pass, plain
@@ -291,15 +290,10 @@ def _moved(metric: Metric, outputs: np.ndarray, items: Sequence[data.Item]) -> t
 
 def _place(one: Pass) -> metrics.Place:
     """Where a run's metrics find their weights and real pictures: what its configuration says."""
-    from specbench import metrics
+    from specbench.run import judging_place
 
-    folder, reference = one.cfg.get("metrics_dir"), one.cfg.get("reference")
-    return metrics.Place(
-        metrics.ASSETS,
-        Path(str(folder)).expanduser() if folder else home.metrics_folder(),
-        Path(str(reference)).expanduser() if reference else None,
-        str(one.cfg.get("data", "")),
-    )
+    told = ((name, one.cfg.get(name)) for name in ("metrics_dir", "reference", "data"))  # of old runs, not all
+    return judging_place({name: str(value) if value else "" for name, value in told})
 
 
 def _items(one: Pass, mine: Sequence[Record]) -> list[data.Item]:

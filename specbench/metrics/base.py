@@ -17,6 +17,8 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from specbench.errors import unknown
+
 
 class Item(Protocol):
     """What a metric needs of an entry of a data set (`specbench.data.Item`)."""
@@ -84,11 +86,27 @@ class Judge(ABC):
         item alone: not, on a CPU not in a bit, on the others in the batch."""
 
 
+class Solitary(Judge):
+    """A judge that takes one picture at a time on a CPU, whose kernels, and so the last bits, change with the size of a
+    batch; one picture of a large network keeps all cores busy."""
+
+    device: str
+
+    def __call__(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
+        size = 1 if self.device == "cpu" else len(pictures)
+        batches = (slice(i, i + size) for i in range(0, len(pictures), size))
+        return np.concatenate([self.batch(pictures[rows], items[rows]) for rows in batches])
+
+    @abstractmethod
+    def batch(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
+        """As `__call__`, in one forward pass."""
+
+
 class Metric(ABC):
     """One choice of conf/metrics: a statistic with its options, in a place.
 
-    options: the keys of the choice's file beside `metric`; a subclass checks them and raises UsageError naming the ones
-    it has.
+    options: the keys of the choice's file beside `metric`; a subclass checks them (see `chosen`) and raises UsageError
+    naming the ones it has.
     """
 
     columns: ClassVar[tuple[str, ...]]  # of a row, that it fills
@@ -139,6 +157,15 @@ class Metric(ABC):
         float64 of mean zero, in row order. To first order a picture adds its influence / N, so that the value's
         standard error is sqrt(sum influence^2) / N. None where it is not known, or for too few pictures."""
         return None
+
+
+def chosen(measure: type[Metric], options: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a metric that has those of `known`, whose values stand for what is not given. UsageError for
+    another one."""
+    for name in options:
+        if name not in known:
+            raise unknown(f"option of {measure.__module__.rpartition('.')[2]}", name, known)
+    return {**known, **options}
 
 
 def mean_and_stderr(values: np.ndarray) -> tuple[float, float | None]:

@@ -17,7 +17,7 @@ from PIL import Image
 from specbench import registry
 from specbench.errors import UsageError
 from specbench.metrics import weights
-from specbench.metrics.base import Item, Judge, Metric, Place, Score, mean_and_stderr
+from specbench.metrics.base import Item, Judge, Metric, Place, Score, Solitary, mean_and_stderr
 
 if TYPE_CHECKING:
     from specbench.metrics.blip import Blip, Captions
@@ -25,19 +25,13 @@ if TYPE_CHECKING:
 FILE, VOCABULARY = "ImageReward.pt", "vocab.txt"
 
 
-class Reward(Judge):
+class Reward(Solitary):
     """Outputs (B, 1) float32: the rewards."""
 
     def __init__(self, network: Blip, captions: Captions, device: str) -> None:
         self.network, self.captions, self.device = network, captions, device
 
-    def __call__(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
-        # A CPU's kernels, and so the last bits, change with the size of a batch.
-        size = 1 if self.device == "cpu" else len(pictures)
-        batches = (slice(i, i + size) for i in range(0, len(pictures), size))
-        return np.concatenate([self._batch(pictures[rows], items[rows]) for rows in batches])
-
-    def _batch(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
+    def batch(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
         import torch
 
         from specbench.metrics import blip

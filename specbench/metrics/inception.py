@@ -32,7 +32,7 @@ from specbench import home
 from specbench.errors import UsageError, unknown
 from specbench.metrics import reference as references
 from specbench.metrics import weights
-from specbench.metrics.base import Item, Judge, Metric, Pictures, Place, Unavailable
+from specbench.metrics.base import Item, Judge, Metric, Pictures, Place, Solitary, Unavailable, chosen
 from specbench.metrics.reference import Reference
 
 if TYPE_CHECKING:
@@ -48,19 +48,14 @@ _OF_RESIZE = {"tf": "fid", "clean": "fid_clean", "pytorch": "fid_pytorch"}  # ch
 _CROP = ", crop "  # stands in a judge's name before the side
 
 
-class Inception(Judge):
+class Inception(Solitary):
     """Outputs (B, 2048 + 1008) float32: the features of the last pooling, then the logits without their bias."""
 
     def __init__(self, network: nn.Module, resize: str = "tf", crop: int | None = None, device: str = "cpu") -> None:
         """network: of `load`, or a `blank` one filled otherwise."""
         self.network, self.resize, self.crop, self.device = network.to(device), resize, crop, device
 
-    def __call__(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
-        # A CPU's kernels, and so the last bits, change with the size of a batch; one picture keeps all cores busy.
-        size = 1 if self.device == "cpu" else len(pictures)
-        return np.concatenate([self._batch(pictures[i : i + size]) for i in range(0, len(pictures), size)])
-
-    def _batch(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
+    def batch(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
         import torch
 
         with torch.inference_mode():
@@ -155,10 +150,7 @@ class InceptionMetric(Metric):
 
     def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
         known = {"resize": "tf", "crop": None, **self.counts}
-        for name in options:
-            if name not in known:
-                raise unknown(f"option of {type(self).__module__.rpartition('.')[2]}", name, known)
-        super().__init__(place, known | dict(options))
+        super().__init__(place, chosen(type(self), options, known))
         if self.options["resize"] not in RESIZES:
             raise unknown("resize of Inception", str(self.options["resize"]), RESIZES)
         for name in ("crop", *self.counts):

@@ -16,9 +16,9 @@ import numpy as np
 from PIL import Image
 
 from specbench import registry
-from specbench.errors import UsageError, unknown
+from specbench.errors import UsageError
 from specbench.metrics import weights
-from specbench.metrics.base import Item, Judge, Metric, Place, Score, mean_and_stderr
+from specbench.metrics.base import Item, Metric, Place, Score, Solitary, chosen, mean_and_stderr
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,20 +27,14 @@ if TYPE_CHECKING:
 Resize = Callable[[np.ndarray], np.ndarray]
 
 
-class Towers(Judge):
+class Towers(Solitary):
     """Outputs (B, 1) float64: the cosine between a picture's and its caption's embeddings, computed in float32."""
 
     def __init__(self, network: nn.Module, prepared: Callable[[np.ndarray], Tensor], prefix: str, device: str) -> None:
         """network: of `load`; prepared: picture (H, W, 3) uint8 -> its input (3, S, S); prefix: put before captions."""
         self.network, self.prepared, self.prefix, self.device = network, prepared, prefix, device
 
-    def __call__(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
-        # A CPU's kernels, and so the last bits, change with the size of a batch.
-        size = 1 if self.device == "cpu" else len(pictures)
-        batches = (slice(i, i + size) for i in range(0, len(pictures), size))
-        return np.concatenate([self._batch(pictures[rows], items[rows]) for rows in batches])
-
-    def _batch(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
+    def batch(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
         import torch
         from torch.nn.functional import cosine_similarity
 
@@ -119,10 +113,7 @@ class TowersMetric(Metric):
     known: ClassVar[Mapping[str, Any]]  # options, and what they are by default
 
     def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
-        for name in options:
-            if name not in self.known:
-                raise unknown(f"option of {type(self).__module__.rpartition('.')[2]}", name, self.known)
-        super().__init__(place, {**self.known, **options})
+        super().__init__(place, chosen(type(self), options, self.known))
         if self.options["scale"] not in (1, 100):
             raise UsageError(f"scale must be 1 (the cosine) or 100, not {self.options['scale']!r}")
 
