@@ -20,7 +20,7 @@ from specbench.decoding.sampling import Streams
 from specbench.errors import UsageError
 
 
-class Chain:
+class Chain(continuous.Session):
     """Closed forms: a token's condition is the mean of the known tokens, wherever they are; then mean = keep[t] x +
     pull z + shift and log variance = level[t] + swing tanh(z)."""
 
@@ -516,7 +516,7 @@ def test_sixteen_dimensions_and_drafts_of_32_stay_finite() -> None:
             assert torch.equal(out.accepted, out.drafted) == (sign > 0)
 
 
-class Faulty:
+class Faulty(continuous.Session):
     """A model that gives NaN for one image once so many tokens are known."""
 
     def __init__(self, model: Any, image: int, after: int) -> None:

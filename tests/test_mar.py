@@ -131,6 +131,20 @@ def test_a_row_does_not_depend_on_the_others():
             assert all(torch.equal(a, b[rows]) for a, b in zip(part, plain, strict=True))
 
 
+@pytest.mark.parametrize("held", [1, 3000, 1 << 24])
+@torch.inference_mode()
+def test_a_sampler_gives_the_moments_however_much_it_holds(held, monkeypatch):
+    """Of one step alone, of a few at a time, of all."""
+    monkeypatch.setattr(mar, "_AT_ONCE", held)
+    model = model_of()
+    x, _, z, free, scale = states(20)
+    for given in ((z, free, scale), (z,)):
+        step = model.sampler(*given)
+        for t in reversed(range(model.cfg.steps)):
+            expected = model.moments(x, torch.full((len(x),), t), *given)
+            assert all(torch.equal(a, b) for a, b in zip(step(x, t), expected, strict=True))
+
+
 @torch.inference_mode()
 def test_unknown_tokens_are_never_seen():
     model, (tokens, known, labels) = model_of(), images(6)

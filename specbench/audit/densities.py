@@ -21,7 +21,7 @@ from specbench import records
 from specbench._version import __version__
 from specbench.audit import statistics
 from specbench.audit.audit import COLUMNS, LEVEL, Progress, described
-from specbench.decoding.continuous import Rule, decode
+from specbench.decoding.continuous import Rule, Session, decode
 from specbench.decoding.sampling import Streams
 from specbench.engine.ops import linear, take
 from specbench.errors import unknown
@@ -60,7 +60,7 @@ _BUILT_IN = {
 BUILT_IN = tuple(_BUILT_IN)
 
 
-class Network:
+class Network(Session):
     """A model of vectors, and its own session: one layer from the known tokens to a condition, a head of two.
 
     see (L E, L (D + 1)) and place (L E,): what every place makes of every place's token, and of its being known; step

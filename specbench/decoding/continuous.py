@@ -26,6 +26,7 @@ from torch import Tensor
 
 from specbench.decoding.loop import Decoded, synchronize
 from specbench.decoding.sampling import Streams
+from specbench.engine.clock import Clock, Idle
 from specbench.engine.ops import take
 from specbench.errors import UsageError
 
@@ -38,8 +39,9 @@ ON_REJECT = ("stop", "continue")
 _ORDER, _NOISE, _OWN_NOISE, _ACCEPT, _RETRY = range(5)
 _TRIES = 1000  # room for the tries of a residual
 
-#: Rows of a network that are computed at once.
+#: Rows of a network that are computed at once, and of its head, which is small.
 CHUNK = 512
+_HEAD_ROWS = 16 * CHUNK
 
 
 class Session(Protocol):
@@ -54,6 +56,11 @@ class Session(Protocol):
         """Mean (n, D) and log variance (n, D) of the next state, from states x (n, D) at step index (n,) int64, the
         last one 0, under z (n, E)."""
         ...
+
+    def sampler(self, z: Tensor) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
+        """`moments` of states that are all at one step, asked for from the first step down to 0, under z that stays; a
+        model that can compute something once for all steps has its own."""
+        return lambda x, t: self.moments(x, torch.full((len(x),), t, device=x.device), z)
 
 
 class Model(Protocol):
@@ -179,11 +186,16 @@ class Path:
 
 def trajectory(session: Session, z: Tensor, noise: Tensor, rule: Rule) -> Path:
     """Draw tokens under z (n, E); noise (n, T + 1, D): of x_T last, of the last step first."""
-    steps = noise.shape[1] - 1
+    if len(z) > _HEAD_ROWS:
+        parts = [
+            trajectory(session, a, b, rule) for a, b in zip(z.split(_HEAD_ROWS), noise.split(_HEAD_ROWS), strict=True)
+        ]
+        return Path(*(torch.cat(c) for c in zip(*((p.states, p.mean, p.log_variance) for p in parts), strict=True)))
+    steps, moments = noise.shape[1] - 1, session.sampler(z)
     x = noise[:, steps]
     states, means, variances = [x], [], []
     for t in range(steps - 1, -1, -1):
-        mean, log_variance = _moments(session, x, torch.full((len(x),), t, device=x.device), z)
+        mean, log_variance = moments(x, t)
         x = mean
         if t > 0 or rule.final_noise:
             x = mean + noise[:, t] * torch.exp(0.5 * log_variance) * rule.temperature
@@ -199,7 +211,9 @@ def path_density(session: Session, path: Path, z: Tensor, rule: Rule) -> Tensor:
     n, after, dim = path.states.shape
     index = torch.arange(after - 1, device=z.device).expand(n, -1).flatten()
     wide = z.unsqueeze(1).expand(-1, after - 1, -1).flatten(0, 1)
-    mean, log_variance = _moments(session, path.states[:, 1:].flatten(0, 1), index, wide)
+    states = path.states[:, 1:].flatten(0, 1)
+    parts = zip(states.split(_HEAD_ROWS), index.split(_HEAD_ROWS), wide.split(_HEAD_ROWS), strict=True)
+    mean, log_variance = map(torch.cat, zip(*(session.moments(*part) for part in parts), strict=True))
     shape = (n, after - 1, dim)
     return log_normal(path.states[:, :-1], mean.view(shape), log_variance.view(shape), rule.temperature).sum(-1)
 
@@ -207,14 +221,6 @@ def path_density(session: Session, path: Path, z: Tensor, rule: Rule) -> Tensor:
 def own_density(path: Path, rule: Rule) -> Tensor:
     """Log density (n,) of trajectories under the model that drew them, given x_T."""
     return log_normal(path.states[:, :-1], path.mean, path.log_variance, rule.temperature).sum(-1)
-
-
-def _moments(session: Session, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    rows = 16 * CHUNK  # a head is small
-    if len(x) <= rows:
-        return session.moments(x, index, z)
-    parts = [session.moments(a, i, b) for a, i, b in zip(x.split(rows), index.split(rows), z.split(rows), strict=True)]
-    return torch.cat([m for m, _ in parts]), torch.cat([v for _, v in parts])
 
 
 class _Judge:
@@ -288,9 +294,17 @@ class _Judge:
 
 
 @torch.inference_mode()
-def decode(model: Model, drafter: Model | None, rule: Rule, conditioning: Any, streams: Streams) -> Decoded[Trace]:
-    """Decode one image per row of `streams`; tokens (B, L, D) float32, by place. Raises FloatingPointError where a
-    number is not finite."""
+def decode(
+    model: Model,
+    drafter: Model | None,
+    rule: Rule,
+    conditioning: Any,
+    streams: Streams,
+    clock: Clock | Idle | None = None,
+) -> Decoded[Trace]:
+    """Decode one image per row of `streams`; tokens (B, L, D) float32, by place. `clock` is told of the parts of every
+    pass: draft, forward (of the target's places), verify, and head, the tokens that the target draws itself. Raises
+    FloatingPointError where a number is not finite."""
     if rule.gamma and drafter is None:
         raise UsageError("a draft length needs a drafter: a smaller model of the target's tokens")
     like = (model.length, model.dim, model.steps)
@@ -301,7 +315,7 @@ def decode(model: Model, drafter: Model | None, rule: Rule, conditioning: Any, s
     began = time.perf_counter()
     target = model.open(conditioning, rows)
     own = drafter.open(conditioning, rows) if drafter is not None and rule.gamma else None
-    images = _Images(model, streams, rule)
+    images = _Images(model, streams, rule, clock or Idle())
     before = model.length if own is None else math.ceil(round(rule.prefill * model.length, 6))
     for share in rule.turns or (1,) * before:
         images.alone(target, share)
@@ -333,8 +347,8 @@ class _Images:
     """B images on their way: tokens (B, L, D) by place, and how many are committed, `count` (B,). A token's number is
     its turn in `order` (B, L)."""
 
-    def __init__(self, model: Model, streams: Streams, rule: Rule) -> None:
-        self.streams, self.rule = streams, rule
+    def __init__(self, model: Model, streams: Streams, rule: Rule, clock: Clock | Idle) -> None:
+        self.streams, self.rule, self.clock = streams, rule, clock
         self.length, self.dim, self.steps = model.length, model.dim, model.steps
         self.device, rows = streams.key.device, len(streams)
         start = torch.zeros(rows, dtype=torch.int64, device=self.device)
@@ -360,21 +374,28 @@ class _Images:
 
     def alone(self, target: Session, share: int) -> None:
         """The target draws the next tokens of all images, `share` of them in one pass."""
+        self.clock.begin()
         number = self.count[:, None] + torch.arange(share, device=self.device)
         done = (self.count[:, None] + (share - 1)).expand(-1, share)
         z = self._see(target, self.tokens, self.everything, self.count, number, done)
+        self.clock.lap("forward")
         row = self.everything.repeat_interleave(share)
         self.passes += 1
         self._draw(target, z.flatten(0, 1), row, number.flatten())
         self.count += share
+        self.clock.lap("head")
 
     def step(self, judge: _Judge, row: Tensor) -> None:
         """Draft tokens of the images `row` (A,), judge them, and commit what that comes to."""
+        self.clock.begin()
         self.passes[row] += 1
         drafts = self._draft(judge.drafter, row)
+        self.clock.lap("draft")
         z, behind = self._look(judge.target, drafts)
+        self.clock.lap("forward")
         kept, advance = self._verify(judge, drafts, z)
         self.count[row] += advance
+        self.clock.lap("verify")
         if behind is None:
             return
         # A whole draft kept: the token behind it is free.
@@ -383,6 +404,7 @@ class _Images:
             free = take(behind[whole], drafts.room[whole][:, None])[:, 0]
             self._draw(judge.target, free, row[whole], self.count[row[whole]])
             self.count[row[whole]] += 1
+        self.clock.lap("head")
 
     def _draft(self, drafter: Session, row: Tensor) -> _Drafts:
         """Tokens one after the other, each seeing the ones before."""

@@ -9,6 +9,7 @@ is trained is in the paper and its published configuration.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -124,8 +125,8 @@ class TimeEmbedding(nn.Module):
         return self.mlp(_waves(timestep.device)[timestep].to(next(self.mlp.parameters()).dtype))
 
 
-def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return x * (1 + scale) + shift
+#: What a layer of the head is told: shift, one plus scale, and for a residual block the gate; (..., width) each.
+Told = tuple[Tensor, ...]
 
 
 class ResidualBlock(nn.Module):
@@ -135,9 +136,13 @@ class ResidualBlock(nn.Module):
         self.mlp = nn.Sequential(Linear(width, width), SiLU(), Linear(width, width))
         self.adaLN_modulation = nn.Sequential(SiLU(), Linear(width, 3 * width))
 
-    def forward(self, x: Tensor, given: Tensor) -> Tensor:
+    def told(self, given: Tensor) -> Told:
         shift, scale, gate = self.adaLN_modulation(given).chunk(3, -1)
-        return x + gate * self.mlp(_modulated(self.in_ln(x), shift, scale))
+        return shift, 1 + scale, gate
+
+    def forward(self, x: Tensor, told: Told) -> Tensor:
+        shift, factor, gate = told
+        return x + gate * self.mlp(self.in_ln(x) * factor + shift)
 
 
 class FinalLayer(nn.Module):
@@ -147,9 +152,13 @@ class FinalLayer(nn.Module):
         self.linear = Linear(width, out)
         self.adaLN_modulation = nn.Sequential(SiLU(), Linear(width, 2 * width))
 
-    def forward(self, x: Tensor, given: Tensor) -> Tensor:
+    def told(self, given: Tensor) -> Told:
         shift, scale = self.adaLN_modulation(given).chunk(2, -1)
-        return self.linear(_modulated(self.norm(x), shift, scale))
+        return shift, 1 + scale
+
+    def forward(self, x: Tensor, told: Told) -> Tensor:
+        shift, factor = told
+        return self.linear(self.norm(x) * factor + shift)
 
 
 class Denoiser(nn.Module):
@@ -166,11 +175,31 @@ class Denoiser(nn.Module):
         self.final_layer = FinalLayer(width, 2 * cfg.token_dim, eps)
 
     def forward(self, x: Tensor, timestep: Tensor, z: Tensor) -> Tensor:
-        given = self.time_embed(timestep) + self.cond_embed(z)
+        return self.denoise(x, self.told(self.time_embed(timestep) + self.cond_embed(z)))
+
+    def told(self, given: Tensor) -> list[Told]:
+        """What each layer makes of step and condition together, given (..., width): half of the head's weights, none
+        of which needs x."""
+        return [layer.told(given) for layer in (*self.res_blocks, self.final_layer)]
+
+    def denoise(self, x: Tensor, told: list[Told]) -> Tensor:
         x = self.input_proj(x)
-        for block in self.res_blocks:
-            x = block(x, given)
-        return self.final_layer(x, given)
+        for layer, said in zip((*self.res_blocks, self.final_layer), told, strict=True):
+            x = layer(x, said)
+        return x
+
+
+#: A step of a trajectory: states (n, D) float32 and the step's number, the same for all; the next ones' moments.
+Sampler = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+#: Numbers that a sampler may hold of what the head's layers are told.
+_AT_ONCE = 1 << 24
+
+
+def _mixed(both: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Noise and place of the variance of what the network says (2 n, 2 D) with a class and without."""
+    assert scale is not None
+    (eps, v), (free, _) = (half.chunk(2, -1) for half in both.chunk(2))
+    return free + scale.unsqueeze(-1) * (eps - free), v
 
 
 class DiffLoss(nn.Module):
@@ -283,10 +312,8 @@ class MAR(nn.Module):
         if z_none is None:
             eps, v = net(x.to(dtype), timestep, z.to(dtype)).float().chunk(2, -1)
             return eps, v
-        assert scale is not None
         both = net(torch.cat([x, x]).to(dtype), timestep.repeat(2), torch.cat([z, z_none]).to(dtype)).float()
-        (eps, v), (free, _) = (half.chunk(2, -1) for half in both.chunk(2))
-        return free + scale.unsqueeze(-1) * (eps - free), v
+        return _mixed(both, scale)
 
     def moments(
         self,
@@ -300,7 +327,34 @@ class MAR(nn.Module):
         of the head, 0 the last one, under z (n, E). With guidance `z_none` (n, E) is z without a class and `scale` (n,)
         its strength."""
         s = diffusion.schedule(self.cfg.steps, x.device)
-        eps, v = self.predict(x, s.timestep[index], z, z_none, scale)
+        return self._moments(x, index, *self.predict(x, s.timestep[index], z, z_none, scale))
+
+    def sampler(self, z: Tensor, z_none: Tensor | None = None, scale: Tensor | None = None) -> Sampler:
+        """`moments` for whole trajectories under conditions that stay: what the head's layers are told of all steps is
+        computed at once, where that is not too much to hold."""
+        net, dtype = self.diffloss.net, self.mask_token.dtype
+        s = diffusion.schedule(self.cfg.steps, z.device)
+        guided = z_none is not None
+        condition = net.cond_embed((torch.cat([z, z_none]) if z_none is not None else z).to(dtype))
+        time = net.time_embed(s.timestep)
+        width = 3 * self.cfg.head_depth + 2
+        at_once = max(1, min(len(s), _AT_ONCE // (len(condition) * width * self.cfg.head_width)))
+        held: list[Told] = []
+
+        def step(x: Tensor, t: int) -> tuple[Tensor, Tensor]:
+            nonlocal held
+            if t == len(s) - 1 or t % at_once == at_once - 1:  # from the last step down to the first
+                first = t - t % at_once
+                held = net.told(time[first : t + 1, None] + condition)
+            told = [tuple(part[t % at_once] for part in parts) for parts in held]
+            out = net.denoise((torch.cat([x, x]) if guided else x).to(dtype), told).float()
+            eps, v = _mixed(out, scale) if guided else out.chunk(2, -1)
+            return self._moments(x, torch.full((len(x),), t, device=x.device), eps, v)
+
+        return step
+
+    def _moments(self, x: Tensor, index: Tensor, eps: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        s = diffusion.schedule(self.cfg.steps, x.device)
         x0, limit = s.x0(x, eps, index), self.cfg.limit
         if limit is not None:
             x0 = x0.clamp(-limit, limit)
@@ -408,8 +462,16 @@ class Session:
         under conditions z (n, ...) as of `condition`."""
         if self.guided.scale == 1:
             return self.guided.model.moments(x, index, z)
+        return self.guided.model.moments(x, index, *self._halves(z))
+
+    def sampler(self, z: Tensor) -> Sampler:
+        """`moments` of all states at one step, from the last one down, under conditions z (n, ...) that stay."""
+        return self.guided.model.sampler(z) if self.guided.scale == 1 else self.guided.model.sampler(*self._halves(z))
+
+    @staticmethod
+    def _halves(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         half = z.shape[-1] // 2
-        return self.guided.model.moments(x, index, z[:, :half], z[:, half:-1], z[:, -1])
+        return z[:, :half], z[:, half:-1], z[:, -1]
 
 
 def tokens_per_iteration(length: int, iterations: int) -> list[int]:
