@@ -36,6 +36,7 @@ usage: specbench COMMAND ...
   compare    two runs, picture by picture: paired tests, intervals, effect sizes            specbench compare --help
   reference  statistics of real pictures, which FID and its like compare with               specbench reference --help
   audit      is a method lossless? measured on models whose law is known                    specbench audit --help
+  bench      milliseconds per step, part by part, beside the memory floor                   specbench bench --help
   tables     the papers' tables, measured beside published                                  specbench tables --help
   train      train the embedded models                                                      specbench train --help
 
@@ -89,6 +90,7 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "compare": compare,
         "reference": reference,
         "audit": audit,
+        "bench": bench,
         "tables": tables,
         "train": train,
     }
@@ -114,6 +116,12 @@ def compare(words: list[str]) -> int:
 
 def reference(words: list[str]) -> int:
     from specbench.reference import main as command
+
+    return command(words)
+
+
+def bench(words: list[str]) -> int:
+    from specbench.bench.cli import main as command
 
     return command(words)
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from specbench import parameters, registry
 from specbench.decoding import continuous
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import Decoded, Drafter, Trace, decode, synchronize
+from specbench.decoding.loop import Amend, Decoded, Decoding, Drafter, Trace, decode, synchronize
 from specbench.decoding.rules import Rule, exact
 from specbench.decoding.sampling import Sampling, Streams
+from specbench.engine.clock import Clock
 from specbench.errors import UsageError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -69,7 +70,7 @@ class Pipeline(_Base):
         self, model: Any, drafter: Drafter, rule: Rule, sampling: Sampling, device: torch.device, weights: str
     ) -> None:
         super().__init__(model, device, weights)
-        self._drafter, self._rule, self._sampling = drafter, rule, sampling
+        self.drafter, self.sampling, self._rule = drafter, sampling, rule
 
     @classmethod
     def load(cls, cfg: Mapping[str, Any]) -> Pipeline | VectorPipeline:
@@ -84,12 +85,19 @@ class Pipeline(_Base):
 
     def vanilla(self) -> Pipeline:
         """The same loaded target with the empty draft: the baseline."""
-        return Pipeline(self.model, NoDraft(), exact(), self._sampling, self.device, self.weights)
+        return Pipeline(self.model, NoDraft(), exact(), self.sampling, self.device, self.weights)
 
-    def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> Decoded[Trace]:
-        """One image per (seed, prompt index) in `keys`; conditioning of as many prompts."""
+    def decode(self, conditioning: Any, keys: list[tuple[int, int]], amend: Amend | None = None) -> Decoded[Trace]:
+        """One image per (seed, prompt index) in `keys`; conditioning of as many prompts. `amend` as in `Decoding`."""
         streams = Streams(keys, self.device)
-        return decode(self.model.target, self._drafter, self._rule, self._sampling, conditioning, streams)
+        return decode(self.model.target, self.drafter, self._rule, self.sampling, conditioning, streams, amend)
+
+    def begin(
+        self, conditioning: Any, keys: list[tuple[int, int]], clock: Clock | None = None, amend: Amend | None = None
+    ) -> Decoding:
+        """The same, prefilled and to be done step by step."""
+        streams = Streams(keys, self.device)
+        return Decoding(self.model.target, self.drafter, self._rule, self.sampling, conditioning, streams, clock, amend)
 
 
 def vector_rule(cfg: Mapping[str, Any], length: int) -> continuous.Rule:
@@ -114,7 +122,7 @@ class VectorPipeline(_Base):
         self, model: Any, drafter: continuous.Model | None, rule: continuous.Rule, device: torch.device, weights: str
     ) -> None:
         super().__init__(model, device, weights)
-        self._drafter, self._rule = drafter, rule
+        self.drafter, self.rule = drafter, rule
 
     @classmethod
     def load(cls, cfg: Mapping[str, Any]) -> Self:
@@ -126,10 +134,13 @@ class VectorPipeline(_Base):
 
     def vanilla(self) -> VectorPipeline:
         """The same loaded target alone, a token a pass: the baseline."""
-        rule = continuous.Rule(temperature=self._rule.temperature, final_noise=self._rule.final_noise)
+        rule = continuous.Rule(temperature=self.rule.temperature, final_noise=self.rule.final_noise)
         return VectorPipeline(self.model, None, rule, self.device, self.weights)
 
-    def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> Decoded[continuous.Trace]:
-        """One image per (seed, prompt index) in `keys`; conditioning of as many prompts."""
+    def decode(
+        self, conditioning: Any, keys: list[tuple[int, int]], clock: Clock | None = None
+    ) -> Decoded[continuous.Trace]:
+        """One image per (seed, prompt index) in `keys`; conditioning of as many prompts. `clock` as in
+        `continuous.decode`."""
         streams = Streams(keys, self.device)
-        return continuous.decode(self.model.target, self._drafter, self._rule, conditioning, streams)
+        return continuous.decode(self.model.target, self.drafter, self.rule, conditioning, streams, clock)

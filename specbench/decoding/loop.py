@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -13,6 +14,7 @@ from specbench.decoding.rules.base import Rule
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, Verdict, verify
+from specbench.engine.clock import Clock, Idle
 
 T = TypeVar("T")
 
@@ -159,48 +161,96 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+#: Puts another verdict in the place of the rule's, as a benchmark does, given the draft and the step (B,).
+Amend = Callable[[Verdict, Draft, Tensor], Verdict]
+
+
+class Decoding:
+    """B images on their way, one per row of `streams`: prefilled on construction, then step by step.
+
+    A step asks the device for no number. Rows advance at their own pace; a finished row stands still. `clock` is told
+    of a step's parts: draft, forward (of the target), verify (guidance and the laws included), commit and rest.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        rule: Rule,
+        sampling: Sampling,
+        conditioning: Any,
+        streams: Streams,
+        clock: Clock | Idle | None = None,
+        amend: Amend | None = None,
+    ) -> None:
+        self.drafter, self.rule, self.sampling, self.streams = drafter, rule, sampling, streams
+        self.clock, self.amend = clock or Idle(), amend
+        device, rows = streams.key.device, len(streams)
+        self.session = target.open(conditioning, rows, sampling.guided, drafter.tree.nodes)
+        self.state = drafter.open(self.session, conditioning, sampling, streams)
+        self.total, self.reach = self.session.length, drafter.tree.height + 1
+        self.history = torch.zeros(rows, self.total + 2 * self.reach, dtype=torch.int64, device=device)
+        self.count, self.steps, self.drafted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
+        self.recorder = _Recorder(rows, self.total, self.reach, device)
+
+    def step(self) -> None:
+        sampling, session, count, clock = self.sampling, self.session, self.count, self.clock
+        clock.begin()
+        draft = self.drafter.propose(self.state, self.history, count, self.steps)
+        clock.lap("draft")
+        logits, hidden = session.forward(draft.tokens, draft.tree, self.history, count)
+        clock.lap("forward")
+        mixed = session.constrain(sampling.mix(logits), count[:, None] + draft.tree.depth)
+        p = sampling.law(mixed)
+        full = sampling.full_law(mixed, p)
+        judged = full if self.rule.soft and sampling.temperature == 0 else None
+        verdict = verify(p, draft, self.rule, self.streams, self.steps, judged)
+        if self.amend is not None:
+            verdict = self.amend(verdict, draft, self.steps)
+        clock.lap("verify")
+        session.commit(verdict, draft.tree, count)
+        outcome = Outcome(draft, p, hidden, verdict, count)
+        self.drafter.commit(self.state, outcome)
+        clock.lap("commit")
+        active = count < self.total
+        self.recorder.note(outcome, full, self.steps, active)
+        lane = self.recorder.lane
+        self.history.scatter_(1, count[:, None] + lane, torch.where(active[:, None], verdict.tokens, 0))
+        room = (self.total - count).clamp_min(0)
+        inside = draft.valid[:, 1:] & (draft.tree.depth[:, 1:] <= room[:, None])
+        self.drafted += inside.sum(1)
+        self.count = torch.where(active, count + verdict.length + 1, count)
+        self.steps = self.steps + active
+        clock.lap("rest")
+
+    def finish(self) -> None:
+        """All steps that are left. The host looks at the rows only when the slowest could be done, that is at most once
+        per `tree.height + 1` tokens it still lacks."""
+        lacking = self.total
+        while lacking > 0:
+            for _ in range(-(-lacking // self.reach)):
+                self.step()
+            lacking = self.total - int(self.count.min())
+
+
 @torch.inference_mode()
 def decode(
-    target: Target, drafter: Drafter, rule: Rule, sampling: Sampling, conditioning: Any, streams: Streams
+    target: Target,
+    drafter: Drafter,
+    rule: Rule,
+    sampling: Sampling,
+    conditioning: Any,
+    streams: Streams,
+    amend: Amend | None = None,
 ) -> Decoded[Trace]:
-    """Decode one image per row of `streams`.
-
-    Rows advance at their own pace; a finished row stands still. The host looks at the rows only when the slowest could
-    be done, that is at most once per `tree.height + 1` tokens it still lacks.
-    """
-    device, rows, tree = streams.key.device, len(streams), drafter.tree
+    """Decode one image per row of `streams`; `amend` as in `Decoding`."""
+    device = streams.key.device
     synchronize(device)
     began = time.perf_counter()
-    session = target.open(conditioning, rows, sampling.guided, tree.nodes)
-    state = drafter.open(session, conditioning, sampling, streams)
-    total, reach = session.length, tree.height + 1
-    history = torch.zeros(rows, total + 2 * reach, dtype=torch.int64, device=device)
-    count, steps, drafted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
-    lane = torch.arange(reach, device=device)
-    recorder = _Recorder(rows, total, reach, device)
-    lacking = total
-    while lacking > 0:
-        for _ in range(-(-lacking // reach)):
-            draft = drafter.propose(state, history, count, steps)
-            logits, hidden = session.forward(draft.tokens, draft.tree, history, count)
-            mixed = session.constrain(sampling.mix(logits), count[:, None] + draft.tree.depth)
-            p = sampling.law(mixed)
-            full = sampling.full_law(mixed, p)
-            judged = full if rule.soft and sampling.temperature == 0 else None
-            verdict = verify(p, draft, rule, streams, steps, judged)
-            session.commit(verdict, draft.tree, count)
-            outcome = Outcome(draft, p, hidden, verdict, count)
-            drafter.commit(state, outcome)
-            active = count < total
-            recorder.note(outcome, full, steps, active)
-            history.scatter_(1, count[:, None] + lane, torch.where(active[:, None], verdict.tokens, 0))
-            room = (total - count).clamp_min(0)
-            inside = draft.valid[:, 1:] & (draft.tree.depth[:, 1:] <= room[:, None])
-            drafted += inside.sum(1)
-            count = torch.where(active, count + verdict.length + 1, count)
-            steps += active
-        lacking = total - int(count.min())
+    images = Decoding(target, drafter, rule, sampling, conditioning, streams, amend=amend)
+    images.finish()
     synchronize(device)
     seconds = time.perf_counter() - began
-    trace = recorder.trace()
-    return Decoded(history[:, :total].clone(), steps, drafted, trace.accepted.sum(1), seconds, trace)
+    trace = images.recorder.trace()
+    tokens = images.history[:, : images.total].clone()
+    return Decoded(tokens, images.steps, images.drafted, trace.accepted.sum(1), seconds, trace)

@@ -1,0 +1,282 @@
+"""`specbench bench`: milliseconds per step, part by part, beside the memory floor of this device."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from tqdm import tqdm
+
+from specbench import configuration, parameters, records
+from specbench.errors import Parser, UsageError, unknown
+
+#: The words of a benchmark's own, with their meanings.
+WORDS = {
+    "bench.steps": "steps to time (default: 30)",
+    "bench.context": "places before the timed steps, the prompt among them (default: the middle of the image)",
+    "bench.nodes": "numbers of nodes for which the target's pass is timed alone (default: 1,6,16,32,64)",
+    "bench.images": "whole images to decode, by the method and by vanilla AR; 0: none (default: 1)",
+    "forced_accept": "accepted length that every draft is made to have on average, whatever the rule says, so that a\n"
+    "published one can be timed without weights",
+    "out": "a .csv file that the rows are added to; the picture lies beside it",
+}
+#: Parameters of a run that a benchmark has no use for.
+_UNUSED = frozenset(
+    "n seed shard shards baseline warmup data split prompts metrics protocol reference metrics_dir data_dir".split()
+)
+
+COLUMNS = {
+    "time": "when it was measured, UTC",
+    "specbench": "version",
+    "commit": "of the code; -dirty where specbench/ or conf/ differed from it",
+    "model": "target model",
+    "weights": "where its weights come from",
+    "method": "preset",
+    "drafter": "drafter",
+    "rule": "rule",
+    "parameters": "the drafter's and the rule's, and the sampling",
+    "batch": "images at once",
+    "rows": "sequences at once: twice the batch with guidance",
+    "forced_accept": "accepted length that drafts were made to have",
+    "context": "places before the timed steps",
+    "nodes": "nodes of the target's pass, the root among them",
+    "steps": "steps timed; every _ms is the median over them",
+    "step_ms": "a step: the sum of its parts",
+    "draft_ms": "drafting",
+    "forward_ms": "the target's pass (vectors: encoder and decoder)",
+    "head_ms": "the target's own draws by its diffusion head (vectors)",
+    "verify_ms": "guidance, laws and the rule",
+    "commit_ms": "caches and drafter learn the outcome",
+    "rest_ms": "bookkeeping",
+    "overhead": "(step - target's pass) / target's pass",
+    "vanilla_step_ms": "a step of vanilla AR at the same place",
+    "vanilla_forward_ms": "the target's pass in it",
+    "bandwidth_gb_s": "bytes a second that this device was measured to read",
+    "arithmetic_gflop_s": "floating-point operations a second that it was measured to do in matrix products",
+    "node_gflop": "operations of the target's pass for each node, all rows",
+    "weights_gb": "weights that a pass of the target reads",
+    "cache_gb": "keys and values that it reads",
+    "draft_weights_gb": "weights that drafting reads",
+    "forward_floor_ms": "what the target's pass must read, at that bandwidth",
+    "draft_floor_ms": "what drafting must read",
+    "step_floor_ms": "both",
+    "bandwidth_share": "floor of the target's pass / what it takes",
+    "diffusion_step_ms": "one step of the diffusion head in vanilla AR",
+    "diffusion_floor_ms": "its floor",
+    "by_nodes": "JSON: the target's pass in ms by number of nodes, alone",
+    "node_cost": "JSON: the same relative to one node",
+    "tokens": "tokens of an image",
+    "accepted_length": "tokens of an image / target passes",
+    "latency_s": "whole images at once, from prefill to the last token, seconds, mean",
+    "vanilla_latency_s": "the same by vanilla AR",
+    "tokens_per_s": "tokens of all images at once / latency",
+    "images_per_s": "images at once / latency",
+    "step_compression": "target passes of vanilla AR / those of the method",
+    "speedup": "latency of vanilla AR / latency",
+    "speedup_share": "speed-up / step compression",
+    "peak_memory_mib": "peak: device memory on CUDA, resident memory of the process elsewhere",
+    "device": "device",
+    "device_name": "its name",
+    "dtype": "number format of the models",
+    "engine": "how a step was executed",
+    "torch": "version of PyTorch",
+    "driver": "version of the CUDA driver",
+    "threads": "CPU threads of PyTorch",
+}
+
+_HELP = """\
+usage: specbench bench [-m] [name=value ...]
+
+Times decoding steps of any model, method and batch size, with the real loop: drafting, the target's pass, verification,
+commit and rest, at one place of the image; each beside its floor, the bytes that it must read over the bandwidth that
+this device was measured to have. Time does not depend on weights: weights=random needs none. Takes the parameters of
+specbench run that belong to model, method, drafter, rule, batch and device. The last line is JSON.
+
+  specbench bench
+  specbench bench model=lumina_mgpt weights=random method=sjd_pac forced_accept=4.51 bench.context=2400
+  specbench bench -m method=cool_sd,sjd batch=1,8 out=results/bench/mine.csv
+
+  -m, --multirun  a grid: several values of a parameter, a job for each combination
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Returns 0 when everything was measured.
+
+    Raises:
+        UsageError: bad words, or a place that cannot be written to.
+    """
+    parser = Parser(prog="specbench bench", add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("words", nargs="*")
+    asked = parser.parse_intermixed_args(list(words))
+    if asked.help:
+        print(_help())
+        return 0
+    own, given = _sorted_out(configuration.tidy(asked.words))
+    plan = _plan(own)
+    out = records.writable(own["out"]) if "out" in own else None
+    if out is not None:
+        _rows(out)  # a file of something else is refused before anything is measured
+    jobs = configuration.grid(given, asked.multirun)
+    from specbench.bench import measure, roofline
+
+    rows = []
+    for cfg in tqdm(jobs, desc="bench", unit="job", disable=len(jobs) == 1):
+        rows.append(_row(cfg, measure.measure(cfg, plan), plan.forced))
+        print(told(rows[-1]))
+        if out is not None:
+            _append(out, rows[-1])
+    if out is not None:
+        drawn = roofline.draw(_rows(out), out.with_suffix(""))
+        print(f"wrote {', '.join(str(path) for path in (out, *drawn))}")
+    print(json.dumps(rows[-1] if len(rows) == 1 else rows))
+    return 0
+
+
+def _help() -> str:
+    words = [f"  {name + '=':<15} " + line.replace("\n", "\n" + " " * 18) for name, line in WORDS.items()]
+    columns = [f"  {name:<20} {line}" for name, line in COLUMNS.items()]
+    return _HELP + "\n".join([*words, "", "columns:", *columns])
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    own: dict[str, str] = {}
+    rest = []
+    for word in words:
+        key, _, value = word.partition("=")
+        if key.startswith("bench.") and key not in WORDS:
+            raise unknown("parameter", key, WORDS)
+        if key in WORDS:
+            if key in own:
+                raise UsageError(f"'{key}' is given twice; give it once")
+            if not value:
+                raise UsageError(f"'{word}' lacks its value: {key}=...")
+            own[key] = value
+        elif key in _UNUSED or key.startswith(("hydra.", "hydra/")) or key == "experiment":
+            raise UsageError(f"'{key}' belongs to specbench run; a benchmark times steps and has no such parameter")
+        else:
+            rest.append(word)
+    return own, rest
+
+
+def _plan(own: Mapping[str, str]) -> Any:
+    from specbench.bench.measure import Plan
+
+    values: dict[str, Any] = {}
+    for name, least in (("steps", 1), ("context", 1), ("images", 0)):
+        if text := own.get(f"bench.{name}"):
+            values[name] = _whole(f"bench.{name}", text, least)
+    if text := own.get("bench.nodes"):
+        values["nodes"] = tuple(sorted({_whole("bench.nodes", part, 1) for part in text.strip("[]").split(",")}))
+    if text := own.get("forced_accept"):
+        try:
+            values["forced"] = float(text)
+        except ValueError:
+            values["forced"] = 0.0
+        if not 1 <= values["forced"] <= 1e6:
+            raise UsageError(f"forced_accept must be a number of at least 1, tokens a step (got {text})")
+    return Plan(**values)
+
+
+def _whole(name: str, text: str, least: int) -> int:
+    if not text.strip().isdigit() or int(text) < least or int(text) > 10**9:
+        raise UsageError(f"{name} must be a whole number of at least {least} (got {text})")
+    return int(text)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None) -> dict[str, Any]:
+    from specbench.pipeline import resolve_device
+
+    parts = [p for p in parameters.TABLE if p in cfg and p in _described()]
+    by_nodes = {str(n): round(ms, 5) for n, ms in found["by_nodes"].items()}
+    least = by_nodes.get("1")
+    row = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **{name: cfg[name] for name in ("model", "weights", "method", "drafter", "rule", "batch", "dtype", "engine")},
+        "parameters": " ".join(f"{p}={cfg[p]}" for p in parts),
+        "forced_accept": forced,
+        **records.environment(resolve_device(cfg["device"])),
+        **found,
+        "by_nodes": json.dumps(by_nodes) if by_nodes else None,
+        "node_cost": json.dumps({n: round(ms / least, 4) for n, ms in by_nodes.items()}) if least else None,
+    }
+    rounded = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in row.items()}
+    return {name: rounded.get(name) for name in COLUMNS}
+
+
+def _described() -> set[str]:
+    return {*parameters.of_methods(), "temperature", "top_k", "top_p", "cfg_scale", "cfg_schedule", "size"}
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)  # None becomes an empty cell
+    return text.getvalue()
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    if not path.is_file() or not path.stat().st_size:
+        return []
+    with path.open(newline="", encoding="utf-8") as f:
+        reader = csv.DictReader(f)
+        if foreign := [name for name in reader.fieldnames or [] if name not in COLUMNS]:
+            raise UsageError(f"{path} is no file of benchmarks (it has a column {foreign[0]}); choose another out=")
+        return [{name: row.get(name) or "" for name in COLUMNS} for row in reader]
+
+
+def _append(path: Path, row: Mapping[str, Any]) -> None:
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        records.write_atomically(path, _csv([*_rows(path), row]).encode())
+
+
+def told(row: Mapping[str, Any]) -> str:
+    """A row in words, part by part."""
+    head = f"{row['model']} ({row['weights']}), {row['method']}, batch {row['batch']}, {row['device_name']}"
+    place = f", {row['context']} places before" if row["context"] else ""
+    lines = [f"{head}: {row['nodes']} nodes a step{place}"]
+    names = {
+        "draft": "draft",
+        "forward": "target's pass",
+        "head": "diffusion head",
+        "verify": "verification",
+        "commit": "commit",
+        "rest": "rest",
+    }
+    for part, name in names.items():
+        value = row[f"{part}_ms"]
+        if value is None:
+            continue
+        least = row.get(f"{part}_floor_ms")
+        beside = f"   floor {least:8.3f}   {value / least:6.1f} x floor" if least else ""
+        lines.append(f"  {name:16s} {value:9.3f} ms   {value / row['step_ms']:6.1%}{beside}")
+    lines.append(f"  {'step':16s} {row['step_ms']:9.3f} ms   vanilla {row['vanilla_step_ms']:.3f} ms")
+    if row["diffusion_step_ms"]:
+        least = row["diffusion_floor_ms"]
+        lines.append(f"  a diffusion step takes {row['diffusion_step_ms']:.3f} ms, floor {least:.4f} ms")
+    if row["node_cost"]:
+        cost = ", ".join(f"{n}: {c:.2f}" for n, c in json.loads(row["node_cost"]).items())
+        lines.append(f"  target's pass by nodes, relative to one: {cost}")
+    if row["latency_s"]:
+        lines.append(
+            f"  whole images: {row['latency_s']:.3f} s, vanilla {row['vanilla_latency_s']:.3f} s;"
+            f" {row['speedup']:.2f} x as fast with {row['step_compression']:.2f} x fewer passes"
+            f" ({row['accepted_length']:.2f} tokens a pass)"
+        )
+    lines.append(f"  reads {row['bandwidth_gb_s']:.1f} GB/s; peak memory {row['peak_memory_mib']:.0f} MiB")
+    return "\n".join(lines)

@@ -1,0 +1,244 @@
+"""Times the steps of a configuration: the real loop, at one place of the image, part by part."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench import parameters
+from specbench.bench import floor
+from specbench.decoding.loop import Decoded, Decoding
+from specbench.decoding.trees import build, chain_paths
+from specbench.decoding.verify import Draft, Verdict
+from specbench.engine.clock import Clock
+from specbench.errors import UsageError
+from specbench.pipeline import Pipeline, VectorPipeline
+from specbench.run import peak_memory_mib, reset_peak_memory
+
+PARTS = ("draft", "forward", "head", "verify", "commit", "rest")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """steps: timed, after `warmup` more; context: places before a step's root, the prefix among them (None: half of the
+    image); nodes: numbers of nodes for which the target's pass is timed alone; images: whole ones to decode, by the
+    method and by vanilla AR (0: none); forced: accepted length that every draft is made to have on average."""
+
+    steps: int = 30
+    warmup: int = 5
+    context: int | None = None
+    nodes: tuple[int, ...] = (1, 6, 16, 32, 64)
+    images: int = 1
+    forced: float | None = None
+
+
+class ForcedLength:
+    """Puts a fixed pattern of accepted tokens in the place of a verdict: step s accepts floor((s + 1) x) - floor(s x)
+    tokens of the draft's deepest path, x = length - 1, so that the mean over steps is `length` tokens a step. It stands
+    behind the rule's own work, which is done all the same."""
+
+    def __init__(self, length: float) -> None:
+        self.extra = length - 1
+
+    def __call__(self, verdict: Verdict, draft: Draft, step: Tensor) -> Verdict:
+        tree, most = draft.tree, verdict.path.shape[1]
+        wanted = torch.floor((step + 1) * self.extra) - torch.floor(step * self.extra)
+        depth = torch.where(draft.valid, tree.depth, 0)
+        deepest = depth.argmax(1, keepdim=True)
+        length = torch.minimum(wanted.long(), depth.gather(1, deepest)[:, 0]).clamp_max(most)
+        above = tree.ancestors.expand(len(length), -1, -1)
+        above = above.gather(1, deepest.unsqueeze(-1).expand(-1, -1, above.shape[-1]))  # (B, 1, M): those on the path
+        level = torch.arange(most + 1, device=length.device)
+        walked = (above & (tree.depth.unsqueeze(1) == level[:, None])).long().argmax(-1)  # (B, D + 1): by depth
+        walked = walked.gather(1, torch.minimum(level, length[:, None]))
+        following = verdict.tokens.gather(1, verdict.length[:, None])
+        tokens = torch.cat([draft.tokens.gather(1, walked[:, 1:]), following], 1).scatter(1, length[:, None], following)
+        return Verdict(walked[:, 1:], length, tokens, verdict.law, verdict.first)
+
+
+def prompts(model: str, count: int) -> list[str]:
+    """Any: time does not depend on what they say."""
+    classes = parameters.usual(model).get("data") in ("imagenet", "scenes_classes")
+    return ["7" if classes else "a large red circle"] * count
+
+
+def measure(cfg: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """Figures of a checked configuration, by the names of `cli.COLUMNS`; times are medians over steps, in
+    milliseconds."""
+    pipeline = Pipeline.load(cfg)
+    rows = int(cfg["batch"])
+    conditioning = pipeline.encode(prompts(cfg["model"], rows))
+    reset_peak_memory(pipeline.device)
+    if isinstance(pipeline, VectorPipeline):
+        found = _of_vectors(pipeline, conditioning, plan, rows)
+    else:
+        found = _of_codes(pipeline, conditioning, plan, rows)
+    found["peak_memory_mib"] = peak_memory_mib(pipeline.device)
+    return found
+
+
+def _of_codes(pipeline: Pipeline, conditioning: Any, plan: Plan, rows: int) -> dict[str, Any]:
+    device, target = pipeline.device, pipeline.model.target
+    keys = [(0, i) for i in range(rows)]
+    amend = ForcedLength(plan.forced) if plan.forced is not None else None
+    drafter = pipeline.drafter
+    if plan.forced is not None and plan.forced > drafter.tree.height + 1:
+        raise UsageError(
+            f"forced_accept={plan.forced:g} is more than the {drafter.tree.height + 1} tokens that a step of this"
+            " method can come to; give a smaller one, or longer drafts"
+        )
+    speed = floor.bandwidth(device)
+    with torch.inference_mode():
+        clock = Clock(device)
+        decoding = pipeline.begin(conditioning, keys, clock, amend)
+        context = _place(decoding, plan)
+        parts = _steps(decoding, clock, plan, context)
+        plain_clock = Clock(device)
+        plain = _steps(pipeline.vanilla().begin(conditioning, keys, plain_clock), plain_clock, plan, context)
+        by_nodes = {n: _pass(pipeline, conditioning, keys, n, context, plan) for n in plan.nodes}
+    both = 2 * rows if pipeline.sampling.guided else rows
+    weights, drafts, cache = (
+        floor.of_target(target),
+        floor.of_drafts(drafter, target),
+        floor.of_cache(target, both, context),
+    )
+    found: dict[str, Any] = {
+        "rows": both,
+        "context": context,
+        "nodes": drafter.tree.nodes,
+        "steps": plan.steps,
+        **{f"{name}_ms": 1e3 * value for name, value in parts.items()},
+        "vanilla_step_ms": 1e3 * sum(plain.values()),
+        "vanilla_forward_ms": 1e3 * plain["forward"],
+        "bandwidth_gb_s": speed / 1e9,
+        "arithmetic_gflop_s": floor.arithmetic(device, target.output.weight.dtype) / 1e9,
+        "node_gflop": floor.operations(target, both, context) / 1e9,
+        "weights_gb": weights / 1e9,
+        "draft_weights_gb": drafts / 1e9,
+        "cache_gb": cache / 1e9,
+        "forward_floor_ms": 1e3 * (weights + cache) / speed,
+        "draft_floor_ms": 1e3 * drafts / speed,
+        "by_nodes": {n: 1e3 * value for n, value in by_nodes.items()},
+    }
+    found["step_ms"] = sum(found[f"{name}_ms"] for name in parts)
+    found["step_floor_ms"] = found["forward_floor_ms"] + found["draft_floor_ms"]
+    found["bandwidth_share"] = found["forward_floor_ms"] / found["forward_ms"]
+    found["overhead"] = (found["step_ms"] - found["forward_ms"]) / found["forward_ms"]
+    if plan.images:
+        found |= _whole(pipeline, conditioning, plan, amend)
+    return found
+
+
+def _before(decoding: Decoding) -> int:
+    """Places before the image."""
+    session: Any = decoding.session
+    return int(session.prefix_length)
+
+
+def _place(decoding: Decoding, plan: Plan) -> int:
+    """Where the timed steps stand, in places before the root."""
+    prefix = _before(decoding)
+    context = prefix + decoding.total // 2 if plan.context is None else plan.context
+    if not prefix < context < prefix + decoding.total:
+        raise UsageError(
+            f"bench.context={context} is outside the image: its tokens stand at places {prefix + 1} to"
+            f" {prefix + decoding.total - 1}"
+        )
+    return context
+
+
+def _steps(decoding: Decoding, clock: Clock, plan: Plan, context: int) -> dict[str, float]:
+    """Median seconds of each part of steps that all begin at the same place, among random tokens."""
+    rng = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, decoding.session.codes, decoding.history.shape, generator=rng)
+    decoding.history.copy_(tokens)
+    for _ in range(plan.warmup + plan.steps):
+        decoding.count = torch.full_like(decoding.count, context - _before(decoding))
+        decoding.step()
+    return _medians(clock.seconds()[plan.warmup :])
+
+
+def _medians(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each part, the median over the steps that have it."""
+    parts = {part: [step[part] for step in steps if part in step] for part in PARTS}
+    return {part: statistics.median(times) for part, times in parts.items() if times}
+
+
+def _pass(
+    pipeline: Pipeline, conditioning: Any, keys: Sequence[tuple[int, int]], nodes: int, context: int, plan: Plan
+) -> float:
+    """Median seconds of the target's pass over a chain of so many nodes, the root among them."""
+    device = pipeline.device
+    tree = build(chain_paths(nodes - 1)).to(device)
+    session = pipeline.model.target.open(conditioning, len(keys), pipeline.sampling.guided, tree.nodes)
+    count = torch.full((len(keys),), context - session.prefix_length, device=device)
+    history = torch.zeros(len(keys), session.length + nodes, dtype=torch.int64, device=device)
+    tokens = history[:, :nodes]
+    spent = floor.seconds(
+        lambda: session.forward(tokens, tree, history, count), device, samples=max(3, plan.steps // 5)
+    )
+    return statistics.median(spent)
+
+
+def _of_vectors(pipeline: VectorPipeline, conditioning: Any, plan: Plan, rows: int) -> dict[str, Any]:
+    """Of whole images: a pass of encoder and decoder looks at all places, wherever it stands."""
+    if plan.forced is not None:
+        raise UsageError("forced_accept= is for models of codes; for vectors, gamma= sets a draft's length")
+    device, target, vanilla = pipeline.device, pipeline.model.target, pipeline.vanilla()
+    images = max(1, plan.images)
+    clocks = {"method": Clock(device), "vanilla": Clock(device)}
+    done: dict[str, list[Decoded[Any]]] = {name: [] for name in clocks}
+    for number in range(images + 1):  # the first one warms up
+        keys = [(number, i) for i in range(rows)]
+        for name, one in (("method", pipeline), ("vanilla", vanilla)):
+            done[name].append(one.decode(conditioning, keys, clocks[name] if number else None))
+    parts, plain = (_medians(clocks[name].seconds()) for name in ("method", "vanilla"))
+    speed, model = floor.bandwidth(device), target.model
+    head = floor.of_head(model)
+    found = {
+        "rows": rows * (1 if target.scale == 1 else 2),
+        "nodes": pipeline.rule.gamma + 1,
+        "steps": len(clocks["method"].seconds()),
+        **{f"{name}_ms": 1e3 * value for name, value in parts.items()},
+        "vanilla_step_ms": 1e3 * sum(plain.values()),
+        "vanilla_forward_ms": 1e3 * plain["forward"],
+        "diffusion_step_ms": 1e3 * plain["head"] / target.steps,
+        "bandwidth_gb_s": speed / 1e9,
+        "weights_gb": floor.of_places(model) / 1e9,
+        "forward_floor_ms": 1e3 * floor.of_places(model) / speed,
+        "diffusion_floor_ms": 1e3 * head / speed,
+        "by_nodes": {},
+    }
+    found["step_ms"] = 1e3 * sum(parts.values())
+    return found | _compared(pipeline.tokens_per_image, rows, done["method"][1:], done["vanilla"][1:])
+
+
+def _whole(pipeline: Pipeline, conditioning: Any, plan: Plan, amend: ForcedLength | None) -> dict[str, Any]:
+    """Whole images from prefill to the last token, by the method and by vanilla AR, in turn."""
+    rows, vanilla = len(conditioning), pipeline.vanilla()
+    done: list[tuple[Decoded[Any], Decoded[Any]]] = []
+    for number in range(plan.images + 1):  # the first one warms up
+        keys = [(number, i) for i in range(rows)]
+        done.append((pipeline.decode(conditioning, keys, amend), vanilla.decode(conditioning, keys)))
+    return _compared(pipeline.tokens_per_image, rows, *map(list, zip(*done[1:], strict=True)))
+
+
+def _compared(tokens: int, rows: int, method: list[Decoded[Any]], vanilla: list[Decoded[Any]]) -> dict[str, Any]:
+    seconds, plain = (statistics.fmean(out.seconds for out in some) for some in (method, vanilla))
+    steps, most = (statistics.fmean(float(out.steps.double().mean()) for out in some) for some in (method, vanilla))
+    return {
+        "tokens": tokens,
+        "accepted_length": tokens / steps,
+        "latency_s": seconds,
+        "vanilla_latency_s": plain,
+        "tokens_per_s": rows * tokens / seconds,
+        "images_per_s": rows / seconds,
+        "step_compression": most / steps,
+        "speedup": plain / seconds,
+        "speedup_share": plain / seconds / (most / steps),
+    }

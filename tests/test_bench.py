@@ -1,0 +1,224 @@
+"""Benchmarks of steps: the parts add up, the floors are what the shapes say, a forced length is what it says."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+from specbench.bench import floor
+from specbench.bench.cli import COLUMNS
+from specbench.bench.measure import ForcedLength
+from specbench.decoding.drafters.build import Eagle, Window
+from specbench.decoding.drafters.eagle import Eagle2
+from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.loop import Decoding
+from specbench.decoding.rules import exact
+from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.trees import chain_paths, parse
+from specbench.decoding.verify import Draft, Verdict
+from specbench.engine import clock as clocks
+from specbench.engine.clock import Clock
+
+Call = Callable[..., tuple[int, str, str]]
+SMALL = ("model=llamagen_xl", "reduced=true", "weights=random", "device=cpu", "dtype=float32", "bench.steps=3")
+TREE = "[[0],[1],[0,0],[0,1],[1,0],[1,0,0]]"  # the deepest path is not the first one
+
+
+def test_a_clock_adds_up_what_lies_between_its_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 1.0, 3.0, 7.0, 10.0, 10.5])
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: next(now))
+    clock = Clock(torch.device("cpu"))
+    clock.begin()
+    for part in ("draft", "forward", "draft"):
+        clock.lap(part)
+    clock.begin()
+    clock.lap("forward")
+    assert clock.seconds() == [{"draft": 1 + 4, "forward": 2}, {"forward": 0.5}]
+
+
+# --- forced lengths ---------------------------------------------------------------------------------------------------
+
+
+def eagle2(target: Any) -> Eagle2:
+    return Eagle2(tiny.eagle(target), nodes=6, depth=3, width=2)
+
+
+DRAFTERS = {
+    "chain": lambda target: Eagle(tiny.eagle(target), chain_paths(4)),
+    "tree": lambda target: Eagle(tiny.eagle(target), parse(TREE)),
+    "eagle2": eagle2,
+    "window": lambda target: Window(4),
+    "window_tree": lambda target: Window(7, width=2, depth=3, tree="full"),
+}
+
+
+def begun(name: str, rows: int, length: float | None, clock: Clock | None = None) -> Decoding:
+    target = tiny.llamagen(side=8)
+    amend = None if length is None else ForcedLength(length)
+    drafter = DRAFTERS[name](target) if name != "none" else NoDraft()
+    streams = Streams([(3, i) for i in range(rows)])
+    return Decoding(target, drafter, exact(), Sampling(cfg_scale=2.0), tiny.prompts(rows), streams, clock, amend)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@torch.inference_mode()
+def test_a_forced_length_is_reached_with_tokens_of_the_draft(name: str) -> None:
+    decoding = begun(name, 3, 2.73)
+    while int(decoding.count.min()) < decoding.total:
+        decoding.step()
+    accepted = decoding.recorder.trace().accepted
+    for row, steps in enumerate(decoding.steps.tolist()):
+        # EAGLE has nothing to go by in the first step; at the end of the image there is no room
+        first = 0 if name.startswith("window") else 1
+        pattern = [int((s + 1) * 1.73) - int(s * 1.73) for s in range(steps)]
+        assert accepted[row, first : steps - 1].tolist() == pattern[first : steps - 1]
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@torch.inference_mode()
+def test_what_is_forced_is_a_path_of_the_draft(name: str) -> None:
+    """From the root down, each node the child of the one before, and its tokens."""
+    decoding, forced, told = begun(name, 3, None), ForcedLength(2.6), []
+
+    def amend(verdict: Verdict, draft: Draft, step: Tensor) -> Verdict:
+        told.append((forced(verdict, draft, step), draft, verdict))
+        return told[-1][0]
+
+    decoding.amend = amend
+    seen = 0
+    for _ in range(7):
+        before = decoding.count
+        decoding.step()
+        verdict, draft, ruled = told[-1]
+        for b, length in enumerate(verdict.length.tolist()):
+            here, parents = 0, draft.tree.parent.expand(3, -1)[b]
+            for d, node in enumerate(verdict.path[b, :length].tolist()):
+                assert int(parents[node]) == here
+                assert bool(draft.valid[b, node])
+                assert int(verdict.tokens[b, d]) == int(draft.tokens[b, node])
+                here = node
+            assert int(verdict.tokens[b, length]) == int(ruled.tokens[b, ruled.length[b]])
+            assert verdict.path[b, length:].tolist() == [here] * (verdict.path.shape[1] - length)
+            assert int(decoding.count[b] - before[b]) == length + 1
+            seen += length
+    assert seen >= 3 * 8
+
+
+@torch.inference_mode()
+def test_a_clock_changes_no_token_and_every_part_is_timed() -> None:
+    clock = Clock(torch.device("cpu"))
+    with_clock, without = begun("tree", 2, None, clock), begun("tree", 2, None)
+    for decoding in (with_clock, without):
+        decoding.finish()
+    assert torch.equal(with_clock.history, without.history)
+    steps = clock.seconds()
+    assert len(steps) >= int(with_clock.steps.max())
+    assert all(set(step) == {"draft", "forward", "verify", "commit", "rest"} for step in steps)
+
+
+# --- floors -----------------------------------------------------------------------------------------------------------
+
+
+def test_floors_are_what_the_shapes_say() -> None:
+    target = tiny.llamagen(side=8)
+    dim, ffn, layers, vocab = 32, 48, 2, tiny.VOCAB
+    block = 4 * dim * dim + 3 * dim * ffn + 2 * dim
+    weights = layers * block + dim + vocab * dim
+    assert floor.of_target(target) == 4 * weights
+    assert floor.of_cache(target, rows=6, context=10) == 4 * 2 * layers * 6 * dim * 10
+    assert floor.operations(target, rows=6, context=10) == 6 * (2 * weights + 4 * layers * dim * 10)
+    eagle = Eagle(tiny.eagle(target), chain_paths(4))
+    first = block - dim  # EAGLE's layer lacks its first norm
+    assert floor.of_drafts(eagle, target) == 4 * 4 * (2 * dim * dim + dim + first + vocab * dim)
+    assert floor.of_drafts(NoDraft(), target) == floor.of_drafts(Window(4), target) == 0
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as f:
+        return list(csv.DictReader(f))
+
+
+def test_a_row_is_printed_and_kept(call: Call, tmp_path: Path) -> None:
+    words = ("method=eagle_chain", "window=3", "batch=2", "forced_accept=2", "bench.nodes=4,1", "bench.context=20")
+    code, out, err = call("bench", *SMALL, *words, "out=mine.csv")
+    assert (code, err) == (0, "")
+    told = json.loads(out.splitlines()[-1])
+    assert list(told) == list(COLUMNS)
+    [row] = rows_of(tmp_path / "mine.csv")
+    assert {k: v for k, v in row.items() if v} == {k: str(v) for k, v in told.items() if v not in (None, "")}
+    parts = [told[f"{part}_ms"] for part in ("draft", "forward", "verify", "commit", "rest")]
+    assert min(parts) > 0
+    assert told["step_ms"] == pytest.approx(sum(parts), rel=1e-4)
+    assert told["overhead"] == pytest.approx((told["step_ms"] - told["forward_ms"]) / told["forward_ms"], rel=1e-3)
+    assert (told["rows"], told["nodes"], told["context"]) == (4, 4, 20)
+    read = told["weights_gb"] + told["cache_gb"]
+    assert told["forward_floor_ms"] == pytest.approx(1e3 * read / told["bandwidth_gb_s"], rel=1e-4)
+    assert told["bandwidth_share"] == pytest.approx(told["forward_floor_ms"] / told["forward_ms"], rel=1e-4)
+    assert list(json.loads(told["by_nodes"])) == ["1", "4"]
+    assert json.loads(told["node_cost"])["1"] == 1
+    assert told["accepted_length"] == pytest.approx(16 / 9)  # two tokens a step, but for the first: it has no draft
+    assert told["speedup"] == pytest.approx(told["vanilla_latency_s"] / told["latency_s"], rel=1e-4)
+    assert told["tokens_per_s"] == pytest.approx(2 * told["tokens"] / told["latency_s"], rel=1e-4)
+    for kind in ("svg", "png"):
+        assert (tmp_path / f"mine_roofline.{kind}").stat().st_size > 1000
+
+
+def test_a_grid_adds_a_row_a_job(call: Call, tmp_path: Path) -> None:
+    words = (*SMALL, "bench.images=0", "bench.nodes=1", "out=mine.csv")
+    assert call("bench", *words)[0] == 0
+    code, out, _ = call("bench", "-m", *words, "method=vanilla,sjd", "batch=1,2")
+    assert code == 0
+    rows = rows_of(tmp_path / "mine.csv")
+    assert [(row["method"], row["batch"]) for row in rows[1:]] == [
+        ("vanilla", "1"), ("vanilla", "2"), ("sjd", "1"), ("sjd", "2"),
+    ]  # fmt: skip
+    assert [row["latency_s"] for row in rows] == [""] * 5
+    assert len(json.loads(out.splitlines()[-1])) == 4
+
+
+def test_vectors_are_timed_with_their_diffusion_steps(call: Call) -> None:
+    words = ("model=mar_b", "reduced=true", "weights=random", "device=cpu", "dtype=float32", "method=cspd", "gamma=2")
+    code, out, err = call("bench", *words, "diffusion_steps=3", "cfg_scale=2")
+    assert (code, err) == (0, "")
+    told = json.loads(out.splitlines()[-1])
+    assert min(told[f"{part}_ms"] for part in ("draft", "forward", "verify", "diffusion_step")) > 0
+    assert (told["nodes"], told["rows"], told["accepted_length"]) == (3, 2, told["tokens"] / told["steps"])
+    assert told["by_nodes"] is told["context"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("n=4",), "'n' belongs to specbench run"),
+        (("bench.step=4",), "unknown parameter 'bench.step'"),
+        (("bench.nodes=0",), "bench.nodes must be a whole number of at least 1"),
+        (("bench.steps=",), "'bench.steps=' lacks its value"),
+        (("out=a.csv", "out=b.csv"), "'out' is given twice"),
+        (("forced_accept=much",), "forced_accept must be a number of at least 1"),
+        (("method=sd", "window=3", "forced_accept=4.5"), "forced_accept=4.5 is more than the 4 tokens"),
+        (("bench.context=3",), "bench.context=3 is outside the image: its tokens stand at places"),
+        (("window=3,4",), "-m"),
+        (("model=mar_b", "method=cspd", "forced_accept=2"), "forced_accept= is for models of codes"),
+        (("out=foreign.csv",), "foreign.csv is no file of benchmarks (it has a column mine)"),
+    ],
+)
+def test_bad_words_cost_one_sentence(call: Call, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    (tmp_path / "foreign.csv").write_text("mine\n1\n")
+    given = {word.split("=")[0] for word in words}
+    start = [word for word in SMALL if word.split("=")[0] not in given]
+    method = [] if "method" in given or "window=3,4" not in words else ["method=sjd"]
+    code, out, err = call("bench", *start, *method, *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
