@@ -17,6 +17,7 @@ from specbench.decoding.loop import Amend, Decoded, Decoding, Drafter, Trace, de
 from specbench.decoding.rules import Rule, exact
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.engine.clock import Clock
+from specbench.engine.graph import ENGINES, Eager, Graphs
 from specbench.errors import UsageError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -29,6 +30,15 @@ def resolve_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"device={name} was asked for but no CUDA device is visible (use device=cpu or device=auto)")
     return torch.device(name)
+
+
+def engine_of(cfg: Mapping[str, Any], device: torch.device) -> Eager | Graphs:
+    """What executes the steps. Raises UsageError where it cannot."""
+    if cfg["engine"] == "graph" and device.type != "cuda":
+        raise UsageError(f"engine=graph records CUDA graphs, and the device is {device}; use engine=eager")
+    if cfg["engine"] == "graph" and parameters.of_vectors("model", cfg["model"]):
+        raise UsageError(f"engine=graph is for models of codes, and {cfg['model']} draws vectors; use engine=eager")
+    return ENGINES[cfg["engine"]]()
 
 
 def _load_model(cfg: Mapping[str, Any]) -> tuple[torch.device, Any]:
@@ -67,10 +77,17 @@ class Pipeline(_Base):
     """A model of codes; `decode` gives tokens (B, T) int64."""
 
     def __init__(
-        self, model: Any, drafter: Drafter, rule: Rule, sampling: Sampling, device: torch.device, weights: str
+        self,
+        model: Any,
+        drafter: Drafter,
+        rule: Rule,
+        sampling: Sampling,
+        device: torch.device,
+        weights: str,
+        engine: Eager | Graphs,
     ) -> None:
         super().__init__(model, device, weights)
-        self.drafter, self.sampling, self._rule = drafter, sampling, rule
+        self.drafter, self.sampling, self._rule, self.engine = drafter, sampling, rule, engine
 
     @classmethod
     def load(cls, cfg: Mapping[str, Any]) -> Pipeline | VectorPipeline:
@@ -81,16 +98,19 @@ class Pipeline(_Base):
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
         rule = registry.rule(cfg, drafter.tree.height, model.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
-        return cls(model, drafter, rule, sampling, device, registry.weights_label(cfg))
+        return cls(model, drafter, rule, sampling, device, registry.weights_label(cfg), engine_of(cfg, device))
 
     def vanilla(self) -> Pipeline:
-        """The same loaded target with the empty draft: the baseline."""
-        return Pipeline(self.model, NoDraft(), exact(), self.sampling, self.device, self.weights)
+        """The same loaded target with the empty draft: the baseline, by an engine of the same kind."""
+        engine = self.engine.fresh()
+        return Pipeline(self.model, NoDraft(), exact(), self.sampling, self.device, self.weights, engine)
 
     def decode(self, conditioning: Any, keys: list[tuple[int, int]], amend: Amend | None = None) -> Decoded[Trace]:
         """One image per (seed, prompt index) in `keys`; conditioning of as many prompts. `amend` as in `Decoding`."""
         streams = Streams(keys, self.device)
-        return decode(self.model.target, self.drafter, self._rule, self.sampling, conditioning, streams, amend)
+        return decode(
+            self.model.target, self.drafter, self._rule, self.sampling, conditioning, streams, amend, self.engine
+        )
 
     def begin(
         self, conditioning: Any, keys: list[tuple[int, int]], clock: Clock | None = None, amend: Amend | None = None
@@ -128,6 +148,7 @@ class VectorPipeline(_Base):
     def load(cls, cfg: Mapping[str, Any]) -> Self:
         """From flat parameters, as `Pipeline.load`."""
         device, model = _load_model(cfg)
+        engine_of(cfg, device)
         drafter = model.draft_model() if cfg["drafter"] != "none" else None
         rule = vector_rule(cfg, model.target.length)
         return cls(model, drafter, rule, device, registry.weights_label(cfg))

@@ -639,9 +639,9 @@ def check(cfg: Mapping[str, Any]) -> None:
     import torch
 
     from specbench import registry
-    from specbench.pipeline import resolve_device, vector_rule
+    from specbench.pipeline import engine_of, resolve_device, vector_rule
 
-    resolve_device(cfg["device"])
+    engine_of(cfg, resolve_device(cfg["device"]))
     if parameters.of_vectors("model", cfg["model"]):
         vector_rule(cfg, 0)
     else:

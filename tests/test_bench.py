@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from test_engine import at_once
 from torch import Tensor
 
+from specbench import pipeline
 from specbench.bench import floor
 from specbench.bench.cli import COLUMNS
 from specbench.bench.measure import ForcedLength
@@ -26,6 +28,7 @@ from specbench.decoding.trees import chain_paths, parse
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine import clock as clocks
 from specbench.engine.clock import Clock
+from specbench.engine.graph import Graphs
 
 Call = Callable[..., tuple[int, str, str]]
 SMALL = ("model=llamagen_xl", "reduced=true", "weights=random", "device=cpu", "dtype=float32", "bench.steps=3")
@@ -117,7 +120,7 @@ def test_a_clock_changes_no_token_and_every_part_is_timed() -> None:
     clock = Clock(torch.device("cpu"))
     with_clock, without = begun("tree", 2, None, clock), begun("tree", 2, None)
     for decoding in (with_clock, without):
-        decoding.finish()
+        decoding.finish(decoding.step)
     assert torch.equal(with_clock.history, without.history)
     steps = clock.seconds()
     assert len(steps) >= int(with_clock.steps.max())
@@ -167,11 +170,23 @@ def test_a_row_is_printed_and_kept(call: Call, tmp_path: Path) -> None:
     assert told["bandwidth_share"] == pytest.approx(told["forward_floor_ms"] / told["forward_ms"], rel=1e-4)
     assert list(json.loads(told["by_nodes"])) == ["1", "4"]
     assert json.loads(told["node_cost"])["1"] == 1
-    assert told["accepted_length"] == pytest.approx(16 / 9)  # two tokens a step, but for the first: it has no draft
+    assert told["accepted_length"] == pytest.approx(16 / 9, rel=1e-5)  # two a step, but the first has no draft
     assert told["speedup"] == pytest.approx(told["vanilla_latency_s"] / told["latency_s"], rel=1e-4)
     assert told["tokens_per_s"] == pytest.approx(2 * told["tokens"] / told["latency_s"], rel=1e-4)
     for kind in ("svg", "png"):
         assert (tmp_path / f"mine_roofline.{kind}").stat().st_size > 1000
+
+
+def test_recorded_steps_are_timed_as_a_whole(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU the recorder does the steps one by one: what is checked is that they are done in place, and told."""
+    monkeypatch.setattr(pipeline, "engine_of", lambda cfg, device: Graphs(at_once))
+    code, out, err = call("bench", *SMALL, "method=sjd", "window=3", "bench.nodes=1")
+    assert (code, err) == (0, "")
+    told = json.loads(out.splitlines()[-1])
+    assert told["recorded_step_ms"] > 0
+    assert told["vanilla_recorded_step_ms"] > 0
+    assert told["tokens"] == 16
+    assert "recorded step" in out
 
 
 def test_a_grid_adds_a_row_a_job(call: Call, tmp_path: Path) -> None:

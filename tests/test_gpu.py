@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+import test_engine
 import tiny
 import torch
 from scipy import stats
@@ -12,8 +15,9 @@ from specbench.audit.tabular import codes
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import decode
+from specbench.decoding.loop import Decoding, decode
 from specbench.decoding.sampling import Sampling, Streams
+from specbench.engine.graph import Graphs
 from specbench.models.llamagen import Conditioning
 from specbench.pipeline import Pipeline
 
@@ -58,3 +62,55 @@ def test_every_real_target_draws_pictures(model, dtype):
     out = pipeline.decode(pipeline.encode(prompts), [(0, 0), (0, 1)])
     assert out.tokens.is_cuda
     assert pipeline.pixels(out.tokens).shape == (2, pipeline.resolution, pipeline.resolution, 3)
+
+
+def there(name, rows, seed):
+    """A target, a drafter by the name it has in test_engine, and what is decoded, all on the device."""
+    target = tiny.llamagen(side=4)
+    drafter = test_engine.DRAFTERS[name](target)
+    for network in ("head", "heads", "model"):
+        if isinstance(held := getattr(drafter, network, None), torch.nn.Module):
+            held.cuda()
+    given = test_engine.conditioning(rows, seed)
+    streams = Streams([(seed, i) for i in range(rows)], "cuda")
+    return target.cuda(), drafter, Conditioning(given.features.cuda(), given.valid.cuda()), streams
+
+
+@pytest.mark.parametrize("name", test_engine.DRAFTERS)
+def test_a_recorded_step_gives_what_a_plain_one_gives(name):
+    """Three batches, two of them by replays alone."""
+    engine = Graphs()
+    sampling = Sampling(cfg_scale=2.0, top_k=4)
+    target, drafter, *_ = there(name, 2, 0)
+    for seed in range(3):
+        _, _, cond, streams = there(name, 2, seed)
+        recorded = decode(target, drafter, rules.exact(), sampling, cond, streams, engine=engine)
+        plain = decode(target, drafter, rules.exact(), sampling, cond, streams)
+        assert torch.equal(recorded.tokens, plain.tokens)
+        assert torch.equal(recorded.steps, plain.steps)
+    assert len(engine._kept) == 1
+
+
+@pytest.mark.parametrize("name", test_engine.DRAFTERS)
+@torch.inference_mode()
+def test_no_step_waits_for_the_host(name):
+    target, drafter, cond, streams = there(name, 2, 0)
+    steps = Decoding(target, drafter, rules.exact(), Sampling(cfg_scale=2.0, top_k=4), cond, streams)
+    steps.step()  # what is built once may be brought from the host
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            steps.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_benchmark_times_recorded_and_plain_steps(capsys):
+    from specbench import cli
+
+    words = ["model=llamagen_xl", "reduced=true", "weights=random", "device=cuda", "dtype=bfloat16", "bench.steps=5"]
+    for engine in ("eager", "graph"):
+        assert cli.main(["bench", *words, f"engine={engine}", "method=cool_sd", "forced_accept=2"]) == 0
+        told = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert told["forward_ms"] > 0
+        assert told["device"] == "cuda"

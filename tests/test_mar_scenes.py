@@ -268,6 +268,17 @@ def test_the_autoencoder_learns_and_its_tokens_have_unit_variance(tmp_path):
     torch.testing.assert_close(kl.images(tokens), kl.decode_latent(latent), atol=1e-4, rtol=1e-4)
 
 
+def test_an_object_counts_more_than_what_is_behind_it() -> None:
+    images = torch.full((2, 3, 64, 64), -0.2)
+    images[:, :, ::2] += 0.1  # stripes
+    images[0, 0, 20:30, 30:40] = 0.9  # a red square in the first
+    weights = training.vividness(images)
+    assert torch.allclose(weights.mean((1, 2)), torch.ones(2))
+    assert weights[0, 20:30, 30:40].mean() > 10 * weights[0, 40:].mean()
+    assert torch.allclose(weights[1], torch.ones(64, 64))  # either stripe is as far from the mean
+    assert torch.allclose(training.vividness(torch.zeros(1, 3, 8, 8)), torch.tensor(1 / 3))  # of one colour
+
+
 def test_mirror_images_are_more_pictures_of_the_same_classes():
     images = scenes.render("train", range(6))[0]
     both = training.mirrored(images, np.array([1, 4]))

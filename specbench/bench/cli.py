@@ -55,6 +55,8 @@ COLUMNS = {
     "commit_ms": "caches and drafter learn the outcome",
     "rest_ms": "bookkeeping",
     "overhead": "(step - target's pass) / target's pass",
+    "recorded_step_ms": "a step replayed as one recorded graph (engine=graph); its parts are timed kernel by kernel",
+    "vanilla_recorded_step_ms": "the same of vanilla AR",
     "vanilla_step_ms": "a step of vanilla AR at the same place",
     "vanilla_forward_ms": "the target's pass in it",
     "bandwidth_gb_s": "bytes a second that this device was measured to read",
@@ -266,6 +268,9 @@ def told(row: Mapping[str, Any]) -> str:
         beside = f"   floor {least:8.3f}   {value / least:6.1f} x floor" if least else ""
         lines.append(f"  {name:16s} {value:9.3f} ms   {value / row['step_ms']:6.1%}{beside}")
     lines.append(f"  {'step':16s} {row['step_ms']:9.3f} ms   vanilla {row['vanilla_step_ms']:.3f} ms")
+    if row["recorded_step_ms"]:
+        plain = row["vanilla_recorded_step_ms"]
+        lines.append(f"  {'recorded step':16s} {row['recorded_step_ms']:9.3f} ms   vanilla {plain:.3f} ms")
     if row["diffusion_step_ms"]:
         least = row["diffusion_floor_ms"]
         lines.append(f"  a diffusion step takes {row['diffusion_step_ms']:.3f} ms, floor {least:.4f} ms")

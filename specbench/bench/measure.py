@@ -16,6 +16,7 @@ from specbench.decoding.loop import Decoded, Decoding
 from specbench.decoding.trees import build, chain_paths
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine.clock import Clock
+from specbench.engine.graph import Graphs
 from specbench.errors import UsageError
 from specbench.pipeline import Pipeline, VectorPipeline
 from specbench.run import peak_memory_mib, reset_peak_memory
@@ -100,6 +101,11 @@ def _of_codes(pipeline: Pipeline, conditioning: Any, plan: Plan, rows: int) -> d
         parts = _steps(decoding, clock, plan, context)
         plain_clock = Clock(device)
         plain = _steps(pipeline.vanilla().begin(conditioning, keys, plain_clock), plain_clock, plan, context)
+        whole = {
+            name: _recorded(one.engine, one.begin(conditioning, keys, amend=also), plan, context)
+            for name, one, also in (("", pipeline, amend), ("vanilla_", pipeline.vanilla(), None))
+            if isinstance(one.engine, Graphs)
+        }
         by_nodes = {n: _pass(pipeline, conditioning, keys, n, context, plan) for n in plan.nodes}
     both = 2 * rows if pipeline.sampling.guided else rows
     weights, drafts, cache = (
@@ -113,6 +119,7 @@ def _of_codes(pipeline: Pipeline, conditioning: Any, plan: Plan, rows: int) -> d
         "nodes": drafter.tree.nodes,
         "steps": plan.steps,
         **{f"{name}_ms": 1e3 * value for name, value in parts.items()},
+        **{f"{name}recorded_step_ms": 1e3 * value for name, value in whole.items()},
         "vanilla_step_ms": 1e3 * sum(plain.values()),
         "vanilla_forward_ms": 1e3 * plain["forward"],
         "bandwidth_gb_s": speed / 1e9,
@@ -159,8 +166,23 @@ def _steps(decoding: Decoding, clock: Clock, plan: Plan, context: int) -> dict[s
     decoding.history.copy_(tokens)
     for _ in range(plan.warmup + plan.steps):
         decoding.count = torch.full_like(decoding.count, context - _before(decoding))
+        decoding.steps = torch.zeros_like(decoding.steps)  # there is room for as many as the image has tokens
         decoding.step()
     return _medians(clock.seconds()[plan.warmup :])
+
+
+def _recorded(engine: Graphs, decoding: Decoding, plan: Plan, context: int) -> float:
+    """Median seconds of a step that is replayed as a whole, at the same place."""
+    recorded = engine.record(decoding)
+    place = torch.full_like(decoding.count, context - _before(decoding))
+
+    def step() -> None:
+        decoding.count.copy_(place)
+        decoding.steps.zero_()
+        recorded.replay()
+
+    device = decoding.count.device
+    return statistics.median(floor.seconds(step, device, samples=max(3, plan.steps // 5)))
 
 
 def _medians(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

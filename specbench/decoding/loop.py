@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -15,6 +16,7 @@ from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, Verdict, verify
 from specbench.engine.clock import Clock, Idle
+from specbench.engine.graph import Eager, Graphs
 
 T = TypeVar("T")
 
@@ -151,7 +153,7 @@ class _Recorder:
         self.log_prob.scatter_(1, spots, torch.where(kept, of_token, 0.0))
 
     def trace(self) -> Trace:
-        accepted, offered, first, tv, top1, top3 = self.steps[:, :, : self.total]
+        accepted, offered, first, tv, top1, top3 = self.steps[:, :, : self.total].clone()
         log_prob = self.log_prob[:, : self.total].clone()
         return Trace(accepted.long(), offered.long(), first, tv, top1 > 0, top3 > 0, log_prob)
 
@@ -183,6 +185,7 @@ class Decoding:
         clock: Clock | Idle | None = None,
         amend: Amend | None = None,
     ) -> None:
+        streams = copy(streams)  # an engine moves the tensors of what hangs here, and the caller's are not its own
         self.drafter, self.rule, self.sampling, self.streams = drafter, rule, sampling, streams
         self.clock, self.amend = clock or Idle(), amend
         device, rows = streams.key.device, len(streams)
@@ -223,14 +226,12 @@ class Decoding:
         self.steps = self.steps + active
         clock.lap("rest")
 
-    def finish(self) -> None:
-        """All steps that are left. The host looks at the rows only when the slowest could be done, that is at most once
-        per `tree.height + 1` tokens it still lacks."""
-        lacking = self.total
-        while lacking > 0:
+    def finish(self, step: Callable[[], None]) -> None:
+        """All steps that are left, each by calling `step`. The host looks at the rows only when the slowest could be
+        done, that is at most once per `tree.height + 1` tokens it still lacks."""
+        while (lacking := self.total - int(self.count.min())) > 0:
             for _ in range(-(-lacking // self.reach)):
-                self.step()
-            lacking = self.total - int(self.count.min())
+                step()
 
 
 @torch.inference_mode()
@@ -242,15 +243,16 @@ def decode(
     conditioning: Any,
     streams: Streams,
     amend: Amend | None = None,
+    engine: Eager | Graphs | None = None,
 ) -> Decoded[Trace]:
-    """Decode one image per row of `streams`; `amend` as in `Decoding`."""
+    """Decode one image per row of `streams`; `amend` as in `Decoding`, `engine` executes the steps."""
     device = streams.key.device
     synchronize(device)
     began = time.perf_counter()
     images = Decoding(target, drafter, rule, sampling, conditioning, streams, amend=amend)
-    images.finish()
+    images = (engine or Eager()).run(images)
     synchronize(device)
     seconds = time.perf_counter() - began
     trace = images.recorder.trace()
-    tokens = images.history[:, : images.total].clone()
-    return Decoded(tokens, images.steps, images.drafted, trace.accepted.sum(1), seconds, trace)
+    tokens, steps, drafted = (x.clone() for x in (images.history[:, : images.total], images.steps, images.drafted))
+    return Decoded(tokens, steps, drafted, trace.accepted.sum(1), seconds, trace)

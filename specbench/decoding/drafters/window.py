@@ -42,7 +42,11 @@ class _State:
     tokens: Tensor  # (B, H): the window along the draft's first path
     laws: Tensor  # (B, H, V): the law each was drawn from
     past: Tensor  # (B, K, V): laws of the K places committed last, oldest first; K = 0 unless drawn from
-    last: Outcome | None = None
+    # Of the last step, where there was one (`begun`, () bool): the target's laws (B, M, V) and what was accepted.
+    begun: Tensor
+    p: Tensor
+    path: Tensor
+    length: Tensor
 
 
 class Window:
@@ -103,6 +107,10 @@ class Window:
             torch.zeros(rows, height, dtype=torch.int64, device=device),
             anything.expand(rows, height, -1).clone(),
             anything.expand(rows, keep, -1).clone(),
+            torch.zeros((), dtype=torch.bool, device=device),
+            torch.zeros(rows, self.tree.nodes, size, device=device),
+            torch.zeros(rows, height, dtype=torch.int64, device=device),
+            torch.zeros(rows, dtype=torch.int64, device=device),
         )
 
     def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
@@ -126,7 +134,8 @@ class Window:
         )
 
     def commit(self, state: _State, outcome: Outcome) -> None:
-        state.last = outcome
+        state.begun = torch.ones_like(state.begun)
+        state.p, state.path, state.length = outcome.p, outcome.verdict.path, outcome.verdict.length
 
     def _clocks(self, state: _State, count: Tensor) -> Tensor | None:
         """The noise (B, H, V) of the window's places under Gumbel coupling, as exponential waiting times: of tokens
@@ -141,19 +150,18 @@ class Window:
 
     def _renew(self, state: _State, count: Tensor, step: Tensor, clocks: Tensor | None) -> Tensor:
         """Shift the window past what was committed and renew the places that stay. Returns how many (B,) do."""
-        if state.last is None:
-            return torch.zeros_like(count)
-        p, verdict = state.last.p, state.last.verdict
+        p, path, length = state.p, state.path, state.length
         height = state.tokens.shape[1]
-        gone = verdict.length + 1
+        gone = length + 1
         if state.past.shape[1]:
             kept = gone[:, None] + torch.arange(state.past.shape[1], device=gone.device)
-            state.past = take(torch.cat([state.past, take(p, verdict.walked)], 1), kept)
+            walked = torch.cat([torch.zeros_like(path[:, :1]), path], 1)
+            state.past = torch.where(state.begun, take(torch.cat([state.past, take(p, walked)], 1), kept), state.past)
         lane = torch.arange(height, device=gone.device)
         behind = (gone[:, None] + lane - 1).clamp_max(height - 1)  # in the old window, of the node before each place
-        nodes = self._first_path(verdict.path, verdict.length).gather(1, behind)
+        nodes = self._first_path(path, length).gather(1, behind)
         law = take(p, nodes)
-        known = (height - verdict.length).clamp_min(0) if self.refine else torch.zeros_like(count)
+        known = (height - length).clamp_min(0) * state.begun if self.refine else torch.zeros_like(count)
         if clocks is not None:
             token = (law / clocks).argmax(-1)
         elif self.coupling == "maximal":

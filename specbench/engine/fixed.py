@@ -1,0 +1,98 @@
+"""An object whose tensors stay where they are while its steps go on: what a recorded graph of kernels needs.
+
+A step may bind new tensors to names; here their values are copied back into the ones that were there before, so that
+the next step, or the replay of a recorded one, reads and writes the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor hangs: an attribute of an object, or an entry of a list or dictionary."""
+
+    owner: Any
+    key: Any
+
+    def put(self, tensor: Tensor) -> None:
+        if isinstance(self.owner, list | dict):
+            self.owner[self.key] = tensor
+        else:
+            object.__setattr__(self.owner, self.key, tensor)  # also where a dataclass is frozen
+
+
+def _named(x: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(x, dict):
+        yield from x.items()
+    elif isinstance(x, list | tuple):
+        yield from enumerate(x)
+    elif type(x).__module__.startswith("specbench.") and hasattr(x, "__dict__"):
+        yield from vars(x).items()
+
+
+def tensors(root: Any) -> tuple[dict[str, tuple[Place, Tensor]], list[Tensor]]:
+    """Every tensor that hangs on an object of this project, by the path to it, each object visited once; and those on
+    networks (tables that they keep), which belong to them and are not to be moved."""
+    found: dict[str, tuple[Place, Tensor]] = {}
+    theirs: list[Tensor] = []
+    seen: set[int] = set()
+
+    def visit(x: Any, path: str) -> None:
+        if id(x) in seen:
+            return
+        seen.add(id(x))
+        if isinstance(x, nn.Module):
+            theirs.extend(t for module in x.modules() for t in vars(module).values() if isinstance(t, Tensor))
+            return
+        for key, value in _named(x):
+            here = f"{path}.{key}"
+            if not isinstance(value, Tensor):
+                visit(value, here)
+            elif isinstance(x, tuple):
+                raise TypeError(f"{path[1:]} is a tuple, in which no tensor can be put: make it a list")
+            else:
+                found[here] = Place(x, key), value
+
+    visit(root, "")
+    return found, theirs
+
+
+class Fixed:
+    """Gives an object tensors of its own, which it keeps."""
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        found, self._theirs = tensors(root)  # held, so that their memory is not given to others
+        self._own = {path: tensor.clone(memory_format=torch.contiguous_format) for path, (_, tensor) in found.items()}
+        for path, (place, _) in found.items():
+            place.put(self._own[path])
+
+    @staticmethod
+    def shapes(root: Any) -> tuple[Any, ...]:
+        """What two objects must have in common for one to take the other's place."""
+        return tuple((path, tuple(t.shape), t.dtype) for path, (_, t) in tensors(root)[0].items())
+
+    def settle(self) -> None:
+        """After a step: what it bound anew goes to where it was."""
+        now, _ = tensors(self.root)
+        if now.keys() != self._own.keys():
+            odd = sorted(now.keys() ^ self._own.keys())
+            raise RuntimeError(f"a step must keep its tensors' names; it added or dropped {', '.join(odd[:3])}")
+        changed = [(place, self._own[path], t) for path, (place, t) in now.items() if t is not self._own[path]]
+        for _, own, tensor in changed:
+            own.copy_(tensor)
+        for place, own, _ in changed:
+            place.put(own)
+
+    def load(self, other: Any) -> None:
+        """Take over the values of another object of the same shapes."""
+        for path, (_, tensor) in tensors(other)[0].items():
+            if tensor is not self._own[path]:
+                self._own[path].copy_(tensor)

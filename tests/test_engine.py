@@ -1,0 +1,154 @@
+"""Engines agree: steps whose tensors stay in place give what plain steps give, image for image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import astuple
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+from specbench.decoding.drafters.draft_model import DraftModel
+from specbench.decoding.drafters.eagle import Eagle, Eagle2
+from specbench.decoding.drafters.medusa import Medusa
+from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.window import Window
+from specbench.decoding.loop import Decoded, Decoding, decode
+from specbench.decoding.rules import exact
+from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.trees import chain_paths, parse
+from specbench.engine.fixed import Fixed, _named, tensors
+from specbench.engine.graph import Graphs
+
+TREE = "[[0],[1],[0,0],[0,1],[1,0]]"
+DRAFTERS: dict[str, Callable[[Any], Any]] = {
+    "none": lambda target: NoDraft(),
+    "chain": lambda target: Eagle(tiny.eagle(target), chain_paths(3)),
+    "tree": lambda target: Eagle(tiny.eagle(target), parse(TREE)),
+    "eagle2": lambda target: Eagle2(tiny.eagle(target), nodes=6, depth=3, width=2),
+    "medusa": lambda target: Medusa(tiny.medusa(target), parse(TREE)),
+    "draft_model": lambda target: DraftModel(tiny.llamagen(side=4, seed=5), 3),
+    "jacobi": lambda target: Window(4, match=True),
+    "sjd": lambda target: Window(4),
+    "sjd_vertical": lambda target: Window(6, "vertical_sample"),
+    "scd": lambda target: Window(4, coupling="gumbel"),
+    "sjd_pac": lambda target: Window(7, "horizontal_repeat", coupling="maximal", width=2, depth=3),
+}
+
+
+def at_once(step: Callable[[], None]) -> Callable[[], None]:
+    """In the place of a recorder: the step itself, after one that counts."""
+    step()
+    return step
+
+
+def conditioning(rows: int, seed: int) -> Any:
+    given = tiny.prompts(rows)
+    given.features = torch.randn(given.features.shape, generator=torch.Generator().manual_seed(seed))
+    return given
+
+
+def same(a: Decoded[Any], b: Decoded[Any]) -> bool:
+    pairs = zip([a.tokens, a.steps, a.drafted, a.accepted, *astuple(a.trace)],
+                [b.tokens, b.steps, b.drafted, b.accepted, *astuple(b.trace)], strict=True)  # fmt: skip
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_steps_in_place_give_what_plain_steps_give(name: str) -> None:
+    """Three batches through the memory of the first, one of another size between them; none overwrites what an earlier
+    one gave."""
+    target = tiny.llamagen(side=4)
+    drafter, other = DRAFTERS[name](target), DRAFTERS[name](target)
+    engine, sampling = Graphs(at_once), Sampling(cfg_scale=2.0)
+    given = [(2, 0), (2, 1), (3, 2), (2, 3)]
+    args = [(conditioning(rows, seed), Streams([(seed, i) for i in range(rows)])) for rows, seed in given]
+    in_place = [decode(target, drafter, exact(), sampling, c, s, engine=engine) for c, s in args]
+    plain = [decode(target, other, exact(), sampling, c, s) for c, s in args]
+    assert all(same(a, b) for a, b in zip(in_place, plain, strict=True))
+    assert len(engine._kept) == 2
+
+
+def plain_values(x: Any, path: str = "", seen: set[int] | None = None) -> dict[str, Any]:
+    """What hangs on an object and is no tensor: a recorded step would not change it."""
+    seen = set() if seen is None else seen
+    found: dict[str, Any] = {}
+    if id(x) in seen or isinstance(x, torch.nn.Module):
+        return found
+    seen.add(id(x))
+    for key, value in _named(x):
+        if isinstance(value, int | float | str | bool | None):
+            found[f"{path}.{key}"] = value
+        elif not isinstance(value, Tensor):
+            found |= plain_values(value, f"{path}.{key}", seen)
+    return found
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@torch.inference_mode()
+def test_a_step_leaves_everything_but_numbers_on_the_device_as_it_was(name: str) -> None:
+    """Where tensors lie, which there are, and what the host remembers."""
+    target = tiny.llamagen(side=4)
+    steps = Decoding(target, DRAFTERS[name](target), exact(), Sampling(), tiny.prompts(2), Streams([(0, 0), (0, 1)]))
+    fixed = Fixed(steps)
+    lie = {path: t.data_ptr() for path, (_, t) in tensors(steps)[0].items()}
+    assert len(set(lie.values()) - {0}) >= 10
+    host = plain_values(steps)
+    counts = []
+    for _ in range(3):
+        steps.step()
+        fixed.settle()
+        counts.append(int(steps.count.sum()))
+        assert {path: t.data_ptr() for path, (_, t) in tensors(steps)[0].items()} == lie
+        assert plain_values(steps) == host
+    assert counts == sorted(set(counts))
+
+
+def test_only_the_newest_shapes_are_kept() -> None:
+    target, engine = tiny.llamagen(), Graphs(at_once)
+    for rows in (1, 2, 3, 4, 5, 2):
+        decode(
+            target, NoDraft(), exact(), Sampling(), tiny.prompts(rows), Streams([(0, i) for i in range(rows)]),
+            engine=engine,
+        )  # fmt: skip
+    rows = [len(one.steps.count) for one in engine._kept.values()]
+    assert rows == [3, 4, 5, 2]
+
+
+class Forgetful(Decoding):
+    def step(self) -> None:
+        self.extra = torch.zeros(1)
+
+
+class Rigid(Decoding):
+    def step(self) -> None:
+        self.pair = (torch.zeros(1),)
+
+
+@pytest.mark.parametrize(("kind", "error", "message"), [
+    (Forgetful, RuntimeError, "it added or dropped .extra"),
+    (Rigid, TypeError, "pair is a tuple"),
+])  # fmt: skip
+def test_what_cannot_stay_in_place_is_told(kind: type[Decoding], error: type[Exception], message: str) -> None:
+    kind.__module__ = "specbench.of_a_test"  # only this project's objects are looked into
+    steps = kind(tiny.llamagen(), NoDraft(), exact(), Sampling(), tiny.prompts(1), Streams([(0, 0)]))
+    fixed = Fixed(steps)
+    steps.step()
+    with pytest.raises(error, match=message):
+        fixed.settle()
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (("engine=graph", "device=cpu"), "engine=graph records CUDA graphs, and the device is cpu"),
+    (("engine=fast",), "engine"),
+])  # fmt: skip
+def test_an_engine_that_cannot_work_is_refused(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from specbench import cli
+
+    assert cli.main(["run", "n=1", *words]) == 2
+    assert message in capsys.readouterr().err
