@@ -16,7 +16,7 @@ RUN_ARGS  = $(if $(filter method=% experiment=%,$(ARGS)),,$(foreach d,$(DEFAULT)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test tables comparisons train-scenes lint format clean
+.PHONY: help run test tables comparisons bench train-scenes lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -29,6 +29,9 @@ tables: $(READY) ## run what the tables still need, then draw them (ARGS="--list
 
 comparisons: $(READY) ## our own comparisons on the embedded model: 73 runs of 500 pictures, hours on a CPU
 	"$(BIN)/specbench" tables rules_tradeoff jacobi_windows $(ARGS)
+
+bench: $(READY) ## time steps at real sizes with random weights; needs a CUDA device (rows to results/bench/)
+	scripts/bench_gpu.sh "$(BIN)/specbench"
 
 train-scenes: $(READY) ## rebuild the embedded models from nothing; resumes where it was stopped
 	"$(BIN)/specbench" train scenes $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ import torch
 from test_engine import at_once
 from torch import Tensor
 
-from specbench import pipeline
-from specbench.bench import floor
+from specbench import configuration, pipeline
+from specbench.bench import cli, floor
 from specbench.bench.cli import COLUMNS
 from specbench.bench.measure import ForcedLength
 from specbench.decoding.drafters.build import Eagle, Window
@@ -237,3 +238,22 @@ def test_bad_words_cost_one_sentence(call: Call, tmp_path: Path, words: tuple[st
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_the_benchmarks_of_a_gpu_are_commands_that_there_are(tmp_path: Path) -> None:
+    """scripts/bench_gpu.sh, with a command in the place of specbench that only notes its words."""
+    noted = tmp_path / "noted"
+    command = tmp_path / "specbench"
+    command.write_text(f'#!/bin/sh\necho "$@" >> {noted}\n')
+    command.chmod(0o755)
+    script = Path(__file__).parents[1] / "scripts" / "bench_gpu.sh"
+    subprocess.run([script, command, tmp_path / "rows"], check=True)
+    lines = [line.split() for line in noted.read_text().splitlines()]
+    assert len(lines) >= 10
+    for name, *words in lines:
+        assert name == "bench"
+        own, given = cli._sorted_out(words)
+        [cfg] = configuration.grid(given, multirun=False)
+        assert (cfg["weights"], cfg["device"]) == ("random", "cuda")
+        assert cli._plan(own).steps == 50
+        assert Path(own["out"]).parent == tmp_path / "rows"

@@ -1,0 +1,30 @@
+#!/bin/sh
+# What the benchmarks of one GPU consist of, with random weights at real sizes; rows and rooflines go to results/bench/.
+# The first argument is the command (default: .venv/bin/specbench), the second the folder. Fails when a line fails.
+set -eu
+specbench=${1:-.venv/bin/specbench}
+folder=${2:-results/bench}
+mkdir -p "$folder"
+
+bench() { # file of rows, then the words of one line
+    out=$folder/$1.csv
+    shift
+    "$specbench" bench weights=random device=cuda bench.steps=50 "$@" "out=$out"
+}
+
+for engine in eager graph; do
+    # LlamaGen-XL: vanilla, Cool-SD on a chain of 5 and on a static tree, at the published accepted length
+    bench llamagen_xl model=llamagen_xl engine=$engine method=vanilla bench.images=3
+    bench llamagen_xl model=llamagen_xl engine=$engine method=cool_sd drafter=eagle window=5 forced_accept=2.73 bench.images=3
+    bench llamagen_xl model=llamagen_xl engine=$engine method=cool_sd forced_accept=2.73 bench.images=3
+    bench llamagen_xl model=llamagen_xl engine=$engine method=vanilla batch=8
+    # 7B at 2,400 places: vanilla, EAGLE and SJD-PAC at the published accepted lengths
+    bench lumina_mgpt model=lumina_mgpt engine=$engine method=vanilla bench.context=2400
+    bench lumina_mgpt model=lumina_mgpt engine=$engine method=eagle1 forced_accept=2.76 bench.context=2400
+    bench lumina_mgpt model=lumina_mgpt engine=$engine method=sjd_pac window=64 forced_accept=4.51 bench.context=2400
+    # Emu3 at 4,100 places
+    bench emu3 model=emu3 engine=$engine method=vanilla bench.context=4100 bench.images=0
+done
+# MAR-L: the diffusion head at batch 8, and a batch of CSpD
+bench mar_l model=mar_l method=vanilla batch=8
+bench mar_l model=mar_l method=cspd criterion=path gamma=8 batch=8
