@@ -3,7 +3,9 @@ this."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -13,7 +15,7 @@ from torch import Tensor
 from specbench import parameters, registry
 from specbench.decoding import continuous
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import Amend, Decoded, Decoding, Drafter, Trace, decode, synchronize
+from specbench.decoding.loop import Amend, Decoded, Decoding, Drafter, Trace, decode, decode_stream, synchronize
 from specbench.decoding.rules import Rule, exact
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.engine.clock import Clock
@@ -48,6 +50,33 @@ def _load_model(cfg: Mapping[str, Any]) -> tuple[torch.device, Any]:
     return device, registry.find("model", cfg["model"])(cfg, device, _DTYPES[cfg["dtype"]])
 
 
+@dataclass
+class Finished:
+    """Images that are done: their places among the prompts, what came of them, seconds of text encoding since the ones
+    before, and how many images were decoded at once."""
+
+    which: list[int]
+    decoded: Decoded[Any]
+    text_s: float
+    batch: int
+
+
+def in_batches(
+    pipeline: Any, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int
+) -> Iterator[Finished]:
+    """Decodes one batch after the other; keys: (seed, prompt index) of each prompt."""
+    for start in range(0, len(prompts), batch):
+        some = slice(start, start + batch)
+        pipeline.synchronize()
+        began = time.perf_counter()
+        conditioning = pipeline.encode(list(prompts[some]))
+        pipeline.synchronize()
+        text_s = time.perf_counter() - began
+        decoded = pipeline.decode(conditioning, list(keys[some]))
+        which = list(range(len(prompts))[some])
+        yield Finished(which, decoded, text_s, len(which))
+
+
 class _Base:
     """A loaded model on its device, and what a row calls its weights (see registry.weights_label)."""
 
@@ -64,6 +93,11 @@ class _Base:
 
     def encode(self, prompts: list[str]) -> Any:
         return self.model.encode(prompts)
+
+    def stream(self, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int) -> Iterator[Finished]:
+        """Decodes one image per prompt, `batch` at a time, in whatever order they are done; keys: (seed, prompt index)
+        of each."""
+        return in_batches(self, prompts, keys, batch)
 
     def pixels(self, tokens: Tensor) -> np.ndarray:
         pictures: np.ndarray = self.model.pixels(tokens)
@@ -111,6 +145,30 @@ class Pipeline(_Base):
         return decode(
             self.model.target, self.drafter, self._rule, self.sampling, conditioning, streams, amend, self.engine
         )
+
+    def stream(self, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int) -> Iterator[Finished]:
+        """As of `_Base`; where images can differ in length, a row that is done takes the next one."""
+        if batch == 1 or self.drafter.tree.height == 0:
+            yield from in_batches(self, prompts, keys, batch)
+            return
+        spent = 0.0
+
+        def encode(some: list[int]) -> Any:
+            nonlocal spent
+            self.synchronize()
+            began = time.perf_counter()
+            conditioning = self.encode([prompts[i] for i in some])
+            self.synchronize()
+            spent += time.perf_counter() - began
+            return conditioning
+
+        def streams(some: list[int]) -> Streams:
+            return Streams([keys[i] for i in some], self.device)
+
+        parts = self.model.target, self.drafter, self._rule, self.sampling
+        for which, decoded in decode_stream(*parts, encode, streams, len(prompts), batch, self.engine):
+            yield Finished(which, decoded, spent, min(batch, len(prompts)))
+            spent = 0.0
 
     def begin(
         self, conditioning: Any, keys: list[tuple[int, int]], clock: Clock | None = None, amend: Amend | None = None

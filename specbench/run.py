@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from specbench.decoding.continuous import Trace as VectorTrace
     from specbench.decoding.loop import Drafter, Trace
+    from specbench.pipeline import Finished
 
 
 class Decoded(Protocol):
@@ -70,6 +71,9 @@ class Decoder(Protocol):
     def device(self) -> torch.device: ...
     def encode(self, prompts: list[str]) -> Any: ...
     def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> Decoded: ...  # keys: (seed, prompt index)
+    def stream(
+        self, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int
+    ) -> Iterator[Finished]: ...  # the same, image by image as they are done
     def pixels(self, tokens: torch.Tensor) -> np.ndarray: ...  # (B, T) -> (B, H, W, 3) uint8
     def vanilla(self) -> Decoder: ...  # the same target with the empty draft
     def synchronize(self) -> None: ...
@@ -352,24 +356,23 @@ class Run:
         with tqdm(
             total=len(items), initial=len(items) - len(left), desc=label, unit="image", mininterval=interval
         ) as bar:
-            for start in range(0, len(left), size):
-                indices = left[start : start + size]
-                for record, picture in self._decode_batch(pipeline, items, indices, folder, passes):
+            for finished in pipeline.stream([items[i].prompt for i in left], [(seed, i) for i in left], size):
+                for record, picture in self._records_of(pipeline, finished, items, left, folder, passes):
                     journal.add(record, picture)
                     _LOG.info("%s: %s in %d steps, %.3f s", label, record.image, record.steps, record.decode_s)
                     bar.update()
 
-    def _decode_batch(
-        self, pipeline: Decoder, items: Sequence[data.Item], indices: Sequence[int], folder: str, passes: int
+    def _records_of(
+        self,
+        pipeline: Decoder,
+        finished: Finished,
+        items: Sequence[data.Item],
+        left: Sequence[int],
+        folder: str,
+        passes: int,
     ) -> list[tuple[records.Record, np.ndarray]]:
-        """One batch of prompts -> a record and a picture each."""
-        rows, seed = len(indices), self.cfg["seed"]
-        pipeline.synchronize()
-        begin = time.perf_counter()
-        conditioning = pipeline.encode([items[i].prompt for i in indices])
-        pipeline.synchronize()
-        encoded = time.perf_counter()
-        decoded = pipeline.decode(conditioning, [(seed, i) for i in indices])
+        """A record and a picture of each image that is done; `left`: the prompts that were asked for."""
+        decoded, rows, seed = finished.decoded, len(finished.which), self.cfg["seed"]
         pipeline.synchronize()
         before_pixels = time.perf_counter()
         pictures = pipeline.pixels(decoded.tokens)
@@ -391,9 +394,9 @@ class Run:
                     accepted_length=tokens / steps[b],
                     latency_s=decoded.seconds if self.cfg["batch"] == 1 else None,
                     decode_s=decoded.seconds / rows,
-                    text_s=(encoded - begin) / rows,
+                    text_s=finished.text_s / rows,
                     pixels_s=(done - before_pixels) / rows,
-                    batch=rows,
+                    batch=finished.batch,
                     peak_memory_mib=peak,
                     image=f"{folder}/{index:05d}.png",
                     sha256=records.digest(pictures[b]),
@@ -403,7 +406,7 @@ class Run:
                 ),
                 pictures[b],
             )
-            for b, index in enumerate(indices)
+            for b, index in enumerate(left[i] for i in finished.which)
         ]
 
     # --- the row ------------------------------------------------------------------------------------------------------

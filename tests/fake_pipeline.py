@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from specbench.decoding.loop import Decoded, Trace
+from specbench.pipeline import in_batches
 
 TOKENS = 16  # per image, a 4x4 grid
 SIDE = 8
@@ -74,6 +75,8 @@ class FakePipeline:
         accepted = torch.tensor([TOKENS - s for s in steps])
         how = trace(steps, [index for _, index in keys], self.empty)
         return Decoded(torch.tensor(rows), torch.tensor(steps), drafted, accepted, float(sum(steps)), how)
+
+    stream = in_batches
 
     def pixels(self, tokens: torch.Tensor) -> np.ndarray:
         grid = tokens.reshape(-1, 4, 4).numpy().astype(np.uint8) * 4

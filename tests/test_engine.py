@@ -16,12 +16,13 @@ from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
-from specbench.decoding.loop import Decoded, Decoding, decode
+from specbench.decoding.loop import Decoded, Decoding, decode, decode_stream
 from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import chain_paths, parse
 from specbench.engine.fixed import Fixed, _named, tensors
-from specbench.engine.graph import Graphs
+from specbench.engine.graph import Eager, Graphs
+from specbench.models.llamagen import Conditioning
 
 TREE = "[[0],[1],[0,0],[0,1],[1,0]]"
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
@@ -63,13 +64,63 @@ def test_steps_in_place_give_what_plain_steps_give(name: str) -> None:
     one gave."""
     target = tiny.llamagen(side=4)
     drafter, other = DRAFTERS[name](target), DRAFTERS[name](target)
-    engine, sampling = Graphs(at_once), Sampling(cfg_scale=2.0)
+    engine, rule, sampling = Graphs(at_once), exact(), Sampling(cfg_scale=2.0)
     given = [(2, 0), (2, 1), (3, 2), (2, 3)]
     args = [(conditioning(rows, seed), Streams([(seed, i) for i in range(rows)])) for rows, seed in given]
-    in_place = [decode(target, drafter, exact(), sampling, c, s, engine=engine) for c, s in args]
+    in_place = [decode(target, drafter, rule, sampling, c, s, engine=engine) for c, s in args]
     plain = [decode(target, other, exact(), sampling, c, s) for c, s in args]
     assert all(same(a, b) for a, b in zip(in_place, plain, strict=True))
     assert len(engine._kept) == 2
+
+
+@pytest.mark.parametrize("engine", [Eager(), Graphs(at_once)])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_rows_that_are_done_take_the_next_image(name: str, engine: Any) -> None:
+    """Seven images through three rows: each is what it is alone."""
+    target, sampling, count = tiny.llamagen(side=4), Sampling(cfg_scale=2.0), 7
+    given = conditioning(count, 5)
+
+    def encode(some: list[int]) -> Conditioning:
+        return Conditioning(given.features[some], given.valid[some])
+
+    def streams(some: list[int]) -> Streams:
+        return Streams([(9, i) for i in some])
+
+    drafter, seen = DRAFTERS[name](target), []
+    for which, out in decode_stream(target, drafter, exact(), sampling, encode, streams, count, 3, engine):
+        assert len(which) == len(out.tokens)
+        assert out.seconds > 0
+        for row, image in enumerate(which):
+            seen.append(image)
+            alone = decode(target, DRAFTERS[name](target), exact(), sampling, encode([image]), streams([image]))
+            one = [out.tokens, out.steps, out.drafted, out.accepted, *vars(out.trace).values()]
+            two = [alone.tokens, alone.steps, alone.drafted, alone.accepted, *vars(alone.trace).values()]
+            assert all(torch.equal(x[row], y[0]) for x, y in zip(one, two, strict=True))
+    assert sorted(seen) == list(range(count))
+
+
+def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of images that differ in length, a stream takes fewer steps than one batch after the other."""
+    target, done = tiny.llamagen(side=8), []
+    plain = Decoding.step
+    monkeypatch.setattr(Decoding, "step", lambda steps: (done.append(1), plain(steps))[1])
+    given = conditioning(24, 1)
+    parts = (target, Window(12), exact(), Sampling(temperature=0.3))
+
+    def encode(some: list[int]) -> Conditioning:
+        return Conditioning(given.features[some], given.valid[some])
+
+    def streams(some: list[int]) -> Streams:
+        return Streams([(0, i) for i in some])
+
+    lengths = []
+    for start in range(0, 24, 4):
+        some = list(range(start, start + 4))
+        lengths += decode(*parts, encode(some), streams(some)).steps.tolist()
+    in_batches = len(done)
+    assert max(lengths) > 1.3 * min(lengths)
+    list(decode_stream(*parts, encode, streams, 24, 4))
+    assert sum(lengths) / 4 <= len(done) - in_batches < in_batches
 
 
 def plain_values(x: Any, path: str = "", seen: set[int] | None = None) -> dict[str, Any]:

@@ -79,12 +79,11 @@ def there(name, rows, seed):
 @pytest.mark.parametrize("name", test_engine.DRAFTERS)
 def test_a_recorded_step_gives_what_a_plain_one_gives(name):
     """Three batches, two of them by replays alone."""
-    engine = Graphs()
-    sampling = Sampling(cfg_scale=2.0, top_k=4)
+    engine, rule, sampling = Graphs(), rules.exact(), Sampling(cfg_scale=2.0, top_k=4)
     target, drafter, *_ = there(name, 2, 0)
     for seed in range(3):
         _, _, cond, streams = there(name, 2, seed)
-        recorded = decode(target, drafter, rules.exact(), sampling, cond, streams, engine=engine)
+        recorded = decode(target, drafter, rule, sampling, cond, streams, engine=engine)
         plain = decode(target, drafter, rules.exact(), sampling, cond, streams)
         assert torch.equal(recorded.tokens, plain.tokens)
         assert torch.equal(recorded.steps, plain.steps)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, Verdict, verify
 from specbench.engine.clock import Clock, Idle
+from specbench.engine.fixed import load_rows
 from specbench.engine.graph import Eager, Graphs
 
 T = TypeVar("T")
@@ -188,6 +190,7 @@ class Decoding:
         streams = copy(streams)  # an engine moves the tensors of what hangs here, and the caller's are not its own
         self.drafter, self.rule, self.sampling, self.streams = drafter, rule, sampling, streams
         self.clock, self.amend = clock or Idle(), amend
+        self.parts = [target, drafter, rule, sampling, amend]
         device, rows = streams.key.device, len(streams)
         self.session = target.open(conditioning, rows, sampling.guided, drafter.tree.nodes)
         self.state = drafter.open(self.session, conditioning, sampling, streams)
@@ -229,9 +232,21 @@ class Decoding:
     def finish(self, step: Callable[[], None]) -> None:
         """All steps that are left, each by calling `step`. The host looks at the rows only when the slowest could be
         done, that is at most once per `tree.height + 1` tokens it still lacks."""
-        while (lacking := self.total - int(self.count.min())) > 0:
+        while lacking := max(self.lacking()):
             for _ in range(-(-lacking // self.reach)):
                 step()
+
+    def lacking(self) -> list[int]:
+        """Tokens that each row lacks; asks the device."""
+        return (self.total - self.count).clamp_min(0).tolist()
+
+    def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[Trace]:
+        """What came of the rows (default: all of them)."""
+        chosen = slice(None) if rows is None else torch.tensor(rows, device=self.count.device)
+        parts = (self.history[:, : self.total], self.steps, self.drafted)
+        tokens, steps, drafted = (x[chosen].clone() for x in parts)
+        trace = Trace(*(getattr(self.recorder.trace(), f.name)[chosen] for f in fields(Trace)))
+        return Decoded(tokens, steps, drafted, trace.accepted.sum(1), seconds, trace)
 
 
 @torch.inference_mode()
@@ -250,9 +265,74 @@ def decode(
     synchronize(device)
     began = time.perf_counter()
     images = Decoding(target, drafter, rule, sampling, conditioning, streams, amend=amend)
-    images = (engine or Eager()).run(images)
+    images, step = (engine or Eager()).begin(images)
+    images.finish(step)
     synchronize(device)
-    seconds = time.perf_counter() - began
-    trace = images.recorder.trace()
-    tokens, steps, drafted = (x.clone() for x in (images.history[:, : images.total], images.steps, images.drafted))
-    return Decoded(tokens, steps, drafted, trace.accepted.sum(1), seconds, trace)
+    return images.outcome(time.perf_counter() - began)
+
+
+def decode_stream(
+    target: Target,
+    drafter: Drafter,
+    rule: Rule,
+    sampling: Sampling,
+    encode: Callable[[list[int]], Any],
+    streams: Callable[[list[int]], Streams],
+    count: int,
+    batch: int,
+    engine: Eager | Graphs | None = None,
+) -> Iterator[tuple[list[int], Decoded[Trace]]]:
+    """Decode images 0 .. count - 1, `batch` (two or more) at a time: a row that is done takes the next image, so that
+    none waits for the slowest. Yields which images are done, and what came of them; their seconds are those since the
+    ones before, without `encode`. encode, streams: conditioning and streams of some images.
+
+    Rows are refilled together when a quarter of them are done, since a prefill of several costs what one of them does.
+    """
+    if batch < 2:
+        raise ValueError("a stream needs two rows or more; decode() does one image after the other")
+    if not count:
+        return
+    owners: list[int | None] = list(range(min(batch, count)))
+    queue = deque(range(len(owners), count))
+    first = [i for i in owners if i is not None]
+    conditioning, given = encode(first), streams(first)
+    device = given.key.device
+    synchronize(device)
+    began = time.perf_counter()
+    with torch.inference_mode():
+        images = Decoding(target, drafter, rule, sampling, conditioning, given)
+        images, step = (engine or Eager()).begin(images)
+    few = max(1, len(owners) // 4)
+    while True:
+        with torch.inference_mode():
+            lacking = [n for n, owner in zip(images.lacking(), owners, strict=True) if owner is not None]
+            behind = sorted(lacking)[: few if queue else None][-1]  # the row that decides when to look again
+            for _ in range(-(-behind // images.reach)):
+                step()
+            left = images.lacking()
+        done = [row for row, owner in enumerate(owners) if owner is not None and not left[row]]
+        if not done:
+            continue
+        if queue and len(done) < min(few, sum(owner is not None for owner in owners)):
+            continue
+        synchronize(device)
+        seconds = time.perf_counter() - began
+        with torch.inference_mode():
+            outcome = images.outcome(seconds, done)
+        yield [owner for row in done if (owner := owners[row]) is not None], outcome
+        following = [queue.popleft() for _ in range(min(len(done), len(queue)))]
+        for row, owner in zip(done, [*following, *[None] * len(done)], strict=False):
+            owners[row] = owner
+        if all(owner is None for owner in owners):
+            return
+        if following:
+            conditioning, given = encode(following), streams(following)
+        synchronize(device)
+        began = time.perf_counter()
+        if following:
+            with torch.inference_mode():
+                fresh = Decoding(target, drafter, rule, sampling, conditioning, given)
+                if len(following) == len(owners):
+                    images, step = (engine or Eager()).begin(fresh)
+                else:
+                    load_rows(images, fresh, done[: len(following)], len(owners))

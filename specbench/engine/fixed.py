@@ -96,3 +96,31 @@ class Fixed:
         for path, (_, tensor) in tensors(other)[0].items():
             if tensor is not self._own[path]:
                 self._own[path].copy_(tensor)
+
+
+def load_rows(root: Any, other: Any, rows: list[int], count: int) -> None:
+    """Puts the rows of `other`, an object of len(rows) rows, into `rows` of `root`, one of `count` rows, in place.
+
+    A tensor's rows are told by the dimension in which the two differ, `count` rows or twice as many (a conditional
+    half, then an unconditional one); what does not differ belongs to no row. So the counts must differ.
+    """
+    few = len(rows)
+    if few == count:
+        raise ValueError("all rows at once are another object")
+    theirs = {path: tensor for path, (_, tensor) in tensors(other)[0].items()}
+    for path, (place, tensor) in tensors(root)[0].items():
+        new = theirs[path]
+        odd = [d for d in range(tensor.dim()) if tensor.shape[d] != new.shape[d]]
+        if not odd:
+            continue
+        [d] = odd
+        halves = tensor.shape[d] // count
+        if (tensor.shape[d], new.shape[d]) != (halves * count, halves * few) or halves not in (1, 2):
+            raise ValueError(
+                f"{path[1:]} has {tensor.shape[d]} and {new.shape[d]} rows, where there are {count} and {few}"
+            )
+        if 0 in tensor.stride():  # one row shown as several
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+            place.put(tensor)
+        index = torch.tensor([half * count + row for half in range(halves) for row in rows], device=tensor.device)
+        tensor.index_copy_(d, index, new)

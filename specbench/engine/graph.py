@@ -15,13 +15,11 @@ from specbench.engine.fixed import Fixed
 
 
 class Steps(Protocol):
-    """Something that goes on step by step until it is done."""
+    """Something that goes on step by step; `parts`: what it is made of, beside tensors."""
+
+    parts: list[Any]
 
     def step(self) -> None: ...
-
-    def finish(self, step: Callable[[], None]) -> None:
-        """All steps that are left, each by calling `step`."""
-        ...
 
 
 S = TypeVar("S", bound=Steps)
@@ -32,10 +30,9 @@ class Eager:
 
     name = "eager"
 
-    def run(self, steps: S) -> S:
-        """Does all steps; returns what holds the outcome, which is valid until the next call."""
-        steps.finish(steps.step)
-        return steps
+    def begin(self, steps: S) -> tuple[S, Callable[[], None]]:
+        """What to go on with in the place of `steps`, valid until the next call, and what does a step of it."""
+        return steps, steps.step
 
     def fresh(self) -> Eager:
         """One of the same kind, for other parts."""
@@ -56,7 +53,7 @@ class Recorded:
 
 
 class Graphs:
-    """CUDA graphs by the shapes of what they step through."""
+    """CUDA graphs by the parts and the shapes of what they step through."""
 
     name = "graph"
     #: Graphs that are kept; a batch of another size needs another one.
@@ -66,20 +63,18 @@ class Graphs:
         self._recorder = recorder or cuda_graph
         self._kept: dict[Any, Recorded] = {}
 
-    def run(self, steps: S) -> S:
+    def begin(self, steps: S) -> tuple[S, Callable[[], None]]:
         """As of `Eager`."""
-        shapes = Fixed.shapes(steps)
-        one = self._kept.pop(shapes, None)
+        key = tuple(map(id, steps.parts)), Fixed.shapes(steps)  # a recorded one holds its parts: no id is used again
+        one = self._kept.pop(key, None)
         if one is None:
             one = self.record(steps)
         else:
             one.fixed.load(steps)
-        self._kept[shapes] = one  # the one used last stands last
+        self._kept[key] = one  # the one used last stands last
         while len(self._kept) > self.most:
             del self._kept[next(iter(self._kept))]
-        held: S = one.steps
-        held.finish(one.replay)
-        return held
+        return one.steps, one.replay
 
     def record(self, steps: Steps) -> Recorded:
         return Recorded(steps, self._recorder)

@@ -42,7 +42,7 @@ class _State:
     tokens: Tensor  # (B, H): the window along the draft's first path
     laws: Tensor  # (B, H, V): the law each was drawn from
     past: Tensor  # (B, K, V): laws of the K places committed last, oldest first; K = 0 unless drawn from
-    # Of the last step, where there was one (`begun`, () bool): the target's laws (B, M, V) and what was accepted.
+    # Of the last step, where a row had one (`begun` (B,) bool): the target's laws (B, M, V) and what was accepted.
     begun: Tensor
     p: Tensor
     path: Tensor
@@ -107,7 +107,7 @@ class Window:
             torch.zeros(rows, height, dtype=torch.int64, device=device),
             anything.expand(rows, height, -1).clone(),
             anything.expand(rows, keep, -1).clone(),
-            torch.zeros((), dtype=torch.bool, device=device),
+            torch.zeros(rows, dtype=torch.bool, device=device),
             torch.zeros(rows, self.tree.nodes, size, device=device),
             torch.zeros(rows, height, dtype=torch.int64, device=device),
             torch.zeros(rows, dtype=torch.int64, device=device),
@@ -156,7 +156,8 @@ class Window:
         if state.past.shape[1]:
             kept = gone[:, None] + torch.arange(state.past.shape[1], device=gone.device)
             walked = torch.cat([torch.zeros_like(path[:, :1]), path], 1)
-            state.past = torch.where(state.begun, take(torch.cat([state.past, take(p, walked)], 1), kept), state.past)
+            moved = take(torch.cat([state.past, take(p, walked)], 1), kept)
+            state.past = torch.where(state.begun[:, None, None], moved, state.past)
         lane = torch.arange(height, device=gone.device)
         behind = (gone[:, None] + lane - 1).clamp_max(height - 1)  # in the old window, of the node before each place
         nodes = self._first_path(path, length).gather(1, behind)
