@@ -240,21 +240,26 @@ def _usual_out(folder: Path) -> Path:
 @contextmanager
 def _opened(out: Path, folder: Path) -> Iterator[str]:
     """Makes and locks the folder of the results, checks that it is one for these pictures, and gives the run_id."""
-    note = out / "evaluation.json"
-    with records.locked(out):
-        origin = str(folder.resolve())
-        if note.exists():
-            try:
-                found = json.loads(note.read_text(encoding="utf-8"))
-                theirs, run_id = str(found["pictures"]), str(found["run_id"])
-            except (OSError, ValueError, LookupError, TypeError):
-                raise UsageError(f"cannot read {note}; choose another out=") from None
-            if theirs != origin:
-                raise UsageError(f"{out} holds the scores of {theirs}; choose another out=")
-        else:
+    note, origin = out / "evaluation.json", str(folder.resolve())
+    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+    def check() -> None:
+        nonlocal run_id
+        if not note.exists():
             if others := {p.name for p in out.iterdir()} - {".lock", "evaluation.json.tmp"}:
                 raise UsageError(f"{out} holds {sorted(others)[0]}; choose an empty or a new folder as out=")
-            run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+            return
+        try:
+            found = json.loads(note.read_text(encoding="utf-8"))
+            theirs, run_id = str(found["pictures"]), str(found["run_id"])
+        except (OSError, ValueError, LookupError, TypeError):
+            raise UsageError(f"cannot read {note}; choose another out=") from None
+        if theirs != origin:
+            raise UsageError(f"{out} holds the scores of {theirs}; choose another out=")
+
+    with records.locked(out, check):
+        check()  # another process may have been here before the lock
+        if not note.exists():
             text = json.dumps({"pictures": origin, "run_id": run_id}, indent=1) + "\n"
             records.write_atomically(note, text.encode())
         yield run_id

@@ -239,10 +239,12 @@ def test_absent_weights_leave_a_metric_empty(call: Call, folder: Path) -> None:
     ],
 )
 def test_a_mistake_costs_one_sentence(words: list[str], sentence: str, call: Call, folder: Path) -> None:
+    before = {p.name for p in folder.iterdir()}
     code, out, err = call(*words)
     assert (code, out) == (2, "")
     assert sentence in err
     assert len(err.splitlines()) == 1
+    assert {p.name for p in folder.iterdir()} == before
 
 
 def test_odd_file_names_need_no_quoting_twice(call: Call, folder: Path, tmp_path: Path) -> None:

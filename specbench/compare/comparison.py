@@ -222,10 +222,10 @@ def _scores(a: Pass, b: Pass, pairs: Pairs) -> tuple[list[Result], list[str], di
             if judge != judges[1][name]:
                 raise UsageError(f"judged by {plain(judge)} in A and by {plain(judges[1][name])} in B")
             shelves = kept[0].shelf(judge), kept[1].shelf(judge)
-            one = metrics.metric(name, _place(a))
-            if judge not in laws and one.features and (law := _law(one, shelves, pairs)):
+            both = metrics.metric(name, _place(a)), metrics.metric(name, _place(b))
+            if judge not in laws and both[0].features and (law := _law(both[0], shelves, pairs)):
                 laws[judge] = law
-            found = _score(name, judge, (a, b), shelves, pairs)
+            found = _score(both, judge, (a, b), shelves, pairs)
         except UsageError as e:
             untested.append(f"{plain(name)}: {e}")
         except (ArithmeticError, LookupError, RuntimeError, ValueError):  # of another width, or not finite
@@ -252,12 +252,13 @@ def _law(one: Metric, shelves: tuple[Shelf, Shelf], pairs: Pairs) -> Law | None:
     return same_law(_finite(x), _finite(y))
 
 
-def _score(name: str, judge: str, of: tuple[Pass, Pass], shelves: tuple[Shelf, Shelf], pairs: Pairs) -> Paired:
-    """One metric over the pairs of which both pictures were judged. UsageError with the reason where it cannot be
-    compared."""
+def _score(
+    both: tuple[Metric, Metric], judge: str, of: tuple[Pass, Pass], shelves: tuple[Shelf, Shelf], pairs: Pairs
+) -> Paired:
+    """One metric, as A and as B have it, over the pairs of which both pictures were judged. UsageError with the reason
+    where it cannot be compared."""
     from specbench import metrics
 
-    both = metrics.metric(name, _place(of[0])), metrics.metric(name, _place(of[1]))
     judged, outputs = _judged(both[0], shelves, pairs)
     x, y = (one.each(said) for one, said in zip(both, outputs))
     if x is not None and y is not None:
