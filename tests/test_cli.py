@@ -69,7 +69,7 @@ def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["walk"], "unknown command 'walk' (choose from: audit, compare, evaluate, fetch, list,"),
+        (["walk"], "unknown command 'walk' (choose from: audit, bench, compare, evaluate, fetch, list,"),
         (["run", "--fast"], "unrecognized arguments: --fast (see specbench run --help)"),
         (["run", "--cfg", "jo"], "invalid choice"),
         (["run", "method=nope"], "unknown method 'nope' (choose from: cool_sd,"),
@@ -318,7 +318,10 @@ def test_the_second_run_needs_no_torch(call: Call, tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("line", "completions"),
     [
-        ("specbench ", {"run", "audit", "compare", "evaluate", "fetch", "list", "reference", "tables", "train"}),
+        (
+            "specbench ",
+            {"run", "audit", "bench", "compare", "evaluate", "fetch", "list", "reference", "tables", "train"},
+        ),
         ("specbench l", {"list"}),
         ("specbench run method=", {f"method={name}" for name in parameters.choices("method")}),
         ("specbench list ", set()),

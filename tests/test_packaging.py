@@ -127,7 +127,18 @@ def _make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_make_lists_every_target_with_a_line(clone: Path) -> None:
     lines = _make(clone).stdout.splitlines()
     listed = [line.split()[1] for line in lines]
-    assert sorted(listed) == ["clean", "comparisons", "format", "help", "lint", "run", "tables", "test", "train-scenes"]
+    assert sorted(listed) == [
+        "bench",
+        "clean",
+        "comparisons",
+        "format",
+        "help",
+        "lint",
+        "run",
+        "tables",
+        "test",
+        "train-scenes",
+    ]
     assert all(len(line.split()) > 3 for line in lines)
 
 
