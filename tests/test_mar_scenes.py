@@ -107,7 +107,14 @@ def test_pictures_show_one_object_of_their_class():
     assert [scenes_classes.NAMES[n] for n in numbers] == [
         f"{s.scene.objects[0].colour} {s.scene.objects[0].shape}" for s in singles
     ]
-    assert np.array_equal(images[3], scenes.draw(singles[3]))
+    assert np.array_equal(images[3], scenes.draw(singles[3], portrait=True))
+    reader = ev.load(registry.ASSETS / ev.READER, ev.AttributeReader, torch.device("cpu"))
+    with torch.inference_mode():
+        stated = torch.tensor([scenes_classes.labels_of(int(n)) for n in numbers])
+        right = ev.read_right(reader(scenes.to_float(images)), stated)
+    assert right.nanmean() == 1  # they are plain to see
+    sizes = [[s.scene.objects[0].size for s in singles].count(size) for size in scenes.SIZES]
+    assert min(sizes) > 0
     labels = np.array([scenes.sample("train", i).scene.labels() for i in range(50)])
     some = scenes_classes.numbers_of(labels)
     assert ((some >= 0) == (labels[:, 0] == 0)).all()

@@ -68,6 +68,7 @@ _CENTRES: dict[str, list[tuple[tuple[float, float], tuple[float, float]]]] = {
     "pyramid": [((32, 18), (5, 3)), ((18, 46), (3, 3)), ((46, 46), (3, 3))],
 }
 _RADII = {"small": 6.3, "large": 9.7}
+_PORTRAIT = 3.0  # jitter of a portrait's one object, in pixels
 
 _WORDS = {  # the ways a caption may say it; the first is the plain one
     "circle": ("circle", "disc"),
@@ -294,13 +295,16 @@ def _fill(kind: str, rng: np.random.Generator) -> np.ndarray | None:
     return None
 
 
-def draw(s: Sample) -> np.ndarray:
-    """The picture of a sample: (64, 64, 3) uint8. Consumes the sample's generator, so draw a sample once."""
+def draw(s: Sample, portrait: bool = False) -> np.ndarray:
+    """The picture of a sample: (64, 64, 3) uint8. Consumes the sample's generator, so draw a sample once.
+
+    portrait: every object is large, and near its place.
+    """
     rng = s.rng
     image = _background(s.scene.background, rng)
     for (centre, jitter), o in zip(_CENTRES[s.scene.layout], s.scene.objects, strict=True):
-        x, y = np.asarray(centre) + rng.uniform(-1, 1, 2) * jitter
-        radius = _RADII[o.size] * rng.uniform(0.95, 1.05)
+        x, y = np.asarray(centre) + rng.uniform(-1, 1, 2) * (_PORTRAIT if portrait else np.asarray(jitter))
+        radius = _RADII["large" if portrait else o.size] * rng.uniform(0.95, 1.05)
         colour = _colour(rng, o.colour)
         texture = _fill(o.fill, rng)
         paint = np.broadcast_to(colour, image.shape)

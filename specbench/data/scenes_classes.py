@@ -1,6 +1,7 @@
 """The classes of *scenes*: pictures of one object, whose class is its colour and shape, such as "red circle".
 
-Everything else about such a picture (size, fill, place, background) is free, so that a class-conditional model has a
+The pictures are portraits of the scenes with one object: it is large and near the centre, as objects are in pictures
+that come by class. Its fill, its exact place and what is behind it are free, so that a class-conditional model has a
 broad law to learn. Images are spread evenly: every forty in a row have each class once.
 """
 
@@ -56,8 +57,9 @@ def number_of(prompt: str) -> int | None:
 
 
 def pictures(split: str, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The first `n` scenes of a split with one object: pictures (n, 64, 64, 3) uint8 and class numbers (n,) int64."""
+    """Portraits of the first `n` scenes of a split with one object: pictures (n, 64, 64, 3) uint8, and class numbers
+    (n,) int64."""
     samples = (scenes.sample(split, index, seed) for index in itertools.count())
     found = list(itertools.islice((s for s in samples if s.scene.layout == "single"), n))
     labels = np.array([s.scene.labels() for s in found], dtype=np.int64)
-    return np.stack([scenes.draw(s) for s in found]), numbers_of(labels)
+    return np.stack([scenes.draw(s, portrait=True) for s in found]), numbers_of(labels)

@@ -19,7 +19,7 @@ from specbench.models import evaluators as ev
 
 FILE = "scenes_reference.safetensors"  # kept beside the weights
 COUNT = 2000  # validation pictures to render where those statistics are not at hand
-SINGLE = "/single"  # stands behind a backend's name where the real pictures are those with one object
+SINGLE = "/portraits"  # stands behind a backend's name where the real pictures are those with one object
 
 
 class Reference(Moments):

@@ -222,28 +222,32 @@ class Scenes:
 
     # --- models of vectors, of scenes with one object -----------------------------------------------------------------
 
-    def _single(self, some: world.World) -> tuple[np.ndarray, np.ndarray]:
-        """Which pictures show one object, and their classes."""
-        numbers = scenes_classes.numbers_of(some.labels)
-        return np.flatnonzero(numbers >= 0), numbers[numbers >= 0]
+    def portraits(self, split: str) -> tuple[np.ndarray, np.ndarray]:
+        """Pictures of one object, (N, 64, 64, 3) uint8, and their classes (N,) int64: as many as scenes with one object
+        are among those of the world."""
+        n = (self.budget.train if split == "train" else self.budget.validation) // 3
+        images, classes = (self.work / f"portraits-{split}-{n}.{what}.npy" for what in ("images", "classes"))
+        if not classes.exists():
+            for path, made in zip((images, classes), scenes_classes.pictures(split, n), strict=True):
+                np.save(path, made)
+        return np.load(images, mmap_mode="r"), np.load(classes)
 
     def kl(self) -> Latents:
         torch.manual_seed(5)
         kl = Latents(MAR_CONFIGS["kl"]).to(self.device)
-        images = self.train.images[self._single(self.train)[0]]
+        images = self.portraits("train")[0]
         self._stage("kl", kl, lambda: kl.cfg.to_dict(), lambda: mar.train_kl(kl, images, self.recipes["kl"], self.work))
-        held = self.validation.images[self._single(self.validation)[0]]
-        self.figures["kl"] |= mar.evaluate_kl(kl, held, TOKEN_LIMIT)
+        self.figures["kl"] |= mar.evaluate_kl(kl, self.portraits("validation")[0], TOKEN_LIMIT)
         return kl
 
     def latents(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Laws of the tokens and classes, of training pictures and their mirror images, and of validation pictures."""
         kl = self.make("kl")
-        rows, classes = self._single(self.train)
-        held, held_classes = self._single(self.validation)
+        images, classes = self.portraits("train")
+        held, held_classes = self.portraits("validation")
         of = registry.digest(self.path("kl"))
-        laws = self._cached(f"latents-train-{of}", lambda: mar.encode_all(kl, mar.mirrored(self.train.images, rows)))
-        held_laws = self._cached(f"latents-validation-{of}", lambda: mar.encode_all(kl, self.validation.images[held]))
+        laws = self._cached(f"latents-train-{of}", lambda: mar.encode_all(kl, mar.mirrored(images)))
+        held_laws = self._cached(f"latents-validation-{of}", lambda: mar.encode_all(kl, held))
         return laws, np.tile(classes, 2), held_laws, held_classes
 
     def mar(self) -> MAR:

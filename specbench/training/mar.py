@@ -76,11 +76,10 @@ def encode_all(kl: Latents, images: np.ndarray, batch: int = 128) -> np.ndarray:
     return np.concatenate(laws, axis=1)
 
 
-def mirrored(images: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Pictures `rows` of (N, H, W, 3), and behind them the same with left and right exchanged: of scenes with one
-    object these have the same law and the same labels, and are twice as many."""
-    chosen = images[rows]
-    return np.concatenate([chosen, chosen[:, :, ::-1]])
+def mirrored(images: np.ndarray) -> np.ndarray:
+    """Pictures (N, H, W, 3), and behind them the same with left and right exchanged: of scenes with one object these
+    have the same law and the same labels, and are twice as many."""
+    return np.concatenate([images, images[:, :, ::-1]])
 
 
 @torch.no_grad()
