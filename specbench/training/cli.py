@@ -230,7 +230,7 @@ class Scenes:
         if not classes.exists():
             for path, made in zip((images, classes), scenes_classes.pictures(split, n), strict=True):
                 np.save(path, made)
-        return np.load(images, mmap_mode="r"), np.load(classes)
+        return np.load(images, mmap_mode="c"), np.load(classes)  # "c": PyTorch wants it writable
 
     def kl(self) -> Latents:
         torch.manual_seed(5)
