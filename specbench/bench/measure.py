@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench import parameters
+from specbench import data
 from specbench.bench import floor
 from specbench.decoding.loop import Decoded, Decoding
 from specbench.decoding.trees import build, chain_paths
@@ -62,18 +62,12 @@ class ForcedLength:
         return Verdict(walked[:, 1:], length, tokens, verdict.law, verdict.first)
 
 
-def prompts(model: str, count: int) -> list[str]:
-    """Any: time does not depend on what they say."""
-    classes = parameters.usual(model).get("data") in ("imagenet", "scenes_classes")
-    return ["7" if classes else "a large red circle"] * count
-
-
 def measure(cfg: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """Figures of a checked configuration, by the names of `cli.COLUMNS`; times are medians over steps, in
     milliseconds."""
     pipeline = Pipeline.load(cfg)
     rows = int(cfg["batch"])
-    conditioning = pipeline.encode(prompts(cfg["model"], rows))
+    conditioning = pipeline.encode([item.prompt for item in data.load({**cfg, "n": rows})])
     reset_peak_memory(pipeline.device)
     if isinstance(pipeline, VectorPipeline):
         found = _of_vectors(pipeline, conditioning, plan, rows)
