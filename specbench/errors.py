@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NoReturn
 
 
@@ -23,6 +23,15 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
+def asked(command: str, words: Sequence[str], *flags: Sequence[str]) -> argparse.Namespace:
+    """What a command line of `words` in any order says: those, whether `help` is wanted, and which flags are given."""
+    parser = Parser(prog=f"specbench {command}", add_help=False, allow_abbrev=False)
+    for flag in (("-h", "--help"), *flags):
+        parser.add_argument(*flag, action="store_true")
+    parser.add_argument("words", nargs="*")
+    return parser.parse_intermixed_args(list(words))
+
+
 def values(words: Iterable[str], known: Collection[str]) -> dict[str, str]:
     """The words `name=value` of a command line. UsageError for a name that is not known, given twice or without its
     value."""
@@ -37,3 +46,14 @@ def values(words: Iterable[str], known: Collection[str]) -> dict[str, str]:
             raise UsageError(f"'{word}' lacks its value: {name}=...")
         given[name] = value
     return given
+
+
+def whole(name: str, text: str, least: int) -> int:
+    """The number that `text` says, such as 100, 1_000 or 1e6. UsageError where it is not whole or below `least`."""
+    try:
+        value = float(text.replace("_", ""))
+        if value != int(value) or value < least or value > 2**53:
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise UsageError(f"{name} must be a whole number of at least {least} (got {text})") from None
+    return int(value)

@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from specbench import home, parameters, records, sources
 from specbench._version import __version__
-from specbench.errors import Parser, UsageError, unknown, values
+from specbench.errors import UsageError, asked, unknown, values
 from specbench.sources import Data, File, Model, Part
 
 RECORD, STAGING = "SOURCE.json", ".fetch"
@@ -75,23 +75,19 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: bad words, no consent, no room, nobody to fetch from, or a file that is not the published one.
     """
-    parser = Parser(prog="specbench fetch", add_help=False, allow_abbrev=False)
-    parser.add_argument("-h", "--help", action="store_true")
-    parser.add_argument("--yes", action="store_true")
-    parser.add_argument("words", nargs="*")
-    asked = parser.parse_intermixed_args(list(words))
-    if asked.help:
+    line = asked("fetch", words, ["--yes"])
+    if line.help:
         print(_HELP + "\n".join(f"  {name + '=':<12} {line}" for name, line in WORDS.items()))
         print(f"  {'--yes':<12} do not ask")
         return 0
-    given = _read(asked.words)
+    given = _read(line.words)
     try:
         if "model" in given:
-            _fetch_model(given, asked.yes)
+            _fetch_model(given, line.yes)
         elif "metrics" in given:
-            _fetch_metrics(given, asked.yes)
+            _fetch_metrics(given, line.yes)
         else:
-            _fetch_data(given, asked.yes)
+            _fetch_data(given, line.yes)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; the same command goes on where it was") from None
     return 0

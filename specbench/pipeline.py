@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -15,8 +15,8 @@ from torch import Tensor
 from specbench import parameters, registry
 from specbench.decoding import continuous
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import Amend, Decoded, Decoding, Drafter, Trace, decode, decode_stream, synchronize
-from specbench.decoding.rules import Rule, exact
+from specbench.decoding.loop import Amend, Decoded, Decoding, Parts, Trace, decode, decode_stream, synchronize
+from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.engine.clock import Clock
 from specbench.engine.graph import ENGINES, Eager, Graphs
@@ -110,18 +110,9 @@ class _Base:
 class Pipeline(_Base):
     """A model of codes; `decode` gives tokens (B, T) int64."""
 
-    def __init__(
-        self,
-        model: Any,
-        drafter: Drafter,
-        rule: Rule,
-        sampling: Sampling,
-        device: torch.device,
-        weights: str,
-        engine: Eager | Graphs,
-    ) -> None:
+    def __init__(self, model: Any, parts: Parts, device: torch.device, weights: str, engine: Eager | Graphs) -> None:
         super().__init__(model, device, weights)
-        self.drafter, self.sampling, self._rule, self.engine = drafter, sampling, rule, engine
+        self.parts, self.engine = parts, engine
 
     @classmethod
     def load(cls, cfg: Mapping[str, Any]) -> Pipeline | VectorPipeline:
@@ -132,23 +123,27 @@ class Pipeline(_Base):
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
         rule = registry.rule(cfg, drafter.tree.height, model.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
-        return cls(model, drafter, rule, sampling, device, registry.weights_label(cfg), engine_of(cfg, device))
+        parts = Parts(model.target, drafter, rule, sampling)
+        return cls(model, parts, device, registry.weights_label(cfg), engine_of(cfg, device))
 
     def vanilla(self) -> Pipeline:
         """The same loaded target with the empty draft: the baseline, by an engine of the same kind."""
-        engine = self.engine.fresh()
-        return Pipeline(self.model, NoDraft(), exact(), self.sampling, self.device, self.weights, engine)
+        return self._of(Parts(self.parts.target, NoDraft(), exact(), self.parts.sampling))
 
-    def decode(self, conditioning: Any, keys: list[tuple[int, int]], amend: Amend | None = None) -> Decoded[Trace]:
-        """One image per (seed, prompt index) in `keys`; conditioning of as many prompts. `amend` as in `Decoding`."""
-        streams = Streams(keys, self.device)
-        return decode(
-            self.model.target, self.drafter, self._rule, self.sampling, conditioning, streams, amend, self.engine
-        )
+    def amended(self, amend: Amend) -> Pipeline:
+        """The same, with other verdicts in the place of the rule's."""
+        return self._of(replace(self.parts, amend=amend))
+
+    def _of(self, parts: Parts) -> Pipeline:
+        return Pipeline(self.model, parts, self.device, self.weights, self.engine.fresh())
+
+    def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> Decoded[Trace]:
+        """One image per (seed, prompt index) in `keys`; conditioning of as many prompts."""
+        return decode(self.parts, conditioning, Streams(keys, self.device), self.engine)
 
     def stream(self, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int) -> Iterator[Finished]:
         """As of `_Base`; where images can differ in length, a row that is done takes the next one."""
-        if batch == 1 or self.drafter.tree.height == 0:
+        if batch == 1 or self.parts.drafter.tree.height == 0:
             yield from in_batches(self, prompts, keys, batch)
             return
         spent = 0.0
@@ -165,17 +160,13 @@ class Pipeline(_Base):
         def streams(some: list[int]) -> Streams:
             return Streams([keys[i] for i in some], self.device)
 
-        parts = self.model.target, self.drafter, self._rule, self.sampling
-        for which, decoded in decode_stream(*parts, encode, streams, len(prompts), batch, self.engine):
+        for which, decoded in decode_stream(self.parts, encode, streams, len(prompts), batch, self.engine):
             yield Finished(which, decoded, spent, min(batch, len(prompts)))
             spent = 0.0
 
-    def begin(
-        self, conditioning: Any, keys: list[tuple[int, int]], clock: Clock | None = None, amend: Amend | None = None
-    ) -> Decoding:
+    def begin(self, conditioning: Any, keys: list[tuple[int, int]], clock: Clock | None = None) -> Decoding:
         """The same, prefilled and to be done step by step."""
-        streams = Streams(keys, self.device)
-        return Decoding(self.model.target, self.drafter, self._rule, self.sampling, conditioning, streams, clock, amend)
+        return Decoding(self.parts, conditioning, Streams(keys, self.device), clock)
 
 
 def vector_rule(cfg: Mapping[str, Any], length: int) -> continuous.Rule:

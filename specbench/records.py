@@ -345,11 +345,16 @@ _NUMBERS = frozenset(
 
 def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
     """Rows as CSV text with the header of `COLUMNS`. Raises ValueError for a key that is no column."""
+    return csv_text(COLUMNS, [{name: _cell(value) for name, value in row.items()} for row in rows])
+
+
+def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows as CSV text below a header; None or nothing is an empty cell. Raises ValueError for a key that is no
+    column."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+    writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
     writer.writeheader()
-    for row in rows:
-        writer.writerow({name: _cell(value) for name, value in row.items()})
+    writer.writerows(rows)
     return text.getvalue()
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from specbench import home, metrics, parameters, pictures, records
 from specbench._version import __version__
 from specbench.data.base import Item, key
-from specbench.errors import Parser, UsageError, unknown, values
+from specbench.errors import UsageError, asked, unknown, values
 from specbench.metrics import reference as references
 from specbench.metrics.base import Pictures, Place, Unavailable
 from specbench.metrics.inception import FEATURES, ComparedMetric
@@ -65,14 +65,11 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: bad words, absent or wrong weights, no pictures, one that cannot be read.
     """
-    parser = Parser(prog="specbench reference", add_help=False, allow_abbrev=False)
-    parser.add_argument("-h", "--help", action="store_true")
-    parser.add_argument("words", nargs="*")
-    asked = parser.parse_intermixed_args(list(words))
-    if asked.help:
+    line = asked("reference", words)
+    if line.help:
         print(_HELP + "\n".join(f"  {name + '=':<13} {line}" for name, line in WORDS.items()))
         return 0
-    given = _read(asked.words)
+    given = _read(line.words)
     judges = _judges(given)
     real = source(Path(given["images"]).expanduser())
     try:

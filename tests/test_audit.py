@@ -21,7 +21,7 @@ from specbench.audit.audit import COLUMNS, LEVEL, assemble, measure
 from specbench.audit.models import BUILT_IN, built_in
 from specbench.audit.tabular import TabularGrower, TabularTarget, codes, random_tables, sequence_law
 from specbench.decoding import rules
-from specbench.decoding.loop import decode
+from specbench.decoding.loop import Parts, decode
 from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.typical import Typical
@@ -358,7 +358,7 @@ def test_the_enumerated_law_is_the_decoded_one() -> None:
         p, q = ([sampling.law(t.log()) for t in tables] for tables in (model.p, model.q))
         found = theorem.chain_figures(p, q, method.rule, 3, model.p if method.rule.soft else None)
         streams = Streams([(0, i) for i in range(20_000)])
-        out = decode(TabularTarget(model.p), method.drafter, method.rule, sampling, None, streams)
+        out = decode(Parts(TabularTarget(model.p), method.drafter, method.rule, sampling), None, streams)
         seen = torch.bincount(codes(out.tokens, 3), minlength=3**5).double()
         law = found.law / found.law.sum()
         assert statistics.goodness_of_fit(seen, law, 3, 5) > 1e-4  # one seed in 10,000

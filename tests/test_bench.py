@@ -22,7 +22,7 @@ from specbench.bench.measure import ForcedLength
 from specbench.decoding.drafters.build import Eagle, Window
 from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import Decoding
+from specbench.decoding.loop import Decoding, Parts
 from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import chain_paths, parse
@@ -69,7 +69,7 @@ def begun(name: str, rows: int, length: float | None, clock: Clock | None = None
     amend = None if length is None else ForcedLength(length)
     drafter = DRAFTERS[name](target) if name != "none" else NoDraft()
     streams = Streams([(3, i) for i in range(rows)])
-    return Decoding(target, drafter, exact(), Sampling(cfg_scale=2.0), tiny.prompts(rows), streams, clock, amend)
+    return Decoding(Parts(target, drafter, exact(), Sampling(cfg_scale=2.0), amend), tiny.prompts(rows), streams, clock)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -16,7 +16,7 @@ from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
-from specbench.decoding.loop import Decoded, Decoding, decode, decode_stream
+from specbench.decoding.loop import Decoded, Decoding, Parts, decode, decode_stream
 from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import chain_paths, parse
@@ -64,11 +64,12 @@ def test_steps_in_place_give_what_plain_steps_give(name: str) -> None:
     one gave."""
     target = tiny.llamagen(side=4)
     drafter, other = DRAFTERS[name](target), DRAFTERS[name](target)
-    engine, rule, sampling = Graphs(at_once), exact(), Sampling(cfg_scale=2.0)
+    engine, sampling = Graphs(at_once), Sampling(cfg_scale=2.0)
+    one, two = (Parts(target, some, exact(), sampling) for some in (drafter, other))
     given = [(2, 0), (2, 1), (3, 2), (2, 3)]
     args = [(conditioning(rows, seed), Streams([(seed, i) for i in range(rows)])) for rows, seed in given]
-    in_place = [decode(target, drafter, rule, sampling, c, s, engine=engine) for c, s in args]
-    plain = [decode(target, other, exact(), sampling, c, s) for c, s in args]
+    in_place = [decode(one, c, s, engine) for c, s in args]
+    plain = [decode(two, c, s) for c, s in args]
     assert all(same(a, b) for a, b in zip(in_place, plain, strict=True))
     assert len(engine._kept) == 2
 
@@ -87,12 +88,12 @@ def test_rows_that_are_done_take_the_next_image(name: str, engine: Any) -> None:
         return Streams([(9, i) for i in some])
 
     drafter, seen = DRAFTERS[name](target), []
-    for which, out in decode_stream(target, drafter, exact(), sampling, encode, streams, count, 3, engine):
+    for which, out in decode_stream(Parts(target, drafter, exact(), sampling), encode, streams, count, 3, engine):
         assert len(which) == len(out.tokens)
         assert out.seconds > 0
         for row, image in enumerate(which):
             seen.append(image)
-            alone = decode(target, DRAFTERS[name](target), exact(), sampling, encode([image]), streams([image]))
+            alone = decode(Parts(target, DRAFTERS[name](target), exact(), sampling), encode([image]), streams([image]))
             one = [out.tokens, out.steps, out.drafted, out.accepted, *vars(out.trace).values()]
             two = [alone.tokens, alone.steps, alone.drafted, alone.accepted, *vars(alone.trace).values()]
             assert all(torch.equal(x[row], y[0]) for x, y in zip(one, two, strict=True))
@@ -105,7 +106,7 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Decoding.step
     monkeypatch.setattr(Decoding, "step", lambda steps: (done.append(1), plain(steps))[1])
     given = conditioning(24, 1)
-    parts = (target, Window(12), exact(), Sampling(temperature=0.3))
+    parts = Parts(target, Window(12), exact(), Sampling(temperature=0.3))
 
     def encode(some: list[int]) -> Conditioning:
         return Conditioning(given.features[some], given.valid[some])
@@ -116,10 +117,10 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = []
     for start in range(0, 24, 4):
         some = list(range(start, start + 4))
-        lengths += decode(*parts, encode(some), streams(some)).steps.tolist()
+        lengths += decode(parts, encode(some), streams(some)).steps.tolist()
     in_batches = len(done)
     assert max(lengths) > 1.3 * min(lengths)
-    list(decode_stream(*parts, encode, streams, 24, 4))
+    list(decode_stream(parts, encode, streams, 24, 4))
     assert sum(lengths) / 4 <= len(done) - in_batches < in_batches
 
 
@@ -143,7 +144,9 @@ def plain_values(x: Any, path: str = "", seen: set[int] | None = None) -> dict[s
 def test_a_step_leaves_everything_but_numbers_on_the_device_as_it_was(name: str) -> None:
     """Where tensors lie, which there are, and what the host remembers."""
     target = tiny.llamagen(side=4)
-    steps = Decoding(target, DRAFTERS[name](target), exact(), Sampling(), tiny.prompts(2), Streams([(0, 0), (0, 1)]))
+    steps = Decoding(
+        Parts(target, DRAFTERS[name](target), exact(), Sampling()), tiny.prompts(2), Streams([(0, 0), (0, 1)])
+    )
     fixed = Fixed(steps)
     lie = {path: t.data_ptr() for path, (_, t) in tensors(steps)[0].items()}
     assert len(set(lie.values()) - {0}) >= 10
@@ -159,12 +162,9 @@ def test_a_step_leaves_everything_but_numbers_on_the_device_as_it_was(name: str)
 
 
 def test_only_the_newest_shapes_are_kept() -> None:
-    target, engine = tiny.llamagen(), Graphs(at_once)
+    parts, engine = Parts(tiny.llamagen(), NoDraft(), exact(), Sampling()), Graphs(at_once)
     for rows in (1, 2, 3, 4, 5, 2):
-        decode(
-            target, NoDraft(), exact(), Sampling(), tiny.prompts(rows), Streams([(0, i) for i in range(rows)]),
-            engine=engine,
-        )  # fmt: skip
+        decode(parts, tiny.prompts(rows), Streams([(0, i) for i in range(rows)]), engine)
     rows = [len(one.steps.count) for one in engine._kept.values()]
     assert rows == [3, 4, 5, 2]
 
@@ -185,7 +185,7 @@ class Rigid(Decoding):
 ])  # fmt: skip
 def test_what_cannot_stay_in_place_is_told(kind: type[Decoding], error: type[Exception], message: str) -> None:
     kind.__module__ = "specbench.of_a_test"  # only this project's objects are looked into
-    steps = kind(tiny.llamagen(), NoDraft(), exact(), Sampling(), tiny.prompts(1), Streams([(0, 0)]))
+    steps = kind(Parts(tiny.llamagen(), NoDraft(), exact(), Sampling()), tiny.prompts(1), Streams([(0, 0)]))
     fixed = Fixed(steps)
     steps.step()
     with pytest.raises(error, match=message):

@@ -15,7 +15,7 @@ from specbench.audit.tabular import codes
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import Decoding, decode
+from specbench.decoding.loop import Decoding, Parts, decode
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.engine.graph import Graphs
 from specbench.models.llamagen import Conditioning
@@ -45,7 +45,7 @@ def test_a_target_keeps_its_law(drafting):
     drafter = Eagle(tiny.eagle(target).cuda(), trees.parse("[[0],[1],[0,0],[0,1]]")) if drafting else NoDraft()
     there = Conditioning(cond.features.cuda(), cond.valid.cuda())
     streams = Streams([(0, i) for i in range(count)], "cuda")
-    out = decode(target.cuda(), drafter, rules.exact(), Sampling(cfg_scale=2.0), there, streams)
+    out = decode(Parts(target.cuda(), drafter, rules.exact(), Sampling(cfg_scale=2.0)), there, streams)
     seen = torch.bincount(codes(out.tokens.cpu(), tiny.VOCAB), minlength=len(law)).double()
     small = law * count < 5
     observed = torch.cat([seen[~small], seen[small].sum()[None]])
@@ -79,12 +79,13 @@ def there(name, rows, seed):
 @pytest.mark.parametrize("name", test_engine.DRAFTERS)
 def test_a_recorded_step_gives_what_a_plain_one_gives(name):
     """Three batches, two of them by replays alone."""
-    engine, rule, sampling = Graphs(), rules.exact(), Sampling(cfg_scale=2.0, top_k=4)
+    engine = Graphs()
     target, drafter, *_ = there(name, 2, 0)
+    parts = Parts(target, drafter, rules.exact(), Sampling(cfg_scale=2.0, top_k=4))
     for seed in range(3):
         _, _, cond, streams = there(name, 2, seed)
-        recorded = decode(target, drafter, rule, sampling, cond, streams, engine=engine)
-        plain = decode(target, drafter, rules.exact(), sampling, cond, streams)
+        recorded = decode(parts, cond, streams, engine)
+        plain = decode(parts, cond, streams)
         assert torch.equal(recorded.tokens, plain.tokens)
         assert torch.equal(recorded.steps, plain.steps)
     assert len(engine._kept) == 1
@@ -94,7 +95,7 @@ def test_a_recorded_step_gives_what_a_plain_one_gives(name):
 @torch.inference_mode()
 def test_no_step_waits_for_the_host(name):
     target, drafter, cond, streams = there(name, 2, 0)
-    steps = Decoding(target, drafter, rules.exact(), Sampling(cfg_scale=2.0, top_k=4), cond, streams)
+    steps = Decoding(Parts(target, drafter, rules.exact(), Sampling(cfg_scale=2.0, top_k=4)), cond, streams)
     steps.step()  # what is built once may be brought from the host
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -10,7 +10,7 @@ from specbench.audit.tabular import TabularDrafter, TabularTarget, codes, random
 from specbench.audit.theorem import round_figures
 from specbench.decoding import rules
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import decode
+from specbench.decoding.loop import Parts, decode
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import chain_paths, parse
 
@@ -26,7 +26,9 @@ TREES = {
 
 
 def run(drafter, rule, count=COUNT, sampling=PLAIN, seed=0, target=P):
-    return decode(TabularTarget(target), drafter, rule, sampling, None, Streams([(seed, i) for i in range(count)]))
+    return decode(
+        Parts(TabularTarget(target), drafter, rule, sampling), None, Streams([(seed, i) for i in range(count)])
+    )
 
 
 def fit(tokens, law) -> float:
@@ -139,11 +141,13 @@ def test_rows_do_not_depend_on_the_batch_or_its_order():
     drafter = TabularDrafter(Q, TREES["bushy"])
     together = run(drafter, rules.cool(2.0, 3), 64)
     for index in (0, 17, 63):
-        alone = decode(TabularTarget(P), drafter, rules.cool(2.0, 3), Sampling(), None, Streams([(0, index)]))
+        alone = decode(Parts(TabularTarget(P), drafter, rules.cool(2.0, 3), Sampling()), None, Streams([(0, index)]))
         assert torch.equal(alone.tokens[0], together.tokens[index])
         assert alone.steps[0] == together.steps[index]
     backwards = decode(
-        TabularTarget(P), drafter, rules.cool(2.0, 3), Sampling(), None, Streams([(0, i) for i in range(63, -1, -1)])
+        Parts(TabularTarget(P), drafter, rules.cool(2.0, 3), Sampling()),
+        None,
+        Streams([(0, i) for i in range(63, -1, -1)]),
     )
     assert torch.equal(backwards.tokens.flip(0), together.tokens)
 

@@ -22,7 +22,7 @@ from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
-from specbench.decoding.loop import Outcome, decode
+from specbench.decoding.loop import Outcome, Parts, decode
 from specbench.decoding.rules import Setting
 from specbench.decoding.sampling import Sampling, Streams, draw, draw_distinct, exponential
 from specbench.decoding.verify import verify
@@ -117,10 +117,7 @@ def test_a_real_target_keeps_its_law_under_every_drafter(name, cfg_scale):
     target, count = tiny.llamagen(), 6000
     cond = tiny.prompts(count, same=True)
     out = decode(
-        target,
-        DRAFTERS[name](target),
-        rules.exact(),
-        Sampling(cfg_scale=cfg_scale),
+        Parts(target, DRAFTERS[name](target), rules.exact(), Sampling(cfg_scale=cfg_scale)),
         cond,
         Streams([(0, i) for i in range(count)]),
     )
@@ -229,7 +226,7 @@ def test_every_rule_runs_on_every_drafter(rule, name, temperature):
     setting = Setting(drafter.tree.height, lambda: codebook, temperature == 0)
     judge = registry.find("rule", rule)(RULES[rule], setting)
     sampling = Sampling(temperature=temperature, top_k=4, cfg_scale=2.0)
-    out = decode(target, drafter, judge, sampling, tiny.prompts(6), Streams([(0, i) for i in range(6)]))
+    out = decode(Parts(target, drafter, judge, sampling), tiny.prompts(6), Streams([(0, i) for i in range(6)]))
     assert out.tokens.min() >= 0
     assert out.tokens.max() < tiny.VOCAB
     assert (out.steps + out.accepted >= 16).all()  # every token was accepted, or a step's own
@@ -239,7 +236,9 @@ def test_every_rule_runs_on_every_drafter(rule, name, temperature):
         assert out.accepted.sum() > 0
         assert out.trace.log_prob.isfinite().all()
     if temperature == 0 and rule in ("exact", "typical"):  # the greedy sequence, whatever the draft
-        plain = decode(target, NoDraft(), rules.exact(), sampling, tiny.prompts(6), Streams([(0, i) for i in range(6)]))
+        plain = decode(
+            Parts(target, NoDraft(), rules.exact(), sampling), tiny.prompts(6), Streams([(0, i) for i in range(6)])
+        )
         assert torch.equal(out.tokens, plain.tokens)
 
 
@@ -249,14 +248,11 @@ def test_an_image_does_not_depend_on_its_batch(name):
     sampling = Sampling(cfg_scale=2.0)
     cond = tiny.prompts(9)
     whole = decode(
-        target, DRAFTERS[name](target), rules.cool(2.0, 3), sampling, cond, Streams([(5, i) for i in range(9)])
+        Parts(target, DRAFTERS[name](target), rules.cool(2.0, 3), sampling), cond, Streams([(5, i) for i in range(9)])
     )
     for start, stop in ((0, 1), (1, 3), (3, 8), (8, 9)):
         part = decode(
-            target,
-            DRAFTERS[name](target),
-            rules.cool(2.0, 3),
-            sampling,
+            Parts(target, DRAFTERS[name](target), rules.cool(2.0, 3), sampling),
             cond.rows(start, stop),
             Streams([(5, i) for i in range(start, stop)]),
         )

@@ -13,7 +13,7 @@ from test_text_official import chameleon_names, save_chameleon, t5, tiktoken  # 
 
 from specbench import configuration, parameters, registry
 from specbench.cli import main
-from specbench.decoding.loop import decode
+from specbench.decoding.loop import Parts, decode
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.errors import UsageError
 from specbench.models import chameleon, eagle, emu3, emu3_vision, llamagen_official, naming, vq
@@ -66,7 +66,7 @@ def test_every_method_runs_on_every_real_target(model):
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
         rule = registry.rule(cfg, drafter.tree.height, bundle.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
-        out = decode(bundle.target, drafter, rule, sampling, given, Streams([(0, 0), (0, 1)]))
+        out = decode(Parts(bundle.target, drafter, rule, sampling), given, Streams([(0, 0), (0, 1)]))
         assert out.tokens.shape == (2, bundle.target.length), method
         assert (out.steps + out.accepted >= bundle.target.length).all(), method
         assert (out.drafted.sum() > 0) == (cfg["drafter"] != "none"), method

@@ -24,7 +24,7 @@ from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
-from specbench.decoding.loop import Decoded, Trace, decode
+from specbench.decoding.loop import Decoded, Parts, Trace, decode
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import chain_paths, parse
 from specbench.errors import UsageError
@@ -337,7 +337,7 @@ COUNT = 3000
 
 def run(drafter: Any) -> tuple[Decoded, list[records.Record]]:
     streams = Streams([(0, i) for i in range(COUNT)])
-    out = decode(TabularTarget(P), drafter, rules.exact(), Sampling(), None, streams)
+    out = decode(Parts(TabularTarget(P), drafter, rules.exact(), Sampling()), None, streams)
     return out, [
         replace(record(0), tokens=4, steps=n, **fields)
         for n, fields in zip(out.steps.tolist(), statistics.of_images(out.trace, out.steps.tolist(), 0))
@@ -395,7 +395,7 @@ def test_a_drafter_knows_its_passes(name: str, build: Any) -> None:
     for network in (networks["draft"].layers[0], networks["eagle"].layers[0], networks["medusa"]):
         network.register_forward_pre_hook(count)
     drafter = build(networks)
-    out = decode(target, drafter, rules.exact(), Sampling(), tiny.prompts(1), Streams([(0, 0)]))
+    out = decode(Parts(target, drafter, rules.exact(), Sampling()), tiny.prompts(1), Streams([(0, 0)]))
     prefill = 1 if name.startswith(("draft", "eagle")) else 0
     assert calls["all"] == prefill + drafter.passes * int(out.steps)
 

@@ -18,7 +18,7 @@ from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
-from specbench.decoding.loop import decode
+from specbench.decoding.loop import Parts, decode
 from specbench.decoding.rules.proximity import MEASURES, neighbours
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.models import eagle, emu3
@@ -150,7 +150,7 @@ def test_every_family_keeps_its_law_under_every_drafter(family, name):
     sampling = Sampling(temperature=0.9, cfg_scale=1.5)
     streams = Streams([(0, i) for i in range(count)])
     drafter = DRAFTERS[name](family, model)
-    out = decode(model, drafter, rules.exact(), sampling, prompts(family, [0] * count), streams)
+    out = decode(Parts(model, drafter, rules.exact(), sampling), prompts(family, [0] * count), streams)
     forced = forced_of(model)
     assert (out.tokens == forced)[:, forced >= 0].all()
     assert (out.tokens[:, forced < 0] < VOCAB).all()
@@ -204,7 +204,9 @@ def test_an_image_does_not_depend_on_its_batch(family, name):
     def run(rows):
         drafter = DRAFTERS[name](family, model)
         streams = Streams([(5, i) for i in rows])
-        return decode(model, drafter, rules.cool(2.0, 3), sampling, prompts(family, [which[i] for i in rows]), streams)
+        return decode(
+            Parts(model, drafter, rules.cool(2.0, 3), sampling), prompts(family, [which[i] for i in rows]), streams
+        )
 
     together = run(range(4))
     for rows in ([0], [1, 2], [3]):
@@ -250,7 +252,7 @@ def test_padding_changes_no_draft(family, name):
     for more in (0, 5):
         drafter = Listening(DRAFTERS[name](family, model))
         given, streams = wider(prompts(family, [1]), more), Streams([(3, 0)])
-        out = decode(model, drafter, rules.exact(), sampling, given, streams)
+        out = decode(Parts(model, drafter, rules.exact(), sampling), given, streams)
         heard.append((out, drafter.drafts))
     (one, short), (two, long) = heard
     assert torch.equal(one.tokens, two.tokens)
@@ -265,7 +267,7 @@ def test_padding_changes_no_draft(family, name):
 def test_what_the_grammar_forces_is_drafted_as_a_certainty(family, name):
     model, sampling = target(family, side=4), Sampling(temperature=0.9, cfg_scale=1.5)
     drafter = Listening(DRAFTERS[name](family, model))
-    out = decode(model, drafter, rules.exact(), sampling, prompts(family, [1]), Streams([(3, 0)]))
+    out = decode(Parts(model, drafter, rules.exact(), sampling), prompts(family, [1]), Streams([(3, 0)]))
     forced, count, seen = forced_of(model), 0, 0
     assert len(drafter.drafts) >= int(out.steps)
     for draft, accepted in zip(drafter.drafts, out.trace.accepted[0].tolist(), strict=False):

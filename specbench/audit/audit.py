@@ -18,7 +18,7 @@ from specbench._version import __version__
 from specbench.audit import statistics, theorem
 from specbench.audit.models import Model, needed_codebook
 from specbench.audit.tabular import TabularDrafter, TabularGrower, TabularTarget, codes, sequence_law
-from specbench.decoding.loop import Drafter, decode
+from specbench.decoding.loop import Drafter, Parts, decode
 from specbench.decoding.rules import Rule
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import chain_paths, parse
@@ -181,10 +181,10 @@ def _decode(
     halves = torch.zeros(2, size, dtype=torch.float64)
     first = torch.zeros(length + 1, dtype=torch.float64)
     steps = torch.zeros(length + 1, dtype=torch.float64)
-    target = TabularTarget(model.p)
+    parts = Parts(TabularTarget(model.p), method.drafter, method.rule, method.sampling)
     for begin in range(0, samples, rows):
         numbers = range(begin, min(begin + rows, samples))
-        out = decode(target, method.drafter, method.rule, method.sampling, None, Streams([(seed, i) for i in numbers]))
+        out = decode(parts, None, Streams([(seed, i) for i in numbers]))
         code = codes(out.tokens, model.vocab)
         odd = torch.arange(begin, numbers.stop) % 2 == 1
         for half, chosen in zip(halves, (~odd, odd)):

@@ -3,10 +3,8 @@ vectors on models that can be sampled without limit."""
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +14,7 @@ from specbench import configuration, parameters, records, registry
 from specbench.audit import audit, densities, models
 from specbench.audit.densities import Pair
 from specbench.audit.models import Model
-from specbench.errors import Parser, UsageError, unknown
+from specbench.errors import UsageError, asked, unknown, values, whole
 
 SAMPLES, FEWEST = 200_000, 1000
 
@@ -64,21 +62,17 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: bad words, a bad file of tables, a place that cannot be written to.
     """
-    parser = Parser(prog="specbench audit", add_help=False, allow_abbrev=False)
-    parser.add_argument("-h", "--help", action="store_true")
-    parser.add_argument("--all", action="store_true")
-    parser.add_argument("words", nargs="*")
-    asked = parser.parse_intermixed_args(list(words))
-    if asked.help:
+    line = asked("audit", words, ["--all"])
+    if line.help:
         print(_help())
         return 0
-    own, given = _sorted_out(configuration.plain(asked.words))
-    samples = _whole("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST)
-    seed = _whole("audit.seed", own.get("audit.seed", "0"), 0)
-    kinds = [False, True] if asked.all else _kinds(given)
+    own, given = _sorted_out(configuration.plain(line.words))
+    samples = whole("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST)
+    seed = whole("audit.seed", own.get("audit.seed", "0"), 0)
+    kinds = [False, True] if line.all else _kinds(given)
     chosen = _models(own, kinds)
     out = records.writable(own["out"]) if "out" in own else None
-    jobs = _presets(given, chosen) if asked.all else _jobs(given, chosen, kinds)
+    jobs = _presets(given, chosen) if line.all else _jobs(given, chosen, kinds)
     for cfg, model in jobs:
         _assemble(cfg, model)  # a mistake costs no decoding
     rows = []
@@ -87,7 +81,7 @@ def main(words: Sequence[str]) -> int:
             bar.set_description(f"{cfg['method']} on {model.name}")
             rows.append(_assemble(cfg, model)(samples, seed, bar.update))
             if out is not None:
-                records.write_atomically(out, _csv(rows).encode())
+                records.write_atomically(out, records.csv_text(audit.COLUMNS, rows).encode())
     print(table(rows))
     if out is not None:
         print(f"wrote {out}")
@@ -129,25 +123,17 @@ def _key(word: str) -> str:
 
 def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The audit's own words by name, and the overrides that remain. Refuses what only a run has."""
-    own: dict[str, str] = {}
-    rest = []
-    keys = [_key(word) for word in words]
-    for word, key in zip(words, keys):
+    own = values([word for word in words if _key(word) in WORDS or word.startswith("audit.")], WORDS)
+    rest = [word for word in words if _key(word) not in own]
+    keys = [_key(word) for word in rest]
+    for key in keys:
         if keys.count(key) > 1:
             raise UsageError(f"'{key}' is given {keys.count(key)} times; give it once")
-        if key.startswith("audit.") and key not in WORDS:
-            raise unknown("parameter", key, WORDS)
-        if key in WORDS:
-            own[key] = word.partition("=")[2]
-            if not own[key]:
-                raise UsageError(f"'{word}' lacks its value: {key}=...")
-        elif key == "cfg_scale":
+        if key == "cfg_scale":
             raise UsageError("the models of an audit have no guidance: it takes no cfg_scale=, leave it out")
-        elif key.startswith(("hydra.", "hydra/")) or (key in _of_a_run() and key not in ("method", "drafter", "rule")):
+        if key.startswith(("hydra.", "hydra/")) or (key in _of_a_run() and key not in ("method", "drafter", "rule")):
             instead = f"; give {_INSTEAD[key]}" if key in _INSTEAD else ""
             raise UsageError(f"'{key}' belongs to specbench run, an audit has no such parameter{instead}")
-        else:
-            rest.append(word)
     if rest and (several := configuration.swept(rest)):
         raise UsageError(f"'{sorted(several)[0]}' names several values; an audit takes one at a time")
     return own, rest
@@ -157,16 +143,6 @@ def _of_a_run() -> set[str]:
     """The parameters and groups that are neither a method's nor the sampling's."""
     every = {*parameters.TABLE, *parameters.groups()}
     return every.difference(parameters.of_methods(), audit.SAMPLING, densities.SAMPLING)
-
-
-def _whole(name: str, text: str, least: int) -> int:
-    try:
-        value = float(text.replace("_", ""))
-        if value != int(value) or value < least or value > 2**53:
-            raise ValueError
-    except (ValueError, OverflowError):
-        raise UsageError(f"{name} must be a whole number of at least {least} (got {text})") from None
-    return int(value)
 
 
 def _models(own: Mapping[str, str], kinds: Sequence[bool]) -> dict[bool, list[Subject]]:
@@ -313,14 +289,6 @@ def _assemble(cfg: Mapping[str, Any], model: Subject) -> Callable[[int, int, aud
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
-
-
-def _csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, audit.COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)  # None becomes an empty cell
-    return text.getvalue()
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

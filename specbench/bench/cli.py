@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from specbench import configuration, parameters, records
-from specbench.errors import Parser, UsageError, unknown
+from specbench.errors import UsageError, asked, values, whole
 
 #: The words of a benchmark's own, with their meanings.
 WORDS = {
@@ -114,20 +113,16 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: bad words, or a place that cannot be written to.
     """
-    parser = Parser(prog="specbench bench", add_help=False, allow_abbrev=False)
-    parser.add_argument("-h", "--help", action="store_true")
-    parser.add_argument("-m", "--multirun", action="store_true")
-    parser.add_argument("words", nargs="*")
-    asked = parser.parse_intermixed_args(list(words))
-    if asked.help:
+    line = asked("bench", words, ["-m", "--multirun"])
+    if line.help:
         print(_help())
         return 0
-    own, given = _sorted_out(configuration.tidy(asked.words))
+    own, given = _sorted_out(configuration.tidy(line.words))
     plan = _plan(own)
     out = records.writable(own["out"]) if "out" in own else None
     if out is not None:
         _rows(out)  # a file of something else is refused before anything is measured
-    jobs = configuration.grid(given, asked.multirun)
+    jobs = configuration.grid(given, line.multirun)
     from specbench.bench import measure, roofline
 
     rows = []
@@ -153,23 +148,13 @@ def _help() -> str:
 
 
 def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    own: dict[str, str] = {}
-    rest = []
-    for word in words:
-        key, _, value = word.partition("=")
-        if key.startswith("bench.") and key not in WORDS:
-            raise unknown("parameter", key, WORDS)
-        if key in WORDS:
-            if key in own:
-                raise UsageError(f"'{key}' is given twice; give it once")
-            if not value:
-                raise UsageError(f"'{word}' lacks its value: {key}=...")
-            own[key] = value
-        elif key in _UNUSED or key.startswith(("hydra.", "hydra/")) or key == "experiment":
+    ours = [word for word in words if word.partition("=")[0] in WORDS or word.startswith("bench.")]
+    rest = [word for word in words if word not in ours]
+    for word in rest:
+        key = word.partition("=")[0]
+        if key in _UNUSED or key.startswith(("hydra.", "hydra/")) or key == "experiment":
             raise UsageError(f"'{key}' belongs to specbench run; a benchmark times steps and has no such parameter")
-        else:
-            rest.append(word)
-    return own, rest
+    return values(ours, WORDS), rest
 
 
 def _plan(own: Mapping[str, str]) -> Any:
@@ -178,9 +163,9 @@ def _plan(own: Mapping[str, str]) -> Any:
     values: dict[str, Any] = {}
     for name, least in (("steps", 1), ("context", 1), ("images", 0)):
         if text := own.get(f"bench.{name}"):
-            values[name] = _whole(f"bench.{name}", text, least)
+            values[name] = whole(f"bench.{name}", text, least)
     if text := own.get("bench.nodes"):
-        values["nodes"] = tuple(sorted({_whole("bench.nodes", part, 1) for part in text.strip("[]").split(",")}))
+        values["nodes"] = tuple(sorted({whole("bench.nodes", part, 1) for part in text.strip("[]").split(",")}))
     if text := own.get("forced_accept"):
         try:
             values["forced"] = float(text)
@@ -189,12 +174,6 @@ def _plan(own: Mapping[str, str]) -> Any:
         if not 1 <= values["forced"] <= 1e6:
             raise UsageError(f"forced_accept must be a number of at least 1, tokens a step (got {text})")
     return Plan(**values)
-
-
-def _whole(name: str, text: str, least: int) -> int:
-    if not text.strip().isdigit() or int(text) < least or int(text) > 10**9:
-        raise UsageError(f"{name} must be a whole number of at least {least} (got {text})")
-    return int(text)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -208,7 +187,7 @@ def _row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None)
     least = by_nodes.get("1")
     row = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        **{name: cfg[name] for name in ("model", "weights", "method", "drafter", "rule", "batch", "dtype", "engine")},
+        **{name: cfg[name] for name in ("model", "method", "drafter", "rule", "batch", "dtype", "engine")},
         "parameters": " ".join(f"{p}={cfg[p]}" for p in parts),
         "forced_accept": forced,
         **records.environment(resolve_device(cfg["device"])),
@@ -224,14 +203,6 @@ def _described() -> set[str]:
     return {*parameters.of_methods(), "temperature", "top_k", "top_p", "cfg_scale", "cfg_schedule", "size"}
 
 
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)  # None becomes an empty cell
-    return text.getvalue()
-
-
 def _rows(path: Path) -> list[dict[str, str]]:
     if not path.is_file() or not path.stat().st_size:
         return []
@@ -244,7 +215,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 def _append(path: Path, row: Mapping[str, Any]) -> None:
     with FileLock(path.with_name(f".{path.name}.lock")):
-        records.write_atomically(path, _csv([*_rows(path), row]).encode())
+        records.write_atomically(path, records.csv_text(COLUMNS, [*_rows(path), row]).encode())
 
 
 def told(row: Mapping[str, Any]) -> str:

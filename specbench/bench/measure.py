@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,6 +74,7 @@ def measure(cfg: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
         found = _of_vectors(pipeline, conditioning, plan, rows)
     else:
         found = _of_codes(pipeline, conditioning, plan, rows)
+    found["weights"] = pipeline.weights
     found["peak_memory_mib"] = peak_memory_mib(pipeline.device)
     return found
 
@@ -80,28 +82,30 @@ def measure(cfg: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
 def _of_codes(pipeline: Pipeline, conditioning: Any, plan: Plan, rows: int) -> dict[str, Any]:
     device, target = pipeline.device, pipeline.model.target
     keys = [(0, i) for i in range(rows)]
-    amend = ForcedLength(plan.forced) if plan.forced is not None else None
-    drafter = pipeline.drafter
-    if plan.forced is not None and plan.forced > drafter.tree.height + 1:
-        raise UsageError(
-            f"forced_accept={plan.forced:g} is more than the {drafter.tree.height + 1} tokens that a step of this"
-            " method can come to; give a smaller one, or longer drafts"
-        )
-    speed = floor.bandwidth(device)
+    drafter, guided = pipeline.parts.drafter, pipeline.parts.sampling.guided
+    if plan.forced is not None:
+        if plan.forced > drafter.tree.height + 1:
+            raise UsageError(
+                f"forced_accept={plan.forced:g} is more than the {drafter.tree.height + 1} tokens that a step of this"
+                " method can come to; give a smaller one, or longer drafts"
+            )
+        pipeline = pipeline.amended(ForcedLength(plan.forced))
+    vanilla = pipeline.vanilla()
     with torch.inference_mode():
         clock = Clock(device)
-        decoding = pipeline.begin(conditioning, keys, clock, amend)
+        decoding = pipeline.begin(conditioning, keys, clock)
         context = _place(decoding, plan)
         parts = _steps(decoding, clock, plan, context)
         plain_clock = Clock(device)
-        plain = _steps(pipeline.vanilla().begin(conditioning, keys, plain_clock), plain_clock, plan, context)
+        plain = _steps(vanilla.begin(conditioning, keys, plain_clock), plain_clock, plan, context)
         whole = {
-            name: _recorded(one.engine, one.begin(conditioning, keys, amend=also), plan, context)
-            for name, one, also in (("", pipeline, amend), ("vanilla_", pipeline.vanilla(), None))
+            name: _recorded(one.engine, one.begin(conditioning, keys), plan, context)
+            for name, one in (("", pipeline), ("vanilla_", vanilla))
             if isinstance(one.engine, Graphs)
         }
         by_nodes = {n: _pass(pipeline, conditioning, keys, n, context, plan) for n in plan.nodes}
-    both = 2 * rows if pipeline.sampling.guided else rows
+    speed = floor.bandwidth(device)
+    both = 2 * rows if guided else rows
     weights, drafts, cache = (
         floor.of_target(target),
         floor.of_drafts(drafter, target),
@@ -131,7 +135,9 @@ def _of_codes(pipeline: Pipeline, conditioning: Any, plan: Plan, rows: int) -> d
     found["bandwidth_share"] = found["forward_floor_ms"] / found["forward_ms"]
     found["overhead"] = (found["step_ms"] - found["forward_ms"]) / found["forward_ms"]
     if plan.images:
-        found |= _whole(pipeline, conditioning, plan, amend)
+        ways = [partial(one.decode, conditioning) for one in (pipeline, vanilla)]
+        _in_turn(ways, rows, range(1))  # warms up
+        found |= _compared(pipeline.tokens_per_image, _in_turn(ways, rows, range(1, plan.images + 1)))
     return found
 
 
@@ -191,7 +197,7 @@ def _pass(
     """Median seconds of the target's pass over a chain of so many nodes, the root among them."""
     device = pipeline.device
     tree = build(chain_paths(nodes - 1)).to(device)
-    session = pipeline.model.target.open(conditioning, len(keys), pipeline.sampling.guided, tree.nodes)
+    session = pipeline.model.target.open(conditioning, len(keys), pipeline.parts.sampling.guided, tree.nodes)
     count = torch.full((len(keys),), context - session.prefix_length, device=device)
     history = torch.zeros(len(keys), session.length + nodes, dtype=torch.int64, device=device)
     tokens = history[:, :nodes]
@@ -206,20 +212,18 @@ def _of_vectors(pipeline: VectorPipeline, conditioning: Any, plan: Plan, rows: i
     if plan.forced is not None:
         raise UsageError("forced_accept= is for models of codes; for vectors, gamma= sets a draft's length")
     device, target, vanilla = pipeline.device, pipeline.model.target, pipeline.vanilla()
-    images = max(1, plan.images)
-    clocks = {"method": Clock(device), "vanilla": Clock(device)}
-    done: dict[str, list[Decoded[Any]]] = {name: [] for name in clocks}
-    for number in range(images + 1):  # the first one warms up
-        keys = [(number, i) for i in range(rows)]
-        for name, one in (("method", pipeline), ("vanilla", vanilla)):
-            done[name].append(one.decode(conditioning, keys, clocks[name] if number else None))
-    parts, plain = (_medians(clocks[name].seconds()) for name in ("method", "vanilla"))
+    both = (pipeline, Clock(device)), (vanilla, Clock(device))
+    ways = [partial(one.decode, conditioning, clock=clock) for one, clock in both]
+    _in_turn([partial(one.decode, conditioning) for one, _ in both], rows, range(1))  # warms up
+    done = _in_turn(ways, rows, range(1, max(1, plan.images) + 1))
+    spent = [clock.seconds() for _, clock in both]
+    parts, plain = map(_medians, spent)
     speed, model = floor.bandwidth(device), target.model
     head = floor.of_head(model)
     found = {
         "rows": rows * (1 if target.scale == 1 else 2),
         "nodes": pipeline.rule.gamma + 1,
-        "steps": len(clocks["method"].seconds()),
+        "steps": len(spent[0]),
         **{f"{name}_ms": 1e3 * value for name, value in parts.items()},
         "vanilla_step_ms": 1e3 * sum(plain.values()),
         "vanilla_forward_ms": 1e3 * plain["forward"],
@@ -231,20 +235,23 @@ def _of_vectors(pipeline: VectorPipeline, conditioning: Any, plan: Plan, rows: i
         "by_nodes": {},
     }
     found["step_ms"] = 1e3 * sum(parts.values())
-    return found | _compared(pipeline.tokens_per_image, rows, done["method"][1:], done["vanilla"][1:])
+    return found | _compared(pipeline.tokens_per_image, done)
 
 
-def _whole(pipeline: Pipeline, conditioning: Any, plan: Plan, amend: ForcedLength | None) -> dict[str, Any]:
-    """Whole images from prefill to the last token, by the method and by vanilla AR, in turn."""
-    rows, vanilla = len(conditioning), pipeline.vanilla()
-    done: list[tuple[Decoded[Any], Decoded[Any]]] = []
-    for number in range(plan.images + 1):  # the first one warms up
-        keys = [(number, i) for i in range(rows)]
-        done.append((pipeline.decode(conditioning, keys, amend), vanilla.decode(conditioning, keys)))
-    return _compared(pipeline.tokens_per_image, rows, *map(list, zip(*done[1:], strict=True)))
+#: Decodes one image per (seed, prompt index).
+Way = Callable[[list[tuple[int, int]]], Decoded[Any]]
 
 
-def _compared(tokens: int, rows: int, method: list[Decoded[Any]], vanilla: list[Decoded[Any]]) -> dict[str, Any]:
+def _in_turn(ways: Sequence[Way], rows: int, seeds: Iterable[int]) -> list[list[Decoded[Any]]]:
+    """Whole images, from prefill to the last token, by one way after the other: of each, what came of every seed."""
+    done = [[way([(seed, i) for i in range(rows)]) for way in ways] for seed in seeds]
+    return [list(some) for some in zip(*done, strict=True)]
+
+
+def _compared(tokens: int, done: Sequence[Sequence[Decoded[Any]]]) -> dict[str, Any]:
+    """Figures of whole images; done: by the method, and by vanilla AR."""
+    method, vanilla = done
+    rows = len(method[0].tokens)
     seconds, plain = (statistics.fmean(out.seconds for out in some) for some in (method, vanilla))
     steps, most = (statistics.fmean(float(out.steps.double().mean()) for out in some) for some in (method, vanilla))
     return {

@@ -8,7 +8,7 @@ from specbench import records
 from specbench.compare import telling
 from specbench.compare.comparison import compare
 from specbench.compare.passes import read
-from specbench.errors import Parser, UsageError
+from specbench.errors import UsageError, asked
 
 _HELP = """\
 usage: specbench compare A B [out=FILE.csv]
@@ -36,15 +36,12 @@ def main(words: Sequence[str]) -> int:
 
     Raises UsageError for bad words, folders that are no runs, damaged records and too few pairs.
     """
-    parser = Parser(prog="specbench compare", add_help=False, allow_abbrev=False)
-    parser.add_argument("-h", "--help", action="store_true")
-    parser.add_argument("words", nargs="*")
-    asked = parser.parse_intermixed_args(list(words))
-    if asked.help:
+    line = asked("compare", words)
+    if line.help:
         print(_HELP + "\n".join(f"  {k:<16} " + v.replace("\n", "\n" + " " * 19) for k, v in telling.COLUMNS.items()))
         return 0
-    outs = [word.removeprefix("out=") for word in asked.words if word.startswith("out=")]
-    runs = [word for word in asked.words if not word.startswith("out=")]  # a folder may be called delta=1.1
+    outs = [word.removeprefix("out=") for word in line.words if word.startswith("out=")]
+    runs = [word for word in line.words if not word.startswith("out=")]  # a folder may be called delta=1.1
     if len(runs) != 2 or len(outs) > 1 or "" in outs:
         raise UsageError("compare takes two runs and at most one out=FILE.csv (see specbench compare --help)")
     out = records.writable(outs[0]) if outs else None

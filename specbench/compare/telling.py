@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from specbench import records
 from specbench.compare.comparison import Comparison, Result
 from specbench.compare.paired import LEVEL, Law, size
 from specbench.compare.passes import plain
@@ -170,9 +169,7 @@ def _cells(result: Result) -> list[str]:
 
 def to_csv(found: Comparison) -> str:
     """The comparison as CSV, with the columns of `COLUMNS`."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
-    writer.writeheader()
+    rows: list[dict[str, Any]] = []
     of = {"a": found.names[0], "b": found.names[1], "run_a": found.a.run_id, "run_b": found.b.run_id}
     for result in found.results:
         p, test = result.paired, result.paired.test
@@ -200,8 +197,8 @@ def to_csv(found: Comparison) -> str:
                 "d_z": test.d_z,
                 "effect": None if test.d_z is None else size(test.d_z),
             }
-        writer.writerow(line)
+        rows.append(line)
     for judge, law in found.laws:
         told = {"figure": "law", "judge": judge, "pairs": law.n, "statistic": law.distance, "p": law.p}
-        writer.writerow({**of, **told, "sentence": of_law(judge, law, found)})
-    return text.getvalue()
+        rows.append({**of, **told, "sentence": of_law(judge, law, found)})
+    return records.csv_text(COLUMNS, rows)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, fields
+from itertools import zip_longest
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -169,6 +170,17 @@ def synchronize(device: torch.device) -> None:
 Amend = Callable[[Verdict, Draft, Tensor], Verdict]
 
 
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What decodes: the target, who drafts for it, how the drafts are judged, and how the target is sampled."""
+
+    target: Target
+    drafter: Drafter
+    rule: Rule
+    sampling: Sampling
+    amend: Amend | None = None
+
+
 class Decoding:
     """B images on their way, one per row of `streams`: prefilled on construction, then step by step.
 
@@ -176,47 +188,36 @@ class Decoding:
     of a step's parts: draft, forward (of the target), verify (guidance and the laws included), commit and rest.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        drafter: Drafter,
-        rule: Rule,
-        sampling: Sampling,
-        conditioning: Any,
-        streams: Streams,
-        clock: Clock | Idle | None = None,
-        amend: Amend | None = None,
-    ) -> None:
+    def __init__(self, parts: Parts, conditioning: Any, streams: Streams, clock: Clock | Idle | None = None) -> None:
         streams = copy(streams)  # an engine moves the tensors of what hangs here, and the caller's are not its own
-        self.drafter, self.rule, self.sampling, self.streams = drafter, rule, sampling, streams
-        self.clock, self.amend = clock or Idle(), amend
-        self.parts = [target, drafter, rule, sampling, amend]
-        device, rows = streams.key.device, len(streams)
-        self.session = target.open(conditioning, rows, sampling.guided, drafter.tree.nodes)
-        self.state = drafter.open(self.session, conditioning, sampling, streams)
-        self.total, self.reach = self.session.length, drafter.tree.height + 1
+        self.parts, self.streams, self.clock = parts, streams, clock or Idle()
+        device, rows, tree = streams.key.device, len(streams), parts.drafter.tree
+        self.session = parts.target.open(conditioning, rows, parts.sampling.guided, tree.nodes)
+        self.state = parts.drafter.open(self.session, conditioning, parts.sampling, streams)
+        self.total, self.reach = self.session.length, tree.height + 1
         self.history = torch.zeros(rows, self.total + 2 * self.reach, dtype=torch.int64, device=device)
         self.count, self.steps, self.drafted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
         self.recorder = _Recorder(rows, self.total, self.reach, device)
 
     def step(self) -> None:
-        sampling, session, count, clock = self.sampling, self.session, self.count, self.clock
+        parts, session, count, clock = self.parts, self.session, self.count, self.clock
+        drafter, sampling = parts.drafter, parts.sampling
         clock.begin()
-        draft = self.drafter.propose(self.state, self.history, count, self.steps)
+        draft = drafter.propose(self.state, self.history, count, self.steps)
         clock.lap("draft")
         logits, hidden = session.forward(draft.tokens, draft.tree, self.history, count)
         clock.lap("forward")
         mixed = session.constrain(sampling.mix(logits), count[:, None] + draft.tree.depth)
         p = sampling.law(mixed)
         full = sampling.full_law(mixed, p)
-        judged = full if self.rule.soft and sampling.temperature == 0 else None
-        verdict = verify(p, draft, self.rule, self.streams, self.steps, judged)
-        if self.amend is not None:
-            verdict = self.amend(verdict, draft, self.steps)
+        judged = full if parts.rule.soft and sampling.temperature == 0 else None
+        verdict = verify(p, draft, parts.rule, self.streams, self.steps, judged)
+        if parts.amend is not None:
+            verdict = parts.amend(verdict, draft, self.steps)
         clock.lap("verify")
         session.commit(verdict, draft.tree, count)
         outcome = Outcome(draft, p, hidden, verdict, count)
-        self.drafter.commit(self.state, outcome)
+        drafter.commit(self.state, outcome)
         clock.lap("commit")
         active = count < self.total
         self.recorder.note(outcome, full, self.steps, active)
@@ -245,26 +246,18 @@ class Decoding:
         chosen = slice(None) if rows is None else torch.tensor(rows, device=self.count.device)
         parts = (self.history[:, : self.total], self.steps, self.drafted)
         tokens, steps, drafted = (x[chosen].clone() for x in parts)
-        trace = Trace(*(getattr(self.recorder.trace(), f.name)[chosen] for f in fields(Trace)))
+        every = self.recorder.trace()
+        trace = Trace(*(getattr(every, f.name)[chosen] for f in fields(Trace)))
         return Decoded(tokens, steps, drafted, trace.accepted.sum(1), seconds, trace)
 
 
 @torch.inference_mode()
-def decode(
-    target: Target,
-    drafter: Drafter,
-    rule: Rule,
-    sampling: Sampling,
-    conditioning: Any,
-    streams: Streams,
-    amend: Amend | None = None,
-    engine: Eager | Graphs | None = None,
-) -> Decoded[Trace]:
-    """Decode one image per row of `streams`; `amend` as in `Decoding`, `engine` executes the steps."""
+def decode(parts: Parts, conditioning: Any, streams: Streams, engine: Eager | Graphs | None = None) -> Decoded[Trace]:
+    """Decode one image per row of `streams`; `engine` executes the steps."""
     device = streams.key.device
     synchronize(device)
     began = time.perf_counter()
-    images = Decoding(target, drafter, rule, sampling, conditioning, streams, amend=amend)
+    images = Decoding(parts, conditioning, streams)
     images, step = (engine or Eager()).begin(images)
     images.finish(step)
     synchronize(device)
@@ -272,10 +265,7 @@ def decode(
 
 
 def decode_stream(
-    target: Target,
-    drafter: Drafter,
-    rule: Rule,
-    sampling: Sampling,
+    parts: Parts,
     encode: Callable[[list[int]], Any],
     streams: Callable[[list[int]], Streams],
     count: int,
@@ -292,47 +282,43 @@ def decode_stream(
         raise ValueError("a stream needs two rows or more; decode() does one image after the other")
     if not count:
         return
-    owners: list[int | None] = list(range(min(batch, count)))
-    queue = deque(range(len(owners), count))
-    first = [i for i in owners if i is not None]
+    engine = engine or Eager()
+    first = list(range(min(batch, count)))
+    owners: list[int | None] = [*first]  # by row; None where nothing is left to decode
+    queue, few = deque(range(len(first), count)), max(1, len(first) // 4)
     conditioning, given = encode(first), streams(first)
     device = given.key.device
     synchronize(device)
     began = time.perf_counter()
     with torch.inference_mode():
-        images = Decoding(target, drafter, rule, sampling, conditioning, given)
-        images, step = (engine or Eager()).begin(images)
-    few = max(1, len(owners) // 4)
+        images, step = engine.begin(Decoding(parts, conditioning, given))
     while True:
         with torch.inference_mode():
-            lacking = [n for n, owner in zip(images.lacking(), owners, strict=True) if owner is not None]
-            behind = sorted(lacking)[: few if queue else None][-1]  # the row that decides when to look again
-            for _ in range(-(-behind // images.reach)):
-                step()
-            left = images.lacking()
+            while True:
+                left = images.lacking()
+                under_way = sorted(left[row] for row, owner in enumerate(owners) if owner is not None)
+                behind = under_way[: few if queue else None][-1]  # of the row that decides when to look again
+                if not behind:
+                    break
+                for _ in range(-(-behind // images.reach)):
+                    step()
         done = [row for row, owner in enumerate(owners) if owner is not None and not left[row]]
-        if not done:
-            continue
-        if queue and len(done) < min(few, sum(owner is not None for owner in owners)):
-            continue
         synchronize(device)
         seconds = time.perf_counter() - began
         with torch.inference_mode():
             outcome = images.outcome(seconds, done)
         yield [owner for row in done if (owner := owners[row]) is not None], outcome
-        following = [queue.popleft() for _ in range(min(len(done), len(queue)))]
-        for row, owner in zip(done, [*following, *[None] * len(done)], strict=False):
-            owners[row] = owner
-        if all(owner is None for owner in owners):
+        if not queue:  # then the last rows were waited for
             return
-        if following:
-            conditioning, given = encode(following), streams(following)
+        following = [queue.popleft() for _ in range(min(len(done), len(queue)))]
+        for row, owner in zip_longest(done, following):
+            owners[row] = owner
+        conditioning, given = encode(following), streams(following)
         synchronize(device)
         began = time.perf_counter()
-        if following:
-            with torch.inference_mode():
-                fresh = Decoding(target, drafter, rule, sampling, conditioning, given)
-                if len(following) == len(owners):
-                    images, step = (engine or Eager()).begin(fresh)
-                else:
-                    load_rows(images, fresh, done[: len(following)], len(owners))
+        with torch.inference_mode():
+            fresh = Decoding(parts, conditioning, given)
+            if len(following) == len(owners):
+                images, step = engine.begin(fresh)
+            else:
+                load_rows(images, fresh, done[: len(following)], len(owners))

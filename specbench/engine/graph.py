@@ -15,9 +15,10 @@ from specbench.engine.fixed import Fixed
 
 
 class Steps(Protocol):
-    """Something that goes on step by step; `parts`: what it is made of, beside tensors."""
+    """Something that goes on step by step; `parts`: what it is made of, beside tensors, equal to nothing but itself."""
 
-    parts: list[Any]
+    @property
+    def parts(self) -> Any: ...
 
     def step(self) -> None: ...
 
@@ -27,8 +28,6 @@ S = TypeVar("S", bound=Steps)
 
 class Eager:
     """Kernel by kernel: the specification that every other engine must agree with."""
-
-    name = "eager"
 
     def begin(self, steps: S) -> tuple[S, Callable[[], None]]:
         """What to go on with in the place of `steps`, valid until the next call, and what does a step of it."""
@@ -55,7 +54,6 @@ class Recorded:
 class Graphs:
     """CUDA graphs by the parts and the shapes of what they step through."""
 
-    name = "graph"
     #: Graphs that are kept; a batch of another size needs another one.
     most = 4
 
@@ -65,7 +63,7 @@ class Graphs:
 
     def begin(self, steps: S) -> tuple[S, Callable[[], None]]:
         """As of `Eager`."""
-        key = tuple(map(id, steps.parts)), Fixed.shapes(steps)  # a recorded one holds its parts: no id is used again
+        key = steps.parts, Fixed.shapes(steps)
         one = self._kept.pop(key, None)
         if one is None:
             one = self.record(steps)
