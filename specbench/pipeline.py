@@ -3,6 +3,7 @@ this."""
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,11 +37,16 @@ def resolve_device(name: str) -> torch.device:
 
 def engine_of(cfg: Mapping[str, Any], device: torch.device) -> Eager | Graphs:
     """What executes the steps. Raises UsageError where it cannot."""
-    if cfg["engine"] == "graph" and device.type != "cuda":
-        raise UsageError(f"engine=graph records CUDA graphs, and the device is {device}; use engine=eager")
-    if cfg["engine"] == "graph" and parameters.of_vectors("model", cfg["model"]):
-        raise UsageError(f"engine=graph is for models of codes, and {cfg['model']} draws vectors; use engine=eager")
-    return ENGINES[cfg["engine"]]()
+    name = cfg["engine"]
+    if name == "eager":
+        return ENGINES[name]()
+    if device.type != "cuda":
+        raise UsageError(f"engine={name} records CUDA graphs, and the device is {device}; use engine=eager")
+    if name == "triton" and parameters.of_vectors("model", cfg["model"]):
+        raise UsageError(f"engine=triton is for models of codes, and {cfg['model']} draws vectors; use engine=graph")
+    if name == "triton" and importlib.util.find_spec("triton") is None:
+        raise UsageError("engine=triton needs Triton, which comes with PyTorch's CUDA builds; use engine=graph")
+    return ENGINES[name]()
 
 
 def _load_model(cfg: Mapping[str, Any]) -> tuple[torch.device, Any]:
@@ -188,24 +194,29 @@ class VectorPipeline(_Base):
     """A model of vectors and its smaller drafter; `decode` gives vectors (B, T, D) for tokens."""
 
     def __init__(
-        self, model: Any, drafter: continuous.Model | None, rule: continuous.Rule, device: torch.device, weights: str
+        self,
+        model: Any,
+        drafter: continuous.Model | None,
+        rule: continuous.Rule,
+        device: torch.device,
+        weights: str,
+        engine: Eager | Graphs,
     ) -> None:
         super().__init__(model, device, weights)
-        self.drafter, self.rule = drafter, rule
+        self.drafter, self.rule, self.engine = drafter, rule, engine
 
     @classmethod
     def load(cls, cfg: Mapping[str, Any]) -> Self:
         """From flat parameters, as `Pipeline.load`."""
         device, model = _load_model(cfg)
-        engine_of(cfg, device)
         drafter = model.draft_model() if cfg["drafter"] != "none" else None
         rule = vector_rule(cfg, model.target.length)
-        return cls(model, drafter, rule, device, registry.weights_label(cfg))
+        return cls(model, drafter, rule, device, registry.weights_label(cfg), engine_of(cfg, device))
 
     def vanilla(self) -> VectorPipeline:
         """The same loaded target alone, a token a pass: the baseline."""
         rule = continuous.Rule(temperature=self.rule.temperature, final_noise=self.rule.final_noise)
-        return VectorPipeline(self.model, None, rule, self.device, self.weights)
+        return VectorPipeline(self.model, None, rule, self.device, self.weights, self.engine.fresh())
 
     def decode(
         self, conditioning: Any, keys: list[tuple[int, int]], clock: Clock | None = None
@@ -213,4 +224,4 @@ class VectorPipeline(_Base):
         """One image per (seed, prompt index) in `keys`; conditioning of as many prompts. `clock` as in
         `continuous.decode`."""
         streams = Streams(keys, self.device)
-        return continuous.decode(self.model.target, self.drafter, self.rule, conditioning, streams, clock)
+        return continuous.decode(self.model.target, self.drafter, self.rule, conditioning, streams, clock, self.engine)

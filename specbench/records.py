@@ -233,7 +233,13 @@ _IDENTITY = {
     "protocol": "protocol that the run follows, name@version",
 }
 _WHERE_PARAMETERS = ("device", "dtype", "engine")  # parameters that the row names under "where"
-_TEXTS = ("baseline_run_id", "acceptance_by_depth", "accepted_histogram")  # among the figures
+_TEXTS = (
+    "baseline_run_id",
+    "acceptance_by_depth",
+    "accepted_histogram",
+    "drafted_by_place",
+    "acceptance_by_turn",
+)  # among the figures
 # Where things lie, and what the columns show by being filled or by the backends that they name.
 _NOT_IN_ROW = ("out", "data_dir", "metrics", "metrics_dir", "reference", "baseline")
 _LIKELIHOOD = {
@@ -250,6 +256,9 @@ _SPEED = {
     "acceptance_by_depth": "JSON list over the depths 1, 2, ... of a draft: accepted / verified there, where verified"
     " means that the depths above it were accepted",
     "accepted_histogram": "JSON list: shares of the steps that accepted 0, 1, 2, ... draft tokens, over all images",
+    "drafted_by_place": "JSON list over an image's tokens: share of the images in which it was an accepted draft token",
+    "acceptance_by_turn": "JSON list over the turns in which the tokens were drawn: accepted / judged drafts (models of"
+    " vectors), null where none was judged",
     "first_accept": "probability with which the rule keeps a draft's first candidate, mean over all steps with a draft",
     "draft_tv": "total variation between the drafter's and the target's law of the next token, mean over the same",
     "draft_top1": "share of the same steps in which the drafter's likeliest next token is the target's likeliest",

@@ -244,6 +244,8 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
         | {
             "acceptance_by_depth": _list(by_depth) if len(by_depth) else None,
             "accepted_histogram": _list(accepted_histogram(images)),
+            "drafted_by_place": _list(np.mean([is_accepted_draft(r) for r in images], 0)) if len(by_depth) else None,
+            "acceptance_by_turn": _list(acceptance_by_turn(images)) if images[0].drafts is not None else None,
         }
     )
 
@@ -269,8 +271,8 @@ def acceptance_by_turn(images: Sequence[Record]) -> np.ndarray:
     return np.divide(kept, judged, out=np.full(len(kept), np.nan), where=judged > 0)
 
 
-def _list(values: np.ndarray) -> list[float]:
-    return [round(float(v), 4) for v in values]
+def _list(values: np.ndarray) -> list[float | None]:
+    return [None if math.isnan(v) else round(float(v), 4) for v in values]
 
 
 def _mean_over_drafts(images: Sequence[Record], figure: Callable[[Record], float | None]) -> Estimate:

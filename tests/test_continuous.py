@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from specbench.audit.densities import built_in
 from specbench.decoding import continuous
 from specbench.decoding.continuous import Path, Rule, decode, log_normal, normal, own_density, path_density, trajectory
 from specbench.decoding.sampling import Streams
+from specbench.engine.graph import Eager, Graphs
 from specbench.errors import UsageError
 
 
@@ -107,7 +109,7 @@ def test_the_density_of_a_path_is_scipys() -> None:
         wanted += stats.norm.logpdf(states[:, t].double(), mean.double(), spread).sum(-1)
     np.testing.assert_allclose(path_density(model, path, z, rule), wanted, rtol=1e-6)
     # a trajectory that the model drew itself holds the moments that it was drawn from
-    drawn = trajectory(model, z, torch.randn(n, model.steps + 1, 2, generator=g), rule)
+    drawn = trajectory(model, z, torch.randn(n, model.steps + 1, 2, generator=g), rule, Eager())
     torch.testing.assert_close(own_density(drawn, rule), path_density(model, drawn, z, rule))
 
 
@@ -115,10 +117,10 @@ def test_a_large_batch_of_moments_is_cut(monkeypatch: pytest.MonkeyPatch) -> Non
     model = built_in("d1t5").target
     g = torch.Generator().manual_seed(0)
     z, noise = torch.randn(70, 4, generator=g), torch.randn(70, model.steps + 1, 1, generator=g)
-    path = trajectory(model, z, noise, Rule())
+    path = trajectory(model, z, noise, Rule(), Eager())
     density = path_density(model, path, z, Rule())
     monkeypatch.setattr(continuous, "CHUNK", 2)
-    torch.testing.assert_close(trajectory(model, z, noise, Rule()).states, path.states)
+    torch.testing.assert_close(trajectory(model, z, noise, Rule(), Eager()).states, path.states)
     torch.testing.assert_close(path_density(model, path, z, Rule()), density)
 
 
@@ -385,6 +387,27 @@ def test_an_image_does_not_depend_on_its_batch(name: str, prefill: float) -> Non
                 assert all(map(_equal, found, wanted)), what
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_recorded_trajectories_change_nothing(name: str) -> None:
+    """Batch after batch by one engine, of other sizes too; what an earlier one gave stays what it was."""
+    pair = built_in("d2t4")
+    recorded: list[Any] = []
+
+    def recorder(step: Callable[[], None]) -> Callable[[], None]:
+        recorded.append(step)
+        step()
+        return step
+
+    engine = Graphs(recorder)
+    keys = [[(seed, i) for i in range(size)] for seed, size in ((0, 3), (1, 3), (2, 5))]
+    in_place = [decode(pair.target, pair.drafter, RULES[name], None, Streams(k), engine=engine) for k in keys]
+    plain = [decode(pair.target, pair.drafter, RULES[name], None, Streams(k)) for k in keys]
+    for a, b in zip(map(everything, in_place), map(everything, plain), strict=True):
+        assert all(all(map(_equal, a[what], b[what])) for what in a)
+    assert len(recorded) > 1
+    assert len(engine._calls) <= engine.most_calls
+
+
 def test_images_differ() -> None:
     pair = built_in("d1t4")
     out = decode(pair.target, pair.drafter, Rule(gamma=2), None, Streams([(0, 0), (0, 1), (1, 0), (0, 0)]))
@@ -505,8 +528,10 @@ def test_sixteen_dimensions_and_drafts_of_32_stay_finite() -> None:
     for name, (model, drafter, criterion, sign) in cases.items():
         rule = Rule(gamma=32, criterion=criterion, tries=3)
         noise = torch.randn(n, steps + 1, 16, generator=torch.Generator().manual_seed(0))
-        judge, z = continuous._Judge(model, drafter, rule, lambda *_, x=noise: x), torch.zeros(n, 16)
-        gain, _, _ = judge.weigh(trajectory(drafter, z, noise, rule), z, torch.arange(n), torch.zeros(n).long())
+        judge, z = continuous._Judge(model, drafter, rule, lambda *_, x=noise: x, Eager()), torch.zeros(n, 16)
+        gain, _, _ = judge.weigh(
+            trajectory(drafter, z, noise, rule, Eager()), z, torch.arange(n), torch.zeros(n).long()
+        )
         assert gain.isfinite().all()
         assert not sign or (sign * gain > 1e4).all(), name
         out = decode(model, drafter, rule, None, streams(n))

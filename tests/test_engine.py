@@ -192,8 +192,33 @@ def test_what_cannot_stay_in_place_is_told(kind: type[Decoding], error: type[Exc
         fixed.settle()
 
 
+def test_a_function_of_tensors_is_recorded_for_its_shapes() -> None:
+    recorded: list[Any] = []
+
+    def recorder(step: Callable[[], None]) -> Callable[[], None]:
+        recorded.append(step)
+        step()
+        return step
+
+    def function(a: Tensor, b: Tensor) -> list[Tensor]:
+        return [a + b, a * b]
+
+    engine = Graphs(recorder)
+    first = engine.call("sum", function, torch.ones(2), torch.ones(2))
+    second = engine.call("sum", function, torch.full((2,), 3.0), torch.ones(2))
+    assert [x.tolist() for x in first] == [[2, 2], [1, 1]]  # not overwritten by what came after
+    assert [x.tolist() for x in second] == [[4, 4], [3, 3]]
+    assert len(recorded) == 1
+    for n in range(3, 3 + engine.most_calls):
+        engine.call("sum", function, torch.ones(n), torch.ones(n))
+    assert len(engine._calls) == engine.most_calls
+    engine.call("product", function, torch.ones(9), torch.ones(9))
+    assert len(recorded) == 2 + engine.most_calls
+
+
 @pytest.mark.parametrize(("words", "message"), [
     (("engine=graph", "device=cpu"), "engine=graph records CUDA graphs, and the device is cpu"),
+    (("engine=triton", "device=cpu"), "engine=triton records CUDA graphs, and the device is cpu"),
     (("engine=fast",), "engine"),
 ])  # fmt: skip
 def test_an_engine_that_cannot_work_is_refused(

@@ -16,6 +16,7 @@ from specbench import configuration, registry
 from specbench.data.scenes import to_uint8
 from specbench.decoding import continuous
 from specbench.decoding.sampling import Streams
+from specbench.engine.graph import Eager
 from specbench.errors import UsageError
 from specbench.models import diffusion, mar, mar_official, official, vq
 from specbench.models.mar import MAR, Guided, MARConfig
@@ -253,7 +254,7 @@ def test_extreme_guidance_and_temperature_stay_finite(temperature):
         places = torch.arange(16).expand(4, -1)
         z = session.condition(tokens, known, torch.arange(4), places, torch.zeros_like(places)).flatten(0, 1)
         noise = torch.randn(64, 101, 16, generator=torch.Generator().manual_seed(seed))
-        path = continuous.trajectory(session, z, noise, continuous.Rule(temperature=temperature))
+        path = continuous.trajectory(session, z, noise, continuous.Rule(temperature=temperature), Eager())
         for values in (path.states, path.mean, path.log_variance, continuous.own_density(path, continuous.Rule())):
             assert values.isfinite().all()
         assert path.token.std() > 0.1  # the chain ran

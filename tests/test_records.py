@@ -171,9 +171,9 @@ def test_the_columns_are_those_of_the_design() -> None:
         resample temperature top_k top_p cfg_scale data split seed n resolution fid fid_stderr fid_backend clip_score
         image_reward hpsv2 inception_score perplexity perplexity_stderr perplexity_backend log_prob_mean log_prob_std
         accepted_length_mean accepted_length_std steps step_compression acceptance_rate acceptance_by_depth
-        accepted_histogram first_accept draft_tv draft_top1 draft_top3 draft_passes latency_s_mean latency_s_std
-        latency_s_p50 latency_s_p95 tokens_per_s images_per_s speedup_latency speedup_step baseline_run_id
-        peak_memory_mib device dtype engine torch driver note
+        accepted_histogram drafted_by_place first_accept draft_tv draft_top1 draft_top3 draft_passes latency_s_mean
+        latency_s_std latency_s_p50 latency_s_p95 tokens_per_s images_per_s speedup_latency speedup_step
+        baseline_run_id peak_memory_mib device dtype engine torch driver note
     """
     names = wanted.split()
     assert [name for name in records.COLUMNS if name in names] == names

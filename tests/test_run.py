@@ -153,8 +153,16 @@ def test_vanilla_is_its_own_baseline(bench: Bench) -> None:
     assert row["baseline_run_id"] == row["run_id"]
     assert row["perplexity"] == pytest.approx(np.exp(-np.mean(LOG_PROB)))
     assert (row["accepted_histogram"], row["draft_passes"]) == ("[1.0]", 0)
-    drafts = ("acceptance_rate", "acceptance_by_depth", "first_accept", "draft_tv", "draft_top1", "draft_top3")
-    assert [row[c] for c in drafts] == [None] * 6  # nothing was drafted
+    drafts = (
+        "acceptance_rate",
+        "acceptance_by_depth",
+        "drafted_by_place",
+        "first_accept",
+        "draft_tv",
+        "draft_top1",
+        "draft_top3",
+    )
+    assert [row[c] for c in drafts] == [None] * 7  # nothing was drafted
     assert not (bench.out / "baseline").exists()
 
 
@@ -452,7 +460,8 @@ def test_an_older_versions_images_are_gone_on_with(bench: Bench) -> None:
     empty = {name for name in row if row[name] is not None and again[name] is None}
     assert {name for name in empty if not name.endswith("_stderr")} == {
         "perplexity", "perplexity_backend", "log_prob_mean", "log_prob_std", "acceptance_by_depth",
-        "accepted_histogram", "first_accept", "draft_tv", "draft_top1", "draft_top3", "draft_passes",
+        "accepted_histogram", "drafted_by_place", "first_accept", "draft_tv", "draft_top1", "draft_top3",
+        "draft_passes",
     }  # fmt: skip
     same = set(row) - empty - {"time", "note"}
     assert {k: again[k] for k in same} == {k: row[k] for k in same}

@@ -106,7 +106,11 @@ def test_the_columns_of_a_row() -> None:
         **dict.fromkeys(["first_accept_stderr", "draft_tv_stderr", "draft_top1_stderr", "draft_top3_stderr"]),
     }  # only one image has drafts
     assert {k: row[k] for k in errors} == pytest.approx(errors)
-    others = {"acceptance_by_depth", "accepted_histogram"}
+    assert row["drafted_by_place"] == [
+        round(float(x), 4) for x in statistics.acceptance_by_position(images(trace(), [4, 9], 5)).flatten()
+    ]
+    assert row["acceptance_by_turn"] is None  # tokens of codes are drawn in the order of their places
+    others = {"acceptance_by_depth", "accepted_histogram", "drafted_by_place", "acceptance_by_turn"}
     assert {*expected, *errors, *others} == set(row) <= set(records.COLUMNS)
 
 
@@ -452,6 +456,8 @@ def test_the_record_of_an_image_of_vectors() -> None:
     assert row["draft_tv"] is None
     assert row["residual_tries_stderr"] == 0  # the two images are one image twice
     assert row["acceptance_by_depth"] == [round(2 / 3, 4), 1.0, 0.5]
+    assert row["drafted_by_place"] == [1, 0, 1, 0, 0, 0, 1, 1, 1]
+    assert row["acceptance_by_turn"] == [None, 1, 1, 0, 1, 1, 1, None, 0]
 
 
 def test_where_and_when_vectors_are_accepted() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import math
 import re
 import shutil
 import subprocess
@@ -15,15 +17,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
 from PIL import Image
 
 from specbench import configuration, records, registry
 from specbench.errors import UsageError
-from specbench.tables import cli, definitions, figures, layout, literature, measure, render
-from specbench.tables.comparisons import COMPARISONS
+from specbench.tables import cli, comparisons, definitions, figures, layout, literature, measure, render
+from specbench.tables.catalog import TABLES
 from specbench.tables.measure import Identity
 
-TABLE = definitions.TABLES["coolsd_table1"]
+TABLE = TABLES["coolsd_table1"]
 RUNS = [line for line in TABLE.lines if line.overrides is not None]
 
 
@@ -136,7 +139,7 @@ def test_unknown_published_table() -> None:
         literature.load("nope")
 
 
-OF_PAPERS = [table for table in cli.ALL.values() if table.id in literature.available()]
+OF_PAPERS = [table for table in TABLES.values() if table.id in literature.available()]
 
 
 @pytest.mark.parametrize("table", OF_PAPERS, ids=lambda t: t.id)
@@ -144,7 +147,9 @@ def test_every_printed_line_is_shown_once(table: definitions.Table) -> None:
     published = literature.load(table.id)
     sheet = layout.build(table, table.model, {}, published, {}, "")
     shown = [e.row_id for e in sheet.entries if e.kind == "published" and e.row_id]
-    assert sorted(shown) == sorted(p.row_id for p in published)
+    tested = [p for p in published if p.cells["value_name"]]
+    assert sorted(shown) == sorted(p.row_id for p in published if p not in tested)
+    assert all(f"{p.model})" in sheet.remarks[0] and p.cells["value"] in sheet.remarks[0] for p in tested)
 
 
 def test_two_printed_rows_for_one_line_are_an_error() -> None:
@@ -158,7 +163,7 @@ def test_two_printed_rows_for_one_line_are_an_error() -> None:
 
 def test_every_run_of_every_table_composes() -> None:
     bench = measure.LocalBench()
-    for table in cli.ALL.values():
+    for table in TABLES.values():
         hashes = [
             bench.identify(o).config_hash for line in table.lines if (o := table.overrides(line, table.model, 64))
         ]
@@ -173,19 +178,63 @@ def test_columns_are_columns_of_a_row_and_of_the_published_file() -> None:
             assert {c.key, c.spread or c.key, c.backend or c.key} <= set(records.COLUMNS)
             assert c.printed in printed or not c.published_as
             if c.spread and c.spread.endswith("_std"):
-                assert c.spread in printed
+                assert c.printed_spread in printed
+
+
+def test_a_test_is_told_from_rows_beside_the_printed_one() -> None:
+    table = TABLES["coolsd_significance"]
+    rows = {
+        key: _row(accepted_length_mean=mean, accepted_length_std=std, n="500")
+        for key, mean, std in (("cool_sd_1.1", "2.5", "0.3"), ("lantern_pp", "2.4", "0.4"))
+    }
+    [told, *_] = layout.build(table, "llamagen_scenes", rows, literature.load(table.id), {}, "").remarks
+    # 0.1 / sqrt((0.09 + 0.16) / 500) = 4.472
+    assert "Cool-SD (δ=1.1) minus LANTERN++ (λ=2, k=10): measured (llamagen_scenes) +0.100, t = 4.47 (Welch" in told
+    assert "published (Lumina-mGPT 7B) t = 18.11, p < 1e-60; published (LlamaGen-XL) t = 7.31, p < 1e-12." in told
+    [told, *_] = layout.build(table, "llamagen_scenes", {}, [], {}, "").remarks
+    assert told.endswith("not measured yet.")
+    rows["lantern_pp"]["n"] = "many"
+    with pytest.raises(UsageError, match="n of row .* is no number"):
+        layout.build(table, "llamagen_scenes", rows, [], {}, "")
+
+
+def test_a_line_of_two_tables_is_measured_once(tables: Callable[..., int], tmp_path: Path) -> None:
+    bench = FakeBench()
+    tables("sjd_table4", bench=bench)
+    before = len(bench.ran)
+    tables("coolsd_table2", bench=bench)  # vanilla and SJD of the same pictures
+    assert before == 4
+    assert len(bench.ran) == 4 + 2
+    (tmp_path / "results" / "sjd_table4.csv").unlink()
+    tables("coolsd_table2", bench=bench)  # its own rows are those of Cool-SD alone
+    assert len(bench.ran) == 6 + 2
+
+
+def test_another_models_runs_follow_the_papers_protocol() -> None:
+    table = TABLES["lantern_table3"]
+    line = next(line for line in table.lines if line.key == "lantern_0.10_1000_1")
+    own, real = (table.overrides(line, model) for model in ("llamagen_scenes", "llamagen_xl"))
+    assert own == [
+        "model=llamagen_scenes", "method=lantern", "delta=0.1", "k=100", "n=64", "batch=1", "seed=0",
+    ]  # fmt: skip
+    assert real == [
+        "model=llamagen_xl", "method=lantern", "delta=0.1", "k=1000", "protocol=lantern_table3", "batch=1", "seed=0",
+    ]  # fmt: skip
+    asked = table.overrides(line, "llamagen_xl", 8)
+    assert asked is not None
+    assert "n=8" in asked
 
 
 def test_comparisons_ask_for_what_rows_and_lines_have() -> None:
-    for table in COMPARISONS.values():
+    for table in comparisons.TABLES:
         keys = [line.key for line in table.lines]
         assert len(set(keys)) == len(keys)
         assert {k for c in table.columns for k in (c.key, c.spread or c.key)} <= set(records.COLUMNS)
         assert table.on_request
-    figure = COMPARISONS["rules_tradeoff"].figure
+    figure = comparisons.TRADEOFF.figure
     assert figure is not None
     named = {key for panel in figure.panels for curve in panel.curves for key in curve.lines} | {figure.baseline}
-    assert named == {line.key for line in COMPARISONS["rules_tradeoff"].lines}
+    assert named == {line.key for line in comparisons.TRADEOFF.lines}
     for panel in figure.panels:  # at least five points a curve, and no two curves alike
         assert all(len(curve.lines) >= 6 for curve in panel.curves)
 
@@ -195,7 +244,7 @@ def test_a_comparison_runs_only_when_it_is_named(tables: Callable[..., int], tmp
     tables(bench=bench)
     assert len(bench.ran) == len(RUNS)
     tables("rules_tradeoff", bench=bench)
-    assert len(bench.ran) == len(RUNS) + len(COMPARISONS["rules_tradeoff"].lines)
+    assert len(bench.ran) == len(RUNS) + len(comparisons.TRADEOFF.lines)
     folder = tmp_path / "results" / "tables"
     picture = (folder / "rules_tradeoff.svg").read_text()
     for text in (
@@ -214,14 +263,37 @@ def test_a_comparison_runs_only_when_it_is_named(tables: Callable[..., int], tmp
     assert (folder / "rules_tradeoff.svg").read_text() == picture  # the same rows, the same file
 
 
+def test_lists_of_rows_are_drawn(tables: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kind of figure, from cells as rows have them; a row without its list is left out."""
+    drawn: dict[str, list[Any]] = {"bar": [], "plot": [], "imshow": []}
+    for name, calls in drawn.items():
+        plain = getattr(Axes, name)
+        monkeypatch.setattr(Axes, name, lambda *a, _p=plain, _c=calls, **k: (_c.append((a[1:], k)), _p(*a, **k))[1])
+    histogram, turns, places = "[0.5,0.25,0.25]", "[null,0.5,1.0]", json.dumps([0.0, 0.25, 0.5, 1.0])
+    bench = FakeBench(accepted_histogram=histogram, acceptance_by_turn=turns, drafted_by_place=places, gamma=4)
+    for name in ("sjdpac_fig1", "cspd_fig11", "cspd_fig16", "cspd_fig8"):
+        tables(name, bench=bench)
+        assert (tmp_path / "results" / "tables" / f"{name}.svg").stat().st_size > 1000
+    shares, gains = [call[0][1] for call in drawn["bar"]][::2][:2]
+    assert shares == [0.5, 0.25, 0.25]
+    assert gains == pytest.approx([0, 1 / 3, 2 / 3])  # one and two tokens beyond a step's first
+    [turn, *_] = [call[0] for call in drawn["plot"] if "label" in call[1]]
+    assert turn[0] == [0, 1, 2]
+    assert math.isnan(turn[1][0])
+    assert turn[1][1:] == [0.5, 1.0]
+    assert drawn["imshow"][0][0][0].tolist() == [[0.0, 0.25], [0.5, 1.0]]
+    empty = {line.key: None for line in TABLES["cspd_fig16"].lines}
+    assert figures.draw(TABLES["cspd_fig16"], empty, tmp_path, "none")
+
+
 def test_an_interval_is_of_the_rows_own_error_or_of_what_older_rows_have() -> None:
-    length = next(c for c in TABLE.columns if c.key == "accepted_length_mean")
+    length = "accepted_length_mean"
     quality = next(c for c in TABLE.columns if c.key == "clip_score")
     older = _row(accepted_length_std="0.2", n="64")
     assert figures._point(older, length, quality) == pytest.approx((1.11, 0.7101, 1.96 * 0.2 / 8, 1.96 * 0.0123))
     newer = older | {"accepted_length_stderr": "0.5"}
     assert figures._point(newer, length, quality) == pytest.approx((1.11, 0.7101, 1.96 * 0.5, 1.96 * 0.0123))
-    assert figures._stderr(_row(), next(c for c in TABLE.columns if c.key == "fid")) == 0
+    assert figures._stderr(_row(), "fid") == 0
 
 
 def test_a_spread_that_older_rows_lack_is_shown_where_it_is() -> None:
@@ -524,7 +596,7 @@ def test_list_shows_the_state(tables: Callable[..., int], capsys: pytest.Capture
     tables("--list", "--model", "big", "--n", "9")
     listed = capsys.readouterr().out.splitlines()
     assert listed[0].endswith("specbench tables coolsd_table1 --model big --n 9")
-    assert len(listed) == len(cli.ALL)  # what is drawn on request only is listed, too
+    assert len(listed) == len(TABLES)  # what is drawn on request only is listed, too
 
 
 def test_another_model_has_files_of_its_own(tables: Callable[..., int], tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def _of_codes(pipeline: Pipeline, conditioning: Any, plan: Plan, rows: int) -> d
             )
         pipeline = pipeline.amended(ForcedLength(plan.forced))
     vanilla = pipeline.vanilla()
-    with torch.inference_mode():
+    with torch.inference_mode(), pipeline.engine.kernels():
         clock = Clock(device)
         decoding = pipeline.begin(conditioning, keys, clock)
         context = _place(decoding, plan)

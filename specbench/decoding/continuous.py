@@ -19,6 +19,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +28,7 @@ from torch import Tensor
 from specbench.decoding.loop import Decoded, synchronize
 from specbench.decoding.sampling import Streams
 from specbench.engine.clock import Clock, Idle
+from specbench.engine.graph import Eager, Graphs
 from specbench.engine.ops import take
 from specbench.errors import UsageError
 
@@ -61,6 +63,11 @@ class Session(Protocol):
         """`moments` of states that are all at one step, asked for from the first step down to 0, under z that stays; a
         model that can compute something once for all steps has its own."""
         return lambda x, t: self.moments(x, torch.full((len(x),), t, device=x.device), z)
+
+    @property
+    def head(self) -> Any:
+        """What `sampler` computes with, beside z: sessions that have it in common share recorded trajectories."""
+        return self
 
 
 class Model(Protocol):
@@ -184,26 +191,28 @@ class Path:
         return cls(*(torch.stack(column, 1).flatten(0, 1) for column in columns))
 
 
-def trajectory(session: Session, z: Tensor, noise: Tensor, rule: Rule) -> Path:
+def trajectory(session: Session, z: Tensor, noise: Tensor, rule: Rule, engine: Eager | Graphs) -> Path:
     """Draw tokens under z (n, E); noise (n, T + 1, D): of x_T last, of the last step first."""
-    if len(z) > _HEAD_ROWS:
-        parts = [
-            trajectory(session, a, b, rule) for a, b in zip(z.split(_HEAD_ROWS), noise.split(_HEAD_ROWS), strict=True)
-        ]
-        return Path(*(torch.cat(c) for c in zip(*((p.states, p.mean, p.log_variance) for p in parts), strict=True)))
+    drawn = partial(_drawn, session, rule.temperature, rule.final_noise)
+    of = (session.head, rule.temperature, rule.final_noise)
+    parts = [engine.call(of, drawn, *some) for some in zip(z.split(_HEAD_ROWS), noise.split(_HEAD_ROWS), strict=True)]
+    return Path(*(column[0] if len(column) == 1 else torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _drawn(session: Session, temperature: float, final_noise: bool, z: Tensor, noise: Tensor) -> list[Tensor]:
+    """The fields of a `Path`."""
     steps, moments = noise.shape[1] - 1, session.sampler(z)
     x = noise[:, steps]
     states, means, variances = [x], [], []
     for t in range(steps - 1, -1, -1):
         mean, log_variance = moments(x, t)
         x = mean
-        if t > 0 or rule.final_noise:
-            x = mean + noise[:, t] * torch.exp(0.5 * log_variance) * rule.temperature
+        if t > 0 or final_noise:
+            x = mean + noise[:, t] * torch.exp(0.5 * log_variance) * temperature
         states.append(x)
         means.append(mean)
         variances.append(log_variance)
-    back = [torch.stack(values[::-1], 1) for values in (states, means, variances)]
-    return Path(*back)
+    return [torch.stack(values[::-1], 1) for values in (states, means, variances)]
 
 
 def path_density(session: Session, path: Path, z: Tensor, rule: Rule) -> Tensor:
@@ -226,8 +235,10 @@ def own_density(path: Path, rule: Rule) -> Tensor:
 class _Judge:
     """Compares the two models' laws of drafted tokens, and samples residuals."""
 
-    def __init__(self, target: Session, drafter: Session, rule: Rule, noise: Callable[..., Tensor]) -> None:
-        self.target, self.drafter, self.rule, self.noise = target, drafter, rule, noise
+    def __init__(
+        self, target: Session, drafter: Session, rule: Rule, noise: Callable[..., Tensor], engine: Eager | Graphs
+    ) -> None:
+        self.target, self.drafter, self.rule, self.noise, self.engine = target, drafter, rule, noise, engine
 
     def weigh(self, drafts: Path, z: Tensor, row: Tensor, number: Tensor) -> tuple[Tensor, Path | None, Tensor]:
         """log p / q (n,) of drafted tokens, the target's own trajectories where the criterion needs them, and
@@ -238,7 +249,7 @@ class _Judge:
         if rule.criterion == "path":
             return path_density(self.target, drafts, z, rule) - own_density(drafts, rule), None, none
         shared = self.noise(row, number, _NOISE if rule.align else _OWN_NOISE)
-        own = trajectory(self.target, z, shared, rule)
+        own = trajectory(self.target, z, shared, rule, self.engine)
         sigma = none
         if rule.criterion == "paper":
             sigma = 0.5 * (drafts.log_variance[:, 1:].double() - own.log_variance[:, 1:].double()).sum((1, 2))
@@ -273,7 +284,8 @@ class _Judge:
             purpose = _RETRY + 2 * attempt
             steps, dim = drafts.states.shape[1] - 1, token.shape[1]
             if own is None:
-                path = trajectory(self.target, z[left], normal(some, number[left], purpose, steps + 1, dim), rule)
+                noise = normal(some, number[left], purpose, steps + 1, dim)
+                path = trajectory(self.target, z[left], noise, rule, self.engine)
                 gain = own_density(path, rule) - path_density(self.drafter, path, z_draft[left], rule)
                 x = path.token
             else:
@@ -301,10 +313,11 @@ def decode(
     conditioning: Any,
     streams: Streams,
     clock: Clock | Idle | None = None,
+    engine: Eager | Graphs | None = None,
 ) -> Decoded[Trace]:
     """Decode one image per row of `streams`; tokens (B, L, D) float32, by place. `clock` is told of the parts of every
-    pass: draft, forward (of the target's places), verify, and head, the tokens that the target draws itself. Raises
-    FloatingPointError where a number is not finite."""
+    pass: draft, forward (of the target's places), verify, and head, the tokens that the target draws itself. `engine`
+    executes the trajectories of the heads. Raises FloatingPointError where a number is not finite."""
     if rule.gamma and drafter is None:
         raise UsageError("a draft length needs a drafter: a smaller model of the target's tokens")
     like = (model.length, model.dim, model.steps)
@@ -315,12 +328,13 @@ def decode(
     began = time.perf_counter()
     target = model.open(conditioning, rows)
     own = drafter.open(conditioning, rows) if drafter is not None and rule.gamma else None
-    images = _Images(model, streams, rule, clock or Idle())
+    engine = engine or Eager()
+    images = _Images(model, streams, rule, clock or Idle(), engine)
     before = model.length if own is None else math.ceil(round(rule.prefill * model.length, 6))
     for share in rule.turns or (1,) * before:
         images.alone(target, share)
     if own is not None:
-        judge = _Judge(target, own, rule, images.noise)
+        judge = _Judge(target, own, rule, images.noise, engine)
         while len(row := (images.count < model.length).nonzero().flatten()):
             images.step(judge, row)
     synchronize(device)
@@ -347,8 +361,8 @@ class _Images:
     """B images on their way: tokens (B, L, D) by place, and how many are committed, `count` (B,). A token's number is
     its turn in `order` (B, L)."""
 
-    def __init__(self, model: Model, streams: Streams, rule: Rule, clock: Clock | Idle) -> None:
-        self.streams, self.rule, self.clock = streams, rule, clock
+    def __init__(self, model: Model, streams: Streams, rule: Rule, clock: Clock | Idle, engine: Eager | Graphs) -> None:
+        self.streams, self.rule, self.clock, self.engine = streams, rule, clock, engine
         self.length, self.dim, self.steps = model.length, model.dim, model.steps
         self.device, rows = streams.key.device, len(streams)
         start = torch.zeros(rows, dtype=torch.int64, device=self.device)
@@ -418,7 +432,7 @@ class _Images:
         for i in range(len(lane)):
             at = number[:, i : i + 1]
             z = self._see(drafter, values, row, number[:, i], at, at)[:, 0]
-            path = trajectory(drafter, z, self.noise(row, number[:, i], _NOISE), self.rule)
+            path = trajectory(drafter, z, self.noise(row, number[:, i], _NOISE), self.rule, self.engine)
             self._finite(path.token, row, "the drafter")
             inside = valid[:, i]
             values[mine[inside], self.order[row[inside], number[inside, i]]] = path.token[inside]
@@ -506,7 +520,7 @@ class _Images:
 
     def _draw(self, target: Session, z: Tensor, row: Tensor, number: Tensor) -> None:
         """The target's own tokens (n,) of turns `number` (n,)."""
-        path = trajectory(target, z, self.noise(row, number, _NOISE), self.rule)
+        path = trajectory(target, z, self.noise(row, number, _NOISE), self.rule, self.engine)
         self._finite(path.token, row, "the target")
         self.tokens[row, self.order[row, number]] = path.token
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from specbench.engine.ops import kernels as fused_kernels
+
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -120,6 +122,8 @@ class Sampling:
         logits = logits.float()
         if self.temperature == 0:
             return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        if self.top_p == 1 and (kernels := fused_kernels()) is not None and logits.shape[-1] <= kernels.MOST_TOKENS:
+            return kernels.law(logits, self.temperature, self.top_k)
         logits = logits / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             floor = logits.topk(self.top_k, dim=-1).values[..., -1:]

@@ -6,11 +6,15 @@ A recorded step costs the host one call, whatever it consists of. Its tensors li
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
+from specbench.engine import ops
 from specbench.engine.fixed import Fixed
 
 
@@ -24,6 +28,11 @@ class Steps(Protocol):
 
 
 S = TypeVar("S", bound=Steps)
+K = TypeVar("K")
+#: A function of tensors.
+Call = Callable[..., list[Tensor]]
+#: Takes what is to be recorded and gives what replays it.
+Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 class Eager:
@@ -37,29 +46,57 @@ class Eager:
         """One of the same kind, for other parts."""
         return Eager()
 
+    def call(self, of: Any, function: Call, *given: Tensor) -> list[Tensor]:
+        """What `function` gives for tensors; it must depend on nothing else but `of`, be it the shapes."""
+        return function(*given)
+
+    def kernels(self) -> AbstractContextManager[None]:
+        """Within, steps are made of this engine's kernels."""
+        return ops.fused(False)
+
 
 class Recorded:
     """Steps whose tensors stay in place, recorded after some have been done one by one: `recorder` takes what is to be
     recorded and gives what replays it."""
 
-    def __init__(self, steps: Any, recorder: Callable[[Callable[[], None]], Callable[[], None]]) -> None:
-        self.steps, self.fixed = steps, Fixed(steps)
+    def __init__(self, steps: Any, recorder: Recorder, fused: bool = False) -> None:
+        self.steps, self.fixed, self._fused = steps, Fixed(steps), fused
         self.replay = recorder(self._step)
 
     def _step(self) -> None:
-        self.steps.step()
-        self.fixed.settle()
+        with ops.fused(self._fused):
+            self.steps.step()
+            self.fixed.settle()
+
+
+class RecordedCall:
+    """A function of tensors alone, recorded for tensors of the shapes `given`."""
+
+    def __init__(self, function: Call, given: Sequence[Tensor], recorder: Recorder) -> None:
+        self._function, self._given = function, [tensor.clone() for tensor in given]
+        self._came: list[Tensor] = []
+        self._replay = recorder(self._once)
+
+    def _once(self) -> None:
+        self._came = self._function(*self._given)
+
+    def __call__(self, given: Sequence[Tensor]) -> list[Tensor]:
+        for own, tensor in zip(self._given, given, strict=True):
+            own.copy_(tensor)
+        self._replay()
+        return [tensor.clone() for tensor in self._came]
 
 
 class Graphs:
-    """CUDA graphs by the parts and the shapes of what they step through."""
+    """CUDA graphs by the parts and the shapes of what they step through; `fused`: of the fused kernels."""
 
     #: Graphs that are kept; a batch of another size needs another one.
-    most = 4
+    most, most_calls = 4, 16
 
-    def __init__(self, recorder: Callable[[Callable[[], None]], Callable[[], None]] | None = None) -> None:
-        self._recorder = recorder or cuda_graph
+    def __init__(self, recorder: Recorder | None = None, fused: bool = False) -> None:
+        self._recorder, self._fused = recorder or cuda_graph, fused
         self._kept: dict[Any, Recorded] = {}
+        self._calls: dict[Any, RecordedCall] = {}
 
     def begin(self, steps: S) -> tuple[S, Callable[[], None]]:
         """As of `Eager`."""
@@ -69,17 +106,32 @@ class Graphs:
             one = self.record(steps)
         else:
             one.fixed.load(steps)
-        self._kept[key] = one  # the one used last stands last
-        while len(self._kept) > self.most:
-            del self._kept[next(iter(self._kept))]
+        self._keep(self._kept, key, one, self.most)
         return one.steps, one.replay
 
+    @staticmethod
+    def _keep(kept: dict[Any, K], key: Any, one: K, most: int) -> None:
+        kept[key] = one  # the one used last stands last
+        while len(kept) > most:
+            del kept[next(iter(kept))]
+
+    def call(self, of: Any, function: Call, *given: Tensor) -> list[Tensor]:
+        """As of `Eager`."""
+        key = of, *((tuple(tensor.shape), tensor.dtype) for tensor in given)
+        one = self._calls.pop(key, None) or RecordedCall(function, given, self._recorder)
+        self._keep(self._calls, key, one, self.most_calls)
+        return one(given)
+
     def record(self, steps: Steps) -> Recorded:
-        return Recorded(steps, self._recorder)
+        return Recorded(steps, self._recorder, self._fused)
 
     def fresh(self) -> Graphs:
         """As of `Eager`."""
-        return Graphs(self._recorder)
+        return Graphs(self._recorder, self._fused)
+
+    def kernels(self) -> AbstractContextManager[None]:
+        """As of `Eager`."""
+        return ops.fused(self._fused)
 
 
 def cuda_graph(step: Callable[[], None]) -> Callable[[], None]:
@@ -97,4 +149,8 @@ def cuda_graph(step: Callable[[], None]) -> Callable[[], None]:
     return replay
 
 
-ENGINES: dict[str, Callable[[], Eager | Graphs]] = {"eager": Eager, "graph": Graphs}
+ENGINES: dict[str, Callable[[], Eager | Graphs]] = {
+    "eager": Eager,
+    "graph": Graphs,
+    "triton": partial(Graphs, fused=True),
+}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,6 +16,29 @@ INVARIANT_ROWS = 16
 #: Beyond this inner width they split a sum among threads in a way that depends on the row count, too: such products are
 #: added up from slices.
 INVARIANT_WIDTH, _SLICE = 768, 512
+
+
+_kernels: Any = None  # the module of fused kernels, while it is to be used
+
+
+@contextmanager
+def fused(wanted: bool = True) -> Iterator[None]:
+    """Within, a decoding step is made of the fused kernels where there are some. They run on CUDA alone."""
+    global _kernels
+    before = _kernels
+    if wanted:
+        from specbench.engine import kernels
+
+        _kernels = kernels
+    try:
+        yield
+    finally:
+        _kernels = before
+
+
+def kernels() -> Any:
+    """The module of fused kernels within `fused`, else None."""
+    return _kernels
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:

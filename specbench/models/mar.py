@@ -464,6 +464,11 @@ class Session:
             return self.guided.model.moments(x, index, z)
         return self.guided.model.moments(x, index, *self._halves(z))
 
+    @property
+    def head(self) -> Guided:
+        """What `sampler` computes with, beside z."""
+        return self.guided
+
     def sampler(self, z: Tensor) -> Sampler:
         """`moments` of all states at one step, from the last one down, under conditions z (n, ...) that stay."""
         return self.guided.model.sampler(z) if self.guided.scale == 1 else self.guided.model.sampler(*self._halves(z))

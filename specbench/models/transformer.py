@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specbench.engine.ops import KVCache, attention, linear, silu
+from specbench.engine.ops import kernels as fused_kernels
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
+        if (kernels := fused_kernels()) is not None:
+            return kernels.rms_norm(x, self)
         return F.rms_norm(x.float(), (x.shape[-1],), eps=self.eps).to(x.dtype) * self.weight
 
 
@@ -165,6 +168,8 @@ class Block(nn.Module):
         Without a mask attention is causal over x itself (training). With a cache, keys are all its slots and `slots`
         (rows, n) int64 says where this call's keys go.
         """
+        if (kernels := fused_kernels()) is not None and cache is not None:
+            return kernels.block(self, x, rope, mask, cache, layer, slots)
         if self.post_norm:
             h = x + self.attention_norm(self.attention(x, rope, mask, cache, layer, slots))
             return h + self.ffn_norm(self.feed_forward(h))

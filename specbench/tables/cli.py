@@ -9,16 +9,13 @@ from pathlib import Path
 
 from specbench.errors import Parser, UsageError, unknown
 from specbench.tables import figures, layout, literature, render
-from specbench.tables.comparisons import COMPARISONS
-from specbench.tables.cspd import CSPD
-from specbench.tables.definitions import DEFAULT_MODEL, TABLES, Table
+from specbench.tables.catalog import TABLES
+from specbench.tables.definitions import DEFAULT_MODEL, Table
 from specbench.tables.measure import Bench, LocalBench, Plan, collect, plan
-
-ALL: dict[str, Table] = TABLES | CSPD | COMPARISONS
 
 
 def _names(on_request: bool) -> str:
-    return ", ".join(sorted(name for name, table in ALL.items() if table.on_request == on_request))
+    return ", ".join(sorted(name for name, table in TABLES.items() if table.on_request == on_request))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,10 +46,10 @@ def main(
     """
     args = _parser().parse_args(list(argv))
     for name in args.tables:
-        if name not in ALL:
-            raise unknown("table", name, ALL)
-    tables = [ALL[name] for name in dict.fromkeys(args.tables)]
-    tables = tables or [t for t in ALL.values() if args.list or not t.on_request]
+        if name not in TABLES:
+            raise unknown("table", name, TABLES)
+    tables = [TABLES[name] for name in dict.fromkeys(args.tables)]
+    tables = tables or [t for t in TABLES.values() if args.list or not t.on_request]
     formats = list(dict.fromkeys(f.strip() for f in args.format.split(",") if f.strip()))
     for name in formats:
         if name not in render.FORMATS:
@@ -63,7 +60,7 @@ def main(
         raise UsageError(f"--n must be a whole number of at least 1 (got {args.n})")
     bench = bench or LocalBench()
     for table in tables:
-        todo = plan(table, args.model or table.model, args.n or table.n, results, bench)
+        todo = plan(table, args.model or table.model, args.n, results, bench)
         if args.list:
             print(_state(table, todo, args))
             continue
@@ -105,7 +102,7 @@ def _draw(table: Table, todo: Plan, args: argparse.Namespace, formats: Sequence[
         _replace(path, renderer, drawn)
         print(f"wrote {path}")
     if table.figure and any(todo.rows.values()):
-        for path in figures.tradeoff(table, todo.rows, folder, stem):
+        for path in figures.draw(table, todo.rows, folder, stem):
             print(f"wrote {path}")
 
 

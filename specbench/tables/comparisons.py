@@ -5,30 +5,21 @@ They take an hour or more on a CPU, so `specbench tables` runs them only when th
 
 from __future__ import annotations
 
-from specbench.tables.definitions import ACCEPTED_LENGTH, QUALITY, Column, Curve, Figure, Line, Panel, Table
-
-_STEPS = (
+from specbench.tables.definitions import (
+    ACCEPTANCE,
     ACCEPTED_LENGTH,
-    Column(
-        "acceptance_rate",
-        "Acceptance rate",
-        "up",
-        3,
-        spread="acceptance_rate_stderr",
-        spread_is="standard error",
-        measured_as="accepted over verified draft tokens",
-    ),
-    Column(
-        "perplexity",
-        "Perplexity",
-        "down",
-        2,
-        spread="perplexity_stderr",
-        spread_is="standard error",
-        measured_as="of the emitted tokens under the guided target",
-    ),
+    PERPLEXITY,
+    QUALITY,
+    SYMBOLS,
+    TOGETHER,
+    Curve,
+    Figure,
+    Line,
+    Panel,
+    Table,
 )
-_PROTOCOL = ("batch=50", "seed=0", "baseline=false")
+
+_STEPS = (ACCEPTED_LENGTH, ACCEPTANCE, PERPLEXITY)
 
 #: Curve label -> (overrides, (parameter, its values along the curve)).
 _CURVES = {
@@ -43,7 +34,6 @@ _CURVES = {
     ),
 }
 _SHAPES = {"chain of 5": ("drafter=eagle", "window=5"), "tree of 25": ("tree=mc_sim_7b_63",)}
-_SYMBOLS = {"delta": "δ", "lam": "λ"}
 
 
 def _tradeoff() -> Table:
@@ -57,7 +47,7 @@ def _tradeoff() -> Table:
             keys = []
             for value in values:
                 keys.append(f"{label}_{value}_{key}".replace(" ", "_").replace(",", "").replace("+", "p").lower())
-                text = f"{label}, {_SYMBOLS[name]}={value}, {shape}"
+                text = f"{label}, {SYMBOLS[name]}={value}, {shape}"
                 lines.append(Line(keys[-1], text, (*method, *words, f"{name}={value}"), {}))
             curves.append(Curve(label, (f"exact_{key}", *keys)))
         panels.append(Panel(f"EAGLE-1, {shape}", tuple(curves)))
@@ -66,13 +56,12 @@ def _tradeoff() -> Table:
         title="Which rule pays: quality against accepted length on the embedded model",
         paper="this project's own comparison",
         n=500,
-        protocol=_PROTOCOL,
+        protocol=TOGETHER,
         columns=(*_STEPS, *QUALITY),
         lines=tuple(lines),
         figure=Figure(
             "accepted_length_mean", ("perplexity", "image_reward", "fid", "clip_score"), "vanilla", tuple(panels)
         ),
-        on_request=True,
     )
 
 
@@ -94,11 +83,11 @@ def _jacobi() -> Table:
         title="What Jacobi windows save: lossless decoding without a drafter network on the embedded model",
         paper="this project's own comparison",
         n=500,
-        protocol=_PROTOCOL,
+        protocol=TOGETHER,
         columns=(*_STEPS, *QUALITY),
         lines=tuple(Line(k.replace(", ", "_").replace(" ", "_"), k, words, {}) for k, words in methods.items()),
-        on_request=True,
     )
 
 
-COMPARISONS: dict[str, Table] = {t.id: t for t in (_tradeoff(), _jacobi())}
+TRADEOFF = _tradeoff()
+TABLES = (TRADEOFF, _jacobi())

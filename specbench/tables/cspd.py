@@ -6,7 +6,10 @@ of the same classes in batches of the same size.
 
 from __future__ import annotations
 
-from specbench.tables.definitions import Column, Line, Table
+from dataclasses import replace
+from typing import Any
+
+from specbench.tables.definitions import SYMBOLS, Column, Curve, Figure, Line, Maps, Panel, Series, Table
 
 _GAMMAS = ("32", "16", "8", "4")
 _ACCEPTANCE = Column(
@@ -52,7 +55,6 @@ def _table(name: str, title: str, columns: tuple[Column, ...], lines: list[Line]
         columns=columns,
         lines=tuple(lines),
         remarks=(*_REMARKS, *remarks),
-        on_request=True,
         model="mar_scenes",
     )
 
@@ -99,4 +101,91 @@ def _prefill() -> Table:
     return _table("cspd_table4", "CSpD, Table 4: what drawing the beginning without drafts gains", columns, lines)
 
 
-CSPD: dict[str, Table] = {t.id: t for t in (_speed(), _alignment(), _prefill())}
+_BY_GAMMA = ("4", "8", "16", "32")
+_POINTS = "The paper's points are drawn, not printed: there is nothing to stand beside."
+
+
+def _figure(name: str, title: str, columns: tuple[Column, ...], lines: list[Line], figure: Any) -> Table:
+    """A figure: all its points are measured ones."""
+    drawn = _table(name, title, columns, [replace(line, published=None) for line in lines], _POINTS)
+    return replace(drawn, figure=figure)
+
+
+def _by_length() -> Table:
+    lines = [line for line in _speed().lines if line.key.endswith("_64")][::-1]
+    curves = (
+        Curve("released, 15 % beforehand", tuple(f"cspd_{gamma}_64" for gamma in _BY_GAMMA)),
+        Curve("exact (whole paths)", tuple(f"exact_{gamma}_64" for gamma in _BY_GAMMA)),
+    )
+    figure = Figure("gamma", ("acceptance_rate",), "", (Panel("batch 64", curves),))
+    return _figure("cspd_fig8", "CSpD, Fig 8: acceptance by draft length", (_ACCEPTANCE,), lines, figure)
+
+
+def _by_turn() -> Table:
+    lines = [line for line in _prefill().lines if line.key.startswith("8_")]
+    figure = Series("acceptance_by_turn", "turn in which a token is drawn", "acceptance rate")
+    return _figure("cspd_fig11", "CSpD, Fig 11: acceptance over the image", (_ACCEPTANCE,), lines, figure)
+
+
+def _by_place() -> Table:
+    lines = [line for line in _prefill().lines if line.key == "8_0.05"]
+    figure = Maps("drafted_by_place", "share of accepted drafts")
+    return _figure("cspd_fig16", "CSpD, Fig 16: where drafts are accepted", (_ACCEPTANCE,), lines, figure)
+
+
+def _released(**parameters: str) -> Line:
+    words = tuple(f"{name}={value}" for name, value in parameters.items())
+    label = ", ".join(f"{SYMBOLS.get(name, name)}={value}" for name, value in parameters.items())
+    return Line("_".join(parameters.values()), label, (_RELEASED, *words, "batch=64", "baseline=false"), None)
+
+
+def _by_guidance() -> Table:
+    lines, curves = [], []
+    for gamma in ("4", "8", "16"):
+        points = [_released(gamma=gamma, cfg_scale=scale) for scale in ("1", "2", "3", "4", "6")]
+        lines += points
+        curves.append(Curve(f"γ={gamma}", tuple(line.key for line in points)))
+    figure = Figure("cfg_scale", ("acceptance_rate",), "", (Panel("5 % beforehand", tuple(curves)),))
+    return _figure("cspd_fig13", "CSpD, Fig 13: acceptance over guidance", (_ACCEPTANCE,), lines, figure)
+
+
+def _by_temperature() -> Table:
+    lines, curves = [], []
+    for scale, name in (("1", "without guidance"), ("2", "with guidance")):
+        points = [_released(cfg_scale=scale, temperature=t) for t in ("0.5", "0.7", "0.85", "1", "1.2")]
+        lines += points
+        curves.append(Curve(name, tuple(line.key for line in points)))
+    figure = Figure("temperature", ("acceptance_rate",), "", (Panel("γ=8, 5 % beforehand", tuple(curves)),))
+    return _figure("cspd_fig14", "CSpD, Fig 14: acceptance over temperature", (_ACCEPTANCE,), lines, figure)
+
+
+def _tries() -> Table:
+    lines = [line for line in _speed().lines if line.key.endswith("_64")][::-1]
+    column = Column(
+        "residual_tries",
+        "Tries",
+        "down",
+        2,
+        spread="residual_tries_stderr",
+        spread_is="standard error",
+        measured_as="proposals for the token after a rejection, of 100 at most",
+    )
+    curves = tuple(
+        Curve(label, tuple(f"{key}_{gamma}_64" for gamma in _BY_GAMMA))
+        for key, label in (("cspd", "released, 15 % beforehand"), ("exact", "exact (whole paths)"))
+    )
+    figure = Figure("gamma", ("residual_tries",), "", (Panel("batch 64", curves),))
+    return _figure("cspd_fig15", "CSpD, Fig 15: tries of the residual sampler", (column,), lines, figure)
+
+
+TABLES = (
+    _speed(),
+    _alignment(),
+    _prefill(),
+    _by_length(),
+    _by_turn(),
+    _by_guidance(),
+    _by_temperature(),
+    _tries(),
+    _by_place(),
+)

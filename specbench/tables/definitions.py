@@ -1,12 +1,14 @@
 """Which runs a paper's table needs, which of their columns it shows, and which printed lines stand beside them.
 
-A new table is one more entry of `TABLES` and one more file under `published/`.
+The tables of a paper are in its own module; a new one is one more entry there and one more file under `published/`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from specbench import parameters, protocols
 
 DEFAULT_MODEL = "llamagen_scenes"
 
@@ -25,11 +27,17 @@ class Column:
     measured_as: str = ""  # what our number in this column is, where no backend says it
     published_as: str = ""  # what the paper's number in this column is
     published: str = ""  # the published files' name of it, where that is not `key`
+    published_spread: str = ""  # theirs of the spread, where that is not `spread`
 
     @property
     def printed(self) -> str:
         """The column of published files."""
         return self.published or self.key
+
+    @property
+    def printed_spread(self) -> str:
+        """The column of published files with the spread."""
+        return self.published_spread or self.spread or ""
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,7 @@ class Line:
     it.
 
     A printed line belongs here when it has every column value of `published`; none does where that is None.
+    `elsewhere`: the overrides for another model than the table's own, where they differ.
     """
 
     key: str
@@ -45,6 +54,7 @@ class Line:
     overrides: tuple[str, ...] | None
     published: Mapping[str, str] | None
     without: str = "No preset for this method yet."
+    elsewhere: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,15 +67,16 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One row of a figure's axes."""
+    """One row of a figure's axes; `baseline`: the line beside it, where that is not the figure's."""
 
     label: str
     curves: tuple[Curve, ...]
+    baseline: str = ""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Quality columns `y` against column `x`, beside the line `baseline`."""
+    """Columns `y` against `x`, a column or a parameter of the runs (`AXES`), beside the line `baseline`, if any."""
 
     x: str
     y: tuple[str, ...]
@@ -74,9 +85,54 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Series:
+    """Lists that the rows hold in column `key`, entry by entry from `first` on, one curve a line, or bars. `shares`:
+    beside it, what the entries, numbers of tokens, contribute to what is gained over one token a step."""
+
+    key: str
+    x: str
+    y: str
+    first: int = 0
+    bars: bool = False
+    shares: bool = False
+
+
+@dataclass(frozen=True)
+class Maps:
+    """Lists that the rows hold in column `key`, one number for every token of a square image, as pictures."""
+
+    key: str
+    label: str
+
+
+#: What parameters are called in print.
+SYMBOLS = {"cfg_scale": "guidance", "delta": "δ", "gamma": "γ", "lam": "λ"}
+#: And on an axis.
+AXES = {
+    "cfg_scale": "guidance scale",
+    "gamma": "draft length γ (tokens)",
+    "prefill": "share drawn beforehand",
+    "temperature": "temperature",
+    "top_k": "K of top-K",
+    "window": "window (tokens)",
+}
+
+
+@dataclass(frozen=True)
+class Test:
+    """Whether the means of a column differ between two lines, by Welch's t-test from the rows alone."""
+
+    key: str
+    spread: str  # the column with the standard deviation over pictures
+    line: str
+    other: str
+
+
+@dataclass(frozen=True)
 class Table:
-    """A table. `protocol` are the overrides that all its runs share; `n` is the number of prompts a run. `paper` says
-    where it was printed; one that takes long is drawn `on_request` only, when it is named."""
+    """A table. `protocol` are the overrides that all its runs share, `n` the number of prompts a run, with its own
+    model; with others both are those of the paper's protocol, where there is one. `paper` says where it was printed;
+    one that takes long is drawn `on_request` only, when it is named."""
 
     id: str
     title: str
@@ -86,15 +142,31 @@ class Table:
     columns: tuple[Column, ...]
     lines: tuple[Line, ...]
     remarks: tuple[str, ...] = ()
-    figure: Figure | None = None
-    on_request: bool = False
+    figure: Figure | Series | Maps | None = None
+    tests: tuple[Test, ...] = ()
+    on_request: bool = True
     model: str = DEFAULT_MODEL  # measured unless another is asked for
 
-    def overrides(self, line: Line, model: str, n: int) -> list[str] | None:
-        """The Hydra overrides of the run behind `line`; None where there is no preset for it."""
-        if line.overrides is None:
+    def overrides(self, line: Line, model: str, n: int | None = None) -> list[str] | None:
+        """The Hydra overrides of the run behind `line`, with `n` prompts (None: as many as it has); None where there is
+        no run for it."""
+        own = model == self.model
+        words = line.overrides if own or line.elsewhere is None else line.elsewhere
+        if words is None:
             return None
-        return [f"model={model}", *line.overrides, f"n={n}", *self.protocol]
+        protocol = None if own else self.papers_protocol
+        if protocol is None:
+            given = {word.partition("=")[0] for word in words}
+            shared = [word for word in self.protocol if word.partition("=")[0] not in given]
+            return [f"model={model}", *words, f"n={n or self.n}", *shared]
+        asked = [f"n={n}"] if n else []
+        return [f"model={model}", *words, f"protocol={protocol}", *asked, *(w for w in ALONE if w in self.protocol)]
+
+    @property
+    def papers_protocol(self) -> str | None:
+        """The protocol that the paper's own table was made by."""
+        names = parameters.choices("protocol")
+        return next((name for name in names if self.id in protocols.read(name).serves), None)
 
 
 QUALITY = (
@@ -139,72 +211,72 @@ ACCEPTED_LENGTH = Column(
     measured_as="generated tokens per target forward pass, mean over pictures",
     published_as="generated tokens per speculative round",
 )
-_SPEED = (
-    ACCEPTED_LENGTH,
-    Column(
-        "latency_s_mean",
-        "Latency (s)",
-        "down",
-        2,
-        spread="latency_s_std",
-        spread_is="standard deviation over pictures",
-        measured_as="decoding one picture alone, without text encoding and pixel decoding",
-        published_as="seconds per picture; the paper does not say what is inside",
-    ),
-    Column(
-        "speedup_latency",
-        "Speed-up (×)",
-        "up",
-        2,
-        spread="speedup_latency_stderr",
-        spread_is="standard error",
-        measured_as="mean latency of vanilla decoding of the same prompts, timed in the same run, over this one's",
-        published_as="mean latency of the Target Model line over this one's",
-    ),
+LATENCY = Column(
+    "latency_s_mean",
+    "Latency (s)",
+    "down",
+    2,
+    spread="latency_s_std",
+    spread_is="standard deviation over pictures",
+    measured_as="decoding one picture alone, without text encoding and pixel decoding",
+    published_as="seconds per picture; the paper does not say what is inside",
 )
-
-TABLES: dict[str, Table] = {
-    t.id: t
-    for t in (
-        Table(
-            id="coolsd_table1",
-            title="Cool-SD, Table 1: quality and speed of speculative decoding and its relaxations",
-            paper="arXiv 2601.09212",
-            n=64,
-            protocol=("batch=1", "seed=0"),
-            columns=QUALITY + _SPEED,
-            lines=(
-                Line("vanilla", "Target Model", ("method=vanilla",), {"method_key": "vanilla"}),
-                Line("eagle1", "EAGLE-1", ("method=eagle1",), {"method_key": "eagle1"}),
-                Line(
-                    "lantern_pp",
-                    "LANTERN++ (λ=2, k=10)",
-                    ("method=lantern_pp",),
-                    {"method_key": "lantern_pp", "lambda": "2", "k": "10"},
-                ),
-                Line(
-                    "uniform_rsd_1.1",
-                    "UniformRSD (δ=1.1)",
-                    ("method=uniform_rsd", "delta=1.1"),
-                    {"method_key": "uniform_rsd", "delta": "1.1"},
-                ),
-                Line(
-                    "cool_sd_1.1",
-                    "Cool-SD (δ=1.1)",
-                    ("method=cool_sd", "delta=1.1"),
-                    {"method_key": "cool_sd", "delta": "1.1"},
-                ),
-                Line(
-                    "cool_sd_2", "Cool-SD (δ=2)", ("method=cool_sd", "delta=2"), {"method_key": "cool_sd", "delta": "2"}
-                ),
-            ),
-            remarks=(
-                "Measured and published lines follow different protocols, and are of different models where their "
-                "names differ. What can be compared is how the methods of one model stand to each other, not a "
-                "measured figure with a published one.",
-                "Published protocol: MS-COCO 2017 validation captions, 5,000 pictures, one A100-SXM4-40GB; "
-                "temperature, top-k, guidance scale and draft length are not stated.",
-            ),
-        ),
-    )
-}
+SPEEDUP = Column(
+    "speedup_latency",
+    "Speed-up (×)",
+    "up",
+    2,
+    spread="speedup_latency_stderr",
+    spread_is="standard error",
+    measured_as="mean latency of vanilla decoding of the same prompts, timed in the same run, over this one's",
+    published_as="mean latency of the paper's vanilla line over this one's",
+)
+STEPS_SAVED = Column(
+    "step_compression",
+    "Step compression (×)",
+    "up",
+    2,
+    spread="step_compression_stderr",
+    spread_is="standard error",
+    measured_as="tokens of a picture over target passes",
+    published="speedup_step",
+    published_as="decoding steps of the paper's vanilla line over this one's",
+)
+FIRST_ACCEPT = Column(
+    "first_accept",
+    "Acceptance of the first token",
+    "up",
+    4,
+    spread="first_accept_stderr",
+    spread_is="standard error",
+    measured_as="probability with which the rule keeps a draft's first candidate, mean over steps",
+    published="acceptance_rate",
+    published_as="mean acceptance probability of the first draft token",
+)
+PERPLEXITY = Column(
+    "perplexity",
+    "Perplexity",
+    "down",
+    2,
+    spread="perplexity_stderr",
+    spread_is="standard error",
+    measured_as="of the emitted tokens under the guided target, before top-k and top-p",
+)
+ACCEPTANCE = Column(
+    "acceptance_rate",
+    "Acceptance rate",
+    "up",
+    3,
+    spread="acceptance_rate_stderr",
+    spread_is="standard error",
+    measured_as="accepted over verified draft tokens",
+)
+#: Protocols of the embedded runs: one picture after the other, with vanilla decoding timed beside it; or in batches,
+#: where seconds mean nothing.
+ALONE = ("batch=1", "seed=0")
+TOGETHER = ("batch=50", "seed=0", "baseline=false")
+OTHER_MODELS = (
+    "Measured and published lines follow different protocols, and are of different models where their "
+    "names differ. What can be compared is how the methods of one model stand to each other, not a "
+    "measured figure with a published one."
+)

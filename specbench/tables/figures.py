@@ -1,17 +1,19 @@
-"""Figures from rows: quality against speed, one curve a method. Drawn with matplotlib, as SVG and PNG."""
+"""Figures from rows: curves, such as quality against speed, lists and maps. Drawn with matplotlib, as SVG and PNG."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.records import stderr_of
-from specbench.tables.definitions import Column, Table
+from specbench.tables.definitions import AXES, Column, Figure, Maps, Series, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawn
 
 Row = Mapping[str, str]
 
@@ -28,10 +30,10 @@ _STYLES = (
 _NORMAL95 = 1.96
 
 
-def tradeoff(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) -> list[Path]:
-    """Draw the table's figure from its measured rows; points without a row are left out. Returns the files written.
+def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) -> list[Path]:
+    """Draw the table's figure from its measured rows; what has no row is left out. Returns the files written.
 
-    Bars are 95 % intervals: 1.96 standard errors of the quality, 1.96 standard errors of the mean accepted length.
+    Bars are 95 % intervals: 1.96 standard errors.
     """
     import matplotlib as mpl
 
@@ -42,31 +44,9 @@ def tradeoff(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: s
     }  # the same file from the same rows
     import matplotlib.pyplot as plt
 
-    assert table.figure is not None
-    figure, columns = table.figure, {c.key: c for c in table.columns}
-    across, down = len(figure.y), len(figure.panels)
-    drawn, axes = plt.subplots(
-        down, across, figsize=(4.1 * across, 3.4 * down), sharex="row", squeeze=False, layout="constrained"
-    )
-    for panel, line in zip(figure.panels, axes, strict=True):
-        for key, axis in zip(figure.y, line, strict=True):
-            base = rows.get(figure.baseline)
-            if base is not None and base.get(key):
-                _band(axis, base, columns[key])
-            for curve, (colour, marker) in zip(panel.curves, _STYLES, strict=False):
-                points = [p for name in curve.lines if (p := _point(rows.get(name), columns[figure.x], columns[key]))]
-                if points:
-                    x, y, dx, dy = zip(*points, strict=True)
-                    axis.errorbar(
-                        x, y, dy, dx, color=colour, marker=marker, ms=5, lw=1.2, elinewidth=0.7, label=curve.label
-                    )
-            arrow = {"up": "higher is better", "down": "lower is better"}[columns[key].better]
-            axis.set_xlabel(f"{columns[figure.x].label.lower()} (tokens per target pass)")
-            axis.set_ylabel(f"{columns[key].label} ({arrow})")
-            axis.set_title(panel.label, fontsize=10)
-            axis.grid(alpha=0.25)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    figure = table.figure
+    assert figure is not None
+    drawn = {Figure: _curves, Series: _series, Maps: _maps}[type(figure)](figure, table, rows)
     written = []
     for ending in ("svg", "png"):
         path = folder / f"{stem}.{ending}"
@@ -77,24 +57,109 @@ def tradeoff(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: s
     return written
 
 
+def _axes(down: int, across: int, **shared: Any) -> tuple[Drawn, Any]:
+    import matplotlib.pyplot as plt
+
+    size = (4.1 * across, 3.4 * down)
+    return plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained", **shared)
+
+
+def _finish(drawn: Drawn, axis: Axes) -> Drawn:
+    handles, labels = axis.get_legend_handles_labels()
+    drawn.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    return drawn
+
+
+def _curves(figure: Figure, table: Table, rows: Mapping[str, Row | None]) -> Drawn:
+    columns = {c.key: c for c in table.columns}
+    drawn, axes = _axes(len(figure.panels), len(figure.y), sharex="row")
+    for panel, line in zip(figure.panels, axes, strict=True):
+        for key, axis in zip(figure.y, line, strict=True):
+            base = rows.get(panel.baseline or figure.baseline)
+            if base is not None and base.get(key):
+                _band(axis, base, columns[key])
+            for curve, (colour, marker) in zip(panel.curves, _STYLES, strict=False):
+                points = [p for name in curve.lines if (p := _point(rows.get(name), figure.x, columns[key]))]
+                if points:
+                    x, y, dx, dy = zip(*points, strict=True)
+                    axis.errorbar(
+                        x, y, dy, dx, color=colour, marker=marker, ms=5, lw=1.2, elinewidth=0.7, label=curve.label
+                    )
+            arrow = {"up": "higher is better", "down": "lower is better"}[columns[key].better]
+            axis.set_xlabel(AXES.get(figure.x) or f"{columns[figure.x].label.lower()} (tokens per target pass)")
+            axis.set_ylabel(f"{columns[key].label} ({arrow})")
+            axis.set_title(panel.label, fontsize=10)
+            axis.grid(alpha=0.25)
+    return _finish(drawn, axes[0][0])
+
+
+def _series(figure: Series, table: Table, rows: Mapping[str, Row | None]) -> Drawn:
+    lists = {line.label: _list(rows.get(line.key), figure.key) for line in table.lines}
+    lists = {label: values for label, values in lists.items() if values}
+    drawn, axes = _axes(1, 2 if figure.shares else 1)
+    for axis, gains in zip(axes[0], (False, True), strict=False):
+        for i, ((label, values), (colour, marker)) in enumerate(zip(lists.items(), _STYLES, strict=False)):
+            places = [figure.first + n for n in range(len(values))]
+            heights = values
+            if gains:  # beyond the first token of a step
+                more = [(place - 1) * share for place, share in zip(places, values, strict=True)]
+                heights = [value / sum(more) for value in more] if sum(more) else more
+            if figure.bars:
+                width = 0.8 / len(lists)
+                axis.bar([p + (i + 0.5) * width - 0.4 for p in places], heights, width, color=colour, label=label)
+            else:
+                axis.plot(places, heights, color=colour, marker=marker, ms=3, lw=1, label=label)
+        axis.set_xlabel(figure.x)
+        axis.set_ylabel("share of the tokens gained over one a step" if gains else figure.y)
+        axis.grid(alpha=0.25)
+    return _finish(drawn, axes[0][0])
+
+
+def _maps(figure: Maps, table: Table, rows: Mapping[str, Row | None]) -> Drawn:
+    import numpy as np
+
+    lists = {line.label: _list(rows.get(line.key), figure.key) for line in table.lines}
+    squares = {
+        label: np.reshape(values, (side, side))
+        for label, values in lists.items()
+        if values and (side := math.isqrt(len(values))) ** 2 == len(values)
+    }
+    drawn, axes = _axes(1, max(1, len(squares)))
+    for axis, (label, square) in zip(axes[0], squares.items(), strict=False):
+        shown = axis.imshow(square, vmin=0, vmax=1, cmap="cividis")
+        axis.set_title(label, fontsize=10)
+        axis.set_xlabel("column (tokens)")
+        axis.set_ylabel("row (tokens)")
+    if squares:
+        drawn.colorbar(shown, ax=axes[0].tolist(), label=figure.label)
+    return drawn
+
+
+def _list(row: Row | None, key: str) -> list[float]:
+    """A list in a row's cell; where it has no number, not a number."""
+    if row is None or not row.get(key):
+        return []
+    return [math.nan if value is None else float(value) for value in json.loads(row[key])]
+
+
 def _band(axis: Axes, row: Row, column: Column) -> None:
     """The baseline as a line, its 95 % interval as a band."""
-    value, spread = float(row[column.key]), _stderr(row, column)
+    value, spread = float(row[column.key]), _stderr(row, column.key)
     axis.axhline(value, color="0.45", lw=1, ls="--", label="vanilla")
     axis.axhspan(value - _NORMAL95 * spread, value + _NORMAL95 * spread, color="0.85", zorder=0)
 
 
-def _point(row: Row | None, x: Column, y: Column) -> tuple[float, float, float, float] | None:
+def _point(row: Row | None, x: str, y: Column) -> tuple[float, float, float, float] | None:
     """(x, y, half-width of x, half-width of y); None where the row does not have both."""
-    if row is None or not row.get(x.key) or not row.get(y.key):
+    if row is None or not row.get(x) or not row.get(y.key):
         return None
-    return float(row[x.key]), float(row[y.key]), _NORMAL95 * _stderr(row, x), _NORMAL95 * _stderr(row, y)
+    return float(row[x]), float(row[y.key]), _NORMAL95 * _stderr(row, x), _NORMAL95 * _stderr(row, y.key)
 
 
-def _stderr(row: Row, column: Column) -> float:
-    """The standard error of a column; rows of older versions have the standard deviation over their pictures, or
-    neither, which counts as 0."""
-    if text := row.get(stderr_of(column.key)):
+def _stderr(row: Row, key: str) -> float:
+    """The standard error of a column, 0 of a parameter; rows of older versions have the standard deviation over their
+    pictures, or neither, which counts as 0."""
+    if text := row.get(stderr_of(key)):
         return float(text)
-    std = row.get(f"{column.key.removesuffix('_mean')}_std") or 0.0
+    std = row.get(f"{key.removesuffix('_mean')}_std") or 0.0
     return float(std) / math.sqrt(float(row["n"]))

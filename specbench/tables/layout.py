@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from string import ascii_lowercase
 
 from specbench.errors import UsageError
-from specbench.tables.definitions import Column, Line, Table
+from specbench.tables.definitions import Column, Line, Table, Test
 from specbench.tables.literature import PublishedRow
 
 Row = Mapping[str, str]
@@ -134,7 +134,7 @@ def build(
         if line.published is not None:
             entries += [_published(table, line, name, published, notes) for name in printed_models]
     present = [r for r in rows.values() if r is not None]
-    remarks = [*table.remarks]
+    remarks = [*(_tested(table, test, model, rows, published) for test in table.tests), *table.remarks]
     for label, names in (("devices", ("device_name", "device")), ("commits", ("commit",))):
         if len({tuple(r.get(k, "") for k in names) for r in present}) > 1:
             remarks.insert(0, f"The measured lines come from different {label}: compare them with care.")
@@ -213,9 +213,42 @@ def _published(table: Table, line: Line, model: str, published: Sequence[Publish
     marks = () if row.trusted else (notes.mark(f"Evidence grade '{row.evidence}': a hint, not the paper's own table."),)
     cells = []
     for column in table.columns:
-        text, spread = row.cells.get(column.printed, ""), row.cells.get(column.spread or "", "")
+        text, spread = row.cells.get(column.printed, ""), row.cells.get(column.printed_spread, "")
         cells.append(Cell(text, spread) if text else Cell(marks=(notes.mark("The paper prints no value here."),)))
     return Entry(line.label, "published", model, marks, tuple(cells), row.row_id, row.evidence)
+
+
+def _tested(
+    table: Table, test: Test, model: str, rows: Mapping[str, Row | None], published: Sequence[PublishedRow]
+) -> str:
+    """A test in a sentence, and the printed ones beside it."""
+    labels = {line.key: line.label for line in table.lines}
+    what = next(column.label for column in table.columns if column.key == test.key)
+    pair = [rows.get(key) for key in (test.line, test.other)]
+    said = f"{what}, {labels[test.line]} minus {labels[test.other]}: "
+    told = [_number(row, name) for row in pair if row is not None for name in (test.key, test.spread, "n")]
+    if len(told) < 6:
+        said += "not measured yet"
+    else:
+        from scipy import stats
+
+        found = stats.ttest_ind_from_stats(*told, equal_var=False)
+        p = f"p = {found.pvalue:.2g}" if found.pvalue > 0 else "p < 1e-300"
+        said += f"measured ({model}) {told[0] - told[3]:+.3f}, t = {found.statistic:.2f} (Welch's t-test), {p}"
+    printed: dict[str, list[str]] = {}
+    for row in published:
+        sign = {"t_statistic": "t = ", "p_value_upper_bound": "p < "}.get(row.cells.get("value_name", ""))
+        if sign:
+            printed.setdefault(row.model, []).append(sign + row.cells["value"])
+    return "; ".join([said, *(f"published ({name}) {', '.join(values)}" for name, values in printed.items())]) + "."
+
+
+def _number(row: Row, name: str) -> float:
+    try:
+        return float(row.get(name, ""))
+    except ValueError:
+        where = f"row {row.get('run_id', '?')}"
+        raise UsageError(f"{name} of {where} is no number: remove that row and try again") from None
 
 
 def _facts(rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:

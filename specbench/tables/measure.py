@@ -2,7 +2,8 @@
 
 A row belongs to a line when its configuration hash is that of the line's overrides and, where that can be told without
 loading a model, its weights are the ones that a run would load now. Rows stand in `results/<table>.csv`, whatever the
-model; a row that no longer fits stays there as history and is not shown.
+model; a row that no longer fits stays there as history and is not shown. A line that another table has, too, is
+measured once: a row is looked for among the table's own first, then among all others in `results/`.
 """
 
 from __future__ import annotations
@@ -114,14 +115,16 @@ def store(table: Table, results: Path) -> Path:
     return results / f"{table.id}.csv"
 
 
-def plan(table: Table, model: str, n: int, results: Path, bench: Bench) -> Plan:
-    """What `table` needs for `model` with `n` prompts a run, and what of it is there. Loads no model, writes nothing.
+def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -> Plan:
+    """What `table` needs for `model` with `n` prompts a run (None: its own number), and what of it is there. Loads no
+    model, writes nothing.
 
     Raises:
         UsageError: there is no such model, or the rows cannot be read.
     """
-    path = store(table, results)
-    rows = [{k: "" if v is None else str(v) for k, v in row.items()} for row in _read(path)]
+    own = store(table, results)
+    others = [path for path in sorted(results.glob("*.csv")) if path != own and _has_runs(path)]
+    rows = [{k: "" if v is None else str(v) for k, v in row.items()} for path in (*others, own) for row in _read(path)]
     needs = []
     for line in table.lines:
         overrides = table.overrides(line, model, n)
@@ -131,6 +134,12 @@ def plan(table: Table, model: str, n: int, results: Path, bench: Bench) -> Plan:
         row = next((r for r in reversed(rows) if identity.fits(r)), None)
         needs.append(Need(line, tuple(overrides), identity, row))
     return Plan(table, model, tuple(needs))
+
+
+def _has_runs(path: Path) -> bool:
+    """Whether a file has rows of runs; audits and benchmarks have other ones."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return "config_hash" in file.readline().split(",")
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

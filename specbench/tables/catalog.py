@@ -1,0 +1,10 @@
+"""Every table there is, by its id."""
+
+from __future__ import annotations
+
+from specbench.tables import comparisons, coolsd, cspd, lantern, sjd, sjdpac
+from specbench.tables.definitions import Table
+
+TABLES: dict[str, Table] = {
+    table.id: table for module in (coolsd, lantern, sjd, cspd, sjdpac, comparisons) for table in module.TABLES
+}

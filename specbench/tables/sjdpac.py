@@ -1,0 +1,124 @@
+"""The tables of SJD-PAC (arXiv 2603.18599), measured on the embedded model."""
+
+from __future__ import annotations
+
+from specbench.tables.definitions import (
+    OTHER_MODELS,
+    QUALITY,
+    SPEEDUP,
+    STEPS_SAVED,
+    TOGETHER,
+    Line,
+    Series,
+    Table,
+)
+
+PAPER = "arXiv 2603.18599"
+_CLIP, _FID, _ = QUALITY
+_METHODS = (
+    ("vanilla", "vanilla", "vanilla"),
+    ("eagle2", "EAGLE", "eagle2"),
+    ("sjd", "SJD", "sjd"),
+    ("lantern_pp", "LANTERN++", "lantern_pp"),
+    ("gsd", "GSD", "gsd"),
+    ("", "SJD2", "sjd2"),
+    ("sjd_pac", "SJD-PAC", "sjd_pac"),
+)
+
+
+def _main() -> tuple[Line, ...]:
+    lines = []
+    for part, seed, data in (("MS-COCO 2017", "0", "coco2017"), ("PartiPrompts", "1", "parti")):
+        for method, label, key in _METHODS:
+            of = "" if seed == "0" else ", other prompts"
+            words = (f"method={method}", f"seed={seed}") if method else None
+            there = (f"method={method}", f"data={data}") if method else None
+            lines.append(Line(f"{key}_{seed}", label + of, words, {"method_key": key, "part": part}, elsewhere=there))
+    return tuple(lines)
+
+
+TABLES = (
+    Table(
+        id="sjdpac_table1",
+        title="SJD-PAC, Table 1: main comparison on two sets of prompts",
+        paper=PAPER,
+        n=64,
+        protocol=("batch=1",),
+        columns=(STEPS_SAVED, SPEEDUP, _FID, _CLIP),
+        lines=_main(),
+        remarks=(
+            OTHER_MODELS,
+            "The paper's CLIP scores are cosines times 100. SJD2 needs a fine-tuned target.",
+            "Where the paper has PartiPrompts, the embedded model draws other captions of its own world (seed 1).",
+        ),
+    ),
+    Table(
+        id="sjdpac_table2",
+        title="SJD-PAC, Table 2: what proactive drafting and adaptive continuation gain",
+        paper=PAPER,
+        n=500,
+        protocol=TOGETHER,
+        columns=(STEPS_SAVED,),
+        lines=(
+            Line("sjd_32", "SJD, window 32", ("method=sjd", "window=32"), {"method_key": "sjd", "window": "32"}),
+            Line(
+                "pd_32",
+                "with proactive drafting",
+                ("method=sjd_pac", "coupling=none", "window=32"),
+                {"method_key": "sjd_pd", "window": "32"},
+            ),
+            Line(
+                "pac_32",
+                "with adaptive continuation, too",
+                ("method=sjd_pac", "window=32"),
+                {"method_key": "sjd_pac", "window": "32"},
+            ),
+            Line(
+                "pac_64",
+                "the same, window 64",
+                ("method=sjd_pac", "window=64"),
+                {"method_key": "sjd_pac", "window": "64"},
+            ),
+        ),
+        remarks=(OTHER_MODELS,),
+    ),
+    Table(
+        id="sjdpac_table3",
+        title="SJD-PAC, Table 3: width K and depth D of the proactive tree",
+        paper=PAPER,
+        n=100,
+        protocol=TOGETHER,
+        columns=(STEPS_SAVED,),
+        lines=tuple(
+            Line(
+                f"{width}_{depth}",
+                f"K={width}, D={depth}",
+                ("method=sjd_pac", f"width={width}", f"depth={depth}"),
+                None,
+            )
+            for width, depth in ((2, 3), (3, 3), (4, 3), (5, 3), (4, 2), (4, 4))
+        ),
+        remarks=("The paper's values are lost; it says that K = 4 and D = 3 are best.",),
+    ),
+    Table(
+        id="sjdpac_fig1",
+        title="SJD-PAC, Fig 1: tokens of a step, and what they gain",
+        paper=PAPER,
+        n=500,
+        protocol=TOGETHER,
+        columns=(STEPS_SAVED,),
+        lines=(
+            Line("sjd", "SJD", ("method=sjd",), None),
+            Line("sjd_pac", "SJD-PAC", ("method=sjd_pac",), None),
+        ),
+        remarks=("The paper's bars are approximate: their numbers are those typed into the authors' script.",),
+        figure=Series(
+            "accepted_histogram",
+            "tokens of a step, its own among them",
+            "share of the steps",
+            1,
+            bars=True,
+            shares=True,
+        ),
+    ),
+)

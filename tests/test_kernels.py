@@ -1,0 +1,150 @@
+"""The fused kernels against the plain functions that specify them: compiled on CUDA, by Triton's interpreter
+elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import Any
+
+import pytest
+import test_engine
+import tiny
+import torch
+from torch import Tensor
+
+from specbench.decoding.loop import Parts, decode
+from specbench.decoding.rules import exact
+from specbench.decoding.sampling import Sampling, Streams
+from specbench.engine import ops
+from specbench.engine.graph import Graphs
+from specbench.models.transformer import Block, BlockConfig, RMSNorm, grid_rotary, line_rotary
+
+kernels = pytest.importorskip("specbench.engine.kernels")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+#: float32 sums in another order: 1e-5 of numbers of order one, some hundred of them added up.
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a.float(), b.float(), **CLOSE)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 6, 16, 17])  # scalars, the matrix units, and more than these kernels take
+@pytest.mark.parametrize("shape", [(33, 40), (64, 600)])  # one block of columns, and a whole one and a part
+@torch.inference_mode()
+def test_products(rows: int, shape: tuple[int, int]) -> None:
+    out, width = shape
+    x, residual = normal(rows, width), normal(rows, out, seed=3)
+    weight, gate = normal(out, width, seed=1) / 8, normal(out, width, seed=2) / 8
+    norm = RMSNorm(width, 1e-5).to(DEVICE)
+    norm.weight.copy_(1 + 0.1 * normal(width, seed=4))
+    plain = norm(x) @ weight.T
+    assert close(kernels.project(x, weight), x @ weight.T)
+    assert close(kernels.project(x, weight, norm), plain)
+    assert close(kernels.project(x, weight, torch.nn.Identity()), x @ weight.T)
+    assert close(kernels.project(x, weight, norm, gate), torch.nn.functional.silu(plain) * (norm(x) @ gate.T))
+    assert close(kernels.project(x, weight, residual=residual), x @ weight.T + residual)
+    assert close(kernels.rms_norm(x, norm, residual=x), norm(x) + x)
+
+
+@pytest.mark.parametrize(("heads", "kv", "dim", "nodes", "slots"), [
+    (2, 2, 16, 1, 30),
+    (4, 2, 16, 5, 150),  # queries of a group side by side, several shares of the keys
+    (3, 3, 20, 40, 70),  # more queries than one program takes when heads share keys; a width that is no power of two
+    (6, 1, 16, 12, 70),
+])  # fmt: skip
+@torch.inference_mode()
+def test_attention(heads: int, kv: int, dim: int, nodes: int, slots: int) -> None:
+    q, k, v = normal(2, nodes, heads, dim), normal(2, kv, slots, dim, seed=1), normal(2, kv, slots, dim, seed=2)
+    mask = normal(2, 1, nodes, slots, seed=3) > 0.3
+    mask[0, :, :, :20] = False  # padding, and beyond: whole blocks that nobody sees
+    mask[1, :, :, 25:] = False
+    mask[:, :, :, 22] = True
+    plain = ops.attention(q.transpose(1, 2), k, v, mask).transpose(1, 2)
+    assert close(kernels.attend(q, k, v, mask), plain)
+
+
+BLOCKS = {
+    "llamagen": BlockConfig(32, 2, 2, 48),
+    "grouped": BlockConfig(64, 4, 2, 48, rotary="halves"),
+    "chameleon": BlockConfig(64, 4, 4, 48, rotary="halves", qk_norm=4),
+    "shared norms": BlockConfig(64, 4, 2, 48, rotary="halves", qk_norm=1),
+    "post": BlockConfig(64, 4, 4, 48, rotary="halves", qk_norm=4, post_norm=True),
+}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("name", BLOCKS)
+@torch.inference_mode()
+def test_a_block_and_its_cache(name: str, first: bool) -> None:
+    cfg, rows, nodes, slots = BLOCKS[name], 2, 3, 12
+    torch.manual_seed(0)
+    block = Block(cfg, input_norm=first).to(DEVICE)
+    for p in block.parameters():
+        p.add_(0.2 * normal(*p.shape))
+    table = grid_rotary(3, cfg.head_dim, 2) if cfg.rotary == "interleaved" else line_rotary(slots, cfg.head_dim, 1e4)
+    x, at = normal(rows, nodes, cfg.dim), torch.tensor([[4, 5, 6], [8, 9, 10]], device=DEVICE)
+    mask = (torch.arange(slots, device=DEVICE) <= at.unsqueeze(-1)).unsqueeze(1)
+    for turns in (table.to(DEVICE)[at], table.to(DEVICE)[at[:1]]):  # of every row, and the same for all
+        caches = [ops.KVCache(2, rows, cfg.n_kv_heads, slots, cfg.head_dim, x) for _ in range(2)]
+        for cache in caches:
+            cache.k.copy_(normal(*cache.k.shape, seed=7))
+            cache.v.copy_(normal(*cache.v.shape, seed=8))
+        plain = block(x, turns, mask, caches[0], 1, at)
+        with ops.fused():
+            assert close(block(x, turns, mask, caches[1], 1, at), plain)
+        assert close(caches[0].k, caches[1].k)
+        assert close(caches[0].v, caches[1].v)
+
+
+@pytest.mark.parametrize("top_k", [None, 1, 7, 99, 100, 500])
+@torch.inference_mode()
+def test_laws(top_k: int | None) -> None:
+    logits = 3 * normal(4, 2, 100)
+    logits[0] = logits[0].round()  # ties, zeros of both signs
+    logits[1, :, 3:] = -torch.inf  # what a grammar forbids; fewer are left than top_k
+    sampling = Sampling(temperature=0.7, top_k=top_k)
+    plain = sampling.law(logits)
+    with ops.fused():
+        law = sampling.law(logits)
+        assert law.dtype == torch.float32
+        assert torch.equal(law > 0, plain > 0)
+        assert torch.allclose(law, plain, rtol=1e-4, atol=1e-7)
+        for spared in (Sampling(0.0), Sampling(1.0, None, 0.5)):  # greedy and top-p have no kernel
+            assert torch.equal(spared.law(logits), spared.law(logits))
+
+
+def test_outside_a_fused_step_everything_is_plain() -> None:
+    assert ops.kernels() is None
+    with ops.fused():
+        assert ops.kernels() is kernels
+        with ops.fused(False):
+            assert ops.kernels() is kernels
+    with pytest.raises(ZeroDivisionError), ops.fused():
+        raise ZeroDivisionError
+    assert ops.kernels() is None
+
+
+@pytest.mark.parametrize("name", ["eagle2", "sjd"])
+def test_images_of_fused_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal tokens for equal uniforms: the laws differ by rounding, far less than a uniform is from a bound."""
+    target = tiny.llamagen().to(DEVICE)
+    used: list[str] = []
+    plain = kernels.block
+    monkeypatch.setattr(kernels, "block", lambda *a: (used.append("block"), plain(*a))[1])
+    given = test_engine.conditioning(1, 1)
+    outs: list[Any] = []
+    for engine in (Graphs(test_engine.at_once), Graphs(test_engine.at_once, fused=True)):
+        drafter = test_engine.DRAFTERS[name](target)
+        parts = Parts(target, drafter, exact(), Sampling(cfg_scale=2.0, top_k=4))
+        outs.append(decode(parts, given, Streams([(4, 0)], DEVICE), engine))
+        assert bool(used) == (len(outs) == 2)
+    one, two = outs
+    assert torch.equal(one.tokens, two.tokens)
+    assert torch.equal(one.steps, two.steps)
+    assert all(torch.allclose(a.float(), b.float(), atol=1e-3) for a, b in zip(astuple(one.trace), astuple(two.trace)))
