@@ -37,6 +37,7 @@ train-scenes: $(READY) ## rebuild the embedded models from nothing; resumes wher
 	"$(BIN)/specbench" train scenes $(ARGS)
 
 test: lint ## format check, lint, types, then every test (ARGS="-k name" for some; WORKERS=4 for more processes)
+	@scripts/browser.sh
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 "$(BIN)/python" -m pytest -n $(WORKERS) --junitxml=$(REPORT) $(ARGS)
 	@echo "wrote $(REPORT)"
 

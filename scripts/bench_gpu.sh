@@ -12,7 +12,7 @@ bench() { # file of rows, then the words of one line
     "$specbench" bench weights=random device=cuda bench.steps=50 "$@" "out=$out"
 }
 
-for engine in eager graph; do
+for engine in eager graph triton; do
     # LlamaGen-XL: vanilla, Cool-SD on a chain of 5 and on a static tree, at the published accepted length
     bench llamagen_xl model=llamagen_xl engine=$engine method=vanilla bench.images=3
     bench llamagen_xl model=llamagen_xl engine=$engine method=cool_sd drafter=eagle window=5 forced_accept=2.73 bench.images=3
@@ -26,5 +26,7 @@ for engine in eager graph; do
     bench emu3 model=emu3 engine=$engine method=vanilla bench.context=4100 bench.images=0
 done
 # MAR-L: the diffusion head at batch 8, and a batch of CSpD
-bench mar_l model=mar_l method=vanilla batch=8
-bench mar_l model=mar_l method=cspd criterion=path gamma=8 batch=8
+for engine in eager graph; do
+    bench mar_l model=mar_l engine=$engine method=vanilla batch=8
+    bench mar_l model=mar_l engine=$engine method=cspd criterion=path gamma=8 batch=8
+done

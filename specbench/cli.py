@@ -38,6 +38,7 @@ usage: specbench COMMAND ...
   audit      is a method lossless? measured on models whose law is known                    specbench audit --help
   bench      milliseconds per step, part by part, beside the memory floor                   specbench bench --help
   tables     the papers' tables, measured beside published                                  specbench tables --help
+  report     one page of results to read and to send: leaderboard, plots, pictures, audits  specbench report --help
   train      train the embedded models                                                      specbench train --help
 
   specbench run method=cool_sd delta=1.1 n=16 out=first
@@ -92,6 +93,7 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "audit": audit,
         "bench": bench,
         "tables": tables,
+        "report": report,
         "train": train,
     }
 
@@ -134,6 +136,12 @@ def audit(words: list[str]) -> int:
 
 def tables(words: list[str]) -> int:
     from specbench.tables.cli import main as command
+
+    return command(words)
+
+
+def report(words: list[str]) -> int:
+    from specbench.report.cli import main as command
 
     return command(words)
 

@@ -18,10 +18,10 @@ import scipy.linalg
 import torch
 
 from specbench import metrics, parameters, records
-from specbench.data import Item, scenes
+from specbench.data import Item, scenes, scenes_classes
 from specbench.errors import UsageError
-from specbench.metrics import scenes_fid, scenes_reference, scenes_reward
-from specbench.metrics.base import Judge, Metric, Unavailable
+from specbench.metrics import scenes_fid, scenes_inception_score, scenes_reference, scenes_reward
+from specbench.metrics.base import Judge, Metric, Place, Unavailable
 from specbench.metrics.frechet import Moments, standard_error
 from specbench.models import evaluators as ev
 from specbench.pictures import Array, digest
@@ -614,3 +614,44 @@ def test_a_judge_that_errs_is_not_kept(network: Brightness, tmp_path: Path, monk
         with pytest.raises(ValueError, match="a judge must give"):
             metrics.score(["light"], Drawn(3), prompts(3), HERE, metrics.Outputs(tmp_path))
     assert not list(tmp_path.rglob("*.npz"))
+
+
+# --- scenes_inception_score -------------------------------------------------------------------------------------------
+
+
+def _inception_score(log_probabilities: np.ndarray, assets: Path) -> Any:
+    measure = scenes_inception_score.Measure(Place(assets, assets, "cpu"), {})
+    return measure, measure.score(log_probabilities, [])[0]
+
+
+def test_the_inception_score_counts_the_classes_that_are_sure(assets: Path) -> None:
+    sure = np.log(np.maximum(np.eye(40, dtype=np.float32)[np.arange(400) % 40], 1e-30))
+    assert _inception_score(sure, assets)[1].value == pytest.approx(40)
+    assert _inception_score(sure[:400:2], assets)[1].value == pytest.approx(20)  # every second class alone
+    blind = np.full((400, 40), -np.log(40), np.float32)
+    assert _inception_score(blind, assets)[1].value == pytest.approx(1)
+    assert "n = 20: biased" in _inception_score(sure[:20], assets)[1].note
+    assert _inception_score(sure[:1], assets)[1].value is None
+
+
+def test_the_inception_scores_error_and_influences_are_those_of_leaving_pictures_out(assets: Path) -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 2, (300, 40))
+    logs = (logits - np.log(np.exp(logits).sum(1, keepdims=True))).astype(np.float32)
+    measure, score = _inception_score(logs, assets)
+    n = len(logs)
+    without = np.array([np.exp(scenes_inception_score.divergences(np.delete(logs, i, 0)).mean()) for i in range(n)])
+    jackknife = (n - 1) * (without.mean() - without)
+    influences = measure.influences(logs, [])
+    assert np.corrcoef(influences, jackknife)[0, 1] > 0.999
+    assert influences.mean() == pytest.approx(0, abs=1e-9)
+    assert score.stderr == pytest.approx(np.sqrt((n - 1) / n * ((without - without.mean()) ** 2).sum()), rel=0.02)
+
+
+def test_real_pictures_of_all_classes_score_high() -> None:
+    images, numbers = scenes_classes.pictures("validation", 40)
+    items = [Item(i, scenes_classes.NAMES[c], scenes_classes.labels_of(int(c))) for i, c in enumerate(numbers)]
+    score = measure(["scenes_inception_score"], images, items)["inception_score"]
+    assert len(set(numbers.tolist())) / 2 < value_of(score) <= 40
+    assert score.backend.startswith("scenes-reader@")
+    assert score.backend.endswith(", classes")

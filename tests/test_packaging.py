@@ -62,6 +62,7 @@ def test_every_data_file_reaches_the_wheel() -> None:
     ]
     assert "conf/config.yaml" in files
     assert "specbench/tables/published/coolsd_table1.csv" in files
+    assert "specbench/report/page.html" in files
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout: nothing to ask git about")
     asked = subprocess.run(["git", "check-ignore", "--", *files], cwd=ROOT, capture_output=True, text=True)

@@ -21,6 +21,7 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from specbench import configuration, records, registry
+from specbench.bench import cli as bench_cli
 from specbench.errors import UsageError
 from specbench.tables import cli, comparisons, definitions, figures, layout, literature, measure, render
 from specbench.tables.catalog import TABLES
@@ -71,6 +72,11 @@ class FakeBench:
             "speedup_latency": 1.0 * i,
             **self.cells,
         }
+
+    def time(self, overrides: Sequence[str]) -> Mapping[str, Any]:
+        self.ran.append((list(overrides), Path()))
+        told = {"config_hash": " ".join(overrides), "weights": self.weights, "model": "llamagen_scenes", "step_ms": 2.5}
+        return dict.fromkeys(bench_cli.COLUMNS) | told
 
 
 @pytest.fixture
@@ -179,6 +185,35 @@ def test_columns_are_columns_of_a_row_and_of_the_published_file() -> None:
             assert c.printed in printed or not c.published_as
             if c.spread and c.spread.endswith("_std"):
                 assert c.printed_spread in printed
+
+
+def test_columns_are_columns_of_rows() -> None:
+    for table in TABLES.values():
+        known = set(bench_cli.COLUMNS if table.steps else records.COLUMNS)
+        assert {name for c in table.columns for name in (c.key, c.spread or c.key, c.backend or c.key)} <= known
+        assert {test.key for test in table.tests} <= {c.key for c in table.columns}
+        if isinstance(table.figure, definitions.Figure):
+            assert {table.figure.x, *table.figure.y} <= known
+            lines = {line.key for line in table.lines}
+            assert {key for panel in table.figure.panels for curve in panel.curves for key in curve.lines} <= lines
+            assert {table.figure.baseline, *(panel.baseline for panel in table.figure.panels)} <= {*lines, ""}
+        elif table.figure is not None:
+            assert table.figure.key in known
+
+
+def test_a_table_of_steps_is_filled_by_the_benchmark(tables: Callable[..., int], tmp_path: Path) -> None:
+    bench = FakeBench()
+    assert tables("sjdpac_table4", bench=bench) == 0
+    assert [words for words, _ in bench.ran] == [
+        ["model=llamagen_scenes", "method=vanilla", "batch=1"],
+        ["model=llamagen_scenes", "method=sjd_pac", "window=64", "batch=1"],
+    ]
+    assert len(bench_cli.read(tmp_path / "results" / "bench" / "sjdpac_table4.csv")) == 2
+    drawn = (tmp_path / "results" / "tables" / "sjdpac_table4.md").read_text()
+    assert "**2.50**" in drawn
+    assert "specbench bench model=llamagen_scenes method=sjd_pac window=64 batch=1 bench.images=0" in drawn
+    tables("sjdpac_table4", bench=bench)
+    assert len(bench.ran) == 2
 
 
 def test_a_test_is_told_from_rows_beside_the_printed_one() -> None:

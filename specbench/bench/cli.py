@@ -34,6 +34,7 @@ COLUMNS = {
     "time": "when it was measured, UTC",
     "specbench": "version",
     "commit": "of the code; -dirty where specbench/ or conf/ differed from it",
+    "config_hash": "hash of the configuration, as a run's",
     "model": "target model",
     "weights": "where its weights come from",
     "method": "preset",
@@ -121,18 +122,18 @@ def main(words: Sequence[str]) -> int:
     plan = _plan(own)
     out = records.writable(own["out"]) if "out" in own else None
     if out is not None:
-        _rows(out)  # a file of something else is refused before anything is measured
+        read(out)  # a file of something else is refused before anything is measured
     jobs = configuration.grid(given, line.multirun)
     from specbench.bench import measure, roofline
 
     rows = []
     for cfg in tqdm(jobs, desc="bench", unit="job", disable=len(jobs) == 1):
-        rows.append(_row(cfg, measure.measure(cfg, plan), plan.forced))
+        rows.append(row(cfg, measure.measure(cfg, plan), plan.forced))
         print(told(rows[-1]))
         if out is not None:
-            _append(out, rows[-1])
+            append(out, rows[-1])
     if out is not None:
-        drawn = roofline.draw(_rows(out), out.with_suffix(""))
+        drawn = roofline.draw(read(out), out.with_suffix(""))
         print(f"wrote {', '.join(str(path) for path in (out, *drawn))}")
     print(json.dumps(rows[-1] if len(rows) == 1 else rows))
     return 0
@@ -179,13 +180,15 @@ def _plan(own: Mapping[str, str]) -> Any:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None) -> dict[str, Any]:
+def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None = None) -> dict[str, Any]:
+    """The row of a configuration, of the figures that `measure.measure` found."""
     from specbench.pipeline import resolve_device
 
     parts = [p for p in parameters.TABLE if p in cfg and p in _described()]
     by_nodes = {str(n): round(ms, 5) for n, ms in found["by_nodes"].items()}
     least = by_nodes.get("1")
-    row = {
+    told = {
+        "config_hash": records.config_hash(cfg),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **{name: cfg[name] for name in ("model", "method", "drafter", "rule", "batch", "dtype", "engine")},
         "parameters": " ".join(f"{p}={cfg[p]}" for p in parts),
@@ -195,7 +198,7 @@ def _row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None)
         "by_nodes": json.dumps(by_nodes) if by_nodes else None,
         "node_cost": json.dumps({n: round(ms / least, 4) for n, ms in by_nodes.items()}) if least else None,
     }
-    rounded = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in row.items()}
+    rounded = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in told.items()}
     return {name: rounded.get(name) for name in COLUMNS}
 
 
@@ -203,7 +206,8 @@ def _described() -> set[str]:
     return {*parameters.of_methods(), "temperature", "top_k", "top_p", "cfg_scale", "cfg_schedule", "size"}
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a file, none where there is none yet. UsageError where it holds something else."""
     if not path.is_file() or not path.stat().st_size:
         return []
     with path.open(newline="", encoding="utf-8") as f:
@@ -213,9 +217,11 @@ def _rows(path: Path) -> list[dict[str, str]]:
         return [{name: row.get(name) or "" for name in COLUMNS} for row in reader]
 
 
-def _append(path: Path, row: Mapping[str, Any]) -> None:
+def append(path: Path, added: Mapping[str, Any]) -> None:
+    """Adds a row to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")):
-        records.write_atomically(path, records.csv_text(COLUMNS, [*_rows(path), row]).encode())
+        records.write_atomically(path, records.csv_text(COLUMNS, [*read(path), added]).encode())
 
 
 def told(row: Mapping[str, Any]) -> str:

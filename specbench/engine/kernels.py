@@ -115,10 +115,10 @@ def project(
     y = x.new_empty(rows, count)
     block = max(16, triton.next_power_of_2(rows)) if matrix else triton.next_power_of_2(rows)
     over, deep = (16, 256) if matrix else (4, 512)
-    eps: Any = norm.eps if normed else 0.0
+    scale: Any = norm
     _project[(triton.cdiv(count, over),)](
-        x, weight, weight if gate is None else gate, norm.weight if normed else weight,
-        x if residual is None else residual, y, rows, count, width, eps,
+        x, weight, weight if gate is None else gate, scale.weight if normed else weight,
+        x if residual is None else residual, y, rows, count, width, scale.eps if normed else 0.0,
         block, over, min(deep, max(16, triton.next_power_of_2(width))),
         normed, gate is not None, residual is not None, matrix, num_warps=4, num_stages=4 if matrix else 2,
     )  # fmt: skip

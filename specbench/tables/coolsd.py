@@ -42,7 +42,7 @@ def _cool(delta: str) -> Line:
 def _tradeoff(name: str, label: str, title: str, curves: tuple[str, ...]) -> Table:
     """A figure of quality against accepted length, from the rows of `comparisons` on the static tree."""
     whole = comparisons.TRADEOFF
-    assert whole.figure is not None
+    assert isinstance(whole.figure, Figure)
     panel = next(panel for panel in whole.figure.panels if "tree" in panel.label)
     chosen = tuple(curve for curve in panel.curves if curve.label in curves)
     keys = {"vanilla", *(key for curve in chosen for key in curve.lines)}

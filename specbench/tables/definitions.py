@@ -144,6 +144,7 @@ class Table:
     remarks: tuple[str, ...] = ()
     figure: Figure | Series | Maps | None = None
     tests: tuple[Test, ...] = ()
+    steps: bool = False  # its rows are those of `specbench bench`, of steps and not of pictures
     on_request: bool = True
     model: str = DEFAULT_MODEL  # measured unless another is asked for
 
@@ -151,6 +152,8 @@ class Table:
         """The Hydra overrides of the run behind `line`, with `n` prompts (None: as many as it has); None where there is
         no run for it."""
         own = model == self.model
+        if self.steps:
+            return None if line.overrides is None else [f"model={model}", *line.overrides, *self.protocol]
         words = line.overrides if own or line.elsewhere is None else line.elsewhere
         if words is None:
             return None

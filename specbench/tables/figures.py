@@ -45,8 +45,13 @@ def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) 
     import matplotlib.pyplot as plt
 
     figure = table.figure
-    assert figure is not None
-    drawn = {Figure: _curves, Series: _series, Maps: _maps}[type(figure)](figure, table, rows)
+    if isinstance(figure, Figure):
+        drawn = _curves(figure, table, rows)
+    elif isinstance(figure, Series):
+        drawn = _series(figure, table, rows)
+    else:
+        assert isinstance(figure, Maps)
+        drawn = _maps(figure, table, rows)
     written = []
     for ending in ("svg", "png"):
         path = folder / f"{stem}.{ending}"

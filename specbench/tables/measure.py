@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from specbench import configuration, records, registry
+from specbench.bench import cli as bench_rows
 from specbench.errors import UsageError
 from specbench.tables.definitions import Line, Table
 
@@ -43,6 +44,9 @@ class Bench(Protocol):
     def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
         """Run, or go on with, that run in the folder `out`; returns its row."""
 
+    def time(self, overrides: Sequence[str]) -> Mapping[str, Any]:
+        """Time the steps of that configuration; returns the row of `specbench bench`."""
+
 
 class LocalBench:
     """The harness in this process."""
@@ -55,6 +59,12 @@ class LocalBench:
         from specbench.run import execute
 
         return execute(configuration.compose(overrides), out)
+
+    def time(self, overrides: Sequence[str]) -> Mapping[str, Any]:
+        from specbench.bench import measure
+
+        cfg = configuration.compose(overrides)
+        return bench_rows.row(cfg, measure.measure(cfg, measure.Plan(images=0)))
 
 
 def _weights(cfg: Mapping[str, Any]) -> str | None:
@@ -73,11 +83,13 @@ class Need:
     overrides: tuple[str, ...]
     identity: Identity
     row: Row | None
+    steps: bool = False
 
     @property
     def command(self) -> str:
         """The command line of the run."""
-        return f"specbench run {shlex.join(self.overrides)}"
+        words = ["bench", *self.overrides, "bench.images=0"] if self.steps else ["run", *self.overrides]
+        return f"specbench {shlex.join(words)}"
 
     @property
     def folder(self) -> str:
@@ -112,7 +124,7 @@ class Plan:
 
 def store(table: Table, results: Path) -> Path:
     """Where the rows of a table stand."""
-    return results / f"{table.id}.csv"
+    return results / "bench" / f"{table.id}.csv" if table.steps else results / f"{table.id}.csv"
 
 
 def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -> Plan:
@@ -123,8 +135,13 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
         UsageError: there is no such model, or the rows cannot be read.
     """
     own = store(table, results)
-    others = [path for path in sorted(results.glob("*.csv")) if path != own and _has_runs(path)]
-    rows = [{k: "" if v is None else str(v) for k, v in row.items()} for path in (*others, own) for row in _read(path)]
+    if table.steps:
+        rows = bench_rows.read(own)
+    else:
+        others = [path for path in sorted(results.glob("*.csv")) if path != own and _has_runs(path)]
+        rows = [
+            {k: "" if v is None else str(v) for k, v in row.items()} for path in (*others, own) for row in _read(path)
+        ]
     needs = []
     for line in table.lines:
         overrides = table.overrides(line, model, n)
@@ -132,7 +149,7 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
             continue
         identity = bench.identify(overrides)
         row = next((r for r in reversed(rows) if identity.fits(r)), None)
-        needs.append(Need(line, tuple(overrides), identity, row))
+        needs.append(Need(line, tuple(overrides), identity, row, table.steps))
     return Plan(table, model, tuple(needs))
 
 
@@ -157,11 +174,12 @@ def collect(todo: Plan, results: Path, runs: Path, bench: Bench, say: Callable[[
         if need.row is None:
             say(f"{todo.table.id}: line {i} of {len(todo.needs)}, {need.line.label}: {need.command}")
             folder = runs / "tables" / todo.table.id / todo.model / need.folder
-            row = bench.run(need.overrides, folder)
+            row = bench.time(need.overrides) if need.steps else bench.run(need.overrides, folder)
             text = {k: "" if v is None else str(v) for k, v in row.items()}
             if not need.identity.fits(text):  # it would be run again by every later call
                 raise UsageError(f"the row in {folder} is not that of {need.command}: remove the folder and try again")
-            records.append_row(store(todo.table, results), row)
-            need = Need(need.line, need.overrides, need.identity, text)
+            append = bench_rows.append if need.steps else records.append_row
+            append(store(todo.table, results), row)
+            need = replace(need, row=text)
         needs.append(need)
     return Plan(todo.table, todo.model, tuple(needs))

@@ -8,6 +8,7 @@ from specbench.tables.definitions import (
     SPEEDUP,
     STEPS_SAVED,
     TOGETHER,
+    Column,
     Line,
     Series,
     Table,
@@ -99,6 +100,30 @@ TABLES = (
             for width, depth in ((2, 3), (3, 3), (4, 3), (5, 3), (4, 2), (4, 4))
         ),
         remarks=("The paper's values are lost; it says that K = 4 and D = 3 are best.",),
+    ),
+    Table(
+        id="sjdpac_table4",
+        title="SJD-PAC, Table 4: milliseconds of a step, part by part",
+        paper=PAPER,
+        n=0,
+        protocol=("batch=1",),
+        columns=tuple(
+            Column(f"{part}_ms", f"{label} (ms)", "down", 2)
+            for part, label in (
+                ("step", "Step"),
+                ("forward", "Target's pass"),
+                ("draft", "Drafting"),
+                ("verify", "Verification"),
+                ("commit", "Caches"),
+                ("rest", "Rest"),
+            )
+        ),
+        lines=(
+            Line("vanilla", "vanilla", ("method=vanilla",), None),
+            Line("sjd_pac", "SJD-PAC, window 64", ("method=sjd_pac", "window=64"), None),
+        ),
+        remarks=("The paper's values are lost. Medians over steps in the middle of the image.",),
+        steps=True,
     ),
     Table(
         id="sjdpac_fig1",

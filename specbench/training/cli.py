@@ -52,8 +52,8 @@ BUDGETS = {
             "eagle": Recipe(steps=2200, batch=32, lr=1.5e-3, ema=0.995, muon=True),
             "medusa": Recipe(steps=600, batch=32, lr=1e-3, ema=0.99),
             "kl": Recipe(steps=1500, batch=48, lr=2e-3),
-            "mar": Recipe(steps=5000, batch=64, lr=1e-3, ema=0.998, muon=True),
-            "mar_draft": Recipe(steps=2000, batch=64, lr=1e-3, ema=0.998, muon=True),
+            "mar": Recipe(steps=3500, batch=64, lr=1e-3, ema=0.998, muon=True),
+            "mar_draft": Recipe(steps=1500, batch=64, lr=1e-3, ema=0.998, muon=True),
         }
     ),
     "gpu": Budget(  # minutes

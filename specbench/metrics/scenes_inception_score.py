@@ -1,0 +1,75 @@
+"""Inception Score (Salimans et al. 2016) by the embedded reader: exp of the mean KL divergence of a picture's law of
+classes, shape by colour, to the mean one. At most 40, the number of classes; it knows no real pictures and no prompts.
+
+The value is comparable only between runs with the same backend. It is never one of Inception-V3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from specbench.metrics.base import Item, Score
+from specbench.metrics.embedded import EmbeddedJudge, EmbeddedMetric
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class _Classes(EmbeddedJudge):
+    """Pictures -> (N, 40) float32, log-probabilities of the classes of `data.scenes_classes`."""
+
+    def __init__(self, metric: Measure) -> None:
+        from specbench.models import evaluators as ev
+
+        super().__init__(metric)
+        self.reader = ev.load(metric.path, ev.AttributeReader, self.device)
+
+    def outputs(self, x: Tensor, items: Sequence[Item]) -> Tensor:
+        from specbench.data import scenes
+
+        logits = self.reader(x)
+        names = list(scenes.ATTRIBUTES)
+        shape, colour = (logits[names.index(name)].log_softmax(-1) for name in ("shape0", "colour0"))
+        return (shape.unsqueeze(-1) + colour.unsqueeze(-2)).flatten(1)
+
+
+def divergences(log_probabilities: np.ndarray) -> np.ndarray:
+    """KL divergence (N,) in nats of each law from their mean, of log-probabilities (N, K)."""
+    logs = log_probabilities.astype(np.float64)
+    mean = np.exp(logs).mean(0)
+    return np.asarray((np.exp(logs) * (logs - np.log(np.maximum(mean, 1e-300)))).sum(1))
+
+
+class Measure(EmbeddedMetric):
+    """The score of all pictures at once, not of splits."""
+
+    weights = "scenes_reader.safetensors"
+    columns = ("inception_score",)
+
+    @property
+    def judged_by(self) -> str:
+        """The reward reads by the same network, and keeps other outputs of it."""
+        return f"{super().judged_by}, classes"
+
+    def judge(self) -> EmbeddedJudge:
+        return _Classes(self)
+
+    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
+        n, classes = outputs.shape
+        if n < 2:
+            return (Score.unmeasured("an Inception Score needs at least two pictures", self.judged_by),)
+        apart = divergences(outputs)
+        value = math.exp(apart.mean())
+        note = f"of {classes} classes of shape and colour"
+        if n < 10 * classes:
+            note += f"; n = {n}: biased downwards, compare only runs of the same n"
+        return (Score(value, value * float(apart.std(ddof=1)) / math.sqrt(n), self.judged_by, note),)
+
+    def influences(self, outputs: np.ndarray, items: Sequence[Item]) -> np.ndarray | None:
+        """A picture's divergence is its influence on their mean, the mean law's own part included."""
+        apart = divergences(outputs)
+        return np.asarray(math.exp(apart.mean()) * (apart - apart.mean()))

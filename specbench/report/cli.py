@@ -1,0 +1,75 @@
+"""`specbench report`: one HTML page of rows, pictures and audits, which works from a file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from specbench import records
+from specbench._version import __version__
+from specbench.errors import UsageError, asked, values, whole
+from specbench.report import gather
+
+#: The words, with their meanings.
+WORDS = {
+    "out": "where the page goes (default: report.html)",
+    "runs": "folders of runs, separated by commas, whose pictures are shown (default: results/gallery, where it is)",
+    "keep": "a folder that takes the pictures shown, so that another report can show them without the runs",
+    "pictures": "prompts whose pictures are shown, the first ones of every run (default: 8)",
+}
+_GALLERY = Path("results/gallery")
+
+_HELP = """\
+usage: specbench report [FILE.csv or FOLDER ...] [name=value ...]
+
+Draws one page from rows (default: those in results/): a leaderboard, a trade-off plot, the pictures of the same prompt
+under several methods, maps of acceptance, audit verdicts, and the command behind every number. The page is one file and
+fetches nothing.
+
+  specbench report
+  specbench report mine.csv runs=runs/2026-11-21 out=mine.html
+
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Returns the exit status.
+
+    Raises:
+        UsageError: bad words, no rows, or a place that cannot be written to.
+    """
+    line = asked("report", words)
+    if line.help:
+        print(_HELP + "\n".join(f"  {name + '=':<10} {told}" for name, told in WORDS.items()))
+        return 0
+    given = values([word for word in line.words if word.partition("=")[0] in WORDS], WORDS)
+    sources = [Path(word) for word in line.words if word.partition("=")[0] not in WORDS]
+    if wrong := [str(source) for source in sources if "=" in source.name and not source.exists()]:
+        raise UsageError(f"report has no word '{wrong[0]}'; it takes {', '.join(f'{name}=' for name in WORDS)}")
+    out = Path(given.get("out", "report.html")).expanduser()
+    if out.suffix != ".html":
+        raise UsageError(f"out= must be a .html file (got {out})")
+    pictures = whole("pictures", given.get("pictures", "8"), 0)
+    default = [_GALLERY] if _GALLERY.is_dir() else []
+    runs = [Path(part).expanduser() for part in given["runs"].split(",")] if "runs" in given else default
+    found = gather.gather(sources or [Path("results")], runs, pictures)
+    if "keep" in given:
+        gather.keep(found, Path(given["keep"]).expanduser())
+    records.write_atomically(out, page(found).encode())
+    shown = f"{len(found.rows)} runs, {sum(map(len, found.shots.values()))} pictures, {len(found.audits)} audits"
+    print(f"wrote {out}: {shown}, {out.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+def page(found: gather.Found) -> str:
+    """The page. Whatever texts the rows hold, they are data in it, never markup."""
+    made = f"{len(found.rows)} runs and {len(found.audits)} audits, drawn by specbench {__version__}"
+    made += f" on {time.strftime('%Y-%m-%d', time.gmtime())}"
+    told = json.dumps(gather.page_data(found) | {"made": made}, separators=(",", ":"), allow_nan=False)
+    for sign in "<>&":
+        told = told.replace(sign, f"\\u{ord(sign):04x}")
+    template = (resources.files("specbench.report") / "page.html").read_text(encoding="utf-8")
+    return template.replace("/*DATA*/", told)

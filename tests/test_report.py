@@ -1,0 +1,310 @@
+"""The report: every number has its row and its command, texts are data, and every control works in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from specbench import configuration, records
+from specbench.errors import UsageError
+from specbench.report import cli, gather
+
+EVIL = "</script><img src=x onerror=alert(1)>&amp; <b>a \\cite{x} | \N{RIGHT-TO-LEFT OVERRIDE}"
+
+
+def row(run_id: str, *overrides: str, **cells: Any) -> dict[str, Any]:
+    """A row as a run of these overrides would leave it."""
+    cfg = configuration.compose(["n=4", *overrides])
+    told = {name: value for name, value in cfg.items() if name in records.COLUMNS}
+    return (
+        dict.fromkeys(records.COLUMNS)
+        | told
+        | {
+            "run_id": run_id,
+            "time": "2026-11-21T10:00:00+00:00",
+            "commit": "c0ffee",
+            "config_hash": records.config_hash(cfg),
+            "weights": "embedded:1+2",
+            "baseline_run_id": f"{run_id}/baseline" if cfg["baseline"] else None,
+            "device": "cpu",
+            "accepted_length_mean": 1.0,
+            "perplexity": 8.0,
+        }
+        | cells
+    )
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of four methods, two of them with pictures, and audits."""
+    folder = tmp_path_factory.mktemp("report")
+    rows = [
+        row("v", "method=vanilla"),
+        row("a", "method=cool_sd", "delta=2", accepted_length_mean=2.5, perplexity=9.5, accepted_length_stderr=0.1),
+        row(
+            "b",
+            "method=eagle1",
+            accepted_length_mean=2.0,
+            perplexity=8.1,
+            drafted_by_place=json.dumps([0.0, 0.5, 0.75, 1.0]),
+        ),
+        row("c", "method=sjd", accepted_length_mean=1.5, perplexity=8.6, note=EVIL),
+    ]
+    rng = np.random.default_rng(0)
+    for one in rows[1:3]:
+        place = folder / "runs" / one["run_id"]
+        (place / "images").mkdir(parents=True)
+        (place / "row.csv").write_text(records.to_csv([one]))
+        lines = []
+        for i in range(3):
+            Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(place / "images" / f"{i:05d}.png")
+            lines.append(json.dumps({"index": i, "prompt": f"{EVIL} {i}", "image": f"images/{i:05d}.png"}))
+        (place / "records.jsonl").write_text("\n".join([*lines, '{"index": 3, "pro']))  # the last was cut short
+    (folder / "rows.csv").write_text(records.to_csv(rows))
+    (folder / "more.csv").write_text(records.to_csv([rows[0] | {"time": "2025-01-01", "run_id": "old"}]))
+    audits = "method,model,samples,tv,tv_noise,p_value,verdict\ncool_sd,v2t10,1000,0.3,0.01,0.0,not lossless\n"
+    (folder / "audit.csv").write_text(audits + "sjd,v2t10,1000,0.01,0.01,0.6,lossless\n")
+    (folder / "bench.csv").write_text("time,step_ms\n1,2\n")  # no runs and no audits: not for this page
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("page") / "report.html"
+    assert cli.main([str(results), f"runs={results / 'runs'}", "pictures=2", f"out={out}"]) == 0
+    return out
+
+
+def data(page: Path) -> dict[str, Any]:
+    found = re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    return dict(json.loads(found[1]))
+
+
+def test_every_row_is_there_once_with_what_it_says(page: Path) -> None:
+    told = data(page)
+    assert [r["label"] for r in told["rows"]] == ["vanilla", "cool_sd delta=2", "eagle1", "sjd"]
+    assert {r["id"] for r in told["rows"]} == {"v", "a", "b", "c"}  # the older row of vanilla gave way
+    [cool] = [r for r in told["rows"] if r["id"] == "a"]
+    assert cool["figures"] == {"accepted_length_mean": 2.5, "perplexity": 9.5}
+    assert cool["errors"] == {"accepted_length_mean": 0.1}
+    assert (cool["facts"]["commit"], cool["file"]) == ("c0ffee", "rows.csv")
+    assert len(told["audits"]) == 2
+    assert {r["id"]: sorted(r["pictures"]) for r in told["rows"]} == {
+        "v": [],
+        "a": ["0", "1"],
+        "b": ["0", "1"],
+        "c": [],
+    }
+    assert [r["map"] for r in told["rows"] if r["map"]] == [[0.0, 0.5, 0.75, 1.0]]
+
+
+@pytest.mark.parametrize("words", [
+    ("method=vanilla",),
+    ("method=cool_sd", "delta=2", "drafter=eagle", "window=5"),
+    ("method=lantern", "k=10", "temperature=0", "baseline=false", "batch=50"),
+    ("method=sjd", "top_k=100", "seed=3", "metrics=none"),
+    ("method=cspd", "model=mar_scenes", "gamma=4", "cfg_scale=3"),
+])  # fmt: skip
+def test_the_command_of_a_row_gives_its_configuration(words: tuple[str, ...]) -> None:
+    line, exact = gather.command(row("x", *words))
+    assert exact
+    again = configuration.compose(line.split()[2:])
+    assert records.config_hash(again) == records.config_hash(configuration.compose(["n=4", *words]))
+
+
+def test_pictures_can_be_kept_without_their_runs(results: Path, page: Path, tmp_path: Path) -> None:
+    words = [str(results), "pictures=2"]
+    assert (
+        cli.main([*words, f"runs={results / 'runs'}", f"keep={tmp_path / 'kept'}", f"out={tmp_path / 'a.html'}"]) == 0
+    )
+    assert cli.main([*words, f"runs={tmp_path / 'kept'}", f"out={tmp_path / 'b.html'}"]) == 0
+    assert data(tmp_path / "a.html") == data(tmp_path / "b.html") == data(page)
+
+
+def test_a_command_that_cannot_be_told_is_not_called_exact() -> None:
+    line, exact = gather.command(row("x", "method=sjd") | {"config_hash": "other"})
+    assert not exact
+    assert line.startswith("specbench run model=llamagen_scenes method=sjd")
+    line, exact = gather.command(row("x", "method=sjd") | {"method": "gone"})
+    assert not exact
+    assert "method=gone" in line
+
+
+def test_texts_are_data_and_never_markup(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert "onerror" in text
+    assert "<img src=x" not in text
+    assert text.count("</script>") == 2  # the data's and the program's own
+    assert data(page)["prompts"]["scenes validation 0 1"] == f"{EVIL} 1"
+    assert "http://www.w3.org/2000/svg" in text
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)  # nothing is fetched
+
+
+def test_mistakes_cost_one_sentence(results: Path, tmp_path: Path) -> None:
+    for words, message in (
+        (["nowhere"], "there is no file or folder nowhere"),
+        ([str(results / "bench.csv")], "no rows of runs or audits in"),
+        ([str(results), "runs=nowhere"], "there is no folder nowhere with runs"),
+        ([str(results), "out=page.txt"], "out= must be a .html file"),
+        ([str(results), "pictures=few"], "pictures must be a whole number of at least 0"),
+        ([str(results), "picture=3"], "report has no word 'picture=3'"),
+        ([str(results), "out="], "lacks its value"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            cli.main(words)
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser(page: Path) -> Iterator[Any]:
+    """The page in headless Chromium, with its console."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no chromium and chromedriver here (Debian: apt-get install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    words = "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    for word in f"{words} --disable-component-update --disable-sync --window-size=1280,1000".split():
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    try:
+        opened.get(page.as_uri())
+        yield opened
+        assert opened.get_log("browser") == []  # no error, no warning, nothing blocked
+    finally:
+        opened.quit()
+
+
+PIXEL = "document.getElementById('gap').getContext('2d').getImageData(3, 5, 1, 1).data"
+
+
+def first_column(browser: Any) -> list[str]:
+    script = "return [...document.querySelectorAll('#rows tbody tr td:first-child')].map(c => c.textContent)"
+    return list(browser.execute_script(script))
+
+
+def wait(browser: Any, script: str) -> Any:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    return WebDriverWait(browser, 10).until(lambda b: b.execute_script(f"return {script}"))
+
+
+def find(browser: Any, selector: str) -> Any:
+    return browser.find_element("css selector", selector)
+
+
+def choose(browser: Any, name: str, value: str) -> None:
+    from selenium.webdriver.support.ui import Select
+
+    Select(find(browser, f"#{name}")).select_by_value(value)
+
+
+def test_the_leaderboard_sorts_and_filters(browser: Any) -> None:
+    assert first_column(browser) == ["vanilla", "cool_sd delta=2", "eagle1", "sjd"]
+    heads = browser.find_elements("css selector", "#rows th button")
+    next(h for h in heads if h.text.startswith("Accepted length")).click()
+    assert first_column(browser) == ["cool_sd delta=2", "eagle1", "sjd", "vanilla"]
+    assert find(browser, "#rows th[aria-sort=descending]").text.startswith("Accepted length")
+    browser.switch_to.active_element.send_keys("\n")  # the focus stays on the head
+    assert first_column(browser) == ["vanilla", "sjd", "eagle1", "cool_sd delta=2"]
+    find(browser, "#filter").send_keys("eagle")
+    assert first_column(browser) == ["eagle1"]
+    assert find(browser, "#shown").text == "1 of 4 runs"
+    find(browser, "#filter").clear()
+    find(browser, "#filter").send_keys(" ")
+    choose(browser, "count", "")
+    assert len(first_column(browser)) == 4
+    best = browser.execute_script("return [...document.querySelectorAll('#rows td.best')].map(c => c.textContent)")
+    assert sorted(best) == ["2.50 ± 0.10", "8.00"]
+
+
+def test_facts_open_and_close_by_keys(browser: Any) -> None:
+    buttons = browser.find_elements("css selector", "#rows tbody button")
+    button = next(b for b in buttons if b.text == "sjd")
+    button.send_keys("\n")
+    assert browser.execute_script("return document.getElementById('facts').open")
+    text = find(browser, "#facts").text
+    assert "specbench run model=llamagen_scenes method=sjd n=4" in text
+    assert "c0ffee" in text
+    assert EVIL.split("\\")[0] in text  # a note is shown as it is written
+    find(browser, "#close").send_keys("\n")
+    assert not browser.execute_script("return document.getElementById('facts').open")
+
+
+def test_the_plot_tells_of_its_points(browser: Any) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    points = browser.find_elements("css selector", "#plot .point")
+    assert len(points) == 4
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", points[0])
+    ActionChains(browser).move_to_element(points[1]).perform()
+    told = find(browser, "#told").text
+    assert told == points[1].get_attribute("aria-label")
+    browser.execute_script("arguments[0].focus()", points[2])
+    assert find(browser, "#told").text == points[2].get_attribute("aria-label") != told
+    front = find(browser, "#plot polyline").get_attribute("points").split()
+    assert len(front) == 3  # EAGLE-1 beats SJD in both
+    choose(browser, "x", "perplexity")
+    assert all("Perplexity" in p.get_attribute("aria-label") for p in browser.find_elements("css selector", ".point"))
+    choose(browser, "x", "accepted_length_mean")
+
+
+def test_pictures_stand_side_by_side(browser: Any, results: Path) -> None:
+    wait(browser, "document.getElementById('gap').dataset.drawn === 'a b'")
+    assert find(browser, "#caption").text.startswith(EVIL.split(" ")[0])
+
+    def pixel() -> list[int]:
+        return list(browser.execute_script(f"return [...{PIXEL}]"))
+
+    def expected(left: str, right: str, index: int) -> list[int]:
+        a, b = (
+            np.asarray(Image.open(results / "runs" / run / "images" / f"{index:05d}.png")).astype(int)[5, 3]
+            for run in (left, right)
+        )
+        return [*np.minimum(255, 8 * abs(a - b)).tolist(), 255]
+
+    assert pixel() == expected("a", "b", 0)
+    choose(browser, "right", "a")
+    wait(browser, "document.getElementById('gap').dataset.drawn === 'a a'")
+    assert pixel() == [0, 0, 0, 255]
+    choose(browser, "right", "b")
+    prompts = browser.execute_script("return [...document.getElementById('prompt').options].map(o => o.value)")
+    assert len(prompts) == 2
+    choose(browser, "prompt", prompts[1])
+    second = expected("a", "b", 1)
+    wait(browser, f"{PIXEL}[0] === {second[0]}")
+    assert pixel() == second
+    assert len(browser.find_elements("css selector", "#strip img")) == 2
+
+
+def test_maps_and_audits_are_drawn(browser: Any) -> None:
+    assert "0.00 to 1.00, mean 0.56" in find(browser, "#maps figcaption").text
+    corner = "document.querySelector('#maps canvas').getContext('2d').getImageData(%d, %d, 1, 1).data"
+    assert list(browser.execute_script(f"return [...{corner % (0, 0)}]")) == [0, 34, 78, 255]
+    assert list(browser.execute_script(f"return [...{corner % (1, 1)}]")) == [254, 232, 56, 255]
+    cells = [c.text for c in browser.find_elements("css selector", "#verdicts td")]
+    assert "not lossless" in cells
+    assert "lossless" in cells
+
+
+def test_it_fits_a_phone(browser: Any) -> None:
+    browser.set_window_size(500, 900)  # as narrow as a window gets
+    browser.execute_script("document.documentElement.style.width = '390px'; dispatchEvent(new Event('resize'))")
+    wide = browser.execute_script(
+        "return [...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll') && !e.closest('dialog')"
+        " && e.getBoundingClientRect().right > 391).map(e => e.tagName + '#' + e.id)"
+    )
+    assert wide == []
