@@ -36,8 +36,8 @@ bench: $(READY) ## time steps at real sizes with random weights; needs a CUDA de
 train-scenes: $(READY) ## rebuild the embedded models from nothing; resumes where it was stopped
 	"$(BIN)/specbench" train scenes $(ARGS)
 
-test: lint ## format check, lint, types, then every test (ARGS="-k name" for some; WORKERS=4 for more processes)
-	@scripts/browser.sh
+test: $(DEV) ## format check, lint, types, then every test (ARGS="-k name" for some; WORKERS=4 for more processes)
+	@scripts/browser.sh & browser=$$!; $(MAKE) --no-print-directory lint && wait $$browser
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 "$(BIN)/python" -m pytest -n $(WORKERS) --junitxml=$(REPORT) $(ARGS)
 	@echo "wrote $(REPORT)"
 

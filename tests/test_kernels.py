@@ -34,7 +34,7 @@ def close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a.float(), b.float(), **CLOSE)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 6, 16, 17])  # scalars, the matrix units, and more than these kernels take
+@pytest.mark.parametrize("rows", [1, 3, 6, 17])  # scalars, the matrix units, and more than these kernels take
 @pytest.mark.parametrize("shape", [(33, 40), (64, 600)])  # one block of columns, and a whole one and a part
 @torch.inference_mode()
 def test_products(rows: int, shape: tuple[int, int]) -> None:

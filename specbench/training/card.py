@@ -80,9 +80,9 @@ class Trial:
     among them), `drafted` with drafts of `gamma` tokens; `overrides` of the model's parameters."""
 
     count: int = 120
-    drafted: int = 64
-    gamma: int = 8
-    scales: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0)
+    drafted: int = 32
+    gamma: int = 4
+    scales: tuple[float, ...] = (1.0, 2.0)
     overrides: tuple[str, ...] = ()
 
 
