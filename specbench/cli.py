@@ -37,6 +37,7 @@ usage: specbench COMMAND ...
   reference  statistics of real pictures, which FID and its like compare with               specbench reference --help
   audit      is a method lossless? measured on models whose law is known                    specbench audit --help
   bench      milliseconds per step, part by part, beside the memory floor                   specbench bench --help
+  probe      how sure a target is of its tokens, and which earlier ones it heeds            specbench probe --help
   tables     the papers' tables, measured beside published                                  specbench tables --help
   report     one page of results to read and to send: leaderboard, plots, pictures, audits  specbench report --help
   train      train the embedded models                                                      specbench train --help
@@ -92,6 +93,7 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "reference": reference,
         "audit": audit,
         "bench": bench,
+        "probe": probe,
         "tables": tables,
         "report": report,
         "train": train,
@@ -124,6 +126,12 @@ def reference(words: list[str]) -> int:
 
 def bench(words: list[str]) -> int:
     from specbench.bench.cli import main as command
+
+    return command(words)
+
+
+def probe(words: list[str]) -> int:
+    from specbench.probe.cli import main as command
 
     return command(words)
 

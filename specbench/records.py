@@ -400,6 +400,30 @@ def _value(name: str, text: str) -> Any:
     return int(text) if text.lstrip("-").isdigit() else number
 
 
+@dataclass(frozen=True)
+class Sheet:
+    """CSV files of other rows than those of runs, as text. columns: their names and meanings; of: what they hold."""
+
+    columns: Mapping[str, str]
+    of: str
+
+    def read(self, path: Path) -> list[dict[str, str]]:
+        """The rows of a file, none where there is none yet. UsageError where it holds something else."""
+        if not path.is_file() or not path.stat().st_size:
+            return []
+        with path.open(newline="", encoding="utf-8") as f:
+            reader = csv.DictReader(f)
+            if foreign := [name for name in reader.fieldnames or [] if name not in self.columns]:
+                raise UsageError(f"{path} is no file of {self.of} (it has a column {foreign[0]}); choose another out=")
+            return [{name: row.get(name) or "" for name in self.columns} for row in reader]
+
+    def append(self, path: Path, row: Mapping[str, Any]) -> None:
+        """Adds a row to a file, under a lock; the file is replaced as a whole."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f".{path.name}.lock")):
+            write_atomically(path, csv_text(self.columns, [*self.read(path), row]).encode())
+
+
 def append_row(path: str | Path, row: Mapping[str, Any]) -> None:
     """Adds a row to a CSV of rows, under a lock; a row of the same `run_id` is replaced.
 

@@ -320,7 +320,7 @@ def test_the_second_run_needs_no_torch(call: Call, tmp_path: Path, monkeypatch: 
     [
         (
             "specbench ",
-            {"run", "audit", "bench", "compare", "evaluate", "fetch", "list", "reference", "report", "tables", "train"},
+            set("run audit bench compare evaluate fetch list probe reference report tables train".split()),
         ),
         ("specbench l", {"list"}),
         ("specbench run method=", {f"method={name}" for name in parameters.choices("method")}),

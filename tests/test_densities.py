@@ -337,4 +337,4 @@ def test_progress_is_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_tests_configuration_is_what_would_be_composed() -> None:
     composed = configuration.compose(["method=cspd", "model=mar_b"])
-    assert {name: composed[name] for name in CSPD} == CSPD
+    assert {name: composed[name] for name in CSPD} == CSPD | {"criterion": "path"}

@@ -21,7 +21,6 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from specbench import configuration, records, registry
-from specbench.bench import cli as bench_cli
 from specbench.errors import UsageError
 from specbench.tables import cli, comparisons, definitions, figures, layout, literature, measure, render
 from specbench.tables.catalog import TABLES
@@ -73,10 +72,11 @@ class FakeBench:
             **self.cells,
         }
 
-    def time(self, overrides: Sequence[str]) -> Mapping[str, Any]:
+    def row_of(self, command: str, overrides: Sequence[str]) -> Mapping[str, Any]:
         self.ran.append((list(overrides), Path()))
-        told = {"config_hash": " ".join(overrides), "weights": self.weights, "model": "llamagen_scenes", "step_ms": 2.5}
-        return dict.fromkeys(bench_cli.COLUMNS) | told
+        told = {"config_hash": " ".join(overrides), "weights": self.weights, "model": "llamagen_scenes"}
+        figures = {"bench": {"step_ms": 2.5}, "probe": {"top_probabilities": "[0.3,0.5]", "entropy": 2.5}}[command]
+        return dict.fromkeys(measure.SHEETS[command].columns) | told | figures
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_columns_are_columns_of_a_row_and_of_the_published_file() -> None:
 
 def test_columns_are_columns_of_rows() -> None:
     for table in TABLES.values():
-        known = set(bench_cli.COLUMNS if table.steps else records.COLUMNS)
+        known = set(records.COLUMNS if table.rows_of == "run" else measure.SHEETS[table.rows_of].columns)
         assert {name for c in table.columns for name in (c.key, c.spread or c.key, c.backend or c.key)} <= known
         assert {test.key for test in table.tests} <= {c.key for c in table.columns}
         if isinstance(table.figure, definitions.Figure):
@@ -208,12 +208,23 @@ def test_a_table_of_steps_is_filled_by_the_benchmark(tables: Callable[..., int],
         ["model=llamagen_scenes", "method=vanilla", "batch=1"],
         ["model=llamagen_scenes", "method=sjd_pac", "window=64", "batch=1"],
     ]
-    assert len(bench_cli.read(tmp_path / "results" / "bench" / "sjdpac_table4.csv")) == 2
+    assert len(measure.SHEETS["bench"].read(tmp_path / "results" / "bench" / "sjdpac_table4.csv")) == 2
     drawn = (tmp_path / "results" / "tables" / "sjdpac_table4.md").read_text()
     assert "**2.50**" in drawn
     assert "specbench bench model=llamagen_scenes method=sjd_pac window=64 batch=1 bench.images=0" in drawn
     tables("sjdpac_table4", bench=bench)
     assert len(bench.ran) == 2
+
+
+def test_a_table_of_laws_is_filled_by_the_probe(tables: Callable[..., int], tmp_path: Path) -> None:
+    bench = FakeBench()
+    assert tables("lantern_fig2c", bench=bench) == 0
+    wanted = "model=llamagen_scenes cfg_scale=1 n=64 seed=0 method=vanilla"
+    assert " ".join(bench.ran[0][0]) == wanted
+    drawn = (tmp_path / "results" / "tables" / "lantern_fig2c.md").read_text()
+    assert f"specbench probe {wanted}" in drawn
+    assert (tmp_path / "results" / "tables" / "lantern_fig2c.svg").is_file()
+    assert len(measure.SHEETS["probe"].read(tmp_path / "results" / "probe" / "lantern_fig2c.csv")) == 2
 
 
 def test_a_test_is_told_from_rows_beside_the_printed_one() -> None:

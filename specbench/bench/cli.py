@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from tqdm import tqdm
 
 from specbench import configuration, parameters, records
@@ -92,6 +89,8 @@ COLUMNS = {
     "threads": "CPU threads of PyTorch",
 }
 
+ROWS = records.Sheet(COLUMNS, "benchmarks")
+
 _HELP = """\
 usage: specbench bench [-m] [name=value ...]
 
@@ -122,7 +121,7 @@ def main(words: Sequence[str]) -> int:
     plan = _plan(own)
     out = records.writable(own["out"]) if "out" in own else None
     if out is not None:
-        read(out)  # a file of something else is refused before anything is measured
+        ROWS.read(out)  # a file of something else is refused before anything is measured
     jobs = configuration.grid(given, line.multirun)
     from specbench.bench import measure, roofline
 
@@ -131,9 +130,9 @@ def main(words: Sequence[str]) -> int:
         rows.append(row(cfg, measure.measure(cfg, plan), plan.forced))
         print(told(rows[-1]))
         if out is not None:
-            append(out, rows[-1])
+            ROWS.append(out, rows[-1])
     if out is not None:
-        drawn = roofline.draw(read(out), out.with_suffix(""))
+        drawn = roofline.draw(ROWS.read(out), out.with_suffix(""))
         print(f"wrote {', '.join(str(path) for path in (out, *drawn))}")
     print(json.dumps(rows[-1] if len(rows) == 1 else rows))
     return 0
@@ -204,24 +203,6 @@ def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None =
 
 def _described() -> set[str]:
     return {*parameters.of_methods(), "temperature", "top_k", "top_p", "cfg_scale", "cfg_schedule", "size"}
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a file, none where there is none yet. UsageError where it holds something else."""
-    if not path.is_file() or not path.stat().st_size:
-        return []
-    with path.open(newline="", encoding="utf-8") as f:
-        reader = csv.DictReader(f)
-        if foreign := [name for name in reader.fieldnames or [] if name not in COLUMNS]:
-            raise UsageError(f"{path} is no file of benchmarks (it has a column {foreign[0]}); choose another out=")
-        return [{name: row.get(name) or "" for name in COLUMNS} for row in reader]
-
-
-def append(path: Path, added: Mapping[str, Any]) -> None:
-    """Adds a row to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{path.name}.lock")):
-        records.write_atomically(path, records.csv_text(COLUMNS, [*read(path), added]).encode())
 
 
 def told(row: Mapping[str, Any]) -> str:

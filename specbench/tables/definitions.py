@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from specbench import parameters, protocols
 
@@ -144,7 +145,7 @@ class Table:
     remarks: tuple[str, ...] = ()
     figure: Figure | Series | Maps | None = None
     tests: tuple[Test, ...] = ()
-    steps: bool = False  # its rows are those of `specbench bench`, of steps and not of pictures
+    rows_of: Literal["run", "bench", "probe"] = "run"  # the command whose rows it shows
     on_request: bool = True
     model: str = DEFAULT_MODEL  # measured unless another is asked for
 
@@ -152,7 +153,7 @@ class Table:
         """The Hydra overrides of the run behind `line`, with `n` prompts (None: as many as it has); None where there is
         no run for it."""
         own = model == self.model
-        if self.steps:
+        if self.rows_of == "bench":
             return None if line.overrides is None else [f"model={model}", *line.overrides, *self.protocol]
         words = line.overrides if own or line.elsewhere is None else line.elsewhere
         if words is None:
@@ -161,7 +162,8 @@ class Table:
         if protocol is None:
             given = {word.partition("=")[0] for word in words}
             shared = [word for word in self.protocol if word.partition("=")[0] not in given]
-            return [f"model={model}", *words, f"n={n or self.n}", *shared]
+            count = [] if "n" in given and not n else [f"n={n or self.n}"]
+            return [f"model={model}", *(w for w in words if count == [] or w[:2] != "n="), *count, *shared]
         asked = [f"n={n}"] if n else []
         return [f"model={model}", *words, f"protocol={protocol}", *asked, *(w for w in ALONE if w in self.protocol)]
 
@@ -273,6 +275,15 @@ ACCEPTANCE = Column(
     spread="acceptance_rate_stderr",
     spread_is="standard error",
     measured_as="accepted over verified draft tokens",
+)
+ENTROPY = Column(  # of a probe
+    "entropy",
+    "Entropy (nats)",
+    "down",
+    2,
+    spread="entropy_stderr",
+    spread_is="standard error",
+    measured_as="of the guided law of a token, mean over tokens",
 )
 #: Protocols of the embedded runs: one picture after the other, with vanilla decoding timed beside it; or in batches,
 #: where seconds mean nothing.

@@ -8,15 +8,18 @@ from dataclasses import replace
 from specbench.tables.definitions import (
     ACCEPTED_LENGTH,
     ALONE,
+    ENTROPY,
     FIRST_ACCEPT,
     OTHER_MODELS,
     QUALITY,
     SPEEDUP,
     TOGETHER,
+    Column,
     Curve,
     Figure,
     Line,
     Panel,
+    Series,
     Table,
 )
 
@@ -145,6 +148,43 @@ TABLES = (
         columns=(ACCEPTED_LENGTH, _FID, _CLIP),
         lines=_bounds(),
         remarks=(OTHER_MODELS, _NEIGHBOURS, "The paper prints its first line a second time, among the bounds."),
+    ),
+    Table(
+        id="lantern_fig2a",
+        title="LANTERN, Fig 2(a): how often a drafter's guess is the target's likeliest token",
+        paper=PAPER,
+        n=100,
+        protocol=TOGETHER,
+        columns=tuple(
+            Column(
+                f"draft_top{k}",
+                f"Top-{k} agreement",
+                "up",
+                3,
+                spread=f"draft_top{k}_stderr",
+                spread_is="standard error",
+                measured_as="with the target's likeliest token, at a draft's first place, mean over steps",
+            )
+            for k in (1, 3)
+        ),
+        lines=(
+            Line("sd", "independent draft model", ("method=sd",), None),
+            Line("eagle", "EAGLE-1 head", ("method=eagle1",), None),
+            Line("medusa", "Medusa heads", ("method=medusa",), None),
+        ),
+        remarks=("The paper's bars are drawn, not printed: there is nothing to stand beside.",),
+    ),
+    Table(
+        id="lantern_fig2c",
+        title="LANTERN, Fig 2(c): the mass of the likeliest tokens",
+        paper=PAPER,
+        n=64,
+        protocol=("seed=0", "method=vanilla"),
+        columns=(ENTROPY,),
+        lines=tuple(Line(f"cfg_{scale}", f"guidance {scale}", (f"cfg_scale={scale}",), None) for scale in ("1", "3")),
+        remarks=("The paper's bars are drawn, not printed: there is nothing to stand beside.",),
+        figure=Series("top_probabilities", "likeliest tokens", "their mean mass", first=1),
+        rows_of="probe",
     ),
     _grid(),
 )

@@ -16,11 +16,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specbench import configuration, records, registry
-from specbench.bench import cli as bench_rows
+from specbench.bench import cli as benchmarks
 from specbench.errors import UsageError
+from specbench.probe import cli as probes
 from specbench.tables.definitions import Line, Table
 
 Row = Mapping[str, str]
+
+#: The command that rows are of, where it is not `specbench run` -> their files.
+SHEETS = {"bench": benchmarks.ROWS, "probe": probes.ROWS}
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,8 @@ class Bench(Protocol):
     def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
         """Run, or go on with, that run in the folder `out`; returns its row."""
 
-    def time(self, overrides: Sequence[str]) -> Mapping[str, Any]:
-        """Time the steps of that configuration; returns the row of `specbench bench`."""
+    def row_of(self, command: str, overrides: Sequence[str]) -> Mapping[str, Any]:
+        """The row of `specbench bench` or `specbench probe`."""
 
 
 class LocalBench:
@@ -60,11 +64,13 @@ class LocalBench:
 
         return execute(configuration.compose(overrides), out)
 
-    def time(self, overrides: Sequence[str]) -> Mapping[str, Any]:
+    def row_of(self, command: str, overrides: Sequence[str]) -> Mapping[str, Any]:
+        cfg = configuration.compose(overrides)
+        if command == "probe":
+            return probes.row(cfg)
         from specbench.bench import measure
 
-        cfg = configuration.compose(overrides)
-        return bench_rows.row(cfg, measure.measure(cfg, measure.Plan(images=0)))
+        return benchmarks.row(cfg, measure.measure(cfg, measure.Plan(images=0)))
 
 
 def _weights(cfg: Mapping[str, Any]) -> str | None:
@@ -83,13 +89,13 @@ class Need:
     overrides: tuple[str, ...]
     identity: Identity
     row: Row | None
-    steps: bool = False
+    rows_of: str = "run"
 
     @property
     def command(self) -> str:
         """The command line of the run."""
-        words = ["bench", *self.overrides, "bench.images=0"] if self.steps else ["run", *self.overrides]
-        return f"specbench {shlex.join(words)}"
+        more = ["bench.images=0"] if self.rows_of == "bench" else []
+        return f"specbench {self.rows_of} {shlex.join([*self.overrides, *more])}"
 
     @property
     def folder(self) -> str:
@@ -124,7 +130,7 @@ class Plan:
 
 def store(table: Table, results: Path) -> Path:
     """Where the rows of a table stand."""
-    return results / "bench" / f"{table.id}.csv" if table.steps else results / f"{table.id}.csv"
+    return (results if table.rows_of == "run" else results / table.rows_of) / f"{table.id}.csv"
 
 
 def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -> Plan:
@@ -135,8 +141,8 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
         UsageError: there is no such model, or the rows cannot be read.
     """
     own = store(table, results)
-    if table.steps:
-        rows = bench_rows.read(own)
+    if table.rows_of != "run":
+        rows = SHEETS[table.rows_of].read(own)
     else:
         others = [path for path in sorted(results.glob("*.csv")) if path != own and _has_runs(path)]
         rows = [
@@ -149,7 +155,7 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
             continue
         identity = bench.identify(overrides)
         row = next((r for r in reversed(rows) if identity.fits(r)), None)
-        needs.append(Need(line, tuple(overrides), identity, row, table.steps))
+        needs.append(Need(line, tuple(overrides), identity, row, table.rows_of))
     return Plan(table, model, tuple(needs))
 
 
@@ -174,11 +180,12 @@ def collect(todo: Plan, results: Path, runs: Path, bench: Bench, say: Callable[[
         if need.row is None:
             say(f"{todo.table.id}: line {i} of {len(todo.needs)}, {need.line.label}: {need.command}")
             folder = runs / "tables" / todo.table.id / todo.model / need.folder
-            row = bench.time(need.overrides) if need.steps else bench.run(need.overrides, folder)
+            of_run = need.rows_of == "run"
+            row = bench.run(need.overrides, folder) if of_run else bench.row_of(need.rows_of, need.overrides)
             text = {k: "" if v is None else str(v) for k, v in row.items()}
             if not need.identity.fits(text):  # it would be run again by every later call
                 raise UsageError(f"the row in {folder} is not that of {need.command}: remove the folder and try again")
-            append = bench_rows.append if need.steps else records.append_row
+            append = records.append_row if of_run else SHEETS[need.rows_of].append
             append(store(todo.table, results), row)
             need = replace(need, row=text)
         needs.append(need)

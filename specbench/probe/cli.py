@@ -1,0 +1,126 @@
+"""`specbench probe`: how sure a target is of its tokens, and which earlier ones it heeds."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specbench import configuration, records
+from specbench.errors import UsageError, asked, values, whole
+
+_OFFSETS = 16
+#: The words of a probe's own, with their meanings.
+WORDS = {
+    "probe.offsets": f"distances at which a token is hidden, 1 to this (default: {_OFFSETS}; 0: none)",
+    "out": "a .csv file that the row is added to",
+}
+#: Parameters that a probe heeds; the target draws alone.
+_TAKEN = frozenset(
+    "method model weights size reduced device dtype data split caption prompts data_dir n seed temperature top_k top_p"
+    " cfg_scale prompt_length instruction suffix negative".split()
+)
+
+COLUMNS = {
+    "config_hash": "hash of the configuration, as a run's",
+    "time": "when it was measured, UTC",
+    "specbench": "version",
+    "commit": "of the code; -dirty where specbench/ or conf/ differed from it",
+    "model": "target model",
+    "weights": "what was loaded",
+    "data": "data set of the prompts",
+    "split": "its split",
+    "seed": "of the images",
+    "temperature": "softmax temperature of the laws, 1 where it is 0",
+    "top_k": "of the decoding; the laws are before it",
+    "top_p": "likewise",
+    "cfg_scale": "guidance scale",
+    "images": "images",
+    "top_probabilities": "JSON list: mean mass of the 1, 2, ..., 100 likeliest tokens",
+    "entropy": "mean entropy of a law, nats",
+    "entropy_stderr": "its standard error over images",
+    "tv_by_distance": "JSON list: mean total variation between a law and the one without the token 1, 2, ... places"
+    " before the last one",
+    "tv_by_distance_stderr": "their standard errors over images",
+    "width": "tokens in a row of the image",
+    "device": "device",
+    "device_name": "its name",
+    "torch": "version of PyTorch",
+    "driver": "version of the CUDA driver",
+    "python": "version of Python",
+    "threads": "CPU threads of PyTorch",
+}
+
+ROWS = records.Sheet(COLUMNS, "probes")
+
+_HELP = """\
+usage: specbench probe [name=value ...]
+
+Draws images with the target alone and looks at the law of each of their tokens: the mass of its likeliest tokens, its
+entropy, and how far it moves where an earlier token is hidden from the place that gives it. Takes the parameters of
+specbench run that belong to the model, the prompts and the sampling. The last line is JSON.
+
+  specbench probe n=16
+  specbench probe model=llamagen_xl data=coco2017 n=100 out=results/probe/mine.csv
+
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Returns the exit status.
+
+    Raises:
+        UsageError: bad words, a model of vectors, or a place that cannot be written to.
+    """
+    line = asked("probe", words)
+    if line.help:
+        print(_HELP + "\n".join(f"  {name + '=':<15} {told}" for name, told in WORDS.items()))
+        return 0
+    tidied = configuration.tidy(line.words)
+    ours = [word for word in tidied if word.partition("=")[0] in WORDS or word.startswith("probe.")]
+    own = values(ours, WORDS)
+    rest = [word for word in tidied if word not in ours]
+    for word in rest:
+        if word.partition("=")[0] not in _TAKEN:
+            name = word.partition("=")[0]
+            raise UsageError(f"a probe has no '{name}': it takes {', '.join(sorted(_TAKEN | set(WORDS)))}")
+    out = records.writable(own["out"]) if "out" in own else None
+    if out is not None:
+        ROWS.read(out)
+    offsets = whole("probe.offsets", own.get("probe.offsets", str(_OFFSETS)), 0)
+    if any(word.partition("=")[0] == "method" and word != "method=vanilla" for word in rest):
+        raise UsageError("a probe looks at what the target draws alone: leave method= out")
+    words = [word for word in rest if word != "method=vanilla"]
+    found = row(configuration.compose(configuration.plain([*words, "method=vanilla"])), offsets)
+    if out is not None:
+        ROWS.append(out, found)
+    likeliest, moved = json.loads(found["top_probabilities"]), json.loads(found["tv_by_distance"])
+    print(f"{found['model']}, {found['images']} images: the likeliest token has {likeliest[0]:.3f} on average, the ten")
+    print(f"likeliest {likeliest[min(9, len(likeliest) - 1)]:.3f}; entropy {found['entropy']:.2f} nats")
+    if moved:
+        print("total variation by distance: " + ", ".join(f"{i}: {tv:.3f}" for i, tv in enumerate(moved, 1)))
+    print(json.dumps(found))
+    return 0
+
+
+def row(cfg: Mapping[str, Any], offsets: int = _OFFSETS) -> dict[str, Any]:
+    """The row of a checked configuration."""
+    from specbench.pipeline import resolve_device
+    from specbench.probe import measure
+
+    found = measure.measure(cfg, offsets)
+    told = {
+        "config_hash": records.config_hash(cfg),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **{name: cfg[name] for name in COLUMNS if name in cfg},
+        **records.environment(resolve_device(cfg["device"])),
+        **{name: _cell(value) for name, value in found.items()},
+    }
+    return {name: told.get(name) for name in COLUMNS}
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list):
+        return json.dumps([None if v is None else round(v, 5) for v in value], separators=(",", ":"))
+    return float(f"{value:.6g}") if isinstance(value, float) else value

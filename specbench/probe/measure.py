@@ -1,0 +1,103 @@
+"""The laws of every token of images that the target drew alone.
+
+How sure they are: the mean mass of the k likeliest tokens (LANTERN, Fig 2c). Which tokens they heed: how far a law
+moves, in total variation, where the place that gives it cannot see the keys and values of the one at some distance
+before it (SJD-PAC, Fig 4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from specbench import data
+from specbench.decoding.sampling import Sampling
+from specbench.errors import UsageError
+from specbench.models.language import Language
+from specbench.pipeline import Pipeline
+
+#: How many of the likeliest tokens are told apart.
+TOP = 100
+
+
+def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
+    """Means over all codes of the first `n` images of a checked configuration, by the names of `cli.COLUMNS`; the
+    distances are 1 to `offsets`."""
+    pipeline = Pipeline.load({**cfg, "method": "vanilla", "drafter": "none", "rule": "exact", "engine": "eager"})
+    if not isinstance(pipeline, Pipeline):
+        raise UsageError(f"{cfg['model']} draws vectors; a probe reads laws of codes, choose another model")
+    target, sampling = pipeline.model.target, pipeline.parts.sampling
+    if offsets >= target.length:
+        raise UsageError(f"offsets={offsets} is beyond an image of {target.length} tokens; give a smaller number")
+    top: list[Tensor] = []
+    entropy: list[Tensor] = []
+    moved: list[list[Tensor]] = [[] for _ in range(offsets)]
+    with torch.inference_mode():
+        for item in tqdm(data.load(cfg), desc="probe", unit="image"):
+            conditioning = pipeline.encode([item.prompt])
+            tokens = pipeline.decode(conditioning, [(cfg["seed"], item.index)]).tokens
+            free = _free(target, tokens.device)
+            found = Laws(target, sampling, conditioning, tokens)
+            law = found.law[0, free]
+            top.append(law.topk(min(TOP, law.shape[-1]), dim=-1).values.cumsum(-1).mean(0))
+            entropy.append(-torch.xlogy(law, law).sum(-1).mean())
+            for i, sums in enumerate(moved):
+                other = found.hidden_at(i + 1)[0, free]
+                inside = free > i + 1  # where what is hidden is a token of the image
+                sums.append(0.5 * (other - law)[inside].abs().sum(-1).mean())
+    return {
+        "images": len(top),
+        "top_probabilities": torch.stack(top).mean(0).tolist(),
+        "entropy": float(torch.stack(entropy).mean()),
+        "entropy_stderr": _stderr(entropy),
+        "tv_by_distance": [float(torch.stack(sums).mean()) for sums in moved],
+        "tv_by_distance_stderr": [_stderr(sums) for sums in moved],
+        "width": target.width,
+        "weights": pipeline.weights,
+    }
+
+
+def _stderr(values: list[Tensor]) -> float | None:
+    return float(torch.stack(values).std()) / math.sqrt(len(values)) if len(values) > 1 else None
+
+
+def _free(target: Language, device: torch.device) -> Tensor:
+    """The places of an image (n,) whose tokens the grammar leaves free."""
+    if target.grammar is None:
+        return torch.arange(target.length, device=device)
+    return target.grammar.free.to(device)
+
+
+class Laws:
+    """The guided laws of the tokens of one image, tokens (1, T): with temperature (1 where it is 0), before top-k and
+    top-p."""
+
+    def __init__(self, target: Language, sampling: Sampling, conditioning: Any, tokens: Tensor) -> None:
+        self.sampling, count = sampling, tokens.shape[1]
+        session = self.session = target.open(conditioning, 1, sampling.guided, count)
+        self.first = session.prefix_length
+        # the input at place i gives the law of the token at place i + 1
+        self.places = torch.arange(self.first - 1, self.first - 1 + count, device=tokens.device)[None]
+        self.x = session.embed(torch.cat([tokens[:, :1], tokens[:, :-1]], 1), self.places)
+        at = session.both(self.places)
+        self.law = self._law(session.feed(self.x, at, at, session.up_to(at)))
+
+    def hidden_at(self, distance: int) -> Tensor:
+        """The laws (1, T, V) where a place does not see the one at `distance` before it, in any layer. What the others
+        see stays as it is: their keys and values are in the cache already."""
+        session, at = self.session, self.session.both(self.places)
+        slots = at + len(session.keys) - int(self.places[0, -1]) - 1  # behind everything
+        own = at.unsqueeze(-1)
+        seen = (session.keys < own) & session.usable.unsqueeze(1) & (session.keys != own - distance)
+        mask = seen | (session.keys == slots.unsqueeze(-1))
+        return self._law(session.feed(self.x, at, slots, mask.unsqueeze(1)))
+
+    def _law(self, hidden: Tensor) -> Tensor:
+        mixed = self.sampling.mix(self.session.model.head(hidden)).float()
+        mixed = self.session.constrain(mixed, self.places - (self.first - 1))
+        return (mixed / (self.sampling.temperature or 1.0)).softmax(-1)
