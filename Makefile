@@ -24,8 +24,8 @@ help: ## list the targets
 run: $(READY) ## decode, score and time 16 pictures with the embedded model (ARGS="method=eagle1 n=4" for another run)
 	"$(BIN)/specbench" run $(RUN_ARGS)
 
-tables: $(READY) ## run what the tables still need, then draw them (ARGS="--list" shows their state)
-	"$(BIN)/specbench" tables $(ARGS)
+tables: $(READY) ## run what the tables still need, then draw them (ARGS="--list" shows their state; MODEL=llamagen_xl)
+	"$(BIN)/specbench" tables $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 comparisons: $(READY) ## our own comparisons on the embedded model: 73 runs of 500 pictures, hours on a CPU
 	"$(BIN)/specbench" tables rules_tradeoff jacobi_windows $(ARGS)

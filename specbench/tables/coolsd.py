@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from specbench.tables import comparisons
 from specbench.tables.definitions import (
     ACCEPTED_LENGTH,
@@ -20,6 +22,8 @@ from specbench.tables.definitions import (
 )
 
 PAPER = "arXiv 2601.09212"
+_alone = partial(Table, paper=PAPER, n=64, protocol=ALONE)
+_together = partial(Table, paper=PAPER, n=100, protocol=TOGETHER)
 _PROTOCOL = (
     "Published protocol: MS-COCO 2017 validation captions, 5,000 pictures, one A100-SXM4-40GB; "
     "temperature, top-k, guidance scale and draft length are not stated."
@@ -60,12 +64,9 @@ def _tradeoff(name: str, label: str, title: str, curves: tuple[str, ...]) -> Tab
 
 
 TABLES = (
-    Table(
+    _alone(
         id="coolsd_table1",
         title="Cool-SD, Table 1: quality and speed of speculative decoding and its relaxations",
-        paper=PAPER,
-        n=64,
-        protocol=ALONE,
         columns=(*QUALITY, ACCEPTED_LENGTH, LATENCY, SPEEDUP),
         lines=(
             _VANILLA,
@@ -83,22 +84,16 @@ TABLES = (
         remarks=(OTHER_MODELS, _PROTOCOL),
         on_request=False,
     ),
-    Table(
+    _alone(
         id="coolsd_table2",
         title="Cool-SD, Table 2: Cool-SD beside SJD, which needs no drafter",
-        paper=PAPER,
-        n=64,
-        protocol=ALONE,
         columns=(*QUALITY, SPEEDUP),
         lines=(_VANILLA, _SJD, _cool("1.1"), _cool("2")),
         remarks=(OTHER_MODELS, _PROTOCOL),
     ),
-    Table(
+    _together(
         id="coolsd_table3",
         title="Cool-SD, Table 3: total variation between the target and its trained drafter",
-        paper=PAPER,
-        n=100,
-        protocol=TOGETHER,
         columns=(
             Column(
                 "draft_tv",
@@ -122,12 +117,10 @@ TABLES = (
         ),
         remarks=(OTHER_MODELS, "Published: MS-COCO 2017 training captions, 1,000 pictures."),
     ),
-    Table(
+    _together(
         id="coolsd_significance",
         title="Cool-SD, Appendix C.4: is the gain in accepted length real?",
-        paper=PAPER,
         n=500,
-        protocol=TOGETHER,
         columns=(ACCEPTED_LENGTH,),
         lines=(
             Line("cool_sd_1.1", "Cool-SD (δ=1.1)", ("method=cool_sd", "delta=1.1"), None),

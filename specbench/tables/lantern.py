@@ -4,6 +4,7 @@ room for neighbourhoods a tenth as large as the paper's."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from specbench.tables.definitions import (
     ACCEPTED_LENGTH,
@@ -24,6 +25,8 @@ from specbench.tables.definitions import (
 )
 
 PAPER = "arXiv 2410.03355"
+_alone = partial(Table, paper=PAPER, n=64, protocol=ALONE)
+_together = partial(Table, paper=PAPER, n=100, protocol=TOGETHER)
 _CLIP, _FID, _ = QUALITY
 #: The paper's k -> ours: of 16,384 codes, and of 512.
 _K = {"100": "10", "300": "30", "1000": "100"}
@@ -89,12 +92,9 @@ def _grid() -> Table:
             lines += row
             curves.append(Curve(f"LANTERN, k={_K[k]}", (first[1].key, *(line.key for line in row))))
         panels.append(Panel(f"temperature {temperature}", tuple(curves), baseline=first[0].key))
-    return Table(
+    return _together(
         id="lantern_fig5",
         title="LANTERN, Fig 5: quality against accepted length over k and δ",
-        paper=PAPER,
-        n=100,
-        protocol=TOGETHER,
         columns=(ACCEPTED_LENGTH, _FID, _CLIP),
         lines=tuple(replace(line, published=None) for line in lines),
         remarks=("The paper's points are drawn, not printed: there is nothing to stand beside.", _NEIGHBOURS),
@@ -116,12 +116,9 @@ TABLES = (
         ),
         remarks=(OTHER_MODELS, "Vicuna-7B writes text: the paper quotes it from the paper of EAGLE-2."),
     ),
-    Table(
+    _together(
         id="lantern_table2",
         title="LANTERN, Table 2: acceptance of the first draft token over k and δ",
-        paper=PAPER,
-        n=100,
-        protocol=TOGETHER,
         columns=(FIRST_ACCEPT,),
         lines=(
             Line("eagle2", "EAGLE-2", ("method=eagle2",), {"method_key": "eagle2"}),
@@ -129,32 +126,23 @@ TABLES = (
         ),
         remarks=(OTHER_MODELS, _NEIGHBOURS),
     ),
-    Table(
+    _alone(
         id="lantern_table3",
         title="LANTERN, Table 3: speed and quality, greedy and sampling",
-        paper=PAPER,
-        n=64,
-        protocol=ALONE,
         columns=(SPEEDUP, ACCEPTED_LENGTH, _FID, _CLIP),
         lines=_speed(),
         remarks=(OTHER_MODELS, _NEIGHBOURS),
     ),
-    Table(
+    _together(
         id="lantern_table4",
         title="LANTERN, Table 4: which neighbours, and what is bounded",
-        paper=PAPER,
-        n=100,
-        protocol=TOGETHER,
         columns=(ACCEPTED_LENGTH, _FID, _CLIP),
         lines=_bounds(),
         remarks=(OTHER_MODELS, _NEIGHBOURS, "The paper prints its first line a second time, among the bounds."),
     ),
-    Table(
+    _together(
         id="lantern_fig2a",
         title="LANTERN, Fig 2(a): how often a drafter's guess is the target's likeliest token",
-        paper=PAPER,
-        n=100,
-        protocol=TOGETHER,
         columns=tuple(
             Column(
                 f"draft_top{k}",

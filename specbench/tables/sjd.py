@@ -5,6 +5,8 @@ The paper's second set of prompts (PartiPrompts) is another draw of captions the
 
 from __future__ import annotations
 
+from functools import partial
+
 from specbench.tables.definitions import (
     ALONE,
     LATENCY,
@@ -24,6 +26,8 @@ from specbench.tables.definitions import (
 )
 
 PAPER = "arXiv 2410.01699"
+_alone = partial(Table, paper=PAPER, n=64, protocol=ALONE)
+_together = partial(Table, paper=PAPER, n=100, protocol=TOGETHER)
 _CLIP, _FID, _REWARD = QUALITY
 _DECODERS = (
     ("vanilla", "auto-regression"),
@@ -82,12 +86,9 @@ TABLES = (
         lines=_two_sets(),
         remarks=(OTHER_MODELS, _CLIP_100, _OTHER_PROMPTS),
     ),
-    Table(
+    _alone(
         id="sjd_table4",
         title="SJD, Table 4: four decoders",
-        paper=PAPER,
-        n=64,
-        protocol=ALONE,
         columns=(LATENCY, SPEEDUP, STEPS_SAVED, _FID, _CLIP),
         lines=_decoders(),
         remarks=(OTHER_MODELS, _CLIP_100),
@@ -102,12 +103,9 @@ TABLES = (
         lines=_decoders(),
         remarks=(OTHER_MODELS, _CLIP_100, _OTHER_PROMPTS),
     ),
-    Table(
+    _together(
         id="sjd_table6",
         title="SJD, Table 6: perplexity of four decoders over top-K",
-        paper=PAPER,
-        n=100,
-        protocol=TOGETHER,
         columns=(PERPLEXITY,),
         lines=_over_top_k(_DECODERS, True),
         remarks=(
@@ -116,22 +114,16 @@ TABLES = (
             "A small K leaves likely tokens only, so that the perplexity under the law before top-K falls with K.",
         ),
     ),
-    Table(
+    _together(
         id="sjd_table7",
         title="SJD, Table 7: quality of three decoders over top-K",
-        paper=PAPER,
-        n=100,
-        protocol=TOGETHER,
         columns=(_CLIP, _REWARD, STEPS_SAVED),
         lines=_over_top_k(_DECODERS[:3], False),
         remarks=("The paper's values are lost, and it has HPSv2 where the reward stands.", _VOCABULARY),
     ),
-    Table(
+    _together(
         id="sjd_table8",
         title="SJD, Table 8: quality over the picture's size",
-        paper=PAPER,
-        n=100,
-        protocol=TOGETHER,
         columns=(_CLIP, _REWARD, STEPS_SAVED),
         lines=tuple(
             Line(
@@ -146,22 +138,16 @@ TABLES = (
         ),
         remarks=("The paper's values are lost; that its ablation is of the size is a guess.",),
     ),
-    Table(
+    _together(
         id="sjd_table9",
         title="SJD, Table 9: quality over the window's length",
-        paper=PAPER,
-        n=100,
-        protocol=TOGETHER,
         columns=(_CLIP, _REWARD, STEPS_SAVED),
         lines=_WINDOWS,
         remarks=("The paper's values are lost; that its ablation is of the window is a guess.",),
     ),
-    Table(
+    _together(
         id="sjd_fig6",
         title="SJD, Fig 6: step compression over top-K",
-        paper=PAPER,
-        n=100,
-        protocol=TOGETHER,
         columns=(STEPS_SAVED,),
         lines=_over_top_k(_DECODERS[1:3], False),
         remarks=(_DRAWN, _VOCABULARY),
@@ -177,12 +163,9 @@ TABLES = (
             ),
         ),
     ),
-    Table(
+    _together(
         id="sjd_fig8",
         title="SJD, Fig 8: step compression over the window's length",
-        paper=PAPER,
-        n=100,
-        protocol=TOGETHER,
         columns=(STEPS_SAVED,),
         lines=_WINDOWS,
         remarks=(_DRAWN,),
@@ -190,12 +173,9 @@ TABLES = (
             "window", ("step_compression",), "", (Panel("SJD", (Curve("SJD", tuple(w.key for w in _WINDOWS)),)),)
         ),
     ),
-    Table(
+    _together(
         id="sjd_fig13",
         title="SJD, Fig 13: where drafts are accepted",
-        paper=PAPER,
-        n=500,
-        protocol=TOGETHER,
         columns=(STEPS_SAVED,),
         lines=(
             Line("sjd", "SJD", ("method=sjd",), None),
@@ -204,12 +184,9 @@ TABLES = (
         remarks=("The paper draws the accepted length of strips; this is the share of pictures, place by place.",),
         figure=Maps("drafted_by_place", "share of accepted drafts"),
     ),
-    Table(
+    _together(
         id="sjd_table10",
         title="SJD, Table 10: how new places begin",
-        paper=PAPER,
-        n=100,
-        protocol=TOGETHER,
         columns=(_CLIP, _REWARD, STEPS_SAVED),
         lines=tuple(
             Line(
@@ -227,12 +204,10 @@ TABLES = (
             "stands.",
         ),
     ),
-    Table(
+    _together(
         id="sjd_table11",
         title="SJD, Table 11: log-probability of the tokens",
-        paper=PAPER,
         n=500,
-        protocol=TOGETHER,
         columns=(
             Column(
                 "log_prob_mean",

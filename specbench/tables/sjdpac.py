@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from specbench.tables.definitions import (
     ENTROPY,
     OTHER_MODELS,
@@ -16,6 +18,7 @@ from specbench.tables.definitions import (
 )
 
 PAPER = "arXiv 2603.18599"
+_together = partial(Table, paper=PAPER, n=100, protocol=TOGETHER)
 _CLIP, _FID, _ = QUALITY
 _METHODS = (
     ("vanilla", "vanilla", "vanilla"),
@@ -54,12 +57,10 @@ TABLES = (
             "Where the paper has PartiPrompts, the embedded model draws other captions of its own world (seed 1).",
         ),
     ),
-    Table(
+    _together(
         id="sjdpac_table2",
         title="SJD-PAC, Table 2: what proactive drafting and adaptive continuation gain",
-        paper=PAPER,
         n=500,
-        protocol=TOGETHER,
         columns=(STEPS_SAVED,),
         lines=(
             Line("sjd_32", "SJD, window 32", ("method=sjd", "window=32"), {"method_key": "sjd", "window": "32"}),
@@ -84,12 +85,9 @@ TABLES = (
         ),
         remarks=(OTHER_MODELS,),
     ),
-    Table(
+    _together(
         id="sjdpac_table3",
         title="SJD-PAC, Table 3: width K and depth D of the proactive tree",
-        paper=PAPER,
-        n=100,
-        protocol=TOGETHER,
         columns=(STEPS_SAVED,),
         lines=tuple(
             Line(
@@ -142,12 +140,10 @@ TABLES = (
         figure=Series("tv_by_distance", "distance (tokens)", "total variation", first=1),
         rows_of="probe",
     ),
-    Table(
+    _together(
         id="sjdpac_fig1",
         title="SJD-PAC, Fig 1: tokens of a step, and what they gain",
-        paper=PAPER,
         n=500,
-        protocol=TOGETHER,
         columns=(STEPS_SAVED,),
         lines=(
             Line("sjd", "SJD", ("method=sjd",), None),
