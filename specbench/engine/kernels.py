@@ -53,8 +53,10 @@ def _add_product(acc, x, W, rn, rk, k, count, width, MATRIX: tl.constexpr):
         W + rn[:, None].to(tl.int64) * width + (k + rk)[None, :], mask=inside, other=0.0, eviction_policy="evict_first"
     )
     if MATRIX:
-        return tl.dot(x, tl.trans(w), acc, input_precision="ieee")
-    return acc + x.to(tl.float32)[:, None, :] * w.to(tl.float32)[None, :, :]
+        acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+    else:
+        acc += x.to(tl.float32)[:, None, :] * w.to(tl.float32)[None, :, :]
+    return acc
 
 
 @triton.jit
@@ -181,7 +183,12 @@ def _turn(
     place, head = tl.program_id(0), tl.program_id(1)
     row, node, i = place // nodes, place % nodes, tl.arange(0, BLOCK)
     here = i < HALF
-    first, second = (i, i + HALF) if HALVES else (2 * i, 2 * i + 1)
+    if HALVES:
+        first = i
+        second = i + HALF
+    else:
+        first = 2 * i
+        second = 2 * i + 1
     base = QKV + (place * (HEADS + 2 * KV) + head) * (2 * HALF)
     given = tl.load(base + first, mask=here, other=0.0)
     a, b = given.to(tl.float32), tl.load(base + second, mask=here, other=0.0).to(tl.float32)
@@ -277,7 +284,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     top, total = torch.empty(2, each, device=q.device)
     _attend[(rows * kv, splits, triton.cdiv(queries, block))](
         q, k, v, mask.expand(rows, 1, nodes, slots).contiguous().view(torch.uint8), part, top, total, nodes, slots,
-        dim**-0.5, heads, kv, dim, wide, block, _KEYS, splits, num_warps=4, num_stages=2,
+        dim**-0.5, heads, kv, dim, wide, block, _KEYS, splits, num_warps=8 if block > 32 else 4, num_stages=2,
     )  # fmt: skip
     out = torch.empty_like(q)
     _combine[(rows * nodes * heads,)](part, top, total, out, dim, wide, splits, num_warps=2)
@@ -320,14 +327,15 @@ def _law(LOGITS, LAW, count, temperature, top_k, BLOCK: tl.constexpr, CUT: tl.co
     x = tl.load(LOGITS + row + at, mask=at < count, other=-float("inf")).to(tl.float32) / temperature + 0.0
     if CUT:
         bits = x.to(tl.int32, bitcast=True)
-        rank = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)  # ordered as the numbers are
-        low, high = tl.min(rank, 0), tl.max(rank, 0)
+        rank = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # ordered as the numbers are
+        low = tl.min(rank, 0).to(tl.int64)
+        high = tl.max(rank, 0).to(tl.int64)
         for _ in range(32):  # low: the largest bound known to be reached by top_k of them
             middle = (low + high + 1) >> 1
-            enough = tl.sum((rank >= middle).to(tl.int32), 0) >= top_k
+            enough = tl.sum((rank >= middle.to(tl.int32)).to(tl.int32), 0) >= top_k
             low = tl.where(enough, middle, low)
             high = tl.where(enough, high, middle - 1)
-        x = tl.where(rank >= low, x, -float("inf"))
+        x = tl.where(rank >= low.to(tl.int32), x, -float("inf"))
     y = tl.exp(x - tl.max(x, 0))
     tl.store(LAW + row + at, y / tl.sum(y, 0), mask=at < count)
 
