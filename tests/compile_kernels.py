@@ -1,5 +1,5 @@
-"""Compiles every fused kernel for compute capability 9.0, which needs no device: run by test_kernels in a process of its
-own, where Triton does not interpret. Prints a line a kernel."""
+"""Compiles every fused kernel for compute capability 9.0, which needs no device: run by test_kernels in a process of
+its own, where Triton does not interpret. Prints a line a kernel."""
 
 from __future__ import annotations
 

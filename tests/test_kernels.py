@@ -21,7 +21,7 @@ from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.engine import ops
 from specbench.engine.graph import Graphs
-from specbench.models.transformer import Block, BlockConfig, RMSNorm, grid_rotary, line_rotary
+from specbench.models.transformer import Block, BlockConfig, RMSNorm, grid_rotary, line_rotary, run_blocks
 
 kernels = pytest.importorskip("specbench.engine.kernels")
 
@@ -88,8 +88,8 @@ BLOCKS = {
 def test_a_block_and_its_cache(name: str, first: bool) -> None:
     cfg, rows, nodes, slots = BLOCKS[name], 2, 3, 12
     torch.manual_seed(0)
-    block = Block(cfg, input_norm=first).to(DEVICE)
-    for p in block.parameters():
+    blocks = torch.nn.ModuleList([Block(cfg, input_norm=first), Block(cfg)]).to(DEVICE)
+    for p in blocks.parameters():
         p.add_(0.2 * normal(*p.shape))
     table = grid_rotary(3, cfg.head_dim, 2) if cfg.rotary == "interleaved" else line_rotary(slots, cfg.head_dim, 1e4)
     x, at = normal(rows, nodes, cfg.dim), torch.tensor([[4, 5, 6], [8, 9, 10]], device=DEVICE)
@@ -99,9 +99,9 @@ def test_a_block_and_its_cache(name: str, first: bool) -> None:
         for cache in caches:
             cache.k.copy_(normal(*cache.k.shape, seed=7))
             cache.v.copy_(normal(*cache.v.shape, seed=8))
-        plain = block(x, turns, mask, caches[0], 1, at)
+        plain = run_blocks(blocks, x, turns, mask, caches[0], at)
         with ops.fused():
-            assert close(block(x, turns, mask, caches[1], 1, at), plain)
+            assert close(run_blocks(blocks, x, turns, mask, caches[1], at), plain)
         assert close(caches[0].k, caches[1].k)
         assert close(caches[0].v, caches[1].v)
 

@@ -30,6 +30,7 @@ from specbench.engine import ops
 from specbench.errors import UsageError
 from specbench.models import checkpoints
 from specbench.models.llamagen import LlamaGen, LlamaGenConfig
+from specbench.models.transformer import run_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDENS = ROOT.parent / "shared" / "reference" / "goldens"
@@ -137,7 +138,7 @@ def test_a_real_target_keeps_its_law_under_every_drafter(name, cfg_scale):
 def predict(head, ids, features):
     """The drafter's outputs over a whole sequence of entries, one causal pass and no cache."""
     x = head.fc(torch.cat([head.embed_tokens(ids), features], -1))[None]
-    return head.layers[0](x, head.rope()[: x.shape[1]][None])[0]
+    return run_blocks(head.layers, x, head.rope()[: x.shape[1]][None])[0]
 
 
 @torch.inference_mode()

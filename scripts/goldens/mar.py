@@ -9,6 +9,7 @@ from torch import Tensor
 
 from goldens.common import Compared, Tensors, load
 from specbench.decoding import continuous
+from specbench.engine.graph import Eager
 from specbench.models import diffusion, mar, mar_official
 from specbench.models.mar import MAR, Guided, MARConfig
 
@@ -45,7 +46,7 @@ def chain(model: MAR, z: Tensor, init: Tensor, noise: Tensor, scale: Tensor | No
         z = torch.cat([*z.chunk(2), scale.expand(len(init), 1)], -1)
     order = torch.cat([noise.flip(0), init[None]]).transpose(0, 1)
     rule = continuous.Rule(temperature=temperature, final_noise=False)
-    return continuous.trajectory(guided.open(torch.zeros(1), 1), z, order, rule).token
+    return continuous.trajectory(guided.open(torch.zeros(1), 1), z, order, rule, Eager()).token
 
 
 def check(t: Tensors, c: dict[str, Any]) -> Compared:

@@ -62,6 +62,14 @@ class Streams:
             count *= n
         return self.uniform_at(step, purpose, torch.arange(count, device=self.key.device)).view(-1, *shape)
 
+    def uniforms(self, step: Tensor, purpose: int, purposes: int, count: int) -> Tensor:
+        """The first `count` numbers of several consecutive purposes at once, (rows, purposes, count)."""
+        device = self.key.device
+        which = step[:, None] * PURPOSES + (purpose + 1) + torch.arange(purposes, device=device)
+        base = _mix(self.key[:, None] + _GOLDEN * which)
+        bits = _shift(_mix(base.unsqueeze(-1) + _GOLDEN * torch.arange(1, count + 1, device=device)), 41)
+        return bits.to(torch.float32) * 2.0**-23
+
     def uniform_at(self, step: Tensor, purpose: int, place: Tensor) -> Tensor:
         """The numbers at the given places, (rows, n); `place` (n,) or (rows, n) int64 >= 0 counts within a purpose."""
         base = _mix(self.key + _GOLDEN * (step * PURPOSES + purpose + 1))
@@ -124,7 +132,8 @@ class Sampling:
             return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
         if self.top_p == 1 and (kernels := fused_kernels()) is not None and logits.shape[-1] <= kernels.MOST_TOKENS:
             return kernels.law(logits, self.temperature, self.top_k)
-        logits = logits / self.temperature
+        if self.temperature != 1:
+            logits = logits / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             floor = logits.topk(self.top_k, dim=-1).values[..., -1:]
             logits = logits.masked_fill(logits < floor, -torch.inf)

@@ -104,8 +104,26 @@ def verify(
         taken = _longest(torch.stack(passed, -1), inner, nodes, tree.height)
 
     slot = tree.slot.expand(rows, -1)
-    here = inner.new_zeros(rows, 1)
-    length = inner.new_zeros(rows, 1)
+    walked, length = _walk(tree, taken, slot)
+    here = walked[:, -1:] if tree.height else inner.new_zeros(rows, 1)
+    at_slot = slot.gather(1, here)
+    last = take(p, here)
+    if tree.height and not rule.certain:
+        last = torch.where(at_slot.unsqueeze(-1) >= 0, take(r, at_slot.clamp_min(0)), last)
+    following = draw(last, streams.uniform(step, NEXT, 1))
+    tokens = torch.cat([draft.tokens.gather(1, walked), following], 1).scatter(1, length, following)
+    return Verdict(walked, length.squeeze(1), tokens, last.squeeze(1), first)
+
+
+def _walk(tree: Tree, taken: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
+    """The accepted nodes by depth (B, D), beyond the end the last of them, and their number (B, 1), from the child that
+    each inner node kept, taken (B, I), -1 for none; slot (B, M): a node's number among the inner ones."""
+    rows = len(taken)
+    if tree.is_chain and tree.height:  # node d + 1 is the child of node d
+        length = (taken >= 0).long().cumprod(1).sum(1, keepdim=True)
+        lane = torch.arange(1, tree.height + 1, device=taken.device)
+        return torch.minimum(lane, length), length
+    here, length = taken.new_zeros(rows, 1), taken.new_zeros(rows, 1)
     path: list[Tensor] = []
     for _ in range(tree.height):
         at_slot = slot.gather(1, here)
@@ -114,14 +132,7 @@ def verify(
         here = torch.where(moved, onward, here)
         length = length + moved
         path.append(here)
-    at_slot = slot.gather(1, here)
-    last = take(p, here)
-    if tree.height and not rule.certain:
-        last = torch.where(at_slot.unsqueeze(-1) >= 0, take(r, at_slot.clamp_min(0)), last)
-    following = draw(last, streams.uniform(step, NEXT, 1))
-    walked = torch.cat(path, 1) if path else inner.new_zeros(rows, 0)
-    tokens = torch.cat([draft.tokens.gather(1, walked), following], 1).scatter(1, length, following)
-    return Verdict(walked, length.squeeze(1), tokens, last.squeeze(1), first)
+    return torch.cat(path, 1) if path else taken.new_zeros(rows, 0), length
 
 
 def _longest(passed: Tensor, inner: Tensor, nodes: int, height: int) -> Tensor:

@@ -18,8 +18,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from specbench.engine.ops import KVCache
-    from specbench.models.transformer import Block
+    from specbench.models.transformer import Block, Frame
 
 #: Rows and weights up to which a product is done here; beyond, by cuBLAS.
 MOST_ROWS, MOST_WEIGHTS = 16, 1 << 23
@@ -291,31 +290,34 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
-def block(one: Block, x: Tensor, rope: Tensor, mask: Tensor, cache: KVCache, layer: int, slots: Tensor) -> Tensor:
-    """As of `Block.forward` with a cache: x (R, n, dim)."""
-    (rows, nodes, dim), attention, c = x.shape, one.attention, one.attention.cfg
-    flat, feed = x.reshape(rows * nodes, dim), one.feed_forward
+def block(one: Block, flat: Tensor, frame: Frame, layer: int) -> Tensor:
+    """As of `Block.forward` with a cache, of places (R n, dim) without padding."""
+    rows, nodes, cache = frame.rows, frame.nodes, frame.cache
+    assert cache is not None
+    assert frame.slots is not None
+    assert frame.mask is not None
+    attention, c, feed = one.attention, one.attention.cfg, one.feed_forward
     before, between = (None, None) if one.post_norm else (one.attention_norm, one.ffn_norm)
     qkv = project(flat, attention.wqkv.weight, before)
-    q = x.new_empty(rows, nodes, c.n_heads, c.head_dim)
+    q = flat.new_empty(rows, nodes, c.n_heads, c.head_dim)
     k, v = cache.k[layer], cache.v[layer]
     norms: list[Tensor] = [qkv] * 4
     if c.qk_norm:
         norms = [attention.q_norm.weight, attention.q_norm.bias, attention.k_norm.weight, attention.k_norm.bias]
     half = c.head_dim // 2
     _turn[(rows * nodes, c.n_heads + 2 * c.n_kv_heads)](
-        qkv, rope.contiguous(), slots.contiguous(), *norms, q, k, v, nodes, k.shape[2], len(rope),
+        qkv, frame.rope.contiguous(), frame.slots.contiguous(), *norms, q, k, v, nodes, k.shape[2], len(frame.rope),
         max(1, c.qk_norm), max(1, min(c.qk_norm, c.n_kv_heads)), c.n_heads, c.n_kv_heads, half,
         triton.next_power_of_2(half), c.rotary == "halves", c.qk_norm > 0, num_warps=1,
     )  # fmt: skip
-    heard = attend(q, k, v, mask).view(rows * nodes, -1)
+    heard = attend(q, k, v, frame.mask).view(rows * nodes, -1)
     if one.post_norm:
         flat = rms_norm(project(heard, attention.wo.weight), one.attention_norm, flat)
         inner = project(flat, feed.w1.weight, None, feed.w3.weight)
-        return rms_norm(project(inner, feed.w2.weight), one.ffn_norm, flat).view_as(x)
+        return rms_norm(project(inner, feed.w2.weight), one.ffn_norm, flat)
     flat = project(heard, attention.wo.weight, residual=flat)
     inner = project(flat, feed.w1.weight, between, feed.w3.weight)
-    return project(inner, feed.w2.weight, residual=flat).view_as(x)
+    return project(inner, feed.w2.weight, residual=flat)
 
 
 # --- laws -------------------------------------------------------------------------------------------------------------

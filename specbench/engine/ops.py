@@ -52,15 +52,27 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.device.type != "cpu" or torch.is_grad_enabled():
         return F.linear(x, weight, bias)
     flat = x.reshape(-1, x.shape[-1])
-    rows = len(flat)
-    if rows < INVARIANT_ROWS:
-        flat = F.pad(flat, (0, 0, 0, INVARIANT_ROWS - rows))
-    if x.shape[-1] <= INVARIANT_WIDTH or x.dtype != torch.float32:
-        return F.linear(flat, weight, bias)[:rows].view(*x.shape[:-1], len(weight))
+    return product(padded(flat), weight, bias)[: len(flat)].view(*x.shape[:-1], len(weight))
+
+
+def padded(flat: Tensor) -> Tensor:
+    """Rows (N, in), and zeros behind them where `product` needs more: on the CPU without gradients."""
+    short = INVARIANT_ROWS - len(flat)
+    if short <= 0 or flat.device.type != "cpu" or torch.is_grad_enabled():
+        return flat
+    return F.pad(flat, (0, 0, 0, short))
+
+
+def product(flat: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As of `linear`, of rows (N, in) that are `padded`."""
+    if flat.shape[-1] <= INVARIANT_WIDTH or flat.device.type != "cpu" or flat.dtype != torch.float32:
+        return F.linear(flat, weight, bias)
+    if torch.is_grad_enabled():
+        return F.linear(flat, weight, bias)
     out = F.linear(flat[:, :_SLICE], weight[:, :_SLICE], bias)
-    for start in range(_SLICE, x.shape[-1], _SLICE):
+    for start in range(_SLICE, flat.shape[-1], _SLICE):
         out.addmm_(flat[:, start : start + _SLICE], weight[:, start : start + _SLICE].T)
-    return out[:rows].view(*x.shape[:-1], len(weight))
+    return out
 
 
 def silu(x: Tensor) -> Tensor:

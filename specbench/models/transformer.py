@@ -6,15 +6,14 @@ positions and masks are arguments.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.engine.ops import KVCache, attention, linear, silu
+from specbench.engine.ops import KVCache, attention, padded, product, silu
 from specbench.engine.ops import kernels as fused_kernels
 
 
@@ -76,13 +75,18 @@ def line_rotary(places: int, head_dim: int, base: float) -> Tensor:
     return torch.stack([angles.cos(), angles.sin()], -1)
 
 
-def rotate(x: Tensor, table: Tensor, rotary: str) -> Tensor:
-    """Rotate the pairs of x (rows, n, heads, head_dim) by table (rows or 1, n, head_dim / 2, 2); see `BlockConfig`."""
+def turning(table: Tensor, rotary: str) -> Tensor:
+    """A rotary table (rows or 1, n, head_dim / 2, 2) as `rotate` takes it, for all heads: complex where pairs stand
+    side by side."""
+    return (torch.view_as_complex(table) if rotary == "interleaved" else table).unsqueeze(2)
+
+
+def rotate(x: Tensor, turn: Tensor, rotary: str) -> Tensor:
+    """Rotate the pairs of x (rows, n, heads, head_dim) by a `turning` table; see `BlockConfig`."""
     if rotary == "halves":
-        cos, sin = table.unsqueeze(2).unbind(-1)
+        cos, sin = turn.unbind(-1)
         a, b = x.float().chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).type_as(x)
-    turn = torch.view_as_complex(table).unsqueeze(2)
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * turn).flatten(-2).type_as(x)
 
@@ -103,6 +107,21 @@ class HeadNorm(nn.Module):
         return F.layer_norm(x, x.shape[-1:], eps=1e-5) * weight + bias
 
 
+@dataclass(frozen=True)
+class Frame:
+    """What all blocks of a pass share, of R rows of n places: rope (R or 1, n, head_dim / 2, 2), and the same as
+    `turning` gives it; mask (R, 1, n, keys) bool, True = may attend, or None: causal over the places themselves
+    (training); the cache, whose slots are the keys, and `slots` (R, n) int64, where the keys go."""
+
+    rows: int
+    nodes: int
+    rope: Tensor
+    turn: Tensor
+    mask: Tensor | None
+    cache: KVCache | None
+    slots: Tensor | None
+
+
 class Attention(nn.Module):
     def __init__(self, cfg: BlockConfig) -> None:
         super().__init__()
@@ -113,23 +132,21 @@ class Attention(nn.Module):
         self.wqkv = nn.Linear(cfg.dim, (cfg.n_heads + 2 * cfg.n_kv_heads) * cfg.head_dim, bias=False)
         self.wo = nn.Linear(cfg.dim, cfg.dim, bias=False)
 
-    def forward(
-        self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: KVCache | None, layer: int, slots: Tensor | None
-    ) -> Tensor:
-        c = self.cfg
-        r, n, _ = x.shape
-        q, k, v = (
-            linear(x, self.wqkv.weight).view(r, n, -1, c.head_dim).split((c.n_heads, c.n_kv_heads, c.n_kv_heads), 2)
-        )
+    def forward(self, x: Tensor, frame: Frame, layer: int) -> Tensor:
+        """x (N, dim), padded; so is what comes back."""
+        c, places = self.cfg, frame.rows * frame.nodes
+        heads = product(x, self.wqkv.weight)[:places].view(frame.rows, frame.nodes, -1, c.head_dim)
+        qk, v = heads.split((c.n_heads + c.n_kv_heads, c.n_kv_heads), 2)
         if c.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, rope, c.rotary).transpose(1, 2), rotate(k, rope, c.rotary).transpose(1, 2)
+            q, k = qk.split((c.n_heads, c.n_kv_heads), 2)
+            qk = torch.cat([self.q_norm(q), self.k_norm(k)], 2)
+        q, k = rotate(qk, frame.turn, c.rotary).transpose(1, 2).split((c.n_heads, c.n_kv_heads), 1)
         v = v.transpose(1, 2)
-        if cache is not None:
-            assert slots is not None
-            k, v = cache.write(layer, slots, k, v)
-        y = attention(q, k, v, mask)
-        return linear(y.transpose(1, 2).reshape(r, n, -1), self.wo.weight)
+        if frame.cache is not None:
+            assert frame.slots is not None
+            k, v = frame.cache.write(layer, frame.slots, k, v)
+        y = attention(q, k, v, frame.mask)
+        return product(padded(y.transpose(1, 2).reshape(places, -1)), self.wo.weight)
 
 
 class FeedForward(nn.Module):
@@ -140,7 +157,8 @@ class FeedForward(nn.Module):
         self.w2 = nn.Linear(cfg.ffn_dim, cfg.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(silu(linear(x, self.w1.weight)) * linear(x, self.w3.weight), self.w2.weight)
+        """x (N, dim), padded; so is what comes back."""
+        return product(silu(product(x, self.w1.weight)) * product(x, self.w3.weight), self.w2.weight)
 
 
 class Block(nn.Module):
@@ -154,40 +172,36 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(cfg.dim, cfg.norm_eps) if input_norm else nn.Identity()
         self.ffn_norm = RMSNorm(cfg.dim, cfg.norm_eps)
 
-    def forward(
-        self,
-        x: Tensor,
-        rope: Tensor,
-        mask: Tensor | None = None,
-        cache: KVCache | None = None,
-        layer: int = 0,
-        slots: Tensor | None = None,
-    ) -> Tensor:
-        """x (rows, n, dim); rope (rows or 1, n, head_dim / 2, 2); mask (rows, 1, n, keys) bool, True = may attend.
-
-        Without a mask attention is causal over x itself (training). With a cache, keys are all its slots and `slots`
-        (rows, n) int64 says where this call's keys go.
-        """
-        if (kernels := fused_kernels()) is not None and cache is not None:
-            return kernels.block(self, x, rope, mask, cache, layer, slots)
+    def forward(self, x: Tensor, frame: Frame, layer: int) -> Tensor:
+        """x (N, dim): the places of all rows, one after the other, then padding; the same comes back."""
+        if (kernels := fused_kernels()) is not None and frame.cache is not None:
+            fused: Tensor = kernels.block(self, x, frame, layer)
+            return fused
         if self.post_norm:
-            h = x + self.attention_norm(self.attention(x, rope, mask, cache, layer, slots))
+            h = x + self.attention_norm(self.attention(x, frame, layer))
             return h + self.ffn_norm(self.feed_forward(h))
-        h = x + self.attention(self.attention_norm(x), rope, mask, cache, layer, slots)
+        h = x + self.attention(self.attention_norm(x), frame, layer)
         return h + self.feed_forward(self.ffn_norm(h))
 
 
 def run_blocks(
-    blocks: Iterable[nn.Module],
+    blocks: nn.ModuleList,
     x: Tensor,
     rope: Tensor,
     mask: Tensor | None = None,
     cache: KVCache | None = None,
     slots: Tensor | None = None,
 ) -> Tensor:
+    """Outputs (R, n, dim) of inputs x (R, n, dim); the rest as of `Frame`."""
+    rows, nodes, dim = x.shape
+    first: Any = blocks[0]  # all turn alike
+    frame = Frame(rows, nodes, rope, turning(rope, first.attention.cfg.rotary), mask, cache, slots)
+    flat = x.reshape(-1, dim)
+    if fused_kernels() is None:
+        flat = padded(flat)
     for i, block in enumerate(blocks):
-        x = block(x, rope, mask, cache, i, slots)
-    return x
+        flat = block(flat, frame, i)
+    return flat[: rows * nodes].view(x.shape)
 
 
 def init_weights(module: nn.Module, std: float = 0.02) -> None:

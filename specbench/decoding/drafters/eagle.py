@@ -32,13 +32,11 @@ class _State:
 @dataclass(frozen=True)
 class _Level:
     """The inner nodes of one depth. nodes (n,): their numbers; parents (n,): 0 for the root, else one more than the
-    parent's place among the expanded nodes; sees (n, expanded) bool: which expanded nodes they see, themselves
-    included; first: the place of the first among the expanded; kids (K,): their children's numbers, and picks (K,)
-    where each child's token stands in the flattened (n, W) candidates."""
+    parent's place among the expanded nodes; first: the place of the first among the expanded; kids (K,): their
+    children's numbers, and picks (K,) where each child's token stands in the flattened (n, W) candidates."""
 
     nodes: Tensor
     parents: Tensor
-    sees: Tensor
     kids: Tensor
     picks: Tensor
     first: int
@@ -62,13 +60,27 @@ def _levels(tree: Tree) -> list[_Level]:
             _Level(
                 nodes=torch.tensor(nodes),
                 parents=torch.tensor([place[int(tree.parent[0, n])] for n in nodes]),
-                sees=tree.ancestors[0][nodes][:, expanded],
                 kids=candidates[picks],
                 picks=picks,
                 first=place[nodes[0]] - 1,
             )
         )
     return levels
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Of n nodes: the slots (R, n) of their keys, rotary rows (R, n, head_dim / 2, 2), and which slots they see,
+    (R, 1, n, slots) bool."""
+
+    slots: Tensor
+    turn: Tensor
+    mask: Tensor
+
+    def part(self, first: int, count: int) -> _Room:
+        """Of `count` nodes from the `first` on."""
+        some = slice(first, first + count)
+        return _Room(self.slots[:, some], self.turn[:, some], self.mask[:, :, some])
 
 
 class _Entries:
@@ -129,24 +141,25 @@ class _Entries:
         out = self._feed(state, session.ids_at(places + 1, history), state.pending, session.both(places))
         return last, take(out, session.both(state.fresh)[:, None])
 
-    def _expand(
-        self, state: _State, tokens: Tensor, features: Tensor, last: Tensor, depth: int, first: int, sees: Tensor
-    ) -> Tensor:
-        """Outputs (R, n, dim) of n draft nodes of one depth: tokens (B, n), the outputs of their parents (R, n, dim);
-        first: the number of the first among the expanded nodes; sees (1 or B, n, expanded) bool: which expanded nodes
-        each sees, itself included."""
-        both = state.session.both
-        n = tokens.shape[1]
+    def _room(self, state: _State, last: Tensor, depth: Tensor | int, first: int, sees: Tensor) -> _Room:
+        """Where n draft nodes stand: depth, one for all or (n,), of which all nodes turn with the same place; first:
+        the number of the first among the expanded nodes; sees (1 or B, n, expanded) bool: which expanded nodes each
+        sees, itself included."""
+        both, n = state.session.both, sees.shape[1]
         base = both(last) + 1
         offset = state.keys - base  # (R, slots): a slot's place among the expanded nodes, negative for known entries
         slots = base + torch.arange(first, first + n, device=base.device)
-        turn = both(last + depth).expand(-1, n)  # all nodes of one depth turn with the same place
-        held = both(sees.expand(len(tokens), -1, -1))
+        held = both(sees.expand(len(last), -1, -1))
         index = offset.clamp(0, self.expanded - 1).unsqueeze(1).expand(-1, n, -1)
         among = held.gather(2, index) & ((offset >= 0) & (offset < self.expanded)).unsqueeze(1)
         mask = torch.where((offset < 0).unsqueeze(1), state.usable.unsqueeze(1), among).unsqueeze(1)
-        ids, turn = both(state.session.model.ids(tokens)), self.head.turns(turn, state.session.padding)
-        return self.head.hidden(ids, features, turn, mask, state.cache, slots)
+        turn = self.head.turns(both(last + depth).expand(-1, n), state.session.padding)
+        return _Room(slots, turn, mask)
+
+    def _expand(self, state: _State, tokens: Tensor, features: Tensor, room: _Room) -> Tensor:
+        """Outputs (R, n, dim) of n draft nodes: tokens (B, n), the outputs of their parents (R, n, dim)."""
+        ids = state.session.both(state.session.model.ids(tokens))
+        return self.head.hidden(ids, features, room.turn, room.mask, state.cache, room.slots)
 
     def _guided(self, state: _State, features: Tensor, place: Tensor) -> Tensor:
         """Guided logits (B, n, V) at features (R, n, dim) of the tokens at one image place (B,) a row."""
@@ -168,9 +181,13 @@ class Eagle(_Entries):
         super().__init__(head, tree, tree.inner.shape[1] - 1)
         self.passes = tree.height
         self.levels = _levels(tree)
+        nodes = tree.inner[0, 1:]  # the expanded ones
+        self.depths, self.sees = tree.depth[0, nodes], tree.ancestors[:, nodes][:, :, nodes]
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> _State:
-        self.levels = [level.to(streams.key.device) for level in self.levels]
+        device = streams.key.device
+        self.levels = [level.to(device) for level in self.levels]
+        self.depths, self.sees = self.depths.to(device), self.sees.to(device)
         return super().open(session, conditioning, sampling, streams)
 
     def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
@@ -178,29 +195,44 @@ class Eagle(_Entries):
         last, feature = self._newest(state, history, count)
         drafted = history.new_zeros(len(count), tree.nodes)
         drafted[:, :1] = history.gather(1, (count - 1).clamp_min(0)[:, None])
-        laws = [self._children(state, 0, feature, drafted, count, step)]
-        features = feature  # of the root and the expanded nodes, in order
+        # of a chain one number a depth is drawn, all of them at once
+        u = state.streams.uniforms(step, DRAFT, tree.height, 1) if tree.is_chain else None
+        laws = [self._children(state, 0, feature, drafted, count, step, u)]
+        room = self._room(state, last, self.depths, 0, self.sees) if self.expanded else None
+        features = feature  # of the root and the expanded nodes, in order; of a chain only the last one is asked for
         for number, level in enumerate(self.levels[1:], start=1):
-            tokens, parents = drafted[:, level.nodes], features[:, level.parents]
-            out = self._expand(state, tokens, parents, last, number, level.first, level.sees.unsqueeze(0))
-            features = torch.cat([features, out], 1)
-            laws.append(self._children(state, number, out, drafted, count, step))
+            assert room is not None
+            part = room.part(level.first, len(level.nodes))
+            if tree.is_chain:
+                features = out = self._expand(state, drafted[:, number : number + 1], features, part)
+            else:
+                out = self._expand(state, drafted[:, level.nodes], features[:, level.parents], part)
+                features = torch.cat([features, out], 1)
+            laws.append(self._children(state, number, out, drafted, count, step, u))
         valid = _after_first(count, tree.nodes)
         chosen = torch.zeros_like(valid) if state.sampling.temperature == 0 and not tree.is_chain else None
         return Draft(tree, drafted, torch.cat(laws, 1), valid, chosen)
 
     def _children(
-        self, state: _State, number: int, features: Tensor, drafted: Tensor, count: Tensor, step: Tensor
+        self,
+        state: _State,
+        number: int,
+        features: Tensor,
+        drafted: Tensor,
+        count: Tensor,
+        step: Tensor,
+        u: Tensor | None,
     ) -> Tensor:
         """Draw the children of a level from the laws (B, n, V) at its features (R, n, dim); writes their tokens to
-        `drafted`."""
+        `drafted`. u: the numbers (B, height, 1) to draw a chain with."""
         sampling, level = state.sampling, self.levels[number]
         logits = self._guided(state, features, count + number).float()
         law = sampling.law(logits)
         n, vocab = law.shape[1:]
-        if self.tree.is_chain:
-            tokens = draw(law, state.streams.uniform(step, DRAFT + number, n)).unsqueeze(-1)
-        elif sampling.temperature == 0:  # a point mass has one token: the runners-up come as chosen candidates
+        if u is not None:
+            drafted[:, number + 1 : number + 2] = draw(law, u[:, number])
+            return law
+        if sampling.temperature == 0:  # a point mass has one token: the runners-up come as chosen candidates
             tokens = logits.topk(self.tree.width, dim=-1).indices
         else:
             tokens = draw_distinct(law, state.streams.uniform(step, DRAFT + number, n, vocab), self.tree.width)
@@ -229,7 +261,7 @@ class Eagle2(_Entries):
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
             nonlocal outputs
             above = take(outputs, both(parents))
-            new = self._expand(state, tokens, above, last, depth, first, sees)
+            new = self._expand(state, tokens, above, self._room(state, last, depth, first, sees))
             outputs = torch.cat([outputs, new], 1)
             return law(new, depth)
 
