@@ -369,8 +369,8 @@ def test_the_lines_of_cool_sd_table_1() -> None:
         "method=cool_sd delta=1.1",
         "method=cool_sd delta=2",
     ]
-    runs = [" ".join(TABLE.overrides(line, "m", 7) or ()) for line in RUNS]
-    assert runs == [f"model=m {w} n=7 batch=1 seed=0" for w in wanted]
+    runs = [" ".join(TABLE.overrides(line, TABLE.model, 7) or ()) for line in RUNS]
+    assert runs == [f"model=llamagen_scenes {w} n=7 batch=1 seed=0" for w in wanted]
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------
