@@ -23,7 +23,7 @@ from test_records import record
 
 from specbench import cli, configuration, data, metrics, records
 from specbench.compare import telling
-from specbench.compare.comparison import Comparison, compare
+from specbench.compare.comparison import Comparison, compare, pair
 from specbench.compare.paired import Paired, by_influence, holm, paired, same_law, size
 from specbench.compare.passes import read
 from specbench.errors import UsageError
@@ -268,6 +268,23 @@ def test_images_without_a_partner_are_left_out_and_named(folders: Folders) -> No
     )
     left = [i for i in range(N) if i not in (1, 4, 7, 8)]
     assert of(found, "steps") == paired([values[i] for i in left], [values[i] + i % 3 for i in left])
+
+
+def test_other_seeds_may_order_their_prompts_otherwise(folders: Folders) -> None:
+    """Classes come in an order of the seed's: the first circle stands beside the first circle."""
+    names = ["circle", "square", "cross"]
+    one = [image(i, 100 + i, prompt=names[i % 3]) for i in range(9)]
+    two = [image(i, 200 + i, prompt=names[(8 - i) % 3], seed=1) for i in range(9)]
+    a, b = folders.make("a", one), folders.make("b", two, "method=eagle_chain", "seed=1")
+    pairs, said = pair(read(a), read(b))
+    assert said == ["A and B have their prompts in different orders: pairs share the prompt, not the index."]
+    assert all(x.prompt == y.prompt for x, y in pairs)
+    assert [x.index for x, _ in pairs] == list(range(9))
+    assert [y.index for _, y in pairs] == [2, 1, 0, 5, 4, 3, 8, 7, 6]
+    more = folders.make("c", [*two, image(9, 210, prompt="star", seed=1)], "method=eagle_chain", "seed=1")
+    assert pair(read(a), read(more))[1][1:] == ["Left out, for want of a partner: 1 of B."]
+    same = folders.make("d", [replace(r, seed=0) for r in two])  # one seed: an index is a prompt
+    assert len(pair(read(a), read(same))[0]) == 3
 
 
 def test_too_few_pairs_are_an_error(folders: Folders) -> None:

@@ -298,7 +298,9 @@ def test_what_cannot_be_judged_is_not_judged(assets: Path, images: np.ndarray, i
 
 
 def test_misuse_is_named(assets: Path, images: np.ndarray, items: list[Item]) -> None:
-    with pytest.raises(UsageError, match="unknown metric 'fdi'.*scenes_clip, scenes_fid, scenes_inception_score, scenes_reward"):
+    with pytest.raises(
+        UsageError, match="unknown metric 'fdi'.*scenes_clip, scenes_fid, scenes_inception_score, scenes_reward"
+    ):
         measure(["fdi"], images, items, assets)
     with pytest.raises(UsageError, match="metrics scenes_fid and fid both fill the column fid"):
         measure(["scenes_fid", "fid"], images, items, assets)

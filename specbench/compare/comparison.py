@@ -132,10 +132,18 @@ def compare(a: Pass, b: Pass) -> Comparison:
 
 
 def pair(a: Pass, b: Pass) -> tuple[list[tuple[Record, Record]], list[str]]:
-    """The pairs, in the order of their index, and sentences that name the images without a partner."""
+    """The pairs, in the order of their index in A, and sentences that name the images without a partner.
+
+    A pair has one index, prompt and id. Where runs of different seeds have their prompts in different orders, as
+    classes are, the first image of a prompt in A stands beside the first in B, the second beside the second, and so on.
+    """
     shared = sorted(a.records.keys() & b.records.keys())
     same = [i for i in shared if _same_prompt(a.records[i], b.records[i])]
     others = sorted(set(shared) - set(same))
+    if others and not {r.seed for r in a.records.values()} & {r.seed for r in b.records.values()}:
+        pairs, alone = _by_prompt(a, b)
+        if len(pairs) > max(len(same), FEWEST - 1):
+            return pairs, alone
     alone = [
         f"Left out, for want of a partner: {len(left)} of {side} (index {_listed(left)})."
         for side, left in (("A", sorted(a.records.keys() - b.records)), ("B", sorted(b.records.keys() - a.records)))
@@ -150,6 +158,19 @@ def pair(a: Pass, b: Pass) -> tuple[list[tuple[Record, Record]], list[str]]:
             f" {FEWEST} pairs of the same index, prompt and id are needed, so give runs of the same data and split"
         )
     return [(a.records[i], b.records[i]) for i in same], alone
+
+
+def _by_prompt(a: Pass, b: Pass) -> tuple[list[tuple[Record, Record]], list[str]]:
+    """The pairs of runs whose prompts come in different orders, and what is to be said of that."""
+    waiting: dict[str, list[Record]] = {}
+    for _, record in sorted(b.records.items(), reverse=True):
+        waiting.setdefault(record.prompt, []).append(record)
+    pairs = [(x, waiting[x.prompt].pop()) for _, x in sorted(a.records.items()) if waiting.get(x.prompt)]
+    said = ["A and B have their prompts in different orders: pairs share the prompt, not the index."]
+    for side, one in (("A", a), ("B", b)):
+        if left := len(one.records) - len(pairs):
+            said.append(f"Left out, for want of a partner: {left} of {side}.")
+    return pairs, said
 
 
 def _same_prompt(x: Record, y: Record) -> bool:

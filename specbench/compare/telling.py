@@ -123,7 +123,7 @@ def report(found: Comparison) -> str:
     for side, name, one in zip("AB", found.names, (found.a, found.b)):
         of = " ".join(plain(one.cfg[k]) for k in ("model", "data", "split") if one.cfg.get(k))
         lines += _wrapped(f"{side}: {name}, {of}, {len(one.records)} images in {one.place}", "   ")
-    for remark in (f"{found.pairs} pairs of the same index, prompt and id.", *found.remarks):
+    for remark in (f"{found.pairs} pairs of the same prompt.", *found.remarks):
         lines += _wrapped(remark)
     lines += ["", *_table(found.results), ""]
     for result in found.results:
