@@ -32,14 +32,14 @@ def asked(command: str, words: Sequence[str], *flags: Sequence[str]) -> argparse
     return parser.parse_intermixed_args(list(words))
 
 
-def values(words: Iterable[str], known: Collection[str]) -> dict[str, str]:
+def values(words: Iterable[str], known: Collection[str], kind: str = "word") -> dict[str, str]:
     """The words `name=value` of a command line. UsageError for a name that is not known, given twice or without its
-    value."""
+    value; kind: what an unknown one is called."""
     given: dict[str, str] = {}
     for word in words:
         name, _, value = word.partition("=")
         if name not in known:
-            raise unknown("word", name, known)
+            raise unknown(kind, name, known)
         if name in given:
             raise UsageError(f"'{name}' is given twice; give it once")
         if not value:

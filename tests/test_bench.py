@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_what_is_forced_is_a_path_of_the_draft(name: str) -> None:
         told.append((forced(verdict, draft, step), draft, verdict))
         return told[-1][0]
 
-    decoding.amend = amend
+    decoding.parts = replace(decoding.parts, amend=amend)
     seen = 0
     for _ in range(7):
         before = decoding.count

@@ -123,12 +123,12 @@ def _key(word: str) -> str:
 
 def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The audit's own words by name, and the overrides that remain. Refuses what only a run has."""
-    own = values([word for word in words if _key(word) in WORDS or word.startswith("audit.")], WORDS)
+    keys = [_key(word) for word in words]
+    if several := next((key for key in keys if keys.count(key) > 1), None):
+        raise UsageError(f"'{several}' is given {keys.count(several)} times; give it once")
+    own = values([word for word in words if _key(word) in WORDS or word.startswith("audit.")], WORDS, "parameter")
     rest = [word for word in words if _key(word) not in own]
-    keys = [_key(word) for word in rest]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise UsageError(f"'{key}' is given {keys.count(key)} times; give it once")
+    for key in map(_key, rest):
         if key == "cfg_scale":
             raise UsageError("the models of an audit have no guidance: it takes no cfg_scale=, leave it out")
         if key.startswith(("hydra.", "hydra/")) or (key in _of_a_run() and key not in ("method", "drafter", "rule")):

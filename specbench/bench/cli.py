@@ -154,7 +154,7 @@ def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         key = word.partition("=")[0]
         if key in _UNUSED or key.startswith(("hydra.", "hydra/")) or key == "experiment":
             raise UsageError(f"'{key}' belongs to specbench run; a benchmark times steps and has no such parameter")
-    return values(ours, WORDS), rest
+    return values(ours, WORDS, "parameter"), rest
 
 
 def _plan(own: Mapping[str, str]) -> Any:

@@ -79,7 +79,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     tidied = configuration.tidy(line.words)
     ours = [word for word in tidied if word.partition("=")[0] in WORDS or word.startswith("probe.")]
-    own = values(ours, WORDS)
+    own = values(ours, WORDS, "parameter")
     rest = [word for word in tidied if word not in ours]
     for word in rest:
         if word.partition("=")[0] not in _TAKEN:
