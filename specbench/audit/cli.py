@@ -124,8 +124,8 @@ def _key(word: str) -> str:
 def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The audit's own words by name, and the overrides that remain. Refuses what only a run has."""
     keys = [_key(word) for word in words]
-    if several := next((key for key in keys if keys.count(key) > 1), None):
-        raise UsageError(f"'{several}' is given {keys.count(several)} times; give it once")
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        raise UsageError(f"'{twice}' is given {keys.count(twice)} times; give it once")
     own = values([word for word in words if _key(word) in WORDS or word.startswith("audit.")], WORDS, "parameter")
     rest = [word for word in words if _key(word) not in own]
     for key in map(_key, rest):
