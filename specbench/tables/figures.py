@@ -69,9 +69,9 @@ def _axes(down: int, across: int, **shared: Any) -> tuple[Drawn, Any]:
     return plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained", **shared)
 
 
-def _finish(drawn: Drawn, axis: Axes) -> Drawn:
+def _finish(drawn: Drawn, axis: Axes, across: int) -> Drawn:
     handles, labels = axis.get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    drawn.legend(handles, labels, loc="outside lower center", ncols=min(4, across), frameon=False)
     return drawn
 
 
@@ -95,7 +95,7 @@ def _curves(figure: Figure, table: Table, rows: Mapping[str, Row | None]) -> Dra
             axis.set_ylabel(f"{columns[key].label} ({arrow})")
             axis.set_title(panel.label, fontsize=10)
             axis.grid(alpha=0.25)
-    return _finish(drawn, axes[0][0])
+    return _finish(drawn, axes[0][0], len(figure.y))
 
 
 def _series(figure: Series, table: Table, rows: Mapping[str, Row | None]) -> Drawn:
@@ -117,7 +117,7 @@ def _series(figure: Series, table: Table, rows: Mapping[str, Row | None]) -> Dra
         axis.set_xlabel(figure.x)
         axis.set_ylabel("share of the tokens gained over one a step" if gains else figure.y)
         axis.grid(alpha=0.25)
-    return _finish(drawn, axes[0][0])
+    return _finish(drawn, axes[0][0], 2 if figure.shares else 1)
 
 
 def _maps(figure: Maps, table: Table, rows: Mapping[str, Row | None]) -> Drawn:
