@@ -48,12 +48,14 @@ def values(words: Iterable[str], known: Collection[str], kind: str = "word") -> 
     return given
 
 
-def whole(name: str, text: str, least: int) -> int:
-    """The number that `text` says, such as 100, 1_000 or 1e6. UsageError where it is not whole or below `least`."""
+def whole(name: str, text: str, least: int, most: int = 2**53) -> int:
+    """The number that `text` says, such as 100, 1_000 or 1e6. UsageError where it is not whole, below `least` or above
+    `most`."""
     try:
         value = float(text.replace("_", ""))
-        if value != int(value) or value < least or value > 2**53:
+        if value != int(value) or value < least or value > most:
             raise ValueError
     except (ValueError, OverflowError):
-        raise UsageError(f"{name} must be a whole number of at least {least} (got {text})") from None
+        bounds = f"of at least {least}" if most == 2**53 else f"from {least} to {most}"
+        raise UsageError(f"{name} must be a whole number {bounds} (got {text})") from None
     return int(value)

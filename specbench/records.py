@@ -424,6 +424,17 @@ class Sheet:
             write_atomically(path, csv_text(self.columns, [*self.read(path), row]).encode())
 
 
+def header(path: Path) -> list[str]:
+    """The first line of a CSV file, split."""
+    with path.open(newline="", encoding="utf-8", errors="replace") as f:
+        return next(csv.reader(f), [])
+
+
+def has_runs(path: Path) -> bool:
+    """Whether a CSV file has rows of runs; audits, benchmarks and probes have other ones."""
+    return {"run_id", "config_hash"} <= set(header(path))
+
+
 def append_row(path: str | Path, row: Mapping[str, Any]) -> None:
     """Adds a row to a CSV of rows, under a lock; a row of the same `run_id` is replaced.
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from scipy import stats
 
 from specbench.audit.tabular import TabularDrafter, TabularTarget, codes, random_tables, sequence_law
 from specbench.audit.theorem import round_figures
-from specbench.decoding import rules
+from specbench.decoding import rules, trees
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import Parts, decode
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import chain_paths, parse
+from specbench.decoding.verify import _walk
 
 P = random_tables(4, 4, seed=1, sharpness=1.5)
 Q = random_tables(4, 4, seed=2, sharpness=1.5, near=P, distance=0.6)
@@ -168,3 +171,18 @@ def test_the_papers_schedule(nu, delta, wanted):
     assert sum(rules.cool_schedule(delta, 5, nu, "exponential")) / 5 == pytest.approx(delta)
     assert sum(rules.cool_schedule(delta, 5, nu, "linear")) / 5 == pytest.approx(delta)
     assert min(rules.cool_schedule(delta, 5, nu, "exponential", floor=1.0)) == 1.0
+
+
+def test_numbers_of_several_purposes_at_once_are_those_of_each() -> None:
+    streams, step = Streams([(0, 3), (5, 1)]), torch.tensor([4, 9])
+    several = streams.uniforms(step, 2, 6, 3)
+    assert torch.equal(several, torch.stack([streams.uniform(step, 2 + i, 3) for i in range(6)], 1))
+
+
+def test_a_chain_is_walked_as_a_tree_is() -> None:
+    tree = trees.build(trees.chain_paths(4))
+    taken = torch.tensor([[1, 2, 3, 4], [-1, 2, 3, 4], [1, 2, -1, 4], [1, 2, 3, -1]])
+    slot = tree.slot.expand(len(taken), -1)
+    chain, other = (_walk(one, taken, slot) for one in (tree, replace(tree, is_chain=False)))
+    assert all(torch.equal(a, b) for a, b in zip(chain, other, strict=True))
+    assert chain[1].flatten().tolist() == [4, 0, 2, 3]

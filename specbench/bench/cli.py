@@ -22,6 +22,7 @@ WORDS = {
     "published one can be timed without weights",
     "out": "a .csv file that the rows are added to; the picture lies beside it",
 }
+_MOST = 10**9
 #: Parameters of a run that a benchmark has no use for.
 _UNUSED = frozenset(
     "n seed shard shards baseline warmup data split prompts metrics protocol reference metrics_dir data_dir".split()
@@ -160,20 +161,20 @@ def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 def _plan(own: Mapping[str, str]) -> Any:
     from specbench.bench.measure import Plan
 
-    values: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     for name, least in (("steps", 1), ("context", 1), ("images", 0)):
         if text := own.get(f"bench.{name}"):
-            values[name] = whole(f"bench.{name}", text, least)
+            chosen[name] = whole(f"bench.{name}", text, least, _MOST)
     if text := own.get("bench.nodes"):
-        values["nodes"] = tuple(sorted({whole("bench.nodes", part, 1) for part in text.strip("[]").split(",")}))
+        chosen["nodes"] = tuple(sorted({whole("bench.nodes", part, 1, _MOST) for part in text.strip("[]").split(",")}))
     if text := own.get("forced_accept"):
         try:
-            values["forced"] = float(text)
+            chosen["forced"] = float(text)
         except ValueError:
-            values["forced"] = 0.0
-        if not 1 <= values["forced"] <= 1e6:
+            chosen["forced"] = 0.0
+        if not 1 <= chosen["forced"] <= 1e6:
             raise UsageError(f"forced_accept must be a number of at least 1, tokens a step (got {text})")
-    return Plan(**values)
+    return Plan(**chosen)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

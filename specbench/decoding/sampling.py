@@ -66,14 +66,16 @@ class Streams:
         """The first `count` numbers of several consecutive purposes at once, (rows, purposes, count)."""
         device = self.key.device
         which = step[:, None] * PURPOSES + (purpose + 1) + torch.arange(purposes, device=device)
-        base = _mix(self.key[:, None] + _GOLDEN * which)
-        bits = _shift(_mix(base.unsqueeze(-1) + _GOLDEN * torch.arange(1, count + 1, device=device)), 41)
-        return bits.to(torch.float32) * 2.0**-23
+        return self._numbers(self.key[:, None] + _GOLDEN * which, torch.arange(count, device=device))
 
     def uniform_at(self, step: Tensor, purpose: int, place: Tensor) -> Tensor:
         """The numbers at the given places, (rows, n); `place` (n,) or (rows, n) int64 >= 0 counts within a purpose."""
-        base = _mix(self.key + _GOLDEN * (step * PURPOSES + purpose + 1))
-        bits = _shift(_mix(base[:, None] + _GOLDEN * (place + 1)), 41)
+        return self._numbers(self.key + _GOLDEN * (step * PURPOSES + purpose + 1), place)
+
+    @staticmethod
+    def _numbers(purpose: Tensor, place: Tensor) -> Tensor:
+        """The numbers (*, n) at places (n,) or (*, n) of purposes (*), as they are keyed before mixing."""
+        bits = _shift(_mix(_mix(purpose).unsqueeze(-1) + _GOLDEN * (place + 1)), 41)
         return bits.to(torch.float32) * 2.0**-23
 
 

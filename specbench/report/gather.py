@@ -61,13 +61,12 @@ def gather(sources: Sequence[Path], runs: Sequence[Path], pictures: int) -> Foun
     """
     found, kept = Found(), dict[str, dict[str, Any]]()
     for path in _files(sources):
-        header = _header(path)
-        if "config_hash" in header:
+        if records.has_runs(path):
             for row in records.read_rows(path):
                 other = kept.get(row["config_hash"])
                 if other is None or (row["time"] or "") >= (other["time"] or ""):
                     kept[row["config_hash"]] = row | {"file": path.name}
-        elif {"verdict", "samples"} <= set(header):
+        elif {"verdict", "samples"} <= set(records.header(path)):
             with path.open(newline="", encoding="utf-8") as f:
                 found.audits += [{k: v or "" for k, v in row.items() if k} for row in csv.DictReader(f)]
     if not kept and not found.audits:
@@ -91,11 +90,6 @@ def _files(sources: Sequence[Path]) -> list[Path]:
         else:
             raise UsageError(f"there is no file or folder {source}")
     return files
-
-
-def _header(path: Path) -> list[str]:
-    with path.open(newline="", encoding="utf-8", errors="replace") as f:
-        return next(csv.reader(f), [])
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------

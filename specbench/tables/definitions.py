@@ -160,10 +160,10 @@ class Table:
             return None
         protocol = None if own else self.papers_protocol
         if protocol is None:
-            given = {word.partition("=")[0] for word in words}
-            shared = [word for word in self.protocol if word.partition("=")[0] not in given]
-            count = [] if "n" in given and not n else [f"n={n or self.n}"]
-            return [f"model={model}", *(w for w in words if count == [] or w[:2] != "n="), *count, *shared]
+            own_words = [word for word in words if not (n and word.startswith("n="))]  # an asked n goes first
+            given = {word.partition("=")[0] for word in own_words}
+            shared = [word for word in (f"n={n or self.n}", *self.protocol) if word.partition("=")[0] not in given]
+            return [f"model={model}", *own_words, *shared]
         asked = [f"n={n}"] if n else []
         return [f"model={model}", *words, f"protocol={protocol}", *asked, *(w for w in ALONE if w in self.protocol)]
 

@@ -144,7 +144,7 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
     if table.rows_of != "run":
         rows = SHEETS[table.rows_of].read(own)
     else:
-        others = [path for path in sorted(results.glob("*.csv")) if path != own and _has_runs(path)]
+        others = [path for path in sorted(results.glob("*.csv")) if path != own and records.has_runs(path)]
         rows = [
             {k: "" if v is None else str(v) for k, v in row.items()} for path in (*others, own) for row in _read(path)
         ]
@@ -157,12 +157,6 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
         row = next((r for r in reversed(rows) if identity.fits(r)), None)
         needs.append(Need(line, tuple(overrides), identity, row, table.rows_of))
     return Plan(table, model, tuple(needs))
-
-
-def _has_runs(path: Path) -> bool:
-    """Whether a file has rows of runs; audits and benchmarks have other ones."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return "config_hash" in file.readline().split(",")
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
