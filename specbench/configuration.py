@@ -53,15 +53,14 @@ def grid(overrides: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
 
 def tidy(overrides: Sequence[str]) -> list[str]:
     """The overrides without the `+` and `++` that Hydra wants before new keys (a run has no new keys), and without a
-    protocol's version, which is checked. `batch_size=` is `batch=`, as CSpD's tables call it; `protocol=null` is what
-    a run has without it."""
+    protocol's version, which is checked. `batch_size=` is `batch=`, as CSpD's tables call it, and `drafter.weights=` is
+    `drafter_weights=`; `protocol=null` is what a run has without it."""
     words = []
     for word in overrides:
         key, equals, value = word.partition("=")
         if not _is_hydras(word):
             key = key.lstrip("+")
-        if key == "batch_size":
-            key = "batch"
+        key = {"batch_size": "batch", "drafter.weights": "drafter_weights"}.get(key, key)
         if key == "protocol":
             names = [protocols.name_of(name) for name in value.split(",")]
             if names == ["null"]:

@@ -193,6 +193,9 @@ TABLE: dict[str, Parameter] = {
     ),
     "diffusion_steps": Parameter("whole", "steps in which the diffusion head draws a token", low=2, high=1000),
     "final_noise": Parameter("flag", "the head's last step is drawn, too; MAR's own sampler ends with its mean"),
+    "drafter_weights": Parameter(
+        "path", "folder of a drafter's weights, as `specbench train` writes it", null="those beside the target's"
+    ),
     "protocol": Parameter(
         "word", "protocol that the run follows, name@version", pattern=r"[a-z0-9_]+@[0-9]+", null="none"
     ),
@@ -243,7 +246,7 @@ def conf_dir() -> Path:
 def groups() -> tuple[str, ...]:
     """The groups of conf/ from which a run chooses."""
     return tuple(
-        sorted(p.name for p in conf_dir().iterdir() if p.is_dir() and p.name != "hydra" and any(p.glob("*.yaml")))
+        sorted(p.name for p in conf_dir().iterdir() if p.name not in ("hydra", "recipe") and any(p.glob("*.yaml")))
     )
 
 
@@ -397,6 +400,13 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
         if not folder.is_dir():
             raise UsageError(f"weights must be {own}, random or an existing folder (there is no folder '{folder}')")
         checked["weights"] = str(folder)
+    if given := checked.get("drafter_weights"):
+        path = Path(given).expanduser()
+        if not path.exists():
+            raise UsageError(
+                f"drafter_weights: there is no folder '{path}'; train one with `specbench train drafter=...`"
+            )
+        checked["drafter_weights"] = str(path)
     return checked
 
 

@@ -87,6 +87,18 @@ def check(picture: np.ndarray) -> None:
         raise ValueError(f"a picture must be uint8 (H, W, 3), not {picture.dtype} {picture.shape}")
 
 
+def centre(picture: np.ndarray, side: int) -> np.ndarray:
+    """The centre square of a picture (H, W, 3) uint8, resized to `side` with Lanczos."""
+    height, width = picture.shape[:2]
+    if height == width == side:
+        return picture
+    short = min(height, width)
+    # an odd rest is halved as torchvision's center_crop does, so that the square is LANTERN's to the pixel
+    top, left = round((height - short) / 2), round((width - short) / 2)
+    square = Image.fromarray(np.ascontiguousarray(picture[top : top + short, left : left + short]))
+    return np.asarray(square.resize((side, side), Image.Resampling.LANCZOS))
+
+
 def digest(picture: np.ndarray) -> str:
     """The SHA-256 of a picture's size and pixels, in hexadecimal digits."""
     found = hashlib.sha256(f"{picture.shape} ".encode())

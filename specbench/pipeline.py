@@ -129,12 +129,13 @@ class Pipeline(_Base):
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
         rule = registry.rule(cfg, drafter.tree.height, model.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
-        parts = Parts(model.target, drafter, rule, sampling)
+        taps = getattr(drafter, "taps", ())  # what it reads of the target beside its last hidden states
+        parts = Parts(model.target.tapping(taps) if taps else model.target, drafter, rule, sampling)
         return cls(model, parts, device, registry.weights_label(cfg), engine_of(cfg, device))
 
     def vanilla(self) -> Pipeline:
         """The same loaded target with the empty draft: the baseline, by an engine of the same kind."""
-        return self._of(Parts(self.parts.target, NoDraft(), exact(), self.parts.sampling))
+        return self._of(Parts(self.model.target, NoDraft(), exact(), self.parts.sampling))
 
     def amended(self, amend: Amend) -> Pipeline:
         """The same, with other verdicts in the place of the rule's."""

@@ -466,12 +466,12 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
     """Hash of a checked configuration: equal for equal measurements.
 
     Over every parameter but `out`, `data_dir` and `metrics_dir`, which are only where things lie, and `protocol`, whose
-    values are parameters themselves; `reference` counts where it is given. `batch`, `device`, `dtype`, `engine` and
-    `warmup` count, because they are part of what a latency means, although on a CPU they leave every image as it is.
+    values are parameters themselves; `reference` and `drafter_weights` count where they are given. `batch`, `device`,
+    `dtype`, `engine` and `warmup` count, because they are part of what a latency means, although on a CPU they leave
+    every image as it is.
     """
     left_out = {"out", "data_dir", "metrics_dir", "protocol"}
-    if cfg.get("reference") is None:
-        left_out.add("reference")
+    left_out |= {name for name in ("reference", "drafter_weights") if cfg.get(name) is None}
     kept: dict[str, Any] = {name: value for name, value in cfg.items() if name not in left_out}
     kept["metrics"] = [_HASHED_AS.get(name, name) for name in cfg["metrics"]]
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]

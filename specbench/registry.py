@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: The weights that the project carries.
 ASSETS = Path(__file__).resolve().parent / "assets"
+#: A drafter trained here, in this project's own format, in its folder.
+DRAFTER_FILE = "specbench.safetensors"
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,10 @@ class Entry:
 
 
 _BUILD = "specbench.decoding.drafters.build"
-_EAGLE = {"assets": ("scenes_eagle.safetensors",), "parts": ("eagle",)}
+
+
+def _head(drafter: str, kind: str) -> Entry:
+    return Entry(f"{_BUILD}:{drafter}", (f"scenes_{kind}.safetensors",), (kind,))
 
 
 def _real(module: str, *parts: str) -> Entry:
@@ -65,11 +70,14 @@ _LISTED: dict[str, dict[str, Entry]] = {
     },
     "drafter": {
         "none": Entry(f"{_BUILD}:none"),
-        "draft_model": Entry(f"{_BUILD}:draft_model", ("scenes_draft.safetensors",), ("draft",)),
-        "eagle": Entry(f"{_BUILD}:eagle", **_EAGLE),
-        "eagle_tree": Entry(f"{_BUILD}:eagle_tree", **_EAGLE),
-        "eagle2": Entry(f"{_BUILD}:eagle2", **_EAGLE),
-        "medusa": Entry(f"{_BUILD}:medusa", ("scenes_medusa.safetensors",), ("medusa",)),
+        "draft_model": _head("draft_model", "draft"),
+        "eagle": _head("eagle", "eagle"),
+        "eagle_tree": _head("eagle_tree", "eagle"),
+        "eagle2": _head("eagle2", "eagle"),
+        "eagle3": _head("eagle3", "eagle3"),
+        "eagle3_tree": _head("eagle3_tree", "eagle3"),
+        "eagle3_dynamic": _head("eagle3_dynamic", "eagle3"),
+        "medusa": _head("medusa", "medusa"),
         "jacobi": Entry(f"{_BUILD}:jacobi"),
         "sjd": Entry(f"{_BUILD}:sjd"),
         # drafts in its own loop
@@ -129,21 +137,26 @@ def weight_files(cfg: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
 
     Raises FileNotFoundError where one is not there.
     """
-    folder = weights_folder(cfg)
-    if folder is None:
-        return [], []
+    folder, own = weights_folder(cfg), cfg.get("drafter_weights")
     entries = entry("model", cfg["model"]), entry("drafter", cfg["drafter"])
-    if not entries[0].parts:
-        return [folder / name for name in entries[0].assets], [folder / name for name in entries[1].assets]
-    found = []
-    for parts in (e.parts for e in entries):
-        files: list[Path] = []
-        for part in parts:
-            if not (folder / part).is_dir():
-                raise FileNotFoundError(f"{folder / part} is not there")
-            files += sorted(p for p in (folder / part).rglob("*") if p.is_file() and not p.name.startswith("."))
-        found.append(files)
-    return found[0], found[1]
+    target, drafter = (_files(folder, e, bool(entries[0].parts)) if folder else [] for e in entries)
+    return target, drafter_files(Path(own)) if own else drafter
+
+
+def _files(folder: Path, e: Entry, real: bool) -> list[Path]:
+    return [file for part in e.parts for file in _held(folder / part)] if real else [folder / name for name in e.assets]
+
+
+def _held(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not there")
+    return sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
+
+
+def drafter_files(path: Path) -> list[Path]:
+    """The files behind drafter_weights=: of a folder that a training made only the weights."""
+    own = path / DRAFTER_FILE
+    return [own] if own.is_file() else [path] if path.is_file() else _held(path)
 
 
 def check_weights(cfg: Mapping[str, Any]) -> None:
@@ -159,7 +172,8 @@ def check_weights(cfg: Mapping[str, Any]) -> None:
                 " weights=DIR, or try weights=random"
             )
         return
-    needed = (*entry("model", model).parts, *entry("drafter", cfg["drafter"]).parts)
+    beside = () if cfg.get("drafter_weights") else entry("drafter", cfg["drafter"]).parts
+    needed = (*entry("model", model).parts, *beside)
     if absent := [part for part in needed if not (folder / part).is_dir()]:
         from specbench import fetch
 
@@ -175,12 +189,13 @@ def digest(*paths: Path) -> str:
 
 
 def weights_label(cfg: Mapping[str, Any]) -> str:
-    """What a row calls its weights: "random", or "embedded:<digest of the target>+<digest of the drafter>".
+    """What a row calls its weights: "random", "embedded:<digest of the target>+<digest of the drafter>", or, with a
+    drafter from elsewhere, "random+<its digest>".
 
     Raises OSError where a file is not there.
     """
     weights = cfg["weights"]
-    if weights == "random":
-        return "random"
     digests = "+".join(digest(*files) for files in weight_files(cfg) if files)
+    if weights == "random":
+        return f"random+{digests}" if digests else "random"
     return f"{weights if weights in ('embedded', 'official') else 'folder'}:{digests}"

@@ -108,12 +108,12 @@ def test_resizes(network: torch.nn.Module) -> None:
 def test_the_crop_is_lanterns(size: tuple[int, int]) -> None:
     shown = picture(*size)
     square = tv.center_crop(Image.fromarray(shown), min(size))
-    np.testing.assert_array_equal(inception.centre(shown, 32), np.asarray(square.resize((32, 32), Image.LANCZOS)))
+    np.testing.assert_array_equal(pictures.centre(shown, 32), np.asarray(square.resize((32, 32), Image.LANCZOS)))
 
 
 def test_a_crop_leaves_a_square_of_its_side_alone(network: torch.nn.Module) -> None:
     shown = picture(64, 64)
-    assert inception.centre(shown, 64) is shown
+    assert pictures.centre(shown, 64) is shown
     cropped = Inception(network, crop=64)
     assert torch.equal(cropped._prepared(shown), Inception(network)._prepared(shown))
     wide = np.concatenate([np.zeros((64, 10, 3), np.uint8), shown, np.zeros((64, 10, 3), np.uint8)], 1)

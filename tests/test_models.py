@@ -94,7 +94,7 @@ def test_a_path_inside_a_tree_has_the_logits_of_the_path_alone():
             whole = torch.cat([history[row, :c], tokens[row, path], torch.zeros(1, dtype=torch.int64)])
             cond = tiny.prompts(2).features[row : row + 1]
             for half, drop in enumerate((False, True)):
-                alone = model.head(model.train_hidden(whole[None], cond, torch.tensor([drop])))[0, -1]
+                alone = model.head(tiny.teacher(model, whole[None], cond, torch.tensor([drop])))[0, -1]
                 torch.testing.assert_close(logits[row + 2 * half, node], alone, atol=2e-4, rtol=1e-4)
 
 
@@ -171,7 +171,8 @@ def test_eagle_drafts_from_the_laws_of_its_own_network(make):
             if c == 0:
                 assert not draft.valid[row, 1:].any()
                 continue
-            known = target.train_hidden(
+            known = tiny.teacher(
+                target,
                 torch.cat([history[row, :c], torch.zeros(1).long()])[None],
                 cond.features[row : row + 1],
                 torch.tensor([False]),

@@ -393,5 +393,5 @@ def test_with_the_network_itself(tmp_path: Path, folder: Path, monkeypatch: pyte
     assert found.features.shape == (2, 2048)
     np.testing.assert_array_equal(found.features[0], found.features[1])  # the same picture under two names
     np.testing.assert_allclose(found.covariance, 0, atol=1e-9 * found.mean.max() ** 2)
-    judged = metrics.metric("fid", place(tmp_path)).judge()([inception.centre(pictures.read(folder / "4.JPG"), 32)], [])
+    judged = metrics.metric("fid", place(tmp_path)).judge()([pictures.centre(pictures.read(folder / "4.JPG"), 32)], [])
     np.testing.assert_array_equal(judged[0, :2048], found.features[0])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specbench.models.eagle import Eagle, like_target
+from specbench.models.language import Prefix
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.medusa import Medusa
 from specbench.models.medusa import like_target as medusa_like_target
@@ -62,6 +63,14 @@ def prompts(count: int, same: bool = False) -> Conditioning:
     return Conditioning(features, torch.ones(count, PREFIX, dtype=torch.bool))
 
 
+def teacher(model: LlamaGen, tokens: Tensor, features: Tensor, drop: Tensor) -> Tensor:
+    """Hidden states (N, P - 1 + T, dim) over prefix and tokens[:, :-1] in one pass; entry P - 1 + t predicts token t.
+    tokens (N, T), features (N, P, caption_dim); `drop` (N,) bool: rows without their caption."""
+    both = model.condition(Conditioning(features, torch.ones(features.shape[:2], dtype=torch.bool)), True)
+    rows = torch.arange(len(tokens)) + len(tokens) * drop
+    return model.uncached(Prefix(both.inputs[rows], both.valid[rows], both.ids[rows]), tokens[:, :-1])
+
+
 def sequence_law(model: LlamaGen, cond: Conditioning, cfg_scale: float) -> Tensor:
     """The law of every token sequence under one prompt, (V**T,), first token most significant, without any cache."""
     t = model.cfg.block_size
@@ -70,6 +79,6 @@ def sequence_law(model: LlamaGen, cond: Conditioning, cfg_scale: float) -> Tenso
     features = cond.features[:1].expand(n, -1, -1)
     start = model.cfg.cls_token_num - 1
     keep, drop = torch.zeros(n, dtype=torch.bool), torch.ones(n, dtype=torch.bool)
-    logits = [model.head(model.train_hidden(sequences, features, d)[:, start:]) for d in (keep, drop)]
+    logits = [model.head(teacher(model, sequences, features, d)[:, start:]) for d in (keep, drop)]
     law = (logits[1] + cfg_scale * (logits[0] - logits[1])).softmax(-1)
     return law.gather(-1, sequences.unsqueeze(-1)).squeeze(-1).double().prod(1)

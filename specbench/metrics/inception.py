@@ -34,6 +34,7 @@ from specbench.metrics import reference as references
 from specbench.metrics import weights
 from specbench.metrics.base import Item, Judge, Metric, Pictures, Place, Solitary, Unavailable, chosen
 from specbench.metrics.reference import Reference
+from specbench.pictures import centre
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -84,18 +85,6 @@ class Inception(Solitary):
         if self.resize == "pytorch":
             return 2 * F.interpolate(x / 255, size=(SIDE, SIDE), mode="bilinear", align_corners=False) - 1
         return (interpolate_bilinear_2d_like_tensorflow1x(x, size=(SIDE, SIDE), align_corners=False) - 128) / 128
-
-
-def centre(picture: np.ndarray, side: int) -> np.ndarray:
-    """The centre square of a picture (H, W, 3) uint8, resized to `side` with Lanczos."""
-    height, width = picture.shape[:2]
-    if height == width == side:
-        return picture
-    short = min(height, width)
-    # an odd rest is halved as torchvision's center_crop does, so that the square is LANTERN's to the pixel
-    top, left = round((height - short) / 2), round((width - short) / 2)
-    square = Image.fromarray(np.ascontiguousarray(picture[top : top + short, left : left + short]))
-    return np.asarray(square.resize((side, side), Image.Resampling.LANCZOS))
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

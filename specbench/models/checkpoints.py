@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from specbench.errors import UsageError
 
 Module = TypeVar("Module", bound=nn.Module)
+_EMBEDDED = "scenes-"  # before the kind of an embedded model's part; a drafter's file may do without
 
 
 def save(module: nn.Module, path: Path, kind: str, config: dict[str, Any], dtype: torch.dtype = torch.float16) -> None:
@@ -57,7 +58,7 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118 (no mapping)
     except SafetensorError as e:
         raise UsageError(f"'{path}' is not a readable safetensors file ({e}); fetch or train it again") from e
-    if meta.get("kind") != kind:
+    if (meta.get("kind") or "").removeprefix(_EMBEDDED) != kind.removeprefix(_EMBEDDED):
         raise UsageError(f"'{path}' holds a '{meta.get('kind', 'foreign')}' model, not a '{kind}'")
     return json.loads(meta["config"]), tensors
 

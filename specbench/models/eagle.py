@@ -6,19 +6,32 @@ for the hidden state at place e + 1; the target's own head turns it into a law. 
 published drafters differ in three things (reference README (11) to (17)). LlamaGen's turns an entry with the grid cell
 of the token that it holds, has no norm before its layer, and sees the padding of the prompt; every prefix place counts
 as token 0. Chameleon's turns it with the target's position of place e, has that norm, and does not see the padding.
+
+With `taps` it is a drafter in the style of EAGLE-3 (Li et al. 2025): it reads the target's hidden states on several
+layers, fused into one vector, learns on its own outputs, and these are normed before the head reads them.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specbench.engine.ops import KVCache, linear
 from specbench.models.language import Language
 from specbench.models.llamagen import LlamaGen
-from specbench.models.transformer import Block, BlockConfig, grid_rotary, init_weights, line_rotary, run_blocks
+from specbench.models.transformer import (
+    Block,
+    BlockConfig,
+    RMSNorm,
+    grid_rotary,
+    init_weights,
+    line_rotary,
+    run_blocks,
+)
 from specbench.models.unified import Unified
 
 
@@ -38,6 +51,7 @@ class EagleConfig:
     n_kv_head: int | None = None
     input_norm: bool = False
     qk_norm: int = 0
+    taps: tuple[int, ...] = ()  # blocks of the target whose outputs are read beside its hidden states
 
     @property
     def line(self) -> bool:
@@ -68,6 +82,9 @@ class Eagle(nn.Module):
         self.embed_tokens = nn.Embedding(cfg.vocab_size, cfg.dim)
         self.fc = nn.Linear(2 * cfg.dim, cfg.dim)
         self.layers = nn.ModuleList([Block(cfg.block, cfg.input_norm)])
+        if cfg.taps:
+            self.fuse = nn.Linear((1 + len(cfg.taps)) * cfg.dim, cfg.dim, bias=False)
+            self.norm = RMSNorm(cfg.dim, cfg.norm_eps)
         self._rope: Tensor | None = None
         init_weights(self)
 
@@ -94,53 +111,106 @@ class Eagle(nn.Module):
         b = self.cfg.block
         return KVCache(len(self.layers), rows, b.n_kv_heads, slots, b.head_dim, self.fc.weight)
 
-    def hidden(
-        self, ids: Tensor, target_hidden: Tensor, turn: Tensor, mask: Tensor, cache: KVCache, slots: Tensor
-    ) -> Tensor:
-        """Predicted hidden states (rows, n, dim) of entries holding the vocabulary ids (rows, n) beside `target_hidden`
-        (rows, n, dim), turned by `turn`; keys go to `slots`."""
-        x = linear(torch.cat([self.embed_tokens(ids), target_hidden], -1), self.fc.weight, self.fc.bias)
-        return run_blocks(self.layers, x, turn, mask, cache, slots)
+    def hidden(self, ids: Tensor, known: Tensor, turn: Tensor, mask: Tensor, cache: KVCache, slots: Tensor) -> Tensor:
+        """Predicted hidden states (rows, n, dim) of entries holding the vocabulary ids (rows, n) beside what is `known`
+        of the places before them: the target's hidden states, as wide as its taps make them, or own outputs (rows, n,
+        dim). Turned by `turn`; keys go to `slots`."""
+        return run_blocks(self.layers, self._enter(ids, known), turn, mask, cache, slots)
 
-    def train_hidden(self, target_hidden: Tensor, tokens: Tensor) -> Tensor:
-        """Teacher forcing. target_hidden (N, P - 1 + T, dim) as LlamaGen.train_hidden gives it, tokens (N, T).
+    def _enter(self, ids: Tensor, known: Tensor) -> Tensor:
+        dim = self.cfg.dim
+        if known.shape[-1] > dim:  # residual streams grow from layer to layer, so each comes in at unit size
+            parts = [known[..., :dim], *(F.rms_norm(x, (dim,)) for x in known[..., dim:].split(dim, -1))]
+            known = linear(torch.cat(parts, -1), self.fuse.weight)
+        return linear(torch.cat([self.embed_tokens(ids), known], -1), self.fc.weight, self.fc.bias)
 
-        Returns (N, T - 1, dim): entry t predicts the hidden state whose law is that of token t + 1.
+    def readable(self, features: Tensor) -> Tensor:
+        """Outputs (..., dim) as the target's head reads them."""
+        return self.norm(features) if self.cfg.taps else features
+
+    def teach(self, hidden: Tensor, ids: Tensor, valid: Tensor, turns: int = 1) -> Iterator[Tensor]:
+        """Teacher forcing over whole sequences: `readable` outputs (N, S - 1, dim) of `turns` turns.
+
+        hidden (N, S, width): the target's at places 0 .. S - 1; ids (N, S - 1) int64: what stands at places 1 .. S - 1;
+        valid (N, P) bool: the prefix's places. In the first turn an entry knows the target's hidden states before it.
+        In turn j (from 0) it knows those up to j entries before itself and, as in a draft of that depth, the outputs of
+        the turns before (EAGLE-3's training-time test); its first j entries mean nothing.
         """
-        prefix = self.cfg.cls_token_num
-        ids = torch.cat([tokens.new_zeros(len(tokens), prefix - 1), tokens[:, :-1]], 1)  # token at place e + 1
-        x = self.fc(torch.cat([self.embed_tokens(ids), target_hidden[:, :-1]], -1))
-        return run_blocks(self.layers, x, self.rope()[: x.shape[1]][None])[:, prefix - 1 :]
+        rows, entries = ids.shape
+        place = torch.arange(entries, device=ids.device)
+        usable = torch.ones(rows, entries, dtype=torch.bool, device=ids.device)
+        padding = (~valid).sum(1, keepdim=True)
+        self.rope(entries)
+        turn = self.turns(place.expand(rows, -1), padding)
+        if self.cfg.line:
+            usable[:, : valid.shape[1] - 1] = valid[:, :-1]
+        else:
+            usable, turn = usable[:1], turn[:1]
+        behind = place[:, None] - place  # (entries, keys): how far behind its entry a key is
+        cache, known = _Growing(), hidden[:, :-1]
+        for j in range(turns):
+            seen = (behind >= j) & usable[:, None]
+            own = [(behind == j - i).expand_as(seen) for i in range(1, j + 1)]
+            mask = torch.cat([seen, *own], -1) if j else seen | (behind == 0)
+            out = run_blocks(
+                self.layers, self._enter(ids, known), turn, mask.unsqueeze(1), cache, place.expand(rows, -1)
+            )
+            yield self.readable(out)
+            known = F.pad(out[:, :-1], (0, 0, 1, 0))
 
 
-def like_shape(target: Language, ffn_hidden: int | None = None) -> EagleConfig:
-    """The configuration of a drafter that fits a target, built as the published ones of its family."""
+class _Growing(KVCache):
+    """Keys and values of one layer, of every turn so far one behind the other, with their gradients."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[Tensor, Tensor]] = []
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        self._held.append((k, v))
+        keys, values = zip(*self._held, strict=True)
+        return torch.cat(keys, 2), torch.cat(values, 2)
+
+
+def like_shape(target: Language, taps: tuple[int, ...] = ()) -> EagleConfig:
+    """The configuration of a drafter that fits a target, built as the published ones of its family.
+
+    With taps it has as many parameters as one without, but for a norm: its feed-forward part is smaller by what fusing
+    costs.
+    """
     if isinstance(target, LlamaGen):
         c = target.cfg
-        return EagleConfig(
-            c.dim, c.n_head, ffn_hidden or c.ffn_hidden, c.vocab_size, c.prefix_length, c.block_size, c.rope_base
+        like = EagleConfig(c.dim, c.n_head, c.ffn_hidden, c.vocab_size, c.prefix_length, c.block_size, c.rope_base)
+    elif isinstance(target, Unified):
+        u = target.cfg
+        like = EagleConfig(
+            dim=u.dim,
+            n_head=u.n_head,
+            ffn_hidden=u.ffn_hidden,
+            vocab_size=u.vocab_size,
+            cls_token_num=0,
+            block_size=0,
+            rope_base=u.rope_base,
+            norm_eps=u.norm_eps,
+            n_kv_head=u.n_kv_head,
+            input_norm=True,
+            qk_norm=u.qk_norm,
         )
-    if not isinstance(target, Unified):
+    else:
         raise TypeError(f"no EAGLE drafter is known for {type(target).__name__}")
-    u = target.cfg
-    return EagleConfig(
-        dim=u.dim,
-        n_head=u.n_head,
-        ffn_hidden=ffn_hidden or u.ffn_hidden,
-        vocab_size=u.vocab_size,
-        cls_token_num=0,
-        block_size=0,
-        rope_base=u.rope_base,
-        norm_eps=u.norm_eps,
-        n_kv_head=u.n_kv_head,
-        input_norm=True,
-        qk_norm=u.qk_norm,
-    )
+    if not taps:
+        return like
+    return replace(like, taps=taps, ffn_hidden=max(1, like.ffn_hidden - like.dim * (1 + len(taps)) // 3))
 
 
-def like_target(target: Language, ffn_hidden: int | None = None) -> Eagle:
+def usual_taps(target: Language) -> tuple[int, ...]:
+    """A low and a middle layer of a target; its hidden states after the last one are read in any case."""
+    layers = len(target.layers)
+    return layers // 4, layers // 2
+
+
+def like_target(target: Language, taps: tuple[int, ...] = ()) -> Eagle:
     """An untrained drafter that fits a target; its token table starts as the target's."""
-    eagle = Eagle(like_shape(target, ffn_hidden))
+    eagle = Eagle(like_shape(target, taps))
     with torch.no_grad():
         eagle.embed_tokens.weight.copy_(target.tok_embeddings.weight)
     return eagle

@@ -6,8 +6,10 @@ grammar forces (`grammar`), and how a token is named in its vocabulary (`ids`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +59,7 @@ class Language(nn.Module):
     vocab_size: int  # tokens that the head tells apart
     grammar: Grammar | None = None  # None: every place may hold every token
     pads_see_all: bool = False  # see `Session`
+    taps: tuple[int, ...] = ()  # see `tapping`
 
     tok_embeddings: nn.Embedding
     layers: nn.ModuleList
@@ -89,34 +92,60 @@ class Language(nn.Module):
     def reserve(self, places: int) -> None:
         """Make room in rotary tables for this many places."""
 
+    def tapping(self, taps: Sequence[int]) -> Self:
+        """The same model, the same weights, whose hidden states are (..., dim * (1 + taps)): those after the final
+        norm, then the outputs of the blocks numbered `taps`, which is what drafters on several layers read."""
+        other = copy(self)
+        other.taps = tuple(taps)
+        return other
+
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits (..., vocab_size) of hidden states after the final norm."""
-        return linear(hidden, self.output.weight)
+        """Logits (..., vocab_size) of hidden states after the final norm; what is tapped behind them does not count."""
+        return linear(hidden[..., : self.block.dim], self.output.weight)
 
     def new_cache(self, rows: int, slots: int) -> KVCache:
         b = self.block
         return KVCache(len(self.layers), rows, b.n_kv_heads, slots, b.head_dim, self.output.weight)
 
     def hidden(self, x: Tensor, turn: Tensor, mask: Tensor, cache: KVCache | None, slots: Tensor | None) -> Tensor:
-        """Hidden states after the final norm, (R, n, dim), of inputs x that turn by `turn`; keys go to `slots`."""
-        return self.norm(run_blocks(self.layers, x, turn, mask, cache, slots))
+        """Hidden states after the final norm, (R, n, dim), of inputs x that turn by `turn`; keys go to `slots`. Wider
+        where the model is `tapping`."""
+        out = run_blocks(self.layers, x, turn, mask, cache, slots, self.taps)
+        if not self.taps:
+            return self.norm(out)
+        top, tapped = out.split((self.block.dim, out.shape[-1] - self.block.dim), -1)
+        return torch.cat([self.norm(top), tapped], -1)
 
     def uncached(self, prefix: Prefix, tokens: Tensor) -> Tensor:
-        """Hidden states (R, P + n, dim) of a prefix and image tokens (R, n) in one pass, without a cache."""
+        """Hidden states (R, P + n, dim) of a prefix and image tokens (R, n) in one pass, without a cache: those that a
+        session has, and with gradients where they are wanted."""
         rows, before = prefix.inputs.shape[:2]
-        x = torch.cat([prefix.inputs, self.tok_embeddings(self.ids(tokens)).to(prefix.inputs.dtype)], 1)
-        places = torch.arange(x.shape[1], device=x.device).expand(rows, -1)
+        x = torch.cat([prefix.inputs, self.tok_embeddings(self.ids(tokens))], 1)
+        places = torch.arange(x.shape[1], device=x.device)
         self.reserve(x.shape[1])
         usable = F.pad(prefix.valid, (0, x.shape[1] - before), value=True)
-        own = places.unsqueeze(-1)
-        mask = ((places.unsqueeze(1) <= own) & usable.unsqueeze(1)) | (places.unsqueeze(1) == own)
+        mask = ((places <= places[:, None]) & usable.unsqueeze(1)) | (places == places[:, None])
+        if self.pads_see_all:
+            mask = pads_see_all(mask.unsqueeze(1), prefix.valid, places, usable & (places < before))
+        else:
+            mask = mask.unsqueeze(1)
         padding = (~prefix.valid).sum(1, keepdim=True)
-        return self.hidden(x, self.turns(places, padding), mask.unsqueeze(1), None, None)
+        return self.hidden(x, self.turns(places.expand(rows, -1), padding), mask, None, None)
 
     def open(self, conditioning: Any, rows: int, guided: bool, nodes: int) -> Session:
         if len(conditioning) != rows:
             raise ValueError(f"{len(conditioning)} prompts for {rows} rows")
         return Session(self, self.condition(conditioning, guided), guided, nodes)
+
+
+def pads_see_all(mask: Tensor, valid: Tensor, keys: Tensor, known: Tensor) -> Tensor:
+    """A mask (R, 1, n, keys), n >= P, of a prefix valid (R, P) and what follows, in which a place of padding sees the
+    padding up to itself and what is `known` (R, keys); keys (keys,) int64 are their numbers."""
+    pad = ~valid
+    behind = mask.shape[2] - pad.shape[1]
+    rows = torch.arange(mask.shape[2], device=keys.device)[:, None]
+    earlier = F.pad(pad, (0, len(keys) - pad.shape[1])).unsqueeze(1) & (keys <= rows)
+    return torch.where(F.pad(pad, (0, behind))[:, None, :, None], (earlier | known.unsqueeze(1)).unsqueeze(1), mask)
 
 
 class Session:
@@ -154,10 +183,7 @@ class Session:
         places = torch.arange(through, device=self.keys.device).expand(len(self.usable), -1)
         mask = self.up_to(places)
         if self.model.pads_see_all:
-            pad = ~self.prefix.valid  # (R, P)
-            earlier = F.pad(pad, (0, len(self.keys) - through)).unsqueeze(1) & (self.keys <= places.unsqueeze(-1))
-            known = self.usable & (self.keys < through)
-            mask = torch.where(pad[:, None, :, None], (earlier | known.unsqueeze(1)).unsqueeze(1), mask)
+            mask = pads_see_all(mask, self.prefix.valid, self.keys, self.usable & (self.keys < through))
         return self.feed(self.prefix.inputs[:, :through], places, places, mask)[:, : self.prefix_length - 1]
 
     def both(self, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from specbench.engine.ops import gelu_tanh, linear
 from specbench.models.language import Language, Prefix
-from specbench.models.transformer import BlockConfig, grid_rotary, init_weights, run_blocks
+from specbench.models.transformer import BlockConfig, grid_rotary, init_weights
 
 
 @dataclass(frozen=True)
@@ -148,21 +148,3 @@ class LlamaGen(Language):
                 features, valid = torch.cat([features, none]), torch.cat([valid, valid])
             x = self.cls_embedding.cap_proj(features)
         return Prefix(x, valid, torch.zeros_like(valid, dtype=torch.int64))
-
-    # --- training -----------------------------------------------------------------------------------------------------
-
-    def train_hidden(self, tokens: Tensor, features: Tensor, drop: Tensor) -> Tensor:
-        """Teacher forcing: hidden states (N, P - 1 + T, dim) after the final norm over prefix and tokens[:-1].
-
-        tokens (N, T); features (N, P, caption_dim), all places valid; `drop` (N,) bool replaces a caption by the
-        unconditional embedding. Entry P - 1 + t predicts token t.
-        """
-        assert isinstance(self.cls_embedding, CaptionEmbedder)
-        features = torch.where(drop[:, None, None], self.cls_embedding.uncond_embedding.to(features.dtype), features)
-        x = torch.cat([self.cls_embedding.cap_proj(features), self.tok_embeddings(tokens[:, :-1])], 1)
-        rope = self.rope()[: x.shape[1]][None]
-        return self.norm(run_blocks(self.layers, x, rope))
-
-    def loss(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        logits = F.linear(hidden[:, self.cfg.cls_token_num - 1 :], self.output.weight)
-        return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten().long())

@@ -128,18 +128,12 @@ class LlamaGenModel(RealModel):
                 f"{source.path} is no LlamaGen file for {self.name} (it lacks {e}); fetch the official one"
             ) from e
 
-    def draft_model(self) -> LlamaGen:
-        if self.folder is None:
-            c = self.target.cfg
-            small = replace(c, n_layer=max(1, c.n_layer // 4))
-            return self.random(lambda: LlamaGen(small), 3, self.dtype)
-        model = self._read(self.part("draft"))
-        if (model.cfg.vocab_size, model.cfg.cls_token_num) != (
-            self.target.cfg.vocab_size,
-            self.target.cfg.cls_token_num,
-        ):
-            raise UsageError(f"{self.folder / 'draft'} has another vocabulary or prefix than the target")
-        return model
+    def smaller(self) -> LlamaGen:
+        c = self.target.cfg
+        return LlamaGen(replace(c, n_layer=max(1, c.n_layer // 4)))
+
+    def read_smaller(self, path: Path) -> LlamaGen:
+        return self._read(path)
 
     def codebook(self) -> Tensor:
         """The table as stored (reference README (18))."""

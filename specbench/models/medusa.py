@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench.engine.ops import linear, silu
-from specbench.models.llamagen import LlamaGen
+from specbench.models.language import Language
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Medusa(nn.Module):
         return torch.stack([head(hidden) for head in self.medusa_head[:heads]], -2)
 
 
-def like_target(target: LlamaGen, heads: int = 5) -> Medusa:
+def like_target(target: Language, heads: int = 5) -> Medusa:
     """Heads for this target, each beginning as the target's own output layer."""
-    medusa = Medusa(MedusaConfig(target.cfg.dim, target.cfg.vocab_size, heads))
+    medusa = Medusa(MedusaConfig(target.block.dim, target.vocab_size, heads))
     with torch.no_grad():
         for name, parameter in medusa.named_parameters():
             if name.endswith("1.weight"):

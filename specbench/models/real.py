@@ -1,7 +1,7 @@
 """The real targets' common ground: a folder of official files, or random weights, becomes what a pipeline needs.
 
-Folders: target/ (the language model), tokenizer/ (pixels), text/ (LlamaGen's captions), and of drafters eagle/, medusa/
-and draft/ (a smaller model of the family), each where a method asks for it.
+Folders: target/ (the language model), tokenizer/ (pixels), text/ (LlamaGen's captions), and of drafters eagle/,
+eagle3/, medusa/ and draft/ (a smaller model of the family), each where a method asks for it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,12 @@ from torch import Tensor, nn
 
 from specbench import registry
 from specbench.errors import UsageError
-from specbench.models import checkpoints, eagle, naming, official
-from specbench.models.eagle import Eagle, EagleConfig
+from specbench.models.drafters import Drafters
 from specbench.models.language import Language
-from specbench.models.medusa import Medusa, MedusaConfig
 from specbench.models.unified import ImageTokens, Unified, read
 
 M = TypeVar("M", bound=nn.Module)
 
-#: A drafter trained here, in this project's own format, in its sub-folder.
-OWN = "specbench.safetensors"
 BESIDE = (argparse.Namespace,)  # what trainers store next to the weights
 
 
@@ -39,9 +35,10 @@ class Bundle:
         self.name: str = cfg["model"]
         self.reduced: bool = cfg["reduced"]
         self.device, self.dtype = device, dtype
+        self.drafter_weights = Path(given) if (given := cfg.get("drafter_weights")) else None
         self.folder = registry.weights_folder(cfg)
         if self.folder is not None:
-            registry.check_weights({**cfg, "drafter": "none"})
+            registry.check_weights({**cfg, "drafter": "none", "drafter_weights": None})
 
     def part(self, name: str) -> Path:
         """A sub-folder of the weights."""
@@ -96,7 +93,7 @@ def class_number(prompt: str, classes: int, model: str) -> int:
     )
 
 
-class RealModel(Bundle):
+class RealModel(Drafters, Bundle):
     """A model of codes. A subclass builds `target` and `tokenizer`, and says how prompts become conditioning and tokens
     pictures."""
 
@@ -112,80 +109,17 @@ class RealModel(Bundle):
         """Code vectors (V, d) of the target's tokens; NaN for the image grammar's own."""
         raise NotImplementedError
 
-    def draft_model(self) -> Language:
-        """A smaller target with the same tokens and prefix."""
-        raise NotImplementedError
-
     # --- what all share -----------------------------------------------------------------------------------------------
 
     def pixels(self, tokens: Tensor) -> np.ndarray:
         grammar = self.target.grammar
         return super().pixels(tokens if grammar is None else tokens[:, grammar.free.to(tokens.device)])
 
-    def eagle(self) -> Eagle:
-        """LANTERN's layout (config.json beside the tensors), or a drafter trained here."""
-        if self.folder is None:
-            like = eagle.like_shape(self.target)
-            return self.random(lambda: Eagle(like), 5, self.dtype)
-        path = self.part("eagle")
-        if (path / OWN).is_file():
-            head = checkpoints.load(path / OWN, "eagle", Eagle, EagleConfig)
-            head = head.to(self.device, self.dtype).eval().requires_grad_(False)
-        else:
-            source = official.open_source(path)
-            cfg = self._eagle_config(official.config(path), source)
-            table = naming.eagle(cfg.block, cfg.input_norm)
-            head = official.load(lambda: Eagle(cfg), source, table, self.device, self.dtype, naming.ROTARY)
-        own = head.cfg.dim, head.cfg.vocab_size
-        if own != (self.target.block.dim, len(self.target.tok_embeddings.weight)):
-            raise UsageError(f"the drafter in {path} was trained for another target than {self.name}")
-        return head
+    def beside(self, part: str) -> Path | None:
+        return None if self.folder is None else self.part(part)
 
-    def _eagle_config(self, c: Mapping[str, Any], source: official.Source) -> EagleConfig:
-        like = eagle.like_shape(self.target)
-        shards = source.tensors.get("layers.0.self_attn.q_norm.weight")
-        try:
-            return EagleConfig(
-                dim=c["hidden_size"],
-                n_head=c["num_attention_heads"],
-                ffn_hidden=c["intermediate_size"],
-                vocab_size=c["vocab_size"],
-                cls_token_num=like.cls_token_num,
-                block_size=like.block_size,
-                rope_base=c.get("rope_theta", like.rope_base),
-                norm_eps=c["rms_norm_eps"],
-                n_kv_head=c["num_key_value_heads"],
-                input_norm="layers.0.input_layernorm.weight" in source.tensors,
-                qk_norm=shards.shape[0] if shards else 0,
-            )
-        except KeyError as e:
-            raise UsageError(f"{source.path / 'config.json'} lacks {e}; take the one published with the drafter") from e
-
-    def medusa(self) -> Medusa:
-        """Heads in Medusa's released layout, or trained here. Of each head's output the rows of image tokens are
-        kept."""
-        dim, tokens = self.target.block.dim, self.target.vocab_size
-        if self.folder is None:
-            return self.random(lambda: Medusa(MedusaConfig(dim, tokens)), 6, self.dtype)
-        path = self.part("medusa")
-        if (path / OWN).is_file():
-            heads = checkpoints.load(path / OWN, "medusa", Medusa, MedusaConfig)
-            heads = heads.to(self.device, self.dtype).eval().requires_grad_(False)
-        else:
-            source = official.open_source(path)
-            heads = self._released_heads(source)
-        if (heads.cfg.dim, heads.cfg.vocab_size) != (dim, tokens):
-            raise UsageError(f"the Medusa heads in {path} were trained for another target than {self.name}")
-        return heads
-
-    def _released_heads(self, source: official.Source) -> Medusa:
-        tops = [n for n in source.tensors if n.endswith(".1.weight")]
-        cfg = MedusaConfig(self.target.block.dim, self.target.vocab_size, max(1, len(tops)))
-        table, ignored = naming.for_medusa(source.tensors, cfg.heads, str(source.path))
-        if isinstance(self.target, Unified):
-            keep = self.target.image.ids
-            table = {n: replace(p, pick=keep) if n.endswith(".1.weight") else p for n, p in table.items()}
-        return official.load(lambda: Medusa(cfg), source, table, self.device, self.dtype, ignored)
+    def _random(self, build: Callable[[], Any], seed: int) -> Any:
+        return self.random(build, seed, self.dtype)
 
 
 class UnifiedModel(RealModel):
@@ -195,11 +129,12 @@ class UnifiedModel(RealModel):
     image: ImageTokens
     tokenizer: Any
 
-    def draft_model(self) -> Unified:
-        if self.folder is None:
-            small = replace(self.target.cfg, n_layer=max(1, self.target.cfg.n_layer // 4))
-            return self.random(lambda: Unified(small, self.image), 3, self.dtype)
-        return read(self.part("draft"), self.image, self.device, self.dtype)
+    def smaller(self) -> Unified:
+        c = self.target.cfg
+        return Unified(replace(c, n_layer=max(1, c.n_layer // 4)), self.image)
+
+    def read_smaller(self, path: Path) -> Unified:
+        return read(path, self.image, self.device, self.dtype)
 
     def codebook(self) -> Tensor:
         """The code vectors as stored (reference README (18)), NaN for the image grammar's own tokens."""

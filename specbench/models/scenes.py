@@ -4,33 +4,37 @@ weights."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specbench.data.scenes import to_uint8
 from specbench.errors import UsageError
 from specbench.models import checkpoints
-from specbench.models.eagle import Eagle, EagleConfig, like_target
+from specbench.models.drafters import Drafters
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
-from specbench.models.medusa import Medusa, MedusaConfig
-from specbench.models.medusa import like_target as medusa_like_target
 from specbench.models.scenes_config import CONFIGS
 from specbench.models.text import TextConfig, TextEncoder
 from specbench.models.vq import VQConfig, VQModel
 from specbench.registry import weights_folder
 
 
-class ScenesModel:
+class ScenesModel(Drafters):
     """What a pipeline needs of a text-to-image model; drafters are loaded when a method asks for them."""
 
+    name = "llamagen_scenes"
     resolution = 64
+    target: LlamaGen
 
-    def __init__(self, weights: str, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, weights: str, device: torch.device, dtype: torch.dtype, drafter_weights: str | None = None
+    ) -> None:
         """weights: "embedded", "random", or a folder with the same files."""
         self.device, self.dtype = device, dtype
+        self.drafter_weights = Path(drafter_weights) if drafter_weights else None
         self.folder = weights_folder({"model": "llamagen_scenes", "weights": weights})
         if self.folder is not None and not self.folder.is_dir():
             raise UsageError(
@@ -47,41 +51,13 @@ class ScenesModel:
         else:
             path = self.folder / f"scenes_{kind}.safetensors"
             built = checkpoints.load(path, f"scenes-{kind}", module, config)
-        return self._ready(built, dtype)
+        return built.to(self.device, dtype).eval().requires_grad_(False)
 
-    def _ready(self, module: nn.Module, dtype: torch.dtype) -> nn.Module:
-        return module.to(self.device, dtype).eval().requires_grad_(False)
+    def beside(self, part: str) -> Path | None:
+        return None if self.folder is None else self.folder / f"scenes_{part}.safetensors"
 
-    def draft_model(self) -> LlamaGen:
-        model = self._load("draft", LlamaGen, LlamaGenConfig, self.dtype)
-        own, theirs = model.cfg, self.target.cfg
-        if (own.vocab_size, own.cls_token_num, own.block_size) != (
-            theirs.vocab_size,
-            theirs.cls_token_num,
-            theirs.block_size,
-        ):
-            raise UsageError(
-                "the draft model's vocabulary, prefix or grid differs from the target's; train one for this target"
-            )
-        return model
-
-    def eagle(self) -> Eagle:
-        if self.folder is None:
-            torch.manual_seed(5)
-            return self._ready(like_target(self.target), self.dtype)  # type: ignore[return-value]
-        head: Eagle = self._load("eagle", Eagle, EagleConfig, self.dtype)
-        if head.cfg.dim != self.target.cfg.dim or head.cfg.vocab_size != self.target.cfg.vocab_size:
-            raise UsageError("the EAGLE drafter was trained for another target; train one for this target")
-        return head
-
-    def medusa(self) -> Medusa:
-        if self.folder is None:
-            torch.manual_seed(6)
-            return self._ready(medusa_like_target(self.target), self.dtype)  # type: ignore[return-value]
-        heads: Medusa = self._load("medusa", Medusa, MedusaConfig, self.dtype)
-        if (heads.cfg.dim, heads.cfg.vocab_size) != (self.target.cfg.dim, self.target.cfg.vocab_size):
-            raise UsageError("the Medusa heads were trained for another target; train some for this target")
-        return heads
+    def smaller(self) -> LlamaGen:
+        return LlamaGen(CONFIGS["draft"]())
 
     def codebook(self) -> Tensor:
         """The code vectors (V, d) that rules measure proximity in: the table as stored (reference README (18)). This
@@ -102,4 +78,4 @@ class ScenesModel:
 
 
 def load(cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> ScenesModel:
-    return ScenesModel(cfg["weights"], device, dtype)
+    return ScenesModel(cfg["weights"], device, dtype, cfg.get("drafter_weights"))

@@ -6,6 +6,7 @@ positions and masks are arguments.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -191,17 +192,24 @@ def run_blocks(
     mask: Tensor | None = None,
     cache: KVCache | None = None,
     slots: Tensor | None = None,
+    taps: Sequence[int] = (),
 ) -> Tensor:
-    """Outputs (R, n, dim) of inputs x (R, n, dim); the rest as of `Frame`."""
+    """Outputs (R, n, dim) of inputs x (R, n, dim); the rest as of `Frame`. Behind them, of every block whose number is
+    in `taps`, its outputs: (R, n, dim * (1 + taps))."""
     rows, nodes, dim = x.shape
     first: Any = blocks[0]  # all turn alike
     frame = Frame(rows, nodes, rope, turning(rope, first.attention.cfg.rotary), mask, cache, slots)
     flat = x.reshape(-1, dim)
     if fused_kernels() is None:
         flat = padded(flat)
+    tapped = []
     for i, block in enumerate(blocks):
         flat = block(flat, frame, i)
-    return flat[: rows * nodes].view(x.shape)
+        if i in taps:
+            tapped.append(flat)
+    if tapped:
+        flat = torch.cat([flat, *tapped], -1)
+    return flat[: rows * nodes].view(rows, nodes, -1)
 
 
 def init_weights(module: nn.Module, std: float = 0.02) -> None:

@@ -29,7 +29,7 @@ def sample_figures(assets: Path, device: torch.device) -> dict[str, float]:
     """
     cfg = {
         "model": "llamagen_scenes",
-        "weights": _weights(assets),
+        "weights": weights_word(assets),
         "device": str(device),
         "dtype": "float32",
         "drafter": "none",
@@ -57,7 +57,8 @@ def sample_figures(assets: Path, device: torch.device) -> dict[str, float]:
     }
 
 
-def _weights(assets: Path) -> str:
+def weights_word(assets: Path) -> str:
+    """What weights= of a run says for this folder."""
     return "embedded" if assets == registry.ASSETS else str(assets)
 
 
@@ -138,7 +139,7 @@ def _pipeline(assets: Path, device: torch.device, trial: Trial, *words: str) -> 
     from specbench import configuration
 
     cfg = configuration.compose(["model=mar_scenes", *trial.overrides, *words])
-    pipeline = Pipeline.load({**cfg, "weights": _weights(assets), "device": str(device)})
+    pipeline = Pipeline.load({**cfg, "weights": weights_word(assets), "device": str(device)})
     assert isinstance(pipeline, VectorPipeline)
     assert isinstance(pipeline.model, ScenesMAR)
     return pipeline

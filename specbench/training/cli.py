@@ -11,32 +11,34 @@ from typing import Any
 import numpy as np
 import torch
 
-from specbench import registry
+from specbench import records, registry
 from specbench.data import scenes, scenes_classes
 from specbench.errors import Parser, UsageError, unknown
 from specbench.models import checkpoints
-from specbench.models.eagle import Eagle, like_target
-from specbench.models.llamagen import LlamaGen, LlamaGenConfig
+from specbench.models.llamagen import LlamaGen
 from specbench.models.mar import MAR
 from specbench.models.mar_scenes import Latents
-from specbench.models.medusa import Medusa
-from specbench.models.medusa import like_target as medusa_like_target
-from specbench.models.scenes_config import DRAFT, MAR_CONFIGS, TARGET, TOKEN_LIMIT, VQ
+from specbench.models.scenes_config import MAR_CONFIGS, TARGET, TOKEN_LIMIT, VQ
 from specbench.models.scenes_config import text as text_config
 from specbench.models.text import TextEncoder
 from specbench.models.vq import VQModel
+from specbench.pipeline import Pipeline
 from specbench.registry import ASSETS
-from specbench.training import card, drafter, mar, target, tokenizer, world
+from specbench.training import card, command, mar, recipes, target, tokenizer, world
 from specbench.training.trainer import Recipe
+
+#: Stage -> kind of drafter.
+DRAFTERS = {"draft": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "medusa": "medusa"}
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Recipes of the stages, the stages that need none, how many scenes are drawn of each split, and what is sampled of
-    the pair of vectors."""
+    """Recipes of the stages, the stages that need none, the words that change the drafters' recipe (conf/recipe), how
+    many scenes are drawn of each split, and what is sampled of the pair of vectors."""
 
     recipes: dict[str, Recipe]
-    measured: tuple[str, ...] = ("evaluators", "samples", "mar_samples")
+    measured: tuple[str, ...] = (*DRAFTERS, "evaluators", "samples", "mar_samples")
+    drafters: tuple[str, ...] = ()
     train: int = 80_000
     validation: int = 2_000
     trial: card.Trial = field(default_factory=card.Trial)
@@ -48,9 +50,6 @@ BUDGETS = {
             "tokenizer": Recipe(steps=1800, batch=48, lr=2e-3),
             "text": Recipe(steps=2000, batch=128, lr=1.5e-3),
             "target": Recipe(steps=9000, batch=32, lr=2e-3, ema=0.998, muon=True),
-            "draft": Recipe(steps=1000, batch=32, lr=2e-3, ema=0.995, muon=True),
-            "eagle": Recipe(steps=2200, batch=32, lr=1.5e-3, ema=0.995, muon=True),
-            "medusa": Recipe(steps=600, batch=32, lr=1e-3, ema=0.99),
             "kl": Recipe(steps=1500, batch=48, lr=2e-3),
             "mar": Recipe(steps=3500, batch=64, lr=1e-3, ema=0.998, muon=True),
             "mar_draft": Recipe(steps=1500, batch=64, lr=1e-3, ema=0.998, muon=True),
@@ -61,13 +60,11 @@ BUDGETS = {
             "tokenizer": Recipe(steps=6000, batch=128, lr=2e-3),
             "text": Recipe(steps=3000, batch=256, lr=1e-3),
             "target": Recipe(steps=20000, batch=128, lr=2e-3, ema=0.999, muon=True),
-            "draft": Recipe(steps=8000, batch=128, lr=2e-3, ema=0.999),
-            "eagle": Recipe(steps=6000, batch=128, lr=1e-3, ema=0.999),
-            "medusa": Recipe(steps=4000, batch=128, lr=1e-3, ema=0.999),
             "kl": Recipe(steps=6000, batch=128, lr=2e-3),
             "mar": Recipe(steps=20000, batch=256, lr=1e-3, ema=0.999, muon=True),
             "mar_draft": Recipe(steps=10000, batch=256, lr=1e-3, ema=0.999, muon=True),
-        }
+        },
+        drafters=("steps=6000", "batch=128", "ema=0.999"),
     ),
     "smoke": Budget(  # seconds: that everything runs, not that it learns
         {name: Recipe(steps=4, batch=4, lr=1e-3, warmup=1, ema=0.5) for name in ("kl", "mar", "mar_draft")},
@@ -77,7 +74,7 @@ BUDGETS = {
         trial=card.Trial(count=2, drafted=1, gamma=2, scales=(2.0,), overrides=("diffusion_steps=3",)),
     ),
 }
-CODES = ("tokenizer", "text", "target", "draft", "eagle", "medusa", "evaluators", "samples")
+CODES = ("tokenizer", "text", "target", *DRAFTERS, "evaluators", "samples")
 VECTORS = ("kl", "mar", "mar_draft", "mar_samples")
 STAGES = (*CODES, *VECTORS)
 
@@ -164,52 +161,43 @@ class Scenes:
         """Codes and features of a thousand validation scenes."""
         return self.make("codes")[1][:1000], self.make("features")[1][:1000]
 
-    def _autoregressive(self, name: str, cfg: LlamaGenConfig) -> LlamaGen:
+    def target(self) -> LlamaGen:
         codes, features = self.make("codes")[0], self.make("features")[0]
         torch.manual_seed(2)
-        model = LlamaGen(cfg).to(self.device)
+        model = LlamaGen(TARGET).to(self.device)
         self._stage(
-            name,
+            "target",
             model,
-            cfg.to_dict,
-            lambda: target.train_target(name, model, codes, features, self.recipes[name], self.work),
+            TARGET.to_dict,
+            lambda: target.train_target("target", model, codes, features, self.recipes["target"], self.work),
         )
-        self.figures[name] |= target.evaluate_target(model, *self._held())
+        self.figures["target"] |= target.evaluate_target(model, *self._held())
         return model
 
-    def target(self) -> LlamaGen:
-        return self._autoregressive("target", TARGET)
+    def _drafter(self, stage: str) -> None:
+        """By the command that everyone has, on examples that all drafters share."""
+        for needed in ("tokenizer", "text", "target"):
+            self.make(needed)
+        words = [f"drafter={DRAFTERS[stage]}", f"n={self.budget.train}", *self.budget.drafters]
+        words += [f"weights={card.weights_word(self.assets)}", f"device={self.device}"]
+        chosen = recipes.plan(words).replaced(out=str(self.work / stage), examples=str(self.work / "examples"))
+        pipeline = Pipeline.load(chosen.cfg)
+        assert isinstance(pipeline, Pipeline)
+        done = command.train(chosen, pipeline)
+        records.write_atomically(self.path(stage), done.file.read_bytes())
+        self.figures[stage] = done.figures
 
-    def draft(self) -> LlamaGen:
-        model = self._autoregressive("draft", DRAFT)
-        self.figures["draft"] |= drafter.evaluate_drafter(self.make("target"), model, *self._held())
-        return model
+    def draft(self) -> None:
+        self._drafter("draft")
 
-    def eagle(self) -> Eagle:
-        model, codes, features = self.make("target"), self.make("codes")[0], self.make("features")[0]
-        torch.manual_seed(3)
-        eagle = like_target(model).to(self.device)
-        self._stage(
-            "eagle",
-            eagle,
-            eagle.cfg.to_dict,
-            lambda: drafter.train_eagle(eagle, model, codes, features, self.recipes["eagle"], self.work),
-        )
-        self.figures["eagle"] |= drafter.evaluate_drafter(model, eagle, *self._held())
-        return eagle
+    def eagle(self) -> None:
+        self._drafter("eagle")
 
-    def medusa(self) -> Medusa:
-        model, codes, features = self.make("target"), self.make("codes")[0], self.make("features")[0]
-        torch.manual_seed(4)
-        medusa = medusa_like_target(model).to(self.device)
-        self._stage(
-            "medusa",
-            medusa,
-            medusa.cfg.to_dict,
-            lambda: drafter.train_medusa(medusa, model, codes, features, self.recipes["medusa"], self.work),
-        )
-        self.figures["medusa"] |= drafter.evaluate_drafter(model, medusa, *self._held())
-        return medusa
+    def eagle3(self) -> None:
+        self._drafter("eagle3")
+
+    def medusa(self) -> None:
+        self._drafter("medusa")
 
     def evaluators(self) -> None:
         from specbench.training import evaluators
@@ -296,6 +284,8 @@ def _chosen(only: str, until: str) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
+    if argv[:1] != ["scenes"]:
+        return command.main(argv)
     parser = Parser(prog="specbench train", description="Train the embedded models from nothing.")
     parser.add_argument("world", choices=["scenes"])
     parser.add_argument(

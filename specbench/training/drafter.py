@@ -1,111 +1,201 @@
-"""Training of drafters on a frozen target: an EAGLE head, Medusa heads."""
+"""What each kind of drafter learns from a frozen target, and the figures that tell how long its drafts will live."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from specbench.models.eagle import Eagle
-from specbench.models.llamagen import LlamaGen
+from specbench.models.language import Language
 from specbench.models.medusa import Medusa
-from specbench.training.target import draw_batch
-from specbench.training.trainer import Recipe, fit
+from specbench.training.lessons import Lesson, Lessons, Reader, hidden_over, prefixed
+from specbench.training.trainer import Loss, Turn
 
 
-def train_eagle(
-    eagle: Eagle,
-    target: LlamaGen,
-    tokens: np.ndarray,
-    features: Tensor,
-    recipe: Recipe,
-    work: Path,
-    regression: float = 0.5,
-    noise: float = 0.1,
-    dropout: float = 0.3,
-) -> dict[str, float]:
-    """Feature regression (smooth L1) beside cross-entropy to the target's law, as EAGLE does.
+@dataclass(frozen=True)
+class Lines:
+    """What is learned, and how.
 
-    `noise` is the half-width of the uniform noise on the target's hidden states, which prepares the drafter for its own
-    errors; `dropout` the share of unconditional rows, since a guided draft runs those too.
+    dropout: share of sequences without their prompt, since guidance drafts those, too; noise: half-width of uniform
+    noise on the target's hidden states, which prepares for own errors; cross, regression: weights of the cross-entropy
+    and of the smooth L1 distance to the target's hidden states (EAGLE's two terms); turns: how deep an EAGLE drafter
+    learns on its own outputs; decay: weight of a turn, or of a Medusa head, beside that of the one before; labels: the
+    cross-entropy is to the target's law, or to the token that stands there.
     """
-    device = target.output.weight.device
-    target.requires_grad_(False)
-    head = target.output.weight
 
-    def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
-        t, captions, drop = draw_batch(rng, tokens, features, recipe.batch, dropout, device)
-        with torch.no_grad():
-            h = target.train_hidden(t, captions, drop)
-            wanted = h[:, target.cfg.cls_token_num :]
-            p = F.linear(wanted, head).float().softmax(-1)
-            shake = torch.as_tensor(rng.random(h.shape, dtype=np.float32)).to(device)
-        out = eagle.train_hidden(h + (2 * shake - 1) * noise, t)
-        q = F.linear(out, head).float().log_softmax(-1)
-        cross = -(p * q).sum(-1).mean()
-        value = cross + regression * F.smooth_l1_loss(out.float(), wanted.float())
-        tv = 0.5 * (p - q.detach().exp()).abs().sum(-1).mean()
-        return value, {"loss": float(value.detach()), "tv": float(tv)}
-
-    return fit("eagle", eagle, loss, recipe, work)
+    dropout: float = 0.1
+    noise: float = 0.1
+    cross: float = 1.0
+    regression: float = 0.5
+    turns: int = 1
+    decay: float = 0.8
+    labels: str = "law"
 
 
-def train_medusa(
-    medusa: Medusa,
-    target: LlamaGen,
-    tokens: np.ndarray,
-    features: Tensor,
-    recipe: Recipe,
-    work: Path,
-    decay: float = 0.8,
-    dropout: float = 0.3,
-) -> dict[str, float]:
-    """Cross-entropy of each head to the target's law at the place it predicts, head k weighted with decay ** k
-    (Medusa-1, with the target's law in the place of the token); `dropout`: share of unconditional rows."""
-    device = target.output.weight.device
-    target.requires_grad_(False)
-    prefix, heads = target.cfg.cls_token_num, medusa.cfg.heads
+@dataclass
+class Guess:
+    """Logits (N, n, codes) of the tokens at image places `first` to first + n - 1; `features` (N, n, dim), where the
+    drafter predicts hidden states too."""
 
-    def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
-        t, captions, drop = draw_batch(rng, tokens, features, recipe.batch, dropout, device)
-        with torch.no_grad():
-            h = target.train_hidden(t, captions, drop)[:, prefix - 1 :]
-            p = F.linear(h, target.output.weight).float().softmax(-1)
-        q = medusa(h[:, :-1]).float().log_softmax(-1)  # (N, T - 1, heads, V)
-        total = q.new_zeros(())
-        for k in range(heads):
-            reach = p[:, k + 1 :]
-            total = total - decay**k * (reach * q[:, : reach.shape[1], k]).sum(-1).mean()
-        tv = 0.5 * (p[:, 1:] - q[:, :, 0].detach().exp()).abs().sum(-1).mean()
-        return total, {"loss": float(total.detach()), "tv": float(tv)}
+    logits: Tensor
+    first: int
+    features: Tensor | None = None
 
-    return fit("medusa", medusa, loss, recipe, work)
+
+class Pupil(Protocol):
+    def __call__(self, lesson: Lesson, depth: int) -> Iterator[Guess]:
+        """What a drafter says of a lesson, for drafted places 1 .. depth in turn."""
+        ...
+
+
+def pupil(network: nn.Module, reader: Reader) -> Pupil:
+    """How a network of one of the kinds of drafters is asked."""
+    target = reader.target
+
+    def eagle(lesson: Lesson, depth: int) -> Iterator[Guess]:
+        assert isinstance(network, Eagle)
+        start = lesson.valid.shape[1] - 1  # the first entry that holds an image token
+        outputs = network.teach(lesson.hidden, lesson.ids, lesson.valid, depth)
+        for j, out in enumerate(outputs):
+            features = out[:, start + j :]
+            yield Guess(reader.logits(features), 1 + j, features)
+
+    def medusa(lesson: Lesson, depth: int) -> Iterator[Guess]:
+        assert isinstance(network, Medusa)
+        knowing = lesson.hidden[:, lesson.valid.shape[1] - 1 : -1, : target.block.dim]
+        logits = reader.codes(network(knowing, depth))  # (N, T - 1, heads, codes)
+        for k in range(min(depth, network.cfg.heads)):
+            yield Guess(logits[:, : logits.shape[1] - k, k], 1 + k)
+
+    def draft_model(lesson: Lesson, depth: int) -> Iterator[Guess]:
+        assert isinstance(network, Language)
+        assert lesson.given is not None
+        hidden = hidden_over(network, prefixed(network, *lesson.given), lesson.tokens)
+        yield Guess(reader.codes(network.head(hidden[:, lesson.valid.shape[1] - 1 :])), 0)
+
+    if isinstance(network, Eagle):
+        return eagle
+    return medusa if isinstance(network, Medusa) else draft_model
+
+
+def depth_of(network: nn.Module, turns: int) -> int:
+    """Drafted places that a network learns."""
+    return network.cfg.heads if isinstance(network, Medusa) else turns
+
+
+class Order:
+    """Which examples each step sees: all of them once an epoch, in an order keyed by (seed, epoch)."""
+
+    def __init__(self, count: int, batch: int, seed: int) -> None:
+        self.count, self.batch, self.seed = count, batch, seed
+        self._epoch, self._permuted = -1, np.zeros(0, dtype=np.int64)
+
+    def __call__(self, step: int) -> np.ndarray:
+        """The numbers (batch,) of step `step`, counted from 0."""
+        return np.array([self._at(place) for place in range(step * self.batch, (step + 1) * self.batch)])
+
+    def _at(self, place: int) -> int:
+        epoch, within = divmod(place, self.count)
+        if epoch != self._epoch:
+            rng = np.random.Generator(np.random.Philox(key=[self.seed, 2**63 + epoch]))
+            self._epoch, self._permuted = epoch, rng.permutation(self.count)
+        return int(self._permuted[within])
+
+
+def loss_of(network: nn.Module, reader: Reader, lessons: Lessons, rows: np.ndarray, batch: int, lines: Lines) -> Loss:
+    """The loss of a training over the examples `rows`; see `Lines`."""
+    ask, free = pupil(network, reader), reader.free
+    order: Order | None = None
+
+    def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
+        nonlocal order
+        order = order or Order(len(rows), batch, turn.seed)
+        picks, drop = rows[order(turn.step)], turn.rng.uniform(size=batch) < lines.dropout
+        own = slice(turn.part, None, turn.parts)
+        lesson = lessons.lesson(picks[own], drop[own])
+        told = lesson
+        if lines.noise:
+            like = lesson.hidden
+            shake = torch.rand(
+                like.shape, generator=turn.generator(like.device), device=like.device, dtype=torch.float32
+            )
+            told = Lesson(lesson.tokens, like + (2 * shake - 1) * lines.noise, lesson.ids, lesson.valid, lesson.given)
+        total, figures = torch.zeros((), device=free.device), dict[str, float]()
+        for j, guess in enumerate(ask(told, depth_of(network, lines.turns))):
+            wanted, laws, where = _wanted(lesson, guess, reader, free)
+            log_q = guess.logits.log_softmax(-1)
+            if lines.labels == "law":
+                cross = -(laws * log_q).sum(-1)
+            else:  # the grammar's own tokens are masked; any code serves there
+                held = lesson.tokens[:, guess.first : guess.first + log_q.shape[1]]
+                cross = -log_q.gather(-1, held.clamp_max(log_q.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
+            value = lines.cross * _mean(cross, where)
+            if lines.regression and guess.features is not None:
+                value = value + lines.regression * F.smooth_l1_loss(guess.features.float(), wanted.float())
+            total = total + lines.decay**j * value
+            if j == 0:
+                tv = 0.5 * (laws - log_q.detach().exp()).abs().sum(-1)
+                figures["tv"] = float(_mean(tv, where))
+        return total, {"loss": float(total.detach()), **figures}
+
+    return loss
+
+
+def _wanted(lesson: Lesson, guess: Guess, reader: Reader, free: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The target's hidden states and laws where a guess is, and which of its places hold codes."""
+    start = lesson.valid.shape[1] - 1 + guess.first
+    n = guess.logits.shape[1]
+    with torch.no_grad():
+        hidden = lesson.hidden[:, start : start + n, : reader.target.block.dim]
+        laws = reader.logits(hidden).softmax(-1)
+    return hidden, laws, free[guess.first : guess.first + n]
+
+
+def _mean(values: Tensor, where: Tensor) -> Tensor:
+    """Of values (N, n) at the places `where` (n,) bool."""
+    return (values * where).sum() / (where.sum() * len(values)).clamp_min(1)
 
 
 @torch.no_grad()
-def evaluate_drafter(
-    target: LlamaGen, draft: Eagle | Medusa | LlamaGen, tokens: np.ndarray, features: Tensor, batch: int = 64
+def evaluate(
+    network: nn.Module,
+    reader: Reader,
+    lessons: Lessons,
+    rows: Sequence[int] | np.ndarray,
+    depth: int = 1,
+    batch: int = 64,
 ) -> dict[str, float]:
-    """Mean total variation between the draft's and the target's law, and their top-1 agreement (temperature 1, no
-    guidance), one token ahead of what the target knows."""
-    device = target.output.weight.device
-    tv, same = [], []
-    prefix = target.cfg.cls_token_num
-    for i in range(0, len(tokens), batch):
-        t = torch.as_tensor(tokens[i : i + batch].astype(np.int64)).to(device)
-        f = features[i : i + batch].float().to(device)
-        keep = torch.zeros(len(t), dtype=torch.bool, device=device)
-        h = target.train_hidden(t, f, keep)
-        p = target.head(h[:, prefix:]).float().softmax(-1)
-        if isinstance(draft, Eagle):
-            q = target.head(draft.train_hidden(h, t)).float().softmax(-1)
-        elif isinstance(draft, Medusa):
-            q = draft(h[:, prefix - 1 : -1], heads=1)[:, :, 0].float().softmax(-1)
-        else:
-            q = draft.head(draft.train_hidden(t, f, keep)[:, prefix:]).float().softmax(-1)
-        tv.append(float(0.5 * (p - q).abs().sum(-1).mean()))
-        same.append(float((p.argmax(-1) == q.argmax(-1)).float().mean()))
-    return {"tv": float(np.mean(tv)), "top1_agreement": float(np.mean(same))}
+    """How near a drafter is to the target at temperature 1 without guidance, one token behind what the target knows:
+
+    tv: mean total variation of their laws; top1_agreement, top3: the target's likeliest token is the drafter's
+    likeliest, or among its three likeliest. With depth > 1 also tv_2 ...: the same further on, on the drafter's own
+    outputs along the sequence that stands there.
+    """
+    ask, free = pupil(network, reader), reader.free
+    sums: dict[str, list[float]] = {}
+    weights: list[int] = []
+    rows = np.asarray(rows)
+    for i in range(0, len(rows), batch):
+        some = rows[i : i + batch]
+        lesson = lessons.lesson(some, np.zeros(len(some), dtype=bool))
+        found: dict[str, Any] = {}
+        for j, guess in enumerate(ask(lesson, depth)):
+            _, p, where = _wanted(lesson, guess, reader, free)
+            q = guess.logits.softmax(-1)
+            found["tv" if j == 0 else f"tv_{j + 1}"] = _mean(0.5 * (p - q).abs().sum(-1), where)
+            if j == 0:
+                hits = q.topk(min(3, q.shape[-1]), dim=-1).indices == p.argmax(-1, keepdim=True)
+                found |= {
+                    "top1_agreement": _mean(hits[..., 0].float(), where),
+                    "top3": _mean(hits.any(-1).float(), where),
+                }
+        weights.append(len(some))
+        for name, value in found.items():
+            sums.setdefault(name, []).append(float(value))
+    return {name: float(np.average(values, weights=weights)) for name, values in sums.items()}

@@ -24,7 +24,7 @@ from specbench.metrics import scenes_reference
 from specbench.metrics.scenes_reference import Reference
 from specbench.models import evaluators as ev
 from specbench.registry import ASSETS
-from specbench.training.trainer import Recipe, fit
+from specbench.training.trainer import Recipe, Turn, fit
 
 CLASSIFIER_RECIPE = Recipe(steps=800, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
 READER_RECIPE = Recipe(steps=1200, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
@@ -99,7 +99,8 @@ def _train_attributes(
 ) -> dict[str, float]:
     device = _device(module)
 
-    def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
+    def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
+        rng = turn.rng
         picks = _pick(images, recipe, rng)
         x, y = scenes.to_float(images[picks]).to(device), torch.from_numpy(labels[picks]).to(device)
         x, strength = degrade(x, rng)
@@ -211,7 +212,8 @@ def train_two_tower(
     edits = WordEdits(module.text.ids)
     where = torch.device(device)
 
-    def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
+    def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
+        rng = turn.rng
         picks = _pick(images, recipe, rng)
         right, edited = ids[picks], edits(ids[picks], rng)
         words = torch.from_numpy(np.concatenate([right, edited])).to(where)

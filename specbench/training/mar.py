@@ -16,7 +16,7 @@ from specbench.data import scenes
 from specbench.models import diffusion, mar
 from specbench.models.mar import MAR
 from specbench.models.mar_scenes import Latents
-from specbench.training.trainer import Recipe, fit
+from specbench.training.trainer import Recipe, Turn, fit
 
 #: Weight of the divergence from a standard normal, in nats a latent number, beside the pixels' squared error. Less
 #: makes sharper pictures; more leaves every token more noise of its own, a floor below which two models need not agree
@@ -37,7 +37,8 @@ def train_kl(kl: Latents, images: np.ndarray, recipe: Recipe, work: Path) -> dic
     last figures (PSNR in dB, nats a latent number)."""
     device = next(kl.parameters()).device
 
-    def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
+    def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
+        rng = turn.rng
         picks = np.sort(rng.integers(0, len(images), recipe.batch))
         x = scenes.to_float(images[picks]).to(device)
         mean, log_variance = (half.float() for half in kl.encode(x))
@@ -130,7 +131,8 @@ def train_target(
     `dropout` of the rows lose, so that guidance has its unconditional half."""
     device = model.mask_token.device
 
-    def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
+    def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
+        rng = turn.rng
         tokens, classes, masked, generator = _draw_some(rng, laws, labels, recipe.batch, device)
         value = model.loss(tokens, classes, masked, generator, REPEATS, dropout)
         return value, {"loss": float(value.detach())}
@@ -159,7 +161,8 @@ def train_draft(
     if target is not None:
         target.requires_grad_(False)
 
-    def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
+    def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
+        rng = turn.rng
         tokens, classes, masked, generator = _draw_some(rng, laws, labels, recipe.batch, device)
         lost = torch.as_tensor(rng.uniform(size=len(classes)) < dropout).to(device)
         classes = classes.masked_fill(lost, draft.cfg.classes)

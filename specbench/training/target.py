@@ -1,5 +1,4 @@
-"""Training of the text encoder and of the autoregressive models over its features (target and independent draft
-model)."""
+"""Training of the text encoder and of the autoregressive target over its features."""
 
 from __future__ import annotations
 
@@ -7,12 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.data import scenes
-from specbench.models.llamagen import LlamaGen
+from specbench.models.language import Language
+from specbench.models.llamagen import Conditioning, LlamaGen
 from specbench.models.text import TextEncoder
-from specbench.training.trainer import Recipe, fit
+from specbench.training.lessons import Live, hidden_over, prefixed
+from specbench.training.trainer import Recipe, Turn, fit
 
 
 def train_text(
@@ -22,7 +24,8 @@ def train_text(
     device = text.places.device
     ids, y = text.tokenize(captions), torch.as_tensor(scenes.placed(labels))
 
-    def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
+    def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
+        rng = turn.rng
         picks = torch.as_tensor(rng.integers(0, len(ids), recipe.batch))
         value, right = text.reading_loss(text(ids[picks].to(device)), y[picks].to(device))
         return value, {"loss": float(value.detach()), "right": float(right)}
@@ -38,15 +41,21 @@ def features_of(text: TextEncoder, captions: list[str], batch: int = 512) -> Ten
     return torch.cat(out)
 
 
-def draw_batch(
-    rng: np.random.Generator, tokens: np.ndarray, features: Tensor, size: int, dropout: float, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Token rows (size, T) int64, their captions' features (size, P, dim) float32, and which of them (size,) bool lose
-    their caption."""
-    picks = rng.integers(0, len(tokens), size)
-    t = torch.as_tensor(tokens[picks].astype(np.int64)).to(device)
-    drop = torch.as_tensor(rng.uniform(size=size) < dropout).to(device)
-    return t, features[picks].float().to(device), drop
+def lessons(model: LlamaGen, tokens: np.ndarray, features: Tensor) -> Live:
+    """Token rows (N, T) with their captions' features (N, P, dim), which fill their prefix."""
+    device = model.output.weight.device
+
+    def conditions(rows: np.ndarray) -> Conditioning:
+        some = features[rows].float().to(device)
+        return Conditioning(some, torch.ones(some.shape[:2], dtype=torch.bool, device=device))
+
+    return Live(model, tokens, conditions)
+
+
+def next_token_loss(model: Language, hidden: Tensor, tokens: Tensor) -> Tensor:
+    """Mean cross-entropy, in nats, of tokens (N, T) under hidden states (N, P - 1 + T, dim)."""
+    logits = model.head(hidden[:, -tokens.shape[1] :])
+    return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
 
 
 def train_target(
@@ -54,11 +63,13 @@ def train_target(
 ) -> dict[str, float]:
     """Next-token training with the caption dropped for a share of the rows, so that guidance has its unconditional
     half."""
-    device = model.output.weight.device
+    given = lessons(model, tokens, features)
 
-    def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
-        t, captions, drop = draw_batch(rng, tokens, features, recipe.batch, dropout, device)
-        value = model.loss(model.train_hidden(t, captions, drop), t)
+    def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
+        rng = turn.rng
+        picks = rng.integers(0, len(tokens), recipe.batch)
+        t, conditioning, drop = given.taken(picks, rng.uniform(size=recipe.batch) < dropout)
+        value = next_token_loss(model, hidden_over(model, prefixed(model, conditioning, drop), t), t)
         return value, {"loss": float(value.detach())}
 
     return fit(name, model, loss, recipe, work)
@@ -67,13 +78,11 @@ def train_target(
 @torch.no_grad()
 def evaluate_target(model: LlamaGen, tokens: np.ndarray, features: Tensor, batch: int = 64) -> dict[str, float]:
     """Validation loss (nats a token) and the target's mean top-1 probability at temperature 1, without guidance."""
-    device = model.output.weight.device
-    losses, tops = [], []
+    losses, tops, given = [], [], lessons(model, tokens, features)
     for i in range(0, len(tokens), batch):
-        t = torch.as_tensor(tokens[i : i + batch].astype(np.int64)).to(device)
-        h = model.train_hidden(
-            t, features[i : i + batch].float().to(device), torch.zeros(len(t), dtype=torch.bool, device=device)
-        )
-        losses.append(float(model.loss(h, t)))
-        tops.append(float(model.head(h[:, model.cfg.cls_token_num - 1 :]).float().softmax(-1).amax(-1).mean()))
+        some = np.arange(i, min(i + batch, len(tokens)))
+        lesson = given.lesson(some, np.zeros(len(some), dtype=bool))
+        losses.append(float(next_token_loss(model, lesson.hidden, lesson.tokens)))
+        laws = model.head(lesson.hidden[:, -lesson.tokens.shape[1] :]).float().softmax(-1)
+        tops.append(float(laws.amax(-1).mean()))
     return {"loss": float(np.mean(losses)), "top1_probability": float(np.mean(tops))}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from specbench.data import scenes
 from specbench.models.vq import VQModel
-from specbench.training.trainer import Recipe, fit
+from specbench.training.trainer import Recipe, Turn, fit
 
 
 class _Trainer(nn.Module):
@@ -43,7 +43,8 @@ def train(
     size = vq.quantize.embedding.weight.shape[0]
     latest: dict[str, Tensor] = {}
 
-    def loss(rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
+    def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
+        rng = turn.rng
         picks = np.sort(rng.integers(0, len(images), recipe.batch))
         x = scenes.to_float(images[picks]).to(device)
         z = F.normalize(vq.pre_quant(x).float().permute(0, 2, 3, 1), dim=-1)

@@ -1,34 +1,41 @@
 """A small, resumable training loop. It knows nothing of images: a stage is a module, a loss and a recipe.
 
-Every step draws its batch from a generator seeded by (recipe seed, step), so a run that was killed continues with the
-batches it would have seen.
+Every step draws what it needs from a generator seeded by (recipe seed, step), so a run that was killed continues with
+the batches it would have seen. Several processes, started by `accelerate launch`, share a step's batch.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from specbench.errors import UsageError
+from specbench.records import write_atomically
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one stage is trained. `steps` counts optimiser steps; `lr` is the peak after `warmup` steps, then a cosine to
-    5 %."""
+    """How one stage is trained. `steps` counts optimiser steps of `batch` examples, which `accumulate` passes share;
+    `lr` is the peak after `warmup` steps, then a cosine to 5 % or a line to 0."""
 
     steps: int
     batch: int
     lr: float
     warmup: int = 200
+    schedule: str = "cosine"
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0
@@ -36,23 +43,89 @@ class Recipe:
     seed: int = 0
     save_every: int = 250
     muon: bool = False  # Muon for the blocks' matrices, AdamW for the rest: fewer images for the same loss
+    accumulate: int = 1
+    precision: str = "bfloat16"
 
     def lr_at(self, step: int) -> float:
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
-        t = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, t))))
+        t = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
+        if self.schedule == "linear":
+            return self.lr * (1 - t)
+        return self.lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * t)))
 
 
 #: Where parameters of the blocks of a Transformer stand.
 BLOCKS = ("layers.", "encoder_blocks.", "decoder_blocks.")
 
-#: loss(step) -> (scalar loss, figures to log)
-Loss = Callable[[np.random.Generator], tuple[Tensor, dict[str, float]]]
+
+@dataclass(frozen=True)
+class Turn:
+    """One pass of a step: number `part` of `parts`, which share the step's batch, all processes' counted."""
+
+    step: int
+    seed: int
+    part: int = 0
+    parts: int = 1
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """What all parts draw alike."""
+        return np.random.Generator(np.random.Philox(key=[self.seed, self.step]))
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        """A generator of this part's own."""
+        key = np.random.SeedSequence([self.seed, self.step, self.part]).generate_state(1, np.uint64)[0]
+        return torch.Generator(device).manual_seed(int(key >> 1))
 
 
-def batch_rng(recipe: Recipe, step: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=[recipe.seed, step]))
+#: loss(turn) -> (scalar loss, a mean over the examples of this part; figures to log)
+Loss = Callable[[Turn], tuple[Tensor, dict[str, float]]]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """figures() every `every` steps; with `best`, the weights that are kept are those with the highest figure of that
+    name, else the last ones."""
+
+    figures: Callable[[], dict[str, float]]
+    every: int
+    best: str = ""
+
+
+class Processes(Protocol):
+    """Who else trains. Hugging Face accelerate's Accelerator has these."""
+
+    num_processes: int
+    process_index: int
+
+    @property
+    def is_main_process(self) -> bool: ...
+    def reduce(self, tensor: Any, reduction: str) -> Any: ...
+    def wait_for_everyone(self) -> None: ...
+
+
+class Alone:
+    """One process."""
+
+    num_processes, process_index, is_main_process = 1, 0, True
+
+    def reduce(self, tensor: Any, reduction: str) -> Any:
+        return tensor
+
+    def wait_for_everyone(self) -> None: ...
+
+
+def processes() -> tuple[Processes, torch.device | None]:
+    """The processes that `accelerate launch` or torchrun started, and this one's device; alone, and None, else."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return Alone(), None
+    try:
+        from accelerate import Accelerator
+    except ImportError:
+        raise UsageError("several processes need accelerate: pip install 'specbench[train]'") from None
+    found = Accelerator()
+    return found, found.device
 
 
 def _optimisers(module: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -72,10 +145,73 @@ def _optimisers(module: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer
     return found
 
 
-def _save(path: Path, state: dict) -> None:
+def _save(path: Path, state: dict[str, Any]) -> None:
+    """Atomically; what is written is on disk before it has its name."""
     tmp = path.with_suffix(".tmp")
-    torch.save(state, tmp)
+    with tmp.open("wb") as f:
+        torch.save(state, f)
+        f.flush()
+        os.fsync(f.fileno())
     os.replace(tmp, path)
+
+
+class _Fit:
+    """A training in progress, whose state goes to a file and comes back from it."""
+
+    def __init__(self, name: str, module: nn.Module, recipe: Recipe, work: Path) -> None:
+        self.name, self.module, self.recipe = name, module, recipe
+        self.path, self.curve, self.held = (work / f"{name}{end}" for end in (".pt", ".csv", "-validation.csv"))
+        self.params = [p for p in module.parameters() if p.requires_grad]
+        self.optimisers = _optimisers(module, recipe)
+        self.shadow = [p.detach().clone() for p in self.params] if recipe.ema else []
+        self.step, self.figures, self.seconds = 0, dict[str, float](), 0.0
+        self.best, self.kept = -math.inf, list[Tensor]()
+
+    def load(self, device: torch.device) -> None:
+        if not self.path.exists():
+            return
+        state = torch.load(self.path, map_location=device, weights_only=True)
+        self.module.load_state_dict(state["module"])
+        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        self.shadow, self.step, self.figures = state["shadow"], state["step"], state["figures"]
+        self.seconds, self.best, self.kept = state["seconds"], state.get("best", -math.inf), state.get("kept", [])
+        for file in (self.curve, self.held):  # what was logged after the state was saved comes again
+            _forget_after(file, self.step)
+
+    def save(self, seconds: float) -> None:
+        state = {
+            "module": self.module.state_dict(),
+            "optimisers": [o.state_dict() for o in self.optimisers],
+            "shadow": self.shadow,
+            "best": self.best,
+            "kept": self.kept,
+        }
+        _save(self.path, {**state, "step": self.step, "figures": self.figures, "seconds": seconds})
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within, the module has the weights that it would end with now."""
+        own = [p.detach().clone() for p in self.params] if self.shadow else []
+        self.put(self.shadow)
+        self.module.eval()
+        try:
+            yield
+        finally:
+            self.put(own)
+            self.module.train()
+
+    @torch.no_grad()
+    def put(self, values: list[Tensor]) -> None:
+        for p, value in zip(self.params, values, strict=False):
+            p.copy_(value)
+
+    def validate(self, validation: Validation) -> dict[str, float]:
+        with self.averaged():
+            found = validation.figures()
+            if validation.best and found[validation.best] > self.best:
+                self.best, self.kept = found[validation.best], [p.detach().clone() for p in self.params]
+        return found
 
 
 def fit(
@@ -85,26 +221,24 @@ def fit(
     recipe: Recipe,
     work: Path,
     after_step: Callable[[int], None] | None = None,
+    validation: Validation | None = None,
+    together: Processes | None = None,
+    board: Any = None,
 ) -> dict[str, float]:
     """Train `module` in place; resume from `work/<name>.pt` where it exists. Returns the last logged figures.
 
     `after_step(step)` runs without gradients after each optimiser step (codebook upkeep and the like). The loss curve
-    is appended to `work/<name>.csv`.
+    goes to `work/<name>.csv`, the validation's figures to `work/<name>-validation.csv`; both to `board`, a TensorBoard
+    writer, where there is one. Raises FloatingPointError for a gradient that is not finite.
     """
     work.mkdir(parents=True, exist_ok=True)
-    path = work / f"{name}.pt"
+    together = together or Alone()
     device = next(module.parameters()).device
-    params = [p for p in module.parameters() if p.requires_grad]
-    optimisers = _optimisers(module, recipe)
-    shadow = [p.detach().clone() for p in params] if recipe.ema else []
-    start, figures, seconds = 0, {}, 0.0
-    if path.exists():
-        state = torch.load(path, map_location=device, weights_only=True)
-        module.load_state_dict(state["module"])
-        for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
-            optimiser.load_state_dict(saved)
-        shadow, start, figures, seconds = state["shadow"], state["step"], state["figures"], state["seconds"]
-    began = time.perf_counter()
+    run = _Fit(name, module, recipe, work)
+    run.load(device)
+    start, began = run.step, time.perf_counter()
+    parts = recipe.accumulate * together.num_processes
+    own = range(together.process_index * recipe.accumulate, (together.process_index + 1) * recipe.accumulate)
     module.train()
     progress = tqdm(
         range(start, recipe.steps),
@@ -112,53 +246,79 @@ def fit(
         total=recipe.steps,
         desc=name,
         mininterval=5,
-        disable=start >= recipe.steps,
+        disable=start >= recipe.steps or not together.is_main_process,
     )
     for step in progress:
-        for optimiser in optimisers:
+        for optimiser in run.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = recipe.lr_at(step)
-        # bf16 on both kinds of device: CPUs with matrix units gain as much from it as GPUs
-        with torch.autocast(device.type, torch.bfloat16):
-            value, logged = loss(batch_rng(recipe, step))
-        value.backward()
-        norm = nn.utils.clip_grad_norm_(params, recipe.clip)
+        for part in own:
+            # bf16 on both kinds of device: CPUs with matrix units gain as much from it as GPUs
+            with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
+                value, logged = loss(Turn(step, recipe.seed, part, parts))
+            (value / parts).backward()
+        _add_up(run.params, together)
+        norm = nn.utils.clip_grad_norm_(run.params, recipe.clip)
         if not torch.isfinite(norm):
             raise FloatingPointError(f"{name}: gradient is not finite at step {step}; lower the learning rate")
-        for optimiser in optimisers:
+        for optimiser in run.optimisers:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         with torch.no_grad():
             if recipe.ema:
                 d = min(recipe.ema, (1 + step) / (10 + step))
-                torch._foreach_lerp_(shadow, [p.data for p in params], 1 - d)
+                torch._foreach_lerp_(run.shadow, [p.data for p in run.params], 1 - d)
             if after_step is not None:
                 after_step(step)
-        done = step + 1
-        if done % 50 == 0 or done == recipe.steps:
-            figures = {k: float(v) for k, v in logged.items()}
-            progress.set_postfix({k: f"{v:.3f}" for k, v in figures.items()}, refresh=False)
-            _log(work / f"{name}.csv", {"step": done, "lr": recipe.lr_at(step), **figures})
-        if done % recipe.save_every == 0 or done == recipe.steps:
-            spent = seconds + time.perf_counter() - began
-            state = {
-                "module": module.state_dict(),
-                "optimisers": [o.state_dict() for o in optimisers],
-                "shadow": shadow,
-            }
-            _save(path, {**state, "step": done, "figures": figures, "seconds": spent})
-    if recipe.ema and shadow:
-        with torch.no_grad():
-            for p, s in zip(params, shadow, strict=True):
-                p.copy_(s)
+        run.step = done = step + 1
+        last = done == recipe.steps
+        if done % 50 == 0 or last:
+            run.figures = {k: float(v) for k, v in logged.items()}
+            progress.set_postfix({k: f"{v:.3f}" for k, v in run.figures.items()}, refresh=False)
+            if together.is_main_process:
+                _log(run.curve, {"step": done, "lr": recipe.lr_at(step), **run.figures}, board, name)
+        if validation and together.is_main_process and (done % validation.every == 0 or last):
+            _log(run.held, {"step": done, **run.validate(validation)}, board, f"{name}-validation")
+        if together.is_main_process and (done % recipe.save_every == 0 or last):
+            run.save(run.seconds + time.perf_counter() - began)
+    together.wait_for_everyone()
+    run.put(run.kept or run.shadow)
     module.eval()
-    return {**figures, "seconds": seconds + time.perf_counter() - began, "images": recipe.steps * recipe.batch}
+    return {**run.figures, "seconds": run.seconds + time.perf_counter() - began, "images": recipe.steps * recipe.batch}
 
 
-def _log(path: Path, row: dict[str, float]) -> None:
+def _add_up(params: list[nn.Parameter], together: Processes) -> None:
+    """Gradients of all processes, in one message."""
+    if together.num_processes == 1:
+        return
+    grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in params]
+    total = together.reduce(torch.cat([g.flatten() for g in grads]), "sum")
+    for p, g in zip(params, total.split([g.numel() for g in grads]), strict=True):
+        p.grad = g.view_as(p)
+
+
+def _log(path: Path, row: Mapping[str, float], board: Any = None, name: str = "") -> None:
     new = not path.exists()
     with path.open("a", newline="") as f:
         writer = csv.DictWriter(f, fieldnames=list(row))
         if new:
             writer.writeheader()
         writer.writerow(row)
+    if board is not None:
+        for key, value in row.items():
+            board.add_scalar(f"{name}/{key}", value, row["step"])
+
+
+def _forget_after(path: Path, step: int) -> None:
+    """Leaves of a curve what belongs to the first `step` steps; a line that was cut off goes, too."""
+    if not path.exists():
+        return
+    with path.open(newline="") as f:
+        rows = list(csv.DictReader(f))
+    whole = [row for row in rows if None not in row and None not in row.values() and float(row["step"]) <= step]
+    text = io.StringIO(newline="")
+    if rows:
+        writer = csv.DictWriter(text, fieldnames=[k for k in rows[0] if k is not None])
+        writer.writeheader()
+        writer.writerows(whole)
+    write_atomically(path, text.getvalue().encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from specbench.decoding.drafters.draft_model import DraftModel
@@ -22,16 +23,21 @@ def draft_model(cfg: Mapping[str, Any], model: Any) -> Drafter:
     return DraftModel(model.draft_model(), cfg["window"])
 
 
-def eagle(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    return Eagle(model.eagle(), chain_paths(cfg["window"]))
+def eagle(cfg: Mapping[str, Any], model: Any, kind: str = "eagle") -> Drafter:
+    return Eagle(model.eagle(kind), chain_paths(cfg["window"]))
 
 
-def eagle_tree(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    return Eagle(model.eagle(), parse(cfg["tree"]))
+def eagle_tree(cfg: Mapping[str, Any], model: Any, kind: str = "eagle") -> Drafter:
+    return Eagle(model.eagle(kind), parse(cfg["tree"]))
 
 
-def eagle2(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    return Eagle2(model.eagle(), cfg["nodes"], cfg["depth"], cfg["width"])
+def eagle2(cfg: Mapping[str, Any], model: Any, kind: str = "eagle") -> Drafter:
+    return Eagle2(model.eagle(kind), cfg["nodes"], cfg["depth"], cfg["width"])
+
+
+eagle3 = partial(eagle, kind="eagle3")
+eagle3_tree = partial(eagle_tree, kind="eagle3")
+eagle3_dynamic = partial(eagle2, kind="eagle3")
 
 
 def medusa(cfg: Mapping[str, Any], model: Any) -> Drafter:

@@ -95,6 +95,7 @@ class _Entries:
     def __init__(self, head: Any, tree: Tree, expanded: int) -> None:
         """tree: the topology, or the largest one there may be; expanded: draft nodes that pass through the network."""
         self.head, self.tree, self.expanded = head, tree, expanded
+        self.taps: tuple[int, ...] = head.cfg.taps if head is not None else ()
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> _State:
         device = streams.key.device
@@ -164,7 +165,7 @@ class _Entries:
     def _guided(self, state: _State, features: Tensor, place: Tensor) -> Tensor:
         """Guided logits (B, n, V) at features (R, n, dim) of the tokens at one image place (B,) a row."""
         session = state.session
-        logits = state.sampling.mix(session.model.head(features))
+        logits = state.sampling.mix(session.model.head(self.head.readable(features)))
         return session.constrain(logits, place[:, None].expand(-1, features.shape[1]))
 
     def commit(self, state: _State, outcome: Outcome) -> None:

@@ -1,0 +1,169 @@
+"""The drafter networks of a target: found beside it or where drafter_weights= says, read, or made anew for training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from specbench.errors import UsageError
+from specbench.models import checkpoints, eagle, medusa, naming, official
+from specbench.models.eagle import Eagle, EagleConfig
+from specbench.models.language import Language
+from specbench.models.medusa import Medusa, MedusaConfig
+from specbench.models.unified import Unified
+from specbench.registry import DRAFTER_FILE
+
+M = TypeVar("M", bound=nn.Module)
+
+#: Every kind of network -> the file's or the sub-folder's name for it.
+KINDS = {"eagle": "eagle", "eagle3": "eagle3", "medusa": "medusa", "draft_model": "draft"}
+
+
+class Drafters:
+    """What a bundle with a target of codes offers. A subclass has `name`, `target`, `device` and `dtype`, and says
+    where the files are and how a smaller model of its family is read."""
+
+    name: str
+    target: Language
+    device: torch.device
+    dtype: torch.dtype
+    drafter_weights: Path | None
+
+    # --- what a subclass says -----------------------------------------------------------------------------------------
+
+    def beside(self, part: str) -> Path | None:
+        """The folder or file of a drafter that goes with the target's weights; None where those are random."""
+        raise NotImplementedError
+
+    def smaller(self) -> Language:
+        """An untrained draft model of the family: the target's tokens and prefix, fewer layers."""
+        raise NotImplementedError
+
+    def read_smaller(self, path: Path) -> Language:
+        """A draft model from the official files of its family."""
+        raise NotImplementedError
+
+    # --- what all share -----------------------------------------------------------------------------------------------
+
+    def untrained(self, kind: str, heads: int = 5) -> nn.Module:
+        """A drafter network of one of `KINDS` that fits the target, as training begins with it."""
+        if kind == "medusa":
+            return medusa.like_target(self.target, heads)
+        if kind == "draft_model":
+            return self.smaller()
+        return eagle.like_target(self.target, eagle.usual_taps(self.target) if kind == "eagle3" else ())
+
+    def eagle(self, kind: str = "eagle") -> Eagle:
+        """kind: eagle, or eagle3. From LANTERN's layout (config.json beside the tensors), or one trained here."""
+        path = self._at(kind)
+        if path is None:
+            return self._random(lambda: self.untrained(kind), 5)
+        if (own := _own(path)) is not None:
+            head = self._ready(checkpoints.load(own, kind, Eagle, EagleConfig))
+        else:
+            source = official.open_source(path)
+            cfg = self._eagle_config(official.config(path), source)
+            table = naming.eagle(cfg.block, cfg.input_norm)
+            head = official.load(lambda: Eagle(cfg), source, table, self.device, self.dtype, naming.ROTARY)
+        c = head.cfg
+        fits = (c.dim, c.vocab_size) == (self.target.block.dim, len(self.target.tok_embeddings.weight))
+        if not fits or max(c.taps, default=0) >= len(self.target.layers):
+            raise self._another("drafter", path)
+        return head
+
+    def _eagle_config(self, c: Mapping[str, Any], source: official.Source) -> EagleConfig:
+        like = eagle.like_shape(self.target)
+        shards = source.tensors.get("layers.0.self_attn.q_norm.weight")
+        try:
+            return EagleConfig(
+                dim=c["hidden_size"],
+                n_head=c["num_attention_heads"],
+                ffn_hidden=c["intermediate_size"],
+                vocab_size=c["vocab_size"],
+                cls_token_num=like.cls_token_num,
+                block_size=like.block_size,
+                rope_base=c.get("rope_theta", like.rope_base),
+                norm_eps=c["rms_norm_eps"],
+                n_kv_head=c["num_key_value_heads"],
+                input_norm="layers.0.input_layernorm.weight" in source.tensors,
+                qk_norm=shards.shape[0] if shards else 0,
+            )
+        except KeyError as e:
+            raise UsageError(f"{source.path / 'config.json'} lacks {e}; take the one published with the drafter") from e
+
+    def medusa(self) -> Medusa:
+        """Heads in Medusa's released layout, or trained here. Of each head's output the rows of image tokens are
+        kept."""
+        path = self._at("medusa")
+        if path is None:
+            return self._random(lambda: self.untrained("medusa"), 6)
+        if (own := _own(path)) is not None:
+            heads = self._ready(checkpoints.load(own, "medusa", Medusa, MedusaConfig))
+        else:
+            heads = self._released_heads(official.open_source(path))
+        if (heads.cfg.dim, heads.cfg.vocab_size) != (self.target.block.dim, self.target.vocab_size):
+            raise self._another("Medusa heads", path)
+        return heads
+
+    def _released_heads(self, source: official.Source) -> Medusa:
+        tops = [n for n in source.tensors if n.endswith(".1.weight")]
+        cfg = MedusaConfig(self.target.block.dim, self.target.vocab_size, max(1, len(tops)))
+        table, ignored = naming.for_medusa(source.tensors, cfg.heads, str(source.path))
+        if isinstance(self.target, Unified):
+            keep = self.target.image.ids
+            table = {n: replace(p, pick=keep) if n.endswith(".1.weight") else p for n, p in table.items()}
+        return official.load(lambda: Medusa(cfg), source, table, self.device, self.dtype, ignored)
+
+    def draft_model(self) -> Language:
+        """A smaller target with the same tokens and prefix: its family's official files, or one trained here."""
+        path = self._at("draft_model")
+        if path is None:
+            return self._random(self.smaller, 3)
+        if (own := _own(path)) is not None:
+            like: Any = self.target
+
+            def build(cfg: Any) -> Language:
+                made: Language = type(like)(cfg, like.image) if isinstance(like, Unified) else type(like)(cfg)
+                return made
+
+            model = self._ready(checkpoints.load(own, "draft", build, type(like.cfg)))
+        else:
+            model = self.read_smaller(path)
+        if _interface(model) != _interface(self.target):
+            raise UsageError(
+                f"the draft model in {path} has another vocabulary, prefix or grid than {self.name}; train one for this"
+                " target"
+            )
+        return model
+
+    def _at(self, kind: str) -> Path | None:
+        return self.drafter_weights or self.beside(KINDS[kind])
+
+    def _another(self, what: str, path: Path) -> UsageError:
+        return UsageError(f"the {what} in {path} was trained for another target than {self.name}; train one for this")
+
+    def _ready(self, module: M) -> M:
+        return module.to(self.device, self.dtype).eval().requires_grad_(False)
+
+    def _random(self, build: Callable[[], Any], seed: int) -> Any:
+        torch.manual_seed(seed)
+        return self._ready(build())
+
+
+def _own(path: Path) -> Path | None:
+    """The file in this project's own format at a path, if there is one."""
+    if path.suffix == ".safetensors" and path.name != "model.safetensors":
+        return path
+    own = path / DRAFTER_FILE
+    return own if own.is_file() else None
+
+
+def _interface(model: Language) -> tuple[Any, ...]:
+    """What a draft model shares with its target."""
+    cfg: Any = model.cfg
+    return model.vocab_size, model.length, model.width, getattr(cfg, "cls_token_num", None)

@@ -1,0 +1,209 @@
+"""`specbench train drafter=...`: a drafter for a target, from examples to weights with their card."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from specbench import parameters, records, registry
+from specbench.errors import UsageError
+from specbench.models import checkpoints, eagle
+from specbench.models.drafters import KINDS
+from specbench.pipeline import Pipeline
+from specbench.training import drafter, examples
+from specbench.training.lessons import Reader
+from specbench.training.recipes import TABLE, WHERE, Plan, plan
+from specbench.training.trainer import Alone, Processes, Recipe, Validation, fit, processes
+
+_HELP = """\
+usage: specbench train drafter=KIND [model=NAME] [name=value ...]
+       specbench train scenes [--only STAGE,...]     the embedded models, from nothing
+
+Trains a drafter for a target: gets its examples, learns, and writes weights with their card. Stopped at any moment, the
+same command goes on where it was. Several GPUs: accelerate launch --module specbench.cli train drafter=...
+
+  specbench train drafter=eagle                                                      the embedded target's, in minutes
+  specbench train drafter=eagle model=llamagen_xl images=laion_coco                  LANTERN's recipe
+  specbench train drafter=eagle model=lumina_mgpt                                    Cool-SD's: the target draws
+  specbench run method=eagle1 drafter_weights=drafters/llamagen_scenes/eagle         what became of it
+
+Words (defaults: the recipe's, conf/recipe/; others are those of a run: model, weights, data, seed, temperature, ...)
+
+"""
+HELD = 1000  # held-out examples that a validation looks at, at most
+DEPTH = 3  # drafted places that the last validation of an EAGLE drafter looks at
+
+
+@dataclass
+class Trained:
+    """What came of a training: the weights' file, the figures they reached, and what they were trained on."""
+
+    file: Path
+    figures: dict[str, float]
+    examples: int
+
+
+def main(words: Sequence[str]) -> int:
+    """Returns the exit status. Raises UsageError for bad words, absent weights or data."""
+    if {"-h", "--help"} & set(words) or not words:
+        print(_HELP + "\n".join(f"  {name + '=':<16} {p.line}" for name, p in TABLE.items()))
+        return 0
+    chosen = plan(words)
+    together, device = processes()
+    cfg = {**chosen.cfg, "device": str(device)} if device else chosen.cfg
+    registry.check_weights(cfg)
+    pipeline = Pipeline.load(cfg)
+    assert isinstance(pipeline, Pipeline)
+    done = train(chosen, pipeline, together)
+    if together.is_main_process:
+        _card(chosen, pipeline, done, words)
+        print("  ".join(f"{name} {value:.4g}" for name, value in done.figures.items()))
+        print(f"weights and card in {chosen.out}")
+        print(f"use them: specbench run {_use(chosen)}")
+    return 0
+
+
+def train(chosen: Plan, pipeline: Pipeline, together: Processes | None = None) -> Trained:
+    """Trains as planned, going on where an earlier call with the same plan stopped."""
+    together = together or Alone()
+    kind, out, device = chosen["drafter"], chosen.out, pipeline.device
+    bundle = pipeline.model
+    if together.is_main_process:
+        _same_as_before(chosen, out, pipeline.weights)
+    torch.manual_seed(chosen.cfg["seed"])
+    network = bundle.untrained(kind, chosen["heads"]).to(device, torch.float32).requires_grad_(True)
+    taps = network.cfg.taps if isinstance(network, eagle.Eagle) else ()
+    target = bundle.target.tapping(taps) if taps else bundle.target
+    target.requires_grad_(False)
+    found = examples.make(chosen, pipeline, taps, together)
+    rows, held = found.split(chosen["held_out"])
+    if chosen["batch"] > len(rows):
+        raise UsageError(
+            f"batch={chosen['batch']} is more than the {len(rows)} examples to train on; give a smaller one"
+        )
+    lessons, reader = found.lessons(target), Reader(target)
+    lines = drafter.Lines(**{name: chosen[name] for name in drafter.Lines.__dataclass_fields__})
+
+    def figures() -> dict[str, float]:
+        return drafter.evaluate(network, reader, lessons, held[:HELD])
+
+    recipe = recipe_of(chosen, len(rows))
+    spent = fit(
+        kind,
+        network,
+        drafter.loss_of(network, reader, lessons, rows, recipe.batch, lines),
+        recipe,
+        out / "state",
+        validation=Validation(figures, chosen["validate_every"], "" if chosen["keep"] == "last" else chosen["keep"]),
+        together=together,
+        board=_board(out) if chosen["tensorboard"] and together.is_main_process else None,
+    )
+    file = out / registry.DRAFTER_FILE
+    if not together.is_main_process:
+        return Trained(file, {}, len(rows))
+    _write(network, file, KINDS[kind], bundle.dtype)
+    depth = DEPTH if isinstance(network, eagle.Eagle) else drafter.depth_of(network, 1)
+    reached = drafter.evaluate(network, reader, lessons, held[:HELD], depth)
+    return Trained(file, reached | {k: v for k, v in spent.items() if k in ("seconds", "images")}, len(rows))
+
+
+def recipe_of(chosen: Plan, rows: int) -> Recipe:
+    """The trainer's part of a plan, for so many examples to train on."""
+    steps = chosen["steps"] or max(1, round(chosen["epochs"] * rows / chosen["batch"]))
+    names = "batch lr warmup schedule weight_decay clip ema save_every muon accumulate precision".split()
+    given: dict[str, Any] = {name: chosen[name] for name in names}
+    parts = chosen["accumulate"]
+    if chosen["batch"] < parts:
+        raise UsageError(f"accumulate={parts} passes cannot share batch={chosen['batch']} examples; give a smaller one")
+    return Recipe(steps=steps, betas=(chosen["beta1"], chosen["beta2"]), seed=chosen.cfg["seed"], **given)
+
+
+def _write(network: nn.Module, file: Path, kind: str, dtype: torch.dtype) -> None:
+    """The weights, in half precision; what is measured afterwards is what was saved."""
+    config: Any = network.cfg
+    checkpoints.save(
+        network, file, kind, config.to_dict(), torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+    )
+    checkpoints.fill(network, checkpoints.read(file, kind)[1], file.name)
+
+
+def _same_as_before(chosen: Plan, out: Path, weights: str) -> None:
+    """Notes what a training is of, so that a later command cannot go on with another one's state."""
+    names = ("model", "seed", "dtype", "data", "split", "temperature", "top_k", "top_p", "cfg_scale")
+    own = {name: value for name, value in chosen.words.items() if name not in WHERE}
+    own |= {name: chosen.cfg[name] for name in names if name in chosen.cfg} | {"weights": weights}
+    path = out / "state" / "plan.json"
+    if path.exists():
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            raise UsageError(f"{path} is damaged; give another out=, or remove {out / 'state'} to begin anew") from None
+        if changed := [k for k in sorted({*own, *before}) if own.get(k) != before.get(k)]:
+            told = ", ".join(f"{k}={before.get(k)}" for k in changed)
+            raise UsageError(
+                f"{out} has a training with {told}: go on with the same words, give another out=, or remove"
+                f" {out / 'state'} to begin anew"
+            )
+        return
+    records.write_atomically(path, json.dumps(own, indent=1).encode())
+
+
+def _board(out: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UsageError("tensorboard=true needs TensorBoard: pip install 'specbench[train]'") from None
+    return SummaryWriter(str(out / "tensorboard"))
+
+
+_METHODS = {"eagle": "eagle1", "eagle3": "eagle3", "medusa": "medusa", "draft_model": "sd"}
+
+
+def _use(chosen: Plan) -> str:
+    """The words of a run with what was trained."""
+    model = chosen.cfg["model"]
+    words = [f"model={model}"] if model != parameters.usual_choice("model") else []
+    return shlex.join([*words, f"method={_METHODS[chosen['drafter']]}", f"drafter_weights={chosen.out}"])
+
+
+def _card(chosen: Plan, pipeline: Pipeline, done: Trained, words: Sequence[str]) -> None:
+    """card.md beside the weights: what they are, what they were trained on and how, and what they reached."""
+    where = records.environment(pipeline.device)
+    source = {"self": "drawn by the target", "pairs": "pictures with captions, by the model's tokenizer"}[
+        chosen["source"]
+    ]
+    lines = [
+        f"# {chosen['drafter']} for {chosen.cfg['model']}",
+        "",
+        f"`specbench train {shlex.join(words)}`",
+        "",
+        f"- Made {time.strftime('%Y-%m-%d', time.gmtime())} by specbench {where['specbench']}, commit"
+        f" {where['commit']}, on {where['device_name']} (torch {where['torch']}).",
+        f"- Target: {chosen.cfg['model']}, weights {pipeline.weights}.",
+        f"- Examples: {done.examples} to learn from, {source} (data={chosen.cfg['data']}"
+        + (f", images={Path(chosen['images']).name}" if chosen["images"] else "")
+        + f", seed={chosen.cfg['seed']}).",
+        f"- Weights: `{done.file.name}`, SHA-256 {examples.sha256(done.file)}.",
+        f"- Use: `specbench run {_use(chosen)}`",
+        "",
+        "| figure | value |",
+        "|---|---|",
+        *(f"| {name} | {value:.4g} |" for name, value in done.figures.items()),
+        "",
+        "tv: mean total variation to the target's law, one token behind what the target knows (tv_2 and on: on the"
+        " drafter's own outputs); top1_agreement, top3: the target's likeliest token is the drafter's likeliest, or"
+        " among its three likeliest. On held-out examples, temperature 1, no guidance.",
+        "",
+        "| recipe | value |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in chosen.words.items() if name not in WHERE and value is not None),
+    ]
+    records.write_atomically(chosen.out / "card.md", ("\n".join(lines) + "\n").encode())

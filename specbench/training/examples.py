@@ -1,0 +1,369 @@
+"""What drafters are trained on: sequences of tokens with their prompts, and the target's hidden states over them, on
+disk.
+
+A folder of shards, examples-00000.safetensors and on, each whole or not there: tokens (n, T) int32 and, where features
+are stored, hidden (n, P - 1 + T, width) in the target's number format, ids (n, P) int32 and valid (n, P) bool of the
+prefix. A shard's metadata hold its prompts, the place of its first example and what the examples are of; manifest.json
+lists all shards with their digests when the last one is there. Stopped at any moment, the same command goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+from tqdm import tqdm
+
+from specbench import data, pictures, records
+from specbench.data import scenes
+from specbench.data.base import key, read_text
+from specbench.errors import UsageError
+from specbench.models.language import Language
+from specbench.pipeline import Pipeline
+from specbench.training.lessons import Lesson, Lessons, Live
+from specbench.training.recipes import Plan
+from specbench.training.trainer import Processes
+
+SHARD = 256  # examples in a shard, fewer where those would take more than ...
+LARGEST = 1 << 28  # ... bytes
+MANIFEST = "manifest.json"
+_FORMAT = "specbench-examples-1"
+
+
+# --- where examples come from -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prompt, under a name that stays, and what gives its picture; None: the target is to draw it."""
+
+    name: str
+    prompt: str
+    picture: Callable[[], np.ndarray] | None = None
+
+
+def pairs(plan: Plan, classes: int) -> list[Pair]:
+    """The examples' prompts and pictures, in an order keyed by the seed; classes: how many a model of classes has, else
+    0. UsageError where there are no pictures, or captions for them."""
+    cfg = plan.cfg
+    if plan["source"] == "self":
+        return [Pair(item.id, item.prompt) for item in data.load({**cfg, "n": plan["n"]})]
+    if not plan["images"]:
+        if cfg["data"] != "scenes":
+            raise UsageError(
+                f"source=pairs needs pictures, and data={cfg['data']} has none of its own: name their folder with"
+                " images=DIR, or let the target draw them with source=self"
+            )
+        drawn = (scenes.sample(cfg["split"], i) for i in range(plan["n"]))
+        return [Pair(str(s.index), s.caption, _Scene(cfg["split"], s.index)) for s in drawn]
+    folder = Path(plan["images"]).expanduser()
+    if not folder.is_dir():
+        raise UsageError(f"images: there is no folder {folder}")
+    found = _captioned(folder, classes, cfg)
+    return sorted(found, key=lambda p: key("subset", cfg["seed"], p.name))[: plan["n"]]
+
+
+@dataclass(frozen=True)
+class _Scene:
+    split: str
+    index: int
+
+    def __call__(self) -> np.ndarray:
+        return scenes.draw(scenes.sample(self.split, self.index))
+
+
+def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[Pair]:
+    """The pictures of a folder with their captions: from .txt files beside them, from sub-folders in their order (a
+    class each), or from the data set whose pictures they are."""
+    files = pictures.find(folder)
+    if not files:
+        raise UsageError(f"images: {folder} holds no pictures")
+
+    def reads(path: Path) -> Callable[[], np.ndarray]:
+        return lambda: pictures.read(path)
+
+    def name(path: Path) -> str:
+        return str(path.relative_to(folder))
+
+    if classes:
+        groups = sorted({path.relative_to(folder).parts[0] for path in files if path.parent != folder})
+        if not 0 < len(groups) <= classes or any(path.parent == folder for path in files):
+            raise UsageError(
+                f"images: {folder} must hold one sub-folder a class, {classes} at most, and no pictures beside them (it"
+                f" has {len(groups)})"
+            )
+        of = {group: str(i) for i, group in enumerate(groups)}
+        return [Pair(name(path), of[path.relative_to(folder).parts[0]], reads(path)) for path in files]
+    if files[0].with_suffix(".txt").is_file():
+        found = []
+        for path in files:
+            text = read_text(path.with_suffix(".txt")).strip()
+            if not text:
+                raise UsageError(f"{path.with_suffix('.txt')} is empty; write the picture's caption there")
+            found.append(Pair(name(path), " ".join(text.split()), reads(path)))
+        return found
+    items = [item for item in data.load({**cfg, "n": None}) if item.reference] if cfg["data"] != "scenes" else []
+    by_name = {path.name: path for path in files}
+    found = [Pair(item.id, item.prompt, reads(by_name[item.reference])) for item in items if item.reference in by_name]
+    if not found:
+        raise UsageError(
+            f"images: no caption is known for the pictures in {folder}: put NAME.txt beside NAME.jpg, or name the data"
+            " set that they belong to with data="
+        )
+    return found
+
+
+# --- making them ------------------------------------------------------------------------------------------------------
+
+
+def make(plan: Plan, pipeline: Pipeline, taps: tuple[int, ...], together: Processes) -> Examples:
+    """The examples of a plan, made where they are not there yet; several processes share the work.
+
+    Raises UsageError where the folder holds other examples, and where the disk is too small.
+    """
+    target: Language = pipeline.model.target
+    classes = int(getattr(getattr(target, "cfg", None), "num_classes", 0))
+    found = pairs(plan, classes)
+    if len(found) < 2:
+        raise UsageError(f"there are {len(found)} examples here; a training needs two at least")
+    of = _identity(plan, pipeline, found, taps)
+    live = Live(target.tapping(taps), np.zeros((0, target.length)), _Encoded(pipeline, [p.prompt for p in found]))
+    size = _bytes(target, pipeline, found[0], taps) if plan["features"] == "stored" else 4 * target.length
+    each = max(1, min(SHARD, LARGEST // size))
+    shards = [range(i, min(i + each, len(found))) for i in range(0, len(found), each)]
+    folder = plan.examples
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [rows for rows in shards if not _is_there(_file(folder, rows, each), of, rows)]
+    needed = sum(len(rows) for rows in missing) * size
+    if missing and together.is_main_process:
+        free = shutil.disk_usage(folder).free
+        print(
+            f"{len(found)} examples in {folder}: {sum(map(len, missing))} to make, {needed / 1e9:.2f} GB, of"
+            f" {free / 1e9:.0f} GB free",
+            flush=True,
+        )
+        if needed > free:
+            raise UsageError(f"{folder} has room for {free / 1e9:.1f} GB, not {needed / 1e9:.1f}: use features=live")
+    mine = missing[together.process_index :: together.num_processes]
+    with tqdm(total=sum(map(len, mine)), unit="example", desc="examples", disable=not mine) as bar:
+        for rows in mine:
+            some = [found[i] for i in rows]
+            tokens = np.concatenate(list(_tokens(plan, pipeline, some, rows.start, bar)))
+            tensors = {"tokens": torch.as_tensor(tokens).int()}
+            if plan["features"] == "stored":
+                tensors |= _features(live, tokens, np.array(rows), plan)
+            meta = {
+                "format": _FORMAT,
+                "of": of,
+                "first": str(rows.start),
+                "prompts": json.dumps([p.prompt for p in some]),
+            }
+            records.write_atomically(_file(folder, rows, each), save(tensors, meta))
+    together.wait_for_everyone()
+    files = [_file(folder, rows, each) for rows in shards]
+    if together.is_main_process and missing:
+        listed = [{"file": f.name, "bytes": f.stat().st_size, "sha256": sha256(f)} for f in files]
+        manifest = {"format": _FORMAT, "of": json.loads(of), "examples": len(found), "shards": listed}
+        records.write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    return Examples(files, pipeline, plan["features"] == "stored")
+
+
+def _identity(plan: Plan, pipeline: Pipeline, found: Sequence[Pair], taps: tuple[int, ...]) -> str:
+    """What examples are of, in JSON: equal for equal ones."""
+    cfg = plan.cfg
+    names = hashlib.sha256(json.dumps([[p.name, p.prompt] for p in found]).encode()).hexdigest()[:12]
+    kept = {name: cfg[name] for name in ("model", "reduced", "size", "dtype", "seed") if name in cfg}
+    kept |= {"weights": pipeline.weights, "source": plan["source"], "examples": names}
+    if plan["source"] == "self":
+        kept |= {name: cfg[name] for name in ("temperature", "top_k", "top_p", "cfg_scale")}
+    if plan["features"] == "stored":
+        kept |= {"taps": list(taps), "dropout": plan["dropout"]}
+    return json.dumps(kept, sort_keys=True)
+
+
+def _file(folder: Path, rows: range, each: int) -> Path:
+    return folder / f"examples-{rows.start // each:05d}.safetensors"
+
+
+def _is_there(path: Path, of: str, rows: range) -> bool:
+    """Whether a shard is there and whole. UsageError where it is of other examples."""
+    if not path.exists():
+        return False
+    try:
+        with safe_open(path, framework="pt") as f:
+            meta, whole = f.metadata() or {}, f.get_slice("tokens").get_shape()[0] == len(rows)
+    except (SafetensorError, OSError):
+        return False  # damaged: made anew
+    if meta.get("of") != of or not whole:
+        raise UsageError(
+            f"{path.parent} holds other examples ({_difference(meta.get('of', '{}'), of)}); give another examples= or"
+            " out=, or remove that folder"
+        )
+    return True
+
+
+def _difference(there: str, wanted: str) -> str:
+    a, b = json.loads(there), json.loads(wanted)
+    return (
+        ", ".join(f"{k}: {a.get(k)}, not {b.get(k)}" for k in sorted({*a, *b}) if a.get(k) != b.get(k))
+        or "their number"
+    )
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _bytes(target: Language, pipeline: Pipeline, first: Pair, taps: tuple[int, ...]) -> int:
+    """Of one example with its features."""
+    prefix = len(target.condition(pipeline.encode([first.prompt]), False))
+    places = prefix - 1 + target.length
+    width = target.block.dim * (1 + len(taps))
+    return places * width * target.output.weight.element_size() + 4 * target.length + 5 * prefix
+
+
+def _tokens(plan: Plan, pipeline: Pipeline, some: Sequence[Pair], first: int, bar: Any) -> Iterator[np.ndarray]:
+    """Tokens (n, T) int64 of pairs, the first of which is number `first`, a few at a time."""
+    batch = plan["decode_batch"]
+    if plan["source"] == "self":
+        keys = [(plan.cfg["seed"], first + i) for i in range(len(some))]
+        drawn: dict[int, np.ndarray] = {}
+        with torch.inference_mode():
+            for done in pipeline.stream([p.prompt for p in some], keys, batch):
+                drawn |= dict(zip(done.which, done.decoded.tokens.cpu().numpy(), strict=True))
+                bar.update(len(done.which))
+        yield np.stack([drawn[i] for i in range(len(some))])
+        return
+    model = pipeline.model
+    for i in range(0, len(some), batch):
+        images = [pictures.centre(p.picture(), model.resolution) for p in some[i : i + batch] if p.picture]
+        with torch.inference_mode():
+            codes = model.tokenizer.encode(scenes.to_float(np.stack(images)).to(pipeline.device))
+        yield in_order(model.target, codes.cpu()).numpy()
+        bar.update(len(images))
+
+
+def in_order(target: Language, codes: Tensor) -> Tensor:
+    """Image tokens (N, T) int64 of codes (N, h * w): the grammar's own tokens between them, as a target draws them."""
+    if target.grammar is None:
+        return codes.long()
+    tokens = target.grammar.forced.cpu().expand(len(codes), -1).clone()
+    tokens[:, target.grammar.free.cpu()] = codes.long()
+    return tokens
+
+
+def _features(live: Live, tokens: np.ndarray, rows: np.ndarray, plan: Plan) -> dict[str, Tensor]:
+    """Hidden states and prefixes of one shard, whose prompts are dropped here and now."""
+    dropped = [np.random.default_rng([plan.cfg["seed"], int(i)]).uniform() < plan["dropout"] for i in rows]
+    made: dict[str, list[Tensor]] = {"hidden": [], "ids": [], "valid": []}
+    for i in range(0, len(rows), plan["decode_batch"]):
+        part = slice(i, i + plan["decode_batch"])
+        lesson = live.of(tokens[part], rows[part], np.array(dropped[part]))
+        made["hidden"].append(lesson.hidden.cpu())
+        made["ids"].append(_prefix_ids(lesson).int().cpu())
+        made["valid"].append(lesson.valid.cpu())
+    return {name: torch.cat(parts) for name, parts in made.items()}
+
+
+def _prefix_ids(lesson: Lesson) -> Tensor:
+    """The prefix's ids at places 1 and on, (N, P - 1)."""
+    return lesson.ids[:, : lesson.valid.shape[1] - 1]
+
+
+# --- reading them -----------------------------------------------------------------------------------------------------
+
+
+class _Encoded:
+    """Conditioning of prompts, encoded once each and kept as long as there is room."""
+
+    def __init__(self, pipeline: Pipeline, prompts: Sequence[str], room: int = 1 << 31) -> None:
+        self.pipeline, self.prompts, self.room = pipeline, prompts, room
+        self._kept: dict[int, Any] = {}
+
+    def __call__(self, rows: np.ndarray) -> Any:
+        new = [int(i) for i in rows if int(i) not in self._kept]
+        fresh = self._encode(new) if new else {}
+        each = [self._kept.get(int(i)) or fresh[int(i)] for i in rows]
+        for i, one in fresh.items():
+            size = sum(getattr(one, f.name).nbytes for f in fields(one))
+            if size <= self.room:
+                self._kept[i] = one
+                self.room -= size
+        columns = {f.name: torch.cat([getattr(one, f.name) for one in each]) for f in fields(each[0])}
+        return type(each[0])(**{name: column.to(self.pipeline.device) for name, column in columns.items()})
+
+    def _encode(self, rows: list[int]) -> dict[int, Any]:
+        found = self.pipeline.encode([self.prompts[i] for i in rows])
+        # clones: what an encoder made in inference mode cannot be learned from
+        return {
+            i: type(found)(**{f.name: getattr(found, f.name)[n : n + 1].clone().cpu() for f in fields(found)})
+            for n, i in enumerate(rows)
+        }
+
+
+class Examples:
+    """A folder's examples, in order."""
+
+    def __init__(self, files: Sequence[Path], pipeline: Pipeline, stored: bool) -> None:
+        self.files, self.pipeline, self.stored = list(files), pipeline, stored
+        tokens, prompts, self.starts = [], list[str](), [0]
+        for path in self.files:
+            with safe_open(path, framework="pt") as f:
+                tokens.append(f.get_tensor("tokens").numpy())
+                prompts += json.loads(f.metadata()["prompts"])
+            self.starts.append(self.starts[-1] + len(tokens[-1]))
+        self.tokens = np.concatenate(tokens)
+        self.prompts = prompts
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def lessons(self, target: Language) -> Lessons:
+        """What is learned from them; `target` as it is tapped."""
+        if self.stored:
+            return _Stored(self, target)
+        return Live(target, self.tokens, _Encoded(self.pipeline, self.prompts))
+
+    def split(self, share: float) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the examples to train on and of those to validate on: the last ones."""
+        held = min(len(self) - 1, max(1, math.ceil(share * len(self))))
+        return np.arange(len(self) - held), np.arange(len(self) - held, len(self))
+
+
+class _Stored:
+    """Hidden states from the shards. Which prompts are dropped was decided when they were made."""
+
+    def __init__(self, examples: Examples, target: Language) -> None:
+        self.examples, self.target, self.device = examples, target, target.output.weight.device
+        self._open: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def lesson(self, rows: np.ndarray, drop: np.ndarray) -> Lesson:
+        shards = np.searchsorted(self.examples.starts, rows, side="right") - 1
+        read = [self._read(int(s), int(row) - self.examples.starts[s]) for s, row in zip(shards, rows, strict=True)]
+        hidden, ids, valid = (
+            torch.cat([one[name] for one in read]).to(self.device) for name in ("hidden", "ids", "valid")
+        )
+        tokens = torch.as_tensor(self.examples.tokens[rows].astype(np.int64)).to(self.device)
+        follow = torch.cat([ids.long(), self.target.ids(tokens[:, :-1])], 1)
+        return Lesson(tokens, hidden, follow, valid)
+
+    def _read(self, shard: int, row: int) -> dict[str, Tensor]:
+        if shard not in self._open:
+            self._open[shard] = safe_open(self.examples.files[shard], framework="pt")
+        f = self._open[shard]
+        return {name: f.get_slice(name)[row : row + 1] for name in ("hidden", "ids", "valid")}

@@ -1,0 +1,186 @@
+"""How a drafter is trained, from the words of a command line and a recipe in conf/recipe. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from specbench import configuration, parameters
+from specbench.errors import UsageError, unknown, values
+from specbench.parameters import Parameter
+
+#: Every word of a training; the others are those of a run: model, weights, data, seed, temperature, ...
+TABLE: dict[str, Parameter] = {
+    "drafter": Parameter("word", "the network that is trained", choices=("eagle", "eagle3", "medusa", "draft_model")),
+    "recipe": Parameter("word", "the recipe in conf/recipe that the other words begin with"),
+    "out": Parameter("path", "folder of the weights, their card, the curves, the examples and what resuming needs"),
+    "examples": Parameter("path", "folder of the examples, for trainings that share them", null="examples/ in out"),
+    "images": Parameter(
+        "path",
+        "folder of pictures: those that data= names, or each with its caption in a .txt beside it; for a model of"
+        " classes a folder a class",
+        null="the pictures that data= draws itself",
+    ),
+    "source": Parameter(
+        "word",
+        "tokens of pictures with captions, by the model's tokenizer, or those that the target draws",
+        choices=("pairs", "self"),
+    ),
+    "features": Parameter(
+        "word", "the target's hidden states are kept on disk, or computed on the fly", choices=("stored", "live")
+    ),
+    "n": Parameter("whole", "examples", low=2),
+    "held_out": Parameter("number", "share of the examples that is validated on", low=0, above=True, high=0.5),
+    "epochs": Parameter("number", "passes over the examples", low=0, above=True, null="steps says it"),
+    "steps": Parameter("whole", "optimiser steps", low=1, null="epochs says it"),
+    "batch": Parameter("whole", "examples a step", low=1),
+    "accumulate": Parameter("whole", "passes that share a step's examples", low=1),
+    "decode_batch": Parameter("whole", "images that the target draws, or tokenizes, at once", low=1),
+    "lr": Parameter("number", "peak learning rate", low=0, above=True),
+    "warmup": Parameter("whole", "steps in which the learning rate rises", low=0),
+    "schedule": Parameter("word", "how it falls: a cosine to 5 %, or a line to 0", choices=("cosine", "linear")),
+    "weight_decay": Parameter("number", "AdamW's, of matrices", low=0),
+    "beta1": Parameter("number", "AdamW's", low=0, high=0.9999),
+    "beta2": Parameter("number", "AdamW's", low=0, high=0.9999),
+    "clip": Parameter("number", "largest norm of the gradient", low=0, above=True),
+    "ema": Parameter(
+        "number", "decay of the average that replaces the weights at the end; 0 is none", low=0, high=0.9999
+    ),
+    "muon": Parameter("flag", "Muon for the blocks' matrices"),
+    "precision": Parameter("word", "of the passes; weights are float32", choices=("bfloat16", "float32")),
+    "dropout": Parameter("number", "share of examples without their prompt", low=0, high=1),
+    "noise": Parameter("number", "half-width of the noise on the target's hidden states", low=0),
+    "cross": Parameter("number", "weight of the cross-entropy", low=0),
+    "regression": Parameter("number", "weight of the distance to the target's hidden states", low=0),
+    "turns": Parameter("whole", "drafted places that an EAGLE drafter learns on its own outputs", low=1, high=32),
+    "decay": Parameter(
+        "number", "weight of a place, or of a Medusa head, beside that of the one before", low=0, high=1
+    ),
+    "labels": Parameter("word", "the cross-entropy is to the target's law or to the token", choices=("law", "token")),
+    "heads": Parameter("whole", "Medusa heads", low=1, high=16),
+    "keep": Parameter(
+        "word",
+        "the weights with the best top-3 agreement on the held-out examples, or the last ones",
+        choices=("top3", "last"),
+    ),
+    "validate_every": Parameter("whole", "steps between validations", low=1),
+    "save_every": Parameter("whole", "steps between saved states", low=1),
+    "tensorboard": Parameter("flag", "curves for TensorBoard, too"),
+}
+_FREE = {"out": None, "examples": None, "images": None, "decode_batch": 16, "tensorboard": False}
+#: What changes nothing about the weights that come out, and may change between one command and the next.
+WHERE = ("out", "examples", "save_every", "tensorboard", "decode_batch")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked command line: `words` as of `TABLE`, and the run's configuration, in which the target stands."""
+
+    words: Mapping[str, Any]
+    cfg: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.words[name]
+
+    @property
+    def out(self) -> Path:
+        return Path(self.words["out"]).expanduser()
+
+    @property
+    def examples(self) -> Path:
+        return Path(self.words["examples"]).expanduser() if self.words["examples"] else self.out / "examples"
+
+    def replaced(self, **words: Any) -> Plan:
+        return dataclasses.replace(self, words={**self.words, **words})
+
+
+def plan(words: Sequence[str]) -> Plan:
+    """From a command line: `plan(["drafter=eagle", "model=llamagen_xl", "images=DIR"])`.
+
+    Raises UsageError for what does not exist, does not fit or is missing.
+    """
+    mine, theirs = _sorted_out(words)
+    kind = mine.get("drafter")
+    if kind is None:
+        raise UsageError(
+            f"name what is to be trained: drafter={'|'.join(TABLE['drafter'].choices)}, or `specbench train scenes` for"
+            " the embedded models"
+        )
+    parameters_of = values(theirs, {w.partition("=")[0] for w in theirs})
+    model = parameters_of.get("model", parameters.usual_choice("model"))
+    if model in parameters.choices("model") and parameters.of_vectors("model", model):
+        raise UsageError(f"{model} draws vectors; its smaller drafter is a MAR of its own, which is not trained here")
+    recipe = mine.get("recipe", _usual_recipe(model))
+    settled = settings(recipe, _checked("drafter", kind))
+    run = settled.pop("run")
+    settled |= {name: _checked(name, text) for name, text in mine.items()} | {"recipe": recipe}
+    for one, other in (("epochs", "steps"), ("steps", "epochs")):
+        if one in mine and other not in mine:
+            settled[other] = None
+    if (settled["epochs"] is None) == (settled["steps"] is None):
+        raise UsageError("say how long: epochs=, or steps=, and not both")
+    if settled["source"] == "self" and settled["images"]:
+        raise UsageError("images= are for source=pairs; with source=self the target draws them")
+    if kind == "draft_model" and settled["features"] == "stored":
+        raise UsageError("a draft model learns from prompts, not from hidden states: use features=live")
+    usual = [f"{k}={v}" for k, v in run.items() if k not in parameters_of and not settled["images"]]
+    n = [] if settled["images"] else [f"n={settled['n']}"]
+    cfg = configuration.compose(["method=vanilla", "metrics=none", "baseline=false", *theirs, *usual, *n])
+    settled["out"] = settled["out"] or f"drafters/{cfg['model']}/{kind}"
+    return Plan(settled, cfg)
+
+
+def settings(recipe: str, kind: str) -> dict[str, Any]:
+    """What a recipe says of a kind of drafter, with `run`, the words of a run that it brings. UsageError for a file
+    that does not say everything, or more."""
+    if recipe not in parameters.choices("recipe"):
+        raise unknown("recipe", recipe, parameters.choices("recipe"))
+    held: Any = OmegaConf.to_container(OmegaConf.load(parameters.conf_dir() / "recipe" / f"{recipe}.yaml"))
+    own = {name: held.pop(name, {}) for name in TABLE["drafter"].choices}
+    found = {**held, **own[kind]}
+    run = found.pop("run", {})
+    wanted = set(TABLE) - set(_FREE) - {"drafter", "recipe"}
+    if odd := sorted(wanted ^ set(found)):
+        raise UsageError(f"conf/recipe/{recipe}.yaml must say {', '.join(sorted(wanted))} (look at: {', '.join(odd)})")
+    checked = {name: _checked(name, value) for name, value in found.items()}
+    return {**_FREE, **checked, "drafter": kind, "recipe": recipe, "run": run}
+
+
+def _usual_recipe(model: str) -> str:
+    if parameters.default("model", model, "weights") == "embedded":
+        return "scenes"
+    return "lantern" if model.startswith("llamagen") else "coolsd"
+
+
+def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The training's own words, and those of a run."""
+    mine = [word for word in words if word.partition("=")[0] in TABLE]
+    return values(mine, TABLE), [word for word in words if word not in mine]
+
+
+def _checked(name: str, value: Any) -> Any:
+    if isinstance(value, str) and TABLE[name].kind in ("whole", "number", "flag"):
+        value = _read(value)
+    elif value == "null":
+        value = None
+    try:
+        return TABLE[name].read(value)
+    except ValueError:
+        raise UsageError(f"{name} must be {TABLE[name].wanted()} (got {value})") from None
+
+
+def _read(text: Any) -> Any:
+    """A number or a truth value as YAML reads it: 100, 1e-4, true."""
+    import yaml
+
+    if not isinstance(text, str):
+        return text
+    try:
+        return float(text) if "e" in text.lower() and text.lower() not in ("true", "false") else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError):
+        return text
