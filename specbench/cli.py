@@ -40,7 +40,8 @@ usage: specbench COMMAND ...
   probe      how sure a target is of its tokens, and which earlier ones it heeds            specbench probe --help
   tables     the papers' tables, measured beside published                                  specbench tables --help
   report     one page of results to read and to send: leaderboard, plots, pictures, audits  specbench report --help
-  train      train the embedded models                                                      specbench train --help
+  train      a drafter for a target; the embedded models                                    specbench train --help
+  convert    an EAGLE drafter to and from LANTERN's layout                                  specbench convert --help
 
   specbench run method=cool_sd delta=1.1 n=16 out=first
   specbench list methods
@@ -97,6 +98,7 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "tables": tables,
         "report": report,
         "train": train,
+        "convert": convert,
     }
 
 
@@ -156,6 +158,12 @@ def report(words: list[str]) -> int:
 
 def train(words: list[str]) -> int:
     from specbench.training.cli import main as command
+
+    return command(words)
+
+
+def convert(words: list[str]) -> int:
+    from specbench.training.convert import main as command
 
     return command(words)
 

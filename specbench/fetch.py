@@ -29,7 +29,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from specbench import home, parameters, records, sources
+from specbench import home, parameters, records, registry, sources
 from specbench._version import __version__
 from specbench.errors import UsageError, asked, unknown, values
 from specbench.sources import Data, File, Model, Part
@@ -112,12 +112,17 @@ def _read(words: Sequence[str]) -> dict[str, str]:
 def advice(model: str, absent: Sequence[str] = ()) -> str:
     """What to do where weights of a model are not there, in one sentence; `absent` are the folders that lack, all that
     every run needs by default."""
-    entry = sources.MODELS[model]
+    entry, vectors = sources.MODELS[model], parameters.of_vectors("model", model)
     wanted = {name: _part(entry, name) for name in absent or entry.parts}
     drafters = [name for name in wanted if name not in entry.parts]
     if unpublished := [name for name, part in wanted.items() if part is None]:
+        trained = [kind for kind, folder in registry.KINDS.items() if folder == unpublished[0] and not vectors]
+        if trained:
+            return (
+                f"no weights for {unpublished[0]}/ are published, train them with `specbench train drafter={trained[0]}"
+                f" model={model}`, name a folder that has some with drafter_weights=DIR, or try weights=random"
+            )
         return f"no weights for {unpublished[0]}/ are published, put your own there, or try weights=random"
-    vectors = parameters.of_vectors("model", model)
     kind = [d for d in sources.DRAFTERS if parameters.of_vectors("drafter", d) == vectors]
     words = "".join(f" drafter={next(d for d in kind if sources.DRAFTERS[d] == n)}" for n in drafters)
     places = _places({name: part for name, part in wanted.items() if part})

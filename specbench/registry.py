@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ASSETS = Path(__file__).resolve().parent / "assets"
 #: A drafter trained here, in this project's own format, in its folder.
 DRAFTER_FILE = "specbench.safetensors"
+#: Every kind of drafter network that can be trained -> its folder's name beside a target's.
+KINDS = {"eagle": "eagle", "eagle3": "eagle3", "medusa": "medusa", "draft_model": "draft"}
 
 
 @dataclass(frozen=True)

@@ -448,7 +448,9 @@ def test_advice() -> None:
         "or try weights=random"
     )
     assert fetch.advice("llamagen_xl", ["eagle"]).startswith("run `specbench fetch model=llamagen_xl drafter=eagle`, ")
-    assert fetch.advice("anole", ["medusa"]).startswith("no weights for medusa/ are published, put your own there")
+    assert fetch.advice("anole", ["medusa"]).startswith(
+        "no weights for medusa/ are published, train them with `specbench train drafter=medusa model=anole`"
+    )
     assert "the files of GAIR/Anole-7b-v0.1/tokenizer" not in fetch.advice("anole")
     assert "vqgan.yaml of GAIR/Anole-7b-v0.1/tokenizer into tokenizer/" in fetch.advice("anole")
     assert all(fetch.advice(name) for name in sources.MODELS)

@@ -71,3 +71,225 @@ def test_what_is_taught_is_what_is_drafted(family, taps):
         history.scatter_(1, count[:, None] + torch.arange(verdict.tokens.shape[1]), verdict.tokens)
         count += verdict.length + 1
     assert compared >= 9
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+SMALL = [
+    "n=12",
+    "batch=4",
+    "steps=10",
+    "warmup=2",
+    "held_out=0.2",
+    "save_every=4",
+    "validate_every=5",
+    "decode_batch=5",
+]
+
+
+def captions(tmp_path, count=12):
+    path = tmp_path / "captions.txt"
+    path.write_text("\n".join(f"a photo of {i} cats" for i in range(count)))
+    return path
+
+
+def real(model, tmp_path):
+    """Words for a reduced model with random weights."""
+    return [f"model={model}", "weights=random", "reduced=true", "data=prompts", f"prompts={captions(tmp_path)}"]
+
+
+def numbered(tmp_path, side, classes=False):
+    """A folder of pictures with captions, or with a sub-folder a class."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "pictures"
+    for i in range(12):
+        here = folder / (f"n{i % 3:08d}" if classes else "all")
+        here.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (side + 7, side, 3), dtype=np.uint8)).save(here / f"{i}.png")
+        if not classes:
+            (here / f"{i}.txt").write_text(f"noise number {i}")
+    return folder
+
+
+def small(*words):
+    """`SMALL` without what the words say themselves."""
+    return [word for word in SMALL if word.split("=")[0] not in {w.split("=")[0] for w in words}]
+
+
+def train(*words, out):
+    assert cli.main(["train", *words, *small(*words), f"out={out}"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "source", "features"),
+    [
+        ("llamagen_xl", "eagle", "pairs", "stored"),
+        ("llamagen_xl", "eagle3", "self", "live"),
+        ("llamagen_xl", "draft_model", "pairs", "live"),
+        ("llamagen_l", "eagle", "pairs", "stored"),
+        ("lumina_mgpt", "eagle3", "self", "stored"),
+        ("lumina_mgpt", "eagle", "pairs", "live"),
+        ("lumina_mgpt", "medusa", "pairs", "stored"),
+        ("emu3", "eagle", "self", "stored"),
+        ("emu3", "draft_model", "self", "live"),
+        ("emu3", "medusa", "pairs", "live"),
+    ],
+)
+def test_a_drafter_for_a_real_target_is_trained_saved_loaded_and_used(tmp_path, capsys, model, kind, source, features):
+    words, out = real(model, tmp_path), tmp_path / "out"
+    classes = model == "llamagen_l"
+    if classes:
+        words = words[:3]
+    if source == "pairs":
+        words.append(f"images={numbered(tmp_path, 40, classes)}")
+    train(f"drafter={kind}", f"source={source}", f"features={features}", *words, out=out)
+    assert (out / "card.md").is_file()
+    curve = list(csv.DictReader((out / "state" / f"{kind}-validation.csv").open()))
+    assert [int(row["step"]) for row in curve] == [5, 10]
+    assert 0 <= float(curve[-1]["tv"]) <= 1
+    shown = capsys.readouterr().out
+    use = next(line for line in shown.splitlines() if line.startswith("use them: "))
+    method = use.split("method=")[1].split()[0]
+    run = list(words[:3]) + [f"method={method}", f"drafter.weights={out}", "n=1", "metrics=none"]
+    run += ["data=imagenet"] if classes else words[3:5]
+    assert cli.main(["run", *run, f"out={tmp_path / 'run'}", "warmup=0"]) == 0
+    [row] = csv.DictReader((tmp_path / "run" / "row.csv").open())
+    assert row["weights"] == f"random+{registry.digest(out / registry.DRAFTER_FILE)}"
+    assert row["drafter_weights"] == str(out)
+
+
+def trained(words):
+    """The drafter's tensors after a training in this process."""
+    chosen = recipes.plan(words)
+    pipeline = Pipeline.load(chosen.cfg)
+    return load_file(command.train(chosen, pipeline).file)
+
+
+def same(a, b, **close):
+    assert a.keys() == b.keys()
+    for name in a:
+        if close:
+            torch.testing.assert_close(a[name].float(), b[name].float(), **close)
+        else:
+            assert torch.equal(a[name], b[name]), name
+
+
+def test_stored_features_teach_what_live_ones_do(tmp_path):
+    """Without dropped prompts and in float32 the two give the same drafter, up to the order of sums."""
+    words = [*real("lumina_mgpt", tmp_path), *SMALL, "drafter=eagle3", "dropout=0", "precision=float32"]
+    live, stored = (trained([*words, f"features={f}", f"out={tmp_path / f}"]) for f in ("live", "stored"))
+    same(live, stored, atol=2e-3, rtol=2e-3)
+    manifest = json.loads((tmp_path / "stored" / "examples" / "manifest.json").read_text())
+    assert manifest["examples"] == 12
+    assert manifest["of"]["taps"] == [0, 1]
+
+
+def test_passes_that_share_a_step_make_the_same_step(tmp_path):
+    words = [*real("llamagen_xl", tmp_path), *SMALL, "drafter=eagle", "source=self", "noise=0", "precision=float32"]
+    whole = trained([*words, f"out={tmp_path / 'whole'}"])
+    parts = trained([*words, "accumulate=2", f"out={tmp_path / 'parts'}"])
+    same(whole, parts, atol=2e-3, rtol=2e-3)
+
+
+def environment(**more):
+    here = str(Path(cli.__file__).resolve().parent.parent)
+    return os.environ | {"PYTHONPATH": here, "OMP_NUM_THREADS": "1", **more}
+
+
+def test_a_killed_training_ends_with_the_same_weights(tmp_path):
+    """kill -9 while it learns; the same command goes on, and nobody can tell from the weights or the curve."""
+    longer = ["steps=400", "save_every=7", "drafter=eagle", "source=self"]
+    words = [*real("llamagen_xl", tmp_path), *small(*longer), *longer]
+    whole = trained([*words, f"out={tmp_path / 'whole'}"])
+    broken = tmp_path / "broken"
+    argv = [sys.executable, "-m", "specbench.cli", "train", *words, f"out={broken}"]
+    process = subprocess.Popen(argv, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (broken / "state" / "eagle.pt").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert (broken / "state" / "eagle.pt").exists()
+    assert not (broken / registry.DRAFTER_FILE).exists(), "it was over before it was killed"
+    same(whole, trained([*words, f"out={broken}"]))
+    for name in ("eagle.csv", "eagle-validation.csv"):
+        assert (broken / "state" / name).read_text() == (tmp_path / "whole" / "state" / name).read_text()
+
+
+def test_two_processes_make_the_steps_of_one(tmp_path):
+    """Under Hugging Face accelerate, on the CPU: they share examples, batches and gradients."""
+    pytest.importorskip("accelerate")
+    words = [*real("llamagen_xl", tmp_path), *SMALL, "drafter=eagle", "source=self", "noise=0", "precision=float32"]
+    one = trained([*words, f"out={tmp_path / 'one'}"])
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--cpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+    ]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    argv = [*launch, "--module", "specbench.cli", "train", *words, f"out={tmp_path / 'two'}"]
+    subprocess.run(argv, env=environment(), check=True, timeout=240, capture_output=True)
+    same(one, load_file(tmp_path / "two" / registry.DRAFTER_FILE), atol=2e-3, rtol=2e-3)
+
+
+def test_mistakes_cost_one_sentence(tmp_path):
+    out = tmp_path / "out"
+    words = [*real("llamagen_xl", tmp_path), "drafter=eagle", "source=self"]
+    train(*words, out=out)
+
+    def said(*more, folder=out):
+        line = [*words, *SMALL, f"out={folder}"]
+        given = {w.split("=")[0] for w in more}
+        with pytest.raises(UsageError) as e:
+            command.main([*(w for w in line if w.split("=")[0] not in given), *more])
+        return str(e.value)
+
+    assert "has a training with lr=0.0001: go on with the same words" in said("lr=1e-3")
+    assert "holds other examples (examples:" in said("n=11", f"examples={out / 'examples'}", folder=tmp_path / "other")
+    assert "source=pairs needs pictures, and data=prompts has none" in said("source=pairs", folder=tmp_path / "other")
+    assert "batch=20 is more than the 9 examples" in said("batch=20", folder=tmp_path / "third")
+    with pytest.raises(UsageError, match="a draft model learns from prompts"):
+        recipes.plan(["drafter=draft_model", "features=stored"])
+    (tmp_path / "empty").mkdir()
+    assert "holds no pictures" in said("source=pairs", f"images={tmp_path / 'empty'}", folder=tmp_path / "other")
+    shard = out / "examples" / "examples-00000.safetensors"
+    before = load_file(shard)
+    shard.write_bytes(shard.read_bytes()[:1000])  # cut off: made anew, the same
+    train(*words, out=out)
+    same(before, load_file(shard))
+    (out / "state" / "plan.json").write_text("{")
+    assert "is damaged" in said()
+    theirs = {"drafter": "eagle", "window": 3, "drafter_weights": str(out)}
+    with pytest.raises(UsageError, match="was trained for another target"):
+        Pipeline.load(recipes.plan(["drafter=eagle"]).cfg | theirs)
+
+
+@pytest.mark.parametrize("model", ["llamagen_xl", "lumina_mgpt", "emu3"])
+def test_a_drafter_goes_to_lanterns_layout_and_back(tmp_path, model):
+    train("drafter=eagle", "source=self", *real(model, tmp_path), out=tmp_path / "own")
+    words = [f"model={model}", "reduced=true"]
+    assert cli.main(["convert", *words, f"drafter_weights={tmp_path / 'own'}", f"out={tmp_path / 'theirs'}"]) == 0
+    assert {p.name for p in (tmp_path / "theirs").iterdir()} == {"config.json", "pytorch_model.bin"}
+    assert cli.main(["convert", *words, f"drafter_weights={tmp_path / 'theirs'}", f"out={tmp_path / 'back'}"]) == 0
+    same(load_file(tmp_path / "own" / registry.DRAFTER_FILE), load_file(tmp_path / "back" / registry.DRAFTER_FILE))
+
+
+@pytest.mark.parametrize("recipe", ["lantern", "coolsd", "scenes"])
+@pytest.mark.parametrize("kind", list(registry.KINDS))
+def test_every_recipe_is_whole(recipe, kind):
+    chosen = recipes.settings(recipe, kind)
+    assert chosen["drafter"] == kind
+    if (recipe, kind) == ("lantern", "eagle"):  # LANTERN, appendix C
+        facts = {"n": 100_000, "batch": 16, "lr": 1e-4, "beta1": 0.9, "beta2": 0.95, "schedule": "linear", "epochs": 20}
+        facts |= {"warmup": 2000, "dropout": 0.1, "held_out": 0.05, "keep": "top3", "source": "pairs"}
+        assert {name: chosen[name] for name in facts} == facts
+    if recipe == "coolsd":  # Cool-SD, appendix C.2
+        assert (chosen["n"], chosen["source"], chosen["dropout"]) == (30_000, "self", 0.1)
+        assert chosen["run"] == {"data": "coco2017", "split": "train"}

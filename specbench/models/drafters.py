@@ -16,12 +16,9 @@ from specbench.models.eagle import Eagle, EagleConfig
 from specbench.models.language import Language
 from specbench.models.medusa import Medusa, MedusaConfig
 from specbench.models.unified import Unified
-from specbench.registry import DRAFTER_FILE
+from specbench.registry import DRAFTER_FILE, KINDS
 
 M = TypeVar("M", bound=nn.Module)
-
-#: Every kind of network -> the file's or the sub-folder's name for it.
-KINDS = {"eagle": "eagle", "eagle3": "eagle3", "medusa": "medusa", "draft_model": "draft"}
 
 
 class Drafters:
@@ -51,7 +48,7 @@ class Drafters:
     # --- what all share -----------------------------------------------------------------------------------------------
 
     def untrained(self, kind: str, heads: int = 5) -> nn.Module:
-        """A drafter network of one of `KINDS` that fits the target, as training begins with it."""
+        """A drafter network of one of registry.KINDS that fits the target, as training begins with it."""
         if kind == "medusa":
             return medusa.like_target(self.target, heads)
         if kind == "draft_model":

@@ -61,6 +61,8 @@ class Bundle:
         """A module with random weights of unit gain, made where it shall live: the host never holds it twice."""
         with torch.device("meta"):
             module = build()
+        if self.device.type == "meta":  # where only the shapes are asked for
+            return module
         module = module.to(dtype).to_empty(device=self.device)
         rng = torch.Generator(self.device).manual_seed(seed)
         with torch.no_grad():

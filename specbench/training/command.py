@@ -16,7 +16,6 @@ from torch import nn
 from specbench import parameters, records, registry
 from specbench.errors import UsageError
 from specbench.models import checkpoints, eagle
-from specbench.models.drafters import KINDS
 from specbench.pipeline import Pipeline
 from specbench.training import drafter, examples
 from specbench.training.lessons import Reader
@@ -39,6 +38,7 @@ Words (defaults: the recipe's, conf/recipe/; others are those of a run: model, w
 
 """
 HELD = 1000  # held-out examples that a validation looks at, at most
+NOTE = Path("state", "plan.json")
 DEPTH = 3  # drafted places that the last validation of an EAGLE drafter looks at
 
 
@@ -76,11 +76,13 @@ def train(chosen: Plan, pipeline: Pipeline, together: Processes | None = None) -
     together = together or Alone()
     kind, out, device = chosen["drafter"], chosen.out, pipeline.device
     bundle = pipeline.model
-    if together.is_main_process:
-        _same_as_before(chosen, out, pipeline.weights)
+    note = _note(chosen, pipeline.weights)
+    _check_note(out, note)
     torch.manual_seed(chosen.cfg["seed"])
     network = bundle.untrained(kind, chosen["heads"]).to(device, torch.float32).requires_grad_(True)
     taps = network.cfg.taps if isinstance(network, eagle.Eagle) else ()
+    if chosen["freeze"] and isinstance(network, eagle.Eagle):
+        network.embed_tokens.requires_grad_(False)
     target = bundle.target.tapping(taps) if taps else bundle.target
     target.requires_grad_(False)
     found = examples.make(chosen, pipeline, taps, together)
@@ -89,6 +91,8 @@ def train(chosen: Plan, pipeline: Pipeline, together: Processes | None = None) -
         raise UsageError(
             f"batch={chosen['batch']} is more than the {len(rows)} examples to train on; give a smaller one"
         )
+    if together.is_main_process:
+        records.write_atomically(out / NOTE, json.dumps(note, indent=1).encode())
     lessons, reader = found.lessons(target), Reader(target)
     lines = drafter.Lines(**{name: chosen[name] for name in drafter.Lines.__dataclass_fields__})
 
@@ -109,7 +113,7 @@ def train(chosen: Plan, pipeline: Pipeline, together: Processes | None = None) -
     file = out / registry.DRAFTER_FILE
     if not together.is_main_process:
         return Trained(file, {}, len(rows))
-    _write(network, file, KINDS[kind], bundle.dtype)
+    _write(network, file, registry.KINDS[kind], bundle.dtype)
     depth = DEPTH if isinstance(network, eagle.Eagle) else drafter.depth_of(network, 1)
     reached = drafter.evaluate(network, reader, lessons, held[:HELD], depth)
     return Trained(file, reached | {k: v for k, v in spent.items() if k in ("seconds", "images")}, len(rows))
@@ -135,25 +139,25 @@ def _write(network: nn.Module, file: Path, kind: str, dtype: torch.dtype) -> Non
     checkpoints.fill(network, checkpoints.read(file, kind)[1], file.name)
 
 
-def _same_as_before(chosen: Plan, out: Path, weights: str) -> None:
-    """Notes what a training is of, so that a later command cannot go on with another one's state."""
+def _note(chosen: Plan, weights: str) -> dict[str, Any]:
+    """What a training is of, so that a later command cannot go on with another one's state."""
     names = ("model", "seed", "dtype", "data", "split", "temperature", "top_k", "top_p", "cfg_scale")
     own = {name: value for name, value in chosen.words.items() if name not in WHERE}
-    own |= {name: chosen.cfg[name] for name in names if name in chosen.cfg} | {"weights": weights}
-    path = out / "state" / "plan.json"
-    if path.exists():
-        try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            raise UsageError(f"{path} is damaged; give another out=, or remove {out / 'state'} to begin anew") from None
-        if changed := [k for k in sorted({*own, *before}) if own.get(k) != before.get(k)]:
-            told = ", ".join(f"{k}={before.get(k)}" for k in changed)
-            raise UsageError(
-                f"{out} has a training with {told}: go on with the same words, give another out=, or remove"
-                f" {out / 'state'} to begin anew"
-            )
+    return own | {name: chosen.cfg[name] for name in names if name in chosen.cfg} | {"weights": weights}
+
+
+def _check_note(out: Path, note: dict[str, Any]) -> None:
+    if not (out / NOTE).exists():
         return
-    records.write_atomically(path, json.dumps(own, indent=1).encode())
+    begin = f"give another out=, or remove {out / 'state'} to begin anew"
+    try:
+        before = json.loads((out / NOTE).read_text(encoding="utf-8"))
+        changed = [k for k in sorted({*note, *before}) if note.get(k) != before.get(k)]
+    except (ValueError, TypeError, AttributeError):
+        raise UsageError(f"{out / NOTE} is damaged; {begin}") from None
+    if changed:
+        told = ", ".join(f"{k}={before.get(k)}" for k in changed)
+        raise UsageError(f"{out} has a training with {told}: go on with the same words, {begin}")
 
 
 def _board(out: Path) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,19 +56,19 @@ class Pupil(Protocol):
 
 def pupil(network: nn.Module, reader: Reader) -> Pupil:
     """How a network of one of the kinds of drafters is asked."""
-    target = reader.target
+    target, own = reader.target, next(network.parameters()).dtype  # which the target's may differ from
 
     def eagle(lesson: Lesson, depth: int) -> Iterator[Guess]:
         assert isinstance(network, Eagle)
         start = lesson.valid.shape[1] - 1  # the first entry that holds an image token
-        outputs = network.teach(lesson.hidden, lesson.ids, lesson.valid, depth)
+        outputs = network.teach(lesson.hidden.to(own), lesson.ids, lesson.valid, depth)
         for j, out in enumerate(outputs):
             features = out[:, start + j :]
             yield Guess(reader.logits(features), 1 + j, features)
 
     def medusa(lesson: Lesson, depth: int) -> Iterator[Guess]:
         assert isinstance(network, Medusa)
-        knowing = lesson.hidden[:, lesson.valid.shape[1] - 1 : -1, : target.block.dim]
+        knowing = lesson.hidden[:, lesson.valid.shape[1] - 1 : -1, : target.block.dim].to(own)
         logits = reader.codes(network(knowing, depth))  # (N, T - 1, heads, codes)
         for k in range(min(depth, network.cfg.heads)):
             yield Guess(logits[:, : logits.shape[1] - k, k], 1 + k)
@@ -76,7 +76,13 @@ def pupil(network: nn.Module, reader: Reader) -> Pupil:
     def draft_model(lesson: Lesson, depth: int) -> Iterator[Guess]:
         assert isinstance(network, Language)
         assert lesson.given is not None
-        hidden = hidden_over(network, prefixed(network, *lesson.given), lesson.tokens)
+        conditioning, drop = lesson.given
+        floats = {
+            f.name: value.to(own)
+            for f in fields(conditioning)
+            if (value := getattr(conditioning, f.name)).is_floating_point()
+        }
+        hidden = hidden_over(network, prefixed(network, replace(conditioning, **floats), drop), lesson.tokens)
         yield Guess(reader.codes(network.head(hidden[:, lesson.valid.shape[1] - 1 :])), 0)
 
     if isinstance(network, Eagle):

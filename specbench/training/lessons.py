@@ -99,7 +99,7 @@ class Reader:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits (..., codes) of hidden states as the head reads them."""
-        return self.codes(self.target.head(hidden))
+        return self.codes(self.target.head(hidden.to(self.target.output.weight.dtype)))
 
     def codes(self, logits: Tensor) -> Tensor:
         """Of logits (..., vocabulary) those of codes, float32."""

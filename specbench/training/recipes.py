@@ -10,13 +10,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from specbench import configuration, parameters
+from specbench import configuration, parameters, registry
 from specbench.errors import UsageError, unknown, values
 from specbench.parameters import Parameter
 
 #: Every word of a training; the others are those of a run: model, weights, data, seed, temperature, ...
 TABLE: dict[str, Parameter] = {
-    "drafter": Parameter("word", "the network that is trained", choices=("eagle", "eagle3", "medusa", "draft_model")),
+    "drafter": Parameter("word", "the network that is trained", choices=tuple(registry.KINDS)),
     "recipe": Parameter("word", "the recipe in conf/recipe that the other words begin with"),
     "out": Parameter("path", "folder of the weights, their card, the curves, the examples and what resuming needs"),
     "examples": Parameter("path", "folder of the examples, for trainings that share them", null="examples/ in out"),
@@ -61,6 +61,7 @@ TABLE: dict[str, Parameter] = {
     "decay": Parameter(
         "number", "weight of a place, or of a Medusa head, beside that of the one before", low=0, high=1
     ),
+    "freeze": Parameter("flag", "the token table stays the target's (EAGLE drafters)"),
     "labels": Parameter("word", "the cross-entropy is to the target's law or to the token", choices=("law", "token")),
     "heads": Parameter("whole", "Medusa heads", low=1, high=16),
     "keep": Parameter(
@@ -128,7 +129,8 @@ def plan(words: Sequence[str]) -> Plan:
         raise UsageError("images= are for source=pairs; with source=self the target draws them")
     if kind == "draft_model" and settled["features"] == "stored":
         raise UsageError("a draft model learns from prompts, not from hidden states: use features=live")
-    usual = [f"{k}={v}" for k, v in run.items() if k not in parameters_of and not settled["images"]]
+    elsewhere = settled["images"] or {"data", "prompts"} & set(parameters_of)
+    usual = [] if elsewhere else [f"{k}={v}" for k, v in run.items() if k not in parameters_of]
     n = [] if settled["images"] else [f"n={settled['n']}"]
     cfg = configuration.compose(["method=vanilla", "metrics=none", "baseline=false", *theirs, *usual, *n])
     settled["out"] = settled["out"] or f"drafters/{cfg['model']}/{kind}"

@@ -1,0 +1,106 @@
+"""`specbench convert`: an EAGLE drafter from LANTERN's layout to this project's own format, or back."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench import configuration, records, registry
+from specbench.errors import UsageError, asked, values
+from specbench.models import checkpoints, naming
+from specbench.models.eagle import Eagle
+
+WORDS = {
+    "drafter_weights": "folder of the drafter: config.json with LANTERN's files, or specbench.safetensors",
+    "model": "the target that it was trained for",
+    "out": "folder of the other layout: config.json and pytorch_model.bin, or specbench.safetensors",
+    "reduced": "true for the reduced model of that name",
+}
+_HELP = """\
+usage: specbench convert drafter_weights=DIR model=NAME out=DIR [reduced=true]
+
+Writes an EAGLE drafter that is in LANTERN's layout in this project's own format, and one that is in this format in
+LANTERN's layout, which its code reads. (Runs read both.)
+
+  specbench convert drafter_weights=drafters/llamagen_xl/eagle model=llamagen_xl out=for_lantern
+
+"""
+_LANTERN = ("config.json", "pytorch_model.bin")
+
+
+def main(words: Sequence[str]) -> int:
+    """Returns the exit status. Raises UsageError for bad words, and for a drafter that has no such layout."""
+    line = asked("convert", words)
+    if line.help:
+        print(_HELP + "\n".join(f"  {name + '=':<17} {text}" for name, text in WORDS.items()))
+        return 0
+    given = values(line.words, WORDS)
+    if absent := [name for name in ("drafter_weights", "model", "out") if name not in given]:
+        raise UsageError(f"say {absent[0]}=, {WORDS[absent[0]]}")
+    head, dtype = _read(given)
+    out = Path(given["out"]).expanduser()
+    if (Path(given["drafter_weights"]).expanduser() / "config.json").is_file():
+        checkpoints.save(head, out / registry.DRAFTER_FILE, "eagle", head.cfg.to_dict(), dtype)
+        print(f"{out / registry.DRAFTER_FILE}: for drafter_weights={out}")
+        return 0
+    config, tensors = lantern(head, dtype)
+    file = io.BytesIO()
+    torch.save(tensors, file)
+    for name, content in zip(_LANTERN, (json.dumps(config, indent=1).encode(), file.getvalue()), strict=True):
+        records.write_atomically(out / name, content)
+    print(f"{out}: {' and '.join(_LANTERN)}, as LANTERN's code reads them")
+    return 0
+
+
+def _read(given: dict[str, str]) -> tuple[Eagle, torch.dtype]:
+    """The drafter in float32, and the number format it was stored in. Of the target only its shape is made."""
+    known = ["reduced=true"] if given.get("reduced") == "true" else []
+    words = [f"model={given['model']}", f"drafter_weights={configuration.quoted(given['drafter_weights'])}", *known]
+    cfg = configuration.compose([*words, "weights=random", "method=eagle_chain", "device=cpu"])
+    shape_alone = bool(registry.entry("model", cfg["model"]).parts)
+    bundle = registry.find("model", cfg["model"])(cfg, torch.device("meta" if shape_alone else "cpu"), torch.float32)
+    bundle.device = torch.device("cpu")
+    head: Eagle = bundle.eagle()
+    stored = registry.drafter_files(Path(cfg["drafter_weights"]))
+    return head, torch.bfloat16 if _is_bfloat16(stored) else torch.float16
+
+
+def _is_bfloat16(files: Sequence[Path]) -> bool:
+    from specbench.models import official
+
+    weights = [file for file in files if file.suffix in (".safetensors", ".bin")]
+    return any(info.dtype == torch.bfloat16 for file in weights for info in official.open_source(file).tensors.values())
+
+
+def lantern(head: Eagle, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and the tensors of LANTERN's layout (reference manifests of its drafters). UsageError for a drafter
+    on several layers, which has none."""
+    c = head.cfg
+    if c.taps:
+        raise UsageError("a drafter that reads several layers of its target has no place in LANTERN's layout")
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": c.dim,
+        "intermediate_size": c.ffn_hidden,
+        "num_attention_heads": c.n_head,
+        "num_key_value_heads": c.block.n_kv_heads,
+        "num_hidden_layers": 1,
+        "vocab_size": c.vocab_size,
+        "rms_norm_eps": c.norm_eps,
+        "rope_theta": c.rope_base,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+    }
+    state, tensors = head.state_dict(), {}
+    for name, place in naming.eagle(c.block, c.input_norm).items():
+        tensor = state[place.name]
+        stop = None if place.rows is None else place.start + place.rows
+        tensors[name] = tensor[place.start : stop].to(dtype).clone()  # one storage each
+    return config, tensors
