@@ -246,7 +246,7 @@ def conf_dir() -> Path:
 def groups() -> tuple[str, ...]:
     """The groups of conf/ from which a run chooses."""
     return tuple(
-        sorted(p.name for p in conf_dir().iterdir() if p.name not in ("hydra", "recipe") and any(p.glob("*.yaml")))
+        sorted(p.name for p in conf_dir().iterdir() if p.is_dir() and p.name != "hydra" and any(p.glob("*.yaml")))
     )
 
 

@@ -48,7 +48,7 @@ def test_help_version_and_no_words(call: Call) -> None:
 def test_help_of_run_shows_the_choices_and_the_parameters(call: Call, tmp_path: Path) -> None:
     code, out, err = call("run", "--help")
     assert (code, err) == (0, "")
-    assert "method: cool_sd, cspd, cspd_paper, eagle1, eagle2, eagle_chain, " in out
+    assert "method: cool_sd, cspd, cspd_paper, eagle1, eagle2, eagle3, eagle_chain, " in out
     assert "\ndelta: 1.1\n" in out
     code, out, _ = call("run", "method=sd", "window=3", "--help")
     assert code == 0
@@ -69,7 +69,7 @@ def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["walk"], "unknown command 'walk' (choose from: audit, bench, compare, evaluate, fetch, list,"),
+        (["walk"], "unknown command 'walk' (choose from: audit, bench, compare, convert, evaluate, fetch, list,"),
         (["run", "--fast"], "unrecognized arguments: --fast (see specbench run --help)"),
         (["run", "--cfg", "jo"], "invalid choice"),
         (["run", "method=nope"], "unknown method 'nope' (choose from: cool_sd,"),
@@ -320,7 +320,7 @@ def test_the_second_run_needs_no_torch(call: Call, tmp_path: Path, monkeypatch: 
     [
         (
             "specbench ",
-            set("run audit bench compare evaluate fetch list probe reference report tables train".split()),
+            set("run audit bench compare convert evaluate fetch list probe reference report tables train".split()),
         ),
         ("specbench l", {"list"}),
         ("specbench run method=", {f"method={name}" for name in parameters.choices("method")}),

@@ -72,7 +72,7 @@ def test_every_data_file_reaches_the_wheel() -> None:
 def test_the_conflicting_extras_are_declared() -> None:
     [conflict] = PROJECT["tool"]["uv"]["conflicts"]
     assert sorted(side["extra"] for side in conflict) == ["image-reward", "metrics"]
-    assert {"dev", "image-reward", "joblib", "metrics", "optuna", "ray", "slurm"} == set(EXTRAS)
+    assert {"dev", "image-reward", "joblib", "metrics", "optuna", "ray", "slurm", "train"} == set(EXTRAS)
 
 
 # --- constraints.txt --------------------------------------------------------------------------------------------------

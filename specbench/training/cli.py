@@ -33,8 +33,8 @@ DRAFTERS = {"draft": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "medus
 
 @dataclass(frozen=True)
 class Budget:
-    """Recipes of the stages, the stages that need none, the words that change the drafters' recipe (conf/recipe), how
-    many scenes are drawn of each split, and what is sampled of the pair of vectors."""
+    """Recipes of the stages, the stages that need none, the words that change the drafters' recipe (conf/recipes.yaml),
+    how many scenes are drawn of each split, and what is sampled of the pair of vectors."""
 
     recipes: dict[str, Recipe]
     measured: tuple[str, ...] = (*DRAFTERS, "evaluators", "samples", "mar_samples")

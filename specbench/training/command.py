@@ -34,7 +34,7 @@ same command goes on where it was. Several GPUs: accelerate launch --module spec
   specbench train drafter=eagle model=lumina_mgpt                                    Cool-SD's: the target draws
   specbench run method=eagle1 drafter_weights=drafters/llamagen_scenes/eagle         what became of it
 
-Words (defaults: the recipe's, conf/recipe/; others are those of a run: model, weights, data, seed, temperature, ...)
+Words (defaults: of conf/recipes.yaml; others are those of a run: model, weights, data, seed, temperature, ...)
 
 """
 HELD = 1000  # held-out examples that a validation looks at, at most

@@ -1,4 +1,4 @@
-"""How a drafter is trained, from the words of a command line and a recipe in conf/recipe. Imports no torch."""
+"""How a drafter is trained, from the words of a command line and a recipe in conf/recipes.yaml. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specbench.parameters import Parameter
 #: Every word of a training; the others are those of a run: model, weights, data, seed, temperature, ...
 TABLE: dict[str, Parameter] = {
     "drafter": Parameter("word", "the network that is trained", choices=tuple(registry.KINDS)),
-    "recipe": Parameter("word", "the recipe in conf/recipe that the other words begin with"),
+    "recipe": Parameter("word", "the recipe in conf/recipes.yaml that the other words begin with"),
     "out": Parameter("path", "folder of the weights, their card, the curves, the examples and what resuming needs"),
     "examples": Parameter("path", "folder of the examples, for trainings that share them", null="examples/ in out"),
     "images": Parameter(
@@ -73,6 +73,7 @@ TABLE: dict[str, Parameter] = {
     "save_every": Parameter("whole", "steps between saved states", low=1),
     "tensorboard": Parameter("flag", "curves for TensorBoard, too"),
 }
+_FILE = "recipes.yaml"
 _FREE = {"out": None, "examples": None, "images": None, "decode_batch": 16, "tensorboard": False}
 #: What changes nothing about the weights that come out, and may change between one command and the next.
 WHERE = ("out", "examples", "save_every", "tensorboard", "decode_batch")
@@ -138,19 +139,28 @@ def plan(words: Sequence[str]) -> Plan:
 
 
 def settings(recipe: str, kind: str) -> dict[str, Any]:
-    """What a recipe says of a kind of drafter, with `run`, the words of a run that it brings. UsageError for a file
-    that does not say everything, or more."""
-    if recipe not in parameters.choices("recipe"):
-        raise unknown("recipe", recipe, parameters.choices("recipe"))
-    held: Any = OmegaConf.to_container(OmegaConf.load(parameters.conf_dir() / "recipe" / f"{recipe}.yaml"))
+    """What a recipe says of a kind of drafter, with `run`, the words of a run that it brings. UsageError for one that
+    does not exist, and for one that does not say everything, or more."""
+    known = _recipes()
+    if recipe not in known:
+        raise unknown("recipe", recipe, known)
+    held = dict(known[recipe])
+    held = {**known.get(held.pop("like", ""), {}), **held}
     own = {name: held.pop(name, {}) for name in TABLE["drafter"].choices}
     found = {**held, **own[kind]}
     run = found.pop("run", {})
     wanted = set(TABLE) - set(_FREE) - {"drafter", "recipe"}
     if odd := sorted(wanted ^ set(found)):
-        raise UsageError(f"conf/recipe/{recipe}.yaml must say {', '.join(sorted(wanted))} (look at: {', '.join(odd)})")
+        raise UsageError(
+            f"recipe {recipe} in conf/{_FILE} must say {', '.join(sorted(wanted))} (look at: {', '.join(odd)})"
+        )
     checked = {name: _checked(name, value) for name, value in found.items()}
     return {**_FREE, **checked, "drafter": kind, "recipe": recipe, "run": run}
+
+
+def _recipes() -> dict[str, dict[str, Any]]:
+    held: Any = OmegaConf.to_container(OmegaConf.load(parameters.conf_dir() / _FILE))
+    return {str(name): dict(recipe) for name, recipe in held.items()}
 
 
 def _usual_recipe(model: str) -> str:
