@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import hydra
@@ -241,18 +243,30 @@ def _compose(overrides: Sequence[str]) -> dict[str, Any]:
     words = _parse(plain(overrides))
     for o in words:
         _check_form(o)
-    lines = [o.input_line or "" for o in words]
-    try:
-        cfg = hydra.compose(CONFIG, lines)
-    except HydraException:
-        chosen = [o for o in words if o.key_or_group in parameters.groups() or _is_hydras(o.key_or_group)]
-        base = _container(hydra.compose(CONFIG, [o.input_line or "" for o in chosen]))
-        for o in words:
-            if o not in chosen and o.key_or_group not in base:
-                raise parameters.no_parameter(o.key_or_group, base) from None
-        raise
+    chosen = [o for o in words if _is_for_hydra(o)]
+    cfg = deepcopy(_chosen(tuple(o.input_line or "" for o in chosen)))
+    for o in words:
+        if o in chosen:
+            continue
+        if o.key_or_group not in cfg:
+            raise parameters.no_parameter(o.key_or_group, cfg)
+        if o.is_sweep_override():
+            raise UsageError(f"'{o.input_line}' names several values: add -m to run one job for each")
+        cfg[o.key_or_group] = o.value()
     given = {o.key_or_group for o in words}
-    return parameters.validate(parameters.settle(_container(cfg), given))
+    return parameters.validate(parameters.settle(cfg, given))
+
+
+def _is_for_hydra(o: Override) -> bool:
+    """Whether a word chooses a file, is about Hydra itself, or refers to other values."""
+    return o.key_or_group in parameters.groups() or _is_hydras(o.key_or_group) or "${" in (o.input_line or "")
+
+
+@cache
+def _chosen(groups: tuple[str, ...]) -> dict[str, Any]:
+    """What Hydra composes of the words that are for it. The parameters are flat, so that what is given besides only
+    puts another value under a key; tables ask for hundreds of lines that differ in nothing else."""
+    return _container(hydra.compose(CONFIG, list(groups)))
 
 
 def _container(cfg: DictConfig) -> dict[str, Any]:
