@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import subprocess
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import chain_paths, parse
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine import clock as clocks
-from specbench.engine.clock import Clock
+from specbench.engine.clock import Clock, Passes
 from specbench.engine.graph import Graphs
 
 Call = Callable[..., tuple[int, str, str]]
@@ -165,6 +166,7 @@ def test_a_row_is_printed_and_kept(call: Call, tmp_path: Path) -> None:
     parts = [told[f"{part}_ms"] for part in ("draft", "forward", "verify", "commit", "rest")]
     assert min(parts) > 0
     assert told["step_ms"] == pytest.approx(sum(parts), rel=1e-4)
+    assert 0 < told["passes_share"] < 1.5  # two measurements: of steps, and of passes inside other steps
     assert told["overhead"] == pytest.approx((told["step_ms"] - told["forward_ms"]) / told["forward_ms"], rel=1e-3)
     assert (told["rows"], told["nodes"], told["context"]) == (4, 4, 20)
     read = told["weights_gb"] + told["cache_gb"]
@@ -258,3 +260,22 @@ def test_the_benchmarks_of_a_gpu_are_commands_that_there_are(tmp_path: Path) -> 
         assert (cfg["weights"], cfg["device"]) == ("random", "cuda")
         assert cli._plan(own).steps == 50
         assert Path(own["out"]).parent == tmp_path / "rows"
+
+
+def test_passes_are_timed_apart_from_what_is_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a chain of 4 has the target's pass and the drafter's four, each with the head; and they alone count."""
+    ticks = itertools.count()
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: float(next(ticks)))
+    target = tiny.llamagen(side=4, vocab=11)
+    drafter = Eagle(tiny.eagle(target), chain_paths(4))
+    with torch.inference_mode():
+        decoding = Decoding(
+            Parts(target, drafter, exact(), Sampling()), tiny.prompts(1), Streams([(0, 0)], torch.device("cpu"))
+        )
+        decoding.step()
+        before = dict(vars(target))
+        with Passes(torch.device("cpu"), floor.passes(target, drafter)) as passes:
+            passes.begin()
+            decoding.step()
+    assert passes.seconds() == [10.0]  # a tick each
+    assert vars(target).keys() == before.keys()

@@ -73,6 +73,22 @@ def test_what_is_taught_is_what_is_drafted(family, taps):
     assert compared >= 9
 
 
+@torch.inference_mode()
+def test_padding_is_taught_as_it_is_decoded():
+    """LlamaGen's hidden states of padding, which its drafters read, are those of a session (LANTERN's mask)."""
+    cfg = recipes.plan(["drafter=eagle", "model=llamagen_xl", "weights=random", "reduced=true"]).cfg
+    bundle = Pipeline.load(cfg).model
+    given = bundle.encode(["a", "a much longer caption of many words indeed"])
+    assert not given.valid[:, 0].all()
+    prefix = bundle.target.condition(given, False)
+    tokens = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(0))
+    alone = bundle.target.uncached(prefix, tokens)
+    session = bundle.target.open(given, 2, False, 4)
+    torch.testing.assert_close(alone[:, : len(prefix) - 1], session.prefix_hidden, atol=1e-5, rtol=1e-5)
+    logits = session.feed_chain(torch.cat([tokens[:, :1], tokens], 1), torch.arange(8).expand(2, -1) + len(prefix) - 1)
+    torch.testing.assert_close(bundle.target.head(alone[:, len(prefix) - 1 :]), logits, atol=1e-4, rtol=1e-4)
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 SMALL = [

@@ -52,6 +52,8 @@ COLUMNS = {
     "verify_ms": "guidance, laws and the rule",
     "commit_ms": "caches and drafter learn the outcome",
     "rest_ms": "bookkeeping",
+    "passes_ms": "of it inside the networks' passes, the target's and the drafter's",
+    "passes_share": "share of the step inside them; the rest is the method's own work",
     "overhead": "(step - target's pass) / target's pass",
     "recorded_step_ms": "a step replayed as one recorded graph (engine=graph); its parts are timed kernel by kernel",
     "vanilla_recorded_step_ms": "the same of vanilla AR",
@@ -227,6 +229,8 @@ def told(row: Mapping[str, Any]) -> str:
         beside = f"   floor {least:8.3f}   {value / least:6.1f} x floor" if least else ""
         lines.append(f"  {name:16s} {value:9.3f} ms   {value / row['step_ms']:6.1%}{beside}")
     lines.append(f"  {'step':16s} {row['step_ms']:9.3f} ms   vanilla {row['vanilla_step_ms']:.3f} ms")
+    if row["passes_ms"]:
+        lines.append(f"  {'in networks':16s} {row['passes_ms']:9.3f} ms   {row['passes_share']:6.1%}")
     if row["recorded_step_ms"]:
         plain = row["vanilla_recorded_step_ms"]
         lines.append(f"  {'recorded step':16s} {row['recorded_step_ms']:9.3f} ms   vanilla {plain:.3f} ms")

@@ -32,12 +32,27 @@ def of_target(model: Language) -> int:
 def of_drafts(drafter: Any, target: Language) -> int:
     """Bytes of weights that drafting for one step reads, in all of its passes; EAGLE's use the target's head."""
     if isinstance(drafter, Eagle | Eagle2):
-        return drafter.passes * nbytes(drafter.head.fc, drafter.head.layers, target.output)
+        head = drafter.head
+        own = [head.norm] if drafter.taps else []
+        once = nbytes(head.fuse) if drafter.taps else 0
+        return once + drafter.passes * nbytes(head.fc, head.layers, *own, target.output)
     if isinstance(drafter, Medusa):
         return nbytes(*drafter.heads.medusa_head[: drafter.tree.height])
     if isinstance(drafter, DraftModel):
         return drafter.passes * of_target(drafter.model)
     return 0
+
+
+def passes(target: Any, drafter: Any) -> list[tuple[nn.Module, str]]:
+    """The methods that are a step's passes of networks, the drafter's included, and their owners."""
+    networks: list[tuple[nn.Module, str]] = [(target, "hidden"), (target, "head")]
+    if isinstance(drafter, Eagle | Eagle2):
+        networks.append((drafter.head, "hidden"))
+    if isinstance(drafter, Medusa):
+        networks.append((drafter.heads, "forward"))
+    if isinstance(drafter, DraftModel):
+        networks += [(drafter.model, "hidden"), (drafter.model, "head")]
+    return networks
 
 
 def of_cache(model: Language, rows: int, context: int) -> int:

@@ -16,7 +16,7 @@ from specbench.bench import floor
 from specbench.decoding.loop import Decoded, Decoding
 from specbench.decoding.trees import build, chain_paths
 from specbench.decoding.verify import Draft, Verdict
-from specbench.engine.clock import Clock
+from specbench.engine.clock import Clock, Passes
 from specbench.engine.graph import Graphs
 from specbench.errors import UsageError
 from specbench.pipeline import Pipeline, VectorPipeline
@@ -96,6 +96,9 @@ def _of_codes(pipeline: Pipeline, conditioning: Any, plan: Plan, rows: int) -> d
         decoding = pipeline.begin(conditioning, keys, clock)
         context = _place(decoding, plan)
         parts = _steps(decoding, clock, plan, context)
+        again = pipeline.begin(conditioning, keys)
+        with Passes(device, floor.passes(pipeline.parts.target, drafter)) as passes:
+            _take(again, plan, context, passes)
         plain_clock = Clock(device)
         plain = _steps(vanilla.begin(conditioning, keys, plain_clock), plain_clock, plan, context)
         whole = {
@@ -118,6 +121,7 @@ def _of_codes(pipeline: Pipeline, conditioning: Any, plan: Plan, rows: int) -> d
         "steps": plan.steps,
         **{f"{name}_ms": 1e3 * value for name, value in parts.items()},
         **{f"{name}recorded_step_ms": 1e3 * value for name, value in whole.items()},
+        "passes_ms": 1e3 * statistics.median(passes.seconds()[plan.warmup :]),
         "vanilla_step_ms": 1e3 * sum(plain.values()),
         "vanilla_forward_ms": 1e3 * plain["forward"],
         "bandwidth_gb_s": speed / 1e9,
@@ -134,6 +138,7 @@ def _of_codes(pipeline: Pipeline, conditioning: Any, plan: Plan, rows: int) -> d
     found["step_floor_ms"] = found["forward_floor_ms"] + found["draft_floor_ms"]
     found["bandwidth_share"] = found["forward_floor_ms"] / found["forward_ms"]
     found["overhead"] = (found["step_ms"] - found["forward_ms"]) / found["forward_ms"]
+    found["passes_share"] = found["passes_ms"] / found["step_ms"]
     if plan.images:
         ways = [partial(one.decode, conditioning) for one in (pipeline, vanilla)]
         _in_turn(ways, rows, range(1))  # warms up
@@ -160,15 +165,22 @@ def _place(decoding: Decoding, plan: Plan) -> int:
 
 
 def _steps(decoding: Decoding, clock: Clock, plan: Plan, context: int) -> dict[str, float]:
-    """Median seconds of each part of steps that all begin at the same place, among random tokens."""
+    """Median seconds of each part of steps, see `_take`."""
+    _take(decoding, plan, context)
+    return _medians(clock.seconds()[plan.warmup :])
+
+
+def _take(decoding: Decoding, plan: Plan, context: int, passes: Passes | None = None) -> None:
+    """Steps that all begin at the same place, among random tokens."""
     rng = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, decoding.session.codes, decoding.history.shape, generator=rng)
     decoding.history.copy_(tokens)
     for _ in range(plan.warmup + plan.steps):
         decoding.count = torch.full_like(decoding.count, context - _before(decoding))
         decoding.steps = torch.zeros_like(decoding.steps)  # there is room for as many as the image has tokens
+        if passes is not None:
+            passes.begin()
         decoding.step()
-    return _medians(clock.seconds()[plan.warmup :])
 
 
 def _recorded(engine: Graphs, decoding: Decoding, plan: Plan, context: int) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Self
 
 import torch
 
@@ -44,6 +45,40 @@ class Clock:
                 parts[part] = parts.get(part, 0.0) + spent
             told.append(parts)
         return told
+
+
+class Passes:
+    """Within, every call of the given methods is timed: the passes of networks, whatever is done between them."""
+
+    def __init__(self, device: torch.device, methods: Iterable[tuple[Any, str]]) -> None:
+        """methods: objects and the names of their methods, none of which calls another one."""
+        self._clock, self._methods = Clock(device), list(methods)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._clock.begin()
+
+    def seconds(self) -> list[float]:
+        """Of every step, what its calls took."""
+        return [parts.get("inside", 0.0) for parts in self._clock.seconds()]
+
+    def __enter__(self) -> Self:
+        for owner, name in self._methods:
+            setattr(owner, name, self._timed(getattr(owner, name)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for owner, name in self._methods:
+            delattr(owner, name)
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._clock.lap("between")
+            out = call(*args, **kwargs)
+            self._clock.lap("inside")
+            return out
+
+        return timed
 
 
 class Idle:

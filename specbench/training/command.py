@@ -62,7 +62,10 @@ def main(words: Sequence[str]) -> int:
     registry.check_weights(cfg)
     pipeline = Pipeline.load(cfg)
     assert isinstance(pipeline, Pipeline)
-    done = train(chosen, pipeline, together)
+    try:
+        done = train(chosen, pipeline, together)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped; the same command goes on where it was") from None
     if together.is_main_process:
         _card(chosen, pipeline, done, words)
         print("  ".join(f"{name} {value:.4g}" for name, value in done.figures.items()))

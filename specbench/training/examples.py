@@ -155,7 +155,8 @@ def make(plan: Plan, pipeline: Pipeline, taps: tuple[int, ...], together: Proces
         )
         if needed > free:
             raise UsageError(f"{folder} has room for {free / 1e9:.1f} GB, not {needed / 1e9:.1f}: use features=live")
-    mine = missing[together.process_index :: together.num_processes]
+    own = shards[together.process_index :: together.num_processes]  # of all: others may have made some by now
+    mine = [rows for rows in own if rows in missing]
     with tqdm(total=sum(map(len, mine)), unit="example", desc="examples", disable=not mine) as bar:
         for rows in mine:
             some = [found[i] for i in rows]
