@@ -27,8 +27,8 @@ run: $(READY) ## decode, score and time 16 pictures with the embedded model (ARG
 tables: $(READY) ## run what the tables still need, then draw them (ARGS="--list" shows their state; MODEL=llamagen_xl)
 	"$(BIN)/specbench" tables $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
-comparisons: $(READY) ## our own comparisons on the embedded model: 73 runs of 500 pictures, hours on a CPU
-	"$(BIN)/specbench" tables rules_tradeoff jacobi_windows $(ARGS)
+comparisons: $(READY) ## our own comparisons on the embedded model: 75 runs of 500 pictures, hours on a CPU
+	"$(BIN)/specbench" tables rules_tradeoff jacobi_windows eagle3_gain $(ARGS)
 
 bench: $(READY) ## time steps at real sizes with random weights; needs a CUDA device (rows to results/bench/)
 	scripts/bench_gpu.sh "$(BIN)/specbench"

@@ -1,4 +1,5 @@
-"""Our own questions to the harness, beside the papers' tables: which rule pays, and what Jacobi windows save.
+"""Our own questions to the harness, beside the papers' tables: which rule pays, what Jacobi windows save, and what an
+EAGLE-3-style drafter gains.
 
 They take an hour or more on a CPU, so `specbench tables` runs them only when they are named; `make comparisons` does.
 """
@@ -12,6 +13,7 @@ from specbench.tables.definitions import (
     QUALITY,
     SYMBOLS,
     TOGETHER,
+    Column,
     Curve,
     Figure,
     Line,
@@ -89,5 +91,27 @@ def _jacobi() -> Table:
     )
 
 
+def _drafters() -> Table:
+    chain, tree = _SHAPES["chain of 5"][1], _SHAPES["tree of 25"]
+    shapes = {
+        "EAGLE-1, chain of 5": ("drafter=eagle", chain),
+        "EAGLE-3-style, chain of 5": ("drafter=eagle3", chain),
+        "EAGLE-1, tree of 25": tree,
+        "EAGLE-3-style, tree of 25": ("drafter=eagle3_tree", *tree),
+    }
+    return Table(
+        id="eagle3_gain",
+        title="What several layers gain a drafter of equal size: lossless decoding on the embedded model",
+        paper="this project's own comparison",
+        n=500,
+        protocol=TOGETHER,
+        columns=(*_STEPS, Column("draft_tv", "TV of draft and target", "down", 4)),
+        lines=tuple(
+            Line(k.replace(", ", "_").replace(" ", "_").lower(), k, ("method=eagle1", *words), {})
+            for k, words in shapes.items()
+        ),
+    )
+
+
 TRADEOFF = _tradeoff()
-TABLES = (TRADEOFF, _jacobi())
+TABLES = (TRADEOFF, _jacobi(), _drafters())
