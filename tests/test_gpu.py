@@ -10,7 +10,7 @@ import tiny
 import torch
 from scipy import stats
 
-from specbench import configuration, parameters, registry
+from specbench import cli, configuration, parameters, registry
 from specbench.audit.tabular import codes
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.eagle import Eagle
@@ -114,3 +114,14 @@ def test_a_benchmark_times_recorded_and_plain_steps(capsys):
         told = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert told["forward_ms"] > 0
         assert told["device"] == "cuda"
+
+
+@pytest.mark.parametrize("features", ["stored", "live"])
+def test_a_drafter_is_trained_and_used(tmp_path, features):
+    words = ["model=lumina_mgpt", "weights=random", "reduced=true", "data=prompts", f"prompts={tmp_path / 'a.txt'}"]
+    (tmp_path / "a.txt").write_text("\n".join(f"number {i}" for i in range(12)))
+    small = ["n=12", "batch=4", "steps=10", "warmup=2", "held_out=0.2", f"features={features}", "dtype=bfloat16"]
+    out = tmp_path / "out"
+    assert cli.main(["train", "drafter=eagle3", "source=self", *words, *small, f"out={out}"]) == 0
+    run = ["method=eagle3", f"drafter_weights={out}", "n=1", "metrics=none", "warmup=0", "engine=graph"]
+    assert cli.main(["run", *words, *run, f"out={tmp_path / 'run'}"]) == 0
