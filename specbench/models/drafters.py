@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from specbench.errors import UsageError
 from specbench.models import checkpoints, eagle, medusa, naming, official
@@ -35,6 +35,10 @@ class Drafters:
 
     def beside(self, part: str) -> Path | None:
         """The folder or file of a drafter that goes with the target's weights; None where those are random."""
+        raise NotImplementedError
+
+    def codes(self, pictures: Tensor) -> Tensor:
+        """Codes (N, h * w) int64 of pictures (N, 3, H, W) float32 in [-1, 1], as the target learned them."""
         raise NotImplementedError
 
     def smaller(self) -> Language:

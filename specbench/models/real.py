@@ -101,6 +101,7 @@ class RealModel(Drafters, Bundle):
 
     target: Language
     resolution: int
+    tokenizer: Any
 
     # --- what a subclass says -----------------------------------------------------------------------------------------
 
@@ -116,6 +117,10 @@ class RealModel(Drafters, Bundle):
     def pixels(self, tokens: Tensor) -> np.ndarray:
         grammar = self.target.grammar
         return super().pixels(tokens if grammar is None else tokens[:, grammar.free.to(tokens.device)])
+
+    def codes(self, pictures: Tensor) -> Tensor:
+        codes: Tensor = self.tokenizer.encode(pictures.to(self.device))
+        return codes
 
     def beside(self, part: str) -> Path | None:
         return None if self.folder is None else self.part(part)

@@ -53,6 +53,12 @@ class ScenesModel(Drafters):
             built = checkpoints.load(path, f"scenes-{kind}", module, config)
         return built.to(self.device, dtype).eval().requires_grad_(False)
 
+    def codes(self, pictures: Tensor) -> Tensor:
+        """By the tokenizer in bfloat16, as `make train-scenes` does it: the table has codes that lie so close together
+        that float32 chooses others of them, which look the same, but which the target has not learned."""
+        with torch.autocast(self.device.type, torch.bfloat16):
+            return self.tokenizer.encode(pictures.to(self.device))
+
     def beside(self, part: str) -> Path | None:
         return None if self.folder is None else self.folder / f"scenes_{part}.safetensors"
 

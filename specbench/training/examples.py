@@ -251,7 +251,7 @@ def _tokens(plan: Plan, pipeline: Pipeline, some: Sequence[Pair], first: int, ba
     for i in range(0, len(some), batch):
         images = [pictures.centre(p.picture(), model.resolution) for p in some[i : i + batch] if p.picture]
         with torch.inference_mode():
-            codes = model.tokenizer.encode(scenes.to_float(np.stack(images)).to(pipeline.device))
+            codes = model.codes(scenes.to_float(np.stack(images)))
         yield in_order(model.target, codes.cpu()).numpy()
         bar.update(len(images))
 
