@@ -136,6 +136,11 @@ class KVCache:
         index = slots[:, None, :, None].expand_as(k)
         return self.k[layer].scatter_(2, index, k), self.v[layer].scatter_(2, index, v)
 
+    def attend(self, layer: int, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention of q (rows, heads, n, head dim) over the layer's whole cache, k and v written first; see `write`
+        and `attention`."""
+        return attention(q, *self.write(layer, slots, k, v), mask)
+
     def keep(self, source: Tensor, target: Tensor) -> None:
         """Copy slots `source` (rows, n) to slots `target` (rows, n), all layers at once: compacts an accepted path."""
         layers, rows, heads, _, dim = self.k.shape

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.engine.ops import KVCache, linear
+from specbench.engine.ops import KVCache, attention, linear
 from specbench.models.language import Language
 from specbench.models.llamagen import LlamaGen
 from specbench.models.transformer import (
@@ -147,11 +147,11 @@ class Eagle(nn.Module):
         else:
             usable, turn = usable[:1], turn[:1]
         behind = place[:, None] - place  # (entries, keys): how far behind its entry a key is
-        cache, known = _Growing(), hidden[:, :-1]
+        cache, known = _Turns(), hidden[:, :-1]
         for j in range(turns):
-            seen = (behind >= j) & usable[:, None]
-            own = [(behind == j - i).expand_as(seen) for i in range(1, j + 1)]
-            mask = torch.cat([seen, *own], -1) if j else seen | (behind == 0)
+            mask = (behind >= j) & usable[:, None]
+            if j == 0:
+                mask = mask | (behind == 0)
             out = run_blocks(
                 self.layers, self._enter(ids, known), turn, mask.unsqueeze(1), cache, place.expand(rows, -1)
             )
@@ -159,16 +159,45 @@ class Eagle(nn.Module):
             known = F.pad(out[:, :-1], (0, 0, 1, 0))
 
 
-class _Growing(KVCache):
-    """Keys and values of one layer, of every turn so far one behind the other, with their gradients."""
+class _Turns(KVCache):
+    """Keys and values of one layer, turn by turn (see `Eagle.teach`), with their gradients.
+
+    Of its own turns an entry sees one key each: turn i of entry e - j + i, from turn j. So these cost a product of
+    vectors, where a mask over the keys of all turns would cost as many matrices.
+    """
 
     def __init__(self) -> None:
         self._held: list[tuple[Tensor, Tensor]] = []
 
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        self._held.append((k, v))
-        keys, values = zip(*self._held, strict=True)
-        return torch.cat(keys, 2), torch.cat(values, 2)
+    def attend(self, layer: int, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """mask: which keys of the first turn are seen."""
+        each = q.shape[1] // k.shape[1]
+        self._held.append((k.repeat_interleave(each, 1), v.repeat_interleave(each, 1)))
+        (first_k, first_v), *own = self._held
+        if not own:
+            return attention(q, k, v, mask)
+        assert mask is not None
+        behind = len(own)
+        moved = [(_moved(k, behind - i), _moved(v, behind - i)) for i, (k, v) in enumerate(own, start=1)]
+        with torch.autocast(q.device.type, enabled=False):  # it would move the softmax to float32
+            scaled = q * q.shape[-1] ** -0.5
+            scores = (scaled @ first_k.transpose(-1, -2)).masked_fill(~mask, -1e4)
+            seen = [(scaled * k).sum(-1, keepdim=True) for k, _ in moved]
+            for i, score in enumerate(seen[:-1], start=1):  # before the image's begin there is nothing
+                seen[i - 1] = torch.cat(
+                    [torch.full_like(score[:, :, : behind - i], -1e4), score[:, :, behind - i :]], 2
+                )
+            weights = torch.cat([scores, *seen], -1).softmax(-1)
+            entries = first_k.shape[2]
+            out = weights[..., :entries] @ first_v
+            for i, (_, v) in enumerate(moved):
+                out = out + weights[..., entries + i, None] * v
+        return out
+
+
+def _moved(x: Tensor, by: int) -> Tensor:
+    """x (rows, heads, n, dim) with entry e - by in the place of entry e."""
+    return F.pad(x[:, :, : x.shape[2] - by], (0, 0, by, 0))
 
 
 def like_shape(target: Language, taps: tuple[int, ...] = ()) -> EagleConfig:

@@ -143,10 +143,11 @@ class Attention(nn.Module):
             qk = torch.cat([self.q_norm(q), self.k_norm(k)], 2)
         q, k = rotate(qk, frame.turn, c.rotary).transpose(1, 2).split((c.n_heads, c.n_kv_heads), 1)
         v = v.transpose(1, 2)
-        if frame.cache is not None:
+        if frame.cache is None:
+            y = attention(q, k, v, frame.mask)
+        else:
             assert frame.slots is not None
-            k, v = frame.cache.write(layer, frame.slots, k, v)
-        y = attention(q, k, v, frame.mask)
+            y = frame.cache.attend(layer, frame.slots, q, k, v, frame.mask)
         return product(padded(y.transpose(1, 2).reshape(places, -1)), self.wo.weight)
 
 
