@@ -1,4 +1,4 @@
-"""The one exception that reaches a user, a sentence that names the mistake and the way out, and what raises it most."""
+"""The exceptions that reach a user, a sentence that names the mistake and the way out, and what raises them most."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from typing import NoReturn
 
 class UsageError(Exception):
     """Bad input. The command line prints the message without a traceback and exits with 2."""
+
+
+class NumberError(UsageError):
+    """Numbers that are none, or no law: of weights, a guidance scale or a precision that do not go together. No token
+    that was drawn from them reaches an image."""
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:

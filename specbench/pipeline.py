@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.engine.clock import Clock
 from specbench.engine.graph import ENGINES, Eager, Graphs
-from specbench.errors import UsageError
+from specbench.errors import NumberError, UsageError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -83,11 +84,20 @@ def in_batches(
         yield Finished(which, decoded, text_s, len(which))
 
 
-class _Base:
-    """A loaded model on its device, and what a row calls its weights (see registry.weights_label)."""
+@contextmanager
+def _naming(model: str) -> Iterator[None]:
+    """Puts the model's name before what is said of its numbers."""
+    try:
+        yield
+    except NumberError as e:
+        raise NumberError(f"{model}: {e}") from None
 
-    def __init__(self, model: Any, device: torch.device, weights: str) -> None:
-        self.model, self.device, self.weights = model, device, weights
+
+class _Base:
+    """A loaded model on its device, its name, and what a row calls its weights (see registry.weights_label)."""
+
+    def __init__(self, model: Any, device: torch.device, name: str, weights: str) -> None:
+        self.model, self.device, self.name, self.weights = model, device, name, weights
 
     @property
     def resolution(self) -> int:
@@ -116,8 +126,10 @@ class _Base:
 class Pipeline(_Base):
     """A model of codes; `decode` gives tokens (B, T) int64."""
 
-    def __init__(self, model: Any, parts: Parts, device: torch.device, weights: str, engine: Eager | Graphs) -> None:
-        super().__init__(model, device, weights)
+    def __init__(
+        self, model: Any, parts: Parts, device: torch.device, name: str, weights: str, engine: Eager | Graphs
+    ) -> None:
+        super().__init__(model, device, name, weights)
         self.parts, self.engine = parts, engine
 
     @classmethod
@@ -131,7 +143,7 @@ class Pipeline(_Base):
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
         taps = getattr(drafter, "taps", ())  # what it reads of the target beside its last hidden states
         parts = Parts(model.target.tapping(taps) if taps else model.target, drafter, rule, sampling)
-        return cls(model, parts, device, registry.weights_label(cfg), engine_of(cfg, device))
+        return cls(model, parts, device, cfg["model"], registry.weights_label(cfg), engine_of(cfg, device))
 
     def vanilla(self) -> Pipeline:
         """The same loaded target with the empty draft: the baseline, by an engine of the same kind."""
@@ -142,11 +154,12 @@ class Pipeline(_Base):
         return self._of(replace(self.parts, amend=amend))
 
     def _of(self, parts: Parts) -> Pipeline:
-        return Pipeline(self.model, parts, self.device, self.weights, self.engine.fresh())
+        return Pipeline(self.model, parts, self.device, self.name, self.weights, self.engine.fresh())
 
     def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> Decoded[Trace]:
         """One image per (seed, prompt index) in `keys`; conditioning of as many prompts."""
-        return decode(self.parts, conditioning, Streams(keys, self.device), self.engine)
+        with _naming(self.name):
+            return decode(self.parts, conditioning, Streams(keys, self.device), self.engine)
 
     def stream(self, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int) -> Iterator[Finished]:
         """As of `_Base`; where images can differ in length, a row that is done takes the next one."""
@@ -167,8 +180,13 @@ class Pipeline(_Base):
         def streams(some: list[int]) -> Streams:
             return Streams([keys[i] for i in some], self.device)
 
-        for which, decoded in decode_stream(self.parts, encode, streams, len(prompts), batch, self.engine):
-            yield Finished(which, decoded, spent, min(batch, len(prompts)))
+        images = decode_stream(self.parts, encode, streams, len(prompts), batch, self.engine)
+        while True:
+            with _naming(self.name):
+                done = next(images, None)
+            if done is None:
+                return
+            yield Finished(*done, spent, min(batch, len(prompts)))
             spent = 0.0
 
     def begin(self, conditioning: Any, keys: list[tuple[int, int]], clock: Clock | None = None) -> Decoding:
@@ -200,10 +218,11 @@ class VectorPipeline(_Base):
         drafter: continuous.Model | None,
         rule: continuous.Rule,
         device: torch.device,
+        name: str,
         weights: str,
         engine: Eager | Graphs,
     ) -> None:
-        super().__init__(model, device, weights)
+        super().__init__(model, device, name, weights)
         self.drafter, self.rule, self.engine = drafter, rule, engine
 
     @classmethod
@@ -212,17 +231,19 @@ class VectorPipeline(_Base):
         device, model = _load_model(cfg)
         drafter = model.draft_model() if cfg["drafter"] != "none" else None
         rule = vector_rule(cfg, model.target.length)
-        return cls(model, drafter, rule, device, registry.weights_label(cfg), engine_of(cfg, device))
+        weights = registry.weights_label(cfg)
+        return cls(model, drafter, rule, device, cfg["model"], weights, engine_of(cfg, device))
 
     def vanilla(self) -> VectorPipeline:
         """The same loaded target alone, a token a pass: the baseline."""
         rule = continuous.Rule(temperature=self.rule.temperature, final_noise=self.rule.final_noise)
-        return VectorPipeline(self.model, None, rule, self.device, self.weights, self.engine.fresh())
+        return VectorPipeline(self.model, None, rule, self.device, self.name, self.weights, self.engine.fresh())
 
     def decode(
         self, conditioning: Any, keys: list[tuple[int, int]], clock: Clock | None = None
     ) -> Decoded[continuous.Trace]:
         """One image per (seed, prompt index) in `keys`; conditioning of as many prompts. `clock` as in
         `continuous.decode`."""
-        streams = Streams(keys, self.device)
-        return continuous.decode(self.model.target, self.drafter, self.rule, conditioning, streams, clock, self.engine)
+        streams, target = Streams(keys, self.device), self.model.target
+        with _naming(self.name):
+            return continuous.decode(target, self.drafter, self.rule, conditioning, streams, clock, self.engine)

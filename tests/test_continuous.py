@@ -19,7 +19,7 @@ from specbench.decoding import continuous
 from specbench.decoding.continuous import Path, Rule, decode, log_normal, normal, own_density, path_density, trajectory
 from specbench.decoding.sampling import Streams
 from specbench.engine.graph import Eager, Graphs
-from specbench.errors import UsageError
+from specbench.errors import NumberError, UsageError
 
 
 class Chain(continuous.Session):
@@ -563,7 +563,7 @@ class Faulty(continuous.Session):
 def test_a_number_that_is_none_names_its_image_and_step(name: str) -> None:
     pair, rule = built_in("d1t5"), RULES[name]
     keys = Streams([(4, i) for i in (9, 8, 7)])
-    with pytest.raises(FloatingPointError, match=r"^the target .* \(seed, index\) \(4, 8\), step 3: "):
+    with pytest.raises(NumberError, match=r"^the target .* \(seed, index\) \(4, 8\), step 3: "):
         decode(Faulty(pair.target, 1, 2), None, Rule(), None, keys)
     # after two tokens of its own the target drafts no more: the first draft is the third step, for everyone
     rule = replace(rule, prefill=0.4)
@@ -571,13 +571,13 @@ def test_a_number_that_is_none_names_its_image_and_step(name: str) -> None:
         ("target", (Faulty(pair.target, 1, 2), pair.drafter)),
         ("drafter", (pair.target, Faulty(pair.drafter, 1, 2))),
     ):
-        with pytest.raises(FloatingPointError, match=rf"^the {who} .* \(seed, index\) \(4, 8\), step 3: .*cfg_scale"):
+        with pytest.raises(NumberError, match=rf"^the {who} .* \(seed, index\) \(4, 8\), step 3: .*cfg_scale"):
             decode(*models, rule, None, keys)
 
 
 def test_the_token_behind_a_draft_is_watched_too() -> None:
     model = built_in("d1t5").target
-    with pytest.raises(FloatingPointError, match=r"the target .* \(0, 2\), step 1"):
+    with pytest.raises(NumberError, match=r"the target .* \(0, 2\), step 1"):
         decode(Faulty(model, 2, 3), model, Rule(gamma=3), None, streams(4))
 
 

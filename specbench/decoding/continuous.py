@@ -30,7 +30,7 @@ from specbench.decoding.sampling import Streams
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.graph import Eager, Graphs
 from specbench.engine.ops import take
-from specbench.errors import UsageError
+from specbench.errors import NumberError, UsageError
 
 CRITERIA = ("exact", "paper", "path")
 VERIFY = ("causal", "parallel")
@@ -317,7 +317,7 @@ def decode(
 ) -> Decoded[Trace]:
     """Decode one image per row of `streams`; tokens (B, L, D) float32, by place. `clock` is told of the parts of every
     pass: draft, forward (of the target's places), verify, and head, the tokens that the target draws itself. `engine`
-    executes the trajectories of the heads. Raises FloatingPointError where a number is not finite."""
+    executes the trajectories of the heads. Raises NumberError where a number is not finite."""
     if rule.gamma and drafter is None:
         raise UsageError("a draft length needs a drafter: a smaller model of the target's tokens")
     like = (model.length, model.dim, model.steps)
@@ -527,7 +527,7 @@ class _Images:
     def _finite(self, x: Tensor, row: Tensor, who: str) -> None:
         if not x.isfinite().all():
             bad = int(row[(~x.isfinite()).flatten(1).any(1).nonzero()[0, 0]])
-            raise FloatingPointError(
+            raise NumberError(
                 f"{who} gave a number that is not finite for the image of (seed, index) {self.streams.keys[bad]},"
                 f" step {int(self.passes[bad])}: lower cfg_scale or raise the precision (dtype=float32)"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
 from itertools import zip_longest
@@ -20,6 +20,7 @@ from specbench.decoding.verify import Draft, Verdict, verify
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.fixed import load_rows
 from specbench.engine.graph import Eager, Graphs
+from specbench.errors import NumberError
 
 T = TypeVar("T")
 
@@ -126,12 +127,19 @@ class Trace:
     log_prob: Tensor
 
 
+#: How far the sum of a law may be from 1. (float32 over 200,000 tokens is exact to about 1e-5.)
+_OFF = 1e-3
+
+
 class _Recorder:
-    """Fills a trace without a host round trip."""
+    """Fills a trace without a host round trip, and watches the laws: of every step it notes the product of the sums of
+    those that decided, which is 1 where each is a law, and NaN where one is not finite."""
 
     def __init__(self, rows: int, total: int, reach: int, device: torch.device) -> None:
         self.total = total
-        self.steps = torch.zeros(6, rows, total + 1, device=device)  # the last column takes what finished rows do
+        # the six of a trace, then the target's and the drafter's laws; the last column takes what finished rows do
+        self.steps = torch.zeros(8, rows, total + 1, device=device)
+        self.steps[6:] = 1
         self.log_prob = torch.zeros(rows, total + 2 * reach, device=device)
         self.lane = torch.arange(reach, device=device)
 
@@ -148,15 +156,46 @@ class _Recorder:
             row[2:] = [x * (offered > 0) for x in row[2:]]
         else:
             row += [torch.zeros_like(verdict.first)] * 3
-        index = torch.where(active, step, self.total).expand(6, -1).unsqueeze(-1)
+        walked = verdict.walked  # beyond the end of the path its last node: all of them were reached
+        row += self._sums(outcome, walked)
+        index = torch.where(active, step, self.total).expand(len(row), -1).unsqueeze(-1)
         self.steps.scatter_(2, index, torch.stack([x.float() for x in row]).unsqueeze(-1))
-        of_token = full.flatten(1).gather(1, verdict.walked * full.shape[-1] + verdict.tokens).clamp_min(1e-38).log()
+        of_token = full.flatten(1).gather(1, walked * full.shape[-1] + verdict.tokens).clamp_min(1e-38).log()
         kept = active[:, None] & (self.lane <= verdict.length[:, None])
         spots = count[:, None] + self.lane
         self.log_prob.scatter_(1, spots, torch.where(kept, of_token, 0.0))
 
+    def _sums(self, outcome: Outcome, walked: Tensor) -> list[Tensor]:
+        """The products (B,) of the target's laws at the nodes `walked` with that of the last token, and of the
+        drafter's laws that something was drawn from."""
+        draft, last = outcome.draft, outcome.verdict.law.sum(-1)
+        if not draft.laws.shape[1]:
+            return [last, torch.ones_like(last)]
+        child = draft.tree.children[:, :, 0].expand(len(last), -1)
+        used = (child >= 0) & draft.valid.gather(1, child.clamp_min(0))
+        target = outcome.p.sum(-1).gather(1, walked).prod(1)
+        return [target * last, torch.where(used, draft.laws.sum(-1), 1.0).prod(1)]
+
+    def _laws(self) -> Tensor:
+        """(2, B, T) bool: whether the target's and the drafter's laws of a step were laws. At temperature 0 the arg max
+        of NaN is one; the token's own probability shows it, and is that of a place, not of a step."""
+        return (self.steps[6:, :, : self.total] - 1).abs() <= _OFF
+
+    def wrong(self) -> Tensor:
+        """Per row (B,), whether a law was none."""
+        return ~self._laws().all(-1).all(0) | self.log_prob[:, : self.total].isnan().any(-1)
+
+    def fault(self, row: int) -> tuple[int, str]:
+        """The first step, from 1 on, in which a row met what is no law, and whose it was."""
+        laws = self._laws()[:, row].cpu()
+        ends = (self.steps[0, row, : self.total].cpu().long() + 1).cumsum(0)  # the place after a step's last token
+        places = self.log_prob[row, : self.total].isnan().nonzero().flatten().cpu()
+        laws[0, torch.searchsorted(ends, places, right=True)] = False
+        first = int((~laws.all(0)).nonzero()[0])
+        return first + 1, "drafter" if laws[0, first] else "target"
+
     def trace(self) -> Trace:
-        accepted, offered, first, tv, top1, top3 = self.steps[:, :, : self.total].clone()
+        accepted, offered, first, tv, top1, top3 = self.steps[:6, :, : self.total].clone()
         log_prob = self.log_prob[:, : self.total].clone()
         return Trace(accepted.long(), offered.long(), first, tv, top1 > 0, top3 > 0, log_prob)
 
@@ -230,16 +269,26 @@ class Decoding:
         self.steps = self.steps + active
         clock.lap("rest")
 
-    def finish(self, step: Callable[[], None]) -> None:
+    def finish(self, step: Callable[[], None], keys: Sequence[tuple[int, int]] | None = None) -> None:
         """All steps that are left, each by calling `step`. The host looks at the rows only when the slowest could be
-        done, that is at most once per `tree.height + 1` tokens it still lacks."""
-        while lacking := max(self.lacking()):
+        done, that is at most once per `tree.height + 1` tokens it still lacks. `keys` as of `lacking`, where they are
+        not those of `streams`, since a recorded decoding keeps its first ones."""
+        while lacking := max(self.lacking(keys or self.streams.keys)):
             for _ in range(-(-lacking // self.reach)):
                 step()
 
-    def lacking(self) -> list[int]:
-        """Tokens that each row lacks; asks the device."""
-        return (self.total - self.count).clamp_min(0).tolist()
+    def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
+        """Tokens that each row lacks; asks the device. NumberError where a step had a law that is none; `keys`: (seed,
+        index) of the image of each row."""
+        left, wrong = torch.stack([(self.total - self.count).clamp_min(0), self.recorder.wrong().long()]).tolist()
+        if any(wrong):
+            row = wrong.index(1)
+            step, who = self.recorder.fault(row)
+            raise NumberError(
+                f"the {who} gave probabilities that are not finite, or do not sum to 1, for the image of (seed, index)"
+                f" {keys[row]}, step {step}: lower cfg_scale or raise the precision (dtype=float32)"
+            )
+        return left
 
     def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[Trace]:
         """What came of the rows (default: all of them)."""
@@ -259,7 +308,7 @@ def decode(parts: Parts, conditioning: Any, streams: Streams, engine: Eager | Gr
     began = time.perf_counter()
     images = Decoding(parts, conditioning, streams)
     images, step = (engine or Eager()).begin(images)
-    images.finish(step)
+    images.finish(step, streams.keys)
     synchronize(device)
     return images.outcome(time.perf_counter() - began)
 
@@ -287,7 +336,7 @@ def decode_stream(
     owners: list[int | None] = [*first]  # by row; None where nothing is left to decode
     queue, few = deque(range(len(first), count)), max(1, len(first) // 4)
     conditioning, given = encode(first), streams(first)
-    device = given.key.device
+    keys, device = list(given.keys), given.key.device  # by row, as the owners
     synchronize(device)
     began = time.perf_counter()
     with torch.inference_mode():
@@ -295,7 +344,7 @@ def decode_stream(
     while True:
         with torch.inference_mode():
             while True:
-                left = images.lacking()
+                left = images.lacking(keys)
                 under_way = sorted(left[row] for row, owner in enumerate(owners) if owner is not None)
                 behind = under_way[: few if queue else None][-1]  # of the row that decides when to look again
                 if not behind:
@@ -314,6 +363,8 @@ def decode_stream(
         for row, owner in zip_longest(done, following):
             owners[row] = owner
         conditioning, given = encode(following), streams(following)
+        for row, key in zip(done, given.keys):
+            keys[row] = key
         synchronize(device)
         began = time.perf_counter()
         with torch.inference_mode():

@@ -1,0 +1,155 @@
+"""Numbers that are none, or no law: the loop for codes names the image and the step, and no image comes of them.
+(For vectors see test_continuous.py.)"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from test_engine import at_once
+from torch import Tensor
+
+from specbench import configuration
+from specbench.audit.tabular import TabularDrafter, TabularSession, TabularTarget, random_tables
+from specbench.decoding import rules
+from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.loop import Parts, decode, decode_stream
+from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.trees import chain_paths, parse
+from specbench.engine.graph import Eager, Graphs
+from specbench.errors import NumberError
+from specbench.pipeline import Pipeline
+
+LENGTH = 6
+P = random_tables(4, LENGTH, seed=1)
+Q = random_tables(4, LENGTH, seed=2, near=P, distance=0.4)
+KEYS = [(4, i) for i in (9, 8, 7)]
+FAULTS = {"nan": [math.nan, 0.0, 0.0, 0.0], "infinity": [math.inf, 0.0, 0.0, 0.0], "all masked": [-math.inf] * 4}
+
+
+class FaultyTarget(TabularTarget):
+    """Logits of one row are `fault` at one place of the image, wherever it is asked for."""
+
+    def __init__(self, row: int, place: int, fault: list[float]) -> None:
+        super().__init__(P)
+        self.of = row, place, fault
+
+    def open(self, conditioning: Any, rows: int, guided: bool, nodes: int) -> TabularSession:
+        faulty = self
+
+        class Session(TabularSession):
+            def forward(self, tokens: Tensor, tree: Any, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+                row, place, fault = faulty.of
+                logits, hidden = super().forward(tokens, tree, history, count)
+                here = (count[:, None] + tree.depth == place) & (torch.arange(len(tokens)) == row)[:, None]
+                return torch.where(here.unsqueeze(-1), torch.tensor(fault), logits), hidden
+
+        return Session(self.lookup)
+
+
+class FaultyDrafter(TabularDrafter):
+    """Law `inner` of one row is `times` what it was, in the step that begins at one place."""
+
+    def __init__(self, inner: int, place: int, times: float) -> None:
+        super().__init__(Q, chain_paths(3))
+        self.of = inner, place, times
+
+    def propose(self, state: Any, history: Tensor, count: Tensor, step: Tensor) -> Any:
+        inner, place, times = self.of
+        draft = super().propose(state, history, count, step)
+        here = (count == place) & (torch.arange(len(count)) == 1)
+        draft.laws[:, inner] *= torch.where(here, times, 1.0)[:, None]
+        return draft
+
+
+@dataclass(frozen=True)
+class Short(Sampling):
+    """Laws that sum to a little less than 1."""
+
+    def law(self, logits: Tensor) -> Tensor:
+        return super().law(logits) * 0.99
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("words", [{}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.9}])
+def test_a_target_without_a_law_stops_the_image(fault: str, words: dict[str, Any]) -> None:
+    """At temperature 0 and with top-k, arg max and top-k of NaN look like laws: the image used to go on."""
+    parts = Parts(FaultyTarget(1, 2, FAULTS[fault]), NoDraft(), rules.exact(), Sampling(**words))
+    with pytest.raises(NumberError, match=r"^the target .* \(seed, index\) \(4, 8\), step 3: lower cfg_scale"):
+        decode(parts, None, Streams(KEYS))
+
+
+@pytest.mark.parametrize("engine", [Eager(), Graphs(at_once)])
+def test_a_recorded_engine_names_its_own_image(engine: Any) -> None:
+    """A recorded decoding is used again for other images: the second batch must not be named by the first's keys."""
+    sound = Parts(FaultyTarget(1, -1, FAULTS["nan"]), NoDraft(), rules.exact(), Sampling())
+    decode(sound, None, Streams([(0, i) for i in range(3)]), engine)
+    sound.target.of = 1, 2, FAULTS["nan"]
+    with pytest.raises(NumberError, match=r"\(seed, index\) \(4, 8\)"):
+        decode(sound, None, Streams(KEYS), engine)
+
+
+@pytest.mark.parametrize("tree", ["[[0]]", "[[0],[1],[0,0],[0,1],[1,0],[0,0,0]]"])
+@pytest.mark.parametrize("rule", [rules.exact(), rules.Relaxed("uniform", [2.0] * 3)])
+def test_behind_a_draft_the_step_is_the_one_that_met_it(tree: str, rule: Any) -> None:
+    target = FaultyTarget(1, 4, FAULTS["nan"])
+    drafter = TabularDrafter(Q, parse(tree))
+    reached = 0
+    sound = decode(Parts(TabularTarget(P), drafter, rule, Sampling()), None, Streams(KEYS))
+    for step, accepted in enumerate(sound.trace.accepted[1].tolist(), 1):
+        reached += accepted + 1
+        if reached > 4:
+            break
+    with pytest.raises(NumberError, match=rf"^the target .* \(4, 8\), step {step}:"):
+        decode(Parts(target, drafter, rule, Sampling()), None, Streams(KEYS))
+
+
+@pytest.mark.parametrize("inner", [0, 2])
+@pytest.mark.parametrize("times", [math.nan, 0.5, 2.0])
+def test_a_drafter_without_a_law_is_named(inner: int, times: float) -> None:
+    """A candidate with probability NaN used to be passed over: right pictures, no speed, and not a word."""
+    parts = Parts(TabularTarget(P), FaultyDrafter(inner, 0, times), rules.exact(), Sampling())
+    with pytest.raises(NumberError, match=r"^the drafter .* \(4, 8\), step 1:"):
+        decode(parts, None, Streams(KEYS))
+
+
+def test_laws_that_do_not_sum_to_one_are_named() -> None:
+    for drafter in (NoDraft(), TabularDrafter(Q, chain_paths(3))):
+        with pytest.raises(NumberError, match=r"^the target .* do not sum to 1, .* \(4, 9\), step 1:"):
+            decode(Parts(TabularTarget(P), drafter, rules.exact(), Short()), None, Streams(KEYS))
+
+
+def test_a_row_that_took_the_next_image_names_that_one() -> None:
+    """Images 0 and 1 begin in two rows; the second row's later images meet NaN at a place that image 1 did not."""
+    target = FaultyTarget(1, -1, FAULTS["nan"])
+    parts = Parts(target, TabularDrafter(Q, chain_paths(1)), rules.exact(), Sampling())
+    owners = []
+
+    def streams(some: list[int]) -> Streams:
+        owners.append(some)
+        return Streams([(4, 10 + i) for i in some])
+
+    images = decode_stream(parts, lambda some: None, streams, 8, 2)
+    done, _ = next(images)
+    while 1 not in done:  # row 1 stands under its first image until that one is done
+        done, _ = next(images)
+    target.of = 1, 0, FAULTS["nan"]
+    with pytest.raises(NumberError) as e:
+        list(images)
+    [named] = [i for some in owners for i in some if f"(4, {10 + i}), step 1:" in str(e.value)]
+    assert named >= 2
+
+
+def test_the_pipeline_names_its_model() -> None:
+    cfg = configuration.compose(["model=llamagen_xl", "weights=random", "reduced=true", "method=sjd", "window=4"])
+    pipeline = Pipeline.load({**cfg, "device": "cpu"})
+    next(pipeline.model.target.parameters()).fill_(math.nan)
+    for decoded in (
+        lambda: pipeline.decode(pipeline.encode(["a", "b"]), KEYS[:2]),
+        lambda: list(pipeline.stream(["a", "b", "c"], KEYS, 2)),
+    ):
+        with pytest.raises(NumberError, match=r"^llamagen_xl: the target gave .* \(4, 9\), step 1: "):
+            decoded()
