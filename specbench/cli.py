@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench._version import __version__
-from specbench.errors import Parser, UsageError, unknown
+from specbench.errors import Parser, UsageError, plain, unknown
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -171,7 +171,7 @@ def convert(words: list[str]) -> int:
 def _fail(what: object, code: int) -> int:
     if _debug() and isinstance(what, BaseException):
         raise what
-    print(f"specbench: {what}", file=sys.stderr)
+    print(f"specbench: {plain(what)}", file=sys.stderr)  # names and cells of files that nobody vouches for
     return code
 
 

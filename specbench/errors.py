@@ -16,9 +16,14 @@ class NumberError(UsageError):
     that was drawn from them reaches an image."""
 
 
+def plain(value: object) -> str:
+    """Text of a file, safe to print: a control character would reach the terminal."""
+    return "".join(c if c.isprintable() else "?" for c in str(value))
+
+
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
     """The sentence for a name that does not exist, with the names that do."""
-    return UsageError(f"unknown {kind} '{name}' (choose from: {', '.join(sorted(choices))})")
+    return UsageError(f"unknown {kind} '{name[:100]}' (choose from: {', '.join(sorted(choices))})")
 
 
 class Parser(argparse.ArgumentParser):

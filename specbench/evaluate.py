@@ -25,7 +25,7 @@ from omegaconf import OmegaConf
 
 from specbench import configuration, data, metrics, parameters, pictures, records, statistics
 from specbench._version import __version__
-from specbench.errors import UsageError
+from specbench.errors import UsageError, plain
 from specbench.run import Run, judging_device, judging_place, quality
 
 #: What may stand behind DIR, for a folder of pictures and for a run.
@@ -352,4 +352,5 @@ def _table(head: str, columns: Sequence[str], row: Mapping[str, Any], files: Seq
     text = [f"{head} (± standard error)", *(f"  {a:<16} {b:<{wide}}  {c}".rstrip() for a, b, c in lines)]
     if row["note"]:
         text.append(f"  {'note':<16} {row['note']}")
-    return "\n".join([*text, *(f"  {'written':<16} {path}" for path in files)])
+    text += [f"  {'written':<16} {path}" for path in files]
+    return "\n".join(map(plain, text))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from specbench.errors import UsageError
+from specbench.errors import UsageError, plain
 
 LARGEST = 2**26  # pixels of a picture; a small file can unfold to any number
 NARROWEST = 1000  # of the longer side to the shorter one; judges enlarge the shorter one to hundreds of pixels
@@ -73,11 +73,17 @@ def _rgb(picture: Image.Image) -> Image.Image:
 
 
 def find(folder: Path) -> list[Path]:
-    """The pictures in a folder and the folders below it, by their names' endings, sorted; hidden ones are skipped."""
-    found = []
+    """The pictures in a folder and the folders below it, by their names' endings, sorted; hidden ones are skipped.
+    UsageError for a name that no table could hold, since it is no UTF-8."""
+    found: list[Path] = []
     for where, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(where, name) for name in files if not name.startswith(".") and name.lower().endswith(ENDINGS)]
+    for path in found:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"the name of the picture {plain(path)} is no UTF-8; rename it") from None
     return sorted(found)
 
 

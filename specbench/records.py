@@ -13,8 +13,10 @@ import csv
 import hashlib
 import io
 import json
+import math
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +30,7 @@ from PIL import Image
 
 from specbench import parameters, pictures
 from specbench._version import __version__
-from specbench.errors import UsageError
+from specbench.errors import UsageError, plain
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
@@ -90,7 +92,9 @@ class Journal:
         for number, line, complete in _lines(text):
             try:
                 record = Record(**json.loads(line))
-            except (ValueError, TypeError):
+                if fault := wrong(record):
+                    raise ValueError(fault)
+            except (ValueError, TypeError, RecursionError):
                 if not complete:
                     break  # the process was killed inside this line
                 raise UsageError(f"line {number} of {path} is not a record; remove that line and run again") from None
@@ -135,6 +139,60 @@ class Journal:
         if digest(pixels) != record.sha256:
             raise UsageError(f"{path} is not the picture of its record; delete it and run again to decode it anew")
         return pixels
+
+
+_WHOLE = ("index", "seed", "tokens", "steps", "drafted", "accepted", "batch")
+_MEASURED = ("accepted_length", "decode_s", "text_s", "pixels_s", "peak_memory_mib")
+_OPTIONAL = (
+    "latency_s", "log_prob_mean", "log_prob_std", "draft_tv", "first_accept", "draft_top1", "draft_top3",
+    "draft_passes", "fallbacks", "draft_s", "made",
+)  # fmt: skip
+_LISTS = ("accepted_per_step", "accepted_by_depth", "verified_by_depth", "order", "tries")
+_WORDS = ("prompt", "sha256", "session", "image")
+PICTURE = r"\w+/\d+\.png"  # an image of a record
+_LARGEST = 1e100  # its square is still a number
+
+
+def wrong(r: Record) -> str:
+    """What is wrong with a record that nobody vouches for; empty where nothing is."""
+    for name in (*_WHOLE, *_MEASURED, *_OPTIONAL):
+        value = getattr(r, name)
+        if value is None and name in _OPTIONAL:
+            continue
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not (whole or (isinstance(value, float) and name not in _WHOLE)) or not abs(value) < _LARGEST:
+            return f"has no {'whole ' if name in _WHOLE else ''}number as {name} ({plain(value):.40})"
+        least = 1 if name in ("tokens", "steps", "batch") else 0
+        if name != "log_prob_mean" and value < least:
+            return f"has {name} {value}"
+    for name in _LISTS:
+        values = getattr(r, name)
+        if values is not None and not (
+            isinstance(values, list) and all(type(v) is int and 0 <= v < 2**53 for v in values)
+        ):
+            return f"has no list of whole numbers as {name}"
+    if texts := [name for name in _WORDS if not isinstance(getattr(r, name), str)]:
+        return f"has no text as {texts[0]}"
+    for name in ("id", "drafts"):
+        if not isinstance(getattr(r, name), str | None):
+            return f"has no text as {name}"
+    # A name as a run gives it, so that no record leads out of the run's folder.
+    if not re.fullmatch(PICTURE, r.image):
+        return f"has no picture of its run as image ({plain(r.image):.40})"
+    return f"accepted {r.accepted} of {r.drafted} drafts" if r.accepted > r.drafted else ""
+
+
+def read_memory(path: Path) -> dict[str, Any]:
+    """What run.json says: run_id, sessions (the processes by name), and maybe metrics (what fixed those of the row).
+    UsageError where it is not as a run left it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        run_id, sessions, bases = found["run_id"], found["sessions"], found.get("metrics", {})
+        if isinstance(run_id, str) and isinstance(bases, dict) and all(isinstance(s, dict) for s in sessions.values()):
+            return {str(name): value for name, value in found.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        pass
+    raise UsageError(f"{path} is not what specbench run wrote; take another folder, or one as it left it")
 
 
 def read_records(path: Path) -> list[Record]:
@@ -344,6 +402,8 @@ COLUMNS["n"] = "number of prompts, and of images"
 COLUMNS["prompts"] = "file of prompts, as it was named; prompts_hash tells its content"
 COLUMNS["perplexity"] = "exp(-log_prob_mean)"
 
+#: What every row has.
+_NEEDED = ("run_id",)
 _NUMBERS = frozenset(
     [k for k, p in parameters.TABLE.items() if p.kind in ("whole", "number")]
     + [m + suffix for m in METRICS for suffix in ("", "_stderr")]
@@ -380,24 +440,66 @@ def _cell(value: Any) -> str:
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a CSV, numbers as numbers and empty cells as None; columns that an older version lacked are None.
 
-    Raises UsageError where the header has columns that this version does not know.
+    Raises UsageError for a file that cannot be read, columns that this version does not know, a number that is none
+    and a row without a name.
     """
-    with Path(path).open(newline="", encoding="utf-8") as f:
-        reader = csv.DictReader(f)
-        if foreign := [name for name in reader.fieldnames or [] if name not in COLUMNS]:
-            raise UsageError(
-                f"{path} has columns unknown to specbench {__version__} ({', '.join(foreign[:3])}); choose another file"
-            )
-        return [{name: _value(name, row.get(name) or "") for name in COLUMNS} for row in reader]
+    columns, lines = csv_lines(Path(path))
+    if foreign := [name for name in columns if name not in COLUMNS]:
+        raise UsageError(
+            f"{path} has columns unknown to specbench {__version__} ({', '.join(foreign[:3])}); choose another file"
+        )
+    rows = []
+    for number, line in lines:
+        row = {name: _value(name, line.get(name, ""), f"{path}, line {number}") for name in COLUMNS}
+        if lacking := [name for name in _NEEDED if row[name] is None]:
+            raise UsageError(f"{path}, line {number}: a row needs its {lacking[0]}; remove the line, or mend it")
+        rows.append(row)
+    return rows
 
 
-def _value(name: str, text: str) -> Any:
+def _value(name: str, text: str, where: str) -> Any:
     if not text:
         return None
     if name not in _NUMBERS:
         return text
-    number = float(text)
-    return int(text) if text.lstrip("-").isdigit() else number
+    try:
+        number = float(text)
+        if not math.isfinite(number):
+            raise ValueError
+        return int(text) if text.lstrip("-").isdecimal() else number
+    except ValueError:
+        raise UsageError(
+            f"{where}: {name} must be a number, or empty where it was not measured (got {text[:40]!r}); mend the cell"
+        ) from None
+
+
+def csv_lines(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """The header of a CSV file, and its rows by column, each with the number of its line. UsageError for what is none:
+    no UTF-8, a cell without end, a row that is longer or shorter than the header, a column twice."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as f:
+            text = f.read()
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is no UTF-8 text; save it as UTF-8") from None
+    except OSError as e:
+        raise UsageError(f"cannot read {path} ({e.strerror}); name another file") from None
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    lines: list[tuple[int, dict[str, str]]] = []
+    try:
+        columns = next(reader, [])
+        if len(set(columns)) < len(columns):
+            raise UsageError(f"{path} has a column twice; keep one of them")
+        for cells in reader:
+            if not cells:
+                continue  # a blank line
+            if len(cells) != len(columns):
+                raise UsageError(
+                    f"{path}, line {reader.line_num}: {len(cells)} cells below a header of {len(columns)}; mend the row"
+                )
+            lines.append((reader.line_num, dict(zip(columns, cells, strict=True))))
+    except csv.Error as e:
+        raise UsageError(f"{path}, line {reader.line_num}: cannot read this row ({e}); mend it") from None
+    return columns, lines
 
 
 @dataclass(frozen=True)
@@ -411,11 +513,10 @@ class Sheet:
         """The rows of a file, none where there is none yet. UsageError where it holds something else."""
         if not path.is_file() or not path.stat().st_size:
             return []
-        with path.open(newline="", encoding="utf-8") as f:
-            reader = csv.DictReader(f)
-            if foreign := [name for name in reader.fieldnames or [] if name not in self.columns]:
-                raise UsageError(f"{path} is no file of {self.of} (it has a column {foreign[0]}); choose another out=")
-            return [{name: row.get(name) or "" for name in self.columns} for row in reader]
+        columns, lines = csv_lines(path)
+        if foreign := [name for name in columns if name not in self.columns]:
+            raise UsageError(f"{path} is no file of {self.of} (it has a column {foreign[0]}); choose another out=")
+        return [{name: row.get(name, "") for name in self.columns} for _, row in lines]
 
     def append(self, path: Path, row: Mapping[str, Any]) -> None:
         """Adds a row to a file, under a lock; the file is replaced as a whole."""
@@ -425,9 +526,12 @@ class Sheet:
 
 
 def header(path: Path) -> list[str]:
-    """The first line of a CSV file, split."""
-    with path.open(newline="", encoding="utf-8", errors="replace") as f:
-        return next(csv.reader(f), [])
+    """The first line of a CSV file, split; nothing where it cannot be read."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig", errors="replace") as f:
+            return next(csv.reader(f), [])
+    except (OSError, csv.Error):
+        return []
 
 
 def has_runs(path: Path) -> bool:

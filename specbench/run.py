@@ -285,9 +285,7 @@ class Run:
         """run.json: the run's name, the processes that decoded for it, and what fixed the metrics of its row."""
         path = self.folder / "run.json"
         if path.exists():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            assert isinstance(found, dict)
-            return found
+            return records.read_memory(path)
         return {"run_id": f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}", "sessions": {}}
 
     def _remember(self, memory: Mapping[str, Any]) -> None:
@@ -313,9 +311,9 @@ class Run:
     def _check_same(self, name: str, mine: str) -> None:
         """Raises UsageError where an earlier process decoded with something else."""
         for other in self._memory()["sessions"].values():
-            if other[name] != mine:
+            if other.get(name) != mine:
                 raise UsageError(
-                    f"{self.folder} was begun with {name} {other[name]}, and here are {mine}: choose another out="
+                    f"{self.folder} was begun with {name} {other.get(name)}, and here are {mine}: choose another out="
                 )
 
     # --- decoding -----------------------------------------------------------------------------------------------------
@@ -445,7 +443,9 @@ class Run:
         reference = mine if self.is_vanilla else vanilla.first(n) if vanilla is not None else None
         used = {record.session for record in [*mine, *(reference or [])]}
         sessions = {name: session for name, session in memory["sessions"].items() if name in used}
-        last = sessions[max(sessions, key=lambda name: sessions[name]["started"])]
+        if unknown := sorted(used - set(sessions)):
+            raise UsageError(f"{self.folder}/run.json lacks the process {unknown[0]:.40} of its records; mend it")
+        last = sessions[max(sessions, key=lambda name: str(sessions[name].get("started")))]
         row: dict[str, Any] = dict.fromkeys(records.COLUMNS)
         row |= {name: value for name, value in self.cfg.items() if name in records.COLUMNS}
         row |= {name: value for name, value in last.items() if name in records.COLUMNS}
@@ -550,7 +550,7 @@ def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]]) 
     if len(sessions) > 1:
         remarks.append(f"decoded in {len(sessions)} processes: timings of several processes are mixed")
         for name in ("commit", "device_name", "torch"):
-            if len({session[name] for session in sessions.values()}) > 1:
+            if len({str(session.get(name)) for session in sessions.values()}) > 1:
                 remarks.append(f"the processes differ in {name.replace('_', ' ')}, the last one's is given")
     return remarks
 

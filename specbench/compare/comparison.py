@@ -15,8 +15,8 @@ import numpy as np
 from specbench import data, statistics
 from specbench.compare import passes
 from specbench.compare.paired import Law, Paired, by_influence, holm, paired, same_law
-from specbench.compare.passes import Pass, plain
-from specbench.errors import UsageError
+from specbench.compare.passes import Pass
+from specbench.errors import UsageError, plain
 from specbench.records import Record
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@ vouches for: whatever is wrong with them is a UsageError."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from specbench import parameters, records
-from specbench.errors import UsageError
+from specbench.errors import UsageError, plain
 from specbench.records import Record
 
 
@@ -39,11 +38,6 @@ class Pass:
         return plain(self.folder / "baseline" if self.baseline else self.folder)
 
 
-def plain(value: Any) -> str:
-    """Text of a file, safe to print: a control character would reach the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in str(value))
-
-
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
@@ -58,9 +52,9 @@ def read(word: str) -> Pass:
     journal = next((p for p, meant in places.items() if meant and p.is_file()), None)
     if journal is None:
         raise UsageError(_no_run(path))
-    cfg, (run_id, sessions) = _config(journal.with_name("config.yaml")), _memory(journal.with_name("run.json"))
+    cfg, memory = _config(journal.with_name("config.yaml")), records.read_memory(journal.with_name("run.json"))
     baseline = journal.name == "baseline.jsonl"
-    return Pass(word, journal.parent, baseline, cfg, run_id, sessions, _records(journal))
+    return Pass(word, journal.parent, baseline, cfg, plain(memory["run_id"]), memory["sessions"], _records(journal))
 
 
 def _no_run(path: Path) -> str:
@@ -98,18 +92,6 @@ def _config(path: Path) -> dict[str, Any]:
     raise UsageError(f"{path} is no configuration of a run; compare folders as specbench run left them")
 
 
-def _memory(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
-    """run.json: the run's name and its processes."""
-    try:
-        found = json.loads(_text(path))
-        run_id, sessions = found["run_id"], found["sessions"]
-        if isinstance(run_id, str) and all(isinstance(session, dict) for session in sessions.values()):
-            return plain(run_id), sessions
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        pass
-    raise UsageError(f"{path} is not what specbench run wrote; compare folders as it left them")
-
-
 def _records(path: Path) -> dict[int, Record]:
     """The records of a pass by index. Raises UsageError for one that is damaged, and for two of one index."""
     try:
@@ -120,37 +102,11 @@ def _records(path: Path) -> dict[int, Record]:
         raise UsageError(f"{path} holds a line that is not a record; remove it") from None
     found: dict[int, Record] = {}
     for record in read:
-        if wrong := _wrong(record):
-            raise UsageError(f"{path}: the record of index {plain(record.index):.20} {wrong}; remove its line")
+        if fault := records.wrong(record):
+            raise UsageError(f"{path}: the record of index {plain(record.index):.20} {fault}; remove its line")
         if found.setdefault(record.index, record) != record:
             raise UsageError(f"{path} holds two records of index {record.index}; remove one of the lines")
     return found
-
-
-_WHOLE = ("index", "seed", "tokens", "steps", "drafted", "accepted", "batch")
-_NUMBERS = ("accepted_length", "decode_s", "text_s", "pixels_s")
-_OPTIONAL = ("latency_s", "log_prob_mean")
-_TEXTS = ("prompt", "sha256", "session")
-_LARGEST = 1e100  # its square is still a number
-
-
-def _wrong(r: Record) -> str:
-    """What is wrong with what a comparison needs of a record; empty where nothing is."""
-    for name in (*_WHOLE, *_NUMBERS, *_OPTIONAL):
-        value = getattr(r, name)
-        if value is None and name in _OPTIONAL:
-            continue
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not (whole or (isinstance(value, float) and name not in _WHOLE)) or not abs(value) < _LARGEST:
-            return f"has no {'whole ' if name in _WHOLE else ''}number as {name} ({plain(value):.40})"
-        least = 1 if name in ("tokens", "steps", "batch") else 0
-        if name != "log_prob_mean" and value < least:
-            return f"has {name} {value}"
-    if wrong := [name for name in _TEXTS if not isinstance(getattr(r, name), str)]:
-        return f"has no text as {wrong[0]}"
-    if r.id is not None and not isinstance(r.id, str):
-        return "has no text as id"
-    return f"accepted {r.accepted} of {r.drafted} drafts" if r.accepted > r.drafted else ""
 
 
 # --- what tells two apart ---------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 from specbench import records
 from specbench.compare.comparison import Comparison, Result
 from specbench.compare.paired import LEVEL, Law, size
-from specbench.compare.passes import plain
+from specbench.errors import plain
 
 WIDTH = 120  # columns of the screen
 _LONGEST = 9  # characters of a number

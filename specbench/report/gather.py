@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-import csv
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,8 +67,7 @@ def gather(sources: Sequence[Path], runs: Sequence[Path], pictures: int) -> Foun
                 if other is None or (row["time"] or "") >= (other["time"] or ""):
                     kept[row["config_hash"]] = row | {"file": path.name}
         elif {"verdict", "samples"} <= set(records.header(path)):
-            with path.open(newline="", encoding="utf-8") as f:
-                found.audits += [{k: v or "" for k, v in row.items() if k} for row in csv.DictReader(f)]
+            found.audits += [row for _, row in records.csv_lines(path)[1]]
     if not kept and not found.audits:
         raise UsageError(f"no rows of runs or audits in {', '.join(map(str, sources))}; name their CSV files or folder")
     found.rows = list(kept.values())
@@ -159,20 +158,26 @@ def _run_folders(places: Sequence[Path]) -> list[Path]:
 
 def _take_pictures(folder: Path, wanted: set[str], most: int, found: Found) -> None:
     """The first pictures of a run whose row is shown."""
-    [row] = records.read_rows(folder / "row.csv")
+    rows = records.read_rows(folder / "row.csv")
+    if len(rows) != 1:
+        raise UsageError(f"{folder / 'row.csv'} has {len(rows)} rows, where a run has one; leave its folder out")
+    [row] = rows
     if row["run_id"] not in wanted or not (folder / "records.jsonl").is_file():
         return
     shots: dict[int, bytes] = {}
-    for line in (folder / "records.jsonl").read_text(encoding="utf-8").splitlines():
+    for line in (folder / "records.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
-            index, image, prompt = int(record["index"]), folder / str(record["image"]), str(record["prompt"])
-        except (ValueError, KeyError, TypeError):
+            index, name, prompt = record["index"], record["image"], record["prompt"]
+        except (ValueError, LookupError, TypeError, RecursionError):
             continue  # a half-written line
-        if index >= most or not image.is_file() or image.suffix != ".png":
+        # A name as a run gives it: no record leads out of the folder.
+        told = type(index) is int and isinstance(prompt, str) and isinstance(name, str)
+        if not told or not 0 <= index < most or not re.fullmatch(records.PICTURE, name):
             continue
-        shots[index] = image.read_bytes()
-        found.prompts[f"{_set(row)} {index}"] = prompt
+        if (image := folder / name).is_file():
+            shots[index] = image.read_bytes()
+            found.prompts[f"{_set(row)} {index}"] = prompt
     if shots:
         found.shots[str(row["run_id"])] = shots
 
@@ -188,7 +193,7 @@ def keep(found: Found, folder: Path) -> None:
         shots = found.shots.get(str(row["run_id"]), {})
         if not shots:
             continue
-        place = folder / str(row["run_id"])
+        place = folder / re.sub(r"[^\w-]+", "_", str(row["run_id"]))  # whoever wrote the row, a name and no path
         (place / "images").mkdir(parents=True, exist_ok=True)
         lines = []
         for index, png in sorted(shots.items()):
@@ -253,7 +258,13 @@ def page_data(found: Found) -> dict[str, Any]:
 
 
 def _numbers(text: str | None) -> list[float] | None:
-    return json.loads(text) if text else None
+    """A JSON list of numbers; None for anything else, since a cell may hold whatever somebody wrote into it."""
+    try:
+        found = json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(found, list) and all(type(v) in (int, float) and abs(v) < 1e100 for v in found)
+    return found if whole else None
 
 
 def label(row: Mapping[str, Any]) -> str:
