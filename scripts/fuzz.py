@@ -372,7 +372,7 @@ def checkpoints(rng: random.Random, box: Path) -> list[str] | Callable[[], objec
         tensors[name] = rng.choice([Code(), [1], None, "text", tensors[name].to_sparse()])
     path = box / f"in/w.{form}"
     if form == "pt":
-        torch.save(rng.choice([tensors, {"model": tensors}, {"model": [tensors]}, tensors[name]]), path)
+        torch.save(rng.choice([tensors, {"model": tensors}, {"model": [tensors]}, [*tensors.values()][0]]), path)
     else:
         save_file({key: t.contiguous() for key, t in tensors.items()}, path)
     if kind >= 6:
@@ -419,7 +419,7 @@ def embedded(rng: random.Random, box: Path) -> list[str]:
 COMMANDS = "run run run evaluate compare report audit bench probe tables reference list fetch train x".split()
 PARAMETERS = (
     "method model drafter rule delta nu n seed tree window top_p dtype device data prompts protocol weights reference"
-    " metrics batch +x ~n hydra.run.dir ++a.b data_dir metrics_dir engine experiment temperature cfg_scale audit.tables"
+    " metrics batch +x ~n ++a.b data_dir metrics_dir engine experiment temperature cfg_scale audit.tables"
     " bench.steps"
 ).split()
 

@@ -6,6 +6,7 @@ Set SPECBENCH_DEBUG=1 to see tracebacks. Importing this module imports neither t
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -63,9 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as e:
         return _fail(str(e) or "stopped", STOPPED)
     except Exception as e:
+        if isinstance(e, OSError) and e.errno == errno.ENAMETOOLONG:
+            return _fail(UsageError(f"a file name is too long ({str(e.filename)[:40]}...); shorten it"), USAGE)
         if _debug():
             raise
-        text = " ".join(str(e).split())
+        text = " ".join(str(e).split())[:1000]  # some libraries add the frames of their C++ code
         return _fail(f"{type(e).__name__}: {text} (SPECBENCH_DEBUG=1 shows where)", FAILED)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from specbench.errors import UsageError, unknown
 
 #: Sequences that an audit counts one by one: 32 MiB a count.
 LARGEST = 1 << 22
+_MOST_BYTES = 1 << 28  # of an array: tables of that many sequences, with room to spare
 _ROUNDING = 1e-4  # by which a row of a file may miss one: float32 sums do, float16's do not pass
 
 
@@ -101,10 +103,12 @@ def load(path: str) -> Model:
     return Model(file.name, p, q, None if codebook is None else torch.from_numpy(codebook).float())
 
 
-def _array(found: Mapping[str, np.ndarray], name: str, path: str) -> np.ndarray:
+def _array(found: np.lib.npyio.NpzFile, name: str, path: str) -> np.ndarray:
     try:
+        if found.zip.getinfo(f"{name}.npy").file_size > _MOST_BYTES:
+            raise ValueError("it unfolds to too much")
         array = found[name]
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError):
+    except (OSError, ValueError, LookupError, AttributeError, MemoryError, zipfile.BadZipFile, zlib.error, EOFError):
         raise UsageError(f"audit.tables: {name} of {path} is damaged or not an array of numbers") from None
     if array.dtype.kind not in "biuf":
         raise UsageError(f"audit.tables: {name} of {path} is not an array of numbers (its type is {array.dtype})")

@@ -60,17 +60,28 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise UsageError(f"'{path}' is not a readable safetensors file ({e}); fetch or train it again") from e
     if (meta.get("kind") or "").removeprefix(_EMBEDDED) != kind.removeprefix(_EMBEDDED):
         raise UsageError(f"'{path}' holds a '{meta.get('kind', 'foreign')}' model, not a '{kind}'")
-    return json.loads(meta["config"]), tensors
+    try:
+        config = json.loads(meta["config"])
+        if isinstance(config, dict):
+            return config, tensors
+    except (KeyError, ValueError, RecursionError):
+        pass
+    raise UsageError(f"'{path}' says nothing about its network (metadata 'config'); fetch or train it again")
 
 
 def load(path: Path, kind: str, module: Callable[[Any], Module], config: Callable[..., Any]) -> Module:
     """The network of a file written by `save`: `module` of `config`, filled."""
     values, tensors = read(path, kind)
+    most = sum(tensor.numel() for tensor in tensors.values())  # no size of a network is above that of its weights
     try:
         cfg = config(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
-    except TypeError as e:
-        raise UsageError(f"{path.name} is of another version of specbench; run `make train-scenes` without it") from e
-    built = module(cfg)
+        if any(isinstance(v, int) and abs(v) > most for v in values.values()):
+            raise ValueError("a size is larger than the file")
+        built = module(cfg)
+    except Exception as e:  # of as many kinds as a network has ways to be none
+        raise UsageError(
+            f"{path.name} is damaged, or of another version of specbench; run `make train-scenes` without it"
+        ) from e
     fill(built, tensors, path.name)
     return built
 

@@ -1,0 +1,285 @@
+"""Files that nobody vouches for: whatever they hold, a reader gives what it promises or one sentence.
+
+`scripts/fuzz.py` does the same through whole commands, by the thousand. The second half are bugs that it found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import struct
+import zipfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import save_file
+from test_records import picture, record
+from test_report import row
+from torch import nn
+
+from specbench import cli, pictures, records
+from specbench.audit import models
+from specbench.compare import passes
+from specbench.data import prompts
+from specbench.errors import UsageError
+from specbench.metrics import reference
+from specbench.models import checkpoints
+from specbench.report import cli as report
+from specbench.report import gather
+from specbench.tables import render
+
+many = settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(
+    ["nan", "inf", "1e999", "-1", "\0", "²", "9" * 400, "</script>", "\\input{x}", "../../x", "\u202e", "[" * 3000]
+)
+#: The bytes of a file: any, and any text.
+BYTES = st.binary(max_size=200) | TEXT.map(str.encode)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def content(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def or_told(read: Callable[[], Any]) -> Any:
+    """What a reader gives; None where it told what is wrong. Anything else that it raises is a bug."""
+    with contextlib.suppress(UsageError):
+        return read()
+    return None
+
+
+# --- readers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", [".txt", ".tsv", ".csv", ".json", ".jsonl"])
+@many
+@given(data=BYTES | JSON.map(lambda value: json.dumps(value).encode()))
+def test_prompts(tmp_path: Path, ending: str, data: bytes) -> None:
+    found = or_told(lambda: prompts.read(content(tmp_path / f"p{ending}", data)))
+    for entry in found or []:
+        assert entry.prompt.strip()
+        assert "\0" not in entry.prompt + entry.id
+    assert found is None or len({entry.id for entry in found}) == len(found) > 0
+
+
+@many
+@given(data=BYTES)
+def test_pictures_arrays_and_rows_of_any_bytes(tmp_path: Path, data: bytes) -> None:
+    path = content(tmp_path / "file", data)
+    assert or_told(lambda: reference.read(path, 4)) is None
+    assert or_told(lambda: models.load(str(path))) is None
+    or_told(lambda: pictures.read(path))
+    or_told(lambda: records.read_rows(path))
+    or_told(lambda: records.csv_lines(path))
+    or_told(lambda: records.Journal(path))
+    or_told(lambda: records.read_memory(path))
+
+
+@many
+@given(name=st.sampled_from(list(records.COLUMNS)), text=TEXT)
+def test_a_cell_is_a_number_or_told(tmp_path: Path, name: str, text: str) -> None:
+    out = io.StringIO()
+    csv.writer(out).writerows([["run_id", name][name == "run_id" :], ["a", text][name == "run_id" :]])
+    for one in or_told(lambda: records.read_rows(content(tmp_path / "rows.csv", out.getvalue().encode()))) or []:
+        value = one[name]
+        assert value is None or isinstance(value, str) or np.isfinite(float(value))
+
+
+@many
+@given(name=st.sampled_from(list(asdict(record(0)))), value=JSON)
+def test_a_record_is_whole_or_told(tmp_path: Path, name: str, value: Any) -> None:
+    line = json.dumps(asdict(record(0)) | {name: value})
+    path = content(tmp_path / "records.jsonl", line.encode() + b"\n")
+    (tmp_path / "images").mkdir(exist_ok=True)
+    Image.fromarray(picture(0)).save(tmp_path / "images/00000.png")
+    journal = or_told(lambda: records.Journal(path))
+    for kept in journal.records.values() if journal else []:
+        assert isinstance(kept.steps, int)
+        assert (tmp_path / kept.image).resolve().is_relative_to(tmp_path.resolve())
+
+
+@cache
+def plain_row() -> dict[str, Any]:
+    return row("x", "method=vanilla")
+
+
+@many
+@given(text=TEXT)
+def test_text_stays_text(text: str) -> None:
+    """In LaTeX a backslash begins what the renderer wrote, and nothing else; in Markdown there is no tag; in a page no
+    sign that could end its data."""
+    latex = render.latex_text(text)
+    known = r"\\(text(backslash|asciitilde|asciicircum|less|greater|bar|quotedbl|asciigrave)\{\}|[&%$#_{}])"
+    known += r"|\$\\(pm|times|uparrow|downarrow|delta|lambda|nu|omega)\$|-\{\}"
+    assert not re.search(r"[\\%$#&_{}~^]", re.sub(known, "", latex))
+    assert not re.search(r"(?<!\\)[<>`|]", render.markdown_text(text))
+    one = plain_row() | {"note": text, "prompts": text, "file": text, "command": text, "command_exact": True}
+    page = report.page(gather.Found([one], [{"verdict": text}], {}, {"p": text}))
+    told = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
+    assert told is not None
+    assert not set("<>&") & set(told[1])
+    assert json.loads(told[1])["prompts"] == {"p": text}
+
+
+# --- bugs that were found ---------------------------------------------------------------------------------------------
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The one sentence of a command that cannot work."""
+    assert cli.main([str(word) for word in words]) == 2
+    [line] = capsys.readouterr().err.splitlines()[-1:]
+    assert line.startswith("specbench: ")
+    return line.removeprefix("specbench: ")
+
+
+@pytest.mark.parametrize(
+    ("cell", "sentence"),
+    [
+        ("quick", "steps must be a number, or empty where it was not measured (got 'quick'); mend the cell"),
+        ("nan", "steps must be a number, or empty where it was not measured (got 'nan'); mend the cell"),
+        ('"1', "cannot read this row (unexpected end of data); mend it"),
+        ("1,2,3", "5 cells below a header of 3; mend the row"),
+        ("²", "steps must be a number, or empty where it was not measured (got '²'); mend the cell"),
+    ],
+)
+def test_a_row_edited_by_hand_costs_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cell: str, sentence: str
+) -> None:
+    """A word for a number was a ValueError; "nan" came as far as the page, which JSON cannot hold."""
+    path = content(tmp_path / "rows.csv", f"run_id,config_hash,steps\na,b,{cell}\n".encode())
+    assert refused(capsys, "report", path, f"out={tmp_path / 'x.html'}") == f"{path}, line 2: {sentence}"
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_a_table_that_is_no_text_costs_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = content(tmp_path / "rows.csv", b"run_id,config_hash\n\xff,b\n")
+    told = refused(capsys, "report", path, f"out={tmp_path / 'x.html'}")
+    assert told == f"{path} is no UTF-8 text; save it as UTF-8"
+
+
+def run_folder(folder: Path, run_id: str, image: str) -> None:
+    """A finished run, as far as a report reads one."""
+    (folder / "images").mkdir(parents=True)
+    Image.fromarray(picture(0)).save(folder / "images/00000.png")
+    (folder / "row.csv").write_text(records.to_csv([row(run_id, "method=vanilla")]))
+    (folder / "records.jsonl").write_text(json.dumps({"index": 0, "prompt": "a", "image": image}) + "\n")
+
+
+@pytest.mark.parametrize("run_id", ["../../escape", "/tmp/escape-specbench", "..", "a/b"])
+def test_the_name_of_a_run_becomes_no_path(tmp_path: Path, run_id: str) -> None:
+    """`report keep=` used to make a folder wherever the run_id of an edited row led."""
+    run_folder(tmp_path / "in/run", run_id, "images/00000.png")
+    words = [tmp_path / "in/run/row.csv", f"runs={tmp_path / 'in'}", f"keep={tmp_path / 'out/kept'}"]
+    assert cli.main(["report", *map(str, words), f"out={tmp_path / 'out/x.html'}"]) == 0
+    [kept] = (tmp_path / "out/kept").iterdir()
+    assert re.fullmatch(r"[\w-]+", kept.name)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
+    assert not Path("/tmp/escape-specbench").exists()
+
+
+@pytest.mark.parametrize("image", ["../secret.png", "images/../../secret.png", "{}/secret.png"])
+def test_a_record_shows_no_picture_from_elsewhere(tmp_path: Path, image: str) -> None:
+    """A report used to embed any .png that a record named."""
+    Image.fromarray(picture(1)).save(tmp_path / "secret.png")
+    run_folder(tmp_path / "in/run", "a", image.format(tmp_path))
+    found = gather.gather([tmp_path / "in/run/row.csv"], [tmp_path / "in"], 8)
+    assert found.shots == {}
+    line = json.dumps(asdict(record(0)) | {"image": image.format(tmp_path)})
+    with pytest.raises(UsageError, match="line 1 of .* is not a record"):
+        records.Journal(content(tmp_path / "records.jsonl", line.encode() + b"\n"))
+
+
+def test_a_folder_with_two_rows_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_folder(tmp_path / "run", "a", "images/00000.png")
+    path = tmp_path / "run/row.csv"
+    path.write_text(records.to_csv([row("a", "method=vanilla"), row("b", "method=vanilla")]))
+    told = refused(capsys, "report", path, f"runs={tmp_path}", f"out={tmp_path / 'x.html'}")
+    assert told == f"{path} has 2 rows, where a run has one; leave its folder out"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"run_id": 1, "sessions": {}}', '{"run_id": "a", "sessions": {"b": 1}}']
+)
+def test_a_damaged_run_json_costs_a_sentence(tmp_path: Path, text: str) -> None:
+    """It was a JSONDecodeError, an AssertionError or a KeyError, whichever command came upon it."""
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(UsageError, match=r"run\.json is not what specbench run wrote"):
+        records.read_memory(tmp_path / "run.json")
+    (tmp_path / "config.yaml").write_text("method: a\ndrafter: b\nrule: c\n")
+    (tmp_path / "records.jsonl").write_text("")
+    with pytest.raises(UsageError, match=r"run\.json is not what specbench run wrote"):
+        passes.read(str(tmp_path))
+
+
+def test_a_file_name_reaches_neither_terminal_nor_table_raw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An escape sequence in a name used to reach the terminal, and a name that is no UTF-8 was a UnicodeEncodeError
+    after all pictures had been judged."""
+    (tmp_path / "a").mkdir()
+    Image.fromarray(picture(0)).save(tmp_path / "a/\x1b[2J\x1b]0;owned\x07.png")
+    told = refused(capsys, "evaluate", tmp_path / "a", "data=scenes", f"out={tmp_path / 'out'}")
+    assert told.isprintable()
+    assert "?[2J?]0;owned?.png" in told
+    (tmp_path / "b").mkdir()
+    content(Path(os.fsdecode(os.fsencode(tmp_path) + b"/b/\xff.png")), b"")
+    assert refused(capsys, "evaluate", tmp_path / "b", "data=scenes").endswith("/?.png is no UTF-8; rename it")
+
+
+def test_a_header_that_promises_more_than_there_is_costs_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """numpy believes the header of an array, and asks for its 58 TiB."""
+    head = "{'descr': '<f8', 'fortran_order': False, 'shape': (1, 8000000000000)}".ljust(117) + "\n"
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as z:
+        z.writestr("p0.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + head.encode())
+    path = tmp_path / "a.npz"
+    told = refused(capsys, "audit", "method=sd", f"audit.tables={path}")
+    assert told == f"audit.tables: p0 of {path} is damaged or not an array of numbers"
+
+
+@dataclass(frozen=True)
+class Shape:
+    inside: int = 3
+    out: int = 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", '{"inside": "a"}', '{"inside": -1}', '{"inside": 1e3}', '{"no": 1}',
+                                  f'{{"inside": {2**63}}}', f'{{"inside": {10**9}}}', "[" * 3000])  # fmt: skip
+def test_weights_that_describe_no_network_cost_a_sentence(tmp_path: Path, text: str) -> None:
+    """An embedded file says of which sizes its network is; whatever stood there used to be built."""
+    module = nn.Linear(3, 2)
+    tensors = dict(module.state_dict())
+    path = tmp_path / "w.safetensors"
+    for config in ('{"inside": 3}', text):
+        save_file(tensors, path, {"kind": "line", "config": config})
+        if config == text:
+            with pytest.raises(UsageError, match=r"w\.safetensors"):
+                checkpoints.load(path, "line", lambda c: nn.Linear(c.inside, c.out), Shape)
+        else:
+            checkpoints.load(path, "line", lambda c: nn.Linear(c.inside, c.out), Shape)
+
+
+def test_a_name_that_no_disk_can_hold_costs_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "evaluate", "x" * 5000) == f"a file name is too long ({'x' * 40}...); shorten it"
