@@ -8,6 +8,7 @@ ARGS    ?=
 BIN      := .venv/bin
 READY    := .venv/.ready
 DEV      := .venv/.ready-dev
+DOCS     := .venv/.ready-docs
 REPORT   := build/tests.xml
 # ARGS goes before the default run's own words; one that chooses a method replaces them.
 DEFAULT  := method=cool_sd delta=1.1 n=16
@@ -16,7 +17,7 @@ RUN_ARGS  = $(if $(filter method=% experiment=%,$(ARGS)),,$(foreach d,$(DEFAULT)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test tables comparisons bench train-scenes lint format clean
+.PHONY: help run test tables comparisons bench train-scenes lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -50,6 +51,10 @@ format: $(DEV) ## rewrite the sources in the project's format
 	"$(BIN)/ruff" format .
 	"$(BIN)/ruff" check --fix .
 
+docs: $(DOCS) ## the API as HTML, in build/docs; a warning is an error
+	OMP_NUM_THREADS=1 "$(BIN)/python" -W error::UserWarning -m pdoc --output-directory build/docs specbench
+	@echo "wrote build/docs/specbench.html"
+
 clean: ## remove .venv, caches and build outputs (runs/, .train/ and results/ stay)
 	rm -rf .venv build dist .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -60,6 +65,10 @@ $(READY): pyproject.toml constraints.txt
 
 $(DEV): pyproject.toml constraints.txt
 	$(call install,.[dev])
+	@touch $(READY) $@
+
+$(DOCS): pyproject.toml constraints.txt
+	$(call install,.[docs])
 	@touch $(READY) $@
 
 define install

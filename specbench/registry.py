@@ -1,8 +1,8 @@
 """What is behind the names that can be chosen: looking a name up imports nothing heavy.
 
 A rule is the function `build` of specbench/decoding/rules/NAME.py, a drafter that of specbench/decoding/drafters/
-NAME.py, where NAME.yaml stands under conf/: adding one is one module and one YAML. Several names that share a module,
-and what needs weights, are listed here.
+NAME.py, a model the function `load` of specbench/models/NAME.py, where NAME.yaml stands under conf/: adding one is one
+module and one YAML. Several names that share a module, and what needs weights, are listed here.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def entry(kind: str, name: str) -> Entry:
     """What is known of a model, drafter or rule. Raises UsageError with the names there are."""
     if name not in parameters.choices(kind):
         raise unknown(kind, name, parameters.choices(kind))
-    return _LISTED[kind].get(name) or Entry(f"specbench.decoding.{kind}s.{name}:build")
+    own = f"specbench.models.{name}:load" if kind == "model" else f"specbench.decoding.{kind}s.{name}:build"
+    return _LISTED[kind].get(name) or Entry(own)
 
 
 def find(kind: str, name: str) -> Any:

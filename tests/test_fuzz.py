@@ -200,6 +200,16 @@ def test_the_name_of_a_run_becomes_no_path(tmp_path: Path, run_id: str) -> None:
     assert not Path("/tmp/escape-specbench").exists()
 
 
+def test_a_row_may_differ_from_that_of_its_folder(tmp_path: Path) -> None:
+    """`report keep=` looked for the prompts of the folder's row under the data of the edited one: a KeyError."""
+    run_folder(tmp_path / "in/run", "a", "images/00000.png")
+    edited = tmp_path / "edited.csv"
+    edited.write_text(records.to_csv([row("a", "method=vanilla", split="another")]))
+    words = [edited, f"runs={tmp_path / 'in'}", f"keep={tmp_path / 'kept'}", f"out={tmp_path / 'x.html'}"]
+    assert cli.main(["report", *map(str, words)]) == 0
+    assert json.loads((tmp_path / "kept/a/records.jsonl").read_text())["prompt"] == "a"
+
+
 @pytest.mark.parametrize("image", ["../secret.png", "images/../../secret.png", "{}/secret.png"])
 def test_a_record_shows_no_picture_from_elsewhere(tmp_path: Path, image: str) -> None:
     """A report used to embed any .png that a record named."""

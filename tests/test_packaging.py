@@ -11,6 +11,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -60,19 +62,33 @@ def test_every_data_file_reaches_the_wheel() -> None:
         for p in (ROOT / folder).rglob("*")
         if p.is_file() and p.suffix not in (".py", ".pyc")
     ]
-    assert "conf/config.yaml" in files
-    assert "specbench/tables/published/coolsd_table1.csv" in files
-    assert "specbench/report/page.html" in files
     if not (ROOT / ".git").exists():
         pytest.skip("not a checkout: nothing to ask git about")
     asked = subprocess.run(["git", "check-ignore", "--", *files], cwd=ROOT, capture_output=True, text=True)
     assert asked.stdout == "", "these files are ignored by git and so would not be shipped"
 
 
+def test_wheel_and_sdist_hold_what_works_without_a_checkout() -> None:
+    """As the build itself lists them."""
+    wheel = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
+    kinds = {"conf/**/*.yaml": 100, "assets/*.safetensors": 13, "tables/published/*.csv": 20, "report/page.html": 1}
+    for pattern, least in kinds.items():
+        folder = ROOT if pattern.startswith("conf") else ROOT / "specbench"
+        wanted = {f"specbench/{path.relative_to(folder).as_posix()}" for path in folder.glob(pattern)}
+        assert len(wanted) >= least, pattern
+        assert wanted <= wheel, pattern
+    assert {name.split("/")[0] for name in wheel} == {"specbench"}
+    sdist = {file.distribution_path for file in SdistBuilder(str(ROOT)).recurse_included_files()}
+    top = {"README.md", "LICENSE", "Makefile", "constraints.txt", "docs/changelog.md", "scripts/smoke.sh"}
+    assert top | {"tests/test_packaging.py", "conf/config.yaml"} <= sdist
+    assert {name.removeprefix("specbench/") for name in wheel if name.startswith("specbench/conf/")} <= sdist
+    assert {name for name in wheel if not name.startswith("specbench/conf/")} <= sdist
+
+
 def test_the_conflicting_extras_are_declared() -> None:
     [conflict] = PROJECT["tool"]["uv"]["conflicts"]
     assert sorted(side["extra"] for side in conflict) == ["image-reward", "metrics"]
-    assert {"dev", "image-reward", "joblib", "metrics", "optuna", "ray", "slurm", "train"} == set(EXTRAS)
+    assert {"dev", "docs", "image-reward", "joblib", "metrics", "optuna", "ray", "slurm", "train"} == set(EXTRAS)
 
 
 # --- constraints.txt --------------------------------------------------------------------------------------------------
@@ -132,6 +148,7 @@ def test_make_lists_every_target_with_a_line(clone: Path) -> None:
         "bench",
         "clean",
         "comparisons",
+        "docs",
         "format",
         "help",
         "lint",

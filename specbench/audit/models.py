@@ -105,7 +105,7 @@ def load(path: str) -> Model:
 
 def _array(found: np.lib.npyio.NpzFile, name: str, path: str) -> np.ndarray:
     try:
-        if found.zip.getinfo(f"{name}.npy").file_size > _MOST_BYTES:
+        if found.zip is None or found.zip.getinfo(f"{name}.npy").file_size > _MOST_BYTES:
             raise ValueError("it unfolds to too much")
         array = found[name]
     except (OSError, ValueError, LookupError, AttributeError, MemoryError, zipfile.BadZipFile, zlib.error, EOFError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,7 +31,8 @@ MOST = 2000  # pairs, of which features are compared; all their distances are in
 Pairs = Sequence[tuple[Record, Record]]
 
 
-class Figure(NamedTuple):
+@dataclass(frozen=True)
+class Figure:
     """A figure of an image, and how to say that B has {d} more of it than A, or less. The holes {a}, {b} and {d} stand
     in the sentence as they are filled; a name may hold braces of its own."""
 

@@ -73,7 +73,7 @@ def gather(sources: Sequence[Path], runs: Sequence[Path], pictures: int) -> Foun
     found.rows = list(kept.values())
     for row in found.rows:
         row["command"], row["command_exact"] = command(row)
-    wanted = {row["run_id"] for row in found.rows}
+    wanted = {row["run_id"]: row for row in found.rows}
     for folder in _run_folders(runs):
         _take_pictures(folder, wanted, pictures, found)
     return found
@@ -156,8 +156,8 @@ def _run_folders(places: Sequence[Path]) -> list[Path]:
     return folders
 
 
-def _take_pictures(folder: Path, wanted: set[str], most: int, found: Found) -> None:
-    """The first pictures of a run whose row is shown."""
+def _take_pictures(folder: Path, wanted: Mapping[str, Mapping[str, Any]], most: int, found: Found) -> None:
+    """The first pictures of a run whose row is shown; `wanted`: those rows by run_id."""
     rows = records.read_rows(folder / "row.csv")
     if len(rows) != 1:
         raise UsageError(f"{folder / 'row.csv'} has {len(rows)} rows, where a run has one; leave its folder out")
@@ -177,7 +177,7 @@ def _take_pictures(folder: Path, wanted: set[str], most: int, found: Found) -> N
             continue
         if (image := folder / name).is_file():
             shots[index] = image.read_bytes()
-            found.prompts[f"{_set(row)} {index}"] = prompt
+            found.prompts[f"{_set(wanted[row['run_id']])} {index}"] = prompt
     if shots:
         found.shots[str(row["run_id"])] = shots
 

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Builds sdist and wheel (the wheel from the sdist), installs the wheel into a new environment, and uses it in an empty folder
+# far from the checkout. Give a folder to keep the two files; PYTHON names the interpreter.
+#
+#   scripts/smoke.sh [DIST]
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+dist=${1:-$work/dist}
+uv=$(command -v uv || echo "$root/.venv/bin/uv")
+[ -x "$uv" ] || { echo "smoke.sh needs uv: make run sets it up in .venv" >&2; exit 1; }
+unset PYTHONPATH
+
+"$uv" build --quiet --out-dir "$dist" "$root"
+"$uv" venv --quiet --python "${PYTHON:-python3}" "$work/env"
+"$uv" pip install --quiet --python "$work/env/bin/python" --constraint "$root/constraints.txt" "$dist"/specbench-*.whl
+mkdir "$work/empty"
+cd "$work/empty"
+specbench=$work/env/bin/specbench
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} SPECBENCH_HOME=$work/home
+
+version=$("$specbench" --version)
+[ "$version" = "specbench $("$work/env/bin/python" -c 'from importlib.metadata import version; print(version("specbench"))')" ]
+"$work/env/bin/python" -c 'import pathlib, specbench, sys; sys.exit("site-packages" not in pathlib.Path(specbench.__file__).parts)'
+"$specbench" list > list.txt
+"$specbench" run method=sjd n=2 warmup=0 out=one metrics=[scenes_reward]
+"$specbench" run method=sjd n=2 warmup=0 out=one metrics=[scenes_reward] | grep "nothing left to do"
+"$specbench" evaluate one
+"$specbench" audit method=sd audit.samples=2000 audit.model=v3t5 out=audit.csv
+"$specbench" tables coolsd_table1 --no-run --format md,latex,csv > tables.txt
+"$specbench" report one/row.csv audit.csv runs=one out=report.html
+! "$specbench" run method=nothing 2> mistake.txt
+[ "$(wc -l < mistake.txt)" = 1 ]
+for file in one/row.csv one/images/00001.png audit.csv report.html results/tables/coolsd_table1.tex; do [ -s "$file" ]; done
+echo "$version: built, installed and used outside the checkout"
