@@ -597,7 +597,7 @@ def main() -> int:
     asked = parser.parse_args()
     sys.addaudithook(_hook)
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()):
             prepare()
         numbers = [asked.only] if asked.only is not None else range(asked.first, asked.first + asked.inputs)
         counts: Counter[tuple[str, int]] = Counter()

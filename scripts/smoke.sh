@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds sdist and wheel (the wheel from the sdist), installs the wheel into a new environment, and uses it in an empty folder
-# far from the checkout. Give a folder to keep the two files; PYTHON names the interpreter.
+# far from the checkout. Give a folder to keep the two files; PYTHON and UV name the interpreter and the installer.
 #
 #   scripts/smoke.sh [DIST]
 set -euo pipefail
@@ -8,8 +8,8 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 dist=${1:-$work/dist}
-uv=$(command -v uv || echo "$root/.venv/bin/uv")
-[ -x "$uv" ] || { echo "smoke.sh needs uv: make run sets it up in .venv" >&2; exit 1; }
+uv=${UV:-$(command -v uv || echo "$root/.venv/bin/uv")}
+command -v "$uv" > /dev/null || { echo "smoke.sh needs uv: make run sets it up in .venv, or give UV=" >&2; exit 1; }
 unset PYTHONPATH
 
 "$uv" build --quiet --out-dir "$dist" "$root"
