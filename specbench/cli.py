@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench._version import __version__
-from specbench.errors import Parser, UsageError, unknown
+from specbench.errors import Parser, RunError, UsageError, unknown
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -57,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except UsageError as e:
         return _fail(e, USAGE)
+    except RunError as e:
+        return _fail(e, FAILED)
     except BrokenPipeError:  # `specbench list | head -1`; what is left to print goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
@@ -297,7 +299,7 @@ def job(_: DictConfig) -> None:
             raise
         _outcomes.append(e)
         if _multirun:
-            _fail(str(e) if isinstance(e, UsageError) else f"{type(e).__name__}: {e}", USAGE)
+            _fail(str(e) if isinstance(e, UsageError | RunError) else f"{type(e).__name__}: {e}", USAGE)
     else:
         if _outcomes is not None:
             _outcomes.append(None)

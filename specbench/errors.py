@@ -1,4 +1,4 @@
-"""The one exception that reaches a user, a sentence that names the mistake and the way out, and what raises it most."""
+"""What reaches a user, a sentence that names the mistake and the way out, and what raises it most."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from typing import NoReturn
 
 class UsageError(Exception):
     """Bad input. The command line prints the message without a traceback and exits with 2."""
+
+
+class RunError(Exception):
+    """Work that was begun and could not be done, through no fault of the words: a full disk, too little memory. The
+    command line prints the message without a traceback and exits with 1."""
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
