@@ -131,19 +131,8 @@ class Run:
                 if isinstance(e, UsageError) and self._made and not method.records:
                     shutil.rmtree(self.folder)  # a run that could not begin leaves nothing
                 raise
-            except OSError as e:
-                if e.errno not in _DISK and self.folder.is_dir():
-                    _LOG.exception("failed")
-                    raise
-                what = e.strerror if self.folder.is_dir() else "it is gone"
-                done = self._done(method, vanilla)
-                _LOG.error("%s", e)
-                raise RunError(
-                    f"cannot write into {self.folder} any more ({what}); {done} were done. When that is mended, go on"
-                    f" with: specbench resume {self.folder}"
-                ) from None
-            except Exception:
-                _LOG.exception("failed")
+            except Exception as e:
+                _LOG.exception("failed" if not self._disk(e) else "cannot write")
                 raise
 
     def _done(self, method: records.Journal, vanilla: records.Journal | None) -> str:
@@ -155,9 +144,10 @@ class Run:
     def _row_so_far(self, method: records.Journal, vanilla: records.Journal | None) -> int:
         """Writes the row of a run that was stopped, unscored, over the images before the first that is missing, and
         returns how many these are. It is the row of a run with that n, and without a baseline where there is none."""
-        n = next(iter(method.missing(self.cfg["n"])), 0)
+        n = next(iter(method.missing(self.cfg["n"])), self.cfg["n"])
         beside = vanilla if vanilla is not None and not vanilla.missing(n) else None
-        if not n or self._failed:
+        before = records.read_rows(self.row_path) if self.row_path.exists() else []
+        if not n or (before and (before[0]["n"] or 0) >= n):
             return 0
         part = copy.copy(self)
         part.cfg = self.cfg | {"n": n, "metrics": []}
@@ -239,10 +229,25 @@ class Run:
             _LOG.addHandler(handler)
             try:
                 yield
+            except OSError as e:
+                if why := self._disk(e):
+                    raise RunError(
+                        f"cannot write into {self.folder} any more ({why}); every image that was recorded is safe. When"
+                        f" that is mended, go on with: specbench resume {self.folder}"
+                    ) from None
+                raise
             finally:
                 _LOG.removeHandler(handler)
                 _LOG.propagate = True
                 handler.close()
+
+    def _disk(self, error: Exception) -> str:
+        """What is wrong with the disk, or with the folder on it; empty where an error says nothing of them."""
+        if not isinstance(error, OSError):
+            return ""
+        if not self.folder.is_dir():
+            return "it is gone"
+        return error.strerror or "error" if error.errno in _DISK else ""
 
     def _check_ours(self) -> None:
         """A folder that holds other things is not filled with ours."""
@@ -400,7 +405,7 @@ class Run:
         # A picture takes no more than its pixels, a record some bytes a token.
         most = left * (3 * session["resolution"] ** 2 + 12 * session["tokens"] + 2000)
         free = shutil.disk_usage(self.folder).free
-        text = f"{left} images to decode: at most {_size(most)} in {self.folder}, where {_size(free)} are free"
+        text = f"{left} images to decode: at most {size(most)} in {self.folder}, where {size(free)} are free"
         if most > free:
             self._warn(f"{text}: the disk may fill up; what is done then stays, and can be gone on with")
         else:
@@ -604,6 +609,23 @@ def _prompts_of(journal: records.Journal, cfg: Mapping[str, Any]) -> list[data.I
     return [data.Item(r.index, r.prompt, None, r.id or str(r.index)) for r in journal.first(cfg["n"])]
 
 
+def stored(folder: Path) -> dict[str, Any]:
+    """The configuration of the run in a folder; parameters that came after the run have their usual values. UsageError
+    where there is none that can be read."""
+    path = folder / "config.yaml"
+    try:
+        theirs = OmegaConf.to_container(OmegaConf.load(path))
+    except Exception:
+        raise UsageError(f"cannot read {path}" if path.exists() else f"{folder} holds no run") from None
+    if not isinstance(theirs, dict):
+        raise UsageError(f"{path} is no configuration")
+    usual = {k: v for k, v in parameters.content("", "config").items() if k not in ("defaults", "hydra")}
+    known = {str(name): value for name, value in theirs.items()}
+    if "metrics_dir" not in known and isinstance(known.get("metrics"), list):  # of before the real metrics
+        known["metrics"] = [records.RENAMED.get(str(name), name) for name in known["metrics"]]
+    return {**usual, **known, "out": None}
+
+
 def _values(cfg: Mapping[str, Any], names: Sequence[str]) -> str:
     return ", ".join(f"{name}={cfg[name]}" if name in cfg else f"no {name}" for name in names)
 
@@ -612,7 +634,7 @@ def _utc() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _size(count: float) -> str:
+def size(count: float) -> str:
     """Bytes, for people."""
     return next((f"{count / size:.1f} {name}" for name, size in (("GB", 1e9), ("MB", 1e6)) if count >= size), "1 MB")
 
