@@ -47,20 +47,20 @@ def start(out: Path, n: int, words: list[str], log: Path) -> subprocess.Popen[by
         return subprocess.Popen(command(out, n, words), env=environment, stdout=f, stderr=f)
 
 
-def children(pid: int) -> dict[int, str]:
-    """Process -> its title, of all that descend from one."""
+def hands(pid: int) -> list[int]:
+    """The workers that descend from a driver."""
     parents: dict[int, int] = {}
-    titles: dict[int, str] = {}
+    titles: dict[int, bytes] = {}
     for place in Path("/proc").glob("[0-9]*"):
         try:
             parents[int(place.name)] = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-            titles[int(place.name)] = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            titles[int(place.name)] = (place / "cmdline").read_bytes()
         except OSError:
             continue
     found = {pid}
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
-    return {child: titles[child] for child in found - {pid}}
+    return [child for child in found if titles.get(child, b"").startswith(b"ray::_Hand")]
 
 
 def gone(pids: list[int], seconds: float = 20.0) -> bool:
@@ -123,14 +123,15 @@ def main() -> int:
             if sum(counts.values()) >= kills:
                 driver.wait(PATIENCE)
                 continue
-            wait = chance.uniform(0, 25)
+            if chance.random() < 0.7:  # else at any moment, most of which are Ray's and the workers' start
+                while driver.poll() is None and not hands(driver.pid):
+                    time.sleep(0.2)
             try:
-                driver.wait(wait)
+                driver.wait(chance.uniform(0, 10))
                 continue
             except subprocess.TimeoutExpired:
                 pass
-            below = children(driver.pid)
-            workers = [pid for pid, title in below.items() if title.startswith("ray::_Hand")]
+            workers = hands(driver.pid)
             if workers and chance.random() < 0.5:
                 os.kill(chance.choice(workers), signal.SIGKILL)
                 counts["worker"] += 1

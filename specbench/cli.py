@@ -194,8 +194,10 @@ def _debug() -> bool:
 # --- run --------------------------------------------------------------------------------------------------------------
 
 #: What became of the jobs that Hydra started in this process: None for a row, else what was raised. Hydra itself would
-#: stop at the first failure and print a traceback. A launcher's worker process has no such list, and raises.
+#: stop at the first failure and print a traceback. A launcher's worker process has no such list, or a copy of it that
+#: nobody reads, and raises.
 _outcomes: list[BaseException | None] | None = None
+_process = os.getpid()
 _multirun = False
 
 
@@ -355,7 +357,7 @@ def job(_: DictConfig) -> None:
     try:
         _job()
     except Exception as e:
-        if _outcomes is None:
+        if _outcomes is None or os.getpid() != _process:
             raise
         _outcomes.append(e)
         if _multirun:

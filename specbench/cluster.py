@@ -104,8 +104,9 @@ class Workers:
             while queue and self._idle and not stop():
                 hand, some = self._idle.pop(), queue.popleft()
                 self._busy[hand.decode.remote(some, baseline)] = _Task(hand, some)
-            alive = len(self._busy) + len(self._idle)
-            for _ in range(min(self._together - alive, len(queue)) if not stop() else 0):
+            loading = sum(not task.items for task in self._busy.values())
+            lacking = min(self._together - len(self._busy) - len(self._idle), len(queue) - loading)
+            for _ in range(lacking if not stop() else 0):
                 hand = self._new()
                 self._busy[hand.load.remote()] = _Task(hand)
             ready, _ = self._ray.wait(list(self._busy), timeout=1.0)  # in which a Ctrl-C is seen
@@ -120,7 +121,7 @@ class Workers:
         try:
             found: list[Event] = self._ray.get(reference)
         except (*lost, self._ray.exceptions.OutOfMemoryError, self._ray.exceptions.NodeDiedError) as e:
-            return self._lost(task, queue, deaths, type(e).__name__)
+            return self._lost(task, queue, deaths, f"{type(e).__name__}: {_last_line(e)}")
         except self._ray.exceptions.RayTaskError as e:
             raise e.cause if isinstance(e.cause, Exception) else e from None
         self._idle.append(task.hand)
@@ -144,6 +145,11 @@ class Workers:
         else:
             return [Failure(first, f"{MOST_DEATHS} workers died over it ({how})")]
         return [Died(f"a worker died ({how}) over {len(task.items)} images")]
+
+
+def _last_line(error: Exception) -> str:
+    """What Ray's page of text about a death comes to."""
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")[:200]
 
 
 def _connected(together: int, address: str | None) -> Any:

@@ -619,8 +619,10 @@ def stored(folder: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read {path}" if path.exists() else f"{folder} holds no run") from None
     if not isinstance(theirs, dict):
         raise UsageError(f"{path} is no configuration")
-    usual = {k: v for k, v in parameters.content("", "config").items() if k not in ("defaults", "hydra")}
     known = {str(name): value for name, value in theirs.items()}
+    files = [("", "config"), *((group, str(known.get(group))) for group in parameters.PARTS)]
+    usual = {k: v for group, name in files for k, v in parameters.content(group, name).items()}
+    usual = {k: v for k, v in usual.items() if k in parameters.TABLE}
     if "metrics_dir" not in known and isinstance(known.get("metrics"), list):  # of before the real metrics
         known["metrics"] = [records.RENAMED.get(str(name), name) for name in known["metrics"]]
     return {**usual, **known, "out": None}

@@ -351,8 +351,8 @@ def test_a_broken_configuration_is_told(call: Call, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("[1, 2")
     for command in ("status", "resume"):
         assert call(command, ".") == (2, "", "specbench: cannot read config.yaml\n")
+    (tmp_path / "config.yaml").write_text("- a\n")
     with pytest.raises(UsageError, match="is no configuration"):
-        (tmp_path / "config.yaml").write_text("- a\n")
         run.stored(tmp_path)
 
 
