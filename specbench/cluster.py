@@ -97,16 +97,17 @@ class Workers:
         """As `Worker.decode`; what is done first is told first."""
         size = self._cfg["batch"]
         queue = deque(items[start : start + size] for start in range(0, len(items), size))
-        deaths: Counter[int] = Counter()  # by the index of a batch's first prompt
-        while queue or any(task.items for task in self._busy.values()):
-            if stop() and not any(task.items for task in self._busy.values()):
+        deaths: Counter[tuple[int, int]] = Counter()  # by a batch's first index and its size
+        while (under_way := any(task.items for task in self._busy.values())) or queue:
+            stopping = stop()
+            if stopping and not under_way:
                 return
-            while queue and self._idle and not stop():
+            while queue and self._idle and not stopping:
                 hand, some = self._idle.pop(), queue.popleft()
                 self._busy[hand.decode.remote(some, baseline)] = _Task(hand, some)
             loading = sum(not task.items for task in self._busy.values())
             lacking = min(self._together - len(self._busy) - len(self._idle), len(queue) - loading)
-            for _ in range(lacking if not stop() else 0):
+            for _ in range(0 if stopping else lacking):
                 hand = self._new()
                 self._busy[hand.load.remote()] = _Task(hand)
             ready, _ = self._ray.wait(list(self._busy), timeout=1.0)  # in which a Ctrl-C is seen
@@ -114,37 +115,37 @@ class Workers:
                 yield self._come(reference, self._busy.pop(reference), queue, deaths)
 
     def _come(
-        self, reference: Any, task: _Task, queue: deque[Sequence[data.Item]], deaths: Counter[int]
+        self, reference: Any, task: _Task, queue: deque[Sequence[data.Item]], deaths: Counter[tuple[int, int]]
     ) -> list[Event]:
         """What came of a task. What a dead worker was at goes back into the queue, in halves where it died twice."""
-        lost = (self._ray.exceptions.RayActorError, self._ray.exceptions.RaySystemError)
         try:
             found: list[Event] = self._ray.get(reference)
-        except (*lost, self._ray.exceptions.OutOfMemoryError, self._ray.exceptions.NodeDiedError) as e:
-            return self._lost(task, queue, deaths, f"{type(e).__name__}: {_last_line(e)}")
-        except self._ray.exceptions.RayTaskError as e:
+        except self._ray.exceptions.RayTaskError as e:  # the worker is well, and says what is wrong
             raise e.cause if isinstance(e.cause, Exception) else e from None
+        except self._ray.exceptions.RayError as e:  # killed, out of memory, its machine is gone, its answer is lost
+            return self._lost(task, queue, deaths, f"{type(e).__name__}: {_last_line(e)}")
         self._idle.append(task.hand)
         if not task.items:
             self._stillborn = 0
         return found
 
-    def _lost(self, task: _Task, queue: deque[Sequence[data.Item]], deaths: Counter[int], how: str) -> list[Event]:
+    def _lost(
+        self, task: _Task, queue: deque[Sequence[data.Item]], deaths: Counter[tuple[int, int]], how: str
+    ) -> list[Event]:
         if not task.items:
             self._stillborn += 1
             if self._stillborn >= MOST_DEATHS * self._together:
                 raise RunError(f"{self._stillborn} workers died while loading {self._cfg['model']} ({how})")
             return [Died(f"a worker died while loading ({how})")]
-        first = task.items[0].index
-        deaths[first] += 1
-        if deaths[first] < 2 or (len(task.items) == 1 and deaths[first] < MOST_DEATHS):
+        first, size = task.items[0].index, len(task.items)
+        deaths[first, size] += 1
+        if deaths[first, size] < (2 if size > 1 else MOST_DEATHS):
             queue.appendleft(task.items)
-        elif len(task.items) > 1:
-            half = len(task.items) // 2
-            queue.extendleft((task.items[half:], task.items[:half]))
+        elif size > 1:
+            queue.extendleft((task.items[size // 2 :], task.items[: size // 2]))
         else:
             return [Failure(first, f"{MOST_DEATHS} workers died over it ({how})")]
-        return [Died(f"a worker died ({how}) over {len(task.items)} images")]
+        return [Died(f"a worker died ({how}) over {size} images")]
 
 
 def _last_line(error: Exception) -> str:

@@ -18,6 +18,7 @@ import json
 import logging
 import logging.handlers
 import secrets
+import shlex
 import shutil
 import signal
 import sys
@@ -233,7 +234,7 @@ class Run:
                 if why := self._disk(e):
                     raise RunError(
                         f"cannot write into {self.folder} any more ({why}); every image that was recorded is safe. When"
-                        f" that is mended, go on with: specbench resume {self.folder}"
+                        f" that is mended, go on with: specbench resume {shlex.quote(str(self.folder))}"
                     ) from None
                 raise
             finally:
@@ -638,7 +639,8 @@ def _utc() -> str:
 
 def size(count: float) -> str:
     """Bytes, for people."""
-    return next((f"{count / size:.1f} {name}" for name, size in (("GB", 1e9), ("MB", 1e6)) if count >= size), "1 MB")
+    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+    return next((f"{count / unit:.1f} {name}" for name, unit in units if count >= unit), f"{count:.0f} bytes")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -158,8 +159,10 @@ def _told(one: Status) -> str:
             speed = f", {some.per_s:.3g} a second" if some.per_s and one.state == "running" else ""
             lines.append(f"  {name:<10} {some.done} done, {some.left} left{speed}")
     if one.state != "finished":
-        left = "not known yet" if one.time_left_s is None else str(timedelta(seconds=round(one.time_left_s)))
-        lines.append(f"  time left  {left}{'' if one.state == 'running' else ' at its last speed'}, without scoring")
+        left = (
+            f"{timedelta(seconds=round(one.time_left_s or 0))}{'' if one.state == 'running' else ' at its last speed'}"
+        )
+        lines.append(f"  time left  {'not known yet' if one.time_left_s is None else f'{left}, without scoring'}")
     if one.failures:
         last = one.failures[-1]
         lines.append(
@@ -167,5 +170,5 @@ def _told(one: Status) -> str:
         )
     lines.append(f"  on disk    {size(one.bytes)}")
     if one.state == "stopped":
-        lines.append(f"  go on with specbench resume {one.folder}")
+        lines.append(f"  go on with specbench resume {shlex.quote(one.folder)}")
     return "\n".join(lines)

@@ -76,24 +76,16 @@ def test_without_ray_the_sentence_says_what_to_install(call: Call, monkeypatch: 
 # --- a stand-in for Ray -----------------------------------------------------------------------------------------------
 
 
-class Lost(Exception):
-    """A process is gone."""
-
-
 class FakeRay:
     """Tasks are done when they are waited for, the oldest first. `deadly`: how often a worker still dies over an index;
     `stillborn`: how many die while loading."""
 
     class exceptions:
-        class RayActorError(Lost): ...
+        class RayError(Exception): ...
 
-        class RaySystemError(Lost): ...
+        class RayActorError(RayError): ...
 
-        class OutOfMemoryError(Lost): ...
-
-        class NodeDiedError(Lost): ...
-
-        class RayTaskError(Exception):
+        class RayTaskError(RayError):
             def __init__(self, cause: Exception) -> None:
                 self.cause = cause
 
@@ -220,6 +212,11 @@ def test_workers_that_die_while_loading_are_not_begun_forever(ray: FakeRay) -> N
     with pytest.raises(RunError, match="6 workers died while loading llamagen_scenes"):
         decode("workers=2")
     assert ray.ended
+
+
+def test_deaths_over_a_batch_do_not_count_for_its_images(ray: FakeRay) -> None:
+    ray.deadly = {0: 4}  # twice in the batch of two, twice alone
+    assert sorted(indices(decode("workers=2", "batch=2"))) == list(range(6))
 
 
 def test_a_workers_mistake_is_told_as_its_own(ray: FakeRay) -> None:

@@ -162,7 +162,7 @@ def test_the_disk_use_is_told_first(tmp_path: Path, capsys: pytest.CaptureFixtur
 
     said: list[str] = []
     execute(tmp_path / "run", "n=2", loader=at(0, told))
-    assert "4 images to decode: at most 1 MB in" in said[0]
+    assert "4 images to decode: at most 9.5 kB in" in said[0]
     free = shutil.disk_usage(tmp_path)._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     execute(tmp_path / "run", "n=3", loader=at(2, told))
