@@ -159,10 +159,11 @@ def _told(one: Status) -> str:
             speed = f", {some.per_s:.3g} a second" if some.per_s and one.state == "running" else ""
             lines.append(f"  {name:<10} {some.done} done, {some.left} left{speed}")
     if one.state != "finished":
-        left = (
-            f"{timedelta(seconds=round(one.time_left_s or 0))}{'' if one.state == 'running' else ' at its last speed'}"
-        )
-        lines.append(f"  time left  {'not known yet' if one.time_left_s is None else f'{left}, without scoring'}")
+        left = "not known yet"
+        if one.time_left_s is not None:
+            past = "" if one.state == "running" else " at its last speed"
+            left = f"{timedelta(seconds=round(one.time_left_s))}{past}, without scoring"
+        lines.append(f"  time left  {left}")
     if one.failures:
         last = one.failures[-1]
         lines.append(

@@ -240,7 +240,7 @@ def test_too_little_memory_is_told_from_a_worker_too(ray: FakeRay) -> None:
 
 
 def test_once_stopped_what_is_begun_is_finished(ray: FakeRay) -> None:
-    answers = deque([False] * 12)
+    answers = deque([False] * 5)
     events = decode("workers=2", stop=lambda: not answers or answers.popleft())
     assert 0 < len(indices(events)) < 6
     assert len(ray.tasks) == len(indices(events))
