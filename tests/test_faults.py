@@ -275,7 +275,7 @@ def test_status_of_a_run_from_its_beginning_to_its_end(call: Call, tmp_path: Pat
     [running] = seen
     assert (running["state"], running["n"], running["method"]) == ("running", 6, "cool_sd")
     assert (running["images"]["done"], running["images"]["left"]) == (4, 2)
-    assert 10 < running["images"]["per_s"] < 100  # 10 ms each, and some for the files
+    assert 0 < running["images"]["per_s"] < 100  # 10 ms each, and some for the files
     assert running["baseline"] == {"done": 0, "left": 6, "per_s": None}
     assert running["time_left_s"] is None  # the baseline's speed is not known
     done = status()
