@@ -47,8 +47,8 @@ def start(out: Path, n: int, words: list[str], log: Path) -> subprocess.Popen[by
         return subprocess.Popen(command(out, n, words), env=environment, stdout=f, stderr=f)
 
 
-def hands(pid: int) -> list[int]:
-    """The workers that descend from a driver."""
+def hands(pid: int, doing: bytes = b"") -> list[int]:
+    """The workers that descend from a driver, or those that are at something (Ray names a process by it)."""
     parents: dict[int, int] = {}
     titles: dict[int, bytes] = {}
     for place in Path("/proc").glob("[0-9]*"):
@@ -60,7 +60,7 @@ def hands(pid: int) -> list[int]:
     found = {pid}
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
-    return [child for child in found if titles.get(child, b"").startswith(b"ray::_Hand")]
+    return [child for child in found if titles.get(child, b"").startswith(b"ray::_Hand" + doing)]
 
 
 def gone(pids: list[int], seconds: float = 20.0) -> bool:
@@ -124,7 +124,7 @@ def main() -> int:
                 driver.wait(PATIENCE)
                 continue
             if chance.random() < 0.7:  # else at any moment, most of which are Ray's and the workers' start
-                while driver.poll() is None and not hands(driver.pid):
+                while driver.poll() is None and not hands(driver.pid, b".decode"):
                     time.sleep(0.2)
             try:
                 driver.wait(chance.uniform(0, 10))
