@@ -154,7 +154,7 @@ def _last_line(error: Exception) -> str:
 
 
 def _connected(together: int, address: str | None) -> Any:
-    """Ray, connected. UsageError where the cluster does not answer."""
+    """Ray, connected. UsageError where the cluster does not answer, RunError where none starts here."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     import ray
@@ -168,5 +168,12 @@ def _connected(together: int, address: str | None) -> Any:
             why = " ".join(str(e).split())[:200]
             raise UsageError(f"cannot connect to ray_address={address}: {why}") from None
         return ray
-    ray.init("local", num_cpus=together, object_store_memory=_STORE_BYTES, include_dashboard=False, **quiet)
+    for last in (False, True):  # on a busy machine Ray's own patience may end
+        try:
+            ray.init("local", num_cpus=together, object_store_memory=_STORE_BYTES, include_dashboard=False, **quiet)
+            break
+        except Exception as e:
+            ray.shutdown()
+            if last:
+                raise RunError(f"Ray did not start: {' '.join(str(e).split())[:200]}") from None
     return ray

@@ -42,7 +42,12 @@ def test_two_workers_make_the_images_of_one_process_though_one_is_killed(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(run.__file__).parents[1]), str(Path(__file__).parent)]))
     alone = run.execute(configuration.compose(WORDS), tmp_path / "alone", loader=FakePipeline)
     loader = functools.partial(mortal, flag=tmp_path / "flag")
-    row = run.execute(configuration.compose([*WORDS, "workers=2"]), tmp_path / "many", loader=loader)
+    try:
+        row = run.execute(configuration.compose([*WORDS, "workers=2"]), tmp_path / "many", loader=loader)
+    except RunError as e:
+        if "Ray did not start" not in str(e):
+            raise
+        pytest.skip(str(e))  # on a machine that has no time for it
     assert (tmp_path / "flag").exists()
     assert "a worker died (ActorDiedError: " in capsys.readouterr().err
     for name in ("records.jsonl", "baseline.jsonl"):
@@ -271,6 +276,25 @@ def test_one_worker_a_device(
         assert workers._cfg["device"] == device
         assert ray.options["num_gpus"] == int(device == "cuda")
         assert workers._new().load.hand._given[3] is (device == "cpu")  # on a GPU of its own a latency can be measured
+
+
+@needs_ray
+@pytest.mark.parametrize("failures", [1, 2])
+def test_ray_has_a_second_chance(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def start(*_: Any, **__: Any) -> None:
+        tried.append(1)
+        if len(tried) <= failures:
+            raise RuntimeError("timed out\nduring startup")
+
+    tried: list[int] = []
+    monkeypatch.setattr(ray, "init", start)
+    if failures == 1:
+        assert cluster._connected(2, None) is ray
+        return
+    with pytest.raises(RunError, match="Ray did not start: timed out during startup"):
+        cluster._connected(2, None)
 
 
 @needs_ray
