@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench._version import __version__
-from specbench.errors import Parser, UsageError, plain, unknown
+from specbench.errors import Parser, RunError, UsageError, plain, unknown
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -31,6 +31,8 @@ specbench: how much faster, and how much worse, an autoregressive image model be
 usage: specbench COMMAND ...
 
   run        decode prompts, score the images, time them against vanilla AR, write one row  specbench run --help
+  status     how far the runs in a folder are: done, left, speed, time left, failures       specbench status DIR
+  resume     go on with the run in a folder                                                 specbench resume DIR
   list       models, methods, drafters, rules, data, metrics, and whether their weights are here
   fetch      weights of the real models and metrics, and data: sizes and licences first     specbench fetch --help
   evaluate   score pictures that are there already, whoever made them                       specbench evaluate --help
@@ -58,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except UsageError as e:
         return _fail(e, USAGE)
+    except RunError as e:
+        return _fail(e, FAILED)
     except BrokenPipeError:  # `specbench list | head -1`; what is left to print goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
@@ -90,6 +94,8 @@ def _dispatch(words: list[str]) -> int:
 def _commands() -> dict[str, Callable[[list[str]], int]]:
     return {
         "run": run,
+        "status": status,
+        "resume": resume,
         "list": list_choices,
         "fetch": fetch,
         "evaluate": evaluate,
@@ -103,6 +109,12 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "train": train,
         "convert": convert,
     }
+
+
+def status(words: list[str]) -> int:
+    from specbench.status import main as command
+
+    return command(words)
 
 
 def fetch(words: list[str]) -> int:
@@ -185,8 +197,10 @@ def _debug() -> bool:
 # --- run --------------------------------------------------------------------------------------------------------------
 
 #: What became of the jobs that Hydra started in this process: None for a row, else what was raised. Hydra itself would
-#: stop at the first failure and print a traceback. A launcher's worker process has no such list, and raises.
+#: stop at the first failure and print a traceback. A launcher's worker process has no such list, or a copy of it that
+#: nobody reads, and raises.
 _outcomes: list[BaseException | None] | None = None
+_process = os.getpid()
 _multirun = False
 
 
@@ -231,6 +245,56 @@ def _start(overrides: list[str], own: list[str]) -> int:
         raise KeyboardInterrupt(f"{e}; to go on: {_again(own, folder)}" if folder else str(e)) from e
     finally:
         _outcomes = None
+
+
+_RESUME = """\
+usage: specbench resume DIR [name=value ...]
+
+Goes on with the run in a folder, by the configuration that stands there. Parameters that do not change what an image
+is may be given anew: n, metrics, metrics_dir, reference, baseline, data_dir, workers, ray_address.
+"""
+
+
+def resume(words: list[str]) -> int:
+    """`specbench resume DIR [name=value ...]`."""
+    import yaml
+
+    from specbench import parameters
+    from specbench.errors import asked, values
+
+    told = asked("resume", words)
+    if told.help:
+        print(_RESUME, end="")
+        return 0
+    folders = [word for word in told.words if "=" not in word or Path(word).is_dir()]
+    if len(folders) != 1:
+        raise UsageError("name one folder of a run: specbench resume DIR")
+    from specbench.run import MAY_CHANGE, Run, Stopped, report, stored
+
+    folder = Path(folders[0]).expanduser()
+    may = [name for name in MAY_CHANGE if name != "out"]
+    given = values([word for word in told.words if word not in folders], may, "parameter")
+    if inside := sorted(path.parent.name for path in folder.glob("*/config.yaml")):
+        raise UsageError(
+            f"{folder} holds {len(inside)} runs: name one ({inside[0]}, ...), or give the `specbench run -m` that began"
+            " them"
+        )
+    cfg = stored(folder)
+    for name, text in given.items():
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        cfg[name] = parameters.check(name, [value] if name == "metrics" and isinstance(value, str) else value)
+    one = Run(cfg, folder)
+    try:
+        row = one.execute()
+    except Stopped as e:
+        raise KeyboardInterrupt(f"{e}; to go on: specbench resume {shlex.join(told.words)}") from e
+    if one.nothing_left:
+        print(f"nothing left to do: {row['n']} images and their row are in {one.folder}")
+    print(report(one, row), flush=True)
+    return 0
 
 
 def _again(words: list[str], folder: Path) -> str:
@@ -296,11 +360,11 @@ def job(_: DictConfig) -> None:
     try:
         _job()
     except Exception as e:
-        if _outcomes is None:
+        if _outcomes is None or os.getpid() != _process:
             raise
         _outcomes.append(e)
         if _multirun:
-            _fail(str(e) if isinstance(e, UsageError) else f"{type(e).__name__}: {e}", USAGE)
+            _fail(str(e) if isinstance(e, UsageError | RunError) else f"{type(e).__name__}: {e}", USAGE)
     else:
         if _outcomes is not None:
             _outcomes.append(None)

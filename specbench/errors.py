@@ -16,6 +16,11 @@ class NumberError(UsageError):
     that was drawn from them reaches an image."""
 
 
+class RunError(Exception):
+    """Work that was begun and could not be done, through no fault of the words: a full disk, too little memory. The
+    command line prints the message without a traceback and exits with 1."""
+
+
 def plain(value: object) -> str:
     """Text of a file, safe to print: a control character would reach the terminal."""
     return "".join(c if c.isprintable() else "?" for c in str(value))

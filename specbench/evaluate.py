@@ -21,12 +21,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from specbench import configuration, data, metrics, parameters, pictures, records, statistics
 from specbench._version import __version__
 from specbench.errors import UsageError, plain
-from specbench.run import Run, judging_device, judging_place, quality
+from specbench.run import Run, judging_device, judging_place, quality, stored
 
 #: What may stand behind DIR, for a folder of pictures and for a run.
 _JUDGING = ("metrics", "metrics_dir", "reference", "device", "batch")
@@ -108,21 +106,12 @@ def _run(folder: Path, given: Mapping[str, str]) -> str:
             raise UsageError(f"{folder} holds a run, which has its prompts and its place: leave {name}= away")
     checked = _composed(given)
     try:
-        theirs = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-    except Exception:
-        raise UsageError(
-            f"cannot read {folder / 'config.yaml'}; score the folder {folder / 'images'} instead"
-        ) from None
-    if not isinstance(theirs, dict):
-        raise UsageError(f"{folder / 'config.yaml'} is no configuration; score the folder {folder / 'images'} instead")
-    # Parameters that came after the run have their usual values.
-    usual = {k: v for k, v in parameters.content("", "config").items() if k not in ("defaults", "hydra")}
+        theirs = stored(folder)
+    except UsageError as e:
+        raise UsageError(f"{e}; score the folder {folder / 'images'} instead") from None
     new = {name: checked[name] for name in given if name in ("metrics", "metrics_dir", "reference")}
-    known = {str(name): value for name, value in theirs.items()}
-    if "metrics_dir" not in known and isinstance(known.get("metrics"), list):  # of before the real metrics
-        known["metrics"] = [records.RENAMED.get(str(name), name) for name in known["metrics"]]
-    one = Run({**usual, **known, **new, "weights": "random", "out": None}, folder)
-    one.cfg["weights"] = known.get("weights")  # which need not be here
+    one = Run({**theirs, **new, "weights": "random"}, folder)
+    one.cfg["weights"] = theirs.get("weights")  # which need not be here
     if "device" in given:
         one.judging_device = checked["device"]
     if "batch" in given:

@@ -225,6 +225,10 @@ TABLE: dict[str, Parameter] = {
     ),
     "baseline": Parameter("flag", "also decode the same prompts with vanilla AR, for the speed-up"),
     "warmup": Parameter("whole", "untimed decodes before the first timed one", low=0),
+    "workers": Parameter(
+        "whole", "processes that decode: one a GPU, or of one thread each on a CPU; more than one need Ray", low=1
+    ),
+    "ray_address": Parameter("word", "a Ray cluster whose machines decode", null="this machine"),
     "out": Parameter("path", "folder of the run", null="a new folder under runs/"),
 }
 

@@ -1,8 +1,9 @@
 """What a run leaves behind: a record per image, a row, and where both come from.
 
-**Records** (`records.jsonl`, `baseline.jsonl`): one JSON object a line, appended and fsynced only when that image's PNG
-is safely in its place. A process that is killed at any instant so loses at most the image that it was decoding. Reading
-mends what a kill can leave: a half-written last line is dropped, and so is a record whose picture is gone.
+**Records** (`records.jsonl`, `baseline.jsonl`): one JSON object a line with a checksum of its own, appended and fsynced
+only when that image's PNG is safely in its place. A process that is killed at any instant so loses at most the image
+that it was decoding. Reading mends what a kill can leave: a half-written last line is dropped, and so is a record whose
+picture is gone.
 
 **Rows** (`row.csv`, `results/*.csv`): the columns of `COLUMNS` and no others. An empty cell means: not measured.
 """
@@ -10,6 +11,7 @@ mends what a kill can leave: a half-written last line is dropped, and so is a re
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -18,8 +20,9 @@ import os
 import platform
 import re
 import subprocess
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +81,7 @@ class Record:
     made: int | None = None  # tokens drafted, those that were never judged included
     # Name of the prompt in its data set, under which metrics pair; None in records of older versions.
     id: str | None = None
+    done: float | None = None  # when it was decoded, seconds since 1970; None in records of older versions
 
 
 class Journal:
@@ -91,13 +95,13 @@ class Journal:
         text = path.read_bytes() if path.exists() else b""
         for number, line, complete in _lines(text):
             try:
-                record = Record(**json.loads(line))
-                if fault := wrong(record):
-                    raise ValueError(fault)
+                record = _from_line(line)
             except (ValueError, TypeError, RecursionError):
                 if not complete:
                     break  # the process was killed inside this line
-                raise UsageError(f"line {number} of {path} is not a record; remove that line and run again") from None
+                raise UsageError(
+                    f"line {number} of {path} is not a record, or was changed; remove that line and run again"
+                ) from None
             if record.index not in self.records and (path.parent / record.image).is_file():
                 self.records[record.index] = record
         mended = b"".join(map(_to_line, self.records.values()))
@@ -119,13 +123,14 @@ class Journal:
         """Puts the picture, (H, W, 3) uint8, in its place, and only then appends the record; both are then on disk."""
         if record.index in self.records:
             raise ValueError(f"index {record.index} is already in {self.path}")
+        if self.records and not self.path.exists():
+            raise FileNotFoundError(errno.ENOENT, "it is gone", str(self.path))
         encoded = io.BytesIO()
         Image.fromarray(picture).save(encoded, "PNG")
-        write_atomically(self.path.parent / record.image, encoded.getvalue())
-        with self.path.open("ab") as f:
-            f.write(_to_line(record))
-            f.flush()
-            os.fsync(f.fileno())
+        place = self.path.parent / record.image
+        place.parent.mkdir(exist_ok=True)  # but not the run's folder: one that was removed is not begun anew
+        write_atomically(place, encoded.getvalue())
+        append_line(self.path, _to_line(record))
         self.records[record.index] = record
 
     def picture(self, index: int) -> np.ndarray:
@@ -200,8 +205,8 @@ def read_records(path: Path) -> list[Record]:
     records = []
     for _, line, complete in _lines(path.read_bytes()):
         try:
-            records.append(Record(**json.loads(line)))
-        except (ValueError, TypeError):
+            records.append(_from_line(line))
+        except (ValueError, TypeError, RecursionError):
             if complete:
                 raise UsageError(f"{path} holds a line that is not a record") from None
     return sorted(records, key=lambda r: r.index)
@@ -216,7 +221,41 @@ def _lines(text: bytes) -> Iterator[tuple[int, bytes, bool]]:
 
 
 def _to_line(record: Record) -> bytes:
-    return (json.dumps(asdict(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
+    text = json.dumps(asdict(record), ensure_ascii=False, allow_nan=False)
+    return f'{text[:-1]}, "check": "{_check(text)}"}}\n'.encode()
+
+
+def _from_line(line: bytes) -> Record:
+    """The record of a line. ValueError, TypeError or RecursionError where it is none, or its checksum is another's; one
+    of an older version has none."""
+    values = json.loads(line)
+    if not isinstance(values, dict):
+        raise ValueError("it is no object")
+    check = values.pop("check", None)
+    if check is not None and check != _check(json.dumps(values, ensure_ascii=False)):
+        raise ValueError("the checksum differs")
+    record = Record(**values)
+    if fault := wrong(record):
+        raise ValueError(fault)
+    return record
+
+
+def _check(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Adds a line to a file, on disk when this returns. Where the disk is full, the file stays as it was."""
+    with path.open("ab", buffering=0) as f:
+        size = f.seek(0, os.SEEK_END)
+        try:
+            while line:
+                line = line[f.write(line) :]
+            os.fsync(f.fileno())
+        except OSError:
+            with suppress(OSError):
+                f.truncate(size)
+            raise
 
 
 def digest(pixels: np.ndarray) -> str:
@@ -228,11 +267,16 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file so that a reader, or a process after a kill, finds the old content or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as f:
-        f.write(content)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as f:
+            f.write(content)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()  # which would hold on to the last bytes of a full disk
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the new name, too, must survive
@@ -299,7 +343,7 @@ _TEXTS = (
     "acceptance_by_turn",
 )  # among the figures
 # Where things lie, and what the columns show by being filled or by the backends that they name.
-_NOT_IN_ROW = ("out", "data_dir", "metrics", "metrics_dir", "reference", "baseline")
+_NOT_IN_ROW = ("out", "data_dir", "metrics", "metrics_dir", "reference", "baseline", "workers", "ray_address")
 _LIKELIHOOD = {
     "log_prob_mean": "natural-log probability of a token under the target, with guidance and temperature (1 where it is"
     " 0) but before top-k and top-p, mean over all tokens of all images",
@@ -569,12 +613,12 @@ _HASHED_AS = RENAMED | {new: old for old, new in RENAMED.items()}
 def config_hash(cfg: Mapping[str, Any]) -> str:
     """Hash of a checked configuration: equal for equal measurements.
 
-    Over every parameter but `out`, `data_dir` and `metrics_dir`, which are only where things lie, and `protocol`, whose
-    values are parameters themselves; `reference` and `drafter_weights` count where they are given. `batch`, `device`,
-    `dtype`, `engine` and `warmup` count, because they are part of what a latency means, although on a CPU they leave
-    every image as it is.
+    Over every parameter but `out`, `data_dir` and `metrics_dir`, which are only where things lie, `workers` and
+    `ray_address`, which are only who does the work (a row's note tells), and `protocol`, whose values are parameters
+    themselves; `reference` and `drafter_weights` count where they are given. `batch`, `device`, `dtype`, `engine` and
+    `warmup` count, because they are part of what a latency means, although on a CPU they leave every image as it is.
     """
-    left_out = {"out", "data_dir", "metrics_dir", "protocol"}
+    left_out = {"out", "data_dir", "metrics_dir", "protocol", "workers", "ray_address"}
     left_out |= {name for name in ("reference", "drafter_weights") if cfg.get(name) is None}
     kept: dict[str, Any] = {name: value for name, value in cfg.items() if name not in left_out}
     kept["metrics"] = [_HASHED_AS.get(name, name) for name in cfg["metrics"]]

@@ -12,77 +12,48 @@ What the metrics' networks said of each picture is kept in the folder, too (see 
 
 from __future__ import annotations
 
+import copy
+import errno
 import json
 import logging
-import os
-import resource
+import logging.handlers
 import secrets
+import shlex
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from specbench import data, home, metrics, parameters, protocols, records, sheet, statistics
-from specbench.errors import UsageError
-
-if TYPE_CHECKING:
-    import torch
-
-    from specbench.decoding.continuous import Trace as VectorTrace
-    from specbench.decoding.loop import Drafter, Trace
-    from specbench.pipeline import Finished
+from specbench import data, home, metrics, parameters, protocols, records, sheet, statistics, worker
+from specbench.errors import RunError, UsageError
+from specbench.worker import Decoder, Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
 
 
-class Decoded(Protocol):
-    """A decoded batch of B images."""
+class Crew(Protocol):
+    """What decodes: a `worker.Worker` in this process, or a `cluster.Workers` in others."""
 
-    @property
-    def tokens(self) -> torch.Tensor: ...  # (B, T) int64
-    @property
-    def steps(self) -> torch.Tensor: ...  # (B,) target forward passes of the decode phase
-    @property
-    def drafted(self) -> torch.Tensor: ...  # (B,) draft tokens verified
-    @property
-    def accepted(self) -> torch.Tensor: ...  # (B,) draft tokens accepted
-    @property
-    def seconds(self) -> float: ...  # first target forward to last token, device-synchronised
-    @property
-    def trace(self) -> Trace | VectorTrace: ...
+    def decode(self, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool]) -> Iterator[list[Event]]: ...
 
-
-class Decoder(Protocol):
-    """All that a run asks of a model and its decoding (`specbench.pipeline.Pipeline`)."""
-
-    @property
-    def weights(self) -> str: ...  # a short name with a hash of the content
-    @property
-    def resolution(self) -> int: ...  # side of an image in pixels
-    @property
-    def tokens_per_image(self) -> int: ...
-    @property
-    def device(self) -> torch.device: ...
-    def encode(self, prompts: list[str]) -> Any: ...
-    def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> Decoded: ...  # keys: (seed, prompt index)
-    def stream(
-        self, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int
-    ) -> Iterator[Finished]: ...  # the same, image by image as they are done
-    def pixels(self, tokens: torch.Tensor) -> np.ndarray: ...  # (B, T) -> (B, H, W, 3) uint8
-    def vanilla(self) -> Decoder: ...  # the same target with the empty draft
-    def synchronize(self) -> None: ...
-
-
-Loader = Callable[[Mapping[str, Any]], Decoder]
 
 #: Parameters that may change between two runs in the same folder.
-MAY_CHANGE = ("n", "metrics", "metrics_dir", "reference", "baseline", "out", "data_dir")
+MAY_CHANGE = ("n", "metrics", "metrics_dir", "reference", "baseline", "out", "data_dir", "workers", "ray_address")
+
+#: The file in a run's folder with the images that could not be decoded, one a line; `specbench status` tells them.
+FAILURES = "failures.jsonl"
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)  # errors that no other word would mend
+
+_LOG_BYTES, _LOG_FILES = 10 * 2**20, 3  # of run.log, and how many older ones are kept beside it
 
 _UNMEASURED = "cannot be measured here: "
 
@@ -105,7 +76,9 @@ def execute(cfg: Mapping[str, Any], out: str | Path | None = None, *, loader: Lo
         out: the run's folder; None takes `cfg["out"]`, and where that is None, too, a new one under runs/.
         loader: makes the pipeline; None takes `specbench.pipeline.Pipeline.load`.
 
-    Raises UsageError for bad parameters, absent weights and a folder that holds something else, and Stopped on Ctrl-C.
+    Raises UsageError for bad parameters, absent weights and a folder that holds something else, RunError where the disk
+    or the memory did not suffice, and Stopped on Ctrl-C: on the first one behind the image that is begun and a row over
+    what is there, on the second one at once.
     """
     return Run(cfg, out, loader=loader).execute()
 
@@ -126,7 +99,8 @@ class Run:
         self.judging_batch = metrics.Place.batch
         self._loader = loader or _load_pipeline
         self._made = False  # by this process
-        self._session = secrets.token_hex(4)
+        self._announced = False
+        self._failed = 0  # images, in this process
         # Vanilla AR is its own baseline; it is known by its empty draft and a token a pass, not by the preset's name.
         self.is_vanilla = self.cfg["drafter"] == "none" and not self.cfg.get("iterations")
         self.wants_baseline = self.cfg["baseline"] and not self.is_vanilla
@@ -148,20 +122,42 @@ class Run:
             try:
                 return self._execute(method, vanilla)
             except KeyboardInterrupt:
-                n = self.cfg["n"]
-                done = f"{n - len(method.missing(n))} of {n} images"
-                if vanilla is not None:
-                    done += f" and {n - len(vanilla.missing(n))} of {n} baseline images"
+                done = self._done(method, vanilla)
                 _LOG.info("stopped by the user with %s", done)
-                raise Stopped(f"stopped with {done} done in {self.folder}", self.folder) from None
-            except UsageError as e:
+                part = self._row_so_far(method, vanilla)
+                row = f", a row over the first {part} in its row.csv" if part else ""
+                raise Stopped(f"stopped with {done} done in {self.folder}{row}", self.folder) from None
+            except (UsageError, RunError) as e:
                 _LOG.error("%s", e)
-                if self._made and not method.records:
+                if isinstance(e, UsageError) and self._made and not method.records:
                     shutil.rmtree(self.folder)  # a run that could not begin leaves nothing
                 raise
-            except Exception:
-                _LOG.exception("failed")
+            except Exception as e:
+                _LOG.exception("failed" if not self._disk(e) else "cannot write")
                 raise
+
+    def _done(self, method: records.Journal, vanilla: records.Journal | None) -> str:
+        """How far the run came, in words."""
+        n = self.cfg["n"]
+        done = f"{n - len(method.missing(n))} of {n} images"
+        return done + (f" and {n - len(vanilla.missing(n))} of {n} baseline images" if vanilla is not None else "")
+
+    def _row_so_far(self, method: records.Journal, vanilla: records.Journal | None) -> int:
+        """Writes the row of a run that was stopped, unscored, over the images before the first that is missing, and
+        returns how many these are. It is the row of a run with that n, and without a baseline where there is none."""
+        n = next(iter(method.missing(self.cfg["n"])), self.cfg["n"])
+        beside = vanilla if vanilla is not None and not vanilla.missing(n) else None
+        before = records.read_rows(self.row_path) if self.row_path.exists() else []
+        if not n or (before and (before[0]["n"] or 0) >= n):
+            return 0
+        part = copy.copy(self)
+        part.cfg = self.cfg | {"n": n, "metrics": []}
+        if vanilla is not None and beside is None:
+            part.cfg |= {"baseline": False}
+        row = part._row(method, beside, data.load(part.cfg), {})
+        row["note"] = "; ".join(filter(None, [f"stopped after {n} of {self.cfg['n']} images", row["note"]]))
+        records.write_atomically(self.row_path, records.to_csv([row]).encode())
+        return n
 
     def _execute(self, method: records.Journal, vanilla: records.Journal | None) -> dict[str, Any]:
         n = self.cfg["n"]
@@ -227,17 +223,32 @@ class Run:
         """Makes the folder, locks it against a second process, and logs into it."""
         self._made = not self.folder.exists()
         with records.locked(self.folder, self._check_ours):
-            handler = logging.FileHandler(self.folder / "run.log", encoding="utf-8")
+            handler = _Log(self.folder / "run.log", maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8")
             handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
             _LOG.setLevel(logging.INFO)
             _LOG.propagate = False  # a traceback belongs into the log, not onto the screen
             _LOG.addHandler(handler)
             try:
                 yield
+            except OSError as e:
+                if why := self._disk(e):
+                    raise RunError(
+                        f"cannot write into {self.folder} any more ({why}); every image that was recorded is safe. When"
+                        f" that is mended, go on with: specbench resume {shlex.quote(str(self.folder))}"
+                    ) from None
+                raise
             finally:
                 _LOG.removeHandler(handler)
                 _LOG.propagate = True
                 handler.close()
+
+    def _disk(self, error: Exception) -> str:
+        """What is wrong with the disk, or with the folder on it; empty where an error says nothing of them."""
+        if not isinstance(error, OSError):
+            return ""
+        if not self.folder.is_dir():
+            return "it is gone"
+        return error.strerror or "error" if error.errno in _DISK else ""
 
     def _check_ours(self) -> None:
         """A folder that holds other things is not filled with ours."""
@@ -291,22 +302,18 @@ class Run:
     def _remember(self, memory: Mapping[str, Any]) -> None:
         records.write_atomically(self.folder / "run.json", (json.dumps(memory, indent=1) + "\n").encode())
 
-    def _enter(self, pipeline: Decoder) -> None:
-        """Notes this process in run.json. Raises UsageError where it would not continue what the others did."""
-        memory = self._memory()
-        mine = {
-            **records.environment(pipeline.device),
-            "weights": pipeline.weights,
-            "resolution": pipeline.resolution,
-            "tokens": pipeline.tokens_per_image,
-            "pid": os.getpid(),
-            "started": _utc("microseconds"),
-        }
+    def _enter(self, joined: Joined) -> None:
+        """Notes a process that decodes in run.json. Raises UsageError where it would not continue what others did."""
         for name in ("weights", "device"):
-            self._check_same(name, mine[name])
-        memory["sessions"][self._session] = mine
+            self._check_same(name, joined.session[name])
+        memory = self._memory()
+        memory["sessions"][joined.name] = joined.session
+        if not self._announced:
+            memory["begun"] = time.time()  # of the latest start, from which `specbench status` tells the speed
+            self._announced = True
+            self._announce(joined.session)
         self._remember(memory)
-        _LOG.info("session %s: %s", self._session, json.dumps(mine))
+        _LOG.info("session %s: %s", joined.name, json.dumps(joined.session))
 
     def _check_same(self, name: str, mine: str) -> None:
         """Raises UsageError where an earlier process decoded with something else."""
@@ -321,91 +328,88 @@ class Run:
     def _decode_missing(
         self, method: records.Journal, vanilla: records.Journal | None, items: Sequence[data.Item]
     ) -> None:
+        with self._crew() as crew, _patience() as stop:
+            self._decode(crew, method, items, False, stop)
+            if vanilla is not None and vanilla.missing(len(items)):
+                self._decode(crew, vanilla, items, True, stop)
+        if self._failed:
+            raise RunError(
+                f"{self._failed} images could not be decoded, see {self.folder / FAILURES}; the others are done: the"
+                " same command tries those once more"
+            )
+
+    @contextmanager
+    def _crew(self) -> Iterator[Crew]:
+        """What decodes: a pipeline in this process, or workers in others."""
+        if self.cfg["workers"] > 1 or self.cfg["ray_address"]:
+            from specbench import cluster
+
+            with cluster.Workers(self.cfg, self._loader) as workers:
+                yield workers
+            return
         _say(f"loading {self.cfg['model']}")
-        began = time.perf_counter()
-        pipeline = self._loader(self.cfg)
-        _LOG.info("loaded %s in %.1f s", self.cfg["model"], time.perf_counter() - began)
-        _say(f"loaded in {time.perf_counter() - began:.1f} s")
-        self._enter(pipeline)
-        self._decode(pipeline, method, items, "images", self.cfg["method"], _draft_passes(self.cfg))
-        if vanilla is not None and vanilla.missing(len(items)):
-            self._decode(pipeline.vanilla(), vanilla, items, "baseline", "vanilla", passes=0)
+        one = Worker(self.cfg, self._loader)
+        _say(f"loaded in {one.joined.session['loaded_s']:.1f} s")
+        self._enter(one.joined)
+        yield one
 
     def _decode(
-        self,
-        pipeline: Decoder,
-        journal: records.Journal,
-        items: Sequence[data.Item],
-        folder: str,
-        label: str,
-        passes: int,
+        self, crew: Crew, journal: records.Journal, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool]
     ) -> None:
-        """Decodes the prompts that have no record yet, in batches, and records each image; `passes` of a drafter
-        network a step."""
-        left = journal.missing(len(items))
-        size, seed = self.cfg["batch"], self.cfg["seed"]
-        for _ in range(self.cfg["warmup"] if left else 0):
-            first = left[:size]
-            warm = pipeline.decode(pipeline.encode([items[i].prompt for i in first]), [(seed, i) for i in first])
-            pipeline.pixels(warm.tokens)
-        reset_peak_memory(pipeline.device)
+        """Decodes the prompts that have no record yet, and records each image."""
+        left = [items[i] for i in journal.missing(len(items))]
+        label = "vanilla" if baseline else self.cfg["method"]
         # Where nobody watches, a line now and then shows that the run is alive.
         interval = 0.2 if sys.stderr.isatty() else 20.0
         with tqdm(
             total=len(items), initial=len(items) - len(left), desc=label, unit="image", mininterval=interval
         ) as bar:
-            for finished in pipeline.stream([items[i].prompt for i in left], [(seed, i) for i in left], size):
-                for record, picture in self._records_of(pipeline, finished, items, left, folder, passes):
-                    journal.add(record, picture)
-                    _LOG.info("%s: %s in %d steps, %.3f s", label, record.image, record.steps, record.decode_s)
-                    bar.update()
+            for happened in crew.decode(left, baseline, stop):
+                for event in happened:
+                    if isinstance(event, Image):
+                        journal.add(event.record, event.picture)
+                        record = event.record
+                        _LOG.info("%s: %s in %d steps, %.3f s", label, record.image, record.steps, record.decode_s)
+                        bar.update()
+                    else:
+                        self._note(event, label)
+        if stop():
+            raise KeyboardInterrupt
 
-    def _records_of(
-        self,
-        pipeline: Decoder,
-        finished: Finished,
-        items: Sequence[data.Item],
-        left: Sequence[int],
-        folder: str,
-        passes: int,
-    ) -> list[tuple[records.Record, np.ndarray]]:
-        """A record and a picture of each image that is done; `left`: the prompts that were asked for."""
-        decoded, rows, seed = finished.decoded, len(finished.which), self.cfg["seed"]
-        pipeline.synchronize()
-        before_pixels = time.perf_counter()
-        pictures = pipeline.pixels(decoded.tokens)
-        done = time.perf_counter()
-        peak = peak_memory_mib(pipeline.device)
-        tokens = int(decoded.tokens.shape[1])
-        steps, drafted, accepted = decoded.steps.tolist(), decoded.drafted.tolist(), decoded.accepted.tolist()
-        figures = statistics.of_images(decoded.trace, steps, passes)
-        return [
-            (
-                records.Record(
-                    index=index,
-                    prompt=items[index].prompt,
-                    seed=seed,
-                    tokens=tokens,
-                    steps=steps[b],
-                    drafted=drafted[b],
-                    accepted=accepted[b],
-                    accepted_length=tokens / steps[b],
-                    latency_s=decoded.seconds if self.cfg["batch"] == 1 else None,
-                    decode_s=decoded.seconds / rows,
-                    text_s=finished.text_s / rows,
-                    pixels_s=(done - before_pixels) / rows,
-                    batch=finished.batch,
-                    peak_memory_mib=peak,
-                    image=f"{folder}/{index:05d}.png",
-                    sha256=records.digest(pictures[b]),
-                    session=self._session,
-                    id=items[index].id,
-                    **figures[b],
-                ),
-                pictures[b],
-            )
-            for b, index in enumerate(left[i] for i in finished.which)
-        ]
+    def _note(self, event: Event, label: str) -> None:
+        """Writes down and says what else happens while images are decoded."""
+        if isinstance(event, Joined):
+            self._enter(event)
+        elif isinstance(event, Shrunk):
+            memory = self._memory()
+            self._remember(memory | {"smallest_batch": min(event.batch, memory.get("smallest_batch", event.batch))})
+            self._warn(f"out of memory: going on in batches of {event.batch}")
+        elif isinstance(event, Failure):
+            self._failed += 1
+            told = {"time": _utc(), "pass": label, "index": event.index, "reason": event.reason}
+            records.append_line(self.folder / FAILURES, json.dumps(told).encode() + b"\n")
+            self._warn(f"{label}: image {event.index} failed: {event.reason}")
+        elif isinstance(event, Died):
+            self._warn(f"{event.reason}; its images go to another one")
+
+    def _warn(self, text: str) -> None:
+        _LOG.warning("%s", text)
+        tqdm.write(text, file=sys.stderr)
+
+    def _announce(self, session: Mapping[str, Any]) -> None:
+        """Says what the images that are left will take on disk, before the first one is there."""
+        passes = 2 if self.wants_baseline else 1
+        done = sum(1 for name in ("images", "baseline")[:passes] for _ in (self.folder / name).glob("*.png"))
+        left = passes * self.cfg["n"] - done
+        # A picture takes no more than its pixels, a record some bytes a token.
+        most = left * (3 * session["resolution"] ** 2 + 12 * session["tokens"] + 2000)
+        free = shutil.disk_usage(self.folder).free
+        text = f"{left} images to decode: at most {size(most)} in {self.folder}, where {size(free)} are free"
+        if most > free:
+            self._warn(f"{text}: the disk may fill up; what is done then stays, and can be gone on with")
+        else:
+            _LOG.info("%s", text)
+            _say(text)
 
     # --- the row ------------------------------------------------------------------------------------------------------
 
@@ -461,6 +465,8 @@ class Run:
             row["baseline_run_id"] = memory["run_id"] + ("" if self.is_vanilla else "/baseline")
         row |= {name: value for name, value in quality.items() if name != "note"}
         remarks = _remarks(self.cfg, sessions)
+        if smallest := memory.get("smallest_batch"):
+            remarks.append(f"for want of memory some images were decoded in batches of {smallest}")
         if blind := sum(record.accepted_per_step is None for record in mine):
             remarks.append(
                 f"{blind} of {n} images were decoded by an older specbench, which recorded nothing about their steps"
@@ -522,6 +528,17 @@ def quality(scores: Mapping[str, metrics.Score]) -> dict[str, Any]:
     return columns
 
 
+class _Log(logging.handlers.RotatingFileHandler):
+    """The run's log. A full disk is told once, by what failed, and not by every line of a log."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        pass
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
 class _Recorded:
     """The pictures of the first n records, each read when it is asked for."""
 
@@ -547,6 +564,12 @@ def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]]) 
     remarks = protocols.remarks(cfg)
     if cfg["batch"] > 1:
         remarks.append(f"decoded in batches of {cfg['batch']}: a latency is measured at batch 1 only")
+    together = max(session.get("workers", 1) for session in sessions.values())
+    if any(session.get("shared") for session in sessions.values()):
+        remarks.append(
+            f"decoded by {together} workers that shared a processor: no latency is measured, and the other seconds are"
+            " those of one of them beside the others"
+        )
     if len(sessions) > 1:
         remarks.append(f"decoded in {len(sessions)} processes: timings of several processes are mixed")
         for name in ("commit", "device_name", "torch"):
@@ -587,12 +610,58 @@ def _prompts_of(journal: records.Journal, cfg: Mapping[str, Any]) -> list[data.I
     return [data.Item(r.index, r.prompt, None, r.id or str(r.index)) for r in journal.first(cfg["n"])]
 
 
+def stored(folder: Path) -> dict[str, Any]:
+    """The configuration of the run in a folder; parameters that came after the run have their usual values. UsageError
+    where there is none that can be read."""
+    path = folder / "config.yaml"
+    try:
+        theirs = OmegaConf.to_container(OmegaConf.load(path))
+    except Exception:
+        raise UsageError(f"cannot read {path}" if path.exists() else f"{folder} holds no run") from None
+    if not isinstance(theirs, dict):
+        raise UsageError(f"{path} is no configuration")
+    known = {str(name): value for name, value in theirs.items()}
+    files = [("", "config"), *((group, str(known.get(group))) for group in parameters.PARTS)]
+    usual = {k: v for group, name in files for k, v in parameters.content(group, name).items()}
+    usual = {k: v for k, v in usual.items() if k in parameters.TABLE}
+    if "metrics_dir" not in known and isinstance(known.get("metrics"), list):  # of before the real metrics
+        known["metrics"] = [records.RENAMED.get(str(name), name) for name in known["metrics"]]
+    return {**usual, **known, "out": None}
+
+
 def _values(cfg: Mapping[str, Any], names: Sequence[str]) -> str:
     return ", ".join(f"{name}={cfg[name]}" if name in cfg else f"no {name}" for name in names)
 
 
-def _utc(precision: str = "seconds") -> str:
-    return datetime.now(UTC).isoformat(timespec=precision)
+def _utc() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def size(count: float) -> str:
+    """Bytes, for people."""
+    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+    return next((f"{count / unit:.1f} {name}" for name, unit in units if count >= unit), f"{count:.0f} bytes")
+
+
+@contextmanager
+def _patience() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C is only noted, and what this yields says so from then on; the second one interrupts."""
+    if threading.current_thread() is not threading.main_thread():
+        yield worker.never
+        return
+    asked: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        _say("\nfinishing what is begun; Ctrl-C again stops at once")
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(asked)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _say(text: str) -> None:
@@ -616,27 +685,6 @@ def _weights_here(cfg: Mapping[str, Any]) -> str | None:
         return None
 
 
-class _NoModel:
-    """Stands for a model whose drafter networks are not loaded."""
-
-    def draft_model(self) -> None: ...
-    def eagle(self, kind: str) -> None: ...
-    def medusa(self) -> None: ...
-
-
-def _draft_passes(cfg: Mapping[str, Any]) -> int:
-    """Forward passes of a drafter network in a step."""
-    return int(cfg["gamma"]) if "gamma" in cfg else _drafter(cfg).passes
-
-
-def _drafter(cfg: Mapping[str, Any]) -> Drafter:
-    """The drafter of a configuration without its networks: its tree and what a step costs."""
-    from specbench import registry
-
-    drafter: Drafter = registry.find("drafter", cfg["drafter"])(cfg, _NoModel())
-    return drafter
-
-
 def check(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError for what can be told before a model is loaded: absent weights, a bad tree, an absent device."""
     import torch
@@ -648,26 +696,8 @@ def check(cfg: Mapping[str, Any]) -> None:
     if parameters.of_vectors("model", cfg["model"]):
         vector_rule(cfg, 0)
     else:
-        registry.rule(cfg, _drafter(cfg).tree.height, lambda: torch.eye(2))
+        registry.rule(cfg, worker.drafter(cfg).tree.height, lambda: torch.eye(2))
     registry.check_weights(cfg)
-
-
-def reset_peak_memory(device: torch.device) -> None:
-    """Starts a new peak where the device can; the resident memory of a process has one peak only."""
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def peak_memory_mib(device: torch.device) -> float:
-    """Peak memory so far in MiB: allocated on a CUDA device, resident of the process elsewhere."""
-    if device.type == "cuda":
-        import torch
-
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
 def report(run: Run, row: Mapping[str, Any]) -> str:

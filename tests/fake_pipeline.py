@@ -6,6 +6,8 @@ Run as a program it is the victim of the kill test: `python fake_pipeline.py OUT
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -83,12 +85,26 @@ class FakePipeline:
         return np.repeat(grid.repeat(2, 1).repeat(2, 2)[..., None], 3, axis=3)
 
     def vanilla(self) -> FakePipeline:
-        twin = FakePipeline(self.cfg, self.delay, self.log, empty=True)
+        twin = FakePipeline(self.cfg, self.delay, empty=True)
         twin.decoded = self.decoded
         return twin
 
     def synchronize(self) -> None:
         pass
+
+
+class Mortal(FakePipeline):
+    """Its process is killed while it decodes the method's third image, unless `flag` tells that this has happened."""
+
+    def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Decoded:
+        if self.log is not None and 2 in [index for _, index in keys] and not self.log.exists():
+            self.log.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().decode(conditioning, keys)
+
+
+def mortal(cfg: Mapping[str, Any], flag: Path) -> Mortal:
+    return Mortal(cfg, 0.02, flag)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,8 @@ def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
         (["run", "prompts=absent.txt", "out=here"], "there is no file absent.txt"),
         (["run", "prompts=absent.txt", "split=train"], "has no parameter 'split' (it belongs to data coco2014, "),
         (["run", "weights=/not/there"], "there is no folder '/not/there'"),
+        (["run", "n=1", "out=/proc/x"], "cannot write into /proc/x (No such file or directory); choose another out="),
+        (["run", "workers=0"], "workers must be a whole number of at least 1"),
         (["run", "n=1", "out=/dev/null/x"], "cannot write into /dev/null/x (Not a directory)"),
         (["run", "-m", "n=1", "delta=1,2", "out=/dev/null/x"], "cannot write into /dev/null/x (Not a directory)"),
         (["run", "-m", "delta=1,0"], "job delta=0: delta must be"),
@@ -222,6 +224,31 @@ def test_a_defect_costs_one_sentence_and_debug_shows_where(call: Call, monkeypat
         call("run", "n=0")
 
 
+def test_jobs_of_a_grid_in_other_processes_tell_their_failures(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    code = "import sys; from specbench import cli; sys.exit(cli.main(sys.argv[1:]))"
+    words = ["-m", "hydra/launcher=local", "data=coco2017", f"data_dir={tmp_path}", "n=1,2", f"out={tmp_path / 'grid'}"]
+    done = python(code, "run", *words)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("specbench: data=coco2017 needs annotations/captions_val2017.json")
+    assert "job 0: n=1\n" in done.stderr
+    assert "job 1: n=2\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("launcher", "plugin", "wanted"),
+    [
+        ("local", "joblib", ["n_jobs: 2\n", "JoblibLauncher"]),
+        ("slurm", "submitit", ["gpus_per_node: 1\n", "max_num_timeout: 20\n", "submitit_launcher.SlurmLauncher"]),
+    ],
+)
+def test_the_launchers_that_are_shipped(launcher: str, plugin: str, wanted: list[str], call: Call) -> None:
+    pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher")
+    code, out, _ = call("run", "-m", f"hydra/launcher={launcher}", "delta=1,2", "--cfg", "hydra")
+    assert code == 0
+    assert all(line in out for line in wanted)
+
+
 # A shell starts what runs in the background with SIGINT ignored, and so would this be.
 VICTIM = """
 import signal, sys
@@ -259,6 +286,9 @@ def test_ctrl_c_says_how_to_go_on(words: list[str], tmp_path: Path) -> None:
     [folder] = tmp_path.glob("runs/*/*")
     last = err.splitlines()[-1]
     assert " of 500 images" in last
+    [row] = folder.rglob("row.csv")
+    [stopped_at] = [r["n"] for r in records.read_rows(row)]
+    assert f"a row over the first {stopped_at} in its row.csv" in last
     flags = "-m delta=1,2 " if "-m" in words else ""
     assert last.endswith(f"; to go on: specbench run {flags}metrics=none n=500 out={folder.relative_to(tmp_path)}")
 
@@ -320,7 +350,8 @@ def test_the_second_run_needs_no_torch(call: Call, tmp_path: Path, monkeypatch: 
     [
         (
             "specbench ",
-            set("run audit bench compare convert evaluate fetch list probe reference report tables train".split()),
+            set("run status resume audit bench compare convert evaluate fetch list probe".split())
+            | set("reference report tables train".split()),
         ),
         ("specbench l", {"list"}),
         ("specbench run method=", {f"method={name}" for name in parameters.choices("method")}),

@@ -157,6 +157,8 @@ def test_the_defaults() -> None:
         "reference": None,
         "baseline": True,
         "warmup": 1,
+        "workers": 1,
+        "ray_address": None,
     }
 
 

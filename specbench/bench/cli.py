@@ -25,7 +25,8 @@ WORDS = {
 _MOST = 10**9
 #: Parameters of a run that a benchmark has no use for.
 _UNUSED = frozenset(
-    "n seed shard shards baseline warmup data split prompts metrics protocol reference metrics_dir data_dir".split()
+    "n seed shard shards baseline warmup data split prompts metrics protocol reference metrics_dir data_dir"
+    " workers ray_address".split()
 )
 
 COLUMNS = {

@@ -20,7 +20,7 @@ from specbench.engine.clock import Clock, Passes
 from specbench.engine.graph import Graphs
 from specbench.errors import UsageError
 from specbench.pipeline import Pipeline, VectorPipeline
-from specbench.run import peak_memory_mib, reset_peak_memory
+from specbench.worker import peak_memory_mib, reset_peak_memory
 
 PARTS = ("draft", "forward", "head", "verify", "commit", "rest")
 

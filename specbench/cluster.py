@@ -1,0 +1,179 @@
+"""Several processes that decode one run, by Ray: on this machine, or on a cluster's (`ray_address`).
+
+The process that holds the run's folder keeps the queue of prompts and is the only one that writes. It hands every
+worker a batch at a time, and gives what a dead worker held to another one: each image is there once, whoever dies when.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from specbench import data
+from specbench.errors import RunError, UsageError
+from specbench.worker import Died, Event, Failure, Loader, Worker
+
+MOST_DEATHS = 3  # of workers over one image, or before any of them is ready
+
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anyone
+    "RAY_worker_niceness": "0",  # a worker that yields to everything else measures everything else
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+_STORE_BYTES = 128 * 2**20  # of this machine's memory, for pictures under way; Ray would take a third of all
+
+
+class _Hand:
+    """What runs in a worker process. Loading is no part of its construction, so that a bad word there is told as such
+    and not as a death."""
+
+    def __init__(self, cfg: Mapping[str, Any], loader: Loader, together: int, shared: bool) -> None:
+        self._given = cfg, loader, together, shared
+
+    def load(self) -> list[Event]:
+        import torch
+
+        if self._given[0]["device"] == "cpu":
+            torch.set_num_threads(1)
+        self._worker = Worker(*self._given)
+        return [self._worker.joined]
+
+    def decode(self, items: Sequence[data.Item], baseline: bool) -> list[Event]:
+        return [event for happened in self._worker.decode(items, baseline) for event in happened]
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a worker is at: decoding some prompts, or loading (none)."""
+
+    hand: Any
+    items: Sequence[data.Item] = ()
+
+
+class Workers:
+    """Workers of a run, started when there is something to decode, and ended with the `with` block."""
+
+    def __init__(self, cfg: Mapping[str, Any], loader: Loader) -> None:
+        self._cfg, self._loader, self._together = dict(cfg), loader, int(cfg["workers"])
+        self._idle: list[Any] = []
+        self._busy: dict[Any, _Task] = {}  # by the reference to what will come of it
+        self._stillborn = 0  # workers that died while loading, since the last one that did not
+
+    def __enter__(self) -> Self:
+        if importlib.util.find_spec("ray") is None:
+            raise UsageError("workers= above 1 and ray_address= need Ray: pip install 'specbench[ray]'")
+        self._ray = _connected(self._together, self._cfg["ray_address"])
+        try:
+            self._cfg["device"] = device = self._device()
+        except BaseException:
+            self._ray.shutdown()
+            raise
+        gpus = 1 if device == "cuda" else 0
+        actor = self._ray.remote(_Hand).options(num_cpus=1, num_gpus=gpus, max_restarts=0)
+        self._new = lambda: actor.remote(self._cfg, self._loader, self._together, not gpus and self._together > 1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ray.shutdown()
+
+    def _device(self) -> str:
+        """What each worker decodes on. UsageError where there are not enough of them."""
+        there, wanted = self._ray.cluster_resources(), self._cfg["device"]
+        if wanted not in ("auto", "cpu", "cuda"):
+            raise UsageError(f"workers take a GPU each, whichever is free: give device=cuda instead of {wanted}")
+        device = wanted if wanted != "auto" else "cuda" if there.get("GPU") else "cpu"
+        count = int(there.get("GPU" if device == "cuda" else "CPU", 0))
+        if count < self._together:
+            kind = "GPUs" if device == "cuda" else "processors"
+            raise UsageError(f"workers={self._together} take a device each, and there are {count} {kind}")
+        return device
+
+    def decode(self, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool]) -> Iterator[list[Event]]:
+        """As `Worker.decode`; what is done first is told first."""
+        size = self._cfg["batch"]
+        queue = deque(items[start : start + size] for start in range(0, len(items), size))
+        deaths: Counter[tuple[int, int]] = Counter()  # by a batch's first index and its size
+        while (under_way := any(task.items for task in self._busy.values())) or queue:
+            stopping = stop()
+            if stopping and not under_way:
+                return
+            while queue and self._idle and not stopping:
+                hand, some = self._idle.pop(), queue.popleft()
+                self._busy[hand.decode.remote(some, baseline)] = _Task(hand, some)
+            loading = sum(not task.items for task in self._busy.values())
+            lacking = min(self._together - len(self._busy) - len(self._idle), len(queue) - loading)
+            for _ in range(0 if stopping else lacking):
+                hand = self._new()
+                self._busy[hand.load.remote()] = _Task(hand)
+            ready, _ = self._ray.wait(list(self._busy), timeout=1.0)  # in which a Ctrl-C is seen
+            for reference in ready:
+                yield self._come(reference, self._busy.pop(reference), queue, deaths)
+
+    def _come(
+        self, reference: Any, task: _Task, queue: deque[Sequence[data.Item]], deaths: Counter[tuple[int, int]]
+    ) -> list[Event]:
+        """What came of a task. What a dead worker was at goes back into the queue, in halves where it died twice."""
+        try:
+            found: list[Event] = self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as e:  # the worker is well, and says what is wrong
+            raise e.cause if isinstance(e.cause, Exception) else e from None
+        except self._ray.exceptions.RayError as e:  # killed, out of memory, its machine is gone, its answer is lost
+            return self._lost(task, queue, deaths, f"{type(e).__name__}: {_last_line(e)}")
+        self._idle.append(task.hand)
+        if not task.items:
+            self._stillborn = 0
+        return found
+
+    def _lost(
+        self, task: _Task, queue: deque[Sequence[data.Item]], deaths: Counter[tuple[int, int]], how: str
+    ) -> list[Event]:
+        if not task.items:
+            self._stillborn += 1
+            if self._stillborn >= MOST_DEATHS * self._together:
+                raise RunError(f"{self._stillborn} workers died while loading {self._cfg['model']} ({how})")
+            return [Died(f"a worker died while loading ({how})")]
+        first, size = task.items[0].index, len(task.items)
+        deaths[first, size] += 1
+        if deaths[first, size] < (2 if size > 1 else MOST_DEATHS):
+            queue.appendleft(task.items)
+        elif size > 1:
+            queue.extendleft((task.items[size // 2 :], task.items[: size // 2]))
+        else:
+            return [Failure(first, f"{MOST_DEATHS} workers died over it ({how})")]
+        return [Died(f"a worker died ({how}) over {size} images")]
+
+
+def _last_line(error: Exception) -> str:
+    """What Ray's page of text about a death comes to."""
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")[:200]
+
+
+def _connected(together: int, address: str | None) -> Any:
+    """Ray, connected. UsageError where the cluster does not answer, RunError where none starts here."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
+    if address:
+        try:
+            ray.init(address=address, **quiet)
+        except Exception as e:
+            why = " ".join(str(e).split())[:200]
+            raise UsageError(f"cannot connect to ray_address={address}: {why}") from None
+        return ray
+    for last in (False, True):  # on a busy machine Ray's own patience may end
+        try:
+            ray.init("local", num_cpus=together, object_store_memory=_STORE_BYTES, include_dashboard=False, **quiet)
+            break
+        except Exception as e:
+            ray.shutdown()
+            if last:
+                raise RunError(f"Ray did not start: {' '.join(str(e).split())[:200]}") from None
+    return ray

@@ -1,0 +1,308 @@
+"""What decodes: a loaded pipeline, and a record of every image that comes of it. It knows prompts, but no folder.
+
+A run has one in its own process, or several in others (see `cluster`). What happens is told in events, and the process
+that holds the run's folder writes it down.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from specbench import data, records, statistics
+
+if TYPE_CHECKING:
+    import torch
+
+    from specbench.decoding.continuous import Trace as VectorTrace
+    from specbench.decoding.loop import Drafter, Trace
+    from specbench.pipeline import Finished
+
+
+class Decoded(Protocol):
+    """A decoded batch of B images."""
+
+    @property
+    def tokens(self) -> torch.Tensor: ...  # (B, T) int64
+    @property
+    def steps(self) -> torch.Tensor: ...  # (B,) target forward passes of the decode phase
+    @property
+    def drafted(self) -> torch.Tensor: ...  # (B,) draft tokens verified
+    @property
+    def accepted(self) -> torch.Tensor: ...  # (B,) draft tokens accepted
+    @property
+    def seconds(self) -> float: ...  # first target forward to last token, device-synchronised
+    @property
+    def trace(self) -> Trace | VectorTrace: ...
+
+
+class Decoder(Protocol):
+    """All that a run asks of a model and its decoding (`specbench.pipeline.Pipeline`)."""
+
+    @property
+    def weights(self) -> str: ...  # a short name with a hash of the content
+    @property
+    def resolution(self) -> int: ...  # side of an image in pixels
+    @property
+    def tokens_per_image(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+    def encode(self, prompts: list[str]) -> Any: ...
+    def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> Decoded: ...  # keys: (seed, prompt index)
+    def stream(
+        self, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int
+    ) -> Iterator[Finished]: ...  # the same, image by image as they are done
+    def pixels(self, tokens: torch.Tensor) -> np.ndarray: ...  # (B, T) -> (B, H, W, 3) uint8
+    def vanilla(self) -> Decoder: ...  # the same target with the empty draft
+    def synchronize(self) -> None: ...
+
+
+Loader = Callable[[Mapping[str, Any]], Decoder]
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A process is ready to decode. session: what run.json says of it, under its name."""
+
+    name: str
+    session: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image is done; picture (H, W, 3) uint8."""
+
+    record: records.Record
+    picture: np.ndarray
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """Memory did not suffice: from here on `batch` prompts are decoded together."""
+
+    batch: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An image that could not be decoded, alone neither."""
+
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Died:
+    """A process that decoded is gone; others take over its images."""
+
+    reason: str
+
+
+Event = Joined | Image | Shrunk | Failure | Died
+
+
+def never() -> bool:
+    return False
+
+
+# --- decoding ---------------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A pipeline and, where it is asked for, the baseline of the same target.
+
+    Args:
+        cfg: flat parameters.
+        loader: makes the pipeline.
+        together: processes that decode for the run at the same time.
+        shared: whether they share a device, so that no latency can be measured.
+    """
+
+    def __init__(self, cfg: Mapping[str, Any], loader: Loader, together: int = 1, shared: bool = False) -> None:
+        self.cfg, self.shared = cfg, shared
+        began = time.perf_counter()
+        self._pipeline = loader(cfg)
+        self._vanilla: Decoder | None = None
+        self._batch: int = cfg["batch"]
+        self._warm: set[bool] = set()  # passes whose warm-up is done
+        self.joined = Joined(
+            secrets.token_hex(4),
+            {
+                **records.environment(self._pipeline.device),
+                "weights": self._pipeline.weights,
+                "resolution": self._pipeline.resolution,
+                "tokens": self._pipeline.tokens_per_image,
+                "pid": os.getpid(),
+                "started": datetime.now(UTC).isoformat(timespec="microseconds"),
+                "loaded_s": round(time.perf_counter() - began, 1),
+                "workers": together,
+                "shared": shared,
+            },
+        )
+
+    def decode(
+        self, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool] = never
+    ) -> Iterator[list[Event]]:
+        """Decodes prompts by the method, or by vanilla AR, and yields what happened as soon as it did. Once `stop` says
+        so, what is begun is finished and nothing new is.
+
+        Where memory does not suffice, what is left is decoded in batches of half the size, and an image that is too
+        large alone is a `Failure`.
+        """
+        left = list(items)
+        while left and not stop():
+            done: set[int] = set()
+            try:
+                pipeline = self._ready(left, baseline)
+                keys = [(self.cfg["seed"], item.index) for item in left]
+                for finished in pipeline.stream([item.prompt for item in left], keys, self._batch):
+                    made = self._images(pipeline, finished, left, baseline)
+                    done |= {image.record.index for image in made}
+                    yield [*made]
+                    if stop():
+                        return
+                return
+            except Exception as e:
+                if not out_of_memory(e):
+                    raise
+                reason = " ".join(str(e).split()) or type(e).__name__
+            # Outside of the handler, which holds the frames with their tensors.
+            _release(self._pipeline.device)
+            left = [item for item in left if item.index not in done]
+            if self._batch > 1:
+                self._batch //= 2
+                yield [Shrunk(self._batch)]
+            else:
+                yield [Failure(left.pop(0).index, f"out of memory: {reason[:300]}")]
+
+    def _ready(self, items: Sequence[data.Item], baseline: bool) -> Decoder:
+        """The pipeline of a pass, warmed up."""
+        if baseline and self._vanilla is None:
+            self._vanilla = self._pipeline.vanilla()
+        pipeline = self._vanilla if baseline and self._vanilla is not None else self._pipeline
+        if baseline not in self._warm:
+            first = items[: self._batch]
+            for _ in range(self.cfg["warmup"]):
+                conditioning = pipeline.encode([item.prompt for item in first])
+                warm = pipeline.decode(conditioning, [(self.cfg["seed"], item.index) for item in first])
+                pipeline.pixels(warm.tokens)
+            reset_peak_memory(pipeline.device)
+            self._warm.add(baseline)
+        return pipeline
+
+    def _images(self, pipeline: Decoder, finished: Finished, items: Sequence[data.Item], baseline: bool) -> list[Image]:
+        """A record and a picture of each image that is done; `items`: the prompts that were asked for."""
+        decoded, rows = finished.decoded, len(finished.which)
+        pipeline.synchronize()
+        before_pixels = time.perf_counter()
+        pictures = pipeline.pixels(decoded.tokens)
+        done = time.perf_counter()
+        peak = peak_memory_mib(pipeline.device)
+        tokens = int(decoded.tokens.shape[1])
+        steps, drafted, accepted = decoded.steps.tolist(), decoded.drafted.tolist(), decoded.accepted.tolist()
+        figures = statistics.of_images(decoded.trace, steps, 0 if baseline else draft_passes(self.cfg))
+        alone = self.cfg["batch"] == 1 and not self.shared
+        return [
+            Image(
+                records.Record(
+                    index=item.index,
+                    prompt=item.prompt,
+                    seed=self.cfg["seed"],
+                    tokens=tokens,
+                    steps=steps[b],
+                    drafted=drafted[b],
+                    accepted=accepted[b],
+                    accepted_length=tokens / steps[b],
+                    latency_s=decoded.seconds if alone else None,
+                    decode_s=decoded.seconds / rows,
+                    text_s=finished.text_s / rows,
+                    pixels_s=(done - before_pixels) / rows,
+                    batch=finished.batch,
+                    peak_memory_mib=peak,
+                    image=f"{'baseline' if baseline else 'images'}/{item.index:05d}.png",
+                    sha256=records.digest(pictures[b]),
+                    session=self.joined.name,
+                    id=item.id,
+                    done=time.time(),
+                    **figures[b],
+                ),
+                pictures[b],
+            )
+            for b, item in enumerate(items[i] for i in finished.which)
+        ]
+
+
+class _NoModel:
+    """Stands for a model whose drafter networks are not loaded."""
+
+    def draft_model(self) -> None: ...
+    def eagle(self, kind: str) -> None: ...
+    def medusa(self) -> None: ...
+
+
+def draft_passes(cfg: Mapping[str, Any]) -> int:
+    """Forward passes of a drafter network in a step."""
+    return int(cfg["gamma"]) if "gamma" in cfg else drafter(cfg).passes
+
+
+def drafter(cfg: Mapping[str, Any]) -> Drafter:
+    """The drafter of a configuration without its networks: its tree and what a step costs."""
+    from specbench import registry
+
+    found: Drafter = registry.find("drafter", cfg["drafter"])(cfg, _NoModel())
+    return found
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory of the device or of the host did not suffice. (PyTorch's CPU allocator has no exception of its
+    own.)"""
+    import torch
+
+    text = str(error).lower()
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError)
+        and any(words in text for words in ("can't allocate memory", "out of memory", "alloc_failed"))
+    )
+
+
+def _release(device: torch.device) -> None:
+    """Gives back what nothing refers to any more."""
+    import torch
+
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Starts a new peak where the device can; the resident memory of a process has one peak only."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """Peak memory so far in MiB: allocated on a CUDA device, resident of the process elsewhere."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20

@@ -1,0 +1,309 @@
+"""Several workers for one run: once with Ray itself, then its every mishap with a stand-in that needs no processes."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_pipeline import FakePipeline, mortal
+
+from specbench import cluster, configuration, data, records, run
+from specbench.errors import RunError, UsageError
+from specbench.worker import Died, Event, Failure, Image, Joined, Shrunk, never
+
+Call = Callable[..., tuple[int, str, str]]
+WORDS = ["metrics=none", "n=6", "warmup=0"]
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+
+
+@pytest.fixture
+def short_path() -> Iterator[str]:
+    """Where Ray may put its sockets, whose paths are limited."""
+    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@needs_ray
+def test_two_workers_make_the_images_of_one_process_though_one_is_killed(
+    tmp_path: Path, short_path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", short_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(run.__file__).parents[1]), str(Path(__file__).parent)]))
+    alone = run.execute(configuration.compose(WORDS), tmp_path / "alone", loader=FakePipeline)
+    loader = functools.partial(mortal, flag=tmp_path / "flag")
+    try:
+        row = run.execute(configuration.compose([*WORDS, "workers=2"]), tmp_path / "many", loader=loader)
+    except RunError as e:
+        if "Ray did not start" not in str(e):
+            raise
+        pytest.skip(str(e))  # on a machine that has no time for it
+    assert (tmp_path / "flag").exists()
+    assert "a worker died (ActorDiedError: " in capsys.readouterr().err
+    for name in ("records.jsonl", "baseline.jsonl"):
+        one, many = (records.read_records(tmp_path / folder / name) for folder in ("alone", "many"))
+        assert [(r.index, r.sha256, r.steps) for r in many] == [(r.index, r.sha256, r.steps) for r in one]
+        assert {r.latency_s for r in many} == {None}
+    sessions = json.loads((tmp_path / "many/run.json").read_text())["sessions"]
+    assert 2 <= len({session["pid"] for session in sessions.values()}) == len(sessions) <= 3  # the third may be late
+    assert {(session["threads"], session["device"], session["workers"]) for session in sessions.values()} == {
+        (1, "cpu", 2)
+    }
+    assert row["config_hash"] == alone["config_hash"]
+    assert (row["latency_s_mean"], row["speedup_latency"]) == (None, None)
+    assert row["note"].startswith("decoded by 2 workers that shared a processor: no latency is measured")
+    timed = {name for name in row if "latency" in name or "_s_" in name} | {"text_s", "pixels_s"}
+    own = timed | {"run_id", "time", "note", "baseline_run_id", "peak_memory_mib", "threads"}
+    assert {k: row[k] for k in set(row) - own} == {k: alone[k] for k in set(row) - own}
+    again = run.Run(configuration.compose(WORDS), tmp_path / "many", loader=FakePipeline)
+    assert again.execute() == row  # in whatever number
+    assert again.nothing_left
+
+
+def test_without_ray_the_sentence_says_what_to_install(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, _, err = call("run", *WORDS, "workers=2", "out=here")
+    assert code == 2
+    assert err.splitlines()[-1].endswith("need Ray: pip install 'specbench[ray]'")
+    assert not Path("here").exists()
+
+
+# --- a stand-in for Ray -----------------------------------------------------------------------------------------------
+
+
+class FakeRay:
+    """Tasks are done when they are waited for, the oldest first. `deadly`: how often a worker still dies over an index;
+    `stillborn`: how many die while loading."""
+
+    class exceptions:
+        class RayError(Exception): ...
+
+        class RayActorError(RayError): ...
+
+        class RayTaskError(RayError):
+            def __init__(self, cause: Exception) -> None:
+                self.cause = cause
+
+    def __init__(self, **resources: float) -> None:
+        self.resources = resources
+        self.deadly: dict[int, int] = {}
+        self.stillborn = 0
+        self.tasks: list[tuple[int, Sequence[data.Item]]] = []  # (worker, items) of every task that was begun
+        self.workers = 0
+        self.options: dict[str, Any] = {}
+        self.ended = False
+
+    def cluster_resources(self) -> dict[str, float]:
+        return self.resources
+
+    def shutdown(self) -> None:
+        self.ended = True
+
+    def remote(self, actor: Any) -> Any:
+        ray = self
+
+        class Method:
+            def __init__(self, hand: Any, name: str, number: int) -> None:
+                self.hand, self.name, self.number = hand, name, number
+
+            def remote(self, *words: Any) -> Any:
+                return functools.partial(self.go, *words)
+
+            def go(self, *words: Any) -> list[Event]:
+                if self.name == "load" and ray.stillborn:
+                    ray.stillborn -= 1
+                    raise ray.exceptions.RayActorError("a page\nout of luck\n")
+                if self.name == "decode":
+                    ray.tasks.append((self.number, words[0]))
+                    for item in words[0]:
+                        if ray.deadly.get(item.index, 0):
+                            ray.deadly[item.index] -= 1
+                            raise ray.exceptions.RayActorError("a page\nout of luck\n")
+                try:
+                    found: list[Event] = getattr(self.hand, self.name)(*words)
+                except Exception as e:
+                    raise ray.exceptions.RayTaskError(e) from None
+                return found
+
+        class Remote:
+            def __init__(self, hand: Any) -> None:
+                ray.workers += 1
+                self.load, self.decode = (Method(hand, name, ray.workers) for name in ("load", "decode"))
+
+        class Factory:
+            def options(self, **options: Any) -> Any:
+                ray.options = options
+                return self
+
+            def remote(self, *words: Any) -> Remote:
+                return Remote(actor(*words))
+
+        return Factory()
+
+    def wait(self, references: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        return references[:1], references[1:]
+
+    def get(self, reference: Any) -> list[Event]:
+        found: list[Event] = reference()
+        return found
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    fake = FakeRay(CPU=8)
+    monkeypatch.setattr(cluster, "_connected", lambda together, address: fake)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    return fake
+
+
+def decode(*words: str, loader: Any = FakePipeline, stop: Callable[[], bool] = never) -> list[Event]:
+    cfg = configuration.compose([*WORDS, *words])
+    with cluster.Workers(cfg, loader) as workers:
+        return [event for happened in workers.decode(data.load(cfg), False, stop) for event in happened]
+
+
+def indices(events: list[Event]) -> list[int]:
+    return [event.record.index for event in events if isinstance(event, Image)]
+
+
+def test_prompts_are_pulled_one_batch_at_a_time(ray: FakeRay) -> None:
+    events = decode("workers=3", "batch=2")
+    assert sorted(indices(events)) == list(range(6))
+    assert sorted(len(items) for _, items in ray.tasks) == [2, 2, 2]
+    assert len({name for name, _ in ray.tasks}) == ray.workers == 3
+    assert ray.options == {"num_cpus": 1, "num_gpus": 0, "max_restarts": 0}
+    assert ray.ended
+    joined = [event for event in events if isinstance(event, Joined)]
+    assert [(j.session["workers"], j.session["shared"]) for j in joined] == [(3, True)] * 3
+
+
+def test_no_more_workers_than_batches(ray: FakeRay) -> None:
+    assert len(indices(decode("workers=8", "batch=4"))) == 6
+    assert ray.workers == 2
+
+
+def test_what_a_dead_worker_was_at_goes_to_another_one(ray: FakeRay) -> None:
+    ray.deadly = {0: 1, 1: 2}
+    events = decode("workers=2")
+    assert sorted(indices(events)) == list(range(6))
+    assert sum(isinstance(event, Died) for event in events) == 3
+    assert ray.workers == 2 + 3
+
+
+def test_an_image_that_kills_its_workers_is_given_up(ray: FakeRay) -> None:
+    """Alone: the others of its batch are not given up with it."""
+    ray.deadly = {2: 99}
+    events = decode("workers=2", "batch=4")
+    assert sorted(indices(events)) == [0, 1, 3, 4, 5]
+    assert [event for event in events if isinstance(event, Failure)] == [
+        Failure(2, "3 workers died over it (RayActorError: out of luck)")
+    ]
+
+
+def test_workers_that_die_while_loading_are_not_begun_forever(ray: FakeRay) -> None:
+    ray.stillborn = 5
+    assert len(indices(decode("workers=2"))) == 6
+    ray.stillborn = 6
+    with pytest.raises(RunError, match="6 workers died while loading llamagen_scenes"):
+        decode("workers=2")
+    assert ray.ended
+
+
+def test_deaths_over_a_batch_do_not_count_for_its_images(ray: FakeRay) -> None:
+    ray.deadly = {0: 4}  # twice in the batch of two, twice alone
+    assert sorted(indices(decode("workers=2", "batch=2"))) == list(range(6))
+
+
+def test_a_workers_mistake_is_told_as_its_own(ray: FakeRay) -> None:
+    def load(cfg: Any) -> Any:
+        raise UsageError("no weights here")
+
+    with pytest.raises(UsageError, match="^no weights here$"):
+        decode("workers=2", loader=load)
+
+
+def test_too_little_memory_is_told_from_a_worker_too(ray: FakeRay) -> None:
+    class Hungry(FakePipeline):
+        def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
+            if len(keys) > 1:
+                raise MemoryError
+            return super().decode(conditioning, keys)
+
+    events = decode("workers=2", "batch=3", loader=Hungry)
+    assert sorted(indices(events)) == list(range(6))
+    assert Shrunk(1) in events
+
+
+def test_once_stopped_what_is_begun_is_finished(ray: FakeRay) -> None:
+    answers = deque([False] * 5)
+    events = decode("workers=2", stop=lambda: not answers or answers.popleft())
+    assert 0 < len(indices(events)) < 6
+    assert len(ray.tasks) == len(indices(events))
+
+
+@pytest.mark.parametrize(
+    ("resources", "words", "device", "sentence"),
+    [
+        ({"CPU": 16, "GPU": 2}, ["device=auto"], "cuda", ""),
+        ({"CPU": 16, "GPU": 2}, ["device=cpu"], "cpu", ""),
+        ({"CPU": 16}, ["device=auto"], "cpu", ""),
+        ({"CPU": 16, "GPU": 1}, ["device=auto"], "", "workers=2 take a device each, and there are 1 GPUs"),
+        ({"CPU": 1}, ["device=cpu"], "", "workers=2 take a device each, and there are 1 processors"),
+        ({"CPU": 16, "GPU": 2}, ["device=cuda:1"], "", "give device=cuda instead of cuda:1"),
+    ],
+)
+def test_one_worker_a_device(
+    resources: dict[str, float], words: list[str], device: str, sentence: str, ray: FakeRay
+) -> None:
+    ray.resources = resources
+    cfg = configuration.compose([*WORDS, "workers=2", *words])
+    if sentence:
+        with pytest.raises(UsageError, match=sentence), cluster.Workers(cfg, FakePipeline):
+            pass
+        assert ray.ended
+        return
+    with cluster.Workers(cfg, FakePipeline) as workers:
+        assert workers._cfg["device"] == device
+        assert ray.options["num_gpus"] == int(device == "cuda")
+        assert workers._new().load.hand._given[3] is (device == "cpu")  # on a GPU of its own a latency can be measured
+
+
+@needs_ray
+@pytest.mark.parametrize("failures", [1, 2])
+def test_ray_has_a_second_chance(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def start(*_: Any, **__: Any) -> None:
+        tried.append(1)
+        if len(tried) <= failures:
+            raise RuntimeError("timed out\nduring startup")
+
+    tried: list[int] = []
+    monkeypatch.setattr(ray, "init", start)
+    if failures == 1:
+        assert cluster._connected(2, None) is ray
+        return
+    with pytest.raises(RunError, match="Ray did not start: timed out during startup"):
+        cluster._connected(2, None)
+
+
+@needs_ray
+def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def refuse(**_: Any) -> None:
+        raise ConnectionError("ray.init() failed\nfor reasons")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(UsageError, match="cannot connect to ray_address=10.0.0.1:6379: ray.init.. failed for reasons"):
+        cluster._connected(2, "10.0.0.1:6379")

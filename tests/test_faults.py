@@ -1,0 +1,372 @@
+"""What a night can bring: Ctrl-C, a full disk, a folder that vanishes, too little memory; and how far a run is."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_pipeline import FakePipeline
+from filelock import FileLock
+
+from specbench import configuration, records, run, worker
+from specbench.errors import RunError, UsageError
+
+Call = Callable[..., tuple[int, str, str]]
+WORDS = ("metrics=none", "n=6", "warmup=0")
+
+
+def execute(out: Path, *words: str, loader: Any = FakePipeline) -> dict[str, Any]:
+    given = {word.partition("=")[0] for word in words}
+    usual = [word for word in WORDS if word.partition("=")[0] not in given]
+    return run.execute(configuration.compose([*usual, *words]), out, loader=loader)
+
+
+def images(out: Path, name: str = "records") -> dict[int, str]:
+    return {r.index: r.sha256 for r in records.read_records(out / f"{name}.jsonl")}
+
+
+def at(index: int, what: Callable[[], None], empty: bool = False) -> type[FakePipeline]:
+    """A pipeline to which something happens while it decodes an image of the method, or of the baseline."""
+
+    class Disturbed(FakePipeline):
+        def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
+            if self.empty == empty and index in [i for _, i in keys]:
+                what()
+            return super().decode(conditioning, keys)
+
+        def vanilla(self) -> FakePipeline:
+            return type(self)(self.cfg, empty=True)
+
+    return Disturbed
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture
+def calm(tmp_path: Path) -> Path:
+    execute(tmp_path / "calm")
+    return tmp_path / "calm"
+
+
+# --- Ctrl-C -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("empty", "n", "columns"), [(False, 3, ["steps"]), (True, 6, ["steps", "latency_s_mean"])])
+def test_ctrl_c_finishes_the_image_and_writes_a_row(
+    empty: bool, n: int, columns: list[str], calm: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(run.Stopped, match=f"a row over the first {n} in its row.csv"):
+        execute(out, loader=at(2, interrupt, empty))
+    assert set(images(out)) == set(range(n))  # that of the moment included
+    [row] = records.read_rows(out / "row.csv")
+    assert (row["n"], row["speedup_step"]) == (n, None)
+    assert row["note"].startswith(f"stopped after {n} of 6 images")
+    alone = execute(tmp_path / "alone", f"n={n}", "baseline=false")
+    assert row["config_hash"] == alone["config_hash"]
+    assert {name: row[name] for name in columns} == {name: alone[name] for name in columns}
+    done = execute(out)
+    assert (done["n"], done["note"]) == (6, "decoded in 2 processes: timings of several processes are mixed")
+    assert images(out) == images(calm)
+    assert images(out, "baseline") == images(calm, "baseline")
+
+
+def test_a_batch_is_finished_too(tmp_path: Path) -> None:
+    with pytest.raises(run.Stopped, match="4 of 6 images"):
+        execute(tmp_path / "run", "batch=4", loader=at(1, interrupt))
+
+
+def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def twice() -> None:
+        interrupt()
+        interrupt()
+
+    with pytest.raises(run.Stopped, match="2 of 6 images"):
+        execute(tmp_path / "run", loader=at(2, twice))
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_row_that_says_more_is_not_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    row = execute(out, "baseline=false")
+    with pytest.raises(run.Stopped, match="6 of 6 images and 3 of 6 baseline images done in [^,]*$"):
+        execute(out, loader=at(2, interrupt, empty=True))
+    assert records.read_rows(out / "row.csv") == [row]
+
+
+# --- the disk ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", range(0, 30, 3))
+def test_a_full_disk_costs_a_sentence_and_no_image(
+    call: int, calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, count, fsync = tmp_path / "run", iter(range(1000)), os.fsync
+
+    def full(descriptor: int) -> None:
+        if next(count) >= call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(RunError, match=f"cannot write into {out} any more .No space left on device.*resume {out}"):
+            execute(out)
+    assert not list(out.rglob("*.tmp"))
+    if (out / "records.jsonl").exists():
+        assert (out / "records.jsonl").read_bytes().endswith(b"\n") or not images(out)
+    execute(out)
+    assert images(out) == images(calm)
+    assert images(out, "baseline") == images(calm, "baseline")
+
+
+def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    records.append_line(path, b"x" * 99 + b"\n")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (110, limits[1]))  # a disk with ten bytes left
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            records.append_line(path, b"y" * 49 + b"\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == b"x" * 99 + b"\n"
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_a_folder_that_vanishes_is_not_begun_anew(index: int, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(RunError, match=f"cannot write into {out} any more .it is gone"):
+        execute(out, loader=at(index, lambda: shutil.rmtree(out)))
+    assert not out.exists()
+
+
+def test_the_disk_use_is_told_first(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    def told() -> None:
+        said.append(capsys.readouterr().err)
+
+    said: list[str] = []
+    execute(tmp_path / "run", "n=2", loader=at(0, told))
+    assert "4 images to decode: at most 9.5 kB in" in said[0]
+    free = shutil.disk_usage(tmp_path)._replace(free=100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    execute(tmp_path / "run", "n=3", loader=at(2, told))
+    assert "2 images to decode: at most" in said[1]
+    assert "the disk may fill up" in said[1]
+
+
+def test_the_log_is_turned_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_LOG_BYTES", 500)
+    execute(tmp_path / "run")
+    logs = list((tmp_path / "run").glob("run.log*"))
+    assert len(logs) == 1 + run._LOG_FILES
+    assert all(log.stat().st_size < 2000 for log in logs)  # a line is longer than the limit
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def hungry(most: int, never: tuple[int, ...] = ()) -> type[FakePipeline]:
+    """A pipeline on a device that holds `most` images, and some images never."""
+
+    class Hungry(FakePipeline):
+        def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
+            if len(keys) > most or any(i in never for _, i in keys):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+            return super().decode(conditioning, keys)
+
+        def vanilla(self) -> FakePipeline:
+            return type(self)(self.cfg, empty=True)
+
+    return Hungry
+
+
+def test_too_little_memory_makes_the_batches_smaller(calm: Path, tmp_path: Path) -> None:
+    row = execute(tmp_path / "run", "batch=5", "warmup=1", loader=hungry(2))
+    assert images(tmp_path / "run") == images(calm)
+    assert [r.batch for r in records.read_records(tmp_path / "run/records.jsonl")] == [2] * 6
+    assert "for want of memory some images were decoded in batches of 2" in row["note"]
+
+
+def test_an_image_that_never_fits_is_recorded_and_tried_again(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(run, "_load_pipeline", hungry(2, never=(1, 4)))
+    code, _, err = call("run", *WORDS, "batch=2", "baseline=false", "out=here")
+    assert code == 1
+    assert err.splitlines()[-1].startswith("specbench: 2 images could not be decoded, see here/failures.jsonl")
+    assert set(images(tmp_path / "here")) == {0, 2, 3, 5}
+    assert not (tmp_path / "here/row.csv").exists()
+    code, out, _ = call("status", "here")
+    assert code == 0
+    assert "here: cool_sd on llamagen_scenes, n=6: stopped\n  images     4 done, 2 left\n" in out
+    assert "failures   2, the last: cool_sd image 4: out of memory: CUDA out of memory" in out
+    monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
+    assert call("resume", "here")[0] == 0
+    assert "failures" not in call("status", "here")[1]
+    assert records.read_rows(tmp_path / "here/row.csv")[0]["n"] == 6
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("size mismatch"), False),
+        (ValueError("out of memory of former times"), False),
+    ],
+)
+def test_what_is_want_of_memory(error: Exception, answer: bool) -> None:
+    assert worker.out_of_memory(error) is answer
+
+
+def test_a_real_allocation_that_fails_is_known() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**52)
+    assert worker.out_of_memory(caught.value)
+
+
+def test_memory_does_not_grow_with_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record stays, some kilobytes; a picture or a tensor of its image does not."""
+    monkeypatch.setattr(FakePipeline, "pixels", lambda self, tokens: np.zeros((len(tokens), 256, 256, 3), np.uint8))
+    held: list[int] = []
+    add = records.Journal.add
+
+    def watched(self: records.Journal, record: records.Record, picture: np.ndarray) -> None:
+        add(self, record, picture)
+        held.append(tracemalloc.get_traced_memory()[0])
+
+    monkeypatch.setattr(records.Journal, "add", watched)
+    tracemalloc.start()
+    try:
+        execute(tmp_path / "run", "n=40", "baseline=false")
+    finally:
+        tracemalloc.stop()
+    assert held[-1] - held[10] < 30 * 10_000  # of 196,608 bytes a picture
+
+
+# --- status and resume ------------------------------------------------------------------------------------------------
+
+
+def test_status_of_a_run_from_its_beginning_to_its_end(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
+    def status() -> dict[str, Any]:
+        [found] = json.loads(call("status", "here", "--json")[1])
+        assert isinstance(found, dict)
+        return found
+
+    seen: list[dict[str, Any]] = []
+    pipeline = at(4, lambda: seen.append(status()))
+    monkeypatch.setattr(run, "_load_pipeline", lambda cfg: pipeline(cfg, 0.01))
+    assert call("run", *WORDS, "out=here")[0] == 0
+    [running] = seen
+    assert (running["state"], running["n"], running["method"]) == ("running", 6, "cool_sd")
+    assert (running["images"]["done"], running["images"]["left"]) == (4, 2)
+    assert 0 < running["images"]["per_s"] < 100  # 10 ms each, and some for the files
+    assert running["baseline"] == {"done": 0, "left": 6, "per_s": None}
+    assert running["time_left_s"] is None  # the baseline's speed is not known
+    done = status()
+    assert (done["state"], done["images"]["left"], done["baseline"]["left"]) == ("finished", 0, 0)
+    assert done["time_left_s"] == 0
+    assert done["bytes"] > 1000
+    (tmp_path / "here/images/00002.png").unlink()
+    (tmp_path / "here/row.csv").unlink()
+    assert status()["state"] == "stopped"
+    with FileLock(tmp_path / "here/.lock"):
+        assert status()["state"] == "running"
+
+
+def test_status_does_not_stand_in_the_way(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
+    """It reads while a line is half written, and a run that begins meanwhile gets its lock."""
+    assert call("run", *WORDS, "out=here")[0] == 0
+    with (tmp_path / "here/records.jsonl").open("ab") as f:
+        f.write(b'{"index": 6, "pro')
+    before = {p: p.read_bytes() for p in (tmp_path / "here").rglob("*") if p.is_file()}
+    assert "6 done, 0 left" in call("status", "here")[1]
+    assert before == {p: p.read_bytes() for p in (tmp_path / "here").rglob("*") if p.is_file()}
+
+
+def test_status_of_a_grid(call: Call) -> None:
+    assert call("run", "-m", *WORDS, "delta=1,2", "out=grid")[0] == 0
+    assert call("status", "grid")[1].count(": finished\n") == 2
+    code, _, err = call("resume", "grid")
+    assert code == 2
+    assert "grid holds 2 runs: name one (delta=1, ...)" in err
+
+
+def test_resume_goes_on_by_the_folders_own_words(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(run, "_load_pipeline", at(3, interrupt))
+    code, _, err = call("run", *WORDS, "delta=1.3", "out=here")
+    assert (code, len(images(tmp_path / "here"))) == (130, 4)
+    monkeypatch.setattr(run, "_load_pipeline", at(5, interrupt))
+    code, _, err = call("resume", "here", "n=8")
+    assert code == 130
+    assert err.splitlines()[-1].endswith("; to go on: specbench resume here n=8")
+    monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
+    code, out, _ = call("resume", "here", "n=8", "workers=1")
+    assert code == 0
+    assert "here/row.csv" in out
+    [row] = records.read_rows(tmp_path / "here/row.csv")
+    assert (row["n"], row["delta"]) == (8, 1.3)
+    assert "nothing left to do: 8 images" in call("resume", "here")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["status"], "the following arguments are required: DIR"),
+        (["status", "absent"], "there is no folder absent"),
+        (["status", "."], ". holds no run"),
+        (["resume"], "name one folder of a run"),
+        (["resume", "absent"], "absent holds no run"),
+        (["resume", "here", "delta=2"], "unknown parameter 'delta' (choose from: "),
+        (["resume", "here", "n=0"], "n must be a whole number of at least 1"),
+        (["resume", "here", "workers=x"], "workers must be a whole number of at least 1"),
+    ],
+)
+def test_a_mistake_costs_one_sentence(words: list[str], sentence: str, call: Call, tmp_path: Path) -> None:
+    if "here" in words:
+        execute(tmp_path / "here", "n=1", "baseline=false")
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("specbench: ")
+    assert sentence in err
+    assert err.count("\n") == 1
+
+
+def test_a_broken_configuration_is_told(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("[1, 2")
+    for command in ("status", "resume"):
+        assert call(command, ".") == (2, "", "specbench: cannot read config.yaml\n")
+    (tmp_path / "config.yaml").write_text("- a\n")
+    with pytest.raises(UsageError, match="is no configuration"):
+        run.stored(tmp_path)
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_changed_record_is_not_trusted(calm: Path) -> None:
+    path = calm / "records.jsonl"
+    first, *others = path.read_text().splitlines(keepends=True)
+    assert '"steps": 4' in first
+    path.write_text("".join([first.replace('"steps": 4', '"steps": 2'), *others]))
+    with pytest.raises(
+        UsageError, match=r"line 1 of .*records.jsonl is not a record, or was changed; remove that line"
+    ):
+        execute(calm)
+    path.write_text("".join(others))
+    assert execute(calm)["steps"] == np.mean([4, 5, 6, 7, 4, 5])
