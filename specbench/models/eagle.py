@@ -172,7 +172,8 @@ class _Turns(KVCache):
     def attend(self, layer: int, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """mask: which keys of the first turn are seen."""
         each = q.shape[1] // k.shape[1]
-        self._held.append((k.repeat_interleave(each, 1), v.repeat_interleave(each, 1)))
+        # norms of queries and keys leave these in float32 where values are not
+        self._held.append((k.repeat_interleave(each, 1), v.repeat_interleave(each, 1).to(q.dtype)))
         (first_k, first_v), *own = self._held
         if not own:
             return attention(q, k, v, mask)
