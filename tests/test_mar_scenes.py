@@ -428,7 +428,7 @@ def test_weights_of_two_trainings_are_refused(tiny, tmp_path):
     ("words", "sentence"),
     [
         (["--only", "kl,marr"], "unknown stage 'marr'"),
-        (["--budget", "smoke"], "--budget smoke has no recipe for tokenizer, text,"),
+        (["--budget", "smoke"], "--budget smoke has no recipe for evaluators, samples: add --only, of tokenizer,text,"),
     ],
 )
 def test_a_bad_word_costs_one_sentence(words, sentence, tmp_path, capsys):

@@ -287,6 +287,20 @@ def test_mistakes_cost_one_sentence(tmp_path):
         Pipeline.load(recipes.plan(["drafter=eagle"]).cfg | theirs)
 
 
+def test_the_embedded_drafters_come_from_this_very_command(tmp_path):
+    """`train scenes`, in seconds: tokenizer, text encoder and target, then every drafter on the same examples."""
+    folders = ["--work", str(tmp_path / "work"), "--assets", str(tmp_path / "assets"), "--card", str(tmp_path / "c.md")]
+    stages = "tokenizer,text,target,draft,eagle,eagle3,medusa"
+    assert cli.main(["train", "scenes", "--budget", "smoke", "--only", stages, *folders]) == 0
+    assert {p.name for p in (tmp_path / "assets").iterdir()} == {
+        f"scenes_{stage}.safetensors" for stage in stages.split(",")
+    }
+    assert "| eagle3 | tv " in (tmp_path / "c.md").read_text()
+    words = [f"weights={tmp_path / 'assets'}", "n=1", "metrics=none", "warmup=0", "baseline=false"]
+    for method in ("sd", "medusa", "eagle_chain"):
+        assert cli.main(["run", *words, f"method={method}", f"out={tmp_path / method}"]) == 0
+
+
 @pytest.mark.parametrize("model", ["llamagen_xl", "lumina_mgpt", "emu3"])
 def test_a_drafter_goes_to_lanterns_layout_and_back(tmp_path, model):
     train("drafter=eagle", "source=self", *real(model, tmp_path), out=tmp_path / "own")

@@ -67,8 +67,12 @@ BUDGETS = {
         drafters=("steps=6000", "batch=128", "ema=0.999"),
     ),
     "smoke": Budget(  # seconds: that everything runs, not that it learns
-        {name: Recipe(steps=4, batch=4, lr=1e-3, warmup=1, ema=0.5) for name in ("kl", "mar", "mar_draft")},
-        measured=("mar_samples",),
+        {
+            name: Recipe(steps=4, batch=4, lr=1e-3, warmup=1, ema=0.5)
+            for name in ("tokenizer", "text", "target", "kl", "mar", "mar_draft")
+        },
+        measured=(*DRAFTERS, "mar_samples"),
+        drafters=("steps=4", "batch=4", "warmup=1"),
         train=120,
         validation=24,
         trial=card.Trial(count=2, drafted=1, gamma=2, scales=(2.0,), overrides=("diffusion_steps=3",)),
@@ -311,8 +315,9 @@ def main(argv: list[str]) -> int:
         raise UsageError("--budget gpu needs a CUDA device and none is visible; use --budget cpu")
     budget, chosen = BUDGETS[args.budget], _chosen(args.only, args.until)
     if absent := [stage for stage in chosen if stage not in (*budget.recipes, *budget.measured)]:
+        known = [stage for stage in STAGES if stage in (*budget.recipes, *budget.measured)]
         raise UsageError(
-            f"--budget {args.budget} has no recipe for {', '.join(absent)}: add --only {','.join(VECTORS)}"
+            f"--budget {args.budget} has no recipe for {', '.join(absent)}: add --only, of {','.join(known)}"
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     began = time.time()

@@ -49,4 +49,4 @@ def load(work: Path, split: str, n: int, seed: int = 0) -> World:
         tmp.write_text(json.dumps({"captions": captions, "labels": np.concatenate(labels).tolist()}))
         os.replace(tmp, text)
     meta = json.loads(text.read_text())
-    return World(np.load(images, mmap_mode="r"), meta["captions"], np.array(meta["labels"], dtype=np.int64))
+    return World(np.load(images, mmap_mode="c"), meta["captions"], np.array(meta["labels"], dtype=np.int64))
