@@ -96,6 +96,8 @@ class Journal:
         for number, line, complete in _lines(text):
             try:
                 record = _from_line(line)
+                if fault := wrong(record):
+                    raise ValueError(fault)
             except (ValueError, TypeError, RecursionError):
                 if not complete:
                     break  # the process was killed inside this line
@@ -234,10 +236,7 @@ def _from_line(line: bytes) -> Record:
     check = values.pop("check", None)
     if check is not None and check != _check(json.dumps(values, ensure_ascii=False)):
         raise ValueError("the checksum differs")
-    record = Record(**values)
-    if fault := wrong(record):
-        raise ValueError(fault)
-    return record
+    return Record(**values)
 
 
 def _check(text: str) -> str:

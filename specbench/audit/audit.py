@@ -200,6 +200,7 @@ def _decode(
 def described(cfg: Mapping[str, Any], sampling: Sequence[str] = SAMPLING) -> str:
     """The parameters of a configuration that an audit heeds, as a command line has them."""
     own = parameters.declared("drafter", cfg["drafter"]) | parameters.declared("rule", cfg["rule"])
-    names = [name for name in cfg if name in sampling or (name in own and name not in ("drafter", "rule"))]
+    own -= {"drafter", "rule", "drafter_weights"}  # an audit's models have drafters of their own
+    names = [name for name in cfg if name in sampling or name in own]
     words = {name: v if isinstance(v := cfg[name], str) else json.dumps(v, separators=(",", ":")) for name in names}
     return " ".join(f"{name}={word}" for name, word in words.items())

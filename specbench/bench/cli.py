@@ -188,6 +188,7 @@ def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None =
     from specbench.pipeline import resolve_device
 
     parts = [p for p in parameters.TABLE if p in cfg and p in _described()]
+    parts = [p for p in parts if p != "drafter_weights" or cfg[p]]
     by_nodes = {str(n): round(ms, 5) for n, ms in found["by_nodes"].items()}
     least = by_nodes.get("1")
     told = {
