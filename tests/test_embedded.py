@@ -99,7 +99,7 @@ def test_logits_are_bit_equal_alone_and_in_company():
 def test_greedy_speculation_repeats_the_greedy_target():
     """At temperature 0 every exact method gives the target's own picture, token for token."""
     wanted = decoded("method=vanilla", "temperature=0", count=2).tokens
-    for method in ("sd", "eagle_chain", "eagle1", "eagle2", "medusa", "jacobi", "sjd"):
+    for method in ("sd", "eagle_chain", "eagle1", "eagle2", "eagle3", "medusa", "jacobi", "sjd"):
         assert torch.equal(decoded(f"method={method}", "temperature=0", count=2).tokens, wanted)
 
 
