@@ -299,7 +299,7 @@ def _fetch_parts(
         print(f"  {name}/: {found.part.repository}, {at} ({found.part.licence})")
         for file, hub_file in found.files.items():
             note = "" if file in missing[name] else "  (there)"
-            print(f"    {_bytes(hub_file.size):>9}  {file}{note}")
+            print(f"    {home.size(hub_file.size):>9}  {file}{note}")
     _licences({name: found.part.licence for name, found in listed.items()})
     _go(folder, size, size, yes, elsewhere)
     with _only_one(folder) as staging:
@@ -485,7 +485,7 @@ def _fetch_data(given: Mapping[str, str], yes: bool) -> None:
             )
     print(f"{name} -> {folder}")
     for file in todo:
-        print(f"    {_bytes(file.size):>9}  {file.address}{' (unpacked, then removed)' if file.unpack else ''}")
+        print(f"    {home.size(file.size):>9}  {file.address}{' (unpacked, then removed)' if file.unpack else ''}")
     print(f"  licence: {data.licence}")
     staged = [folder / STAGING / f"{file.name}{end}" for file in todo for end in ("", ".part")]
     size = max(0, sum(file.size for file in todo) - sum(_size(path) or 0 for path in staged))
@@ -581,7 +581,7 @@ def download(address: str, path: Path, size: int) -> None:
             if now < size:
                 time.sleep(PAUSE)
     if _size(part) != size:
-        there = f"{_bytes(_size(part) or 0)} of {_bytes(size)} are there"
+        there = f"{home.size(_size(part) or 0)} of {home.size(size)} are there"
         raise UsageError(f"cannot fetch {address} ({failed}); {there}: run the same command again, or put it at {path}")
     os.replace(part, path)
     mark.unlink(missing_ok=True)
@@ -626,10 +626,11 @@ def _go(folder: Path, size: int, needed: int, yes: bool, elsewhere: str) -> None
     """Checks the room, then asks. Raises UsageError for no."""
     above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(above).free
-    print(f"  to fetch: {_bytes(size)}; free there: {_bytes(free)}", flush=True)
+    print(f"  to fetch: {home.size(size)}; free there: {home.size(free)}", flush=True)
     if needed > free:
         raise UsageError(
-            f"{folder} has room for {_bytes(free)}, and {_bytes(needed)} are needed: make room, or give {elsewhere}"
+            f"{folder} has room for {home.size(free)}, and {home.size(needed)} are needed: make room, or give"
+            f" {elsewhere}"
         )
     if yes:
         return
@@ -707,11 +708,3 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size if path.is_file() else None
     except OSError:
         return None
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

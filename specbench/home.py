@@ -52,3 +52,12 @@ def digest(path: Path) -> bytes:
     except OSError:
         pass  # costs time at the next start, nothing else
     return found.digest()
+
+
+def size(count: float) -> str:
+    """Bytes, for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -371,13 +371,13 @@ def no_parameter(name: str, cfg: Mapping[str, Any]) -> UsageError:
 # --- a whole configuration --------------------------------------------------------------------------------------------
 
 
-def check(name: str, value: Any) -> Any:
+def check(name: str, value: Any, table: Mapping[str, Parameter] = TABLE) -> Any:
     """One value in its canonical form. Raises UsageError saying what it must be."""
     try:
-        return TABLE[name].read(value)
+        return table[name].read(value)
     except ValueError:
         got = "null" if value is None else f"{value!r}"
-        raise UsageError(f"{name} must be {TABLE[name].wanted()} (got {got})") from None
+        raise UsageError(f"{name} must be {table[name].wanted()} (got {got})") from None
 
 
 def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:

@@ -404,7 +404,7 @@ class Run:
         # A picture takes no more than its pixels, a record some bytes a token.
         most = left * (3 * session["resolution"] ** 2 + 12 * session["tokens"] + 2000)
         free = shutil.disk_usage(self.folder).free
-        text = f"{left} images to decode: at most {size(most)} in {self.folder}, where {size(free)} are free"
+        text = f"{left} images to decode: at most {home.size(most)} in {self.folder}, where {home.size(free)} are free"
         if most > free:
             self._warn(f"{text}: the disk may fill up; what is done then stays, and can be gone on with")
         else:
@@ -635,12 +635,6 @@ def _values(cfg: Mapping[str, Any], names: Sequence[str]) -> str:
 
 def _utc() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def size(count: float) -> str:
-    """Bytes, for people."""
-    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-    return next((f"{count / unit:.1f} {name}" for name, unit in units if count >= unit), f"{count:.0f} bytes")
 
 
 @contextmanager

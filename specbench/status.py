@@ -11,9 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from specbench import records
+from specbench import home, records
 from specbench.errors import Parser, UsageError
-from specbench.run import FAILURES, Run, size, stored
+from specbench.run import FAILURES, Run, stored
 
 _RECENT = 200  # images of which the speed is told
 
@@ -169,7 +169,7 @@ def _told(one: Status) -> str:
         lines.append(
             f"  failures   {len(one.failures)}, the last: {last['pass']} image {last['index']}: {last['reason']}"
         )
-    lines.append(f"  on disk    {size(one.bytes)}")
+    lines.append(f"  on disk    {home.size(one.bytes)}")
     if one.state == "stopped":
         lines.append(f"  go on with specbench resume {shlex.quote(one.folder)}")
     return "\n".join(lines)

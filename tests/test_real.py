@@ -18,6 +18,7 @@ from specbench.decoding.sampling import Sampling, Streams
 from specbench.errors import UsageError
 from specbench.models import chameleon, eagle, emu3, emu3_vision, llamagen_official, naming, vq
 from specbench.models.medusa import Medusa, MedusaConfig
+from specbench.models.official import exported
 
 MODELS = [
     name
@@ -115,18 +116,6 @@ def test_the_unified_models_draw_as_many_tokens_as_published():
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def exported(module, table):
-    """A module's tensors under official names."""
-    state = module.state_dict()
-    found = {}
-    for name, place in table.items():
-        tensor = state[place.name]
-        found[name] = (
-            tensor if place.rows is None else tensor[place.start : place.start + place.rows]
-        ).clone()  # one storage each
-    return found
-
-
 def sharded(folder, tensors):
     folder.mkdir(parents=True, exist_ok=True)
     names = list(tensors)
@@ -163,7 +152,8 @@ def save_drafters(folder, bundle):
     head = eagle.Eagle(eagle.like_shape(bundle.target))
     (folder / "eagle").mkdir(parents=True)
     torch.save(
-        exported(head, naming.eagle(head.cfg.block, head.cfg.input_norm)), folder / "eagle" / "pytorch_model.bin"
+        exported(head, naming.eagle(head.cfg.block, head.cfg.input_norm)),
+        folder / "eagle" / "pytorch_model.bin",
     )
     write_json(folder / "eagle" / "config.json", eagle_config(bundle.target, rope_theta=head.cfg.rope_base))
     heads = Medusa(MedusaConfig(bundle.target.block.dim, len(bundle.target.tok_embeddings.weight), 5))

@@ -192,6 +192,16 @@ def load(
     return module
 
 
+def exported(module: nn.Module, table: Mapping[str, Place]) -> dict[str, Tensor]:
+    """A module's tensors under their official names, as `load` with the same table reads them; copies, since a file
+    holds no storage twice. For tables that pick no rows."""
+    state, found = module.state_dict(), {}
+    for name, place in table.items():
+        tensor = state[place.name]
+        found[name] = (tensor if place.rows is None else tensor[place.start : place.start + place.rows]).clone()
+    return found
+
+
 # --- files ------------------------------------------------------------------------------------------------------------
 
 

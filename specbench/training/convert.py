@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specbench import configuration, records, registry
 from specbench.errors import UsageError, asked, values
-from specbench.models import checkpoints, naming
+from specbench.models import checkpoints, naming, official
 from specbench.models.eagle import Eagle
 
 WORDS = {
@@ -72,8 +72,6 @@ def _read(given: dict[str, str]) -> tuple[Eagle, torch.dtype]:
 
 
 def _is_bfloat16(files: Sequence[Path]) -> bool:
-    from specbench.models import official
-
     weights = [file for file in files if file.suffix in (".safetensors", ".bin")]
     return any(info.dtype == torch.bfloat16 for file in weights for info in official.open_source(file).tensors.values())
 
@@ -98,9 +96,5 @@ def lantern(head: Eagle, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, 
         "rope_theta": c.rope_base,
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
-    state, tensors = head.state_dict(), {}
-    for name, place in naming.eagle(c.block, c.input_norm).items():
-        tensor = state[place.name]
-        stop = None if place.rows is None else place.start + place.rows
-        tensors[name] = tensor[place.start : stop].to(dtype).clone()  # one storage each
-    return config, tensors
+    tensors = official.exported(head, naming.eagle(c.block, c.input_norm))
+    return config, {name: tensor.to(dtype) for name, tensor in tensors.items()}

@@ -25,7 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 from tqdm import tqdm
 
-from specbench import data, pictures, records
+from specbench import data, home, pictures, records
 from specbench.data import scenes
 from specbench.data.base import key, read_text
 from specbench.errors import UsageError
@@ -149,12 +149,12 @@ def make(plan: Plan, pipeline: Pipeline, taps: tuple[int, ...], together: Proces
     if missing and together.is_main_process:
         free = shutil.disk_usage(folder).free
         print(
-            f"{len(found)} examples in {folder}: {sum(map(len, missing))} to make, {needed / 1e9:.2f} GB, of"
-            f" {free / 1e9:.0f} GB free",
+            f"{len(found)} examples in {folder}: {sum(map(len, missing))} to make, {home.size(needed)}, of"
+            f" {home.size(free)} free",
             flush=True,
         )
         if needed > free:
-            raise UsageError(f"{folder} has room for {free / 1e9:.1f} GB, not {needed / 1e9:.1f}: use features=live")
+            raise UsageError(f"{folder} has room for {home.size(free)}, not {home.size(needed)}: use features=live")
     own = shards[together.process_index :: together.num_processes]  # of all: others may have made some by now
     mine = [rows for rows in own if rows in missing]
     with tqdm(total=sum(map(len, mine)), unit="example", desc="examples", disable=not mine) as bar:

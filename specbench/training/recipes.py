@@ -180,10 +180,7 @@ def _checked(name: str, value: Any) -> Any:
         value = _read(value)
     elif value == "null":
         value = None
-    try:
-        return TABLE[name].read(value)
-    except ValueError:
-        raise UsageError(f"{name} must be {TABLE[name].wanted()} (got {value})") from None
+    return parameters.check(name, value, TABLE)
 
 
 def _read(text: Any) -> Any:
