@@ -252,11 +252,13 @@ def fit(
         for optimiser in run.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = recipe.lr_at(step)
+        seen = []
         for part in own:
             # bf16 on both kinds of device: CPUs with matrix units gain as much from it as GPUs
             with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
                 value, logged = loss(Turn(step, recipe.seed, part, parts))
             (value / parts).backward()
+            seen.append(logged)
         _add_up(run.params, together)
         norm = nn.utils.clip_grad_norm_(run.params, recipe.clip)
         if not torch.isfinite(norm):
@@ -273,7 +275,7 @@ def fit(
         run.step = done = step + 1
         last = done == recipe.steps
         if done % 50 == 0 or last:
-            run.figures = {k: float(v) for k, v in logged.items()}
+            run.figures = _mean(seen, device, together)
             progress.set_postfix({k: f"{v:.3f}" for k, v in run.figures.items()}, refresh=False)
             if together.is_main_process:
                 _log(run.curve, {"step": done, "lr": recipe.lr_at(step), **run.figures}, board, name)
@@ -295,6 +297,13 @@ def _add_up(params: list[nn.Parameter], together: Processes) -> None:
     total = together.reduce(torch.cat([g.flatten() for g in grads]), "sum")
     for p, g in zip(params, total.split([g.numel() for g in grads]), strict=True):
         p.grad = g.view_as(p)
+
+
+def _mean(figures: list[dict[str, float]], device: torch.device, together: Processes) -> dict[str, float]:
+    """Of the parts of a step, on all processes."""
+    own = torch.tensor([[float(v) for v in part.values()] for part in figures], dtype=torch.float64).mean(0)
+    shared = together.reduce(own.to(device, torch.float32), "mean")
+    return dict(zip(figures[0], shared.tolist(), strict=True))
 
 
 def _log(path: Path, row: Mapping[str, float], board: Any = None, name: str = "") -> None:
