@@ -137,33 +137,39 @@ class _Recorder:
 
     def __init__(self, rows: int, total: int, reach: int, device: torch.device) -> None:
         self.total = total
-        # the six of a trace, then the target's and the drafter's laws; the last column takes what finished rows do
+        # the sums of the target's and the drafter's laws, then the six of a trace, which vanilla has no use for; the
+        # last column takes what finished rows do
         self.steps = torch.zeros(8, rows, total + 1, device=device)
-        self.steps[6:] = 1
+        self.steps[:2] = 1
         self.log_prob = torch.zeros(rows, total + 2 * reach, device=device)
         self.lane = torch.arange(reach, device=device)
 
     def note(self, outcome: Outcome, full: Tensor, step: Tensor, active: Tensor) -> None:
-        draft, verdict, count, p = outcome.draft, outcome.verdict, outcome.count, outcome.p
-        room = (self.total - count).clamp_min(0)
-        offered = torch.minimum((draft.valid * draft.tree.depth).amax(1), room)
-        row = [torch.minimum(verdict.length, room), offered, verdict.first]
-        if draft.laws.shape[1]:  # the root is the first inner node
-            q, p0 = draft.laws[:, 0], p[:, 0]
-            likeliest = p0.argmax(-1, keepdim=True)
-            hits = q.topk(min(3, q.shape[-1]), dim=-1).indices == likeliest
-            row += [0.5 * (q - p0).abs().sum(-1), hits[:, 0], hits.any(-1)]
-            row[2:] = [x * (offered > 0) for x in row[2:]]
-        else:
-            row += [torch.zeros_like(verdict.first)] * 3
+        verdict, count = outcome.verdict, outcome.count
         walked = verdict.walked  # beyond the end of the path its last node: all of them were reached
-        row += self._sums(outcome, walked)
+        if outcome.draft.tree.height:
+            row = [*self._sums(outcome, walked), *self._figures(outcome)]
+        else:
+            row = [verdict.law.sum(-1)]
         index = torch.where(active, step, self.total).expand(len(row), -1).unsqueeze(-1)
-        self.steps.scatter_(2, index, torch.stack([x.float() for x in row]).unsqueeze(-1))
+        self.steps[: len(row)].scatter_(2, index, torch.stack([x.float() for x in row]).unsqueeze(-1))
         of_token = full.flatten(1).gather(1, walked * full.shape[-1] + verdict.tokens).clamp_min(1e-38).log()
         kept = active[:, None] & (self.lane <= verdict.length[:, None])
-        spots = count[:, None] + self.lane
-        self.log_prob.scatter_(1, spots, torch.where(kept, of_token, 0.0))
+        self.log_prob.scatter_(1, count[:, None] + self.lane, torch.where(kept, of_token, 0.0))
+
+    def _figures(self, outcome: Outcome) -> list[Tensor]:
+        """What a trace tells of a step, (B,) each."""
+        draft, verdict, p = outcome.draft, outcome.verdict, outcome.p
+        room = (self.total - outcome.count).clamp_min(0)
+        offered = torch.minimum((draft.valid * draft.tree.depth).amax(1), room)
+        row = [torch.minimum(verdict.length, room), offered, verdict.first]
+        if not draft.laws.shape[1]:
+            return row + [torch.zeros_like(verdict.first)] * 3
+        q, p0 = draft.laws[:, 0], p[:, 0]  # the root is the first inner node
+        likeliest = p0.argmax(-1, keepdim=True)
+        hits = q.topk(min(3, q.shape[-1]), dim=-1).indices == likeliest
+        row += [0.5 * (q - p0).abs().sum(-1), hits[:, 0], hits.any(-1)]
+        return row[:2] + [x * (offered > 0) for x in row[2:]]
 
     def _sums(self, outcome: Outcome, walked: Tensor) -> list[Tensor]:
         """The products (B,) of the target's laws at the nodes `walked` with that of the last token, and of the
@@ -179,7 +185,7 @@ class _Recorder:
     def _laws(self) -> Tensor:
         """(2, B, T) bool: whether the target's and the drafter's laws of a step were laws. At temperature 0 the arg max
         of NaN is one; the token's own probability shows it, and is that of a place, not of a step."""
-        return (self.steps[6:, :, : self.total] - 1).abs() <= _OFF
+        return (self.steps[:2, :, : self.total] - 1).abs() <= _OFF
 
     def wrong(self) -> Tensor:
         """Per row (B,), whether a law was none."""
@@ -188,14 +194,14 @@ class _Recorder:
     def fault(self, row: int) -> tuple[int, str]:
         """The first step, from 1 on, in which a row met what is no law, and whose it was."""
         laws = self._laws()[:, row].cpu()
-        ends = (self.steps[0, row, : self.total].cpu().long() + 1).cumsum(0)  # the place after a step's last token
+        ends = (self.steps[2, row, : self.total].cpu().long() + 1).cumsum(0)  # the place after a step's last token
         places = self.log_prob[row, : self.total].isnan().nonzero().flatten().cpu()
         laws[0, torch.searchsorted(ends, places, right=True)] = False
         first = int((~laws.all(0)).nonzero()[0])
         return first + 1, "drafter" if laws[0, first] else "target"
 
     def trace(self) -> Trace:
-        accepted, offered, first, tv, top1, top3 = self.steps[:6, :, : self.total].clone()
+        accepted, offered, first, tv, top1, top3 = self.steps[2:, :, : self.total].clone()
         log_prob = self.log_prob[:, : self.total].clone()
         return Trace(accepted.long(), offered.long(), first, tv, top1 > 0, top3 > 0, log_prob)
 
@@ -262,9 +268,9 @@ class Decoding:
         self.recorder.note(outcome, full, self.steps, active)
         lane = self.recorder.lane
         self.history.scatter_(1, count[:, None] + lane, torch.where(active[:, None], verdict.tokens, 0))
-        room = (self.total - count).clamp_min(0)
-        inside = draft.valid[:, 1:] & (draft.tree.depth[:, 1:] <= room[:, None])
-        self.drafted += inside.sum(1)
+        if draft.tree.height:
+            inside = draft.valid[:, 1:] & (draft.tree.depth[:, 1:] <= (self.total - count)[:, None])
+            self.drafted += inside.sum(1)
         self.count = torch.where(active, count + verdict.length + 1, count)
         self.steps = self.steps + active
         clock.lap("rest")

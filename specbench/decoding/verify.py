@@ -66,13 +66,33 @@ def verify(
     over siblings drawn without replacement, for trees). `judged` (B, M, V) are the laws by which a `soft` rule decides,
     where they are not p; the token that follows always comes from p.
     """
+    tree, nodes = draft.tree, p.shape[1]
+    u, after = streams.uniforms(step, VERIFY, 2, nodes).unbind(1)  # of the candidates, and of NEXT
+    if not tree.height:  # nothing to decide
+        following, none = draw(p[:, 0], after[:, 0]).unsqueeze(1), torch.zeros_like(step)
+        return Verdict(none.new_zeros(len(p), 0), none, following, p[:, 0], p.new_zeros(len(p)))
+    taken, r, first = _decide(p if judged is None else judged, draft, rule, u)
+    slot = tree.slot.expand(len(p), -1)
+    walked, length = _walk(tree, taken, slot)
+    here = walked[:, -1:]
+    last = take(p, here)
+    if not rule.certain:
+        at_slot = slot.gather(1, here)
+        last = torch.where(at_slot.unsqueeze(-1) >= 0, take(r, at_slot.clamp_min(0)), last)
+    following = draw(last, after[:, :1])
+    tokens = torch.cat([draft.tokens.gather(1, walked), following], 1).scatter(1, length, following)
+    return Verdict(walked, length.squeeze(1), tokens, last.squeeze(1), first)
+
+
+def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The child that each inner node keeps (B, I), -1 for none; what is left of each inner node's law (B, I, V); and
+    the probability of keeping the first candidate (B,). u (B, M) uniforms."""
     tree = draft.tree
     rows, nodes, vocab = p.shape
     inner = tree.inner.expand(rows, -1)
     children = tree.children.expand(rows, -1, -1)
     depth = tree.depth.expand(rows, -1)
-    u = streams.uniform(step, VERIFY, nodes)
-    r = take(p if judged is None else judged, inner)
+    r = take(p, inner)
     q = draft.laws
     taken = torch.full_like(inner, -1)
     first = p.new_zeros(rows)
@@ -102,24 +122,14 @@ def verify(
             q = torch.where(lost, normalise(q.scatter(-1, token.unsqueeze(-1), 0.0), q), q)
     if passed:
         taken = _longest(torch.stack(passed, -1), inner, nodes, tree.height)
-
-    slot = tree.slot.expand(rows, -1)
-    walked, length = _walk(tree, taken, slot)
-    here = walked[:, -1:] if tree.height else inner.new_zeros(rows, 1)
-    at_slot = slot.gather(1, here)
-    last = take(p, here)
-    if tree.height and not rule.certain:
-        last = torch.where(at_slot.unsqueeze(-1) >= 0, take(r, at_slot.clamp_min(0)), last)
-    following = draw(last, streams.uniform(step, NEXT, 1))
-    tokens = torch.cat([draft.tokens.gather(1, walked), following], 1).scatter(1, length, following)
-    return Verdict(walked, length.squeeze(1), tokens, last.squeeze(1), first)
+    return taken, r, first
 
 
 def _walk(tree: Tree, taken: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
     """The accepted nodes by depth (B, D), beyond the end the last of them, and their number (B, 1), from the child that
     each inner node kept, taken (B, I), -1 for none; slot (B, M): a node's number among the inner ones."""
     rows = len(taken)
-    if tree.is_chain and tree.height:  # node d + 1 is the child of node d
+    if tree.is_chain:  # node d + 1 is the child of node d
         length = (taken >= 0).long().cumprod(1).sum(1, keepdim=True)
         lane = torch.arange(1, tree.height + 1, device=taken.device)
         return torch.minimum(lane, length), length
@@ -132,7 +142,7 @@ def _walk(tree: Tree, taken: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
         here = torch.where(moved, onward, here)
         length = length + moved
         path.append(here)
-    return torch.cat(path, 1) if path else taken.new_zeros(rows, 0), length
+    return torch.cat(path, 1), length
 
 
 def _longest(passed: Tensor, inner: Tensor, nodes: int, height: int) -> Tensor:

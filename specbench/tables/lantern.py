@@ -26,7 +26,7 @@ from specbench.tables.definitions import (
 
 PAPER = "arXiv 2410.03355"
 _alone = partial(Table, paper=PAPER, n=64, protocol=ALONE)
-_together = partial(Table, paper=PAPER, n=100, protocol=TOGETHER)
+_together = partial(Table, paper=PAPER, n=50, protocol=TOGETHER)
 _CLIP, _FID, _ = QUALITY
 #: The paper's k -> ours: of 16,384 codes, and of 512.
 _K = {"100": "10", "300": "30", "1000": "100"}
@@ -107,7 +107,7 @@ TABLES = (
         id="lantern_table1",
         title="LANTERN, Table 1: accepted length of three drafters, greedy",
         paper=PAPER,
-        n=100,
+        n=50,
         protocol=(*TOGETHER, "temperature=0"),
         columns=(ACCEPTED_LENGTH,),
         lines=tuple(
