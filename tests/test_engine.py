@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any
@@ -122,6 +123,34 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(lengths) > 1.3 * min(lengths)
     list(decode_stream(parts, encode, streams, 24, 4))
     assert sum(lengths) / 4 <= len(done) - in_batches < in_batches
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_caches_go_when_nobody_needs_them(name: str) -> None:
+    """Not when Python next looks for cycles: by then a few batches' caches have filled the memory."""
+    target, sampling = tiny.llamagen(side=4), Sampling(cfg_scale=2.0)
+    given, parts = conditioning(5, 5), Parts(target, DRAFTERS[name](target), exact(), sampling)
+
+    def alive() -> int:
+        return sum(type(x) is Decoding for x in gc.get_objects())
+
+    gc.collect()
+    before = alive()
+    gc.disable()
+    try:
+        images = decode_stream(
+            parts,
+            lambda some: Conditioning(given.features[some], given.valid[some]),
+            lambda some: Streams([(0, i) for i in some]),
+            5,
+            2,
+        )
+        for _ in images:
+            pass
+        del images, _
+        assert alive() == before
+    finally:
+        gc.enable()
 
 
 def plain_values(x: Any, path: str = "", seen: set[int] | None = None) -> dict[str, Any]:

@@ -42,26 +42,26 @@ def tensors(root: Any) -> tuple[dict[str, tuple[Place, Tensor]], list[Tensor]]:
     networks (tables that they keep), which belong to them and are not to be moved."""
     found: dict[str, tuple[Place, Tensor]] = {}
     theirs: list[Tensor] = []
-    seen: set[int] = set()
-
-    def visit(x: Any, path: str) -> None:
-        if id(x) in seen:
-            return
-        seen.add(id(x))
-        if isinstance(x, nn.Module):
-            theirs.extend(t for module in x.modules() for t in vars(module).values() if isinstance(t, Tensor))
-            return
-        for key, value in _named(x):
-            here = f"{path}.{key}"
-            if not isinstance(value, Tensor):
-                visit(value, here)
-            elif isinstance(x, tuple):
-                raise TypeError(f"{path[1:]} is a tuple, in which no tensor can be put: make it a list")
-            else:
-                found[here] = Place(x, key), value
-
-    visit(root, "")
+    _visit(root, "", found, theirs, set())
     return found, theirs
+
+
+def _visit(x: Any, path: str, found: dict[str, tuple[Place, Tensor]], theirs: list[Tensor], seen: set[int]) -> None:
+    """(A function within `tensors` would hold itself and what it found, caches and all, until Python looks for cycles.)"""
+    if id(x) in seen:
+        return
+    seen.add(id(x))
+    if isinstance(x, nn.Module):
+        theirs.extend(t for module in x.modules() for t in vars(module).values() if isinstance(t, Tensor))
+        return
+    for key, value in _named(x):
+        here = f"{path}.{key}"
+        if not isinstance(value, Tensor):
+            _visit(value, here, found, theirs, seen)
+        elif isinstance(x, tuple):
+            raise TypeError(f"{path[1:]} is a tuple, in which no tensor can be put: make it a list")
+        else:
+            found[here] = Place(x, key), value
 
 
 class Fixed:
