@@ -42,6 +42,12 @@ def main() -> None:
     compiled(kernels._combine, types | parts, shape)
     laws = dict.fromkeys(("LOGITS", "LAW"), FLOAT)
     compiled(kernels._law, types | laws, {"BLOCK": 16384, "CUT": True}, num_warps=16)
+    floats = dict.fromkeys(("R", "Q", "U", "OMEGA", "FIRST"), FLOAT)
+    longs = dict.fromkeys(("TOKENS", "CHILDREN", "DEPTH", "TAKEN"), LONG)
+    counts = dict.fromkeys(("inner", "tree_rows", "vocabulary", "deepest"), INT)
+    given = types | floats | longs | counts | dict.fromkeys(("VALID", "DRAWN"), BYTE)
+    for width, optimal in ((1, True), (4, False)):
+        compiled(kernels._decide, given, {"WIDTH": width, "BLOCK": 4096, "OPTIMAL": optimal}, num_warps=8)
 
 
 if __name__ == "__main__":

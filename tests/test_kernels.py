@@ -16,9 +16,12 @@ import tiny
 import torch
 from torch import Tensor
 
+from specbench.decoding import trees
 from specbench.decoding.loop import Parts, decode
-from specbench.decoding.rules import exact
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.rules import Relaxed, cool, exact, uniform
+from specbench.decoding.sampling import Sampling, Streams, draw_distinct
+from specbench.decoding.trees import build, chain_paths, parse
+from specbench.decoding.verify import Draft, verify
 from specbench.engine import ops
 from specbench.engine.graph import Graphs
 from specbench.models.transformer import Block, BlockConfig, RMSNorm, grid_rotary, line_rotary, run_blocks
@@ -123,6 +126,54 @@ def test_laws(top_k: int | None) -> None:
             assert torch.equal(spared.law(logits), spared.law(logits))
 
 
+CHAIN, TREE = chain_paths(3), parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0]]")
+
+
+@pytest.mark.parametrize(("paths", "rule", "chosen"), [
+    (CHAIN, exact(), True),
+    (CHAIN, cool(1.5, 3), False),
+    (TREE, exact(), False),
+    (TREE, uniform(0.8), True),
+    (TREE, cool(1.5, 3, resample="vanilla"), False),
+])  # fmt: skip
+@torch.inference_mode()
+def test_verification(paths: list[trees.Path], rule: Relaxed, chosen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same path and the same token for the same uniforms, over a vocabulary of a block and a half."""
+    shape, rows, size = build(paths).to(DEVICE), 16, 6000
+    keys = Streams([(0, i) for i in range(rows)], DEVICE)
+    step = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
+    q = (2 * normal(rows, shape.inner.shape[1], size)).softmax(-1)
+    q[:, :, 5:3000] = 0  # what a drafter cannot say
+    q[0, :, 1:] = 0  # and one with a single word: further siblings are none
+    q /= q.sum(-1, keepdim=True)
+    p = torch.zeros(rows, shape.nodes, size, device=DEVICE)
+    p[:, shape.inner[0]] = 0.6 * q
+    p += 0.4 * (3 * normal(rows, shape.nodes, size, seed=1)).softmax(-1)
+    p[1] = q[1, 0]  # nothing is left when all of q was taken
+    p /= p.sum(-1, keepdim=True)
+    tokens = torch.zeros(rows, shape.nodes, dtype=torch.int64, device=DEVICE)
+    for i, node in enumerate(shape.inner[0]):
+        below = shape.children[0, i][shape.children[0, i] >= 0]
+        u = torch.rand(rows, size, generator=torch.Generator().manual_seed(int(node))).to(DEVICE)
+        tokens[:, below] = draw_distinct(q[:, i], u, len(below))
+    valid = torch.ones(rows, shape.nodes, dtype=torch.bool, device=DEVICE)
+    valid[2, 2:] = False
+    drawn = torch.arange(shape.nodes, device=DEVICE).expand(rows, -1) % 3 != 2 if chosen else None
+    draft = Draft(shape, tokens, q, valid, drawn)
+    plain = verify(p, draft, rule, keys, step)
+    used: list[int] = []
+    decide = kernels.decide
+    monkeypatch.setattr(kernels, "decide", lambda *a: (used.append(1), decide(*a))[1])
+    with ops.fused():
+        found = verify(p, draft, rule, keys, step)
+    assert used
+    assert len(set(plain.length.tolist())) > 1  # it is not settled at the root
+    for a, b in ((plain.path, found.path), (plain.length, found.length), (plain.tokens, found.tokens)):
+        assert torch.equal(a, b)
+    assert torch.allclose(plain.law, found.law, rtol=1e-3, atol=1e-7)
+    assert torch.allclose(plain.first, found.first, rtol=1e-5)
+
+
 def test_outside_a_fused_step_everything_is_plain() -> None:
     assert ops.kernels() is None
     with ops.fused():
@@ -161,4 +212,4 @@ def test_every_kernel_compiles_for_hopper() -> None:
     done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     names = {line.split()[0] for line in done.stdout.splitlines()}
-    assert names == {"_project", "_rms_norm", "_swiglu", "_turn", "_attend", "_combine", "_law"}
+    assert names == {"_project", "_rms_norm", "_swiglu", "_turn", "_attend", "_combine", "_law", "_decide"}

@@ -163,8 +163,6 @@ class _Recorder:
         room = (self.total - outcome.count).clamp_min(0)
         offered = torch.minimum((draft.valid * draft.tree.depth).amax(1), room)
         row = [torch.minimum(verdict.length, room), offered, verdict.first]
-        if not draft.laws.shape[1]:
-            return row + [torch.zeros_like(verdict.first)] * 3
         q, p0 = draft.laws[:, 0], p[:, 0]  # the root is the first inner node
         likeliest = p0.argmax(-1, keepdim=True)
         hits = q.topk(min(3, q.shape[-1]), dim=-1).indices == likeliest
@@ -175,8 +173,6 @@ class _Recorder:
         """The products (B,) of the target's laws at the nodes `walked` with that of the last token, and of the
         drafter's laws that something was drawn from."""
         draft, last = outcome.draft, outcome.verdict.law.sum(-1)
-        if not draft.laws.shape[1]:
-            return [last, torch.ones_like(last)]
         child = draft.tree.children[:, :, 0].expand(len(last), -1)
         used = (child >= 0) & draft.valid.gather(1, child.clamp_min(0))
         target = outcome.p.sum(-1).gather(1, walked).prod(1)

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, at, normalise
+from specbench.decoding.rules.relaxed import Relaxed
 from specbench.decoding.sampling import Streams, draw
 from specbench.decoding.trees import Tree
+from specbench.engine.ops import kernels as fused_kernels
 from specbench.engine.ops import take
 
 # Purposes of a step's random numbers; drafters use DRAFT and above.
@@ -94,6 +96,11 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
     depth = tree.depth.expand(rows, -1)
     r = take(p, inner)
     q = draft.laws
+    if isinstance(rule, Relaxed) and (kernels := fused_kernels()) is not None:
+        found: tuple[Tensor, Tensor, Tensor] = kernels.decide(
+            r, q, draft, u, rule.on(r.device), rule.resample == "optimal"
+        )
+        return found
     taken = torch.full_like(inner, -1)
     first = p.new_zeros(rows)
     passed = []  # per sibling, the candidates that the rule keeps

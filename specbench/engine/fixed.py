@@ -47,7 +47,7 @@ def tensors(root: Any) -> tuple[dict[str, tuple[Place, Tensor]], list[Tensor]]:
 
 
 def _visit(x: Any, path: str, found: dict[str, tuple[Place, Tensor]], theirs: list[Tensor], seen: set[int]) -> None:
-    """(A function within `tensors` would hold itself and what it found, caches and all, until Python looks for cycles.)"""
+    """(A function within `tensors` would hold itself and what it found, caches and all, until Python seeks cycles.)"""
     if id(x) in seen:
         return
     seen.add(id(x))

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from specbench.decoding.verify import Draft
     from specbench.models.transformer import Block, Frame
 
 #: Rows and weights up to which a product is done here; beyond, by cuBLAS.
@@ -351,3 +352,87 @@ def law(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
         logits, out, vocabulary, temperature, top_k or 0, triton.next_power_of_2(vocabulary), cut, num_warps=16
     )
     return out
+
+
+# --- verification -----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _left(R, Q, r_row, q_row, at, inside, token, drawn, omega, OPTIMAL: tl.constexpr):
+    """The mass of tokens `at` after `token` was rejected, not normalised."""
+    r = tl.load(R + r_row + at, mask=inside, other=0.0)
+    q = tl.load(Q + q_row + at, mask=inside, other=0.0)
+    q = tl.where(drawn, q, tl.where(at == token, 1.0, 0.0))
+    mass = r - q
+    if OPTIMAL:
+        mass = tl.maximum(mass, (1 - omega) * r)
+    return tl.where(inside, tl.maximum(mass, 0.0), 0.0)
+
+
+@triton.jit
+def _decide(
+    R, Q, TOKENS, VALID, DRAWN, U, CHILDREN, DEPTH, OMEGA, TAKEN, FIRST, nodes, inner, tree_rows, vocabulary,
+    deepest, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OPTIMAL: tl.constexpr,
+):  # fmt: skip
+    """An inner node of a row, sibling after sibling. R holds its law, and then what is left of it; Q the law that the
+    next sibling was drawn from."""
+    row, which = tl.program_id(0) // inner, tl.program_id(0) % inner
+    shape = row % tree_rows
+    r_row = tl.program_id(0).to(tl.int64) * vocabulary
+    q_row, places = r_row, tl.arange(0, BLOCK)
+    taken = tl.full([], -1, tl.int64)
+    for m in tl.static_range(WIDTH):
+        child = tl.load(CHILDREN + (shape * inner + which) * WIDTH + m)
+        node = tl.maximum(child, 0)
+        here = row * nodes + node
+        token, drawn = tl.load(TOKENS + here), tl.load(DRAWN + here) != 0
+        depth = tl.minimum(tl.load(DEPTH + shape * nodes + node), deepest)
+        omega = tl.load(OMEGA + depth)
+        p_token = tl.load(R + r_row + token)
+        q_token = tl.where(drawn, tl.load(Q + q_row + token), 1.0)
+        live = (child >= 0) & (tl.load(VALID + here) != 0) & (taken < 0) & (q_token > 0)
+        chance = tl.minimum(tl.where(q_token > 0, omega * p_token / tl.where(q_token > 0, q_token, 1.0), 1.0), 1.0)
+        kept = live & (tl.load(U + here) < chance)
+        if (m == 0) & (which == 0):
+            tl.store(FIRST + row, tl.where(live, chance, 0.0))
+        taken = tl.where(kept, child, taken)
+        if live & (taken < 0):
+            total, rest = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+            for start in range(0, vocabulary, BLOCK):
+                at = start + places
+                total += _left(R, Q, r_row, q_row, at, at < vocabulary, token, drawn, omega, OPTIMAL)
+                rest += tl.load(Q + q_row + at, mask=(at < vocabulary) & (at != token), other=0.0)
+            mass, others = tl.sum(total, 0), tl.sum(rest, 0)
+            tl.debug_barrier()  # nobody writes what another one still reads
+            for start in range(0, vocabulary, BLOCK):
+                at = start + places
+                left = _left(R, Q, r_row, q_row, at, at < vocabulary, token, drawn, omega, OPTIMAL)
+                if mass > 1e-30:
+                    tl.store(R + r_row + at, left / mass, mask=at < vocabulary)
+                if m + 1 < WIDTH:
+                    q = tl.load(Q + q_row + at, mask=at < vocabulary, other=0.0)
+                    if others > 1e-30:
+                        tl.store(Q + q_row + at, tl.where(at == token, 0.0, q / others), mask=at < vocabulary)
+            tl.debug_barrier()
+    tl.store(TAKEN + tl.program_id(0), taken)
+
+
+def decide(
+    r: Tensor, q: Tensor, draft: Draft, u: Tensor, omega: Tensor, optimal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As of `verify._decide` for a `Relaxed` rule: r (B, I, V) float32 the laws of the inner nodes, written over with
+    what is left of them; q (B, I, V) float32; u (B, M)."""
+    tree, (rows, inner, vocabulary) = draft.tree, r.shape
+    assert r.is_contiguous()
+    q = q.clone(memory_format=torch.contiguous_format) if tree.width > 1 else q.contiguous()
+    taken = torch.empty(rows, inner, dtype=torch.int64, device=r.device)
+    first = torch.empty(rows, device=r.device)
+    valid = draft.valid.contiguous().view(torch.uint8)
+    drawn = torch.ones_like(valid) if draft.drawn is None else draft.drawn.contiguous().view(torch.uint8)
+    _decide[(rows * inner,)](
+        r, q, draft.tokens.contiguous(), valid, drawn, u.contiguous(), tree.children.contiguous(),
+        tree.depth.contiguous(), omega, taken, first, draft.tokens.shape[1], inner,
+        len(tree.children), vocabulary, len(omega) - 1, tree.width,
+        min(4096, triton.next_power_of_2(vocabulary)), optimal, num_warps=8,
+    )  # fmt: skip
+    return taken, r, first

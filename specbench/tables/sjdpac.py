@@ -60,7 +60,6 @@ TABLES = (
     _together(
         id="sjdpac_table2",
         title="SJD-PAC, Table 2: what proactive drafting and adaptive continuation gain",
-        n=500,
         columns=(STEPS_SAVED,),
         lines=(
             Line("sjd_32", "SJD, window 32", ("method=sjd", "window=32"), {"method_key": "sjd", "window": "32"}),

@@ -32,10 +32,14 @@ class Relaxed:
         self.resample = resample
         self.omega = torch.tensor([1.0, *omega], dtype=torch.float32)
 
+    def on(self, device: torch.device) -> Tensor:
+        """The factors by depth, from 0 on, where they are needed; the last one goes on."""
+        if self.omega.device != device:
+            self.omega = self.omega.to(device)
+        return self.omega
+
     def _omega(self, depth: Tensor) -> Tensor:
-        if self.omega.device != depth.device:
-            self.omega = self.omega.to(depth.device)
-        return self.omega[depth.clamp_max(len(self.omega) - 1)]
+        return self.on(depth.device)[depth.clamp_max(len(self.omega) - 1)]
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         return ratio(self._omega(depth) * at(r, token), at(q, token))
