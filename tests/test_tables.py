@@ -76,7 +76,10 @@ class FakeBench:
     def row_of(self, command: str, overrides: Sequence[str]) -> Mapping[str, Any]:
         self.ran.append((list(overrides), Path()))
         told = {"config_hash": " ".join(overrides), "weights": self.weights, "model": "llamagen_scenes"}
-        figures = {"bench": {"step_ms": 2.5}, "probe": {"top_probabilities": "[0.3,0.5]", "entropy": 2.5}}[command]
+        figures = {
+            "bench": {"step_ms": 2.5, "forward_ms": 2.0, "draft_ms": 0.5},
+            "probe": {"top_probabilities": "[0.3,0.5]", "entropy": 2.5},
+        }[command]
         return dict.fromkeys(measure.SHEETS[command].columns) | told | figures
 
 
@@ -289,12 +292,11 @@ def test_comparisons_ask_for_what_rows_and_lines_have() -> None:
         assert all(len(curve.lines) >= 6 for curve in panel.curves)
 
 
-def test_a_comparison_runs_only_when_it_is_named(tables: Callable[..., int], tmp_path: Path) -> None:
+def test_comparisons_are_drawn_when_they_are_named(tables: Callable[..., int], tmp_path: Path) -> None:
     bench = FakeBench(perplexity=3.0, acceptance_rate=0.5, fid_stderr=0.4, image_reward_stderr=0.01)
-    tables(bench=bench)
-    assert len(bench.ran) == len(RUNS)
+    assert {table.id for table in cli.by_default()} == set(TABLES) - {table.id for table in comparisons.TABLES}
     tables("rules_tradeoff", bench=bench)
-    assert len(bench.ran) == len(RUNS) + len(comparisons.TRADEOFF.lines)
+    assert len(bench.ran) == len(comparisons.TRADEOFF.lines)
     folder = tmp_path / "results" / "tables"
     picture = (folder / "rules_tradeoff.svg").read_text()
     for text in (
@@ -315,7 +317,7 @@ def test_a_comparison_runs_only_when_it_is_named(tables: Callable[..., int], tmp
 
 def test_lists_of_rows_are_drawn(tables: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind of figure, from cells as rows have them; a row without its list is left out."""
-    drawn: dict[str, list[Any]] = {"bar": [], "plot": [], "imshow": []}
+    drawn: dict[str, list[Any]] = {"bar": [], "barh": [], "plot": [], "imshow": []}
     for name, calls in drawn.items():
         plain = getattr(Axes, name)
         monkeypatch.setattr(Axes, name, lambda *a, _p=plain, _c=calls, **k: (_c.append((a[1:], k)), _p(*a, **k))[1])
@@ -332,8 +334,12 @@ def test_lists_of_rows_are_drawn(tables: Callable[..., int], tmp_path: Path, mon
     assert math.isnan(turn[1][0])
     assert turn[1][1:] == [0.5, 1.0]
     assert drawn["imshow"][0][0][0].tolist() == [[0.0, 0.25], [0.5, 1.0]]
-    empty = {line.key: None for line in TABLES["cspd_fig16"].lines}
-    assert figures.draw(TABLES["cspd_fig16"], empty, tmp_path, "none")
+    tables("sjdpac_table4", bench=bench)
+    bars = [(call[0][1], call[0][3]) for call in drawn["barh"]]
+    assert bars[0] == ([2.0, 2.0], [0.0, 0.0])
+    assert bars[1] == ([0.5, 0.5], [2.0, 2.0])  # begins where the first ends
+    for name in ("cspd_fig16", "sjdpac_table4"):
+        assert figures.draw(TABLES[name], {line.key: None for line in TABLES[name].lines}, tmp_path, "none")
 
 
 def test_an_interval_is_of_the_rows_own_error_or_of_what_older_rows_have() -> None:
@@ -554,10 +560,10 @@ def test_a_stop_in_the_middle_loses_and_repeats_nothing(tables: Callable[..., in
     bench = FakeBench()
     bench.fail_at = 3
     with pytest.raises(KeyboardInterrupt):
-        tables(bench=bench)
+        tables(TABLE.id, bench=bench)
     assert len(records.read_rows(tmp_path / "results/coolsd_table1.csv")) == 2
     bench.fail_at = 0
-    tables(bench=bench)
+    tables(TABLE.id, bench=bench)
     assert [o for o, _ in bench.ran] == [TABLE.overrides(line, "llamagen_scenes", TABLE.n) for line in RUNS]
 
 
@@ -572,22 +578,22 @@ def test_a_run_that_stopped_goes_on_in_its_own_folder(tmp_path: Path) -> None:
 def test_rows_of_another_configuration_or_of_other_weights_do_not_count(
     tables: Callable[..., int], tmp_path: Path
 ) -> None:
-    tables()
+    tables(TABLE.id)
     for words, bench, runs in (
         (("--n", "8"), FakeBench(), len(RUNS)),
         ((), FakeBench("embedded:2"), len(RUNS)),
         ((), FakeBench(None), 0),  # weights that cannot be told without loading do not matter
     ):
-        tables(*words, bench=bench)
+        tables(TABLE.id, *words, bench=bench)
         assert len(bench.ran) == runs
     assert len(records.read_rows(tmp_path / "results/coolsd_table1.csv")) == 3 * len(RUNS)
 
 
 def test_the_newest_fitting_row_is_shown(tables: Callable[..., int], tmp_path: Path) -> None:
-    tables()
+    tables(TABLE.id)
     path = tmp_path / "results/coolsd_table1.csv"
     records.append_row(path, records.read_rows(path)[0] | {"run_id": "later", "fid": 99.99})
-    tables("--no-run")
+    tables(TABLE.id, "--no-run")
     assert "**99.99**" in (tmp_path / "results/tables/coolsd_table1.md").read_text()
 
 
@@ -616,13 +622,13 @@ def test_a_row_of_another_run_is_refused(tables: Callable[..., int], tmp_path: P
     with pytest.raises(
         UsageError, match=r"the row in .* is not that of specbench run model=llamagen_scenes method=vanilla"
     ):
-        tables(bench=FakeBench(config_hash="other"))
+        tables(TABLE.id, bench=FakeBench(config_hash="other"))
     assert not (tmp_path / "results/coolsd_table1.csv").exists()
 
 
 def test_no_run_draws_what_is_there(tables: Callable[..., int], tmp_path: Path) -> None:
     bench = FakeBench()
-    tables("--no-run", bench=bench)
+    tables(TABLE.id, "--no-run", bench=bench)
     assert not bench.ran
     text = (tmp_path / "results/tables/coolsd_table1.md").read_text()
     assert "Not measured yet; to measure it: specbench tables coolsd\\_table1" in text
@@ -632,25 +638,25 @@ def test_no_run_draws_what_is_there(tables: Callable[..., int], tmp_path: Path) 
 def test_list_shows_the_state(tables: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     def state() -> list[str]:
         capsys.readouterr()
-        tables("--list", bench=FakeBench())
+        tables("--list", TABLE.id, bench=FakeBench())
         return capsys.readouterr().out.split(maxsplit=4)
 
     assert state()[:3] == ["coolsd_table1", "no", "rows"]
     half = FakeBench()
     half.fail_at = 3
     with pytest.raises(KeyboardInterrupt):
-        tables(bench=half)
+        tables(TABLE.id, bench=half)
     assert state()[:3] == ["coolsd_table1", "partial", "2/6"]
-    tables()
+    tables(TABLE.id)
     assert state()[1:4] == ["complete", "6/6", "rows"]
     tables("--list", "--model", "big", "--n", "9")
     listed = capsys.readouterr().out.splitlines()
-    assert listed[0].endswith("specbench tables coolsd_table1 --model big --n 9")
+    assert any(line.endswith("specbench tables coolsd_table1 --model big --n 9") for line in listed)
     assert len(listed) == len(TABLES)  # what is drawn on request only is listed, too
 
 
 def test_another_model_has_files_of_its_own(tables: Callable[..., int], tmp_path: Path) -> None:
-    tables("--model", "big", "--format", "csv,md")
+    tables(TABLE.id, "--model", "big", "--format", "csv,md")
     assert sorted(p.name for p in (tmp_path / "results/tables").iterdir()) == [
         "coolsd_table1.big.csv",
         "coolsd_table1.big.md",
@@ -693,9 +699,9 @@ def test_a_complete_table_is_drawn_without_torch(tables: Callable[..., int], tmp
             found = real.identify(overrides)
             return {**super().run(overrides, out), "config_hash": found.config_hash, "weights": found.weights}
 
-    tables(bench=Real())
+    tables(TABLE.id, bench=Real())
     code = (
-        "import sys; from specbench.tables.cli import main; main([])\n"
+        "import sys; from specbench.tables.cli import main; main(['coolsd_table1'])\n"
         "heavy = {'torch', 'transformers', 'specbench.pipeline', 'specbench.run'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

@@ -14,17 +14,19 @@ from specbench.tables.definitions import DEFAULT_MODEL, Table
 from specbench.tables.measure import Bench, LocalBench, Plan, collect, plan
 
 
-def _names(on_request: bool) -> str:
-    return ", ".join(sorted(name for name, table in TABLES.items() if table.on_request == on_request))
+def by_default() -> list[Table]:
+    """The tables that are drawn where none is named: all but those that take hours."""
+    return [table for table in TABLES.values() if not table.on_request]
 
 
 def _parser() -> argparse.ArgumentParser:
+    hours = set(TABLES) - {table.id for table in by_default()}
     p = Parser(prog="specbench tables", description=__doc__)
     p.add_argument(
         "tables",
         nargs="*",
         metavar="ID",
-        help=f"which tables (default: {_names(False)}); only when they are named: {_names(True)}",
+        help=f"which tables, as --list names them (default: all but {', '.join(sorted(hours))})",
     )
     p.add_argument(
         "--list", action="store_true", help="show each table's state and the command that fills it, and stop"
@@ -49,7 +51,7 @@ def main(
         if name not in TABLES:
             raise unknown("table", name, TABLES)
     tables = [TABLES[name] for name in dict.fromkeys(args.tables)]
-    tables = tables or [t for t in TABLES.values() if args.list or not t.on_request]
+    tables = tables or (list(TABLES.values()) if args.list else by_default())
     formats = list(dict.fromkeys(f.strip() for f in args.format.split(",") if f.strip()))
     for name in formats:
         if name not in render.FORMATS:

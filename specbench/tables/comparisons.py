@@ -58,6 +58,7 @@ def _tradeoff() -> Table:
         title="Which rule pays: quality against accepted length on the embedded model",
         paper="this project's own comparison",
         n=500,
+        on_request=True,
         protocol=TOGETHER,
         columns=(*_STEPS, *QUALITY),
         lines=tuple(lines),
@@ -85,6 +86,7 @@ def _jacobi() -> Table:
         title="What Jacobi windows save: lossless decoding without a drafter network on the embedded model",
         paper="this project's own comparison",
         n=500,
+        on_request=True,
         protocol=TOGETHER,
         columns=(*_STEPS, *QUALITY),
         lines=tuple(Line(k.replace(", ", "_").replace(" ", "_"), k, words, {}) for k, words in methods.items()),
@@ -104,6 +106,7 @@ def _drafters() -> Table:
         title="What several layers gain a drafter of equal size: lossless decoding on the embedded model",
         paper="this project's own comparison",
         n=500,
+        on_request=True,
         protocol=TOGETHER,
         columns=(*_STEPS, Column("draft_tv", "TV of draft and target", "down", 4)),
         lines=tuple(

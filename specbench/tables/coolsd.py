@@ -82,7 +82,6 @@ TABLES = (
             _cool("2"),
         ),
         remarks=(OTHER_MODELS, _PROTOCOL),
-        on_request=False,
     ),
     _alone(
         id="coolsd_table2",

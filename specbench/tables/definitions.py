@@ -106,6 +106,14 @@ class Maps:
     label: str
 
 
+@dataclass(frozen=True)
+class Stack:
+    """Columns that add up to something, piece by piece in a bar for every line."""
+
+    keys: tuple[str, ...]
+    label: str
+
+
 #: What parameters are called in print.
 SYMBOLS = {"cfg_scale": "guidance", "delta": "δ", "gamma": "γ", "lam": "λ"}
 #: And on an axis.
@@ -143,10 +151,10 @@ class Table:
     columns: tuple[Column, ...]
     lines: tuple[Line, ...]
     remarks: tuple[str, ...] = ()
-    figure: Figure | Series | Maps | None = None
+    figure: Figure | Series | Maps | Stack | None = None
     tests: tuple[Test, ...] = ()
     rows_of: Literal["run", "bench", "probe"] = "run"  # the command whose rows it shows
-    on_request: bool = True
+    on_request: bool = False
     model: str = DEFAULT_MODEL  # measured unless another is asked for
 
     def overrides(self, line: Line, model: str, n: int | None = None) -> list[str] | None:

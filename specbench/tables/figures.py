@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.records import stderr_of
-from specbench.tables.definitions import AXES, Column, Figure, Maps, Series, Table
+from specbench.tables.definitions import AXES, Column, Figure, Maps, Series, Stack, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +27,8 @@ _STYLES = (
     ("#56B4E9", "P"),
     ("#000000", "X"),
 )
+#: What sets filled areas apart in print.
+_HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
 _NORMAL95 = 1.96
 
 
@@ -49,6 +51,8 @@ def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) 
         drawn = _curves(figure, table, rows)
     elif isinstance(figure, Series):
         drawn = _series(figure, table, rows)
+    elif isinstance(figure, Stack):
+        drawn = _stack(figure, table, rows)
     else:
         assert isinstance(figure, Maps)
         drawn = _maps(figure, table, rows)
@@ -118,6 +122,31 @@ def _series(figure: Series, table: Table, rows: Mapping[str, Row | None]) -> Dra
         axis.set_ylabel("share of the tokens gained over one a step" if gains else figure.y)
         axis.grid(alpha=0.25)
     return _finish(drawn, axes[0][0], 2 if figure.shares else 1)
+
+
+def _stack(figure: Stack, table: Table, rows: Mapping[str, Row | None]) -> Drawn:
+    labels = {c.key: c.label.partition(" (")[0] for c in table.columns}
+    measured = [(line.label, row) for line in table.lines if (row := rows.get(line.key)) is not None][::-1]
+    drawn, axes = _axes(1, 1)
+    axis = axes[0][0]
+    drawn.set_size_inches(7, 1.6 + 0.4 * len(measured))
+    ends = [0.0] * len(measured)
+    for key, (colour, _), hatch in zip(figure.keys, _STYLES, _HATCHES, strict=False):
+        pieces = [float(row.get(key) or 0) for _, row in measured]
+        axis.barh(
+            [label for label, _ in measured],
+            pieces,
+            0.6,
+            ends,
+            color=colour,
+            hatch=hatch,
+            ec="white",
+            label=labels[key],
+        )
+        ends = [end + piece for end, piece in zip(ends, pieces, strict=True)]
+    axis.set_xlabel(figure.label)
+    axis.grid(axis="x", alpha=0.25)
+    return _finish(drawn, axis, 3)
 
 
 def _maps(figure: Maps, table: Table, rows: Mapping[str, Row | None]) -> Drawn:

@@ -14,6 +14,7 @@ from specbench.tables.definitions import (
     Column,
     Line,
     Series,
+    Stack,
     Table,
 )
 
@@ -121,6 +122,7 @@ TABLES = (
             Line("sjd_pac", "SJD-PAC, window 64", ("method=sjd_pac", "window=64"), None),
         ),
         remarks=("The paper's values are lost. Medians over steps in the middle of the image.",),
+        figure=Stack(("forward_ms", "draft_ms", "verify_ms", "commit_ms", "rest_ms"), "milliseconds of a step"),
         rows_of="bench",
     ),
     Table(
