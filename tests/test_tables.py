@@ -204,6 +204,8 @@ def test_columns_are_columns_of_rows() -> None:
             lines = {line.key for line in table.lines}
             assert {key for panel in table.figure.panels for curve in panel.curves for key in curve.lines} <= lines
             assert {table.figure.baseline, *(panel.baseline for panel in table.figure.panels)} <= {*lines, ""}
+        elif isinstance(table.figure, definitions.Stack):
+            assert set(table.figure.keys) <= {c.key for c in table.columns}
         elif table.figure is not None:
             assert table.figure.key in known
 

@@ -98,8 +98,8 @@ def window_paths(window: int, width: int, depth: int, shape: str) -> list[Path]:
 @dataclass
 class Tree:
     """parent, depth (R, M); ancestors (R, M, M) bool, node i sees node j (itself and the root included); inner (R, I):
-    the nodes with children; slot (R, M): a node's place in `inner`, -1 for leaves; children (R, I, W), -1 where
-    none."""
+    the nodes with children, the root first; slot (R, M): a node's place in `inner`, -1 for leaves; children (R, I, W),
+    -1 where none; fan (W): how many of the first inner nodes can have a child of that number."""
 
     parent: Tensor
     depth: Tensor
@@ -107,6 +107,7 @@ class Tree:
     inner: Tensor
     slot: Tensor
     children: Tensor
+    fan: tuple[int, ...]
     height: int
     is_chain: bool
 
@@ -157,14 +158,16 @@ def build(paths: Iterable[Path]) -> Tree:
         inner=torch.tensor([inner], dtype=torch.int64).reshape(1, len(inner)),
         slot=torch.tensor([slot]),
         children=torch.tensor(children, dtype=torch.int64).reshape(1, len(inner), width),
+        fan=tuple(max(i + 1 for i, k in enumerate(children) if k[m] >= 0) for m in range(width)),
         height=max(depth),
         is_chain=width <= 1,
     )
 
 
-def from_parents(parent: Tensor, rank: Tensor, width: int, height: int) -> Tree:
-    """A topology per row, on the device. parent (B, M) int64 with parents before children and 0 for the root itself;
-    rank (B, M): a node's number among its siblings, below `width`; height: the largest depth there may be."""
+def from_parents(parent: Tensor, rank: Tensor, width: int, height: int, inner: int) -> Tree:
+    """A topology per row, on the device. parent (B, M) int64, M > 1, with parents before children and 0 for the root
+    itself; rank (B, M): a node's number among its siblings, from 0 on, below `width`; height: the largest depth there
+    may be; inner: the most nodes with children."""
     rows, count = parent.shape
     nodes = torch.arange(count, device=parent.device)
     edge = torch.zeros(rows, count, count, device=parent.device).scatter_(2, parent.unsqueeze(-1), 1.0)
@@ -174,16 +177,23 @@ def from_parents(parent: Tensor, rank: Tensor, width: int, height: int) -> Tree:
     for _ in range(height):
         reached = edge @ reached
         sees = sees + reached
-    children = torch.full((rows, count * width + 1), -1, dtype=torch.int64, device=parent.device)
-    place = torch.where(nodes > 0, parent * width + rank, count * width)  # the root is nobody's child
+    kids = torch.zeros_like(parent).scatter_add_(1, parent[:, 1:], torch.ones_like(parent[:, 1:]))
+    kids[:, 0] += count  # the root, then those with most children
+    inner = min(inner, count - 1)
+    order = kids.sort(dim=1, descending=True, stable=True).indices
+    slot = torch.empty_like(order).scatter_(1, order, nodes.expand(rows, -1))
+    slot = torch.where((kids > 0) & (slot < inner), slot, -1)
+    children = torch.full((rows, inner * width + 1), -1, dtype=torch.int64, device=parent.device)
+    place = torch.where(nodes > 0, slot.gather(1, parent) * width + rank, inner * width)  # the root is nobody's child
     children.scatter_(1, place, nodes.expand(rows, -1))
     return Tree(
         parent=parent,
         depth=sees.sum(-1).long() - 1,
         ancestors=sees > 0,
-        inner=nodes.expand(rows, -1),
-        slot=nodes.expand(rows, -1),
-        children=children[:, :-1].reshape(rows, count, width),
+        inner=order[:, :inner],
+        slot=slot,
+        children=children[:, :-1].reshape(rows, inner, width),
+        fan=tuple(min(inner, 1 + (count - 2) // (m + 1)) for m in range(width)),
         height=height,
         is_chain=False,
     )

@@ -103,33 +103,47 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
         return found
     taken = torch.full_like(inner, -1)
     first = p.new_zeros(rows)
-    passed = []  # per sibling, the candidates that the rule keeps
-    for m in range(tree.width):
-        child = children[:, :, m]
+    passed = torch.full_like(children, -1)  # per sibling, the candidates that the rule keeps
+    for m, some in enumerate(tree.fan):  # the inner nodes that may have an m-th child
+        child = _head(children, some)[:, :, m]
         node = child.clamp_min(0)
         token = draft.tokens.gather(1, node)
-        law = q
-        live = (child >= 0) & draft.valid.gather(1, node) & (taken < 0)
+        before, law, free = _head(r, some), _head(q, some), _head(taken, some)
+        live = (child >= 0) & draft.valid.gather(1, node) & (free < 0)
         if draft.drawn is not None:
             drawn = draft.drawn.gather(1, node)
-            law = torch.where(drawn.unsqueeze(-1), q, one_hot(token, vocab))
+            law = torch.where(drawn.unsqueeze(-1), law, one_hot(token, vocab))
         live &= at(law, token) > 0  # a law with fewer tokens than children has no further candidate
         place = depth.gather(1, node)
-        chance = rule.accept(r, law, token, place)
+        chance = rule.accept(before, law, token, place)
         kept = live & (u.gather(1, node) < chance)
         if m == 0:  # the root is the first inner node
             first = torch.where(live[:, 0], chance[:, 0], first)
         if rule.certain:  # siblings do not compete: the longest path will win
-            passed.append(torch.where(kept, child, -1))
+            passed[:, :some, m] = torch.where(kept, child, -1)
             continue
-        taken = torch.where(kept, child, taken)
+        taken = _with_head(taken, torch.where(kept, child, free))
         lost = (live & ~kept).unsqueeze(-1)
-        r = torch.where(lost, rule.residual(r, law, token, place), r)
+        r = _with_head(r, torch.where(lost, rule.residual(before, law, token, place), before))
         if m + 1 < tree.width:  # the next sibling was drawn from what is left
-            q = torch.where(lost, normalise(q.scatter(-1, token.unsqueeze(-1), 0.0), q), q)
-    if passed:
-        taken = _longest(torch.stack(passed, -1), inner, nodes, tree.height)
+            left, gone, lost = (_head(x, tree.fan[m + 1]) for x in (q, token, lost))
+            q = torch.where(lost, normalise(left.scatter(-1, gone.unsqueeze(-1), 0.0), left), left)
+    if rule.certain:
+        taken = _longest(passed, inner, nodes, tree.height)
     return taken, r, first
+
+
+def _head(x: Tensor, count: int) -> Tensor:
+    """x[:, :count], and no work where that is all."""
+    return x if x.shape[1] == count else x[:, :count]
+
+
+def _with_head(x: Tensor, head: Tensor) -> Tensor:
+    """x with its first entries replaced, perhaps in place."""
+    if x.shape == head.shape:
+        return head
+    x[:, : head.shape[1]] = head
+    return x
 
 
 def _walk(tree: Tree, taken: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:

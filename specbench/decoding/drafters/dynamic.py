@@ -83,9 +83,11 @@ class Grower:
         )  # -1: the last column, the root
         rank = torch.where(kept < width, kept, (kept - width) % width)
         zero = torch.zeros_like(root)
-        tree = from_parents(torch.cat([zero, parent], 1), torch.cat([zero, rank], 1), width, self.depth)
+        tree = from_parents(
+            torch.cat([zero, parent], 1), torch.cat([zero, rank], 1), width, self.depth, 1 + self.expanded
+        )
         of_node = torch.cat([zero, torch.cat(homes, 1).gather(1, kept)], 1)
-        given = take(torch.cat(laws, 1), of_node)
+        given = take(torch.cat(laws, 1), of_node.gather(1, tree.inner))
         there = score.gather(1, kept) > -torch.inf
         valid = torch.cat([torch.ones_like(root, dtype=torch.bool), there], 1)
         drafted = torch.cat([root, token.gather(1, kept)], 1)
