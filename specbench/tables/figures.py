@@ -118,6 +118,7 @@ def _series(figure: Series, table: Table, rows: Mapping[str, Row | None]) -> Dra
                 axis.bar([p + (i + 0.5) * width - 0.4 for p in places], heights, width, color=colour, label=label)
             else:
                 axis.plot(places, heights, color=colour, marker=marker, ms=3, lw=1, label=label)
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_xlabel(figure.x)
         axis.set_ylabel("share of the tokens gained over one a step" if gains else figure.y)
         axis.grid(alpha=0.25)
