@@ -96,7 +96,7 @@ def _curves(figure: Figure, table: Table, rows: Mapping[str, Row | None]) -> Dra
                     )
             arrow = {"up": "higher is better", "down": "lower is better"}[columns[key].better]
             axis.set_xlabel(AXES.get(figure.x) or f"{columns[figure.x].label.lower()} (tokens per target pass)")
-            axis.set_ylabel(f"{columns[key].label} ({arrow})")
+            axis.set_ylabel(f"{columns[key].label}\n({arrow})")
             axis.set_title(panel.label, fontsize=10)
             axis.grid(alpha=0.25)
     return _finish(drawn, axes[0][0], len(figure.y))
