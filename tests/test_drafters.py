@@ -100,10 +100,16 @@ def test_a_dynamic_tree_holds_the_likeliest_paths():
     for m in range(1, 8):
         above = draft.tree.ancestors[0, m].nonzero()[:, 0].tolist()
         paths.append(tuple(int(draft.tokens[0, n]) for n in above if n))
-        law = laws[len(paths[-1])][code[paths[-1]]] if len(paths[-1]) < 3 else None
-        if law is not None and paths[-1] in beams:
-            assert torch.equal(draft.laws[0, m], law)
     assert sorted(paths) == sorted(wanted)
+    tree = draft.tree
+    for path, place in zip([(), *paths], tree.slot[0].tolist(), strict=True):
+        below = [p for p in paths if p[:-1] == path]
+        assert (place >= 0) == bool(below)  # the leaves are no inner nodes
+        if below:
+            assert [paths[k - 1] for k in tree.children[0, place].tolist() if k >= 0] == below
+            assert torch.equal(draft.laws[0, place], laws[len(path)][code[path]])
+    assert tree.inner[0, 0] == 0
+    assert all((tree.children[0, some:, m] < 0).all() for m, some in enumerate(tree.fan))
     assert draft.tree.depth[0, 1:].tolist() == [len(p) for p in paths]
 
 
