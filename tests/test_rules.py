@@ -23,6 +23,7 @@ from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import Streams, draw_distinct
 from specbench.decoding.trees import build, from_parents
 from specbench.decoding.verify import VERIFY, Draft, verify
+from specbench.engine.ops import take
 from specbench.errors import UsageError
 
 HEIGHT = 5  # the schedules' L
@@ -538,8 +539,11 @@ class Given(Streams):
         super().__init__([(0, i) for i in range(len(numbers))])
         self.numbers = numbers
 
-    def uniform(self, step, purpose, *shape):
-        return self.numbers if purpose == VERIFY else super().uniform(step, purpose, *shape)
+    def uniforms(self, step, purpose, purposes, count):
+        numbers = super().uniforms(step, purpose, purposes, count)
+        if purpose == VERIFY:
+            numbers[:, 0] = self.numbers
+        return numbers
 
 
 def siblings_law(p, q, width, rule, grid=500):
@@ -637,8 +641,8 @@ def drawn(tree, laws_q, seed):
     first = draw_distinct(laws_q, streams.uniform(torch.zeros(rows).long(), 9, nodes, size), tree.width)
     tokens = torch.zeros(rows, nodes, dtype=torch.int64)
     for b, n, m in itertools.product(range(rows), range(nodes), range(tree.width)):
-        if tree.children[b, n, m] >= 0:
-            tokens[b, tree.children[b, n, m]] = first[b, n, m]
+        if tree.slot[b, n] >= 0 and (child := tree.children[b, tree.slot[b, n], m]) >= 0:
+            tokens[b, child] = first[b, n, m]
     return tokens
 
 
@@ -649,7 +653,9 @@ def test_a_tree_gives_only_tokens_that_the_target_can_give(zeros):
     p, q = random_laws((rows, nodes), size, 2, zeros), random_laws((rows, nodes), size, 3, zeros)
     tokens = drawn(tree, q, seed=4)
     step = torch.zeros(rows, dtype=torch.int64)
-    out = verify(p, Draft(tree, tokens, q, valid), rules.exact(), Streams([(5, i) for i in range(rows)]), step)
+    out = verify(
+        p, Draft(tree, tokens, take(q, tree.inner), valid), rules.exact(), Streams([(5, i) for i in range(rows)]), step
+    )
     assert set(out.length.tolist()) >= {0, 1, 2}
     for b in range(rows):
         here = 0
@@ -698,7 +704,11 @@ def test_a_certain_rule_takes_the_longest_path(name):
     if rule.soft:  # greedy decoding: the target's law is its arg max
         judged, p = p, torch.nn.functional.one_hot(p.argmax(-1), size).float()
     draft = Draft(
-        tree, tokens, q, valid, drawn=torch.rand(rows, nodes, generator=torch.Generator().manual_seed(0)) < 0.5
+        tree,
+        tokens,
+        take(q, tree.inner),
+        valid,
+        drawn=torch.rand(rows, nodes, generator=torch.Generator().manual_seed(0)) < 0.5,
     )
     step = torch.zeros(rows, dtype=torch.int64)
     out = verify(p, draft, rule, Streams([(10, i) for i in range(rows)]), step, judged)

@@ -13,6 +13,7 @@ from specbench.decoding import rules, trees
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.verify import VERIFY, Draft, Verdict, verify
+from specbench.engine.ops import take
 
 
 def lantern_static_trees(t: Tensors, c: dict[str, Any]) -> Compared:
@@ -30,8 +31,11 @@ class Given(Streams):
         super().__init__([(0, 0)] * len(numbers))
         self.numbers = numbers
 
-    def uniform(self, step: Tensor, purpose: int, *shape: int) -> Tensor:
-        return self.numbers if purpose == VERIFY else super().uniform(step, purpose, *shape)
+    def uniforms(self, step: Tensor, purpose: int, purposes: int, count: int) -> Tensor:
+        numbers = super().uniforms(step, purpose, purposes, count)
+        if purpose == VERIFY:
+            numbers[:, 0] = self.numbers
+        return numbers
 
 
 def verify_in_order(p: Tensor, draft: Draft, rule: rules.Rule, numbers: Tensor) -> tuple[Verdict, int]:
@@ -44,7 +48,8 @@ def verify_in_order(p: Tensor, draft: Draft, rule: rules.Rule, numbers: Tensor) 
     placed = torch.ones(p.shape[:2], dtype=numbers.dtype)
     node = used = depth = 0
     while True:
-        children = [c for c in draft.tree.children[0, node].tolist() if c >= 0]
+        slot = int(draft.tree.slot[0, node])  # -1 for a leaf
+        children = [c for c in draft.tree.children[0, slot].tolist() if c >= 0] if slot >= 0 else []
         placed[0, children] = numbers[used : used + len(children)]
         verdict = verify(p, draft, rule, Given(placed), torch.zeros(1).long())
         if int(verdict.length) == depth:
@@ -75,7 +80,7 @@ def lantern_acceptance(t: Tensors, c: dict[str, Any]) -> Compared:
         laws = torch.zeros_like(logits)  # leaves have no children, and so no law
         laws[0, parent[0, drafted]] = t[f"in/case{case}/draft_probs"][t["in/node_draft_row"][drafted]]
         for mode in ("sequential", "static", "greedy"):
-            draft = Draft(tree, tokens, laws, torch.ones_like(tokens, dtype=torch.bool))
+            draft = Draft(tree, tokens, take(laws, tree.inner), torch.ones_like(tokens, dtype=torch.bool))
             draft.drawn = torch.full_like(draft.valid, mode == "static")
             rule = released_rule(t["in/nearest"], param, greedy=mode == "greedy")
             if mode == "greedy":

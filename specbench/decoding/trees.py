@@ -164,10 +164,10 @@ def build(paths: Iterable[Path]) -> Tree:
     )
 
 
-def from_parents(parent: Tensor, rank: Tensor, width: int, height: int, inner: int) -> Tree:
+def from_parents(parent: Tensor, rank: Tensor, width: int, height: int, inner: int | None = None) -> Tree:
     """A topology per row, on the device. parent (B, M) int64, M > 1, with parents before children and 0 for the root
     itself; rank (B, M): a node's number among its siblings, from 0 on, below `width`; height: the largest depth there
-    may be; inner: the most nodes with children."""
+    may be; inner: the most nodes with children, if that is known."""
     rows, count = parent.shape
     nodes = torch.arange(count, device=parent.device)
     edge = torch.zeros(rows, count, count, device=parent.device).scatter_(2, parent.unsqueeze(-1), 1.0)
@@ -179,7 +179,7 @@ def from_parents(parent: Tensor, rank: Tensor, width: int, height: int, inner: i
         sees = sees + reached
     kids = torch.zeros_like(parent).scatter_add_(1, parent[:, 1:], torch.ones_like(parent[:, 1:]))
     kids[:, 0] += count  # the root, then those with most children
-    inner = min(inner, count - 1)
+    inner = count - 1 if inner is None else min(inner, count - 1)
     order = kids.sort(dim=1, descending=True, stable=True).indices
     slot = torch.empty_like(order).scatter_(1, order, nodes.expand(rows, -1))
     slot = torch.where((kids > 0) & (slot < inner), slot, -1)
