@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, at, normalise
@@ -14,7 +15,7 @@ from specbench.decoding.trees import Tree
 from specbench.engine.ops import kernels as fused_kernels
 from specbench.engine.ops import take
 
-# Purposes of a step's random numbers; drafters use DRAFT and above.
+# Purposes of a step's random numbers, the first two asked for at once; drafters use DRAFT and above.
 VERIFY, NEXT, DRAFT = 0, 1, 2
 
 
@@ -69,7 +70,7 @@ def verify(
     where they are not p; the token that follows always comes from p.
     """
     tree, nodes = draft.tree, p.shape[1]
-    u, after = streams.uniforms(step, VERIFY, 2, nodes).unbind(1)  # of the candidates, and of NEXT
+    u, after = streams.uniforms(step, VERIFY, NEXT - VERIFY + 1, nodes).unbind(1)  # of the candidates, and of NEXT
     if not tree.height:  # nothing to decide
         following, none = draw(p[:, 0], after[:, 0]).unsqueeze(1), torch.zeros_like(step)
         return Verdict(none.new_zeros(len(p), 0), none, following, p[:, 0], p.new_zeros(len(p)))
@@ -92,8 +93,6 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
     tree = draft.tree
     rows, nodes, vocab = p.shape
     inner = tree.inner.expand(rows, -1)
-    children = tree.children.expand(rows, -1, -1)
-    depth = tree.depth.expand(rows, -1)
     r = take(p, inner)
     q = draft.laws
     if isinstance(rule, Relaxed) and (kernels := fused_kernels()) is not None:
@@ -101,9 +100,10 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
             r, q, draft, u, rule.on(r.device), rule.resample == "optimal"
         )
         return found
+    children, depth = tree.children.expand(rows, -1, -1), tree.depth.expand(rows, -1)
     taken = torch.full_like(inner, -1)
     first = p.new_zeros(rows)
-    passed = torch.full_like(children, -1)  # per sibling, the candidates that the rule keeps
+    passed: list[Tensor] = []  # per sibling, the candidates that the rule keeps
     for m, some in enumerate(tree.fan):  # the inner nodes that may have an m-th child
         child = _head(children, some)[:, :, m]
         node = child.clamp_min(0)
@@ -120,7 +120,7 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
         if m == 0:  # the root is the first inner node
             first = torch.where(live[:, 0], chance[:, 0], first)
         if rule.certain:  # siblings do not compete: the longest path will win
-            passed[:, :some, m] = torch.where(kept, child, -1)
+            passed.append(F.pad(torch.where(kept, child, -1), (0, inner.shape[1] - some), value=-1))
             continue
         taken = _with_head(taken, torch.where(kept, child, free))
         lost = (live & ~kept).unsqueeze(-1)
@@ -128,8 +128,8 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
         if m + 1 < tree.width:  # the next sibling was drawn from what is left
             left, gone, lost = (_head(x, tree.fan[m + 1]) for x in (q, token, lost))
             q = torch.where(lost, normalise(left.scatter(-1, gone.unsqueeze(-1), 0.0), left), left)
-    if rule.certain:
-        taken = _longest(passed, inner, nodes, tree.height)
+    if passed:
+        taken = _longest(torch.stack(passed, -1), inner, nodes, tree.height)
     return taken, r, first
 
 

@@ -358,10 +358,10 @@ def law(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
 
 
 @triton.jit
-def _left(R, Q, r_row, q_row, at, inside, token, drawn, omega, OPTIMAL: tl.constexpr):
+def _left(R, Q, base, at, inside, token, drawn, omega, OPTIMAL: tl.constexpr):
     """The mass of tokens `at` after `token` was rejected, not normalised."""
-    r = tl.load(R + r_row + at, mask=inside, other=0.0)
-    q = tl.load(Q + q_row + at, mask=inside, other=0.0)
+    r = tl.load(R + base + at, mask=inside, other=0.0)
+    q = tl.load(Q + base + at, mask=inside, other=0.0)
     q = tl.where(drawn, q, tl.where(at == token, 1.0, 0.0))
     mass = r - q
     if OPTIMAL:
@@ -378,8 +378,7 @@ def _decide(
     next sibling was drawn from."""
     row, which = tl.program_id(0) // inner, tl.program_id(0) % inner
     shape = row % tree_rows
-    r_row = tl.program_id(0).to(tl.int64) * vocabulary
-    q_row, places = r_row, tl.arange(0, BLOCK)
+    base, places = tl.program_id(0).to(tl.int64) * vocabulary, tl.arange(0, BLOCK)
     taken = tl.full([], -1, tl.int64)
     for m in tl.static_range(WIDTH):
         child = tl.load(CHILDREN + (shape * inner + which) * WIDTH + m)
@@ -388,8 +387,8 @@ def _decide(
         token, drawn = tl.load(TOKENS + here), tl.load(DRAWN + here) != 0
         depth = tl.minimum(tl.load(DEPTH + shape * nodes + node), deepest)
         omega = tl.load(OMEGA + depth)
-        p_token = tl.load(R + r_row + token)
-        q_token = tl.where(drawn, tl.load(Q + q_row + token), 1.0)
+        p_token = tl.load(R + base + token)
+        q_token = tl.where(drawn, tl.load(Q + base + token), 1.0)
         live = (child >= 0) & (tl.load(VALID + here) != 0) & (taken < 0) & (q_token > 0)
         chance = tl.minimum(tl.where(q_token > 0, omega * p_token / tl.where(q_token > 0, q_token, 1.0), 1.0), 1.0)
         kept = live & (tl.load(U + here) < chance)
@@ -400,19 +399,20 @@ def _decide(
             total, rest = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
             for start in range(0, vocabulary, BLOCK):
                 at = start + places
-                total += _left(R, Q, r_row, q_row, at, at < vocabulary, token, drawn, omega, OPTIMAL)
-                rest += tl.load(Q + q_row + at, mask=(at < vocabulary) & (at != token), other=0.0)
+                total += _left(R, Q, base, at, at < vocabulary, token, drawn, omega, OPTIMAL)
+                if m + 1 < WIDTH:  # the next sibling was drawn from what is left
+                    rest += tl.load(Q + base + at, mask=(at < vocabulary) & (at != token), other=0.0)
             mass, others = tl.sum(total, 0), tl.sum(rest, 0)
             tl.debug_barrier()  # nobody writes what another one still reads
             for start in range(0, vocabulary, BLOCK):
                 at = start + places
-                left = _left(R, Q, r_row, q_row, at, at < vocabulary, token, drawn, omega, OPTIMAL)
+                left = _left(R, Q, base, at, at < vocabulary, token, drawn, omega, OPTIMAL)
                 if mass > 1e-30:
-                    tl.store(R + r_row + at, left / mass, mask=at < vocabulary)
+                    tl.store(R + base + at, left / mass, mask=at < vocabulary)
                 if m + 1 < WIDTH:
-                    q = tl.load(Q + q_row + at, mask=at < vocabulary, other=0.0)
+                    q = tl.load(Q + base + at, mask=at < vocabulary, other=0.0)
                     if others > 1e-30:
-                        tl.store(Q + q_row + at, tl.where(at == token, 0.0, q / others), mask=at < vocabulary)
+                        tl.store(Q + base + at, tl.where(at == token, 0.0, q / others), mask=at < vocabulary)
             tl.debug_barrier()
     tl.store(TAKEN + tl.program_id(0), taken)
 
