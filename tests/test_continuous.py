@@ -12,14 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hostless import numbers_unknown
 from scipy import integrate, stats
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from specbench.audit.densities import built_in
 from specbench.decoding import continuous
 from specbench.decoding.continuous import Path, Rule, decode, log_normal, normal, own_density, path_density, trajectory
 from specbench.decoding.sampling import Streams
+from specbench.engine.clock import Idle
 from specbench.engine.graph import Eager, Graphs
 from specbench.errors import NumberError, UsageError
+from specbench.models.mar import MAR, Guided, MARConfig
 
 
 class Chain(continuous.Session):
@@ -43,7 +47,7 @@ class Chain(continuous.Session):
     def open(self, conditioning: Any, rows: int) -> Chain:
         return self
 
-    def condition(self, tokens, known, row, place, done):
+    def condition(self, tokens, known, row, place, done, most):
         seen = torch.where(known[..., None], tokens, 0.0).sum(1) / known.sum(1, keepdim=True).clamp_min(1)
         return seen[:, None].expand(-1, place.shape[1], -1)
 
@@ -307,7 +311,9 @@ def plain(model, rule: Rule, keys: list[tuple[int, int]], turns: tuple[int, ...]
             new = {}
             for turn in range(begin, begin + share):
                 place = torch.tensor([[order[turn]]])
-                z = model.condition(tokens[None], known[None], torch.tensor([0]), place, torch.tensor([[turn]]))[:, 0]
+                z = model.condition(tokens[None], known[None], torch.tensor([0]), place, torch.tensor([[turn]]), begin)[
+                    :, 0
+                ]
                 noise = normal(own, torch.tensor([turn]), continuous._NOISE, model.steps + 1, model.dim)[0]
                 x = noise[model.steps]
                 for t in reversed(range(model.steps)):
@@ -406,6 +412,56 @@ def test_recorded_trajectories_change_nothing(name: str) -> None:
         assert all(all(map(_equal, a[what], b[what])) for what in a)
     assert len(recorded) > 1
     assert len(engine._calls) <= engine.most_calls
+
+
+@pytest.mark.parametrize("prefill", [0.0, 0.3])
+@pytest.mark.parametrize("name", [name for name in RULES if name != "vanilla"])
+def test_nothing_changes_where_the_host_does_not_ask(
+    name: str, prefill: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes are done over all images then, also over those that are done, of which there are some here."""
+    rule = replace(RULES[name], prefill=prefill)
+    keys = [(seed, i) for seed, i in itertools.product((0, 7), (5, 0, 3, 12, 4))]
+    for pair in map(built_in, ("d1t5", "d2t4")):
+        wanted = decode(pair.target, pair.drafter, rule, None, Streams(keys))
+        with monkeypatch.context() as patch:
+            patch.setattr(continuous, "_asks", lambda device: False)
+            found = decode(pair.target, pair.drafter, rule, None, Streams(keys))
+        for what, here in everything(found).items():
+            assert all(map(_equal, here, everything(wanted)[what])), what
+        assert name in ("parallel", "continue", "released") or len(set(wanted.steps.tolist())) > 1
+
+
+def under_way(rule: Rule, rows: int, device: str = "cpu") -> tuple[continuous._Images, continuous._Judge]:
+    """A reduced MAR with guidance, and a smaller one, after a pass of each kind."""
+    small = MARConfig(
+        32, 1, 2, 32, 1, 2, length=16, token_dim=5, classes=4, buffer=4, head_depth=1, head_width=32, steps=2
+    )
+    target, drafter = (Guided(MAR(small).eval().to(device), 2.0) for _ in "ab")
+    labels, engine = torch.arange(rows, device=device) % 4, Eager()
+    keys = Streams([(0, i) for i in range(rows)], device)
+    images = continuous._Images(target, keys, rule, Idle(), engine)
+    judge = continuous._Judge(target.open(labels, rows), drafter.open(labels, rows), rule, images.noise, engine)
+    go_on(images, judge)
+    return images, judge
+
+
+def go_on(images: continuous._Images, judge: continuous._Judge) -> None:
+    images.alone(judge.target, 1)
+    if images.rule.gamma:
+        images.step(judge, images.everything)
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if name != "path"])
+@torch.inference_mode()
+def test_no_pass_waits_for_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(continuous, "_asks", lambda device: False)
+    images, judge = under_way(RULES[name], 3)
+    with numbers_unknown(images, judge):
+        for _ in range(2):
+            go_on(images, judge)
+        with pytest.raises(DataDependentOutputException):
+            images.lacking()
 
 
 def test_images_differ() -> None:
@@ -551,8 +607,9 @@ class Faulty(continuous.Session):
     def open(self, conditioning: Any, rows: int) -> Faulty:
         return self
 
-    def condition(self, tokens, known, row, place, done):
-        z = self.model.condition(tokens, known, row, place, done)
+    def condition(self, tokens, known, row, place, done, most):
+        assert int(known.sum(1).max()) <= most
+        z = self.model.condition(tokens, known, row, place, done, most)
         return torch.where(((row == self.image) & (known.sum(1) == self.after))[:, None, None], math.nan, z)
 
     def moments(self, x, index, z):

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from hostless import numbers_unknown
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Eagle, Eagle2
@@ -18,7 +20,10 @@ from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import Decoded, Decoding, Parts, decode, decode_stream
-from specbench.decoding.rules import exact
+from specbench.decoding.rules import Rule, cool, exact
+from specbench.decoding.rules.gsd import Grouped
+from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import chain_paths, parse
 from specbench.engine.fixed import Fixed, _named, tensors
@@ -188,6 +193,34 @@ def test_a_step_leaves_everything_but_numbers_on_the_device_as_it_was(name: str)
         assert {path: t.data_ptr() for path, (_, t) in tensors(steps)[0].items()} == lie
         assert plain_values(steps) == host
     assert counts == sorted(set(counts))
+
+
+NEAR = torch.tensor([[(i + j) % tiny.VOCAB for j in range(1, 4)] for i in range(tiny.VOCAB)])
+RULES: dict[str, Callable[[], Rule]] = {
+    "exact": exact,
+    "cool": lambda: cool(1.3, 3, 0.5, "exponential"),
+    "lantern": lambda: Lantern("lantern", NEAR, 2, "tvd", 0.2),
+    "lantern, released": lambda: Lantern("lantern", NEAR, 2, "jsd", 0.2, "released"),
+    "lantern++": lambda: Lantern("lantern_pp", NEAR, 2, "total", 2.0, "optimal"),
+    "gsd": lambda: Grouped(NEAR, "optimal"),
+    "typical": Typical,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"), [*((name, "exact") for name in DRAFTERS), *(("tree", rule) for rule in RULES)]
+)
+@torch.inference_mode()
+def test_no_step_waits_for_the_host(name: str, rule: str) -> None:
+    target = tiny.llamagen(side=4)
+    parts = Parts(target, DRAFTERS[name](target), RULES[rule](), Sampling(cfg_scale=2.0, top_k=4, top_p=0.9))
+    steps = Decoding(parts, tiny.prompts(2), Streams([(0, 0), (0, 1)]))
+    steps.step()  # what is built once may be brought from the host
+    with numbers_unknown(steps):
+        for _ in range(3):
+            steps.step()
+        with pytest.raises(DataDependentOutputException):
+            steps.lacking([(0, 0), (0, 1)])
 
 
 def test_only_the_newest_shapes_are_kept() -> None:

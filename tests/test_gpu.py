@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import test_continuous
 import test_engine
 import tiny
 import torch
@@ -101,6 +102,17 @@ def test_no_step_waits_for_the_host(name):
     try:
         for _ in range(3):
             steps.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", [name for name in test_continuous.RULES if name != "path"])
+@torch.inference_mode()
+def test_no_pass_of_vectors_waits_for_the_host(name):
+    images, judge = test_continuous.under_way(test_continuous.RULES[name], 3, "cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        test_continuous.go_on(images, judge)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

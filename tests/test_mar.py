@@ -226,7 +226,7 @@ def test_a_session_gives_the_loop_what_the_networks_say():
     row, place = torch.tensor([2, 0, 0, 1]), torch.tensor([[1, 15], [3, 3], [0, 7], [9, 2]])
     done = torch.tensor([[2, 5], [0, 0], [14, 15], [7, 7]])
     session = Guided(model, 3.0, "linear").open(labels, 3)
-    z = session.condition(tokens[row], known[row], row, place, done)
+    z = session.condition(tokens[row], known[row], row, place, done, 16)
     for r, (image, places, before) in enumerate(zip(row, place, done, strict=True)):
         given = tokens[image][None], known[image][None]
         cond, none = (model.conditions(*given, c)[0, places] for c in (labels[image][None], torch.tensor([4])))
@@ -237,7 +237,7 @@ def test_a_session_gives_the_loop_what_the_networks_say():
     wanted = model.moments(x, index, flat[:, :40], flat[:, 40:80], flat[:, 80])
     assert all(map(torch.equal, session.moments(x, index, flat), wanted))
     free = Guided(model, 1.0, "linear").open(labels, 3)
-    z = free.condition(tokens[row], known[row], row, place, done)
+    z = free.condition(tokens[row], known[row], row, place, done, 16)
     assert z.shape == (4, 2, 40)
     assert all(map(torch.equal, free.moments(x, index, z.flatten(0, 1)), model.moments(x, index, z.flatten(0, 1))))
     with pytest.raises(ValueError, match="3 classes for 2 rows"):

@@ -74,7 +74,7 @@ class Network(Session):
     def open(self, conditioning: Any, rows: int) -> Network:
         return self
 
-    def condition(self, tokens: Tensor, known: Tensor, row: Tensor, place: Tensor, done: Tensor) -> Tensor:
+    def condition(self, tokens: Tensor, known: Tensor, row: Tensor, place: Tensor, done: Tensor, most: int) -> Tensor:
         """See `continuous.Session`: z (R, n, E)."""
         told = known.unsqueeze(-1)
         seen = torch.cat([torch.where(told, tokens, 0.0), told.to(tokens.dtype)], -1).flatten(1)
@@ -166,7 +166,7 @@ def alone(model: Network, rule: Rule, samples: int, seed: int) -> Sequences:
         tokens, known = torch.zeros(n, model.length, model.dim), torch.zeros(n, model.length, dtype=torch.bool)
         for turn in range(model.length):
             place = order[:, turn : turn + 1]
-            z = model.condition(tokens, known, row, place, torch.full_like(place, turn))[:, 0]
+            z = model.condition(tokens, known, row, place, torch.full_like(place, turn), turn)[:, 0]
             x = torch.randn(n, model.dim, generator=g)
             for t in reversed(range(model.steps)):
                 mean, log_variance = model.moments(x, torch.full_like(row, t), z)

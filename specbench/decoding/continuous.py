@@ -11,6 +11,10 @@ densities under the two models; it is exact as well, and the target needs no tra
 the moments along the draft's, all of them in one call. All arithmetic is in log densities.
 
 Only `verify="causal"` (the target's law of a token sees the drafted ones before it) with `on_reject="stop"` is exact.
+
+On the CPU a pass computes what it needs. Elsewhere the host does not know what that is, and does not ask: a pass
+computes what it could need, of every image, and what it did not is written to a place that nobody reads. The images are
+the same. (A residual by `criterion="path"` asks everywhere: each of its tries is a trajectory.)
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.loop import Decoded, synchronize
@@ -40,6 +45,9 @@ ON_REJECT = ("stop", "continue")
 # draft, its verification and vanilla decoding share them.
 _ORDER, _NOISE, _OWN_NOISE, _ACCEPT, _RETRY = range(5)
 _TRIES = 1000  # room for the tries of a residual
+_AT_ONCE = 100  # of them, where each is a last step alone
+
+_NO_FAULT = 2**62
 
 #: Rows of a network that are computed at once, and of its head, which is small.
 CHUNK = 512
@@ -49,9 +57,10 @@ _HEAD_ROWS = 16 * CHUNK
 class Session(Protocol):
     """A masked autoregressive model, opened for B images."""
 
-    def condition(self, tokens: Tensor, known: Tensor, row: Tensor, place: Tensor, done: Tensor) -> Tensor:
+    def condition(self, tokens: Tensor, known: Tensor, row: Tensor, place: Tensor, done: Tensor, most: int) -> Tensor:
         """What the head draws a token from, z (R, n, E), for the places (R, n) of R copies of images `row` (R,), whose
-        tokens (R, L, D) are known where `known` (R, L) bool says so; done (R, n): how many tokens come before."""
+        tokens (R, L, D) are known where `known` (R, L) bool says so, `most` of a copy or fewer; done (R, n): how many
+        tokens come before."""
         ...
 
     def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,9 +164,18 @@ class Trace:
     made: Tensor
 
 
+def _asks(device: torch.device) -> bool:
+    """Whether it costs nothing to ask a device for its numbers."""
+    return device.type == "cpu"
+
+
 def normal(streams: Streams, number: Tensor, purpose: int, *shape: int) -> Tensor:
     """Standard normal numbers (rows, *shape) float32, by inversion of uniforms; `number` (rows,) as Streams' step."""
-    return torch.special.ndtri(streams.uniform(number, purpose, *shape) + 2.0**-24)
+    return _inverted(streams.uniform(number, purpose, *shape))
+
+
+def _inverted(u: Tensor) -> Tensor:
+    return torch.special.ndtri(u + 2.0**-24)
 
 
 def log_normal(x: Tensor, mean: Tensor, log_variance: Tensor, temperature: float, inner: float = 1.0) -> Tensor:
@@ -253,13 +271,13 @@ class _Judge:
         sigma = none
         if rule.criterion == "paper":
             sigma = 0.5 * (drafts.log_variance[:, 1:].double() - own.log_variance[:, 1:].double()).sum((1, 2))
-        return self._last(drafts.token, own, drafts) + sigma, own, sigma
+        return self._last(drafts.token[:, None], own, drafts)[:, 0] + sigma, own, sigma
 
     def _last(self, x: Tensor, own: Path, drafts: Path) -> Tensor:
-        """log p(x_0 | x_1^p) - log q(x_0 | x_1^q)."""
+        """log p(x_0 | x_1^p) - log q(x_0 | x_1^q), (n, k), of k tokens each, x (n, k, D)."""
         rule = self.rule
-        p = log_normal(x, own.mean[:, 0], own.log_variance[:, 0], rule.temperature, rule.inner_temperature)
-        q = log_normal(x, drafts.mean[:, 0], drafts.log_variance[:, 0], rule.temperature, rule.inner_temperature)
+        p = log_normal(x, own.mean[:, :1], own.log_variance[:, :1], rule.temperature, rule.inner_temperature)
+        q = log_normal(x, drafts.mean[:, :1], drafts.log_variance[:, :1], rule.temperature, rule.inner_temperature)
         return p - q
 
     def residual(
@@ -275,34 +293,47 @@ class _Judge:
         """Tokens (n, D) from Norm([p - q]_+) by acceptance-rejection with the target as proposal (Eq. 10): keep a
         proposal with max(0, 1 - q / p). Also the number of proposals (n,) of each, and which (n,) were taken for want
         of further tries."""
-        rule, n = self.rule, len(z)
-        token = torch.zeros_like(drafts.token)
-        tries = torch.zeros(n, dtype=torch.int64, device=z.device)
-        left = torch.arange(n, device=z.device)
-        for attempt in range(rule.tries):
-            some = streams.rows(left)
-            purpose = _RETRY + 2 * attempt
-            steps, dim = drafts.states.shape[1] - 1, token.shape[1]
+        most, at_once = self.rule.tries, _AT_ONCE if own is not None else 1
+        token, tries = torch.zeros_like(drafts.token), torch.zeros_like(number)
+        short = torch.ones(len(z), dtype=torch.bool, device=z.device)
+        left = torch.arange(len(z), device=z.device)
+        for begin in range(0, most, at_once):
+            some, count, purpose = streams.rows(left), min(at_once, most - begin), _RETRY + 2 * begin
             if own is None:
-                noise = normal(some, number[left], purpose, steps + 1, dim)
-                path = trajectory(self.target, z[left], noise, rule, self.engine)
-                gain = own_density(path, rule) - path_density(self.drafter, path, z_draft[left], rule)
-                x = path.token
+                x, gain = self._another(drafts.rows(left), z[left], z_draft[left], some, number[left], purpose)
             else:
-                mine, theirs = own.rows(left), drafts.rows(left)
-                spread = torch.exp(0.5 * mine.log_variance[:, 0]) * rule.temperature
-                x = mine.mean[:, 0] + normal(some, number[left], purpose, dim) * spread
-                gain = self._last(x, mine, theirs) + sigma[left]
-            u = some.uniform(number[left], purpose + 1, 1)[:, 0].double()
-            kept = u < -torch.expm1(-gain)  # 1 - q / p; negative where q > p
-            token[left] = x
-            tries[left] += 1
-            left = left[~kept]
-            if not len(left):
-                break
-        short = torch.zeros(n, dtype=torch.bool, device=z.device)
-        short[left] = True
+                noise = _inverted(some.uniforms(number[left], purpose, 2 * count, token.shape[1])[:, ::2])
+                x, gain = self._other_ends(own.rows(left), drafts.rows(left), noise)
+                gain = gain + sigma[left, None]
+            u = some.uniforms(number[left], purpose, 2 * count, 1)[:, 1::2, 0].double()
+            kept = ~(u >= -torch.expm1(-gain))  # 1 - q / p; negative where q > p; NaN shall not be tried anew
+            found = kept.any(1)
+            which = torch.where(found, kept.long().argmax(1), count - 1)
+            before = short[left]
+            token[left] = torch.where(before[:, None], take(x, which[:, None])[:, 0], token[left])
+            tries[left] += torch.where(before, which + 1, 0)
+            short[left] = before & ~found
+            if own is None or _asks(z.device):
+                left = left[~found]
+                if not len(left):
+                    break
         return token, tries, short
+
+    def _another(
+        self, drafts: Path, z: Tensor, z_draft: Tensor, streams: Streams, number: Tensor, purpose: int
+    ) -> tuple[Tensor, Tensor]:
+        """A token (n, 1, D) of the target, and the log p / q (n, 1) of its trajectory."""
+        after, dim = drafts.states.shape[1:]
+        path = trajectory(self.target, z, normal(streams, number, purpose, after, dim), self.rule, self.engine)
+        gain = own_density(path, self.rule) - path_density(self.drafter, path, z_draft, self.rule)
+        return path.token[:, None], gain[:, None]
+
+    def _other_ends(self, own: Path, drafts: Path, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens (n, k, D) of the target by other last steps of its trajectories, and their log p / q (n, k) but for
+        Sigma; noise (n, k, D)."""
+        spread = torch.exp(0.5 * own.log_variance[:, :1]) * self.rule.temperature
+        x = own.mean[:, :1] + noise * spread
+        return x, self._last(x, own, drafts)
 
 
 @torch.inference_mode()
@@ -334,19 +365,20 @@ def decode(
     for share in rule.turns or (1,) * before:
         images.alone(target, share)
     if own is not None:
-        judge = _Judge(target, own, rule, images.noise, engine)
-        while len(row := (images.count < model.length).nonzero().flatten()):
-            images.step(judge, row)
+        images.finish(_Judge(target, own, rule, images.noise, engine))
+    else:
+        images.lacking()
     synchronize(device)
     seconds = time.perf_counter() - began
-    return Decoded(images.tokens, images.passes, images.drafted, images.accepted, seconds, images.trace())
+    tokens = images.tokens[:, : model.length]
+    return Decoded(tokens, images.passes, images.drafted, images.accepted, seconds, images.trace())
 
 
 @dataclass
 class _Drafts:
     """Drafts of A images: `row` (A,) of the batch; turns `number` (A, gamma), of which those inside the image are
-    `valid`, `room` (A,) in number; values (A, L, D) of all places, the drafts among them; the trajectories and z of the
-    drafter, of A * gamma tokens."""
+    `valid`, `room` (A,) in number; values (A, L + 1, D) of all places, the drafts among them; the trajectories and z of
+    the drafter, of A * gamma tokens."""
 
     row: Tensor
     number: Tensor
@@ -358,51 +390,79 @@ class _Drafts:
 
 
 class _Images:
-    """B images on their way: tokens (B, L, D) by place, and how many are committed, `count` (B,). A token's number is
-    its turn in `order` (B, L)."""
+    """B images on their way: tokens (B, L + 1, D) by place, and how many are committed, `count` (B,). A token's number
+    is its turn in `order` (B, L + 1). What is held by place, turn or pass has one more of them, which nobody reads."""
 
     def __init__(self, model: Model, streams: Streams, rule: Rule, clock: Clock | Idle, engine: Eager | Graphs) -> None:
         self.streams, self.rule, self.clock, self.engine = streams, rule, clock, engine
         self.length, self.dim, self.steps = model.length, model.dim, model.steps
         self.device, rows = streams.key.device, len(streams)
+        self.asks, self.drafting = _asks(self.device), Clock(self.device)
         start = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        self.order = streams.uniform(start, _ORDER, self.length).argsort(dim=-1, stable=True)
-        self.rank = self.order.argsort(-1)  # a place's turn
+        order = streams.uniform(start, _ORDER, self.length).argsort(dim=-1, stable=True)
+        self.rank = order.argsort(-1)  # a place's turn
+        self.order = F.pad(order, (0, 1), value=self.length)
         self.everything = torch.arange(rows, device=self.device)
-        self.tokens = torch.zeros(rows, self.length, self.dim, device=self.device)
+        self.tokens = torch.zeros(rows, self.length + 1, self.dim, device=self.device)
+        self.most = 0  # no image has more tokens
         self.count, self.passes, self.drafted, self.accepted, self.fallbacks, self.made = (
             torch.zeros_like(start) for _ in range(6)
         )
-        self.seen = torch.zeros(5, rows, self.length, device=self.device)  # the first five of a trace
-        self.kept, self.judged = (torch.zeros(rows, self.length, dtype=torch.bool, device=self.device) for _ in "ab")
-        self.tries: list[list[int]] = [[] for _ in range(rows)]
-        self.draft_s = 0.0
+        self.fault = torch.full_like(start, _NO_FAULT)
+        self.seen = torch.zeros(5, rows, self.length + 1, device=self.device)  # the first five of a trace
+        self.kept, self.judged = torch.zeros(2, rows, self.length + 1, dtype=torch.bool, device=self.device)
+        self.tries = torch.zeros_like(self.order)
+
+    def finish(self, judge: _Judge) -> None:
+        """All passes that are left. The host looks at the images only when the slowest could be done, that is at most
+        once per gamma + 1 tokens that it still lacks."""
+        while lacking := self.lacking():
+            if self.asks:
+                self.step(judge, (self.count < self.length).nonzero().flatten())
+            else:
+                for _ in range(-(-lacking // (self.rule.gamma + 1))):
+                    self.step(judge, self.everything)
+
+    def lacking(self) -> int:
+        """Tokens that the slowest image lacks; asks the device. NumberError where a number was not finite."""
+        (*faults,), (*count,) = torch.stack([self.fault, self.count]).tolist()
+        if (first := min(faults)) < _NO_FAULT:
+            which, (passes, by_target) = faults.index(first), divmod(first, 2)
+            raise NumberError(
+                f"the {'target' if by_target else 'drafter'} gave a number that is not finite for the image of"
+                f" (seed, index) {self.streams.keys[which]}, step {passes}: lower cfg_scale or raise the precision"
+                " (dtype=float32)"
+            )
+        self.most = max(count)
+        return self.length - min(count)
 
     def noise(self, row: Tensor, number: Tensor, purpose: int) -> Tensor:
         """Of whole trajectories: (n, T + 1, D)."""
         return normal(self.streams.rows(row), number, purpose, self.steps + 1, self.dim)
 
     def place(self, row: Tensor, number: Tensor) -> Tensor:
-        """Where the tokens of turns `number` (n, k) lie; beyond the end, the last one's."""
-        return self.order[row].gather(1, number.clamp_max(self.length - 1))
+        """Where the tokens of turns `number` (n, k) lie."""
+        return self.order[row].gather(1, number.clamp_max(self.length))
 
     def alone(self, target: Session, share: int) -> None:
         """The target draws the next tokens of all images, `share` of them in one pass."""
         self.clock.begin()
         number = self.count[:, None] + torch.arange(share, device=self.device)
         done = (self.count[:, None] + (share - 1)).expand(-1, share)
-        z = self._see(target, self.tokens, self.everything, self.count, number, done)
+        z = self._see(target, self.tokens, self.everything, self.count, number, done, self.most)
         self.clock.lap("forward")
         row = self.everything.repeat_interleave(share)
         self.passes += 1
         self._draw(target, z.flatten(0, 1), row, number.flatten())
         self.count += share
+        self.most += share
         self.clock.lap("head")
 
     def step(self, judge: _Judge, row: Tensor) -> None:
-        """Draft tokens of the images `row` (A,), judge them, and commit what that comes to."""
+        """Draft tokens of the images `row` (A,), judge them, and commit what that comes to. An image that is done stays
+        as it is."""
         self.clock.begin()
-        self.passes[row] += 1
+        self.passes[row] += self.count[row] < self.length
         drafts = self._draft(judge.drafter, row)
         self.clock.lap("draft")
         z, behind = self._look(judge.target, drafts)
@@ -410,36 +470,29 @@ class _Images:
         kept, advance = self._verify(judge, drafts, z)
         self.count[row] += advance
         self.clock.lap("verify")
-        if behind is None:
-            return
-        # A whole draft kept: the token behind it is free.
-        whole = ((kept.sum(1) == drafts.room) & (self.count[row] < self.length)).nonzero().flatten()
-        if len(whole):
-            free = take(behind[whole], drafts.room[whole][:, None])[:, 0]
-            self._draw(judge.target, free, row[whole], self.count[row[whole]])
-            self.count[row[whole]] += 1
-        self.clock.lap("head")
+        if behind is not None:
+            self._go_on(judge.target, drafts, kept, behind)
+            self.clock.lap("head")
+        self.most = min(self.length, self.most + self.rule.gamma + 1)
 
     def _draft(self, drafter: Session, row: Tensor) -> _Drafts:
         """Tokens one after the other, each seeing the ones before."""
-        began = time.perf_counter()
+        self.drafting.begin()
         first = self.count[row]
         room = (self.length - first).clamp_max(self.rule.gamma)
-        lane = torch.arange(int(room.max()), device=self.device)
+        lane = torch.arange(int(room.max()) if self.asks else self.rule.gamma, device=self.device)
         number, valid = first[:, None] + lane, lane < room[:, None]
-        values, mine = self.tokens[row], torch.arange(len(row), device=self.device)
+        values, place = self.tokens[row], self.place(row, number)
         paths, z_all = [], []
         for i in range(len(lane)):
             at = number[:, i : i + 1]
-            z = self._see(drafter, values, row, number[:, i], at, at)[:, 0]
-            path = trajectory(drafter, z, self.noise(row, number[:, i], _NOISE), self.rule, self.engine)
-            self._finite(path.token, row, "the drafter")
-            inside = valid[:, i]
-            values[mine[inside], self.order[row[inside], number[inside, i]]] = path.token[inside]
+            z = self._see(drafter, values, row, at[:, 0], at, at, self.most + i)[:, 0]
+            path = trajectory(drafter, z, self.noise(row, at[:, 0], _NOISE), self.rule, self.engine)
+            self._watch(path.token, row, valid[:, i], by_target=False)
+            values.scatter_(1, place[:, i, None, None].expand(-1, 1, self.dim), path.token[:, None])
             paths.append(path)
             z_all.append(z)
-        synchronize(self.device)
-        self.draft_s += time.perf_counter() - began
+        self.drafting.lap("draft")
         self.made[row] += room
         return _Drafts(row, number, valid, room, values, Path.stacked(paths), torch.stack(z_all, 1).flatten(0, 1))
 
@@ -449,102 +502,121 @@ class _Images:
         row, gamma = drafts.row, drafts.number.shape[1]
         first = drafts.number[:, 0]
         if self.rule.verify == "parallel":
-            z = self._see(target, self.tokens[row], row, first, drafts.number, drafts.number)
+            z = self._see(target, self.tokens[row], row, first, drafts.number, drafts.number, self.most)
             return z.flatten(0, 1), None
         # A copy of the image for every token, and one for the token behind the draft.
         copies = (first[:, None] + torch.arange(gamma + 1, device=self.device)).flatten()
         wide, values = row.repeat_interleave(gamma + 1), drafts.values.repeat_interleave(gamma + 1, 0)
-        z = self._see(target, values, wide, copies, copies[:, None], copies[:, None]).view(len(row), gamma + 1, -1)
+        z = self._see(target, values, wide, copies, copies[:, None], copies[:, None], self.most + gamma)
+        z = z.view(len(row), gamma + 1, -1)
         return z[:, :gamma].flatten(0, 1), z if self.rule.on_reject == "stop" else None
 
     def _verify(self, judge: _Judge, drafts: _Drafts, z: Tensor) -> tuple[Tensor, Tensor]:
         """Judge drafts and commit the tokens that stand; which drafts were kept (A, gamma), and how far every image
-        is."""
+        gets."""
         row, room, valid = drafts.row, drafts.room, drafts.valid
         shape, gamma = valid.shape, valid.shape[1]
         wide = row.repeat_interleave(gamma)
         number = drafts.number.flatten().clamp_max(self.length - 1)
         gain, own, sigma = judge.weigh(drafts.paths, z, wide, number)
-        self._finite(torch.where(valid.flatten(), gain, 0.0)[:, None], wide, "the target")
+        self._watch(gain[:, None], wide, valid.flatten(), by_target=True)
         chance = gain.clamp_max(0).exp().view(shape)
         u = self.streams.rows(wide).uniform(number, _ACCEPT, 1).view(shape).double()
         kept = (u < chance) & valid
-        judged, advance = valid, room
-        if self.rule.on_reject == "stop":
+        judged, advance, stop = valid, room, self.rule.on_reject == "stop"
+        if stop:
             advance = kept.long().cumprod(1).sum(1)
             lane = torch.arange(gamma, device=self.device)
             judged, kept = (lane <= advance[:, None]) & valid, lane < advance[:, None]
-        at = self.place(row, drafts.number).flatten()
-        good = kept.flatten().nonzero().flatten()
-        self.tokens[wide[good], at[good]] = drafts.paths.token[good]
-        bad = (judged & ~kept).flatten().nonzero().flatten()
-        if len(bad):
-            path = own.rows(bad) if own is not None else None
-            streams = self.streams.rows(wide[bad])
+        rejected, token = judged & ~kept, drafts.paths.token.clone()
+        if stop and not self.asks:  # one of an image at most
+            some = torch.arange(len(row), device=self.device) * gamma + advance.clamp_max(gamma - 1)
+        else:
+            some = self._needed(rejected.flatten())
+        if len(some):
+            sought, image = rejected.flatten()[some], wide[some]
+            path = own.rows(some) if own is not None else None
             new, tries, short = judge.residual(
-                drafts.paths.rows(bad), path, sigma[bad], z[bad], drafts.z[bad], streams, number[bad]
+                drafts.paths.rows(some),
+                path,
+                sigma[some],
+                z[some],
+                drafts.z[some],
+                self.streams.rows(image),
+                number[some],
             )
-            self._finite(new, wide[bad], "the target")
-            self.tokens[wide[bad], at[bad]] = new
-            self.fallbacks.index_add_(0, wide[bad], short.long())
-            for image, count in zip(wide[bad].tolist(), tries.tolist(), strict=True):
-                self.tries[image].append(count)
-            if self.rule.on_reject == "stop":
-                advance = advance + (advance < room)
+            self._watch(new, image, sought, by_target=True)
+            token[some] = torch.where(sought[:, None], new, token[some])
+            self.tries[image, torch.where(sought, number[some], self.length)] = tries
+            self.fallbacks.index_add_(0, image, (short & sought).long())
+        place = torch.where(kept | rejected, self.place(row, drafts.number), self.length)
+        self.tokens[row[:, None], place] = token.view(*shape, -1)
         self._note(drafts, kept, judged, chance[:, 0])
-        return kept, advance
+        return kept, advance + (advance < room)
+
+    def _go_on(self, target: Session, drafts: _Drafts, kept: Tensor, behind: Tensor) -> None:
+        """Of a draft kept whole the token behind it is free; behind (A, gamma + 1, E): the target's z."""
+        whole = (kept.sum(1) == drafts.room) & (self.count[drafts.row] < self.length)
+        some = self._needed(whole)
+        if len(some):
+            row, wanted = drafts.row[some], whole[some]
+            z = take(behind[some], drafts.room[some][:, None])[:, 0]
+            self._draw(target, z, row, torch.where(wanted, self.count[row], self.length))
+            self.count[row] += wanted
+
+    def _needed(self, mask: Tensor) -> Tensor:
+        """Where `mask` (n,) is true; all of them, if the device is not to be asked."""
+        return mask.nonzero().flatten() if self.asks else torch.arange(len(mask), device=self.device)
 
     def _note(self, drafts: _Drafts, kept: Tensor, judged: Tensor, chance: Tensor) -> None:
         row, first = drafts.row, drafts.number[:, 0]
-        step = (self.passes[row] - 1).clamp_max(self.length - 1)
+        step = torch.where(drafts.room > 0, self.passes[row] - 1, self.length)
         for i, values in enumerate((kept.sum(1), drafts.room, chance, first, judged.sum(1))):
             self.seen[i, row, step] = values.float()
         self.accepted[row] += kept.sum(1)
         self.drafted[row] += judged.sum(1)
-        turn = drafts.number.clamp_max(self.length - 1)
+        turn = drafts.number.clamp_max(self.length)
         for at, flags in ((self.kept, kept), (self.judged, judged)):
-            at[row] = at[row].scatter_reduce(1, turn, flags, "amax")
+            at[row] = at[row].scatter(1, turn, flags)
 
     def _see(
-        self, session: Session, values: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor
+        self, session: Session, values: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor, most: int
     ) -> Tensor:
-        """z (n, k, E) of the tokens of turns `number` (n, k) in images `row` (n,), the first `known` (n,) turns being
-        known; done (n, k): how far the image is, for guidance."""
-        parts = []
+        """z (n, k, E) of the tokens of turns `number` (n, k) in images `row` (n,), beyond the end the last one's, the
+        first `known` (n,) turns being known, at most `most`; done (n, k): how far the image is, for guidance."""
+        parts, most = [], min(most, self.length)
         for begin in range(0, len(row), CHUNK):
             part = slice(begin, begin + CHUNK)
             told = self.rank[row[part]] < known[part, None]
-            at = self.place(row[part], number[part])
-            parts.append(session.condition(values[part], told, row[part], at, done[part]))
+            at = self.place(row[part], number[part].clamp_max(self.length - 1))
+            parts.append(session.condition(values[part, : self.length], told, row[part], at, done[part], most))
         return torch.cat(parts)
 
     def _draw(self, target: Session, z: Tensor, row: Tensor, number: Tensor) -> None:
         """The target's own tokens (n,) of turns `number` (n,)."""
         path = trajectory(target, z, self.noise(row, number, _NOISE), self.rule, self.engine)
-        self._finite(path.token, row, "the target")
+        self._watch(path.token, row, number < self.length, by_target=True)
         self.tokens[row, self.order[row, number]] = path.token
 
-    def _finite(self, x: Tensor, row: Tensor, who: str) -> None:
-        if not x.isfinite().all():
-            bad = int(row[(~x.isfinite()).flatten(1).any(1).nonzero()[0, 0]])
-            raise NumberError(
-                f"{who} gave a number that is not finite for the image of (seed, index) {self.streams.keys[bad]},"
-                f" step {int(self.passes[bad])}: lower cfg_scale or raise the precision (dtype=float32)"
-            )
+    def _watch(self, x: Tensor, row: Tensor, wanted: Tensor, by_target: bool) -> None:
+        """Note the images `row` (n,) whose numbers x (n, *), if they are wanted (n,) bool, are not finite."""
+        here = torch.where(wanted & ~x.isfinite().all(1), 2 * self.passes[row] + by_target, _NO_FAULT)
+        self.fault.scatter_reduce_(0, row, here, "amin")
 
     def trace(self) -> Trace:
-        accepted, offered, first, start, reach = self.seen
+        length = self.length
+        accepted, offered, first, start, reach = self.seen[:, :, :length]
         return Trace(
             accepted=accepted.long(),
             offered=offered.long(),
             first=first,
             start=start.long(),
             reach=reach.long(),
-            order=self.order,
-            kept=self.kept,
-            judged=self.judged,
-            tries=self.tries,
+            order=self.order[:, :length],
+            kept=self.kept[:, :length],
+            judged=self.judged[:, :length],
+            tries=[[count for count in row if count] for row in self.tries[:, :length].tolist()],
             fallbacks=self.fallbacks,
-            draft_s=self.draft_s,
+            draft_s=sum(parts["draft"] for parts in self.drafting.seconds()),
             made=self.made,
         )
