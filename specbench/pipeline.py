@@ -17,7 +17,7 @@ from torch import Tensor
 from specbench import parameters, registry
 from specbench.decoding import continuous
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import Amend, Decoded, Decoding, Parts, Trace, decode, decode_stream, synchronize
+from specbench.decoding.loop import Amend, Decoded, Decoding, Images, Parts, Trace, decode, decode_stream, synchronize
 from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.engine.clock import Clock
@@ -96,8 +96,8 @@ def _naming(model: str) -> Iterator[None]:
 class _Base:
     """A loaded model on its device, its name, and what a row calls its weights (see registry.weights_label)."""
 
-    def __init__(self, model: Any, device: torch.device, name: str, weights: str) -> None:
-        self.model, self.device, self.name, self.weights = model, device, name, weights
+    def __init__(self, model: Any, device: torch.device, name: str, weights: str, engine: Eager | Graphs) -> None:
+        self.model, self.device, self.name, self.weights, self.engine = model, device, name, weights, engine
 
     @property
     def resolution(self) -> int:
@@ -110,10 +110,48 @@ class _Base:
     def encode(self, prompts: list[str]) -> Any:
         return self.model.encode(prompts)
 
+    def images(self, conditioning: Any, streams: Streams) -> Images:
+        """One image per row of `streams`, to be decoded step by step."""
+        raise NotImplementedError
+
+    @property
+    def uneven(self) -> bool:
+        """Whether images can differ in their number of steps."""
+        raise NotImplementedError
+
+    @property
+    def stepper(self) -> Eager | Graphs:
+        """What executes the steps of `images`."""
+        return self.engine
+
     def stream(self, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int) -> Iterator[Finished]:
         """Decodes one image per prompt, `batch` at a time, in whatever order they are done; keys: (seed, prompt index)
-        of each."""
-        return in_batches(self, prompts, keys, batch)
+        of each. Where images are uneven, a row that is done takes the next one."""
+        if batch == 1 or not self.uneven:
+            yield from in_batches(self, prompts, keys, batch)
+            return
+        spent = 0.0
+
+        def encode(some: list[int]) -> Any:
+            nonlocal spent
+            self.synchronize()
+            began = time.perf_counter()
+            conditioning = self.encode([prompts[i] for i in some])
+            self.synchronize()
+            spent += time.perf_counter() - began
+            return conditioning
+
+        def streams(some: list[int]) -> Streams:
+            return Streams([keys[i] for i in some], self.device)
+
+        images = decode_stream(self.images, encode, streams, len(prompts), batch, self.stepper)
+        while True:
+            with _naming(self.name):
+                done = next(images, None)
+            if done is None:
+                return
+            yield Finished(*done, spent, min(batch, len(prompts)))
+            spent = 0.0
 
     def pixels(self, tokens: Tensor) -> np.ndarray:
         pictures: np.ndarray = self.model.pixels(tokens)
@@ -129,8 +167,8 @@ class Pipeline(_Base):
     def __init__(
         self, model: Any, parts: Parts, device: torch.device, name: str, weights: str, engine: Eager | Graphs
     ) -> None:
-        super().__init__(model, device, name, weights)
-        self.parts, self.engine = parts, engine
+        super().__init__(model, device, name, weights, engine)
+        self.parts = parts
 
     @classmethod
     def load(cls, cfg: Mapping[str, Any]) -> Pipeline | VectorPipeline:
@@ -161,33 +199,14 @@ class Pipeline(_Base):
         with _naming(self.name):
             return decode(self.parts, conditioning, Streams(keys, self.device), self.engine)
 
-    def stream(self, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int) -> Iterator[Finished]:
-        """As of `_Base`; where images can differ in length, a row that is done takes the next one."""
-        if batch == 1 or self.parts.drafter.tree.height == 0:
-            yield from in_batches(self, prompts, keys, batch)
-            return
-        spent = 0.0
+    def images(self, conditioning: Any, streams: Streams) -> Decoding:
+        """As of `_Base`."""
+        return Decoding(self.parts, conditioning, streams)
 
-        def encode(some: list[int]) -> Any:
-            nonlocal spent
-            self.synchronize()
-            began = time.perf_counter()
-            conditioning = self.encode([prompts[i] for i in some])
-            self.synchronize()
-            spent += time.perf_counter() - began
-            return conditioning
-
-        def streams(some: list[int]) -> Streams:
-            return Streams([keys[i] for i in some], self.device)
-
-        images = decode_stream(self.parts, encode, streams, len(prompts), batch, self.engine)
-        while True:
-            with _naming(self.name):
-                done = next(images, None)
-            if done is None:
-                return
-            yield Finished(*done, spent, min(batch, len(prompts)))
-            spent = 0.0
+    @property
+    def uneven(self) -> bool:
+        """As of `_Base`."""
+        return self.parts.drafter.tree.height > 0
 
     def begin(self, conditioning: Any, keys: list[tuple[int, int]], clock: Clock | None = None) -> Decoding:
         """The same, prefilled and to be done step by step."""
@@ -222,8 +241,8 @@ class VectorPipeline(_Base):
         weights: str,
         engine: Eager | Graphs,
     ) -> None:
-        super().__init__(model, device, name, weights)
-        self.drafter, self.rule, self.engine = drafter, rule, engine
+        super().__init__(model, device, name, weights, engine)
+        self.drafter, self.rule = drafter, rule
 
     @classmethod
     def load(cls, cfg: Mapping[str, Any]) -> Self:
@@ -238,6 +257,21 @@ class VectorPipeline(_Base):
         """The same loaded target alone, a token a pass: the baseline."""
         rule = continuous.Rule(temperature=self.rule.temperature, final_noise=self.rule.final_noise)
         return VectorPipeline(self.model, None, rule, self.device, self.name, self.weights, self.engine.fresh())
+
+    def images(self, conditioning: Any, streams: Streams) -> continuous.Decoding:
+        """As of `_Base`."""
+        target = self.model.target
+        return continuous.Decoding(target, self.drafter, self.rule, conditioning, streams, engine=self.engine)
+
+    @property
+    def uneven(self) -> bool:
+        """As of `_Base`."""
+        return self.rule.gamma > 0
+
+    @property
+    def stepper(self) -> Eager:
+        """A pass is done by the host, its trajectories by the engine."""
+        return Eager()
 
     def decode(
         self, conditioning: Any, keys: list[tuple[int, int]], clock: Clock | None = None

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,19 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from specbench.audit.densities import built_in
 from specbench.decoding import continuous
-from specbench.decoding.continuous import Path, Rule, decode, log_normal, normal, own_density, path_density, trajectory
+from specbench.decoding.continuous import (
+    Decoding,
+    Path,
+    Rule,
+    decode,
+    log_normal,
+    normal,
+    own_density,
+    path_density,
+    trajectory,
+)
+from specbench.decoding.loop import decode_stream
 from specbench.decoding.sampling import Streams
-from specbench.engine.clock import Idle
 from specbench.engine.graph import Eager, Graphs
 from specbench.errors import NumberError, UsageError
 from specbench.models.mar import MAR, Guided, MARConfig
@@ -432,36 +443,80 @@ def test_nothing_changes_where_the_host_does_not_ask(
         assert name in ("parallel", "continue", "released") or len(set(wanted.steps.tolist())) > 1
 
 
-def under_way(rule: Rule, rows: int, device: str = "cpu") -> tuple[continuous._Images, continuous._Judge]:
-    """A reduced MAR with guidance, and a smaller one, after a pass of each kind."""
+def reduced(steps: int = 2, device: str = "cpu") -> Guided:
+    """A MAR with guidance, random weights."""
     small = MARConfig(
-        32, 1, 2, 32, 1, 2, length=16, token_dim=5, classes=4, buffer=4, head_depth=1, head_width=32, steps=2
+        32, 1, 2, 32, 1, 2, length=9, token_dim=5, classes=4, buffer=4, head_depth=1, head_width=32, steps=steps
     )
-    target, drafter = (Guided(MAR(small).eval().to(device), 2.0) for _ in "ab")
-    labels, engine = torch.arange(rows, device=device) % 4, Eager()
+    return Guided(MAR(small).eval().to(device), 2.0)
+
+
+def under_way(rule: Rule, rows: int, device: str = "cpu") -> Decoding:
+    """After a pass of each kind."""
+    labels = torch.arange(rows, device=device) % 4
     keys = Streams([(0, i) for i in range(rows)], device)
-    images = continuous._Images(target, keys, rule, Idle(), engine)
-    judge = continuous._Judge(target.open(labels, rows), drafter.open(labels, rows), rule, images.noise, engine)
-    go_on(images, judge)
-    return images, judge
+    images = Decoding(reduced(device=device), reduced(device=device), replace(rule, prefill=0.1), labels, keys)
+    go_on(images)
+    return images
 
 
-def go_on(images: continuous._Images, judge: continuous._Judge) -> None:
-    images.alone(judge.target, 1)
+def go_on(images: Decoding) -> None:
+    images.alone(1)
     if images.rule.gamma:
-        images.step(judge, images.everything)
+        images.step()
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if name != "path"])
 @torch.inference_mode()
 def test_no_pass_waits_for_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(continuous, "_asks", lambda device: False)
-    images, judge = under_way(RULES[name], 3)
-    with numbers_unknown(images, judge):
+    rule = RULES[name] if RULES[name].gamma else Rule(turns=(1, 2))
+    images = under_way(rule, 3)
+    with numbers_unknown(images):
         for _ in range(2):
-            go_on(images, judge)
+            go_on(images)
         with pytest.raises(DataDependentOutputException):
-            images.lacking()
+            images.lacking(images.streams.keys)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("name", [name for name in RULES if name != "vanilla"])
+def test_rows_that_are_done_take_the_next_image(name: str, asks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven images of classes of their own through three rows: each is what it is alone, and takes no more passes."""
+    monkeypatch.setattr(continuous, "_asks", lambda device: asks)
+    target, drafter, rule, count = reduced(), reduced(), replace(RULES[name], prefill=0.2, tries=4), 7
+    labels, seen = torch.tensor([2, 0, 3, 1, 1, 2, 0]), []
+
+    def streams(some: list[int]) -> Streams:
+        return Streams([(9, i) for i in some])
+
+    def alone(i: int) -> continuous.Decoded:
+        return decode(target, drafter, rule, labels[i : i + 1], streams([i]))
+
+    start = partial(Decoding, target, drafter, rule)
+    for which, out in decode_stream(start, lambda some: labels[some], streams, count, 3):
+        found = everything(out)
+        for row, image in enumerate(which):
+            seen.append(image)
+            for what, wanted in everything(alone(image)).items():
+                assert _equal(found[what][row], wanted[0]), what
+    assert sorted(seen) == list(range(count))
+
+
+def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, rule, passes = built_in("d2t4"), Rule(gamma=3), []
+    plain = Decoding.step
+    monkeypatch.setattr(Decoding, "step", lambda images: (passes.append(1), plain(images))[1])
+
+    def streams(some: list[int]) -> Streams:
+        return Streams([(0, i) for i in some])
+
+    start, parts = partial(Decoding, pair.target, pair.drafter, rule), [[*range(i, i + 4)] for i in range(0, 40, 4)]
+    alone = [decode(pair.target, pair.drafter, rule, None, streams(some)).steps for some in parts]
+    in_batches = sum(int(steps.max()) for steps in alone)
+    assert len(passes) == in_batches
+    list(decode_stream(start, lambda some: None, streams, 40, 4))
+    assert sum(int(steps.sum()) for steps in alone) / 4 <= len(passes) - in_batches < in_batches
 
 
 def test_images_differ() -> None:
@@ -584,10 +639,8 @@ def test_sixteen_dimensions_and_drafts_of_32_stay_finite() -> None:
     for name, (model, drafter, criterion, sign) in cases.items():
         rule = Rule(gamma=32, criterion=criterion, tries=3)
         noise = torch.randn(n, steps + 1, 16, generator=torch.Generator().manual_seed(0))
-        judge, z = continuous._Judge(model, drafter, rule, lambda *_, x=noise: x, Eager()), torch.zeros(n, 16)
-        gain, _, _ = judge.weigh(
-            trajectory(drafter, z, noise, rule, Eager()), z, torch.arange(n), torch.zeros(n).long()
-        )
+        judge, z = continuous._Judge(model, drafter, rule, Eager()), torch.zeros(n, 16)
+        gain, _, _ = judge.weigh(trajectory(drafter, z, noise, rule, Eager()), z, lambda purpose, x=noise: x)
         assert gain.isfinite().all()
         assert not sign or (sign * gain > 1e4).all(), name
         out = decode(model, drafter, rule, None, streams(n))

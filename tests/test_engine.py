@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 
 import pytest
@@ -94,7 +95,8 @@ def test_rows_that_are_done_take_the_next_image(name: str, engine: Any) -> None:
         return Streams([(9, i) for i in some])
 
     drafter, seen = DRAFTERS[name](target), []
-    for which, out in decode_stream(Parts(target, drafter, exact(), sampling), encode, streams, count, 3, engine):
+    start = partial(Decoding, Parts(target, drafter, exact(), sampling))
+    for which, out in decode_stream(start, encode, streams, count, 3, engine):
         assert len(which) == len(out.tokens)
         assert out.seconds > 0
         for row, image in enumerate(which):
@@ -126,7 +128,7 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
         lengths += decode(parts, encode(some), streams(some)).steps.tolist()
     in_batches = len(done)
     assert max(lengths) > 1.3 * min(lengths)
-    list(decode_stream(parts, encode, streams, 24, 4))
+    list(decode_stream(partial(Decoding, parts), encode, streams, 24, 4))
     assert sum(lengths) / 4 <= len(done) - in_batches < in_batches
 
 
@@ -144,7 +146,7 @@ def test_caches_go_when_nobody_needs_them(name: str) -> None:
     gc.disable()
     try:
         images = decode_stream(
-            parts,
+            partial(Decoding, parts),
             lambda some: Conditioning(given.features[some], given.valid[some]),
             lambda some: Streams([(0, i) for i in some]),
             5,

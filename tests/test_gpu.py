@@ -109,10 +109,10 @@ def test_no_step_waits_for_the_host(name):
 @pytest.mark.parametrize("name", [name for name in test_continuous.RULES if name != "path"])
 @torch.inference_mode()
 def test_no_pass_of_vectors_waits_for_the_host(name):
-    images, judge = test_continuous.under_way(test_continuous.RULES[name], 3, "cuda")
+    images = test_continuous.under_way(test_continuous.RULES[name], 3, "cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:
-        test_continuous.go_on(images, judge)
+        test_continuous.go_on(images)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

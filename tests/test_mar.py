@@ -252,7 +252,7 @@ def test_extreme_guidance_and_temperature_stay_finite(temperature):
         model, (tokens, known, labels) = model_of(cfg, seed), images(4, cfg)
         session = Guided(model, 10.0, "constant").open(labels, 4)
         places = torch.arange(16).expand(4, -1)
-        z = session.condition(tokens, known, torch.arange(4), places, torch.zeros_like(places)).flatten(0, 1)
+        z = session.condition(tokens, known, torch.arange(4), places, torch.zeros_like(places), 16).flatten(0, 1)
         noise = torch.randn(64, 101, 16, generator=torch.Generator().manual_seed(seed))
         path = continuous.trajectory(session, z, noise, continuous.Rule(temperature=temperature), Eager())
         for values in (path.states, path.mean, path.log_variance, continuous.own_density(path, continuous.Rule())):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from specbench import configuration
 from specbench.audit.tabular import TabularDrafter, TabularSession, TabularTarget, random_tables
 from specbench.decoding import rules
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import Parts, decode, decode_stream
+from specbench.decoding.loop import Decoding, Parts, decode, decode_stream
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import chain_paths, parse
 from specbench.engine.graph import Eager, Graphs
@@ -131,7 +132,7 @@ def test_a_row_that_took_the_next_image_names_that_one() -> None:
         owners.append(some)
         return Streams([(4, 10 + i) for i in some])
 
-    images = decode_stream(parts, lambda some: None, streams, 8, 2)
+    images = decode_stream(partial(Decoding, parts), lambda some: None, streams, 8, 2)
     done, _ = next(images)
     while 1 not in done:  # row 1 stands under its first image until that one is done
         done, _ = next(images)

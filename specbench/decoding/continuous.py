@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -30,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.decoding.loop import Decoded, synchronize
+from specbench.decoding.loop import Decoded, Images, synchronize
 from specbench.decoding.sampling import Streams
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.graph import Eager, Graphs
@@ -253,21 +254,17 @@ def own_density(path: Path, rule: Rule) -> Tensor:
 class _Judge:
     """Compares the two models' laws of drafted tokens, and samples residuals."""
 
-    def __init__(
-        self, target: Session, drafter: Session, rule: Rule, noise: Callable[..., Tensor], engine: Eager | Graphs
-    ) -> None:
-        self.target, self.drafter, self.rule, self.noise, self.engine = target, drafter, rule, noise, engine
+    def __init__(self, target: Session, drafter: Session, rule: Rule, engine: Eager | Graphs) -> None:
+        self.target, self.drafter, self.rule, self.engine = target, drafter, rule, engine
 
-    def weigh(self, drafts: Path, z: Tensor, row: Tensor, number: Tensor) -> tuple[Tensor, Path | None, Tensor]:
+    def weigh(self, drafts: Path, z: Tensor, noise: Callable[[int], Tensor]) -> tuple[Tensor, Path | None, Tensor]:
         """log p / q (n,) of drafted tokens, the target's own trajectories where the criterion needs them, and
-        log Sigma (n,). z (n, E): the target's; row (n,) and number (n,): the images and the tokens' place in the
-        order."""
+        log Sigma (n,). z (n, E): the target's; noise: gives that of the tokens' trajectories, by purpose."""
         rule = self.rule
         none = torch.zeros(len(z), dtype=torch.float64, device=z.device)
         if rule.criterion == "path":
             return path_density(self.target, drafts, z, rule) - own_density(drafts, rule), None, none
-        shared = self.noise(row, number, _NOISE if rule.align else _OWN_NOISE)
-        own = trajectory(self.target, z, shared, rule, self.engine)
+        own = trajectory(self.target, z, noise(_NOISE if rule.align else _OWN_NOISE), rule, self.engine)
         sigma = none
         if rule.criterion == "paper":
             sigma = 0.5 * (drafts.log_variance[:, 1:].double() - own.log_variance[:, 1:].double()).sum((1, 2))
@@ -346,32 +343,15 @@ def decode(
     clock: Clock | Idle | None = None,
     engine: Eager | Graphs | None = None,
 ) -> Decoded[Trace]:
-    """Decode one image per row of `streams`; tokens (B, L, D) float32, by place. `clock` is told of the parts of every
-    pass: draft, forward (of the target's places), verify, and head, the tokens that the target draws itself. `engine`
-    executes the trajectories of the heads. Raises NumberError where a number is not finite."""
-    if rule.gamma and drafter is None:
-        raise UsageError("a draft length needs a drafter: a smaller model of the target's tokens")
-    like = (model.length, model.dim, model.steps)
-    if drafter is not None and (drafter.length, drafter.dim, drafter.steps) != like:
-        raise UsageError("the drafter's tokens or diffusion steps differ from the target's")
-    device, rows = streams.key.device, len(streams)
+    """Decode one image per row of `streams`; tokens (B, L, D) float32, by place. Arguments and errors as of
+    `Decoding`."""
+    device = streams.key.device
     synchronize(device)
     began = time.perf_counter()
-    target = model.open(conditioning, rows)
-    own = drafter.open(conditioning, rows) if drafter is not None and rule.gamma else None
-    engine = engine or Eager()
-    images = _Images(model, streams, rule, clock or Idle(), engine)
-    before = model.length if own is None else math.ceil(round(rule.prefill * model.length, 6))
-    for share in rule.turns or (1,) * before:
-        images.alone(target, share)
-    if own is not None:
-        images.finish(_Judge(target, own, rule, images.noise, engine))
-    else:
-        images.lacking()
+    images = Decoding(model, drafter, rule, conditioning, streams, clock, engine)
+    images.finish(images.step)
     synchronize(device)
-    seconds = time.perf_counter() - began
-    tokens = images.tokens[:, : model.length]
-    return Decoded(tokens, images.passes, images.drafted, images.accepted, seconds, images.trace())
+    return images.outcome(time.perf_counter() - began)
 
 
 @dataclass
@@ -389,20 +369,43 @@ class _Drafts:
     z: Tensor
 
 
-class _Images:
-    """B images on their way: tokens (B, L + 1, D) by place, and how many are committed, `count` (B,). A token's number
-    is its turn in `order` (B, L + 1). What is held by place, turn or pass has one more of them, which nobody reads."""
+class Decoding(Images):
+    """B images on their way, one per row of `streams`: what the target draws alone is there on construction, the rest
+    comes pass by pass. Images advance at their own pace; one that is done stands still.
 
-    def __init__(self, model: Model, streams: Streams, rule: Rule, clock: Clock | Idle, engine: Eager | Graphs) -> None:
-        self.streams, self.rule, self.clock, self.engine = streams, rule, clock, engine
-        self.length, self.dim, self.steps = model.length, model.dim, model.steps
-        self.device, rows = streams.key.device, len(streams)
+    `clock` is told of the parts of every pass: draft, forward (of the target's places), verify, and head, the tokens
+    that the target draws itself. `engine` executes the trajectories of the heads. Raises UsageError where the models do
+    not go together.
+
+    tokens (B, L + 1, D) by place; count (B,): how many are committed. A token's number is its turn in `order`
+    (B, L + 1). What is held by place, turn or pass has one more of them, which nobody reads.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        drafter: Model | None,
+        rule: Rule,
+        conditioning: Any,
+        streams: Streams,
+        clock: Clock | Idle | None = None,
+        engine: Eager | Graphs | None = None,
+    ) -> None:
+        if rule.gamma and drafter is None:
+            raise UsageError("a draft length needs a drafter: a smaller model of the target's tokens")
+        like = (model.length, model.dim, model.steps)
+        if drafter is not None and (drafter.length, drafter.dim, drafter.steps) != like:
+            raise UsageError("the drafter's tokens or diffusion steps differ from the target's")
+        self.parts = model, drafter, rule
+        self.rule, self.clock, self.engine = rule, clock or Idle(), engine or Eager()
+        self.length, self.dim, self.steps = like
+        self.reach = rule.gamma + 1
+        self.streams, self.device, rows = copy(streams), streams.key.device, len(streams)
         self.asks, self.drafting = _asks(self.device), Clock(self.device)
         start = torch.zeros(rows, dtype=torch.int64, device=self.device)
         order = streams.uniform(start, _ORDER, self.length).argsort(dim=-1, stable=True)
         self.rank = order.argsort(-1)  # a place's turn
         self.order = F.pad(order, (0, 1), value=self.length)
-        self.everything = torch.arange(rows, device=self.device)
         self.tokens = torch.zeros(rows, self.length + 1, self.dim, device=self.device)
         self.most = 0  # no image has more tokens
         self.count, self.passes, self.drafted, self.accepted, self.fallbacks, self.made = (
@@ -412,29 +415,25 @@ class _Images:
         self.seen = torch.zeros(5, rows, self.length + 1, device=self.device)  # the first five of a trace
         self.kept, self.judged = torch.zeros(2, rows, self.length + 1, dtype=torch.bool, device=self.device)
         self.tries = torch.zeros_like(self.order)
+        self.target, self.judge = model.open(conditioning, rows), None
+        if drafter is not None and rule.gamma:
+            self.judge = _Judge(self.target, drafter.open(conditioning, rows), rule, self.engine)
+        before = self.length if self.judge is None else math.ceil(round(rule.prefill * self.length, 6))
+        for share in rule.turns or (1,) * before:
+            self.alone(share)
 
-    def finish(self, judge: _Judge) -> None:
-        """All passes that are left. The host looks at the images only when the slowest could be done, that is at most
-        once per gamma + 1 tokens that it still lacks."""
-        while lacking := self.lacking():
-            if self.asks:
-                self.step(judge, (self.count < self.length).nonzero().flatten())
-            else:
-                for _ in range(-(-lacking // (self.rule.gamma + 1))):
-                    self.step(judge, self.everything)
-
-    def lacking(self) -> int:
-        """Tokens that the slowest image lacks; asks the device. NumberError where a number was not finite."""
-        (*faults,), (*count,) = torch.stack([self.fault, self.count]).tolist()
+    def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
+        """As of `loop.Images`."""
+        faults, count = torch.stack([self.fault, self.count]).tolist()
         if (first := min(faults)) < _NO_FAULT:
-            which, (passes, by_target) = faults.index(first), divmod(first, 2)
+            passes, by_target = divmod(first, 2)
             raise NumberError(
                 f"the {'target' if by_target else 'drafter'} gave a number that is not finite for the image of"
-                f" (seed, index) {self.streams.keys[which]}, step {passes}: lower cfg_scale or raise the precision"
+                f" (seed, index) {keys[faults.index(first)]}, step {passes}: lower cfg_scale or raise the precision"
                 " (dtype=float32)"
             )
         self.most = max(count)
-        return self.length - min(count)
+        return [self.length - n for n in count]
 
     def noise(self, row: Tensor, number: Tensor, purpose: int) -> Tensor:
         """Of whole trajectories: (n, T + 1, D)."""
@@ -444,36 +443,43 @@ class _Images:
         """Where the tokens of turns `number` (n, k) lie."""
         return self.order[row].gather(1, number.clamp_max(self.length))
 
-    def alone(self, target: Session, share: int) -> None:
+    @property
+    def everything(self) -> Tensor:
+        """All rows."""
+        return torch.arange(len(self.count), device=self.device)
+
+    def alone(self, share: int) -> None:
         """The target draws the next tokens of all images, `share` of them in one pass."""
         self.clock.begin()
         number = self.count[:, None] + torch.arange(share, device=self.device)
         done = (self.count[:, None] + (share - 1)).expand(-1, share)
-        z = self._see(target, self.tokens, self.everything, self.count, number, done, self.most)
+        z = self._see(self.target, self.tokens, self.everything, self.count, number, done, self.most)
         self.clock.lap("forward")
         row = self.everything.repeat_interleave(share)
         self.passes += 1
-        self._draw(target, z.flatten(0, 1), row, number.flatten())
+        self._draw(z.flatten(0, 1), row, number.flatten())
         self.count += share
         self.most += share
         self.clock.lap("head")
 
-    def step(self, judge: _Judge, row: Tensor) -> None:
-        """Draft tokens of the images `row` (A,), judge them, and commit what that comes to. An image that is done stays
-        as it is."""
+    def step(self) -> None:
+        """Draft tokens of the images, judge them, and commit what that comes to."""
+        assert self.judge is not None, "without a drafter there is nothing left to do"
+        active = self.count < self.length
+        row = active.nonzero().flatten() if self.asks else self.everything
         self.clock.begin()
-        self.passes[row] += self.count[row] < self.length
-        drafts = self._draft(judge.drafter, row)
+        self.passes += active
+        drafts = self._draft(self.judge.drafter, row)
         self.clock.lap("draft")
-        z, behind = self._look(judge.target, drafts)
+        z, behind = self._look(drafts)
         self.clock.lap("forward")
-        kept, advance = self._verify(judge, drafts, z)
+        kept, advance = self._verify(self.judge, drafts, z)
         self.count[row] += advance
         self.clock.lap("verify")
         if behind is not None:
-            self._go_on(judge.target, drafts, kept, behind)
+            self._go_on(drafts, kept, behind)
             self.clock.lap("head")
-        self.most = min(self.length, self.most + self.rule.gamma + 1)
+        self.most = min(self.length, self.most + self.reach)
 
     def _draft(self, drafter: Session, row: Tensor) -> _Drafts:
         """Tokens one after the other, each seeing the ones before."""
@@ -496,18 +502,18 @@ class _Images:
         self.made[row] += room
         return _Drafts(row, number, valid, room, values, Path.stacked(paths), torch.stack(z_all, 1).flatten(0, 1))
 
-    def _look(self, target: Session, drafts: _Drafts) -> tuple[Tensor, Tensor | None]:
+    def _look(self, drafts: _Drafts) -> tuple[Tensor, Tensor | None]:
         """The target's z (A * gamma, E) of drafted tokens; and, where each sees the ones before it, (A, gamma + 1, E)
         with the one behind the draft."""
         row, gamma = drafts.row, drafts.number.shape[1]
         first = drafts.number[:, 0]
         if self.rule.verify == "parallel":
-            z = self._see(target, self.tokens[row], row, first, drafts.number, drafts.number, self.most)
+            z = self._see(self.target, self.tokens[row], row, first, drafts.number, drafts.number, self.most)
             return z.flatten(0, 1), None
         # A copy of the image for every token, and one for the token behind the draft.
         copies = (first[:, None] + torch.arange(gamma + 1, device=self.device)).flatten()
         wide, values = row.repeat_interleave(gamma + 1), drafts.values.repeat_interleave(gamma + 1, 0)
-        z = self._see(target, values, wide, copies, copies[:, None], copies[:, None], self.most + gamma)
+        z = self._see(self.target, values, wide, copies, copies[:, None], copies[:, None], self.most + gamma)
         z = z.view(len(row), gamma + 1, -1)
         return z[:, :gamma].flatten(0, 1), z if self.rule.on_reject == "stop" else None
 
@@ -518,7 +524,7 @@ class _Images:
         shape, gamma = valid.shape, valid.shape[1]
         wide = row.repeat_interleave(gamma)
         number = drafts.number.flatten().clamp_max(self.length - 1)
-        gain, own, sigma = judge.weigh(drafts.paths, z, wide, number)
+        gain, own, sigma = judge.weigh(drafts.paths, z, partial(self.noise, wide, number))
         self._watch(gain[:, None], wide, valid.flatten(), by_target=True)
         chance = gain.clamp_max(0).exp().view(shape)
         u = self.streams.rows(wide).uniform(number, _ACCEPT, 1).view(shape).double()
@@ -554,14 +560,14 @@ class _Images:
         self._note(drafts, kept, judged, chance[:, 0])
         return kept, advance + (advance < room)
 
-    def _go_on(self, target: Session, drafts: _Drafts, kept: Tensor, behind: Tensor) -> None:
+    def _go_on(self, drafts: _Drafts, kept: Tensor, behind: Tensor) -> None:
         """Of a draft kept whole the token behind it is free; behind (A, gamma + 1, E): the target's z."""
         whole = (kept.sum(1) == drafts.room) & (self.count[drafts.row] < self.length)
         some = self._needed(whole)
         if len(some):
             row, wanted = drafts.row[some], whole[some]
             z = take(behind[some], drafts.room[some][:, None])[:, 0]
-            self._draw(target, z, row, torch.where(wanted, self.count[row], self.length))
+            self._draw(z, row, torch.where(wanted, self.count[row], self.length))
             self.count[row] += wanted
 
     def _needed(self, mask: Tensor) -> Tensor:
@@ -592,9 +598,9 @@ class _Images:
             parts.append(session.condition(values[part, : self.length], told, row[part], at, done[part], most))
         return torch.cat(parts)
 
-    def _draw(self, target: Session, z: Tensor, row: Tensor, number: Tensor) -> None:
+    def _draw(self, z: Tensor, row: Tensor, number: Tensor) -> None:
         """The target's own tokens (n,) of turns `number` (n,)."""
-        path = trajectory(target, z, self.noise(row, number, _NOISE), self.rule, self.engine)
+        path = trajectory(self.target, z, self.noise(row, number, _NOISE), self.rule, self.engine)
         self._watch(path.token, row, number < self.length, by_target=True)
         self.tokens[row, self.order[row, number]] = path.token
 
@@ -603,20 +609,30 @@ class _Images:
         here = torch.where(wanted & ~x.isfinite().all(1), 2 * self.passes[row] + by_target, _NO_FAULT)
         self.fault.scatter_reduce_(0, row, here, "amin")
 
-    def trace(self) -> Trace:
-        length = self.length
-        accepted, offered, first, start, reach = self.seen[:, :, :length]
-        return Trace(
+    def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[Trace]:
+        """As of `loop.Images`; the drafting's seconds are those since the last time."""
+        draft_s = sum(parts["draft"] for parts in self.drafting.seconds())
+        self.drafting = Clock(self.device)
+        chosen = slice(None) if rows is None else torch.tensor(rows, device=self.device)
+
+        def of(x: Tensor) -> Tensor:
+            return x[chosen][:, : self.length] if x.dim() > 1 else x[chosen]
+
+        accepted, offered, first, start, reach = map(of, self.seen)
+        trace = Trace(
             accepted=accepted.long(),
             offered=offered.long(),
-            first=first,
+            first=first.clone(),
             start=start.long(),
             reach=reach.long(),
-            order=self.order[:, :length],
-            kept=self.kept[:, :length],
-            judged=self.judged[:, :length],
-            tries=[[count for count in row if count] for row in self.tries[:, :length].tolist()],
-            fallbacks=self.fallbacks,
-            draft_s=sum(parts["draft"] for parts in self.drafting.seconds()),
-            made=self.made,
+            order=of(self.order).clone(),
+            kept=of(self.kept).clone(),
+            judged=of(self.judged).clone(),
+            tries=[[count for count in row if count] for row in of(self.tries).tolist()],
+            fallbacks=of(self.fallbacks).clone(),
+            draft_s=draft_s,
+            made=of(self.made).clone(),
         )
+        parts = (self.tokens, self.passes, self.drafted, self.accepted)
+        tokens, passes, drafted, accepted = (of(x).clone() for x in parts)
+        return Decoded(tokens, passes, drafted, accepted, seconds, trace)

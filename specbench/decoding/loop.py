@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
@@ -207,6 +208,36 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+class Images(ABC):
+    """Images on their way, one per row of `streams`, each of which lacks tokens until it is done. A step gives every
+    one that is not done at least one and at most `reach`."""
+
+    streams: Streams
+    reach: int
+    parts: Any  # what decodes; see `engine.graph.Steps`
+
+    @abstractmethod
+    def step(self) -> None:
+        """Draft, verify, commit."""
+
+    @abstractmethod
+    def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
+        """Tokens that each row lacks; asks the device. NumberError where a model gave what is no number, or no law;
+        `keys`: (seed, index) of the image of each row."""
+
+    @abstractmethod
+    def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[Any]:
+        """What came of the rows (default: all of them)."""
+
+    def finish(self, step: Callable[[], None], keys: Sequence[tuple[int, int]] | None = None) -> None:
+        """All steps that are left, each by calling `step`. The host looks at the rows only when the slowest could be
+        done, that is at most once per `reach` tokens it still lacks. `keys` as of `lacking`, where they are not those
+        of `streams`, since a recorded decoding keeps its first ones."""
+        while lacking := max(self.lacking(keys or self.streams.keys)):
+            for _ in range(-(-lacking // self.reach)):
+                step()
+
+
 #: Puts another verdict in the place of the rule's, as a benchmark does, given the draft and the step (B,).
 Amend = Callable[[Verdict, Draft, Tensor], Verdict]
 
@@ -222,7 +253,7 @@ class Parts:
     amend: Amend | None = None
 
 
-class Decoding:
+class Decoding(Images):
     """B images on their way, one per row of `streams`: prefilled on construction, then step by step.
 
     A step asks the device for no number. Rows advance at their own pace; a finished row stands still. `clock` is told
@@ -271,17 +302,8 @@ class Decoding:
         self.steps = self.steps + active
         clock.lap("rest")
 
-    def finish(self, step: Callable[[], None], keys: Sequence[tuple[int, int]] | None = None) -> None:
-        """All steps that are left, each by calling `step`. The host looks at the rows only when the slowest could be
-        done, that is at most once per `tree.height + 1` tokens it still lacks. `keys` as of `lacking`, where they are
-        not those of `streams`, since a recorded decoding keeps its first ones."""
-        while lacking := max(self.lacking(keys or self.streams.keys)):
-            for _ in range(-(-lacking // self.reach)):
-                step()
-
     def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
-        """Tokens that each row lacks; asks the device. NumberError where a step had a law that is none; `keys`: (seed,
-        index) of the image of each row."""
+        """As of `Images`."""
         left, wrong = torch.stack([(self.total - self.count).clamp_min(0), self.recorder.wrong().long()]).tolist()
         if any(wrong):
             row = wrong.index(1)
@@ -293,7 +315,7 @@ class Decoding:
         return left
 
     def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[Trace]:
-        """What came of the rows (default: all of them)."""
+        """As of `Images`."""
         chosen = slice(None) if rows is None else torch.tensor(rows, device=self.count.device)
         parts = (self.history[:, : self.total], self.steps, self.drafted)
         tokens, steps, drafted = (x[chosen].clone() for x in parts)
@@ -316,18 +338,19 @@ def decode(parts: Parts, conditioning: Any, streams: Streams, engine: Eager | Gr
 
 
 def decode_stream(
-    parts: Parts,
+    start: Callable[[Any, Streams], Images],
     encode: Callable[[list[int]], Any],
     streams: Callable[[list[int]], Streams],
     count: int,
     batch: int,
     engine: Eager | Graphs | None = None,
-) -> Iterator[tuple[list[int], Decoded[Trace]]]:
+) -> Iterator[tuple[list[int], Decoded[Any]]]:
     """Decode images 0 .. count - 1, `batch` (two or more) at a time: a row that is done takes the next image, so that
     none waits for the slowest. Yields which images are done, and what came of them; their seconds are those since the
     ones before, without `encode`. encode, streams: conditioning and streams of some images.
 
     Rows are refilled together when a quarter of them are done, since a prefill of several costs what one of them does.
+    start: gives the images of a conditioning and of streams.
     """
     if batch < 2:
         raise ValueError("a stream needs two rows or more; decode() does one image after the other")
@@ -342,7 +365,7 @@ def decode_stream(
     synchronize(device)
     began = time.perf_counter()
     with torch.inference_mode():
-        images, step = engine.begin(Decoding(parts, conditioning, given))
+        images, step = engine.begin(start(conditioning, given))
     while True:
         with torch.inference_mode():
             while True:
@@ -370,7 +393,7 @@ def decode_stream(
         synchronize(device)
         began = time.perf_counter()
         with torch.inference_mode():
-            fresh = Decoding(parts, conditioning, given)
+            fresh = start(conditioning, given)
             if len(following) == len(owners):
                 images, step = engine.begin(fresh)
             else:
