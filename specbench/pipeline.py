@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -93,7 +94,7 @@ def _naming(model: str) -> Iterator[None]:
         raise NumberError(f"{model}: {e}") from None
 
 
-class _Base:
+class _Base(ABC):
     """A loaded model on its device, its name, and what a row calls its weights (see registry.weights_label)."""
 
     def __init__(self, model: Any, device: torch.device, name: str, weights: str, engine: Eager | Graphs) -> None:
@@ -110,14 +111,14 @@ class _Base:
     def encode(self, prompts: list[str]) -> Any:
         return self.model.encode(prompts)
 
+    @abstractmethod
     def images(self, conditioning: Any, streams: Streams) -> Images:
         """One image per row of `streams`, to be decoded step by step."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def uneven(self) -> bool:
         """Whether images can differ in their number of steps."""
-        raise NotImplementedError
 
     @property
     def stepper(self) -> Eager | Graphs:
@@ -199,18 +200,14 @@ class Pipeline(_Base):
         with _naming(self.name):
             return decode(self.parts, conditioning, Streams(keys, self.device), self.engine)
 
-    def images(self, conditioning: Any, streams: Streams) -> Decoding:
-        """As of `_Base`."""
-        return Decoding(self.parts, conditioning, streams)
+    def images(self, conditioning: Any, streams: Streams, clock: Clock | None = None) -> Decoding:
+        """As of `_Base`; `clock` as of `Decoding`."""
+        return Decoding(self.parts, conditioning, streams, clock)
 
     @property
     def uneven(self) -> bool:
         """As of `_Base`."""
         return self.parts.drafter.tree.height > 0
-
-    def begin(self, conditioning: Any, keys: list[tuple[int, int]], clock: Clock | None = None) -> Decoding:
-        """The same, prefilled and to be done step by step."""
-        return Decoding(self.parts, conditioning, Streams(keys, self.device), clock)
 
 
 def vector_rule(cfg: Mapping[str, Any], length: int) -> continuous.Rule:

@@ -646,6 +646,25 @@ def drawn(tree, laws_q, seed):
     return tokens
 
 
+@pytest.mark.parametrize(
+    ("parent", "inner", "fan"),
+    [
+        ([0, 0, 1, 2, 3], 4, (4, 2)),  # a chain: no tree of five nodes has more inner ones
+        ([0, 0, 1, 1, 2, 2], 3, (5, 3)),  # below the root's only child pairs: nor more nodes with two children
+        ([0, 0, 0, 1, 1], 2, (4, 2)),
+    ],
+)
+def test_who_can_have_a_further_child_stands_first(parent, inner, fan):
+    rank = [parent[1:n].count(parent[n]) for n in range(len(parent))]
+    tree = from_parents(torch.tensor([parent]), torch.tensor([rank]), 2, 4)
+    assert tree.fan == fan
+    assert (tree.slot >= 0).sum() == inner
+    for n in range(1, len(parent)):
+        place = int(tree.slot[0, parent[n]])
+        assert 0 <= place < fan[rank[n]]
+        assert tree.children[0, place, rank[n]] == n
+
+
 @pytest.mark.parametrize("zeros", [0.0, 0.5])
 def test_a_tree_gives_only_tokens_that_the_target_can_give(zeros):
     rows, nodes, size = 300, 12, 5

@@ -14,6 +14,7 @@ from torch import Tensor
 from specbench import data
 from specbench.bench import floor
 from specbench.decoding.loop import Decoded, Decoding
+from specbench.decoding.sampling import Streams
 from specbench.decoding.trees import build, chain_paths
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine.clock import Clock, Passes
@@ -81,7 +82,7 @@ def measure(cfg: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
 
 def _of_codes(pipeline: Pipeline, conditioning: Any, plan: Plan, rows: int) -> dict[str, Any]:
     device, target = pipeline.device, pipeline.model.target
-    keys = [(0, i) for i in range(rows)]
+    streams = Streams([(0, i) for i in range(rows)], device)
     drafter, guided = pipeline.parts.drafter, pipeline.parts.sampling.guided
     if plan.forced is not None:
         if plan.forced > drafter.tree.height + 1:
@@ -93,20 +94,20 @@ def _of_codes(pipeline: Pipeline, conditioning: Any, plan: Plan, rows: int) -> d
     vanilla = pipeline.vanilla()
     with torch.inference_mode(), pipeline.engine.kernels():
         clock = Clock(device)
-        decoding = pipeline.begin(conditioning, keys, clock)
+        decoding = pipeline.images(conditioning, streams, clock)
         context = _place(decoding, plan)
         parts = _steps(decoding, clock, plan, context)
-        again = pipeline.begin(conditioning, keys)
+        again = pipeline.images(conditioning, streams)
         with Passes(device, floor.passes(pipeline.parts.target, drafter)) as passes:
             _take(again, plan, context, passes)
         plain_clock = Clock(device)
-        plain = _steps(vanilla.begin(conditioning, keys, plain_clock), plain_clock, plan, context)
+        plain = _steps(vanilla.images(conditioning, streams, plain_clock), plain_clock, plan, context)
         whole = {
-            name: _recorded(one.engine, one.begin(conditioning, keys), plan, context)
+            name: _recorded(one.engine, one.images(conditioning, streams), plan, context)
             for name, one in (("", pipeline), ("vanilla_", vanilla))
             if isinstance(one.engine, Graphs)
         }
-        by_nodes = {n: _pass(pipeline, conditioning, keys, n, context, plan) for n in plan.nodes}
+        by_nodes = {n: _pass(pipeline, conditioning, rows, n, context, plan) for n in plan.nodes}
     speed = floor.bandwidth(device)
     both = 2 * rows if guided else rows
     weights, drafts, cache = (
@@ -203,15 +204,13 @@ def _medians(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {part: statistics.median(times) for part, times in parts.items() if times}
 
 
-def _pass(
-    pipeline: Pipeline, conditioning: Any, keys: Sequence[tuple[int, int]], nodes: int, context: int, plan: Plan
-) -> float:
+def _pass(pipeline: Pipeline, conditioning: Any, rows: int, nodes: int, context: int, plan: Plan) -> float:
     """Median seconds of the target's pass over a chain of so many nodes, the root among them."""
     device = pipeline.device
     tree = build(chain_paths(nodes - 1)).to(device)
-    session = pipeline.model.target.open(conditioning, len(keys), pipeline.parts.sampling.guided, tree.nodes)
-    count = torch.full((len(keys),), context - session.prefix_length, device=device)
-    history = torch.zeros(len(keys), session.length + nodes, dtype=torch.int64, device=device)
+    session = pipeline.model.target.open(conditioning, rows, pipeline.parts.sampling.guided, tree.nodes)
+    count = torch.full((rows,), context - session.prefix_length, device=device)
+    history = torch.zeros(rows, session.length + nodes, dtype=torch.int64, device=device)
     tokens = history[:, :nodes]
     spent = floor.seconds(
         lambda: session.forward(tokens, tree, history, count), device, samples=max(3, plan.steps // 5)
