@@ -124,7 +124,7 @@ def test_a_built_in_model_is_a_fair_test(name: str) -> None:
     row, places = torch.arange(n), torch.arange(length).expand(n, -1)
 
     def seen(model: densities.Network, t: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return model.condition(t, k, row, places, places)
+        return model.condition(t, k, row, places, places, length)
 
     z = seen(pair.target, tokens, known)
     assert z.std(0).mean() > 0.2
