@@ -14,6 +14,9 @@ REPORT   := build/tests.xml
 DEFAULT  := method=cool_sd delta=1.1 n=16
 RUN_ARGS  = $(if $(filter method=% experiment=%,$(ARGS)),,$(foreach d,$(DEFAULT),$(if $(filter $(firstword $(subst =, ,$(d)))=%,$(ARGS)),,$(d)))) $(ARGS)
 
+# Imports compile once: without files of bytecode every process that a test starts compiles torch anew, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
@@ -39,7 +42,7 @@ train-scenes: $(READY) ## rebuild the embedded models from nothing; resumes wher
 
 test: $(DEV) ## format check, lint, types, then every test (ARGS="-k name" for some; WORKERS=4 for more processes)
 	@scripts/browser.sh & browser=$$!; $(MAKE) --no-print-directory lint && wait $$browser
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 "$(BIN)/python" -m pytest -n $(WORKERS) --junitxml=$(REPORT) $(ARGS)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 "$(BIN)/python" -m pytest -n $(WORKERS) --dist loadgroup --junitxml=$(REPORT) $(ARGS)
 	@echo "wrote $(REPORT)"
 
 lint: $(DEV) ## format check, lint and types only

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import random
 import re
 import shutil
 import subprocess
@@ -317,6 +318,31 @@ def test_comparisons_are_drawn_when_they_are_named(tables: Callable[..., int], t
     assert (folder / "rules_tradeoff.svg").read_text() == picture  # the same rows, the same file
 
 
+def test_a_pareto_front_is_what_nothing_else_beats() -> None:
+    points = [(1.0, 5.0), (2.0, 5.0), (2.0, 7.0), (3.0, 4.0), (4.0, 6.0), (2.0, 7.0), (3.5, 6.0)]
+    assert figures.pareto_front(points, down=False) == [(2.0, 7.0), (4.0, 6.0)]
+    assert figures.pareto_front(points, down=True) == [(3.0, 4.0), (4.0, 6.0)]
+    assert figures.pareto_front([], down=True) == []
+    g = random.Random(0)
+    for down in (False, True):
+        points = [(float(g.randrange(8)), float(g.randrange(8))) for _ in range(40)]
+        sign = -1 if down else 1
+        beaten = {
+            (x, y) for x, y in points if any(a >= x and sign * b >= sign * y and (a, b) != (x, y) for a, b in points)
+        }
+        assert figures.pareto_front(points, down) == sorted(set(points) - beaten)
+
+
+def test_trade_offs_have_a_front_and_sweeps_of_a_parameter_have_none(
+    tables: Callable[..., int], tmp_path: Path
+) -> None:
+    bench = FakeBench(perplexity=3.0, acceptance_rate=0.5, gamma=4)
+    for name in ("coolsd_fig3", "coolsd_fig4", "coolsd_fig5", "lantern_fig5", "cspd_fig8"):
+        tables(name, bench=bench)
+        picture = (tmp_path / "results" / "tables" / f"{name}.svg").read_text()
+        assert ("Pareto front" in picture) == (name != "cspd_fig8")
+
+
 def test_lists_of_rows_are_drawn(tables: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind of figure, from cells as rows have them; a row without its list is left out."""
     drawn: dict[str, list[Any]] = {"bar": [], "barh": [], "plot": [], "imshow": []}
@@ -475,6 +501,14 @@ def test_a_rows_own_note_is_shown() -> None:
     sheet = _sheet({"eagle1": _row(note="decoded in 2 processes")})
     [entry] = [e for e in sheet.entries if e.kind == "measured" and e.marks]
     assert (entry.method, dict(sheet.notes)[entry.marks[0]]) == ("EAGLE-1", "From the row: decoded in 2 processes.")
+
+
+def test_of_a_rows_note_stands_what_is_about_the_table() -> None:
+    """Not what is about columns it lacks: their figures differ from row to row, and would be a note each."""
+    note = "decoded in 2 processes: timings are mixed; fid: against 9 pictures; n = 4: biased; clip_score: of classes"
+    assert layout._said(note, {"fid", "clip_score"}) == note
+    assert layout._said(note, {"clip_score"}) == "decoded in 2 processes: timings are mixed; clip_score: of classes"
+    assert layout._said("image_reward: accuracy 0.9", {"fid"}) == layout._said("", {"fid"}) == ""
 
 
 def test_more_notes_than_letters() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,19 +87,40 @@ def _curves(figure: Figure, table: Table, rows: Mapping[str, Row | None]) -> Dra
             base = rows.get(panel.baseline or figure.baseline)
             if base is not None and base.get(key):
                 _band(axis, base, columns[key])
+            seen = []
             for curve, (colour, marker) in zip(panel.curves, _STYLES, strict=False):
                 points = [p for name in curve.lines if (p := _point(rows.get(name), figure.x, columns[key]))]
                 if points:
+                    seen += [(x, y) for x, y, _, _ in points]
                     x, y, dx, dy = zip(*points, strict=True)
                     axis.errorbar(
                         x, y, dy, dx, color=colour, marker=marker, ms=5, lw=1.2, elinewidth=0.7, label=curve.label
                     )
+            if figure.x not in AXES:
+                _front(axis, pareto_front(seen, down=columns[key].better == "down"))
             arrow = {"up": "higher is better", "down": "lower is better"}[columns[key].better]
             axis.set_xlabel(AXES.get(figure.x) or f"{columns[figure.x].label.lower()} (tokens per target pass)")
             axis.set_ylabel(f"{columns[key].label}\n({arrow})")
             axis.set_title(panel.label, fontsize=10)
             axis.grid(alpha=0.25)
     return _finish(drawn, axes[0][0], len(figure.y))
+
+
+def pareto_front(points: Sequence[tuple[float, float]], down: bool) -> list[tuple[float, float]]:
+    """Those (x, y) that no other one beats in x, where more is better, without being worse in y, where less is better
+    if `down`; by x, upwards."""
+    kept: list[tuple[float, float]] = []
+    for x, y in sorted(set(points), key=lambda p: (p[0], -p[1] if down else p[1]), reverse=True):
+        if not kept or (y < kept[-1][1] if down else y > kept[-1][1]):
+            kept.append((x, y))
+    return kept[::-1]
+
+
+def _front(axis: Axes, points: list[tuple[float, float]]) -> None:
+    """As stairs: up to a point's x, its y is to be had."""
+    if points:
+        x, y = zip(*points, strict=True)
+        axis.step(x, y, where="pre", color="black", lw=1.4, ls=":", zorder=3, label="Pareto front of the means")
 
 
 def _series(figure: Series, table: Table, rows: Mapping[str, Row | None]) -> Drawn:
@@ -120,7 +141,7 @@ def _series(figure: Series, table: Table, rows: Mapping[str, Row | None]) -> Dra
                 axis.plot(places, heights, color=colour, marker=marker, ms=3, lw=1, label=label)
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_xlabel(figure.x)
-        axis.set_ylabel("share of the tokens gained over one a step" if gains else figure.y)
+        axis.set_ylabel("share of the tokens gained\nover one a step" if gains else figure.y)
         axis.grid(alpha=0.25)
     return _finish(drawn, axes[0][0], 2 if figure.shares else 1)
 

@@ -30,6 +30,7 @@ _together = partial(Table, paper=PAPER, n=50, protocol=TOGETHER)
 _CLIP, _FID, _ = QUALITY
 #: The paper's k -> ours: of 16,384 codes, and of 512.
 _K = {"100": "10", "300": "30", "1000": "100"}
+_LABELS = {k: f"k={k}, embedded {ours}" for k, ours in _K.items()}
 _NEIGHBOURS = (
     "k counts nearest codes of a codebook: the paper's has 16,384, the embedded one 512, so k = 10, 30 and 100 stand "
     "beside the paper's 100, 300 and 1,000."
@@ -40,7 +41,7 @@ def _lantern(delta: str, k: str, temperature: str = "1") -> Line:
     """delta and k as the paper prints them."""
     words, there = (("method=lantern", f"delta={float(delta):g}", f"k={count}") for count in (_K[k], k))
     greedy = ("temperature=0",) if temperature == "0" else ()
-    label = f"LANTERN (δ={float(delta):g}, k={k})" + (", greedy" if greedy else "")
+    label = f"LANTERN (δ={float(delta):g}, {_LABELS[k]})" + (", greedy" if greedy else "")
     printed = {"method_key": "lantern", "delta": delta, "k": k}
     key = f"lantern_{delta}_{k}_{temperature}"
     return Line(key, label, (*words, *greedy), printed, elsewhere=(*there, *greedy))
@@ -90,7 +91,7 @@ def _grid() -> Table:
         for k in _K:
             row = [_lantern(delta, k, temperature) for delta in ("0.05", "0.1", "0.2", "0.4")]
             lines += row
-            curves.append(Curve(f"LANTERN, k={_K[k]}", (first[1].key, *(line.key for line in row))))
+            curves.append(Curve(f"LANTERN, {_LABELS[k]}", (first[1].key, *(line.key for line in row))))
         panels.append(Panel(f"temperature {temperature}", tuple(curves), baseline=first[0].key))
     return _together(
         id="lantern_fig5",

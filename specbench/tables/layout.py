@@ -6,11 +6,13 @@ Measured and published values never share a cell or a line. A cell without a val
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from string import ascii_lowercase
 
 from specbench.errors import UsageError
+from specbench.records import COLUMNS
 from specbench.tables.definitions import Column, Line, Table, Test
 from specbench.tables.literature import PublishedRow
 
@@ -180,8 +182,15 @@ def _measured(table: Table, line: Line, model: str, row: Row | None, command: st
         gap = Cell(marks=(notes.mark(why),))
         return Entry(line.label, "measured", model, (), (gap,) * len(table.columns))
     cells = tuple(_measured_cell(table, column, row, notes) for column in table.columns)
-    marks = (notes.mark(f"From the row: {row['note']}."),) if row.get("note") else ()
+    said = _said(row.get("note", ""), {column.key for column in table.columns})
+    marks = (notes.mark(f"From the row: {said}."),) if said else ()
     return Entry(line.label, "measured", model, marks, cells, row_id=row.get("run_id", ""))
+
+
+def _said(note: str, shown: Collection[str]) -> str:
+    """Of a row's note, what is not about a column of rows that the table lacks."""
+    pieces = [(piece, piece.partition(": ")[0]) for piece in re.split(r"; (?=[a-z_]+: )", note)]
+    return "; ".join(piece for piece, about in pieces if about in shown or about not in COLUMNS)
 
 
 def _measured_cell(table: Table, column: Column, row: Row, notes: _Notes) -> Cell:
