@@ -42,7 +42,7 @@ train-scenes: $(READY) ## rebuild the embedded models from nothing; resumes wher
 
 test: $(DEV) ## format check, lint, types, then every test (ARGS="-k name" for some; WORKERS=4 for more processes)
 	@scripts/browser.sh & browser=$$!; $(MAKE) --no-print-directory lint && wait $$browser
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 "$(BIN)/python" -m pytest -n $(WORKERS) --dist loadgroup --junitxml=$(REPORT) $(ARGS)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 "$(BIN)/python" -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --junitxml=$(REPORT) $(ARGS)
 	@echo "wrote $(REPORT)"
 
 lint: $(DEV) ## format check, lint and types only

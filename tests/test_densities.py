@@ -209,12 +209,12 @@ KINDS: list[dict[str, Any]] = [{}, {"align": False}, {"criterion": "path"}]
 
 
 @pytest.mark.parametrize("prefill", [0.0, 0.3])
-@pytest.mark.parametrize("gamma", [1, 3, 12])
+@pytest.mark.parametrize("gamma", [1, 12])
 @pytest.mark.parametrize("kind", range(3), ids=["exact", "not aligned", "path"])
 def test_an_exact_method_is_called_lossless(kind: int, gamma: int, prefill: float) -> None:
     """Lossy by chance once in 10,000 seeds; the seed is fixed, so none is by accident. The temperature alternates, so
     that it meets every kind, length and prefill; the models take turns."""
-    number = kind + [1, 3, 12].index(gamma)
+    number = kind + [1, 12].index(gamma)
     words = KINDS[kind] | {"gamma": gamma, "prefill": prefill}
     words["temperature"] = 0.7 if (number + (prefill > 0)) % 2 else 1.0
     row = row_of(BUILT_IN[(number + 2 * (prefill > 0)) % 4], 8000, **words)

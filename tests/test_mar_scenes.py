@@ -243,20 +243,20 @@ def test_shapes_fit_together_and_the_default_is_what_is_trained():
 
 
 def test_the_committed_pair_draws_its_classes_and_saves_passes():
-    """Twelve of sixteen attributes is the goal of issue D, 75 %; the draft's tokens pass more often than never."""
+    """Exact drafts draw as the target does: of four pictures' eight attributes at least six, as three in four is the
+    models' goal (results/embedded_models.md); and some drafts pass."""
     cfg = configuration.compose(["model=mar_scenes", "method=cspd", "gamma=1"])
     pipeline = Pipeline.load(cfg)
-    items = load("n=8")
+    assert pipeline.rule.exact
+    items = load("n=4")
     prompts, keys = [item.prompt for item in items], [(0, item.index) for item in items]
-    vanilla = pipeline.vanilla().decode(pipeline.encode(prompts), keys)
+    drafted = pipeline.decode(pipeline.encode(prompts), keys)
     reader = ev.load(registry.ASSETS / ev.READER, ev.AttributeReader, torch.device("cpu"))
     with torch.inference_mode():
         stated = torch.tensor([item.labels for item in items])
-        right = ev.read_right(reader(scenes.to_float(pipeline.pixels(vanilla.tokens))), stated)
-    assert right[:, scenes_classes._SHAPE].sum() + right[:, scenes_classes._COLOUR].sum() >= 12
-    drafted = pipeline.decode(pipeline.encode(prompts[:4]), keys[:4])
-    assert drafted.steps.sum() < vanilla.steps[:4].sum()
-    assert pipeline.rule.exact
+        right = ev.read_right(reader(scenes.to_float(pipeline.pixels(drafted.tokens))), stated)
+    assert right[:, scenes_classes._SHAPE].sum() + right[:, scenes_classes._COLOUR].sum() >= 6
+    assert (drafted.steps < pipeline.model.target.length).all()
 
 
 # --- training ---------------------------------------------------------------------------------------------------------

@@ -59,10 +59,11 @@ def check(bundle, tokens):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_method_runs_on_every_real_target(model):
+    """Of targets that are another one in another size a method for every drafter."""
     _, bundle = loaded(model, *TINY)
-    prompts = prompts_of(bundle, 2)
-    given = bundle.encode(prompts)
-    for method in METHODS:
+    given = bundle.encode(prompts_of(bundle, 2))
+    methods = {parameters.parts_of(name)["drafter"]: name for name in METHODS}.values()
+    for method in methods if model in ("llamagen_l", "llamagen_3b", "llamagen_xl_512") else METHODS:
         cfg = configuration.compose([f"model={model}", *TINY, f"method={method}"])
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
         rule = registry.rule(cfg, drafter.tree.height, bundle.codebook)
