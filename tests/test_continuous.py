@@ -293,9 +293,9 @@ def simulate(target: Chain, drafter: Chain, rule: Rule, n: int) -> np.ndarray:
     ],
 )
 def test_the_first_drafts_length_against_a_simulation(rule: Rule) -> None:
-    """The share of every length, from 30,000 images and as many simulated drafts: within 4.5 standard errors of their
+    """The share of every length, from 15,000 images and as many simulated drafts: within 4.5 standard errors of their
     difference, which fails by chance once in 150,000 lengths."""
-    n = 30_000
+    n = 15_000
     target = Chain(5, [0.7, 0.6, 0.8], [-1.0, -0.8, -0.6], 0.2, pull=0.5, swing=0.6)
     drafter = Chain(5, [0.65, 0.6, 0.7], [-0.9, -0.8, -0.8], 0.1, pull=0.35, swing=0.3)
     out = decode(target, drafter, rule, None, streams(n))

@@ -12,7 +12,7 @@ from specbench.configuration import compose
 from specbench.data import scenes
 from specbench.pipeline import Pipeline
 
-COUNT, FEW = 8, 4
+COUNT, FEW = 8, 2
 CAPTIONS = [scenes.sample("validation", i).caption for i in range(COUNT)]
 
 
@@ -42,10 +42,7 @@ def test_accepted_lengths_stand_in_the_papers_order():
     eagle, chain = accepted_length("method=eagle1"), accepted_length("method=eagle_chain")
     cool, cooler = accepted_length("method=cool_sd"), accepted_length("method=cool_sd", "delta=2")
     assert 1.5 < chain < eagle
-    assert max(eagle, cool) < cooler  # δ = 1.1 gains less over exact drafting than four pictures show
-    assert accepted_length("method=sd") > 1.2
-    assert accepted_length("method=eagle2") > 1.5
-    assert accepted_length("method=medusa") > 1.2
+    assert max(eagle, cool) < cooler  # δ = 1.1 gains less over exact drafting than two pictures show
 
 
 def test_windows_save_steps_and_proactive_drafts_save_more():
@@ -73,9 +70,9 @@ def test_the_same_pictures_in_any_batch(method):
     """Bit-equal tokens and pixels, alone and in company: every row-wise product is computed in one order."""
     p = pipeline(f"method={method}")
     together = decoded(f"method={method}", count=FEW)
-    out = p.decode(p.encode(CAPTIONS[2:3]), [(0, 2)])
-    assert torch.equal(out.tokens, together.tokens[2:3])
-    assert np.array_equal(p.pixels(out.tokens), p.pixels(together.tokens)[2:3])
+    out = p.decode(p.encode(CAPTIONS[1:2]), [(0, 1)])
+    assert torch.equal(out.tokens, together.tokens[1:])
+    assert np.array_equal(p.pixels(out.tokens), p.pixels(together.tokens)[1:])
 
 
 @torch.inference_mode()
@@ -96,10 +93,12 @@ def test_logits_are_bit_equal_alone_and_in_company():
 
 
 def test_greedy_speculation_repeats_the_greedy_target():
-    """At temperature 0 every exact method gives the target's own picture, token for token."""
+    """At temperature 0 every exact method gives the target's own picture, token for token, in fewer steps."""
     wanted = decoded("method=vanilla", "temperature=0", count=1).tokens
     for method in ("sd", "eagle_chain", "eagle1", "eagle2", "eagle3", "medusa", "jacobi", "sjd"):
-        assert torch.equal(decoded(f"method={method}", "temperature=0", count=1).tokens, wanted)
+        out = decoded(f"method={method}", "temperature=0", count=1)
+        assert torch.equal(out.tokens, wanted)
+        assert out.steps.item() < 256 / 1.5
 
 
 def test_another_seed_is_another_picture():

@@ -148,7 +148,7 @@ DRAFTERS = {
 def test_every_family_keeps_its_law_under_every_drafter(family, name):
     """Padding, positions, norms, grammar, caches and guidance together, against the law enumerated without any of them
     (chi-square; 25 tests at 1e-5). Of families that differ in their networks alone, a drafter of every kind."""
-    model, count = target(family), 2500
+    model, count = target(family), 1500
     sampling = Sampling(temperature=0.9, cfg_scale=1.5)
     streams = Streams([(0, i) for i in range(count)])
     drafter = DRAFTERS[name](family, model)
