@@ -27,8 +27,8 @@ def decoded(*overrides: str, count: int = COUNT):
     return p.decode(p.encode(CAPTIONS[:count]), [(0, i) for i in range(count)])
 
 
-def accepted_length(*overrides: str) -> float:
-    return float((256 / decoded(*overrides, count=FEW).steps.double()).mean())
+def accepted_length(*overrides: str, count: int = FEW) -> float:
+    return float((256 / decoded(*overrides, count=count).steps.double()).mean())
 
 
 def test_vanilla_takes_one_step_a_token():
@@ -39,10 +39,12 @@ def test_vanilla_takes_one_step_a_token():
 
 
 def test_accepted_lengths_stand_in_the_papers_order():
-    eagle, chain = accepted_length("method=eagle1"), accepted_length("method=eagle_chain")
-    cool, cooler = accepted_length("method=cool_sd"), accepted_length("method=cool_sd", "delta=2")
-    assert 1.5 < chain < eagle
-    assert max(eagle, cool) < cooler  # δ = 1.1 gains less over exact drafting than two pictures show
+    methods = (["eagle_chain"], ["eagle1"], ["cool_sd", "delta=1.1"], ["cool_sd", "delta=2"])
+    chain, eagle, cool, cooler = (accepted_length(f"method={name}", *words, count=COUNT) for name, *words in methods)
+    assert 1.5 < chain < eagle < cool < cooler
+    assert accepted_length("method=sd") > 1.2
+    assert accepted_length("method=eagle2") > 1.5
+    assert accepted_length("method=medusa") > 1.2
 
 
 def test_windows_save_steps_and_proactive_drafts_save_more():

@@ -276,6 +276,7 @@ def test_another_models_runs_follow_the_papers_protocol() -> None:
     assert real == [
         "model=llamagen_xl", "method=lantern", "delta=0.1", "k=1000", "protocol=lantern_table3", "batch=1", "seed=0",
     ]  # fmt: skip
+    assert "k=1000, embedded 100" in line.label
     asked = table.overrides(line, "llamagen_xl", 8)
     assert asked is not None
     assert "n=8" in asked
@@ -337,10 +338,27 @@ def test_trade_offs_have_a_front_and_sweeps_of_a_parameter_have_none(
     tables: Callable[..., int], tmp_path: Path
 ) -> None:
     bench = FakeBench(perplexity=3.0, acceptance_rate=0.5, gamma=4)
-    for name in ("coolsd_fig4", "lantern_fig5", "cspd_fig8"):
+    for name in ("coolsd_fig4", "cspd_fig8"):
         tables(name, bench=bench)
         picture = (tmp_path / "results" / "tables" / f"{name}.svg").read_text()
-        assert ("Pareto front" in picture) == (name != "cspd_fig8")
+        assert ("Pareto front" in picture) == (name == "coolsd_fig4")
+
+
+def test_a_front_is_of_all_curves_and_on_the_better_side() -> None:
+    """As stairs that come down behind a point: what is longer than it has the next one's quality."""
+    table = TABLES["lantern_fig5"]
+    assert isinstance(table.figure, definitions.Figure)
+    first, second, *_ = table.figure.panels[0].curves
+    values = [(2.0, 5.0, 0.5), (3.0, 6.0, 0.7)], [(2.5, 4.0, 0.6), (2.8, 7.0, 0.4)]
+    rows: dict[str, Any] = {}
+    for curve, points in zip((first, second), values, strict=True):
+        for key, (x, fid, clip) in zip(curve.lines[1:], points, strict=False):
+            rows[key] = _row(accepted_length_mean=str(x), fid=str(fid), clip_score=str(clip))
+    drawn = figures._curves(table.figure, table, rows)
+    fronts = [line for a in drawn.axes[:2] for line in a.lines if "Pareto" in str(line.get_label())]
+    found = [[tuple(map(float, p)) for p in line.get_xydata()] for line in fronts]
+    assert found == [[(2.5, 4.0), (3.0, 6.0)], [(3.0, 0.7)]]
+    assert all(line.get_drawstyle() == "steps-pre" for line in fronts)
 
 
 def test_lists_of_rows_are_drawn(tables: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
