@@ -115,7 +115,7 @@ DRAFTERS = {
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_real_target_keeps_its_law_under_every_drafter(name, cfg_scale):
     """Caches, tree masks, compaction and guidance together, against the law enumerated without a cache (chi-square)."""
-    target, count = tiny.llamagen(), 3000
+    target, count = tiny.llamagen(), 6000
     cond = tiny.prompts(count, same=True)
     out = decode(
         Parts(target, DRAFTERS[name](target), rules.exact(), Sampling(cfg_scale=cfg_scale)),
