@@ -515,6 +515,32 @@ def test_the_head_comes_from_the_rows() -> None:
     assert "Device" not in dict(_sheet({}).facts)
 
 
+def test_the_difference_from_the_paper_is_of_the_same_model() -> None:
+    """Measured minus published where the model is the printed one; no line of another model has any."""
+    table, published = TABLES["lantern_table3"], literature.load("lantern_table3")
+    line = next(line for line in table.lines if line.key == "lantern_0.10_1000_1")
+    row = _row(
+        accepted_length_mean="1.80", accepted_length_stderr="0.02", speedup_latency="1.10", fid="", clip_score="0.31"
+    )
+    rows = {line.key: row | {"speedup_latency_stderr": ""}}
+    for model in ("llamagen_scenes", "llamagen_xl_512"):
+        assert not [e for e in layout.build(table, model, rows, published, {}, "").entries if e.kind == "difference"]
+    sheet = layout.build(table, "llamagen_xl", rows, published, {}, "")
+    [entry] = [e for e in sheet.entries if e.kind == "difference"]
+    speed, length, fid, clip = entry.cells
+    assert (length.value, length.spread) == ("+0.05", "0.04")  # 1.80 - 1.75; 1.96 * 0.02
+    assert (speed.value, speed.spread) == ("-0.07", "")  # 1.10 - 1.17
+    assert fid.value == ""
+    assert fid.marks
+    assert clip.value == "-0.0108"  # 0.31 - 0.3208
+    assert sheet.entries[sheet.entries.index(entry) - 1].kind == "published"
+    for text in (render.markdown(sheet), render.latex(sheet), render.as_csv(sheet)):
+        assert "difference" in text
+    table, published = TABLES["sjd_table4"], literature.load("sjd_table4")
+    entries = layout.build(table, "anole", {"sjd": _row(clip_score="0.3")}, published, {}, "").entries
+    assert [e.cells[-1].value for e in entries if e.kind == "difference"] == [""]  # cosines times 100
+
+
 def test_a_rows_own_note_is_shown() -> None:
     sheet = _sheet({"eagle1": _row(note="decoded in 2 processes")})
     [entry] = [e for e in sheet.entries if e.kind == "measured" and e.marks]

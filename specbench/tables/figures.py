@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.records import stderr_of
 from specbench.tables.definitions import AXES, Column, Figure, Maps, Series, Stack, Table
+from specbench.tables.layout import NORMAL95
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +30,6 @@ _STYLES = (
 )
 #: What sets filled areas apart in print.
 _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
-_NORMAL95 = 1.96
 
 
 def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) -> list[Path]:
@@ -202,14 +202,14 @@ def _band(axis: Axes, row: Row, column: Column) -> None:
     """The baseline as a line, its 95 % interval as a band."""
     value, spread = float(row[column.key]), _stderr(row, column.key)
     axis.axhline(value, color="0.45", lw=1, ls="--", label="vanilla")
-    axis.axhspan(value - _NORMAL95 * spread, value + _NORMAL95 * spread, color="0.85", zorder=0)
+    axis.axhspan(value - NORMAL95 * spread, value + NORMAL95 * spread, color="0.85", zorder=0)
 
 
 def _point(row: Row | None, x: str, y: Column) -> tuple[float, float, float, float] | None:
     """(x, y, half-width of x, half-width of y); None where the row does not have both."""
     if row is None or not row.get(x) or not row.get(y.key):
         return None
-    return float(row[x]), float(row[y.key]), _NORMAL95 * _stderr(row, x), _NORMAL95 * _stderr(row, y.key)
+    return float(row[x]), float(row[y.key]), NORMAL95 * _stderr(row, x), NORMAL95 * _stderr(row, y.key)
 
 
 def _stderr(row: Row, key: str) -> float:

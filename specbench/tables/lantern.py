@@ -27,7 +27,8 @@ from specbench.tables.definitions import (
 PAPER = "arXiv 2410.03355"
 _alone = partial(Table, paper=PAPER, n=64, protocol=ALONE)
 _together = partial(Table, paper=PAPER, n=50, protocol=TOGETHER)
-_CLIP, _FID, _ = QUALITY
+_CLIP = QUALITY[0]
+_FID = replace(QUALITY[1], published_as="FID: Inception-V3 features, 30,000 pictures against real COCO images")
 #: The paper's k -> ours: of 16,384 codes, and of 512.
 _K = {"100": "10", "300": "30", "1000": "100"}
 _LABELS = {k: f"k={k}, embedded {ours}" for k, ours in _K.items()}

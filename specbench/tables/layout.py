@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from string import ascii_lowercase
 
 from specbench.errors import UsageError
-from specbench.records import COLUMNS
+from specbench.records import COLUMNS, stderr_of
 from specbench.tables.definitions import Column, Line, Table, Test
 from specbench.tables.literature import PublishedRow
 
 Row = Mapping[str, str]
+NORMAL95 = 1.96
 
 #: What a header line says, and the columns of the measured rows that it is read from.
 _PROVENANCE = (
@@ -50,7 +51,8 @@ class Header:
 
 @dataclass(frozen=True)
 class Entry:
-    """One printed line of the table. `kind` is "measured" or "published"; `row_id` names where its values stand."""
+    """One printed line of the table. `kind` is "measured", "published" or "difference", the former minus the latter;
+    `row_id` names where its values stand."""
 
     method: str
     kind: str
@@ -124,7 +126,8 @@ def build(
     """Put the measured rows (line key -> row, None = not measured) beside the printed ones.
 
     `commands` maps a line's key to the command of its run, `command` is the one that fills the whole table. Every line
-    of the definition appears once as measured for `model`, then once for each model that the paper prints.
+    of the definition appears once as measured for `model`, then once for each model that the paper prints, and with
+    its difference where that is `model` itself.
     """
     notes = _Notes()
     rows = {line.key: measured.get(line.key) for line in table.lines}
@@ -134,7 +137,11 @@ def build(
     for line in table.lines:
         entries.append(_measured(table, line, model, rows[line.key], command, notes))
         if line.published is not None:
-            entries += [_published(table, line, name, published, notes) for name in printed_models]
+            for name in printed_models:
+                printed = _printed(table, line, name, published)
+                entries.append(_published(table, line, name, printed, notes))
+                if printed is not None and printed.of == model and rows[line.key] is not None:
+                    entries.append(_difference(table, line, rows[line.key] or {}, printed, notes))
     present = [r for r in rows.values() if r is not None]
     remarks = [*(_tested(table, test, model, rows, published) for test in table.tests), *table.remarks]
     for label, names in (("devices", ("device_name", "device")), ("commits", ("commit",))):
@@ -208,23 +215,43 @@ def _measured_cell(table: Table, column: Column, row: Row, notes: _Notes) -> Cel
         raise UsageError(f"{column.key} of {where} is no finite number ({e}): remove that row and try again") from None
 
 
-def _published(table: Table, line: Line, model: str, published: Sequence[PublishedRow], notes: _Notes) -> Entry:
+def _printed(table: Table, line: Line, model: str, published: Sequence[PublishedRow]) -> PublishedRow | None:
     wanted = line.published or {}
     found = [p for p in published if p.model == model and all(p.cells.get(k, "") == v for k, v in wanted.items())]
-    if not found:
-        gap = Cell(marks=(notes.mark("Not in the paper's table."),))
-        return Entry(line.label, "published", model, (), (gap,) * len(table.columns))
     if len(found) > 1:
         raise UsageError(
             f"published rows {', '.join(p.row_id for p in found)} all match '{line.label}' of table {table.id}"
         )
-    row = found[0]
+    return found[0] if found else None
+
+
+def _published(table: Table, line: Line, model: str, row: PublishedRow | None, notes: _Notes) -> Entry:
+    if row is None:
+        gap = Cell(marks=(notes.mark("Not in the paper's table."),))
+        return Entry(line.label, "published", model, (), (gap,) * len(table.columns))
     marks = () if row.trusted else (notes.mark(f"Evidence grade '{row.evidence}': a hint, not the paper's own table."),)
     cells = []
     for column in table.columns:
         text, spread = row.cells.get(column.printed, ""), row.cells.get(column.printed_spread, "")
         cells.append(Cell(text, spread) if text else Cell(marks=(notes.mark("The paper prints no value here."),)))
     return Entry(line.label, "published", model, marks, tuple(cells), row.row_id, row.evidence)
+
+
+def _difference(table: Table, line: Line, row: Row, printed: PublishedRow, notes: _Notes) -> Entry:
+    """Measured minus published, of one model; its interval is the measured value's, papers print no standard errors."""
+    cells = []
+    for column in table.columns:
+        text, theirs = row.get(column.key, ""), printed.cells.get(column.printed, "")
+        if not text or not theirs:
+            cells.append(Cell(marks=(notes.mark("One of the two is not there."),)))
+        elif column.key == "clip_score" and printed.cells.get("clip_scale", "cosine") != "cosine":
+            cells.append(Cell(marks=(notes.mark("The paper's values are on another scale."),)))
+        else:
+            error = row.get(stderr_of(column.key), "")
+            spread = f"{NORMAL95 * float(error):.{column.decimals}f}" if error else ""
+            cells.append(Cell(f"{float(text) - float(theirs):+.{column.decimals}f}", spread))
+    mark = notes.mark("Measured minus published; ± 95 % interval of the measured value, where its error is known.")
+    return Entry(line.label, "difference", printed.model, (mark,), tuple(cells))
 
 
 def _tested(

@@ -13,6 +13,8 @@ from importlib import resources
 
 from specbench.errors import unknown
 
+#: LlamaGen-XL's stages, as conf/model calls them.
+STAGES = {"llamagen_xl_stage1": "llamagen_xl", "llamagen_xl_stage2": "llamagen_xl_512"}
 TRUSTED = ("seed", "seed+official_repo", "reconstructed")
 
 
@@ -26,6 +28,11 @@ class PublishedRow:
     method_key: str
     evidence: str
     cells: Mapping[str, str]
+
+    @property
+    def of(self) -> str:
+        """The model's name here."""
+        return STAGES.get(self.model_key, self.model_key)
 
     @property
     def trusted(self) -> bool:

@@ -5,6 +5,7 @@ The paper's second set of prompts (PartiPrompts) is another draw of captions the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from specbench.tables.definitions import (
@@ -28,7 +29,9 @@ from specbench.tables.definitions import (
 PAPER = "arXiv 2410.01699"
 _alone = partial(Table, paper=PAPER, n=64, protocol=ALONE)
 _together = partial(Table, paper=PAPER, n=100, protocol=TOGETHER)
-_CLIP, _FID, _REWARD = QUALITY
+_CLIP = replace(QUALITY[0], published_as="cosines times 100; the released code takes CLIP ViT-B/16")
+_FID = replace(QUALITY[1], published_as="FID; the released code takes pytorch-fid against the pictures of COCO val2017")
+_REWARD = QUALITY[2]
 _DECODERS = (
     ("vanilla", "auto-regression"),
     ("jacobi", "Jacobi decoding"),

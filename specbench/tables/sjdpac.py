@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from specbench.tables.definitions import (
@@ -20,7 +21,8 @@ from specbench.tables.definitions import (
 
 PAPER = "arXiv 2603.18599"
 _together = partial(Table, paper=PAPER, n=100, protocol=TOGETHER)
-_CLIP, _FID, _ = QUALITY
+_CLIP = replace(QUALITY[0], published_as="cosines times 100; the released code takes CLIP ViT-B/16")
+_FID = replace(QUALITY[1], published_as="FID; the released code takes pytorch-fid against the pictures of COCO val2017")
 _METHODS = (
     ("vanilla", "vanilla", "vanilla"),
     ("eagle2", "EAGLE", "eagle2"),
