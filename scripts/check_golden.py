@@ -54,9 +54,16 @@ def check(path: Path) -> bool:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("golden", nargs="+", type=Path)
+    parser.add_argument("golden", nargs="*", type=Path)
+    parser.add_argument("--list", action="store_true", help="print the names of the goldens that can be compared")
+    args = parser.parse_args(argv)
+    if args.list:
+        print("\n".join(CHECKS))
+        return 0
     try:
-        results = [check(path) for path in parser.parse_args(argv).golden]  # all are shown, also after a bad one
+        if not args.golden:
+            raise UsageError("name a golden: python scripts/check_golden.py GOLDEN.json [...], or --list")
+        results = [check(path) for path in args.golden]  # all are shown, also after a bad one
         return 0 if all(results) else 1
     except UsageError as e:
         print(f"check_golden: {e}", file=sys.stderr)

@@ -21,6 +21,7 @@ from specbench.decoding.verify import Draft, Verdict, verify
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.fixed import load_rows
 from specbench.engine.graph import Eager, Graphs
+from specbench.engine.ops import sum_last
 from specbench.errors import NumberError
 
 T = TypeVar("T")
@@ -151,7 +152,7 @@ class _Recorder:
         if outcome.draft.tree.height:
             row = [*self._sums(outcome, walked), *self._figures(outcome)]
         else:
-            row = [verdict.law.sum(-1)]
+            row = [sum_last(verdict.law)]
         index = torch.where(active, step, self.total).expand(len(row), -1).unsqueeze(-1)
         self.steps[: len(row)].scatter_(2, index, torch.stack([x.float() for x in row]).unsqueeze(-1))
         of_token = full.flatten(1).gather(1, walked * full.shape[-1] + verdict.tokens).clamp_min(1e-38).log()
@@ -167,17 +168,17 @@ class _Recorder:
         q, p0 = draft.laws[:, 0], p[:, 0]  # the root is the first inner node
         likeliest = p0.argmax(-1, keepdim=True)
         hits = q.topk(min(3, q.shape[-1]), dim=-1).indices == likeliest
-        row += [0.5 * (q - p0).abs().sum(-1), hits[:, 0], hits.any(-1)]
+        row += [0.5 * sum_last((q - p0).abs()), hits[:, 0], hits.any(-1)]
         return row[:2] + [x * (offered > 0) for x in row[2:]]
 
     def _sums(self, outcome: Outcome, walked: Tensor) -> list[Tensor]:
         """The products (B,) of the target's laws at the nodes `walked` with that of the last token, and of the
         drafter's laws that something was drawn from."""
-        draft, last = outcome.draft, outcome.verdict.law.sum(-1)
+        draft, last = outcome.draft, sum_last(outcome.verdict.law)
         child = draft.tree.children[:, :, 0].expand(len(last), -1)
         used = (child >= 0) & draft.valid.gather(1, child.clamp_min(0))
-        target = outcome.p.sum(-1).gather(1, walked).prod(1)
-        return [target * last, torch.where(used, draft.laws.sum(-1), 1.0).prod(1)]
+        target = sum_last(outcome.p).gather(1, walked).prod(1)
+        return [target * last, torch.where(used, sum_last(draft.laws), 1.0).prod(1)]
 
     def _laws(self) -> Tensor:
         """(2, B, T) bool: whether the target's and the drafter's laws of a step were laws. At temperature 0 the arg max

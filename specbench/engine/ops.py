@@ -1,4 +1,4 @@
-"""Tensor primitives whose results do not depend on how many rows are computed together."""
+"""Tensor primitives. In float32 on the CPU their results do not depend on how many rows are computed together."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-#: Below this many rows the CPU's matrix kernels change their order of summation; from here on a row's result is
-#: bit-equal whatever stands beside it. Padding to it is what makes an image independent of the batch size.
-INVARIANT_ROWS = 16
-#: Beyond this inner width they split a sum among threads in a way that depends on the row count, too: such products are
-#: added up from slices.
-INVARIANT_WIDTH, _SLICE = 768, 512
-
+from specbench.engine.invariance import product
 
 _kernels: Any = None  # the module of fused kernels, while it is to be used
 
@@ -47,32 +42,23 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.T + bias` for x (..., in). On the CPU without gradients, row results are independent of the row
-    count."""
-    if x.device.type != "cpu" or torch.is_grad_enabled():
+    """`x @ weight.T + bias` for x (..., in). In float32 on the CPU without gradients, a row's result does not depend on
+    the other rows; see `specbench.engine.invariance`."""
+    if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_grad_enabled() or isinstance(x, FakeTensor):
         return F.linear(x, weight, bias)
-    flat = x.reshape(-1, x.shape[-1])
-    return product(padded(flat), weight, bias)[: len(flat)].view(*x.shape[:-1], len(weight))
+    flat = x.reshape(-1, x.shape[-1]).contiguous()
+    return product(flat, weight, bias).view(*x.shape[:-1], len(weight))
 
 
-def padded(flat: Tensor) -> Tensor:
-    """Rows (N, in), and zeros behind them where `product` needs more: on the CPU without gradients."""
-    short = INVARIANT_ROWS - len(flat)
-    if short <= 0 or flat.device.type != "cpu" or torch.is_grad_enabled():
-        return flat
-    return F.pad(flat, (0, 0, 0, short))
+#: From here on ATen's threads share one sum, but not several: the result would depend on the number of rows.
+_SHARED_SUM, _PIECE = 1 << 15, 1 << 10
 
 
-def product(flat: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As of `linear`, of rows (N, in) that are `padded`."""
-    if flat.shape[-1] <= INVARIANT_WIDTH or flat.device.type != "cpu" or flat.dtype != torch.float32:
-        return F.linear(flat, weight, bias)
-    if torch.is_grad_enabled():
-        return F.linear(flat, weight, bias)
-    out = F.linear(flat[:, :_SLICE], weight[:, :_SLICE], bias)
-    for start in range(_SLICE, flat.shape[-1], _SLICE):
-        out.addmm_(flat[:, start : start + _SLICE], weight[:, start : start + _SLICE].T)
-    return out
+def sum_last(x: Tensor) -> Tensor:
+    """Sum of x (..., n) over its last dimension, (...). On the CPU a long sum is made of short ones."""
+    if x.device.type != "cpu" or x.shape[-1] < _SHARED_SUM:
+        return x.sum(-1)
+    return F.pad(x, (0, -x.shape[-1] % _PIECE)).unflatten(-1, (-1, _PIECE)).sum(-1).sum(-1)
 
 
 def silu(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.engine.ops import KVCache, attention, padded, product, silu
+from specbench.engine.ops import KVCache, attention, linear, silu
 from specbench.engine.ops import kernels as fused_kernels
 
 
@@ -134,9 +134,9 @@ class Attention(nn.Module):
         self.wo = nn.Linear(cfg.dim, cfg.dim, bias=False)
 
     def forward(self, x: Tensor, frame: Frame, layer: int) -> Tensor:
-        """x (N, dim), padded; so is what comes back."""
+        """x (N, dim) -> (N, dim)."""
         c, places = self.cfg, frame.rows * frame.nodes
-        heads = product(x, self.wqkv.weight)[:places].view(frame.rows, frame.nodes, -1, c.head_dim)
+        heads = linear(x, self.wqkv.weight).view(frame.rows, frame.nodes, -1, c.head_dim)
         qk, v = heads.split((c.n_heads + c.n_kv_heads, c.n_kv_heads), 2)
         if c.qk_norm:
             q, k = qk.split((c.n_heads, c.n_kv_heads), 2)
@@ -148,7 +148,7 @@ class Attention(nn.Module):
         else:
             assert frame.slots is not None
             y = frame.cache.attend(layer, frame.slots, q, k, v, frame.mask)
-        return product(padded(y.transpose(1, 2).reshape(places, -1)), self.wo.weight)
+        return linear(y.transpose(1, 2).reshape(places, -1), self.wo.weight)
 
 
 class FeedForward(nn.Module):
@@ -159,8 +159,8 @@ class FeedForward(nn.Module):
         self.w2 = nn.Linear(cfg.ffn_dim, cfg.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (N, dim), padded; so is what comes back."""
-        return product(silu(product(x, self.w1.weight)) * product(x, self.w3.weight), self.w2.weight)
+        """x (N, dim) -> (N, dim)."""
+        return linear(silu(linear(x, self.w1.weight)) * linear(x, self.w3.weight), self.w2.weight)
 
 
 class Block(nn.Module):
@@ -175,7 +175,7 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(cfg.dim, cfg.norm_eps)
 
     def forward(self, x: Tensor, frame: Frame, layer: int) -> Tensor:
-        """x (N, dim): the places of all rows, one after the other, then padding; the same comes back."""
+        """x (N, dim): the positions of all rows, one after the other; the same comes back."""
         if (kernels := fused_kernels()) is not None and frame.cache is not None:
             fused: Tensor = kernels.block(self, x, frame, layer)
             return fused
@@ -201,8 +201,6 @@ def run_blocks(
     first: Any = blocks[0]  # all turn alike
     frame = Frame(rows, nodes, rope, turning(rope, first.attention.cfg.rotary), mask, cache, slots)
     flat = x.reshape(-1, dim)
-    if fused_kernels() is None:
-        flat = padded(flat)
     tapped = []
     for i, block in enumerate(blocks):
         flat = block(flat, frame, i)
@@ -210,7 +208,7 @@ def run_blocks(
             tapped.append(flat)
     if tapped:
         flat = torch.cat([flat, *tapped], -1)
-    return flat[: rows * nodes].view(rows, nodes, -1)
+    return flat.view(rows, nodes, -1)
 
 
 def init_weights(module: nn.Module, std: float = 0.02) -> None:

@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specbench.engine.ops import sum_last
+
 
 class Rule(Protocol):
     """A rule answers two questions about a candidate x of a node whose law (so far) is r and which was drawn from q:
@@ -52,8 +54,8 @@ def at(law: Tensor, token: Tensor) -> Tensor:
 
 def normalise(mass: Tensor, fallback: Tensor) -> Tensor:
     """Norm(mass); where nothing is left (a rejection that has probability zero), `fallback`."""
-    total = mass.sum(-1, keepdim=True)
-    return torch.where(total > 1e-30, mass / total.clamp_min(1e-30), fallback)
+    left = sum_last(mass).unsqueeze(-1)
+    return torch.where(left > 1e-30, mass / left.clamp_min(1e-30), fallback)
 
 
 def ratio(p: Tensor, q: Tensor) -> Tensor:

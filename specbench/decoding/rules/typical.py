@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, Setting, at
+from specbench.engine.ops import sum_last
 
 
 class Typical:
@@ -26,7 +27,7 @@ class Typical:
         self.epsilon, self.alpha = epsilon, alpha
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        entropy = torch.special.entr(r).sum(-1)
+        entropy = sum_last(torch.special.entr(r))
         own = at(r, token)
         return ((own > (self.alpha * (-entropy).exp()).clamp_max(self.epsilon)) | (own >= 1)).to(r.dtype)
 

@@ -1,0 +1,130 @@
+"""Run as a process, on the code paths that its environment chooses: does a row depend on the rows beside it?
+
+Prints one JSON object: the instruction set of torch's own kernels, how many products are computed in which way, and
+the faults found with one and with two threads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import tiny
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from specbench.audit.densities import built_in
+from specbench.decoding import rules
+from specbench.decoding.continuous import Rule
+from specbench.decoding.continuous import decode as decode_continuous
+from specbench.decoding.drafters.draft_model import DraftModel
+from specbench.decoding.drafters.eagle import Eagle
+from specbench.decoding.drafters.window import Window
+from specbench.decoding.loop import Parts, decode
+from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.trees import parse
+from specbench.engine import invariance, ops
+from specbench.registry import ASSETS
+
+KEYS = [(7, i) for i in range(5)]
+FULL_SIZE = [(1280, 3456), (192, 2048)]  # LlamaGen-XL's widest product, and one of few outputs
+PARTS = ("scenes_target", "scenes_eagle", "scenes_mar")
+
+
+def shapes() -> list[tuple[int, int]]:
+    """(out, in) of every matrix of the embedded models, of the density models, and some of full size."""
+    found = {(8, 5), (8, 6), (4, 8), (2, 8), *FULL_SIZE}
+    for part in PARTS:
+        with safe_open(ASSETS / f"{part}.safetensors", "pt") as f:
+            sizes = [f.get_slice(name).get_shape() for name in f.keys()]  # noqa: SIM118 (no mapping)
+        found |= {(size[0], size[1]) for size in sizes if len(size) == 2}
+    return sorted(found)
+
+
+def products() -> Iterator[str]:
+    """Random rows, other ones than those by which a way of computing was chosen."""
+    rng = torch.Generator().manual_seed(99)
+    for out, width in shapes():
+        x, weight = torch.randn(61, width, generator=rng), torch.randn(out, width, generator=rng) / width**0.5
+        for bias in (None, torch.randn(out, generator=rng)):
+            whole = ops.linear(x, weight, bias)
+            order = torch.randperm(len(x), generator=rng)
+            parts = [(0, 1), (3, 4), (0, 2), (5, 10), (7, 23), (20, 53), (1, 61)]
+            good = all(torch.equal(ops.linear(x[a:b], weight, bias), whole[a:b]) for a, b in parts)
+            good &= torch.equal(ops.linear(x[order], weight, bias), whole[order])
+            wide = torch.cat([x, x], 1)[:, :width]  # rows that do not follow each other in memory
+            good &= torch.equal(ops.linear(wide, weight, bias), whole)
+            if not good:
+                yield f"linear {width} -> {out}, {'no ' if bias is None else ''}bias"
+
+
+def functions() -> Iterator[str]:
+    rng = torch.Generator().manual_seed(98)
+    every: dict[str, Any] = {
+        "sum_last": ops.sum_last, "silu": ops.silu, "gelu": ops.gelu, "gelu_tanh": ops.gelu_tanh,
+        "softmax": lambda x: x.softmax(-1), "log_softmax": lambda x: x.log_softmax(-1),
+        "cumsum": lambda x: x.double().cumsum(-1), "exp": torch.exp, "log": torch.log, "tanh": torch.tanh,
+    }  # fmt: skip
+    for (name, function), width in product(every.items(), (1, 7, 1000, 40_001)):
+        x = torch.rand(6, width, generator=rng)
+        whole = function(x)
+        if not all(torch.equal(function(x[a:b].clone()), whole[a:b]) for a, b in ((0, 1), (1, 2), (2, 5), (1, 6))):
+            yield f"{name} of {width}"
+    q, k, v = (torch.randn(5, 4, n, 16, generator=rng) for n in (7, 300, 300))
+    mask = torch.rand(5, 1, 7, 300, generator=rng) < 0.7
+    whole = ops.attention(q, k, v, mask)
+    for a, b in ((0, 1), (1, 3), (4, 5)):
+        if not torch.equal(ops.attention(q[a:b], k[a:b], v[a:b], mask[a:b]), whole[a:b]):
+            yield f"attention of rows {a} to {b}"
+
+
+def images() -> Iterator[str]:
+    """Images of models of discrete and of continuous tokens, in one batch and in others."""
+    target = tiny.llamagen(side=4)
+    drafters = {
+        "tree": lambda: Eagle(tiny.eagle(target), parse("[[0],[1],[0,0],[0,1],[1,0]]")),
+        "draft model": lambda: DraftModel(tiny.llamagen(side=4, seed=5), 3),
+        "window": lambda: Window(7, "horizontal_repeat", coupling="maximal", width=2, depth=3),
+    }
+    given = tiny.prompts(len(KEYS))
+    for name, drafter in drafters.items():
+
+        def drawn(a: int, b: int, make: Any = drafter) -> list[Tensor]:
+            parts = Parts(target, make(), rules.cool(2.0, 3), Sampling(cfg_scale=2.0))
+            out = decode(parts, given.rows(a, b), Streams(KEYS[a:b]))
+            return [out.tokens, out.steps, out.accepted, out.trace.log_prob]
+
+        yield from (f"{name}, images {part}" for part in differing(drawn))
+    for model, criterion in product(("d1t5", "d2t4"), ("exact", "path")):
+
+        def drawn(a: int, b: int, name: str = model, by: str = criterion) -> list[Tensor]:
+            pair = built_in(name)
+            out = decode_continuous(pair.target, pair.drafter, Rule(gamma=2, criterion=by), None, Streams(KEYS[a:b]))
+            return [out.tokens, out.steps, out.accepted]
+
+        yield from (f"{model}, {criterion}, images {part}" for part in differing(drawn))
+
+
+def differing(drawn: Any) -> Iterator[str]:
+    whole = drawn(0, len(KEYS))
+    for a, b in ((0, 1), (1, 3), (3, 5)):
+        if not all(torch.equal(x, y[a:b]) for x, y in zip(drawn(a, b), whole, strict=True)):
+            yield f"{a} to {b}"
+
+
+def main() -> None:
+    faults: dict[str, list[str]] = {}
+    with torch.no_grad():
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            faults[str(threads)] = [*products(), *functions(), *images()]
+    ways = Counter(way.__name__ for way in invariance._chosen.values())
+    print(json.dumps({"kernels": torch.backends.cpu.get_cpu_capability(), "ways": ways, "faults": faults}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""An image does not depend on the images in its batch, whichever code paths the machine's libraries take."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import specbench
+from specbench.engine import invariance, ops
+
+TESTS = Path(__file__).resolve().parent
+#: What the environment can choose on one machine. An empty MKL_CBWR is what the library does where nobody sets it.
+CODE_PATHS: dict[str, dict[str, str]] = {
+    "as shipped": {},
+    "library's default": {"MKL_CBWR": ""},
+    "library's AVX2": {"MKL_CBWR": "AVX2"},
+    "library's SSE2": {"MKL_CBWR": "COMPATIBLE"},
+    "torch's AVX2": {"ATEN_CPU_CAPABILITY": "avx2"},
+    "torch without vectors": {"ATEN_CPU_CAPABILITY": "default"},
+    "torch without vectors, library's default": {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": ""},
+    "library without AVX": {"MKL_CBWR": "", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
+}
+
+
+@pytest.mark.parametrize("name", CODE_PATHS)
+def test_rows_do_not_depend_on_each_other(name: str) -> None:
+    """With one and with two threads: see `code_paths`."""
+    chosen = CODE_PATHS[name]
+    plain = {k: v for k, v in os.environ.items() if k not in ("MKL_CBWR", "ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")}
+    # Threads that wait for each other without sleeping take turns of milliseconds on a processor that others use.
+    env = plain | {"PYTHONPATH": f"{TESTS}:{TESTS.parent}", "OMP_WAIT_POLICY": "passive"} | chosen
+    done = subprocess.run([sys.executable, TESTS / "code_paths.py"], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["faults"] == {"1": [], "2": []}
+    assert sum(found["ways"].values()) > 50
+    if chosen.get("ATEN_CPU_CAPABILITY") == "default":
+        assert found["kernels"] == "DEFAULT"  # the variable does what it is taken for
+
+
+def _by_count(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A library with another order of summation for few rows."""
+    out = F.linear(rows, weight, bias)
+    return out if len(rows) < invariance.BLOCK else out * (1 + 2**-20)
+
+
+def _by_position(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A library with another order of summation for every third row."""
+    return F.linear(rows, weight, bias) * (1 + 2**-20 * (torch.arange(len(rows)) % 3 == 2))[:, None]
+
+
+def _by_alignment(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A library with another order of summation for rows that do not begin at a multiple of 64 bytes."""
+    return F.linear(rows, weight, bias) * (1 + 2**-20 * (rows.data_ptr() % 64 != 0))
+
+
+@pytest.mark.parametrize(
+    ("library", "way"),
+    [(_by_count, invariance.in_blocks), (_by_position, invariance.one_by_one), (_by_alignment, invariance.in_blocks)],
+)
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_library_that_mixes_rows_is_called_in_another_way(
+    library: Any, way: Any, biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(invariance, "F", type("Library", (), {"linear": staticmethod(library), "pad": F.pad}))
+    monkeypatch.setattr(invariance, "_chosen", {})
+    g = torch.Generator().manual_seed(1)
+    weight, bias = torch.randn(24, 33, generator=g), torch.randn(24, generator=g) if biased else None
+    assert invariance.choose(weight, biased) is way
+    rows = torch.randn(40, 33, generator=g)
+    with torch.no_grad():
+        whole = ops.linear(rows, weight, bias)
+        torch.testing.assert_close(whole, F.linear(rows, weight, bias), rtol=1e-5, atol=1e-5)
+        for begin, end in ((0, 1), (1, 2), (2, 19), (5, 40)):
+            assert torch.equal(ops.linear(rows[begin:end], weight, bias), whole[begin:end])
+        assert not torch.equal(library(rows[1:9], weight, bias), library(rows, weight, bias)[1:9])
+
+
+def test_training_and_short_formats_use_plain_products() -> None:
+    """Nothing is promised of them, and nothing is paid."""
+    x, weight = torch.randn(3, 8), torch.randn(5, 8)
+    assert torch.equal(ops.linear(x, weight), F.linear(x, weight))  # gradients are on
+    with torch.no_grad():
+        assert torch.equal(ops.linear(x.bfloat16(), weight.bfloat16()), F.linear(x.bfloat16(), weight.bfloat16()))
+
+
+@pytest.mark.parametrize("width", [1, 1000, 1 << 15, 40_001, 1 << 16])
+def test_long_sums_are_sums(width: int) -> None:
+    x = torch.rand(2, 3, width, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(ops.sum_last(x).double(), x.double().sum(-1), rtol=1e-5, atol=0)
+
+
+def test_the_package_asks_the_library_for_one_order_before_its_first_product() -> None:
+    """In a new process: a value of the user's stays."""
+    show = "import os, specbench; print(os.environ['MKL_CBWR'])"
+    plain = {k: v for k, v in os.environ.items() if k != "MKL_CBWR"} | {"PYTHONPATH": str(TESTS.parent)}
+    for env, wanted in ((plain, specbench._library_mode()), (plain | {"MKL_CBWR": "COMPATIBLE"}, "COMPATIBLE")):
+        assert subprocess.check_output([sys.executable, "-c", show], env=env, text=True).strip() == wanted
+    assert specbench._library_mode().endswith(",STRICT")
