@@ -1,7 +1,8 @@
 """From the words of a command line to checked configurations.
 
-Hydra composes; this module asks it, and says in one sentence what is wrong with the words. A grid (`-m`) is expanded
-and checked here in full before its first job starts. Imports Hydra, but no torch.
+Hydra reads the words and composes, but for plain choices of files, which `composition` does faster; this module says
+in one sentence what is wrong with the words. A grid (`-m`) is expanded and checked here in full before its first job
+starts. Imports Hydra, but no torch.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specbench import parameters, protocols
+from specbench import composition, parameters, protocols
 from specbench.errors import UsageError, unknown
 
 VERSION_BASE = "1.3"  # of Hydra's behaviour
@@ -100,7 +101,7 @@ def for_grid(overrides: Sequence[str]) -> list[str]:
     with _session():
         words = _parse(overrides)
         groups = [o for o in words if o.key_or_group in parameters.groups() or _is_hydras(o.key_or_group)]
-        sure = _container(hydra.compose(CONFIG, [o.input_line or "" for o in groups if not o.is_sweep_override()]))
+        sure = _chosen([o for o in groups if not o.is_sweep_override()])
         return [o.input_line or "" if o in groups or o.key_or_group in sure else f"++{o.input_line}" for o in words]
 
 
@@ -167,16 +168,19 @@ def _word(value: Any) -> str:
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:
-    loader = GlobalHydra.instance().config_loader()
-    parsed = []
-    for text in overrides:
-        try:
-            parsed += OverridesParser.create(config_loader=loader).parse_overrides([text])
-        except HydraException:
-            raise UsageError(
-                f"cannot read '{text}': write name=value, and quote a value with commas or brackets: 'out=\"a, b\"'"
-            ) from None
-    return parsed
+    return [_parsed(text) for text in overrides]
+
+
+@cache
+def _parsed(text: str) -> Override:
+    """One word. Tables and grids repeat the same ones, and Hydra's parser takes a millisecond for each."""
+    try:
+        [parsed] = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides([text])
+        return parsed
+    except HydraException:
+        raise UsageError(
+            f"cannot read '{text}': write name=value, and quote a value with commas or brackets: 'out=\"a, b\"'"
+        ) from None
 
 
 def _is_hydras(key: str) -> bool:
@@ -194,9 +198,8 @@ def _expand(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
         if o.is_sweep_override() and (o.key_or_group == "experiment" or _is_hydras(o.key_or_group)):
             raise UsageError(f"'{o.key_or_group}' takes one value at a time: run {o.input_line} one by one")
     chosen = [o.input_line or "" for o in words if o.key_or_group == "experiment" or _is_hydras(o.key_or_group)]
-    sweeper = hydra.compose(CONFIG, chosen, return_hydra_config=True).hydra.sweeper
     # The command line wins over the experiment, as in Hydra's own sweeper.
-    sweeps = {str(k): f"{k}={v}" for k, v in (sweeper.get("params") or {}).items()}
+    sweeps = {str(k): f"{k}={v}" for k, v in (_sweeper(tuple(chosen)).get("params") or {}).items()}
     if not multirun:
         if sweeps:
             raise UsageError(f"this experiment is a grid over {', '.join(sweeps)}: add -m")
@@ -243,8 +246,8 @@ def _compose(overrides: Sequence[str]) -> dict[str, Any]:
     words = _parse(plain(overrides))
     for o in words:
         _check_form(o)
-    chosen = [o for o in words if _is_for_hydra(o)]
-    cfg = deepcopy(_chosen(tuple(o.input_line or "" for o in chosen)))
+    chosen = [o for o in words if _is_choice(o)]
+    cfg = _chosen(chosen)
     for o in words:
         if o in chosen:
             continue
@@ -252,24 +255,35 @@ def _compose(overrides: Sequence[str]) -> dict[str, Any]:
             raise parameters.no_parameter(o.key_or_group, cfg)
         if o.is_sweep_override():
             raise UsageError(f"'{o.input_line}' names several values: add -m to run one job for each")
-        cfg[o.key_or_group] = o.value()
+        cfg[o.key_or_group] = deepcopy(o.value())
     given = {o.key_or_group for o in words}
     return parameters.validate(parameters.settle(cfg, given))
 
 
-def _is_for_hydra(o: Override) -> bool:
+def _is_choice(o: Override) -> bool:
     """Whether a word chooses a file, is about Hydra itself, or refers to other values."""
     return o.key_or_group in parameters.groups() or _is_hydras(o.key_or_group) or "${" in (o.input_line or "")
 
 
+def _chosen(words: Sequence[Override]) -> dict[str, Any]:
+    """The values in the files that these words choose, from Hydra only where it alone can tell."""
+    if all(o.key_or_group in parameters.groups() and not o.is_sweep_override() for o in words):
+        choices = {o.key_or_group: o.value() for o in words}
+        if (cfg := composition.compose(choices)) is not None:
+            return cfg
+    return deepcopy(_by_hydra(tuple(o.input_line or "" for o in words)))
+
+
 @cache
-def _chosen(groups: tuple[str, ...]) -> dict[str, Any]:
-    """What Hydra composes of the words that are for it. The parameters are flat, so that what is given besides only
-    puts another value under a key; tables ask for hundreds of lines that differ in nothing else."""
-    return _container(hydra.compose(CONFIG, list(groups)))
-
-
-def _container(cfg: DictConfig) -> dict[str, Any]:
-    found = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+def _by_hydra(words: tuple[str, ...]) -> dict[str, Any]:
+    found = OmegaConf.to_container(hydra.compose(CONFIG, list(words)), resolve=True, throw_on_missing=True)
     assert isinstance(found, dict)
     return {str(key): value for key, value in found.items() if key != "hydra"}
+
+
+@cache
+def _sweeper(words: tuple[str, ...]) -> dict[str, Any]:
+    """Hydra's own section on grids, with these words."""
+    found = OmegaConf.to_container(hydra.compose(CONFIG, list(words), return_hydra_config=True).hydra.sweeper)
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}

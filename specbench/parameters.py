@@ -256,7 +256,7 @@ def groups() -> tuple[str, ...]:
 
 @cache
 def choices(group: str) -> dict[str, str]:
-    """Name -> one-line description of every choice of a group; the description is the file's first comment."""
+    """Name -> one-line description of every choice of a group: the file's first line of comment, a whole sentence."""
     found = {}
     for path in sorted((conf_dir() / group).glob("*.yaml")):
         comments = (line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
@@ -313,6 +313,14 @@ def of_methods() -> frozenset[str]:
     """The parameters that a drafter or a rule declares: what makes a method, beside the model and the sampling."""
     parts = (declared(group, name) for group in ("drafter", "rule") for name in choices(group))
     return frozenset().union(*parts)
+
+
+def possible(model: str) -> frozenset[str]:
+    """The parameters that a run of a model can have: all but those that only other models declare."""
+    if model not in choices("model"):
+        return frozenset(TABLE)
+    others = frozenset().union(*(declared("model", name) for name in choices("model")))
+    return frozenset(TABLE) - (others - declared("model", model) - common())
 
 
 def parts_of(method: str) -> dict[str, str]:
