@@ -48,6 +48,7 @@ usage: specbench COMMAND ...
 
   specbench run method=cool_sd delta=1.1 n=16 out=first
   specbench list methods
+  eval "$(specbench -sc install=bash)"       commands, parameters and choices on the tab key, in this shell
 """
 
 
@@ -426,16 +427,36 @@ def _hydra(words: list[str]) -> int:
 
 
 def _complete(words: list[str]) -> int:
-    """The shell's question `specbench -sc query=bash`: completes the sub-command, then hands the rest to Hydra."""
+    """The shell's question `specbench -sc query=bash`: completes the sub-command and what `_offered` knows; the words
+    of a run are Hydra's to complete."""
     line = os.environ.get("COMP_LINE", "").split(" ", 2)
     if len(line) == 2:
         print(" ".join(name for name in _commands() if name.startswith(line[1])))
         return 0
     if len(line) == 3:
-        if line[1] != "run":
+        if line[1] not in ("run", "bench", "probe", "audit"):
+            last = line[2].rpartition(" ")[2]
+            print(" ".join(word for word in _offered(line[1]) if word.startswith(last)))
             return 0
         os.environ["COMP_LINE"] = f"{line[0]} {line[2]}"
     return _hydra(words)
+
+
+def _offered(command: str) -> list[str]:
+    """The words that a sub-command takes, beside names of files, which the shell completes."""
+    if command == "list":
+        return [*_LISTED, "--json"]
+    if command == "tables":
+        from specbench.tables.catalog import TABLES
+
+        return [*TABLES, "--list", "--model", "--n", "--no-run", "--format"]
+    if command == "fetch":
+        from specbench import parameters, sources
+
+        found = {"model": sources.MODELS, "drafter": sources.DRAFTERS, "data": sources.DATA}
+        words = [f"{name}={choice}" for name, choices in found.items() for choice in choices]
+        return [*words, *(f"metrics={name}" for name in parameters.choices("metrics")), "--yes"]
+    return []
 
 
 # --- list -------------------------------------------------------------------------------------------------------------

@@ -355,10 +355,33 @@ def test_the_second_run_needs_no_torch(call: Call, tmp_path: Path, monkeypatch: 
         ),
         ("specbench l", {"list"}),
         ("specbench run method=", {f"method={name}" for name in parameters.choices("method")}),
-        ("specbench list ", set()),
+        ("specbench list m", {"models", "methods", "metrics"}),
+        ("specbench tables coolsd_t", {"coolsd_table1", "coolsd_table2", "coolsd_table3"}),
+        ("specbench fetch --yes data=", {"data=coco2014", "data=coco2017", "data=parti"}),
+        ("specbench bench method=sd rule=un", {"rule=uniform"}),
+        ("specbench status ", set()),  # names of files, which are the shell's
     ],
 )
 def test_completion(line: str, completions: set[str]) -> None:
     code = "import sys; from specbench import cli; sys.exit(cli.main(sys.argv[1:]))"
     done = python(code, "-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line)))
     assert (done.returncode, set(done.stdout.split())) == (0, completions)
+
+
+def test_the_completion_for_a_shell_is_installed_as_help_says(call: Call, tmp_path: Path) -> None:
+    (line,) = (line for line in call("--help")[1].splitlines() if "-sc install=bash" in line)
+    install = line.split("  ")[1]
+    command = tmp_path / "specbench"
+    command.write_text(f"#!{sys.executable}\nimport sys\nfrom specbench.cli import main\nsys.exit(main())\n")
+    command.chmod(0o755)
+    typed = "specbench run method=cool"
+    script = (
+        f"{install}; COMP_LINE='{typed}' COMP_POINT={len(typed)} COMP_CWORD=2; hydra_bash_completion;"
+        ' echo "${COMPREPLY[@]}"; complete -p specbench'
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stderr == ""
+    reply, registered = done.stdout.splitlines()
+    assert reply == "method=cool_sd"
+    assert registered.endswith(" -F hydra_bash_completion specbench")
