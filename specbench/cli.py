@@ -252,7 +252,7 @@ _RESUME = """\
 usage: specbench resume DIR [name=value ...]
 
 Goes on with the run in a folder, by the configuration that stands there. Parameters that do not change what an image
-is may be given anew: n, metrics, metrics_dir, reference, baseline, data_dir, workers, ray_address.
+is may be given again: n (a number, or all), metrics, metrics_dir, reference, baseline, data_dir, workers, ray_address.
 """
 
 
@@ -453,7 +453,7 @@ def _offered(command: str) -> list[str]:
     if command == "fetch":
         from specbench import parameters, sources
 
-        found = {"model": sources.MODELS, "drafter": sources.DRAFTERS, "data": sources.DATA}
+        found = {"model": [*sources.MODELS], "drafter": [*sources.DRAFTERS], "data": [*sources.DATA]}
         words = [f"{name}={choice}" for name, choices in found.items() for choice in choices]
         return [*words, *(f"metrics={name}" for name in parameters.choices("metrics")), "--yes"]
     return []

@@ -22,7 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specbench import composition, parameters, protocols
+from specbench import composition, data, parameters, protocols
 from specbench.errors import UsageError, unknown
 
 VERSION_BASE = "1.3"  # of Hydra's behaviour
@@ -76,8 +76,9 @@ def tidy(overrides: Sequence[str]) -> list[str]:
 
 
 def plain(overrides: Sequence[str], multirun: bool = False) -> list[str]:
-    """The overrides, tidied, and what goes without saying: `prompts=FILE` chooses `data=prompts`, which has it; a
-    protocol has values for what is not given; a model that draws classes or vectors has data and a method of its own.
+    """The overrides, tidied, and what goes without saying: `prompts=FILE` chooses `data=prompts`, which has it, and all
+    of its lines; a protocol has values for what is not given; a model that draws classes or vectors has data and a
+    method of its own.
 
     For a grid, only what goes without saying in every job; `compose` adds the rest job by job.
     """
@@ -157,6 +158,8 @@ def _unsaid(words: Sequence[str]) -> list[str]:
         model = chosen.get("model", parameters.usual_choice("model"))
         added |= protocols.values(str(chosen["protocol"]), model, chosen | sure)
     added |= sure
+    if "prompts" in given:
+        added.setdefault("n", "all")
     return [f"{key}={_word(value)}" for key, value in added.items() if key not in chosen]
 
 
@@ -257,7 +260,7 @@ def _compose(overrides: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"'{o.input_line}' names several values: add -m to run one job for each")
         cfg[o.key_or_group] = deepcopy(o.value())
     given = {o.key_or_group for o in words}
-    return parameters.validate(parameters.settle(cfg, given))
+    return data.counted(parameters.validate(parameters.settle(cfg, given)))
 
 
 def _is_choice(o: Override) -> bool:

@@ -40,6 +40,7 @@ class Parameter:
     choices: tuple[str, ...] = ()
     pattern: str = ""  # for words with a free part
     null: str = ""  # what null means; empty: null is an error
+    also: tuple[str, ...] = ()  # words that a number may be, too
 
     def wanted(self) -> str:
         """What a value must be, in words."""
@@ -59,6 +60,7 @@ class Parameter:
                 text += f" {'above' if self.above else 'of at least'} {self.low:g}"
             if self.high is not None:  # every parameter with an upper end has a lower one
                 text += f" and at most {self.high:g}"
+        text += "".join(f", or {word}" for word in self.also)
         return text + (f", or null ({self.null})" if self.null else "")
 
     def read(self, value: Any) -> Any:
@@ -67,6 +69,8 @@ class Parameter:
             if not self.null:
                 raise ValueError
             return None
+        if isinstance(value, str) and value in self.also:
+            return value
         if self.kind == "flag":
             ok = isinstance(value, bool)
         elif self.kind == "whole":
@@ -211,7 +215,12 @@ TABLE: dict[str, Parameter] = {
     "seed": Parameter(
         "whole", "random streams are keyed by (seed, prompt index); chooses the subset of prompts", low=0
     ),
-    "n": Parameter("whole", "number of prompts; a larger n extends a smaller one", low=1),
+    "n": Parameter(
+        "whole",
+        "number of prompts; a larger n extends a smaller one; all: every prompt there is, as with prompts=FILE alone",
+        low=1,
+        also=("all",),
+    ),
     "batch": Parameter("whole", "prompts decoded together; latency is measured at 1 only", low=1),
     "device": Parameter("word", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|mps|cuda(:\d+)?"),
     "dtype": Parameter("word", "number format of the models", choices=("float32", "bfloat16", "float16")),

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from fake_pipeline import FakePipeline
+from omegaconf import OmegaConf
 
 import specbench
 from specbench import parameters, records, registry, run
@@ -147,6 +148,27 @@ def test_prompts_of_ones_own_need_no_other_word(call: Call, tmp_path: Path) -> N
     words = ("-m", "prompts='my own.txt',two.txt", "metrics=none", "n=1", "out=grid")
     assert call("run", *words)[0] == 0
     assert {records.read_rows(p)[0]["prompts"] for p in tmp_path.glob("grid/*/row.csv")} == {"my own.txt", "two.txt"}
+
+
+def test_all_prompts_are_recorded_as_a_number(call: Call, tmp_path: Path) -> None:
+    def recorded() -> tuple[int, int, str]:
+        row = records.read_rows(tmp_path / "here/row.csv")[0]
+        return row["n"], OmegaConf.load(tmp_path / "here/config.yaml").n, row["config_hash"]
+
+    prompts = tmp_path / "my.txt"
+    prompts.write_text("one\ntwo\nthree\nfour\nfive\n")
+    assert call("run", "prompts=my.txt", "metrics=none", "n=2", "out=here")[0] == 0
+    assert call("resume", "here", "n=all")[0] == 0
+    assert recorded()[:2] == (5, 5)
+    five = recorded()[2]
+    prompts.write_text(prompts.read_text() + "six\n")
+    assert call("run", "prompts=my.txt", "metrics=none", "out=here")[0] == 0
+    assert recorded()[:2] == (6, 6)
+    assert recorded()[2] != five
+    assert "nothing left to do: 6 images" in call("run", "prompts=my.txt", "metrics=none", "n=6", "out=here")[1]
+    code, _, err = call("run", "metrics=none", "n=all", "out=there")
+    assert (code, "n=all would never end" in err) == (2, True)
+    assert not (tmp_path / "there").exists()
 
 
 def test_a_run_without_out_has_a_folder_under_runs(call: Call, tmp_path: Path) -> None:

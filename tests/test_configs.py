@@ -107,7 +107,7 @@ def test_every_combination_composes_and_the_command_line_wins(number: int, rule:
 
 
 #: What a choice needs beside itself.
-NEEDED = {"prompts": ["prompts=my.txt"]}
+NEEDED = {"prompts": ["prompts=my.txt", "n=1"]}
 
 
 @pytest.mark.parametrize(
@@ -232,8 +232,11 @@ def test_what_a_preset_sets_for_an_exchanged_part_is_dropped(monkeypatch: pytest
         ("floor=-1", "floor must be"),
         ("schedule=steep", "schedule must be one of exponential, linear"),
         ("resample=other", "resample must be one of optimal, vanilla"),
-        ("n=0", "n must be a whole number of at least 1 (got 0)"),
+        ("n=0", "n must be a whole number of at least 1, or all (got 0)"),
         ("n=1.5", "n must be a whole number"),
+        ("n=al", "n must be a whole number of at least 1, or all (got 'al')"),
+        ("n=all", "data=scenes has no last prompt"),
+        ("batch=all", "batch must be a whole number of at least 1 (got 'all')"),
         ("n=true", "n must be a whole number"),
         ("batch=0", "batch must be"),
         ("seed=-1", "seed must be"),
