@@ -220,10 +220,15 @@ def run(words: list[str]) -> int:
 
     from specbench import configuration
 
+    if asked.help:
+        from specbench import manual
+
+        print(manual.run(configuration.described(asked.overrides)), end="")
+        return 0
     own = configuration.tidy(asked.overrides)
     overrides = configuration.plain(own, asked.multirun)
     jobs = configuration.grid(overrides, asked.multirun)
-    if asked.help or asked.hydra_help or asked.cfg:
+    if asked.hydra_help or asked.cfg:
         flags = [word for word in words if word not in asked.overrides and word not in ("-m", "--multirun")]
         return _hydra([*flags, *configuration.shown(overrides)])
     if asked.multirun:

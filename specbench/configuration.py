@@ -245,7 +245,20 @@ def _check_form(o: Override) -> None:
             )
 
 
+def described(overrides: Sequence[str]) -> dict[str, Any]:
+    """The flat configuration of one run, for its help: neither complete nor checked as a whole. Of parameters with
+    several values it has the default."""
+    with _session():
+        several = {o.key_or_group for o in _parse(tidy(overrides)) if o.is_sweep_override()}
+        return _flat([word for word in overrides if word.lstrip("+").split("=", 1)[0] not in several])
+
+
 def _compose(overrides: Sequence[str]) -> dict[str, Any]:
+    return data.counted(parameters.validate(_flat(overrides)))
+
+
+def _flat(overrides: Sequence[str]) -> dict[str, Any]:
+    """The values of one job, each under a parameter that the job has."""
     words = _parse(plain(overrides))
     for o in words:
         _check_form(o)
@@ -260,7 +273,7 @@ def _compose(overrides: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"'{o.input_line}' names several values: add -m to run one job for each")
         cfg[o.key_or_group] = deepcopy(o.value())
     given = {o.key_or_group for o in words}
-    return data.counted(parameters.validate(parameters.settle(cfg, given)))
+    return parameters.settle(cfg, given)
 
 
 def _is_choice(o: Override) -> bool:

@@ -123,9 +123,9 @@ TABLE: dict[str, Parameter] = {
     "instruction": Parameter("word", "what the prompt is wrapped in: text with {width}, {height} and {prompt}"),
     "suffix": Parameter("text", "what is put behind every prompt"),
     "negative": Parameter("text", "the prompt that guidance leads away from"),
-    "method": Parameter("word", "preset that names a drafter, a rule and their parameters"),
-    "drafter": Parameter("word", "which tokens are tried, and from which law each was drawn"),
-    "rule": Parameter("word", "with which probability a drafted token is kept"),
+    "method": Parameter("word", "preset of a drafter, a rule and their parameters"),
+    "drafter": Parameter("word", "which tokens are drafted, and from which distribution each was sampled"),
+    "rule": Parameter("word", "the probability with which a drafted token is accepted"),
     "window": Parameter("whole", "length L of a drafted chain, in tokens", low=1),
     "tree": Parameter("tree", "shape of a drafted tree: its name or its paths from the root; for sjd full or comb"),
     "nodes": Parameter("whole", "draft tokens of a dynamic tree (EAGLE-2's total tokens)", low=1),
@@ -133,25 +133,27 @@ TABLE: dict[str, Parameter] = {
     "width": Parameter("whole", "candidates a node of a drafted tree; 1 is a chain", low=1),
     "init": Parameter(
         "word",
-        "how new places of a Jacobi window begin",
+        "how new positions of a Jacobi window are initialised",
         choices=("random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample"),
     ),
-    "refine": Parameter("flag", "renew the uncommitted places of a Jacobi window; else they begin anew"),
+    "refine": Parameter("flag", "renew the uncommitted positions of a Jacobi window; else they are initialised again"),
     "coupling": Parameter(
         "word",
-        "how a Jacobi window's places are renewed: none (SJD), maximal (adaptive continuation) or gumbel",
+        "how a Jacobi window's positions are renewed: none (SJD), maximal (adaptive continuation) or gumbel",
         choices=("none", "maximal", "gumbel"),
     ),
     "gamma": Parameter("whole", "draft length γ of continuous speculative decoding, in tokens", low=1),
     "prefill": Parameter("number", "share of the image that the target draws before the first draft", low=0, high=1),
-    "align": Parameter("flag", "drafter and target draw a token from the same noises (trajectory alignment)"),
+    "align": Parameter("flag", "drafter and target sample a token from the same noise (trajectory alignment)"),
     "criterion": Parameter(
         "word",
         "what judges a drafted vector: the last step's densities (exact), with the paper's factor, or the whole path's",
         choices=("exact", "paper", "path"),
     ),
     "verify": Parameter(
-        "word", "the target's law of a drafted token sees those before it, or not", choices=("causal", "parallel")
+        "word",
+        "whether the target's distribution of a drafted token is conditioned on the drafted tokens before it",
+        choices=("causal", "parallel"),
     ),
     "on_reject": Parameter(
         "word", "a rejection drops the tokens behind it, or only that one is drawn again", choices=("stop", "continue")
@@ -170,7 +172,7 @@ TABLE: dict[str, Parameter] = {
     "k": Parameter("whole", "nearest codes that may count for a token", low=1),
     "bound": Parameter(
         "word",
-        "what is bounded: the law's change (tvd, jsd) or the mass of all (total) or of the others (neighbours)",
+        "what is bounded: the distribution's change (tvd, jsd), or the mass of all (total) or others (neighbours)",
         choices=("tvd", "jsd", "total", "neighbours"),
     ),
     "proximity": Parameter("word", "nearness of codes", choices=("l2", "cosine", "random")),
@@ -182,7 +184,8 @@ TABLE: dict[str, Parameter] = {
     "floor": Parameter("number", "least relaxation ω of any position; 0 is the paper's schedule", low=0),
     "resample": Parameter(
         "word",
-        "law drawn from on rejection: Cool-SD Eq. 10 (optimal), Eq. 11 (vanilla), LANTERN's paper or released code",
+        "distribution sampled from after a rejection: Cool-SD Eq. 10 (optimal) or Eq. 11 (vanilla), LANTERN's paper or"
+        " released code",
         choices=("optimal", "vanilla", "paper", "released"),
     ),
     "temperature": Parameter("number", "softmax temperature; 0 is greedy", low=0),
@@ -239,6 +242,28 @@ TABLE: dict[str, Parameter] = {
     ),
     "ray_address": Parameter("word", "a Ray cluster whose machines decode", null="this machine"),
     "out": Parameter("path", "folder of the run", null="a new folder under runs/"),
+}
+
+#: Parameter -> what its number counts or measures; the others have no unit.
+UNITS = {
+    "size": "pixels",
+    "prompt_length": "tokens",
+    "window": "tokens",
+    "nodes": "tokens",
+    "depth": "levels",
+    "width": "tokens",
+    "gamma": "tokens",
+    "prefill": "of the image",
+    "tries": "proposals",
+    "k": "codes",
+    "group": "codes",
+    "top_k": "tokens",
+    "iterations": "passes",
+    "diffusion_steps": "steps",
+    "n": "prompts",
+    "batch": "images",
+    "warmup": "images",
+    "workers": "processes",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from fake_pipeline import FakePipeline
 from omegaconf import OmegaConf
 
 import specbench
-from specbench import parameters, records, registry, run
+from specbench import configuration, parameters, records, registry, run
 from specbench._version import __version__
 from specbench.errors import UsageError
 
@@ -49,14 +50,56 @@ def test_help_version_and_no_words(call: Call) -> None:
 def test_help_of_run_shows_the_choices_and_the_parameters(call: Call, tmp_path: Path) -> None:
     code, out, err = call("run", "--help")
     assert (code, err) == (0, "")
-    assert "method: cool_sd, cspd, cspd_paper, eagle1, eagle2, eagle3, eagle_chain, " in out
-    assert "\ndelta: 1.1\n" in out
+    assert {(name, value) for name, value, *_ in rows(out)} >= {
+        ("delta", "1.1"),
+        ("top_k", "null"),
+        ("baseline", "true"),
+    }
+    names = set(re.findall(r"\w+", out.partition("\nnames:")[2]))
+    assert all(choice in names for group in parameters.groups() for choice in parameters.choices(group))
     code, out, _ = call("run", "method=sd", "window=3", "--help")
     assert code == 0
-    assert "\nwindow: 3\n" in out
-    assert call("run", "-m", "method=sd", "window=3,4", "--help")[0] == 0
+    [window] = [row for row in rows(out) if row[0] == "window"]
+    assert window[1:4] == ["3", "integer", ">="]
+    assert "tokens" in window
+    assert ["window", "5"] in [row[:2] for row in rows(call("run", "-m", "method=sd", "window=3,4", "--help")[1])]
+    assert ["prompts", "(required)"] in [row[:2] for row in rows(call("run", "data=prompts", "--help")[1])]
     assert call("run", "--hydra-help")[0] == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def rows(help_: str) -> list[list[str]]:
+    """The words of every line of the table that begins with a parameter's name."""
+    return [
+        line.split() for line in help_.splitlines() if re.match(r"  \w", line) and line.split()[0] in parameters.TABLE
+    ]
+
+
+def test_help_of_every_method_and_model_has_every_parameter_and_fits(call: Call) -> None:
+    presets = [(parameters.usual_choice("model"), method) for method in parameters.choices("method")]
+    for model, method in [*presets, *((model, "vanilla") for model in parameters.choices("model"))]:
+        _, out, _ = call("run", f"model={model}", f"method={method}", "--help")
+        shown = [row[0] for row in rows(out)]
+        cfg = {"model": model, "method": method, "data": "scenes", "engine": "eager", **parameters.parts_of(method)}
+        wanted = set(parameters.parameters_of(cfg)) - parameters.declared("data", "scenes")
+        assert wanted <= set(shown), (model, method)
+        assert len(shown) == len(set(shown))
+        assert max(map(len, out.splitlines())) <= 100
+
+
+def test_the_commands_in_the_help_of_run_work(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "my.txt").write_text("one\ntwo\n")
+    commands = re.findall(r"^ +specbench (run .*?)(?:   .*)?$", call("run", "--help")[1], re.MULTILINE)
+    assert len(commands) >= 8
+    for command in commands:
+        if "llamagen_xl" in command:  # which has to be fetched
+            assert configuration.compose(command.split()[1:])["n"] == 5000
+            continue
+        words = command.replace("n=16", "n=1").split()
+        small = [
+            word for word in ("metrics=none", "baseline=false", "n=1") if word not in words and "--" not in command
+        ]
+        assert call(*words, *small)[0] == 0, command
 
 
 def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
