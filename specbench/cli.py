@@ -23,6 +23,8 @@ from specbench.errors import Parser, RunError, UsageError, plain, unknown
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from specbench.run import Run
+
 USAGE, FAILED, STOPPED = 2, 1, 130  # exit codes beside 0
 
 _HELP = """\
@@ -233,14 +235,20 @@ def run(words: list[str]) -> int:
         return _hydra([*flags, *configuration.shown(overrides)])
     if asked.multirun:
         return _grid(overrides, jobs, own)
-    return _start(overrides, own)
+    return _start(overrides, jobs[0], own)
 
 
-def _start(overrides: list[str], own: list[str]) -> int:
-    """Hands one job to Hydra; `own` are the user's words, without what goes without saying."""
+def _start(overrides: list[str], cfg: dict[str, Any], own: list[str]) -> int:
+    """Runs one job, by Hydra where it has a say; `own` are the user's words, without what goes without saying."""
     global _outcomes
-    _outcomes = []
+    from specbench import configuration
+    from specbench.run import Run
+
     try:
+        if not any(map(configuration.is_hydras, overrides)):
+            _execute(Run(cfg))
+            return 0
+        _outcomes = []
         _hydra(overrides)
         [outcome] = _outcomes
         if outcome is not None:
@@ -251,6 +259,16 @@ def _start(overrides: list[str], own: list[str]) -> int:
         raise KeyboardInterrupt(f"{e}; to go on: {_again(own, folder)}" if folder else str(e)) from e
     finally:
         _outcomes = None
+
+
+def _execute(one: Run) -> None:
+    """Runs a job and prints its report."""
+    from specbench.run import report
+
+    row = one.execute()
+    if one.nothing_left:
+        print(f"nothing left to do: {row['n']} images and their row are in {one.folder}")
+    print(report(one, row), flush=True)
 
 
 _RESUME = """\
@@ -275,7 +293,7 @@ def resume(words: list[str]) -> int:
     folders = [word for word in told.words if "=" not in word or Path(word).is_dir()]
     if len(folders) != 1:
         raise UsageError("name one folder of a run: specbench resume DIR")
-    from specbench.run import MAY_CHANGE, Run, Stopped, report, stored
+    from specbench.run import MAY_CHANGE, Run, Stopped, stored
 
     folder = Path(folders[0]).expanduser()
     may = [name for name in MAY_CHANGE if name != "out"]
@@ -292,14 +310,10 @@ def resume(words: list[str]) -> int:
         except yaml.YAMLError:
             value = text
         cfg[name] = parameters.check(name, [value] if name == "metrics" and isinstance(value, str) else value)
-    one = Run(cfg, folder)
     try:
-        row = one.execute()
+        _execute(Run(cfg, folder))
     except Stopped as e:
         raise KeyboardInterrupt(f"{e}; to go on: specbench resume {shlex.join(told.words)}") from e
-    if one.nothing_left:
-        print(f"nothing left to do: {row['n']} images and their row are in {one.folder}")
-    print(report(one, row), flush=True)
     return 0
 
 
@@ -381,7 +395,7 @@ def _job() -> None:
     from hydra.types import RunMode
 
     from specbench import configuration
-    from specbench.run import Run, report
+    from specbench.run import Run
 
     hydra = HydraConfig.get()
     checked = configuration.compose(list(hydra.overrides.task))
@@ -391,12 +405,8 @@ def _job() -> None:
         words = configuration.tidy(list(hydra.overrides.task))
         name = ",".join(sorted(w for w in words if w.split("=", 1)[0] not in fixed)) or str(hydra.job.num)
         out = Path(hydra.sweep.dir) / re.sub(r"[^\w.=,+-]+", "_", name)
-        print(f"specbench: job {hydra.job.num}: {name}", file=sys.stderr)
-    one = Run(checked, out)
-    row = one.execute()
-    if one.nothing_left:
-        print(f"nothing left to do: {row['n']} images and their row are in {one.folder}")
-    print(report(one, row), flush=True)
+        sys.stderr.write(f"specbench: job {hydra.job.num}: {name}\n")  # print would write the line's end apart
+    _execute(Run(checked, out))
 
 
 def _hydra(words: list[str]) -> int:

@@ -61,7 +61,7 @@ def tidy(overrides: Sequence[str]) -> list[str]:
     words = []
     for word in overrides:
         key, equals, value = word.partition("=")
-        if not _is_hydras(word):
+        if not is_hydras(word):
             key = key.lstrip("+")
         key = {"batch_size": "batch", "drafter.weights": "drafter_weights"}.get(key, key)
         if key == "protocol":
@@ -101,7 +101,7 @@ def for_grid(overrides: Sequence[str]) -> list[str]:
     of a single job brings, which Hydra, composing without it, would refuse."""
     with _session():
         words = _parse(overrides)
-        groups = [o for o in words if o.key_or_group in parameters.groups() or _is_hydras(o.key_or_group)]
+        groups = [o for o in words if o.key_or_group in parameters.groups() or is_hydras(o.key_or_group)]
         sure = _chosen([o for o in groups if not o.is_sweep_override()])
         return [o.input_line or "" if o in groups or o.key_or_group in sure else f"++{o.input_line}" for o in words]
 
@@ -186,7 +186,8 @@ def _parsed(text: str) -> Override:
         ) from None
 
 
-def _is_hydras(key: str) -> bool:
+def is_hydras(key: str) -> bool:
+    """Whether a word, or its key, is about Hydra itself."""
     return key.lstrip("+~").startswith(("hydra.", "hydra/"))
 
 
@@ -198,9 +199,9 @@ def _expand(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
             raise UsageError(f"'{key}' is given {keys.count(key)} times; give it once")
     for o in words:
         _check_form(o)
-        if o.is_sweep_override() and (o.key_or_group == "experiment" or _is_hydras(o.key_or_group)):
+        if o.is_sweep_override() and (o.key_or_group == "experiment" or is_hydras(o.key_or_group)):
             raise UsageError(f"'{o.key_or_group}' takes one value at a time: run {o.input_line} one by one")
-    chosen = [o.input_line or "" for o in words if o.key_or_group == "experiment" or _is_hydras(o.key_or_group)]
+    chosen = [o.input_line or "" for o in words if o.key_or_group == "experiment" or is_hydras(o.key_or_group)]
     # The command line wins over the experiment, as in Hydra's own sweeper.
     sweeps = {str(k): f"{k}={v}" for k, v in (_sweeper(tuple(chosen)).get("params") or {}).items()}
     if not multirun:
@@ -228,7 +229,7 @@ def _values(o: Override) -> list[str]:
 def _check_form(o: Override) -> None:
     """Refuses what Hydra would take silently or explain in a page."""
     key = o.key_or_group
-    if _is_hydras(key):
+    if is_hydras(key):
         return
     if o.is_delete():
         raise UsageError(f"'{o.input_line}': a parameter cannot be taken away, only set: {key}=value")
@@ -278,7 +279,7 @@ def _flat(overrides: Sequence[str]) -> dict[str, Any]:
 
 def _is_choice(o: Override) -> bool:
     """Whether a word chooses a file, is about Hydra itself, or refers to other values."""
-    return o.key_or_group in parameters.groups() or _is_hydras(o.key_or_group) or "${" in (o.input_line or "")
+    return o.key_or_group in parameters.groups() or is_hydras(o.key_or_group) or "${" in (o.input_line or "")
 
 
 def _chosen(words: Sequence[Override]) -> dict[str, Any]:
