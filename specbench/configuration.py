@@ -7,6 +7,7 @@ starts. Imports Hydra, but no torch.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from specbench import composition, data, parameters, protocols
-from specbench.errors import UsageError, unknown
+from specbench.errors import UsageError, install, unknown
 
 VERSION_BASE = "1.3"  # of Hydra's behaviour
 CONFIG = "config"
@@ -202,6 +203,8 @@ def _expand(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
         if o.is_sweep_override() and (o.key_or_group == "experiment" or is_hydras(o.key_or_group)):
             raise UsageError(f"'{o.key_or_group}' takes one value at a time: run {o.input_line} one by one")
     chosen = [o.input_line or "" for o in words if o.key_or_group == "experiment" or is_hydras(o.key_or_group)]
+    for o in words:
+        _check_plugin(o)
     # The command line wins over the experiment, as in Hydra's own sweeper.
     sweeps = {str(k): f"{k}={v}" for k, v in (_sweeper(tuple(chosen)).get("params") or {}).items()}
     if not multirun:
@@ -215,6 +218,37 @@ def _expand(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
         o.key_or_group: _values(o) for o in words
     }
     return [list(job) for job in itertools.product(*lists.values())]
+
+
+#: What a grid may be given to -> the package that has it, and the extra that holds the package.
+_PLUGINS = {
+    **dict.fromkeys(("hydra/launcher=local", "hydra/launcher=joblib"), ("hydra_joblib_launcher", "joblib")),
+    **dict.fromkeys(
+        [f"hydra/launcher={name}" for name in ("slurm", "submitit", "submitit_slurm", "submitit_local")],
+        ("hydra_submitit_launcher", "slurm"),
+    ),
+    "hydra/sweeper=optuna": ("hydra_optuna_sweeper", "optuna"),
+}
+
+
+def _check_plugin(o: Override) -> None:
+    """Says which extra has a launcher or a sweeper that is not installed; Hydra would list those that are."""
+    word = f"{o.key_or_group}={o.get_value_element_as_str()}" if is_hydras(o.key_or_group) else ""
+    module, extra = _PLUGINS.get(word, ("", ""))
+    if module and not _installed(f"hydra_plugins.{module}"):
+        raise UsageError(f"{word} needs {module.replace('_', '-')}: {install(extra)}")
+    if word == "hydra/launcher=ray" and not _installed("hydra_plugins.hydra_ray_launcher"):
+        raise UsageError(
+            f"{word} is in no extra: run one job after the other on many GPUs with workers=N, which needs Ray:"
+            f" {install('ray')}"
+        )
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # nor the package above it
+        return False
 
 
 def _values(o: Override) -> list[str]:

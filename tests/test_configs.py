@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench import composition, configuration, metrics, parameters, records
-from specbench.errors import UsageError
+from specbench.errors import UsageError, install
 
 #: Those of models of codes.
 RULES, DRAFTERS = (
@@ -282,6 +282,27 @@ def test_a_bad_word_costs_one_sentence(word: str, sentence: str) -> None:
         configuration.grid([word], multirun=False)
     assert sentence in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "extra"),
+    [
+        ("hydra/launcher=joblib", "joblib"),
+        ("hydra/launcher=local", "joblib"),
+        ("hydra/launcher=submitit", "slurm"),
+        ("hydra/launcher=slurm", "slurm"),
+        ("hydra/launcher=ray", "ray"),
+        ("hydra/sweeper=optuna", "optuna"),
+    ],
+)
+def test_a_launcher_that_is_not_installed_names_its_extra(
+    word: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(configuration, "_installed", lambda module: False)
+    with pytest.raises(UsageError) as raised:
+        configuration.grid([word, "delta=1,2"], multirun=True)
+    assert word in str(raised.value)
+    assert str(raised.value).endswith(install(extra))
 
 
 def test_windows_of_chains_are_at_least_one() -> None:
