@@ -171,6 +171,9 @@ def test_every_choice_has_a_line_and_every_parameter_is_documented() -> None:
             if group in parameters.PARTS:
                 assert parameters.declared(group, choice) <= set(parameters.TABLE)
     assert parameters.common() <= set(parameters.TABLE)
+    assert {name for name in parameters.UNITS if parameters.TABLE[name].kind in ("whole", "number")} == set(
+        parameters.UNITS
+    )
 
 
 def test_everything_in_conf_can_be_built() -> None:
