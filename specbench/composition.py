@@ -99,10 +99,13 @@ def _contents(group: str, name: str, seen: set[str]) -> Iterator[dict[str, Any]]
             raise _AskHydraError
 
 
-@cache
 def _file(group: str, name: str) -> tuple[list[Any], dict[str, Any]]:
     """A file's list of defaults, and its values where its package puts them."""
-    path = parameters.conf_dir() / group / f"{name}.yaml"
+    return _read(parameters.conf_dir() / group / f"{name}.yaml", group, name)
+
+
+@cache
+def _read(path: Path, group: str, name: str) -> tuple[list[Any], dict[str, Any]]:
     if not path.is_file():
         raise _AskHydraError
     held = {key: value for key, value in parameters.content(group, name).items() if key != "hydra"}

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -206,7 +207,9 @@ def _expand(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
     for o in words:
         _check_plugin(o)
     # The command line wins over the experiment, as in Hydra's own sweeper.
-    sweeps = {str(k): f"{k}={v}" for k, v in (_sweeper(tuple(chosen)).get("params") or {}).items()}
+    sweeps = {
+        str(k): f"{k}={v}" for k, v in (_sweeper(parameters.conf_dir(), tuple(chosen)).get("params") or {}).items()
+    }
     if not multirun:
         if sweeps:
             raise UsageError(f"this experiment is a grid over {', '.join(sweeps)}: add -m")
@@ -322,18 +325,18 @@ def _chosen(words: Sequence[Override]) -> dict[str, Any]:
         choices = {o.key_or_group: o.value() for o in words}
         if (cfg := composition.compose(choices)) is not None:
             return cfg
-    return deepcopy(_by_hydra(tuple(o.input_line or "" for o in words)))
+    return deepcopy(_by_hydra(parameters.conf_dir(), tuple(o.input_line or "" for o in words)))
 
 
 @cache
-def _by_hydra(words: tuple[str, ...]) -> dict[str, Any]:
+def _by_hydra(_conf: Path, words: tuple[str, ...]) -> dict[str, Any]:
     found = OmegaConf.to_container(hydra.compose(CONFIG, list(words)), resolve=True, throw_on_missing=True)
     assert isinstance(found, dict)
     return {str(key): value for key, value in found.items() if key != "hydra"}
 
 
 @cache
-def _sweeper(words: tuple[str, ...]) -> dict[str, Any]:
+def _sweeper(_conf: Path, words: tuple[str, ...]) -> dict[str, Any]:
     """Hydra's own section on grids, with these words."""
     found = OmegaConf.to_container(hydra.compose(CONFIG, list(words), return_hydra_config=True).hydra.sweeper)
     assert isinstance(found, dict)

@@ -370,7 +370,7 @@ def test_validate_refuses_what_is_missing() -> None:
 def _by_hydra(choices: composition.Choices) -> dict[str, object]:
     words = [f"{group}=[{','.join(v)}]" if isinstance(v, list) else f"{group}={v}" for group, v in choices.items()]
     with configuration._session():
-        return configuration._by_hydra(tuple(words))
+        return configuration._by_hydra(parameters.conf_dir(), tuple(words))
 
 
 def _choices() -> list[composition.Choices]:
@@ -421,7 +421,6 @@ def test_what_only_hydra_can_compose_is_left_to_it(
     assert composition.compose({"method": "mine"}) is None
     assert composition.compose({"method": "sjd"}) is not None
     parameters.content.cache_clear()
-    composition._file.cache_clear()
 
 
 def test_a_composed_configuration_belongs_to_its_caller() -> None:
