@@ -1,6 +1,6 @@
 """Compare ImageReward's two backends, `image_reward` and `image_reward_package`: the same rewards from the same files?
 
-Runs in the environment of the extra image-reward: `pip install '.[image-reward]'` where the extra metrics is not.
+Runs in the environment of the extra image-reward: `uv pip install -e '.[image-reward]'` where the extra metrics is not.
 Scores a few pictures by both and prints the largest difference; exits 1 where it is beyond the tolerance, 2 where a
 file is unusable. With --weights and --vocabulary these are the official files; without them random weights of the
 official layout (1.8 GB in a temporary folder) and a made-up vocabulary, which shows the same.
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from specbench import pictures
-from specbench.errors import UsageError
+from specbench.errors import UsageError, install
 from specbench.metrics import blip, image_reward, image_reward_package
 
 PROMPTS = (
@@ -108,7 +108,7 @@ def main(argv: list[str]) -> int:
     asked = parser.parse_args(argv)
     try:
         if importlib.util.find_spec("ImageReward") is None:
-            raise UsageError("the package is not here; run this where pip install '.[image-reward]' put it")
+            raise UsageError(f"the package is not here: {install('image-reward')}")
         given = pictures.find(asked.pictures)[:16] if asked.pictures else []
         if asked.pictures and not given:
             raise UsageError(f"there are no pictures in {asked.pictures}; name a folder of pictures")

@@ -14,14 +14,14 @@ unset PYTHONPATH
 
 "$uv" build --quiet --out-dir "$dist" "$root"
 "$uv" venv --quiet --python "${PYTHON:-python3}" "$work/env"
-"$uv" pip install --quiet --python "$work/env/bin/python" --constraint "$root/constraints.txt" "$dist"/specbench-*.whl
+"$uv" pip install --quiet --python "$work/env/bin/python" --constraint "$root/constraints.txt" "$dist"/specbench_image-*.whl
 mkdir "$work/empty"
 cd "$work/empty"
 specbench=$work/env/bin/specbench
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} SPECBENCH_HOME=$work/home
 
 version=$("$specbench" --version)
-[ "$version" = "specbench $("$work/env/bin/python" -c 'from importlib.metadata import version; print(version("specbench"))')" ]
+[ "$version" = "specbench $("$work/env/bin/python" -c 'from importlib.metadata import version; print(version("specbench-image"))')" ]
 "$work/env/bin/python" -c 'import pathlib, specbench, sys; sys.exit("site-packages" not in pathlib.Path(specbench.__file__).parts)'
 "$specbench" list > list.txt
 "$specbench" run method=sjd n=2 warmup=0 out=one metrics=[scenes_reward]

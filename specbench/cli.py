@@ -23,6 +23,8 @@ from specbench.errors import Parser, RunError, UsageError, plain, unknown
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from specbench.run import Run
+
 USAGE, FAILED, STOPPED = 2, 1, 130  # exit codes beside 0
 
 _HELP = """\
@@ -48,6 +50,7 @@ usage: specbench COMMAND ...
 
   specbench run method=cool_sd delta=1.1 n=16 out=first
   specbench list methods
+  eval "$(specbench -sc install=bash)"       commands, parameters and choices on the tab key, in this shell
 """
 
 
@@ -219,22 +222,33 @@ def run(words: list[str]) -> int:
 
     from specbench import configuration
 
+    if asked.help:
+        from specbench import manual
+
+        print(manual.run(configuration.described(asked.overrides)), end="")
+        return 0
     own = configuration.tidy(asked.overrides)
     overrides = configuration.plain(own, asked.multirun)
     jobs = configuration.grid(overrides, asked.multirun)
-    if asked.help or asked.hydra_help or asked.cfg:
+    if asked.hydra_help or asked.cfg:
         flags = [word for word in words if word not in asked.overrides and word not in ("-m", "--multirun")]
         return _hydra([*flags, *configuration.shown(overrides)])
     if asked.multirun:
         return _grid(overrides, jobs, own)
-    return _start(overrides, own)
+    return _start(overrides, jobs[0], own)
 
 
-def _start(overrides: list[str], own: list[str]) -> int:
-    """Hands one job to Hydra; `own` are the user's words, without what goes without saying."""
+def _start(overrides: list[str], cfg: dict[str, Any], own: list[str]) -> int:
+    """Runs one job, by Hydra where it has a say; `own` are the user's words, without what goes without saying."""
     global _outcomes
-    _outcomes = []
+    from specbench import configuration
+    from specbench.run import Run
+
     try:
+        if not any(map(configuration.is_hydras, overrides)):
+            _execute(Run(cfg))
+            return 0
+        _outcomes = []
         _hydra(overrides)
         [outcome] = _outcomes
         if outcome is not None:
@@ -247,11 +261,21 @@ def _start(overrides: list[str], own: list[str]) -> int:
         _outcomes = None
 
 
+def _execute(one: Run) -> None:
+    """Runs a job and prints its report."""
+    from specbench.run import report
+
+    row = one.execute()
+    if one.nothing_left:
+        print(f"nothing left to do: {row['n']} images and their row are in {one.folder}")
+    print(report(one, row), flush=True)
+
+
 _RESUME = """\
 usage: specbench resume DIR [name=value ...]
 
 Goes on with the run in a folder, by the configuration that stands there. Parameters that do not change what an image
-is may be given anew: n, metrics, metrics_dir, reference, baseline, data_dir, workers, ray_address.
+is may be given again: n (a number, or all), metrics, metrics_dir, reference, baseline, data_dir, workers, ray_address.
 """
 
 
@@ -269,7 +293,7 @@ def resume(words: list[str]) -> int:
     folders = [word for word in told.words if "=" not in word or Path(word).is_dir()]
     if len(folders) != 1:
         raise UsageError("name one folder of a run: specbench resume DIR")
-    from specbench.run import MAY_CHANGE, Run, Stopped, report, stored
+    from specbench.run import MAY_CHANGE, Run, Stopped, stored
 
     folder = Path(folders[0]).expanduser()
     may = [name for name in MAY_CHANGE if name != "out"]
@@ -286,14 +310,10 @@ def resume(words: list[str]) -> int:
         except yaml.YAMLError:
             value = text
         cfg[name] = parameters.check(name, [value] if name == "metrics" and isinstance(value, str) else value)
-    one = Run(cfg, folder)
     try:
-        row = one.execute()
+        _execute(Run(cfg, folder))
     except Stopped as e:
         raise KeyboardInterrupt(f"{e}; to go on: specbench resume {shlex.join(told.words)}") from e
-    if one.nothing_left:
-        print(f"nothing left to do: {row['n']} images and their row are in {one.folder}")
-    print(report(one, row), flush=True)
     return 0
 
 
@@ -375,7 +395,7 @@ def _job() -> None:
     from hydra.types import RunMode
 
     from specbench import configuration
-    from specbench.run import Run, report
+    from specbench.run import Run
 
     hydra = HydraConfig.get()
     checked = configuration.compose(list(hydra.overrides.task))
@@ -385,12 +405,8 @@ def _job() -> None:
         words = configuration.tidy(list(hydra.overrides.task))
         name = ",".join(sorted(w for w in words if w.split("=", 1)[0] not in fixed)) or str(hydra.job.num)
         out = Path(hydra.sweep.dir) / re.sub(r"[^\w.=,+-]+", "_", name)
-        print(f"specbench: job {hydra.job.num}: {name}", file=sys.stderr)
-    one = Run(checked, out)
-    row = one.execute()
-    if one.nothing_left:
-        print(f"nothing left to do: {row['n']} images and their row are in {one.folder}")
-    print(report(one, row), flush=True)
+        sys.stderr.write(f"specbench: job {hydra.job.num}: {name}\n")  # print would write the line's end apart
+    _execute(Run(checked, out))
 
 
 def _hydra(words: list[str]) -> int:
@@ -426,16 +442,36 @@ def _hydra(words: list[str]) -> int:
 
 
 def _complete(words: list[str]) -> int:
-    """The shell's question `specbench -sc query=bash`: completes the sub-command, then hands the rest to Hydra."""
+    """The shell's question `specbench -sc query=bash`: completes the sub-command and what `_offered` knows; the words
+    of a run are Hydra's to complete."""
     line = os.environ.get("COMP_LINE", "").split(" ", 2)
     if len(line) == 2:
         print(" ".join(name for name in _commands() if name.startswith(line[1])))
         return 0
     if len(line) == 3:
-        if line[1] != "run":
+        if line[1] not in ("run", "bench", "probe", "audit"):
+            last = line[2].rpartition(" ")[2]
+            print(" ".join(word for word in _offered(line[1]) if word.startswith(last)))
             return 0
         os.environ["COMP_LINE"] = f"{line[0]} {line[2]}"
     return _hydra(words)
+
+
+def _offered(command: str) -> list[str]:
+    """The words that a sub-command takes, beside names of files, which the shell completes."""
+    if command == "list":
+        return [*_LISTED, "--json"]
+    if command == "tables":
+        from specbench.tables.catalog import TABLES
+
+        return [*TABLES, "--list", "--model", "--n", "--no-run", "--format"]
+    if command == "fetch":
+        from specbench import parameters, sources
+
+        found = {"model": [*sources.MODELS], "drafter": [*sources.DRAFTERS], "data": [*sources.DATA]}
+        words = [f"{name}={choice}" for name, choices in found.items() for choice in choices]
+        return [*words, *(f"metrics={name}" for name in parameters.choices("metrics")), "--yes"]
+    return []
 
 
 # --- list -------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from specbench import data
-from specbench.errors import RunError, UsageError
+from specbench.errors import RunError, UsageError, install
 from specbench.worker import Died, Event, Failure, Loader, Worker
 
 MOST_DEATHS = 3  # of workers over one image, or before any of them is ready
@@ -66,7 +66,7 @@ class Workers:
 
     def __enter__(self) -> Self:
         if importlib.util.find_spec("ray") is None:
-            raise UsageError("workers= above 1 and ray_address= need Ray: pip install 'specbench[ray]'")
+            raise UsageError(f"workers= above 1 and ray_address= need Ray: {install('ray')}")
         self._ray = _connected(self._together, self._cfg["ray_address"])
         try:
             self._cfg["device"] = device = self._device()

@@ -1,16 +1,19 @@
 """From the words of a command line to checked configurations.
 
-Hydra composes; this module asks it, and says in one sentence what is wrong with the words. A grid (`-m`) is expanded
-and checked here in full before its first job starts. Imports Hydra, but no torch.
+Hydra reads the words and composes, but for plain choices of files, which `composition` does faster; this module says
+in one sentence what is wrong with the words. A grid (`-m`) is expanded and checked here in full before its first job
+starts. Imports Hydra, but no torch.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -18,11 +21,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specbench import parameters, protocols
-from specbench.errors import UsageError, unknown
+from specbench import composition, data, parameters, protocols
+from specbench.errors import UsageError, install, unknown
 
 VERSION_BASE = "1.3"  # of Hydra's behaviour
 CONFIG = "config"
@@ -60,7 +63,7 @@ def tidy(overrides: Sequence[str]) -> list[str]:
     words = []
     for word in overrides:
         key, equals, value = word.partition("=")
-        if not _is_hydras(word):
+        if not is_hydras(word):
             key = key.lstrip("+")
         key = {"batch_size": "batch", "drafter.weights": "drafter_weights"}.get(key, key)
         if key == "protocol":
@@ -75,8 +78,9 @@ def tidy(overrides: Sequence[str]) -> list[str]:
 
 
 def plain(overrides: Sequence[str], multirun: bool = False) -> list[str]:
-    """The overrides, tidied, and what goes without saying: `prompts=FILE` chooses `data=prompts`, which has it; a
-    protocol has values for what is not given; a model that draws classes or vectors has data and a method of its own.
+    """The overrides, tidied, and what goes without saying: `prompts=FILE` chooses `data=prompts`, which has it, and all
+    of its lines; a protocol has values for what is not given; a model that draws classes or vectors has data and a
+    method of its own.
 
     For a grid, only what goes without saying in every job; `compose` adds the rest job by job.
     """
@@ -99,8 +103,8 @@ def for_grid(overrides: Sequence[str]) -> list[str]:
     of a single job brings, which Hydra, composing without it, would refuse."""
     with _session():
         words = _parse(overrides)
-        groups = [o for o in words if o.key_or_group in parameters.groups() or _is_hydras(o.key_or_group)]
-        sure = _container(hydra.compose(CONFIG, [o.input_line or "" for o in groups if not o.is_sweep_override()]))
+        groups = [o for o in words if o.key_or_group in parameters.groups() or is_hydras(o.key_or_group)]
+        sure = _chosen([o for o in groups if not o.is_sweep_override()])
         return [o.input_line or "" if o in groups or o.key_or_group in sure else f"++{o.input_line}" for o in words]
 
 
@@ -156,6 +160,8 @@ def _unsaid(words: Sequence[str]) -> list[str]:
         model = chosen.get("model", parameters.usual_choice("model"))
         added |= protocols.values(str(chosen["protocol"]), model, chosen | sure)
     added |= sure
+    if "prompts" in given:
+        added.setdefault("n", "all")
     return [f"{key}={_word(value)}" for key, value in added.items() if key not in chosen]
 
 
@@ -167,19 +173,23 @@ def _word(value: Any) -> str:
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:
-    loader = GlobalHydra.instance().config_loader()
-    parsed = []
-    for text in overrides:
-        try:
-            parsed += OverridesParser.create(config_loader=loader).parse_overrides([text])
-        except HydraException:
-            raise UsageError(
-                f"cannot read '{text}': write name=value, and quote a value with commas or brackets: 'out=\"a, b\"'"
-            ) from None
-    return parsed
+    return [_parsed(text) for text in overrides]
 
 
-def _is_hydras(key: str) -> bool:
+@cache
+def _parsed(text: str) -> Override:
+    """One word. Tables and grids repeat the same ones, and Hydra's parser takes a millisecond for each."""
+    try:
+        [parsed] = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides([text])
+        return parsed
+    except HydraException:
+        raise UsageError(
+            f"cannot read '{text}': write name=value, and quote a value with commas or brackets: 'out=\"a, b\"'"
+        ) from None
+
+
+def is_hydras(key: str) -> bool:
+    """Whether a word, or its key, is about Hydra itself."""
     return key.lstrip("+~").startswith(("hydra.", "hydra/"))
 
 
@@ -191,12 +201,15 @@ def _expand(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
             raise UsageError(f"'{key}' is given {keys.count(key)} times; give it once")
     for o in words:
         _check_form(o)
-        if o.is_sweep_override() and (o.key_or_group == "experiment" or _is_hydras(o.key_or_group)):
+        if o.is_sweep_override() and (o.key_or_group == "experiment" or is_hydras(o.key_or_group)):
             raise UsageError(f"'{o.key_or_group}' takes one value at a time: run {o.input_line} one by one")
-    chosen = [o.input_line or "" for o in words if o.key_or_group == "experiment" or _is_hydras(o.key_or_group)]
-    sweeper = hydra.compose(CONFIG, chosen, return_hydra_config=True).hydra.sweeper
+    chosen = [o.input_line or "" for o in words if o.key_or_group == "experiment" or is_hydras(o.key_or_group)]
+    for o in words:
+        _check_plugin(o)
     # The command line wins over the experiment, as in Hydra's own sweeper.
-    sweeps = {str(k): f"{k}={v}" for k, v in (sweeper.get("params") or {}).items()}
+    sweeps = {
+        str(k): f"{k}={v}" for k, v in (_sweeper(parameters.conf_dir(), tuple(chosen)).get("params") or {}).items()
+    }
     if not multirun:
         if sweeps:
             raise UsageError(f"this experiment is a grid over {', '.join(sweeps)}: add -m")
@@ -208,6 +221,37 @@ def _expand(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
         o.key_or_group: _values(o) for o in words
     }
     return [list(job) for job in itertools.product(*lists.values())]
+
+
+#: What a grid may be given to -> the package that has it, and the extra that holds the package.
+_PLUGINS = {
+    **dict.fromkeys(("hydra/launcher=local", "hydra/launcher=joblib"), ("hydra_joblib_launcher", "joblib")),
+    **dict.fromkeys(
+        [f"hydra/launcher={name}" for name in ("slurm", "submitit", "submitit_slurm", "submitit_local")],
+        ("hydra_submitit_launcher", "slurm"),
+    ),
+    "hydra/sweeper=optuna": ("hydra_optuna_sweeper", "optuna"),
+}
+
+
+def _check_plugin(o: Override) -> None:
+    """Says which extra has a launcher or a sweeper that is not installed; Hydra would list those that are."""
+    word = f"{o.key_or_group}={o.get_value_element_as_str()}" if is_hydras(o.key_or_group) else ""
+    module, extra = _PLUGINS.get(word, ("", ""))
+    if module and not _installed(f"hydra_plugins.{module}"):
+        raise UsageError(f"{word} needs {module.replace('_', '-')}: {install(extra)}")
+    if word == "hydra/launcher=ray" and not _installed("hydra_plugins.hydra_ray_launcher"):
+        raise UsageError(
+            f"{word} is in no extra: run one job after the other on many GPUs with workers=N, which needs Ray:"
+            f" {install('ray')}"
+        )
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # nor the package above it
+        return False
 
 
 def _values(o: Override) -> list[str]:
@@ -222,7 +266,7 @@ def _values(o: Override) -> list[str]:
 def _check_form(o: Override) -> None:
     """Refuses what Hydra would take silently or explain in a page."""
     key = o.key_or_group
-    if _is_hydras(key):
+    if is_hydras(key):
         return
     if o.is_delete():
         raise UsageError(f"'{o.input_line}': a parameter cannot be taken away, only set: {key}=value")
@@ -239,12 +283,25 @@ def _check_form(o: Override) -> None:
             )
 
 
+def described(overrides: Sequence[str]) -> dict[str, Any]:
+    """The flat configuration of one run, for its help: neither complete nor checked as a whole. Of parameters with
+    several values it has the default."""
+    with _session():
+        several = {o.key_or_group for o in _parse(tidy(overrides)) if o.is_sweep_override()}
+        return _flat([word for word in overrides if word.lstrip("+").split("=", 1)[0] not in several])
+
+
 def _compose(overrides: Sequence[str]) -> dict[str, Any]:
+    return data.counted(parameters.validate(_flat(overrides)))
+
+
+def _flat(overrides: Sequence[str]) -> dict[str, Any]:
+    """The values of one job, each under a parameter that the job has."""
     words = _parse(plain(overrides))
     for o in words:
         _check_form(o)
-    chosen = [o for o in words if _is_for_hydra(o)]
-    cfg = deepcopy(_chosen(tuple(o.input_line or "" for o in chosen)))
+    chosen = [o for o in words if _is_choice(o)]
+    cfg = _chosen(chosen)
     for o in words:
         if o in chosen:
             continue
@@ -252,24 +309,35 @@ def _compose(overrides: Sequence[str]) -> dict[str, Any]:
             raise parameters.no_parameter(o.key_or_group, cfg)
         if o.is_sweep_override():
             raise UsageError(f"'{o.input_line}' names several values: add -m to run one job for each")
-        cfg[o.key_or_group] = o.value()
+        cfg[o.key_or_group] = deepcopy(o.value())
     given = {o.key_or_group for o in words}
-    return parameters.validate(parameters.settle(cfg, given))
+    return parameters.settle(cfg, given)
 
 
-def _is_for_hydra(o: Override) -> bool:
+def _is_choice(o: Override) -> bool:
     """Whether a word chooses a file, is about Hydra itself, or refers to other values."""
-    return o.key_or_group in parameters.groups() or _is_hydras(o.key_or_group) or "${" in (o.input_line or "")
+    return o.key_or_group in parameters.groups() or is_hydras(o.key_or_group) or "${" in (o.input_line or "")
+
+
+def _chosen(words: Sequence[Override]) -> dict[str, Any]:
+    """The values in the files that these words choose, from Hydra only where it alone can tell."""
+    if all(o.key_or_group in parameters.groups() and not o.is_sweep_override() for o in words):
+        choices = {o.key_or_group: o.value() for o in words}
+        if (cfg := composition.compose(choices)) is not None:
+            return cfg
+    return deepcopy(_by_hydra(parameters.conf_dir(), tuple(o.input_line or "" for o in words)))
 
 
 @cache
-def _chosen(groups: tuple[str, ...]) -> dict[str, Any]:
-    """What Hydra composes of the words that are for it. The parameters are flat, so that what is given besides only
-    puts another value under a key; tables ask for hundreds of lines that differ in nothing else."""
-    return _container(hydra.compose(CONFIG, list(groups)))
-
-
-def _container(cfg: DictConfig) -> dict[str, Any]:
-    found = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+def _by_hydra(_conf: Path, words: tuple[str, ...]) -> dict[str, Any]:
+    found = OmegaConf.to_container(hydra.compose(CONFIG, list(words)), resolve=True, throw_on_missing=True)
     assert isinstance(found, dict)
     return {str(key): value for key, value in found.items() if key != "hydra"}
+
+
+@cache
+def _sweeper(_conf: Path, words: tuple[str, ...]) -> dict[str, Any]:
+    """Hydra's own section on grids, with these words."""
+    found = OmegaConf.to_container(hydra.compose(CONFIG, list(words), return_hydra_config=True).hydra.sweeper)
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}

@@ -21,6 +21,11 @@ class RunError(Exception):
     command line prints the message without a traceback and exits with 1."""
 
 
+def install(extra: str) -> str:
+    """How to install what an extra of the project holds; until it is published, from the checkout."""
+    return f"uv pip install -e '.[{extra}]' in the checkout"
+
+
 def plain(value: object) -> str:
     """Text of a file, safe to print: a control character would reach the terminal."""
     return "".join(c if c.isprintable() else "?" for c in str(value))

@@ -41,6 +41,7 @@ of its prompt (0007.png: 0007 or 7). Its row, the scores of each picture and wha
 
   prompts=FILE        .txt, .tsv, .csv, .json or .jsonl with ids and prompts (see the README); or
   data=NAME           a data set: scenes, coco2017, ... with data_dir=, split=, caption=; n= and seed= choose n of it
+                      (default, and n=all: every prompt; of scenes, scenes_classes and imagenet one for each picture)
   partial=true        score the pictures that are there, though other prompts have none
   metrics=NAME|[..]   what to measure (specbench list metrics); for a run what it measured, for scenes scenes,
                       for imagenet imagenet, else coco
@@ -143,6 +144,8 @@ def _pictures(folder: Path, given: dict[str, str]) -> str:
         raise UsageError(f"{folder} holds no pictures ({', '.join(pictures.ENDINGS)}), nor a run")
     if "prompts" in given and given.setdefault("data", "prompts") != "prompts":
         raise UsageError("prompts= and data= name two sets of prompts; give one of them")
+    if given.get("n") == "all":
+        del given["n"]  # the default
     source = given.get("data", "")
     sets = {"scenes": "scenes", "scenes_classes": "scenes", "imagenet": "imagenet"}
     partial = given.pop("partial", "false")

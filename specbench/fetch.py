@@ -46,7 +46,7 @@ WORDS = {
     "drafter": "a drafter of a run whose published weights to fetch, too: " + ", ".join(sources.DRAFTERS),
     "size": "of lumina_mgpt: 768 (default), 512 or 1024 pixels, each a checkpoint of its own",
     "repository": "another Hugging Face repository for the target, as in OWNER/NAME",
-    "revision": "branch or commit of the target's repository (default: the one that is pinned)",
+    "revision": "branch or commit of the target's repository (default: as listed below)",
     "data": "the data set to fetch: " + ", ".join(sources.DATA),
     "data_dir": "where to put it (default: where a run looks for it)",
     "metrics": "the metrics, or sets of them, whose networks to fetch, with commas: see specbench list metrics",
@@ -78,7 +78,8 @@ def main(words: Sequence[str]) -> int:
     line = asked("fetch", words, ["--yes"])
     if line.help:
         print(_HELP + "\n".join(f"  {name + '=':<12} {line}" for name, line in WORDS.items()))
-        print(f"  {'--yes':<12} do not ask")
+        print(f"  {'--yes':<12} do not ask\n")
+        print("\n".join(_revisions()))
         return 0
     given = _read(line.words)
     try:
@@ -91,6 +92,16 @@ def main(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; the same command goes on where it was") from None
     return 0
+
+
+def _revisions() -> list[str]:
+    """For the help: every repository, and the commit that it is pinned to."""
+    models = sources.MODELS.values()
+    parts = [p for m in models for p in (*m.parts.values(), *m.drafters.values(), *m.sizes.values(), *m.instead)]
+    at = {p.repository: p.revision if p.pinned else "main" for p in (*parts, *sources.EVALUATORS.values())}
+    width = max(map(len, at))
+    head = "Repositories, pinned to a commit or a release; main: none is known, a fetch takes and records the latest"
+    return [head, *(f"  {repository:<{width}}  {revision}" for repository, revision in sorted(at.items()))]
 
 
 def _read(words: Sequence[str]) -> dict[str, str]:
@@ -295,7 +306,8 @@ def _fetch_parts(
     size = sum(listed[name].files[file].size for name, files in missing.items() for file in files)
     print(f"{title} -> {folder}")
     for name, found in listed.items():
-        at = f"{'release' if found.part.sizes else 'commit'} {found.commit}"
+        at = f"commit {found.commit}" if found.part.pinned else f"{found.part.revision}, now commit {found.commit}"
+        at = f"release {found.commit}" if found.part.sizes else at
         print(f"  {name}/: {found.part.repository}, {at} ({found.part.licence})")
         for file, hub_file in found.files.items():
             note = "" if file in missing[name] else "  (there)"

@@ -30,6 +30,12 @@ def data_folder(name: str) -> Path:
     return home() / "data" / name
 
 
+def state(path: Path) -> tuple[int, ...]:
+    """What changes when a file does: which one it is, its size and its time of change. Raises OSError."""
+    stat = path.stat()
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
 def digest(path: Path) -> bytes:
     """The SHA-256 of a large file; kept under home, for as long as its size and time of change stay."""
     stat = path.stat()

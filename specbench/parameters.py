@@ -40,6 +40,7 @@ class Parameter:
     choices: tuple[str, ...] = ()
     pattern: str = ""  # for words with a free part
     null: str = ""  # what null means; empty: null is an error
+    also: tuple[str, ...] = ()  # words that a number may be, too
 
     def wanted(self) -> str:
         """What a value must be, in words."""
@@ -59,6 +60,7 @@ class Parameter:
                 text += f" {'above' if self.above else 'of at least'} {self.low:g}"
             if self.high is not None:  # every parameter with an upper end has a lower one
                 text += f" and at most {self.high:g}"
+        text += "".join(f", or {word}" for word in self.also)
         return text + (f", or null ({self.null})" if self.null else "")
 
     def read(self, value: Any) -> Any:
@@ -67,6 +69,8 @@ class Parameter:
             if not self.null:
                 raise ValueError
             return None
+        if isinstance(value, str) and value in self.also:
+            return value
         if self.kind == "flag":
             ok = isinstance(value, bool)
         elif self.kind == "whole":
@@ -119,9 +123,9 @@ TABLE: dict[str, Parameter] = {
     "instruction": Parameter("word", "what the prompt is wrapped in: text with {width}, {height} and {prompt}"),
     "suffix": Parameter("text", "what is put behind every prompt"),
     "negative": Parameter("text", "the prompt that guidance leads away from"),
-    "method": Parameter("word", "preset that names a drafter, a rule and their parameters"),
-    "drafter": Parameter("word", "which tokens are tried, and from which law each was drawn"),
-    "rule": Parameter("word", "with which probability a drafted token is kept"),
+    "method": Parameter("word", "preset of a drafter, a rule and their parameters"),
+    "drafter": Parameter("word", "which tokens are drafted, and from which distribution each was sampled"),
+    "rule": Parameter("word", "the probability with which a drafted token is accepted"),
     "window": Parameter("whole", "length L of a drafted chain, in tokens", low=1),
     "tree": Parameter("tree", "shape of a drafted tree: its name or its paths from the root; for sjd full or comb"),
     "nodes": Parameter("whole", "draft tokens of a dynamic tree (EAGLE-2's total tokens)", low=1),
@@ -129,25 +133,27 @@ TABLE: dict[str, Parameter] = {
     "width": Parameter("whole", "candidates a node of a drafted tree; 1 is a chain", low=1),
     "init": Parameter(
         "word",
-        "how new places of a Jacobi window begin",
+        "how new positions of a Jacobi window are initialised",
         choices=("random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample"),
     ),
-    "refine": Parameter("flag", "renew the uncommitted places of a Jacobi window; else they begin anew"),
+    "refine": Parameter("flag", "renew the uncommitted positions of a Jacobi window; else they are initialised again"),
     "coupling": Parameter(
         "word",
-        "how a Jacobi window's places are renewed: none (SJD), maximal (adaptive continuation) or gumbel",
+        "how a Jacobi window's positions are renewed: none (SJD), maximal (adaptive continuation) or gumbel",
         choices=("none", "maximal", "gumbel"),
     ),
     "gamma": Parameter("whole", "draft length γ of continuous speculative decoding, in tokens", low=1),
     "prefill": Parameter("number", "share of the image that the target draws before the first draft", low=0, high=1),
-    "align": Parameter("flag", "drafter and target draw a token from the same noises (trajectory alignment)"),
+    "align": Parameter("flag", "drafter and target sample a token from the same noise (trajectory alignment)"),
     "criterion": Parameter(
         "word",
         "what judges a drafted vector: the last step's densities (exact), with the paper's factor, or the whole path's",
         choices=("exact", "paper", "path"),
     ),
     "verify": Parameter(
-        "word", "the target's law of a drafted token sees those before it, or not", choices=("causal", "parallel")
+        "word",
+        "whether the target's distribution of a drafted token is conditioned on the drafted tokens before it",
+        choices=("causal", "parallel"),
     ),
     "on_reject": Parameter(
         "word", "a rejection drops the tokens behind it, or only that one is drawn again", choices=("stop", "continue")
@@ -166,7 +172,7 @@ TABLE: dict[str, Parameter] = {
     "k": Parameter("whole", "nearest codes that may count for a token", low=1),
     "bound": Parameter(
         "word",
-        "what is bounded: the law's change (tvd, jsd) or the mass of all (total) or of the others (neighbours)",
+        "what is bounded: the distribution's change (tvd, jsd), or the mass of all (total) or others (neighbours)",
         choices=("tvd", "jsd", "total", "neighbours"),
     ),
     "proximity": Parameter("word", "nearness of codes", choices=("l2", "cosine", "random")),
@@ -178,7 +184,8 @@ TABLE: dict[str, Parameter] = {
     "floor": Parameter("number", "least relaxation ω of any position; 0 is the paper's schedule", low=0),
     "resample": Parameter(
         "word",
-        "law drawn from on rejection: Cool-SD Eq. 10 (optimal), Eq. 11 (vanilla), LANTERN's paper or released code",
+        "distribution sampled from after a rejection: Cool-SD Eq. 10 (optimal) or Eq. 11 (vanilla), LANTERN's paper or"
+        " released code",
         choices=("optimal", "vanilla", "paper", "released"),
     ),
     "temperature": Parameter("number", "softmax temperature; 0 is greedy", low=0),
@@ -211,7 +218,12 @@ TABLE: dict[str, Parameter] = {
     "seed": Parameter(
         "whole", "random streams are keyed by (seed, prompt index); chooses the subset of prompts", low=0
     ),
-    "n": Parameter("whole", "number of prompts; a larger n extends a smaller one", low=1),
+    "n": Parameter(
+        "whole",
+        "number of prompts; a larger n extends a smaller one; all: every prompt there is, as with prompts=FILE alone",
+        low=1,
+        also=("all",),
+    ),
     "batch": Parameter("whole", "prompts decoded together; latency is measured at 1 only", low=1),
     "device": Parameter("word", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|mps|cuda(:\d+)?"),
     "dtype": Parameter("word", "number format of the models", choices=("float32", "bfloat16", "float16")),
@@ -230,6 +242,28 @@ TABLE: dict[str, Parameter] = {
     ),
     "ray_address": Parameter("word", "a Ray cluster whose machines decode", null="this machine"),
     "out": Parameter("path", "folder of the run", null="a new folder under runs/"),
+}
+
+#: Parameter -> what its number counts or measures; the others have no unit.
+UNITS = {
+    "size": "pixels",
+    "prompt_length": "tokens",
+    "window": "tokens",
+    "nodes": "tokens",
+    "depth": "levels",
+    "width": "tokens",
+    "gamma": "tokens",
+    "prefill": "of the image",
+    "tries": "proposals",
+    "k": "codes",
+    "group": "codes",
+    "top_k": "tokens",
+    "iterations": "passes",
+    "diffusion_steps": "steps",
+    "n": "prompts",
+    "batch": "images",
+    "warmup": "images",
+    "workers": "processes",
 }
 
 
@@ -256,7 +290,7 @@ def groups() -> tuple[str, ...]:
 
 @cache
 def choices(group: str) -> dict[str, str]:
-    """Name -> one-line description of every choice of a group; the description is the file's first comment."""
+    """Name -> one-line description of every choice of a group: the file's first line of comment, a whole sentence."""
     found = {}
     for path in sorted((conf_dir() / group).glob("*.yaml")):
         comments = (line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
@@ -313,6 +347,14 @@ def of_methods() -> frozenset[str]:
     """The parameters that a drafter or a rule declares: what makes a method, beside the model and the sampling."""
     parts = (declared(group, name) for group in ("drafter", "rule") for name in choices(group))
     return frozenset().union(*parts)
+
+
+def possible(model: str) -> frozenset[str]:
+    """The parameters that a run of a model can have: all but those that only other models declare."""
+    if model not in choices("model"):
+        return frozenset(TABLE)
+    others = frozenset().union(*(declared("model", name) for name in choices("model")))
+    return frozenset(TABLE) - (others - declared("model", model) - common())
 
 
 def parts_of(method: str) -> dict[str, str]:

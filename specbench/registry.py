@@ -11,6 +11,7 @@ import hashlib
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,8 +186,14 @@ def check_weights(cfg: Mapping[str, Any]) -> None:
 
 def digest(*paths: Path) -> str:
     """The first eight hexadecimal digits of the SHA-256 over the files, in the given order."""
+    return _digest(tuple((path, home.state(path)) for path in paths))
+
+
+@cache
+def _digest(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
+    """Of files in these states: tables ask hundreds of times for the same ones."""
     h = hashlib.sha256()
-    for path in paths:
+    for path, _ in files:
         h.update(path.read_bytes() if path.stat().st_size < home.LARGE else home.digest(path))
     return h.hexdigest()[:8]
 

@@ -92,7 +92,7 @@ class Run:
     """A configuration and its folder. `nothing_left` tells after `execute` whether everything was there already."""
 
     def __init__(self, cfg: Mapping[str, Any], out: str | Path | None = None, *, loader: Loader | None = None) -> None:
-        self.cfg = parameters.validate(cfg)
+        self.cfg = data.counted(parameters.validate(cfg))
         self.folder = Path(out or self.cfg["out"] or new_folder()).expanduser()
         self.nothing_left = False
         self.judging_device: str = self.cfg["device"]  # of the metrics' networks

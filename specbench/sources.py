@@ -1,11 +1,13 @@
 """Where the weights and data of others come from: what `specbench fetch` gets, and what an absent file's error names.
 
 A repository is one of the Hugging Face hub, where nothing else is said. It is pinned to a commit where a public page of
-that commit lists the files; else to a branch, whose commit a fetch records. Each entry says who names the repository.
+that commit lists the files or pins them; else it is `main`, whose commit a fetch records. Each entry says who names the
+repository.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -33,6 +35,11 @@ class Part:
     sha256: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def pinned(self) -> bool:
+        """Whether the files are those of one commit or of a release, today and later; else they are of a branch."""
+        return bool(self.sizes) or re.fullmatch(r"[0-9a-f]{40}", self.revision) is not None
+
 
 @dataclass(frozen=True)
 class Model:
@@ -59,7 +66,8 @@ def hugging_face(repository: str, licence: str, revision: str = "main", *also: s
 # --- LlamaGen ---------------------------------------------------------------------------------------------------------
 # The README of FoundationVision/LlamaGen (commit ce98ec4) links each of these files.
 
-_T2I = "peizesun/llamagen_t2i"  # its one commit with files is 276f5c5, in short
+#: Its one commit with files, which a public project pins the tokenizer to.
+_T2I = ("peizesun/llamagen_t2i", "276f5c5a3d915b922899a03f1912605531574747")
 _C2I = ("FoundationVision/LlamaGen", "dc1fec543f6ac82e0cb9bbed058d5eaa26a30e6e")
 
 _T5 = Part(
@@ -74,8 +82,12 @@ _T5 = Part(
 def _t2i(file: str, drafter: str, converted: str) -> Model:
     """The drafter and the converted target are named in the README of jadohu/LANTERN (commit 3a56e45), which
     publishes its work under the licence of Chameleon."""
+
+    def part(name: str) -> Part:
+        return Part(_T2I[0], (name,), "MIT", _T2I[1])
+
     return Model(
-        {"target": Part(_T2I, (file,), "MIT"), "tokenizer": Part(_T2I, ("vq_ds16_t2i.pt",), "MIT"), "text": _T5},
+        {"target": part(file), "tokenizer": part("vq_ds16_t2i.pt"), "text": _T5},
         {"eagle": hugging_face(drafter, CHAMELEON)},
         instead=(hugging_face(converted, CHAMELEON),),
     )

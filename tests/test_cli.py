@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from typing import Any
 
 import pytest
 from fake_pipeline import FakePipeline
+from omegaconf import OmegaConf
 
 import specbench
-from specbench import parameters, records, registry, run
+from specbench import configuration, parameters, records, registry, run
 from specbench._version import __version__
 from specbench.errors import UsageError
 
@@ -48,14 +50,57 @@ def test_help_version_and_no_words(call: Call) -> None:
 def test_help_of_run_shows_the_choices_and_the_parameters(call: Call, tmp_path: Path) -> None:
     code, out, err = call("run", "--help")
     assert (code, err) == (0, "")
-    assert "method: cool_sd, cspd, cspd_paper, eagle1, eagle2, eagle3, eagle_chain, " in out
-    assert "\ndelta: 1.1\n" in out
+    assert {(name, value) for name, value, *_ in rows(out)} >= {
+        ("delta", "1.1"),
+        ("top_k", "null"),
+        ("baseline", "true"),
+    }
+    names = set(re.findall(r"\w+", out.partition("\nnames:")[2]))
+    assert all(choice in names for group in parameters.groups() for choice in parameters.choices(group))
     code, out, _ = call("run", "method=sd", "window=3", "--help")
     assert code == 0
-    assert "\nwindow: 3\n" in out
-    assert call("run", "-m", "method=sd", "window=3,4", "--help")[0] == 0
+    [window] = [row for row in rows(out) if row[0] == "window"]
+    assert window[1:4] == ["3", "integer", ">="]
+    assert "tokens" in window
+    assert ["window", "5"] in [row[:2] for row in rows(call("run", "-m", "method=sd", "window=3,4", "--help")[1])]
+    assert ["prompts", "(required)"] in [row[:2] for row in rows(call("run", "data=prompts", "--help")[1])]
     assert call("run", "--hydra-help")[0] == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def rows(help_: str) -> list[list[str]]:
+    """The words of every line of the table that begins with a parameter's name."""
+    return [
+        line.split() for line in help_.splitlines() if re.match(r"  \w", line) and line.split()[0] in parameters.TABLE
+    ]
+
+
+def test_help_of_every_method_and_model_has_every_parameter_and_fits(call: Call) -> None:
+    presets = [(parameters.usual_choice("model"), method) for method in parameters.choices("method")]
+    for model, method in [*presets, *((model, "vanilla") for model in parameters.choices("model"))]:
+        _, out, _ = call("run", f"model={model}", f"method={method}", "--help")
+        shown = [row[0] for row in rows(out)]
+        cfg = {"model": model, "method": method, "data": "scenes", "engine": "eager", **parameters.parts_of(method)}
+        wanted = set(parameters.parameters_of(cfg)) - parameters.declared("data", "scenes")
+        assert wanted <= set(shown), (model, method)
+        assert len(shown) == len(set(shown))
+        assert max(map(len, out.splitlines())) <= 100
+
+
+def test_the_commands_in_the_help_of_run_work(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "my.txt").write_text("one\ntwo\n")
+    commands = re.findall(r"^ +specbench (run .*?)(?:   .*)?$", call("run", "--help")[1], re.MULTILINE)
+    assert len(commands) >= 8
+    for command in commands:
+        if "llamagen_xl" in command:  # which has to be fetched
+            assert configuration.compose(command.split()[1:])["n"] == 5000
+            continue
+        words = command.replace("n=16", "n=1").split()
+        if "-m" in words:
+            assert configuration.grid(words[2:], multirun=True)
+        elif "--hydra-help" not in words:  # which another test asks for
+            small = [word for word in ("metrics=none", "n=1") if word not in words and "--" not in command]
+            assert call(*words, *small)[0] == 0, command
 
 
 def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
@@ -147,6 +192,27 @@ def test_prompts_of_ones_own_need_no_other_word(call: Call, tmp_path: Path) -> N
     words = ("-m", "prompts='my own.txt',two.txt", "metrics=none", "n=1", "out=grid")
     assert call("run", *words)[0] == 0
     assert {records.read_rows(p)[0]["prompts"] for p in tmp_path.glob("grid/*/row.csv")} == {"my own.txt", "two.txt"}
+
+
+def test_all_prompts_are_recorded_as_a_number(call: Call, tmp_path: Path) -> None:
+    def recorded() -> tuple[int, int, str]:
+        row = records.read_rows(tmp_path / "here/row.csv")[0]
+        return row["n"], OmegaConf.load(tmp_path / "here/config.yaml").n, row["config_hash"]
+
+    prompts = tmp_path / "my.txt"
+    prompts.write_text("one\ntwo\nthree\nfour\nfive\n")
+    assert call("run", "prompts=my.txt", "metrics=none", "n=2", "out=here")[0] == 0
+    assert call("resume", "here", "n=all")[0] == 0
+    assert recorded()[:2] == (5, 5)
+    five = recorded()[2]
+    prompts.write_text(prompts.read_text() + "six\n")
+    assert call("run", "prompts=my.txt", "metrics=none", "out=here")[0] == 0
+    assert recorded()[:2] == (6, 6)
+    assert recorded()[2] != five
+    assert "nothing left to do: 6 images" in call("run", "prompts=my.txt", "metrics=none", "n=6", "out=here")[1]
+    code, _, err = call("run", "metrics=none", "n=all", "out=there")
+    assert (code, "n=all would never end" in err) == (2, True)
+    assert not (tmp_path / "there").exists()
 
 
 def test_a_run_without_out_has_a_folder_under_runs(call: Call, tmp_path: Path) -> None:
@@ -355,10 +421,33 @@ def test_the_second_run_needs_no_torch(call: Call, tmp_path: Path, monkeypatch: 
         ),
         ("specbench l", {"list"}),
         ("specbench run method=", {f"method={name}" for name in parameters.choices("method")}),
-        ("specbench list ", set()),
+        ("specbench list m", {"models", "methods", "metrics"}),
+        ("specbench tables coolsd_t", {"coolsd_table1", "coolsd_table2", "coolsd_table3"}),
+        ("specbench fetch --yes data=", {"data=coco2014", "data=coco2017", "data=parti"}),
+        ("specbench bench method=sd rule=un", {"rule=uniform"}),
+        ("specbench status ", set()),  # names of files, which are the shell's
     ],
 )
 def test_completion(line: str, completions: set[str]) -> None:
     code = "import sys; from specbench import cli; sys.exit(cli.main(sys.argv[1:]))"
     done = python(code, "-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line)))
     assert (done.returncode, set(done.stdout.split())) == (0, completions)
+
+
+def test_the_completion_for_a_shell_is_installed_as_help_says(call: Call, tmp_path: Path) -> None:
+    (line,) = (line for line in call("--help")[1].splitlines() if "-sc install=bash" in line)
+    install = line.split("  ")[1]
+    command = tmp_path / "specbench"
+    command.write_text(f"#!{sys.executable}\nimport sys\nfrom specbench.cli import main\nsys.exit(main())\n")
+    command.chmod(0o755)
+    typed = "specbench run method=cool"
+    script = (
+        f"{install}; COMP_LINE='{typed}' COMP_POINT={len(typed)} COMP_CWORD=2; hydra_bash_completion;"
+        ' echo "${COMPREPLY[@]}"; complete -p specbench'
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stderr == ""
+    reply, registered = done.stdout.splitlines()
+    assert reply == "method=cool_sd"
+    assert registered.endswith(" -F hydra_bash_completion specbench")

@@ -17,7 +17,7 @@ import pytest
 from fake_pipeline import FakePipeline, mortal
 
 from specbench import cluster, configuration, data, records, run
-from specbench.errors import RunError, UsageError
+from specbench.errors import RunError, UsageError, install
 from specbench.worker import Died, Event, Failure, Image, Joined, Shrunk, never
 
 Call = Callable[..., tuple[int, str, str]]
@@ -74,7 +74,7 @@ def test_without_ray_the_sentence_says_what_to_install(call: Call, monkeypatch: 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     code, _, err = call("run", *WORDS, "workers=2", "out=here")
     assert code == 2
-    assert err.splitlines()[-1].endswith("need Ray: pip install 'specbench[ray]'")
+    assert err.splitlines()[-1].endswith(f"need Ray: {install('ray')}")
     assert not Path("here").exists()
 
 

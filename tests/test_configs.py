@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench import configuration, metrics, parameters, records
-from specbench.errors import UsageError
+from specbench import composition, configuration, metrics, parameters, records
+from specbench.errors import UsageError, install
 
 #: Those of models of codes.
 RULES, DRAFTERS = (
@@ -105,7 +107,7 @@ def test_every_combination_composes_and_the_command_line_wins(number: int, rule:
 
 
 #: What a choice needs beside itself.
-NEEDED = {"prompts": ["prompts=my.txt"]}
+NEEDED = {"prompts": ["prompts=my.txt", "n=1"]}
 
 
 @pytest.mark.parametrize(
@@ -165,10 +167,13 @@ def test_the_defaults() -> None:
 def test_every_choice_has_a_line_and_every_parameter_is_documented() -> None:
     for group in parameters.groups():
         for choice, line in parameters.choices(group).items():
-            assert line, f"{group}/{choice} has no comment that says what it is"
+            assert line.endswith("."), f"the first comment of {group}/{choice} is no whole sentence: {line!r}"
             if group in parameters.PARTS:
                 assert parameters.declared(group, choice) <= set(parameters.TABLE)
     assert parameters.common() <= set(parameters.TABLE)
+    assert {name for name in parameters.UNITS if parameters.TABLE[name].kind in ("whole", "number")} == set(
+        parameters.UNITS
+    )
 
 
 def test_everything_in_conf_can_be_built() -> None:
@@ -230,8 +235,11 @@ def test_what_a_preset_sets_for_an_exchanged_part_is_dropped(monkeypatch: pytest
         ("floor=-1", "floor must be"),
         ("schedule=steep", "schedule must be one of exponential, linear"),
         ("resample=other", "resample must be one of optimal, vanilla"),
-        ("n=0", "n must be a whole number of at least 1 (got 0)"),
+        ("n=0", "n must be a whole number of at least 1, or all (got 0)"),
         ("n=1.5", "n must be a whole number"),
+        ("n=al", "n must be a whole number of at least 1, or all (got 'al')"),
+        ("n=all", "data=scenes has no last prompt"),
+        ("batch=all", "batch must be a whole number of at least 1 (got 'all')"),
         ("n=true", "n must be a whole number"),
         ("batch=0", "batch must be"),
         ("seed=-1", "seed must be"),
@@ -277,6 +285,27 @@ def test_a_bad_word_costs_one_sentence(word: str, sentence: str) -> None:
         configuration.grid([word], multirun=False)
     assert sentence in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "extra"),
+    [
+        ("hydra/launcher=joblib", "joblib"),
+        ("hydra/launcher=local", "joblib"),
+        ("hydra/launcher=submitit", "slurm"),
+        ("hydra/launcher=slurm", "slurm"),
+        ("hydra/launcher=ray", "ray"),
+        ("hydra/sweeper=optuna", "optuna"),
+    ],
+)
+def test_a_launcher_that_is_not_installed_names_its_extra(
+    word: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(configuration, "_installed", lambda module: False)
+    with pytest.raises(UsageError) as raised:
+        configuration.grid([word, "delta=1,2"], multirun=True)
+    assert word in str(raised.value)
+    assert str(raised.value).endswith(install(extra))
 
 
 def test_windows_of_chains_are_at_least_one() -> None:
@@ -333,3 +362,69 @@ def test_validate_refuses_what_is_missing() -> None:
     del cfg["seed"], cfg["n"]
     with pytest.raises(UsageError, match="lacks seed and n"):
         parameters.validate(cfg)
+
+
+# --- composition without Hydra ----------------------------------------------------------------------------------------
+
+
+def _by_hydra(choices: composition.Choices) -> dict[str, object]:
+    words = [f"{group}=[{','.join(v)}]" if isinstance(v, list) else f"{group}={v}" for group, v in choices.items()]
+    with configuration._session():
+        return configuration._by_hydra(parameters.conf_dir(), tuple(words))
+
+
+def _choices() -> list[composition.Choices]:
+    """Every file of every group at least once, every preset with its own drafter and rule, some with others."""
+    files = {group: list(parameters.choices(group)) for group in parameters.groups() if group != "experiment"}
+    presets = len(files["method"])
+    assert max(map(len, files.values())) <= presets + len(files["drafter"])
+    found: list[composition.Choices] = [
+        {
+            group: names[i % len(names)]
+            for group, names in files.items()
+            if i >= presets or group not in ("drafter", "rule")
+        }
+        for i in range(presets + len(files["drafter"]))
+    ]
+    grids = [
+        {"experiment": name, **more} for name in parameters.choices("experiment") for more in ({}, {"rule": "exact"})
+    ]
+    return [{}, *found, *grids, {"metrics": ["kid", "clip_b32"]}, {"metrics": []}]
+
+
+def test_composition_without_hydra_gives_what_hydra_gives() -> None:
+    for choices in _choices():
+        mine, theirs = composition.compose(choices), _by_hydra(choices)
+        assert mine == theirs, choices
+        assert list(mine["metrics"]) == list(theirs["metrics"])  # a row names them in their order
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "defaults: [optional other]",
+        "defaults: [{override hydra/launcher: local}]",
+        "defaults: [{model: anole}]",
+        "defaults: [{override /experiment: coolsd_delta}]",  # decided before the method is
+        "# @package other\nseed: 1",
+        "seed: ${n}",
+        "seed: ???",
+        "defaults: [sjd, sjd]",
+    ],
+)
+def test_what_only_hydra_can_compose_is_left_to_it(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(parameters.conf_dir(), tmp_path / "conf")
+    (tmp_path / "conf/method/mine.yaml").write_text(f"{content}\n")
+    monkeypatch.setattr(parameters, "conf_dir", lambda: tmp_path / "conf")
+    assert composition.compose({"method": "mine"}) is None
+    assert composition.compose({"method": "sjd"}) is not None
+    parameters.content.cache_clear()
+
+
+def test_a_composed_configuration_belongs_to_its_caller() -> None:
+    one = composition.compose({"metrics": "fid"})
+    assert one
+    one["metrics"]["fid"]["resize"] = one["metrics"]["more"] = "changed"
+    assert composition.compose({"metrics": "fid"}) == _by_hydra({"metrics": "fid"})

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import specbench
-from specbench import configuration, data, metrics, parameters
+from specbench import configuration, data, metrics, parameters, records
 from specbench.data import Item, base, coco, prompts
 from specbench.errors import UsageError
 from specbench.metrics import scenes_clip
@@ -399,11 +399,32 @@ def test_what_is_no_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # --- the command line's words -----------------------------------------------------------------------------------------
 
 
-def test_prompts_alone_choose_their_data_set() -> None:
-    cfg = configuration.compose(["prompts=my.txt"])
-    assert (cfg["data"], cfg["prompts"], "split" in cfg) == ("prompts", "my.txt", False)
+def test_prompts_alone_choose_their_data_set_and_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("one\n\ntwo\nthree\n")
+    (tmp_path / "b.txt").write_text("one\n" * 40)  # more than a run of the embedded prompts has by default
+    cfg = configuration.compose(["prompts=a.txt"])
+    assert (cfg["data"], cfg["prompts"], "split" in cfg) == ("prompts", "a.txt", False)
     jobs = configuration.grid(["prompts=a.txt,b.txt", "delta=2"], multirun=True)
-    assert [(cfg["data"], cfg["prompts"]) for cfg in jobs] == [("prompts", "a.txt"), ("prompts", "b.txt")]
+    assert [(cfg["data"], cfg["prompts"], cfg["n"]) for cfg in jobs] == [
+        ("prompts", "a.txt", 3),
+        ("prompts", "b.txt", 40),
+    ]
+    assert [configuration.compose(["prompts=b.txt", word])["n"] for word in ("n=7", "n=all")] == [7, 40]
+    assert configuration.compose(["prompts=b.txt", "protocol=coolsd_table1"])["n"] == 5000  # which says so
+
+
+def test_all_prompts_of_a_data_set(tmp_path: Path) -> None:
+    (tmp_path / "PartiPrompts.tsv").write_text("Prompt\tCategory\n" + "".join(f"prompt {i}\tx\n" for i in range(5)))
+    words = ["data=parti", f"data_dir={tmp_path}"]
+    every, five = (configuration.compose([*words, n]) for n in ("n=all", "n=5"))
+    assert every == five
+    assert records.config_hash(every) == records.config_hash(five)
+    assert len(data.load(every)) == 5
+    assert configuration.compose(words)["n"] == 16
+    for name in data.DRAWN:
+        with pytest.raises(UsageError, match=f"data={name} has no last prompt, n=all would never end: give n=NUMBER"):
+            configuration.compose([f"data={name}", "n=all"])
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,8 @@ def test_a_folder_is_scored_and_described(call: Call, folder: Path) -> None:
     code, out, err = call("pictures", "data=scenes", "metrics=[scenes_clip,scenes_reward]", "out=scored")
     assert code == 0
     row = row_of("scored")
-    assert row["clip_score"] > 0.9
+    assert call("pictures", "data=scenes", "metrics=scenes_clip", "n=all", "out=all")[0] == 0
+    assert row_of("all")["clip_score"] == row["clip_score"] > 0.9
     assert row["image_reward"] > 0.9
     assert row["clip_score_backend"].startswith("scenes-two-tower@")
     assert f"clip_score       {row['clip_score']:.4f} ± {row['clip_score_stderr']:.4f}" in out
@@ -179,6 +180,8 @@ def test_names_of_the_real_pictures_pair_too(call: Call, folder: Path, tmp_path:
     row = row_of("all")
     assert row["clip_score"] > 0.9
     assert (row["data"], row["caption"], row["n"]) == ("coco2014", "first", N)
+    assert call(*words, "n=all", "out=every")[0] == 0
+    assert row_of("every")["n"] == N
     code, _, err = call(*words, "n=3", "out=few")
     assert code == 2
     assert "no prompt has the id of 3 pictures (" in err

@@ -86,6 +86,9 @@ class FakeHub:
 def hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     fake = FakeHub()
     monkeypatch.setattr(fetch, "HuggingFace", lambda: fake)
+    entry = sources.MODELS["llamagen_xl"]  # as if no commit of its target and tokenizer were known
+    moving = {name: replace(part, revision="main") for name, part in entry.parts.items() if part.repository == T2I}
+    monkeypatch.setitem(sources.MODELS, "llamagen_xl", replace(entry, parts={**entry.parts, **moving}))
     return fake
 
 
@@ -167,7 +170,8 @@ def test_a_model_arrives_with_its_record(call: Call, hub: FakeHub) -> None:
         *(f"text/{name}" for name in texts),
     }
     assert (folder / "target/t2i_XL_stage1_256.pt").read_bytes() == b"t2i_XL_stage1_256.pt"
-    assert f"target/: {T2I}, commit {FIRST} (MIT)" in out
+    assert f"target/: {T2I}, main, now commit {FIRST} (MIT)" in out
+    assert f"text/: {T5}, commit {sources.MODELS['llamagen_xl'].parts['text'].revision} (Apache 2.0)" in out
     assert "t2i_XL_stage1_256.pt\n" in out
     assert re.search(r"to fetch: \d+ B; free there: [\d.]+ [GM]B", out)
     assert "non-commercial" not in out
@@ -404,9 +408,13 @@ def test_every_evaluator_is_pinned_and_hashed() -> None:
     assert name.endswith(f"-{digest[:8]}.pth")
 
 
-def test_pins_are_whole_commits() -> None:
+def test_pins_are_whole_commits(call: Call) -> None:
     parts = [p for m in sources.MODELS.values() for p in (*m.parts.values(), *m.drafters.values(), *m.sizes.values())]
+    told = dict(
+        line.split() for line in call("--help")[1].splitlines() if re.fullmatch(r"  [\w.-]+/[\w.-]+ +\S+", line)
+    )
     for part in parts:
+        assert told[part.repository] == part.revision
         assert part.revision == "main" or re.fullmatch(r"[0-9a-f]{40}", part.revision), part
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", part.repository)
     assert {p.licence for p in parts} == {"MIT", "Apache 2.0", sources.CHAMELEON}

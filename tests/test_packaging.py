@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 import re
 import shutil
@@ -83,6 +84,44 @@ def test_wheel_and_sdist_hold_what_works_without_a_checkout() -> None:
     assert top | {"tests/test_packaging.py", "conf/config.yaml"} <= sdist
     assert {name.removeprefix("specbench/") for name in wheel if name.startswith("specbench/conf/")} <= sdist
     assert {name for name in wheel if not name.startswith("specbench/conf/")} <= sdist
+
+
+def test_the_distribution_has_a_name_of_its_own_and_the_command_the_project_s(tmp_path: Path) -> None:
+    """The index has a specbench of another field, which nobody must install by our instructions."""
+    wheel = Path(next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])))
+    assert wheel.name == f"specbench_image-{__version__}-py3-none-any.whl"
+    [found] = importlib.metadata.distributions(path=[str(wheel)])
+    assert found.metadata["Name"] == PROJECT["project"]["name"] == "specbench-image"
+    assert [(entry.name, entry.value) for entry in found.entry_points] == [("specbench", "specbench.cli:main")]
+    assert set(found.metadata.get_all("Provides-Extra")) == set(EXTRAS)
+
+
+def _instructions() -> dict[str, str]:
+    """File -> text of everything that can tell somebody what to install."""
+    folders = ("specbench", "scripts", "docs", "conf", "tests")
+    found = [
+        p for name in folders for p in (ROOT / name).rglob("*") if p.suffix in (".py", ".sh", ".md", ".yaml", ".html")
+    ]
+    top = [ROOT / name for name in ("README.md", "Makefile", "pyproject.toml", ".ci/run")]
+    return {str(p.relative_to(ROOT)): p.read_text() for p in (*found, *top) if p != Path(__file__) and p.exists()}
+
+
+def test_no_instruction_installs_a_stranger_s_package() -> None:
+    told = [
+        name for name, text in _instructions().items() if re.search(r"pip3? install .*\bspecbench\b(?!-image)", text)
+    ]
+    assert told == []
+    assert [name for name, text in _instructions().items() if "specbench[" in text.replace("specbench[-", "")] == []
+
+
+def test_every_extra_that_an_instruction_names_is_there_and_the_form_is_one() -> None:
+    texts = _instructions()
+    named = {extra for text in texts.values() for extra in re.findall(r"\binstall\([\"']([\w-]+)[\"']\)", text)}
+    assert named >= {"metrics", "ray", "train", "image-reward"}
+    written = {found for text in texts.values() for found in re.findall(r"pip install .*?'\.\[([\w-]+)\]'", text)}
+    assert named | written <= set(EXTRAS)
+    forms = {form for text in texts.values() for form in re.findall(r"(.{0,40}) '\.\[[\w-]+\]'", text)}
+    assert {form[-len("uv pip install -e") :] for form in forms} == {"uv pip install -e"}
 
 
 def test_the_conflicting_extras_are_declared() -> None:

@@ -213,7 +213,7 @@ def test_another_data_set_of_the_experiment() -> None:
 
 def test_data_that_the_experiment_does_not_have() -> None:
     """What belongs to its own data is left, the rest holds."""
-    own = configuration.compose(["model=lumina_mgpt", "prompts=my.txt"])
+    own = configuration.compose(["model=lumina_mgpt", "prompts=my.txt", "n=1"])
     cfg = configuration.compose(_words("sjd_main_table1", "lumina_mgpt", "prompts=my.txt", "n=3"))
     assert (cfg["data"], cfg["prompts"], cfg["cfg_scale"], cfg["n"]) == ("prompts", "my.txt", 3.0, 3)
     assert cfg["metrics"] == own["metrics"]
@@ -425,7 +425,6 @@ def test_cfg_job_shows_the_values(call: Any, tmp_path: Path) -> None:
         assert f"\n{line}\n" in f"\n{out}"
     assert "notes" not in out
     assert call("run", "-m", "protocol=sjd_table4,sjd_table3", "model=anole", "--cfg", "job")[0] == 0
-    assert "\nprotocol: coolsd_fig4, " in call("run", "--help")[1]
     assert list(tmp_path.iterdir()) == []
 
 

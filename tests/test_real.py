@@ -400,7 +400,9 @@ def test_weights_are_named_by_their_content(tmp_path, monkeypatch):
     assert first.startswith("folder:")
     assert registry.weights_label(cfg | {"drafter": "eagle"}).startswith(first + "+")
     monkeypatch.setattr("specbench.home.LARGE", 1)  # hashed once, and kept
+    registry._digest.cache_clear()  # of this process
     large = registry.weights_label(cfg)
+    registry._digest.cache_clear()
     assert registry.weights_label(cfg) == large
     assert len(list((tmp_path / "home" / "digests").iterdir())) == 2
     (tmp_path / "target" / "a.bin").write_bytes(b"other")

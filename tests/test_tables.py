@@ -730,9 +730,33 @@ def test_list_shows_the_state(tables: Callable[..., int], capsys: pytest.Capture
     tables(TABLE.id)
     assert state()[1:4] == ["complete", "6/6", "rows"]
     tables("--list", "--model", "big", "--n", "9")
-    listed = capsys.readouterr().out.splitlines()
-    assert any(line.endswith("specbench tables coolsd_table1 --model big --n 9") for line in listed)
-    assert len(listed) == len(TABLES)  # what is drawn on request only is listed, too
+    *listed, _, how = capsys.readouterr().out.splitlines()
+    assert how.endswith("specbench tables ID --model big --n 9")
+    suited = [
+        t for t in TABLES.values() if t.model == definitions.DEFAULT_MODEL
+    ]  # what is drawn on request only is listed, too
+    assert [line.split()[0] for line in listed] == [table.id for table in suited]
+    assert all(line.endswith(f"rows  {table.title}") for line, table in zip(listed, suited))
+
+
+def test_the_list_asks_hydra_for_nothing(
+    tables: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Composing with Hydra made it take ten seconds."""
+    monkeypatch.setattr(configuration.hydra, "compose", None)
+    for model in (None, "llamagen_xl", "lumina_mgpt", "mar_b"):
+        tables("--list", *(["--model", model] if model else []), bench=measure.LocalBench())
+    listed = [line.split()[0] for line in capsys.readouterr().out.split("\n\n")[0].splitlines()]
+    assert listed == list(TABLES)
+
+
+def test_another_model_has_no_run_of_a_parameter_that_it_lacks() -> None:
+    table = TABLES["sjd_table8"]
+    assert [table.overrides(line, "llamagen_xl") for line in table.lines] == [None] * 3
+    assert [
+        f"size={size}" in (table.overrides(line, "lumina_mgpt") or ())
+        for line, size in zip(table.lines, (512, 768, 1024))
+    ] == [True] * 3
 
 
 def test_another_model_has_files_of_its_own(tables: Callable[..., int], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from specbench import parameters
 from specbench.data.base import Item
 from specbench.errors import UsageError, unknown
 
-__all__ = ["DRAWN", "Item", "load", "prompts_hash"]
+__all__ = ["DRAWN", "Item", "counted", "load", "prompts_hash"]
 
 #: Data sets that the code makes; the prompts of the others come from files, which may change.
 DRAWN = ("scenes", "scenes_classes", "imagenet")
@@ -41,6 +41,18 @@ def load(cfg: Mapping[str, Any]) -> list[Item]:
     module = importlib.import_module(f"specbench.data.{_MODULES.get(name, name)}")
     items: list[Item] = module.items(cfg)
     return items
+
+
+def counted(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """The flat parameters of a run with n=all as the number of prompts that the data set has.
+
+    Raises UsageError for absent or bad files, and for a data set that has no end.
+    """
+    if cfg["n"] != "all":
+        return dict(cfg)
+    if cfg["data"] in DRAWN:
+        raise UsageError(f"data={cfg['data']} has no last prompt, n=all would never end: give n=NUMBER")
+    return {**cfg, "n": len(load({**cfg, "n": None}))}
 
 
 def _scenes(split: str, n: int) -> list[Item]:

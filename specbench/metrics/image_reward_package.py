@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from specbench.errors import UsageError
+from specbench.errors import UsageError, install
 from specbench.metrics import image_reward
 from specbench.metrics.base import Item, Judge, Unavailable
 
@@ -87,7 +87,7 @@ class Measure(image_reward.Measure):
         if importlib.util.find_spec("ImageReward") is None:
             raise Unavailable(
                 "the package image-reward is not installed: it needs an environment of its own, without the extra"
-                " metrics: pip install 'specbench[image-reward]' there"
+                f" metrics: {install('image-reward')}"
             )
         return f"image-reward-package-{importlib.metadata.version('image-reward')}@{self.digests}, 224 bicubic"
 
@@ -96,6 +96,6 @@ class Measure(image_reward.Measure):
             return Package(load(*self.files, self.place.device))
         except ImportError as e:
             raise Unavailable(
-                f"the package image-reward cannot be imported ({e}): pip install 'specbench[image-reward]' in an"
-                " environment of its own"
+                f"the package image-reward cannot be imported ({e}): in an environment of its own,"
+                f" {install('image-reward')}"
             ) from e

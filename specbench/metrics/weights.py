@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench import home
+from specbench.errors import install
 from specbench.metrics.base import Place, Unavailable
 
 
@@ -27,7 +28,7 @@ def find(place: Place, choice: str, part: str, *names: str) -> Path:
 def need(module: str) -> None:
     """Raises Unavailable where a package of the extra `metrics` is not installed. Imports nothing."""
     if importlib.util.find_spec(module) is None:
-        raise Unavailable(f"{module} is not installed: pip install 'specbench[metrics]'")
+        raise Unavailable(f"{module} is not installed: {install('metrics')}")
 
 
 def package(module: str) -> Any:
@@ -37,4 +38,4 @@ def package(module: str) -> Any:
         return importlib.import_module(module)
     except Exception as e:  # such as a torchvision that was built for another torch
         said = str(e).partition("\n")[0][:200]
-        raise Unavailable(f"{module} cannot be imported ({said}): pip install 'specbench[metrics]' anew") from e
+        raise Unavailable(f"{module} cannot be imported ({said}): again, {install('metrics')}") from e

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from specbench import parameters
 from specbench.errors import Parser, UsageError, unknown
 from specbench.tables import figures, layout, literature, render
 from specbench.tables.catalog import TABLES
@@ -19,6 +20,12 @@ def by_default() -> list[Table]:
     return [table for table in TABLES.values() if not table.on_request]
 
 
+def _alike(tables: Iterable[Table], model: str | None) -> list[Table]:
+    """The tables whose methods a model can have: those of discrete or those of continuous tokens. None: all."""
+    vectors = model and parameters.of_vectors("model", model)
+    return [table for table in tables if model is None or parameters.of_vectors("model", table.model) == vectors]
+
+
 def _parser() -> argparse.ArgumentParser:
     hours = set(TABLES) - {table.id for table in by_default()}
     p = Parser(prog="specbench tables", description=__doc__)
@@ -28,9 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ID",
         help=f"which tables, as --list names them (default: all but {', '.join(sorted(hours))})",
     )
-    p.add_argument(
-        "--list", action="store_true", help="show each table's state and the command that fills it, and stop"
-    )
+    p.add_argument("--list", action="store_true", help="show each table's state, rows and title, and stop")
     p.add_argument("--model", help=f"the target model to measure (default: each table's own, mostly {DEFAULT_MODEL})")
     p.add_argument("--n", type=int, help="prompts per run (default: each table's own)")
     p.add_argument("--no-run", action="store_true", help="draw from the rows there are; what is missing stays marked")
@@ -51,7 +56,7 @@ def main(
         if name not in TABLES:
             raise unknown("table", name, TABLES)
     tables = [TABLES[name] for name in dict.fromkeys(args.tables)]
-    tables = tables or (list(TABLES.values()) if args.list else by_default())
+    tables = tables or _alike(TABLES.values() if args.list else by_default(), args.model)
     formats = list(dict.fromkeys(f.strip() for f in args.format.split(",") if f.strip()))
     for name in formats:
         if name not in render.FORMATS:
@@ -69,6 +74,8 @@ def main(
         if not args.no_run:
             todo = collect(todo, results, runs, bench, _say)
         _draw(table, todo, args, formats, results)
+    if args.list:
+        print(f"\nRun what a table lacks, and draw it: {_command(None, args)}")
     return 0
 
 
@@ -76,11 +83,12 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _command(table: Table, args: argparse.Namespace) -> str:
-    words = ["specbench tables", table.id]
-    if args.model not in (None, table.model):
+def _command(table: Table | None, args: argparse.Namespace) -> str:
+    """What fills a table; None: any of them."""
+    words = ["specbench tables", table.id if table else "ID"]
+    if args.model not in (None, table and table.model):
         words += ["--model", args.model]
-    if args.n is not None and args.n != table.n:
+    if args.n not in (None, table and table.n):
         words += ["--n", str(args.n)]
     return " ".join(words)
 
@@ -88,7 +96,7 @@ def _command(table: Table, args: argparse.Namespace) -> str:
 def _state(table: Table, todo: Plan, args: argparse.Namespace) -> str:
     have, need = len(todo.rows) - len(todo.missing), len(todo.rows)
     state = "complete" if have == need else "partial" if have else "no rows"
-    return f"{table.id:16} {state:9} {have}/{need} rows   {_command(table, args)}"
+    return f"{table.id:20} {state:9} {f'{have}/{need}':>5} rows  {table.title}"
 
 
 def _draw(table: Table, todo: Plan, args: argparse.Namespace, formats: Sequence[str], results: Path) -> None:

@@ -164,7 +164,7 @@ class Table:
         if self.rows_of == "bench":
             return None if line.overrides is None else [f"model={model}", *line.overrides, *self.protocol]
         words = line.overrides if own or line.elsewhere is None else line.elsewhere
-        if words is None:
+        if words is None or not {word.partition("=")[0] for word in words} <= parameters.possible(model):
             return None
         protocol = None if own else self.papers_protocol
         if protocol is None:

@@ -12,10 +12,11 @@ import hashlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from specbench import configuration, records, registry
+from specbench import configuration, home, records, registry
 from specbench.bench import cli as benchmarks
 from specbench.errors import UsageError
 from specbench.probe import cli as probes
@@ -142,12 +143,10 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
     """
     own = store(table, results)
     if table.rows_of != "run":
-        rows = SHEETS[table.rows_of].read(own)
+        rows: list[Row] = list(SHEETS[table.rows_of].read(own))
     else:
         others = [path for path in sorted(results.glob("*.csv")) if path != own and records.has_runs(path)]
-        rows = [
-            {k: "" if v is None else str(v) for k, v in row.items()} for path in (*others, own) for row in _read(path)
-        ]
+        rows = [row for path in (*others, own) for row in _read(path)]
     needs = []
     for line in table.lines:
         overrides = table.overrides(line, model, n)
@@ -159,8 +158,17 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
     return Plan(table, model, tuple(needs))
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    return records.read_rows(path) if path.exists() and path.stat().st_size else []
+def _read(path: Path) -> Sequence[Row]:
+    if not path.exists():
+        return ()
+    return _rows(path, home.state(path))
+
+
+@cache
+def _rows(path: Path, state: tuple[int, ...]) -> tuple[Row, ...]:
+    """The rows of a file in this state, as text: every table looks through all files."""
+    rows = records.read_rows(path) if path.stat().st_size else []
+    return tuple({k: "" if v is None else str(v) for k, v in row.items()} for row in rows)
 
 
 def collect(todo: Plan, results: Path, runs: Path, bench: Bench, say: Callable[[str], None]) -> Plan:

@@ -134,7 +134,7 @@ TABLES = (
                 f"SJD, {size} pixels",
                 None,
                 None,
-                "The embedded model draws pictures of one size.",
+                "The model draws pictures of one size.",
                 elsewhere=("method=sjd", f"size={size}"),
             )
             for size in ("512", "768", "1024")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from specbench import parameters, records, registry
-from specbench.errors import UsageError
+from specbench.errors import UsageError, install
 from specbench.models import checkpoints, eagle
 from specbench.pipeline import Pipeline
 from specbench.training import drafter, examples
@@ -167,7 +167,7 @@ def _board(out: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise UsageError("tensorboard=true needs TensorBoard: pip install 'specbench[train]'") from None
+        raise UsageError(f"tensorboard=true needs TensorBoard: {install('train')}") from None
     return SummaryWriter(str(out / "tensorboard"))
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from specbench.errors import UsageError
+from specbench.errors import UsageError, install
 from specbench.records import write_atomically
 
 
@@ -123,7 +123,7 @@ def processes() -> tuple[Processes, torch.device | None]:
     try:
         from accelerate import Accelerator
     except ImportError:
-        raise UsageError("several processes need accelerate: pip install 'specbench[train]'") from None
+        raise UsageError(f"several processes need accelerate: {install('train')}") from None
     found = Accelerator()
     return found, found.device
 

@@ -1,0 +1,154 @@
+"""What `specbench run --help` prints: every parameter of the chosen model, data and method, with the value that a run
+would have. Imports no torch."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specbench import parameters
+from specbench.parameters import TABLE, Parameter
+
+WIDTH = 100
+#: Of the columns name, value, and type with range; the meaning has what is left.
+_NAME, _VALUE, _RANGE, _GAP = 17, 16, 20, 2
+_MEANING = WIDTH - _NAME - _VALUE - _RANGE - 4 * _GAP
+_LONG = 3 * _VALUE  # characters of a value that would make its column a tower
+
+_HEAD = """\
+specbench run: decode prompts, score the images, time them against vanilla decoding, write one row
+
+usage: specbench run [-m] [name=value ...]
+
+  specbench run method=cool_sd delta=1.1 n=16 out=first
+  specbench run method=sd rule=cool delta=2                            any drafter with any rule
+  specbench run prompts=my.txt                                         every line of a file
+  specbench run -m method=cool_sd delta=1.1,2 nu=0.5,0.7 out=grid      a job for each combination
+  specbench run -m experiment=coolsd_delta                             a grid that is shipped
+  specbench run protocol=coolsd_table1 model=llamagen_xl method=cool_sd delta=1.1
+                                                                       after specbench fetch
+
+out=DIR chooses the run's folder (otherwise runs/<date>/<time>-<id>/). The same command with the
+same out= continues a run that was stopped.
+"""
+_FOOT = """\
+The parameters depend on the choices: specbench run method=sjd_pac model=emu3 --help
+
+  specbench list methods       one line for each choice, and whether its weights are here
+  specbench run --cfg job      the configuration that a run would use
+  specbench run --hydra-help   Hydra's own arguments: launchers and sweepers of grids, logging
+"""
+
+#: Parameters of the model's or of every run that are about sampling, and those of every run that are about the others.
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "cfg_scale",
+    "cfg_schedule",
+    "iterations",
+    "diffusion_steps",
+    "final_noise",
+)
+_MODEL, _DATA = ("dtype",), ("protocol", "n", "seed")
+
+
+def run(cfg: Mapping[str, Any]) -> str:
+    """The help of a run with these parameters, settled but not checked. Raises UsageError for one without a line in
+    `parameters.TABLE`."""
+    if foreign := [name for name in cfg if name not in TABLE]:
+        raise parameters.no_parameter(foreign[0], cfg)
+    lines = [_line("parameter", "value", "type and range", "meaning"), ""]
+    for title, names in _sections(cfg).items():
+        lines += [title, *(_described(name, cfg[name]) for name in names), ""]
+    return "\n".join([_HEAD, *lines, _choices(), _FOOT])
+
+
+def _sections(cfg: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Title -> names of parameters, the choice of a file first."""
+    found: dict[str, list[str]] = {f"{title}:": [] for title in ("method", "sampling", "model", "data", "run")}
+    for name in sorted(cfg, key=lambda name: (name not in parameters.groups(), list(TABLE).index(name))):
+        found[f"{_section(name)}:"].append(name)
+    return found
+
+
+def _section(name: str) -> str:
+    if name in _SAMPLING:
+        return "sampling"
+    if name in ("method", "drafter", "rule") or name in parameters.of_methods():
+        return "method"
+    for group, others in (("model", _MODEL), ("data", _DATA)):
+        declared = (parameters.declared(group, choice) for choice in parameters.choices(group))
+        if name in others or any(name in names - parameters.common() for names in declared):
+            return group
+    return "run"
+
+
+def _described(name: str, value: Any) -> str:
+    parameter = TABLE[name]
+    shown, meaning = _shown(parameter, value), parameter.line
+    if len(shown) > _LONG:
+        shown, meaning = "(see right)", f"{meaning}; now: {shown}"
+    return _line(name, shown, _range(name, parameter), meaning)
+
+
+def _shown(parameter: Parameter, value: Any) -> str:
+    """A value as it is written on the command line."""
+    if value is None:
+        return "null" if parameter.null else "(required)"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if parameter.kind == "names":
+        return ", ".join(value) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value) or '""'
+
+
+def _range(name: str, parameter: Parameter) -> str:
+    """What a value may be, with its unit."""
+    if name in parameters.groups():
+        text = "names below" if name == "metrics" else "a name below"
+    elif parameter.choices:
+        text = ", ".join(parameter.choices)
+    else:
+        kinds = {
+            "whole": "integer",
+            "flag": "true, false",
+            "names": "names",
+            "tree": "a name, or paths",
+            "word": "text",
+        }
+        text = kinds.get(parameter.kind, parameter.kind)
+        if parameter.low is not None and parameter.high is not None and not parameter.above:
+            text += f" {parameter.low:g} to {parameter.high:g}"
+        elif parameter.low is not None:
+            text += f" {'>' if parameter.above else '>='} {parameter.low:g}"
+            text += f", <= {parameter.high:g}" if parameter.high is not None else ""
+    if name in parameters.UNITS:
+        text += f", {parameters.UNITS[name]}"
+    text += "".join(f"; {word}" for word in parameter.also)
+    return text + (f"; null: {parameter.null}" if parameter.null else "")
+
+
+def _line(*cells: str) -> str:
+    """One row of the table, over as many lines as its longest cell needs."""
+    widths = (_NAME, _VALUE, _RANGE, _MEANING)
+    wrapped = [_wrapped(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    rows = []
+    for i in range(max(map(len, wrapped))):
+        parts = (f"{cell[i] if i < len(cell) else '':<{width}}" for cell, width in zip(wrapped, widths, strict=True))
+        rows.append(" " * _GAP + (" " * _GAP).join(parts).rstrip())
+    return "\n".join(rows)
+
+
+def _wrapped(text: str, width: int) -> Sequence[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+
+
+def _choices() -> str:
+    """The names behind every choice of a file."""
+    lines = []
+    for group in parameters.groups():
+        names = ", ".join(parameters.choices(group))
+        lines.append(textwrap.fill(f"{group + '=':<12}{names}", WIDTH, initial_indent="  ", subsequent_indent=" " * 14))
+    return "names:\n" + "\n".join(lines) + "\n"
