@@ -88,6 +88,8 @@ def _command(table: Table, args: argparse.Namespace) -> str:
 def _state(table: Table, todo: Plan, args: argparse.Namespace) -> str:
     have, need = len(todo.rows) - len(todo.missing), len(todo.rows)
     state = "complete" if have == need else "partial" if have else "no rows"
+    if not need:  # no line has a run on this model: what is printed is all there is to draw
+        state = "published only" if table.id in literature.available() else f"not on {todo.model}"
     return f"{table.id:16} {state:9} {have}/{need} rows   {_command(table, args)}"
 
 
