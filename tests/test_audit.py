@@ -403,9 +403,12 @@ def test_an_audit_prints_a_table_and_writes_it(call: Call, tmp_path: Path) -> No
         "method=sd", "window=2", "temperature=0.7", "audit.samples=2e3", "audit.seed=3", "out=a/b.csv"
     )
     assert code == 0
-    head, *lines, wrote = out.splitlines()
-    assert head.split() == ["method", "model", *list(COLUMNS)[1 : list(COLUMNS).index("verdict") + 1]]
-    assert [line.split()[:2] for line in lines] == [["sd", name] for name in BUILT_IN]
+    head, *lines, blank, audited, wrote = out.splitlines()
+    own = ["method", "drafter", "rule", "model"]
+    assert head.split() == [*own, *list(COLUMNS)[1 : list(COLUMNS).index("verdict") + 1]]
+    assert [line.split()[:4] for line in lines] == [["sd", "draft_model", "exact", name] for name in BUILT_IN]
+    assert blank == ""
+    assert audited == "sd: drafter=draft_model rule=exact window=2 temperature=0.7 top_k=null top_p=1.0"
     assert all(line.endswith("  lossless") for line in lines)
     assert wrote == "wrote a/b.csv"
     assert "sd on v2t10" in err
@@ -416,6 +419,26 @@ def test_an_audit_prints_a_table_and_writes_it(call: Call, tmp_path: Path) -> No
     ]
     assert rows[0]["parameters"] == "window=2 temperature=0.7 top_k=null top_p=1.0"
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["b.csv"]
+
+
+def test_an_audit_names_what_it_audited(call: Call, tmp_path: Path) -> None:
+    """`method=cool_sd rule=exact` was printed as cool_sd, lossless."""
+    words = ["audit.samples=1000", "audit.model=v3t5", "out=a.csv"]
+    for given, drafter, rule, some in (
+        (["method=cool_sd", "rule=exact"], "eagle_tree", "exact", "tree=mc_sim_7b_63"),
+        (["method=cool_sd", "delta=3", "drafter=eagle", "window=2"], "eagle", "cool", "delta=3.0"),
+        (["method=sd", "rule=uniform", "delta=1.5"], "draft_model", "uniform", "delta=1.5"),
+    ):
+        code, out, _ = call(*given, *words)
+        assert code == 0
+        head, line, *_ = out.splitlines()
+        printed = dict(zip(head.split(), line.split(), strict=False))
+        [row] = rows_of(tmp_path / "a.csv")
+        for told in (printed, row):
+            assert (told["drafter"], told["rule"]) == (drafter, rule)
+        assert some in row["parameters"].split()
+        [audited] = [line for line in out.splitlines() if line.startswith(f"{row['method']}: ")]
+        assert audited.split()[1:] == [f"drafter={drafter}", f"rule={rule}", *row["parameters"].split()]
 
 
 def test_tables_of_ones_own(call: Call, tmp_path: Path) -> None:
@@ -453,12 +476,13 @@ def test_every_preset_can_be_audited(call: Call, tmp_path: Path, monkeypatch: py
         own = ("dim", "ks", "ks_noise", "energy", "energy_noise", "acceptance_rate", "tries", "fallbacks")
         assert {bool(row[name]) for name in own} == {row["model"] == "d2t4"}
         assert {bool(row[name]) for name in ("V", "tv", "tv_low", "tv_noise")} == {row["model"] == "v3t5"}
-    tables, vectors = (part.splitlines() for part in out.split("\n\n"))  # a table of each kind
+    tables, vectors, audited = (part.splitlines() for part in out.split("\n\n"))  # a table of each kind
     assert len(tables) == 1 + len(rows) - len(OF_VECTORS)
-    assert [line.split()[0] for line in vectors] == ["method", *OF_VECTORS, "wrote"]
+    assert [line.split()[0] for line in vectors] == ["method", *OF_VECTORS]
+    assert [line.split(":")[0] for line in audited] == [*(row["method"] for row in rows), "wrote all.csv"]
     assert vectors[0].split() == (
-        "method model dim T samples ks ks_noise energy energy_noise p_value accepted_length acceptance_rate tries"
-        " fallbacks verdict".split()
+        "method drafter rule model dim T samples ks ks_noise energy energy_noise p_value accepted_length"
+        " acceptance_rate tries fallbacks verdict".split()
     )
     assert [line.split("  ")[-1] for line in vectors[1:3]] == ["lossless", "not lossless"]
     assert "left out" not in err
@@ -492,7 +516,7 @@ def test_a_method_of_vectors(call: Call, tmp_path: Path) -> None:
     assert [(r["model"], r["dim"], r["verdict"]) for r in rows] == [
         (name, name[1], "lossless") for name in densities.BUILT_IN
     ]
-    assert len(out.splitlines()) == 1 + len(rows) + 1
+    assert len(out.splitlines()) == 1 + len(rows) + 3
     assert rows[0]["parameters"] == (
         "gamma=3 prefill=0.3 align=false criterion=path verify=causal on_reject=stop inner_temperature=1.0 tries=50"
         " temperature=0.7 final_noise=true"

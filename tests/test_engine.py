@@ -36,7 +36,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "none": lambda target: NoDraft(),
     "chain": lambda target: Eagle(tiny.eagle(target), chain_paths(3)),
     "tree": lambda target: Eagle(tiny.eagle(target), parse(TREE)),
-    "eagle2": lambda target: Eagle2(tiny.eagle(target), nodes=6, depth=3, width=2),
+    "eagle2": lambda target: Eagle2(tiny.eagle(target, layers=2), nodes=6, depth=3, width=2),
     "medusa": lambda target: Medusa(tiny.medusa(target), parse(TREE)),
     "draft_model": lambda target: DraftModel(tiny.llamagen(side=4, seed=5), 3),
     "jacobi": lambda target: Window(4, match=True),

@@ -137,11 +137,12 @@ def test_text_stays_text(text: str) -> None:
     assert not re.search(r"[\\%$#&_{}~^]", re.sub(known, "", latex))
     assert not re.search(r"(?<!\\)[<>`|]", render.markdown_text(text))
     one = plain_row() | {"note": text, "prompts": text, "file": text, "command": text, "command_exact": True}
-    page = report.page(gather.Found([one], [{"verdict": text}], {}, {"p": text}))
+    shots = {"x": {0: gather.Shot(b"", text)}}
+    page = report.page(gather.Found([one], [{"verdict": text}], shots))
     told = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
     assert told is not None
     assert not set("<>&") & set(told[1])
-    assert json.loads(told[1])["prompts"] == {"p": text}
+    assert json.loads(told[1])["rows"][0]["pictures"]["0"]["prompt"] == text
 
 
 # --- bugs that were found ---------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ DRAFTERS = {
     "none": lambda target: NoDraft(),
     "draft_model": lambda target: DraftModel(tiny.llamagen(side=target.cfg.side, seed=7), 3),
     "eagle": lambda target: EagleDrafter(tiny.eagle(target), trees.chain_paths(3)),
-    "eagle_tree": lambda target: EagleDrafter(tiny.eagle(target), trees.parse(BUSHY)),
+    "eagle_tree": lambda target: EagleDrafter(tiny.eagle(target, layers=2), trees.parse(BUSHY)),
     "eagle2": lambda target: Eagle2(tiny.eagle(target), nodes=9, depth=3, width=3),
     "medusa": lambda target: Medusa(tiny.medusa(target), trees.parse(BUSHY)),
     "jacobi": lambda target: Window(3, match=True),
@@ -142,6 +142,7 @@ def predict(head, ids, features):
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize(
     "make",
     [
@@ -150,10 +151,10 @@ def predict(head, ids, features):
         lambda head: Eagle2(head, nodes=9, depth=3, width=2),
     ],
 )
-def test_eagle_drafts_from_the_laws_of_its_own_network(make):
+def test_eagle_drafts_from_the_laws_of_its_own_network(make, layers):
     """Each law equals the one computed from scratch: one causal pass, the draft's own features appended."""
     target = tiny.llamagen(side=4, vocab=11)
-    head = tiny.eagle(target)
+    head = tiny.eagle(target, layers=layers)
     drafter = make(head)
     cond, streams, sampling = tiny.prompts(2), Streams([(0, 0), (0, 1)]), Sampling()
     session = target.open(cond, 2, False, drafter.tree.nodes)

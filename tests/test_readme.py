@@ -9,6 +9,8 @@ no test knows what to do with fails.
 
 from __future__ import annotations
 
+import csv
+import itertools
 import json
 import os
 import re
@@ -24,7 +26,8 @@ import pytest
 from fake_pipeline import FakePipeline
 from PIL import Image
 
-from specbench import cli, configuration, fetch, reference, run, sources
+from specbench import cli, configuration, fetch, parameters, reference, run, sources
+from specbench.audit import densities, models
 from specbench.bench import cli as bench
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -197,6 +200,33 @@ def test_commands_are_written_for_one_environment() -> None:
     first = (ROOT / "README.md").read_text().partition("\n## ")[0]
     assert "`source .venv/bin/activate`" in first
     assert [line for _, line in ALL if ".venv/bin/" in line] == []
+
+
+def first_column(head: str) -> list[str]:
+    """The names in backticks in the first column of the README's table with this head."""
+    lines = (ROOT / "README.md").read_text().split(head)[1].splitlines()[1:]
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines)
+    return [name for row in rows for name in re.findall(r"`([a-z]\w+)`", row.split("|")[1])]
+
+
+def test_every_preset_stands_in_the_table_of_methods():
+    """eagle3 did not."""
+    assert sorted(first_column("| method | drafter | rule | lossless |")) == sorted(parameters.choices("method"))
+
+
+def test_every_preset_has_been_audited():
+    """Every preset of discrete tokens on every built-in model, and in the README's table; those of vectors are in
+    audit_vectors.csv."""
+    every = parameters.choices("method")
+    discrete = {name for name in every if not parameters.of_vectors("rule", parameters.parts_of(name)["rule"])}
+    for file, presets, built_in in (
+        ("audit.csv", discrete, models.BUILT_IN),
+        ("audit_vectors.csv", set(every) - discrete, densities.BUILT_IN),
+    ):
+        with (ROOT / "results" / file).open(newline="") as f:
+            rows = {(row["method"], row["model"]) for row in csv.DictReader(f)}
+        assert {(name, model) for name in presets for model in built_in} <= rows
+    assert set(first_column("| method | total variation to the target's law")) == discrete
 
 
 def test_every_linked_file_exists():

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_pipeline import FakePipeline
 from PIL import Image
 
-from specbench import configuration, records
+from specbench import configuration, records, run
 from specbench.errors import UsageError
 from specbench.report import cli, gather
 
@@ -57,9 +58,17 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
             drafted_by_place=json.dumps([0.0, 0.5, 0.75, 1.0]),
         ),
         row("c", "method=sjd", accepted_length_mean=1.5, perplexity=8.6, note=EVIL),
+        row(
+            "d",
+            "method=eagle1",
+            "batch=2",
+            accepted_length_mean=1.9,
+            perplexity=8.2,
+            drafted_by_place=json.dumps([0.5, 0.5, 0.5, 0.5]),
+        ),
     ]
     rng = np.random.default_rng(0)
-    for one in rows[1:3]:
+    for one in (rows[1], rows[2], rows[4]):
         place = folder / "runs" / one["run_id"]
         (place / "images").mkdir(parents=True)
         (place / "row.csv").write_text(records.to_csv([one]))
@@ -91,8 +100,8 @@ def data(page: Path) -> dict[str, Any]:
 
 def test_every_row_is_there_once_with_what_it_says(page: Path) -> None:
     told = data(page)
-    assert [r["label"] for r in told["rows"]] == ["vanilla", "cool_sd delta=2", "eagle1", "sjd"]
-    assert {r["id"] for r in told["rows"]} == {"v", "a", "b", "c"}  # the older row of vanilla gave way
+    assert [r["label"] for r in told["rows"]] == ["vanilla", "cool_sd delta=2", "eagle1", "eagle1", "sjd"]
+    assert {r["id"] for r in told["rows"]} == {"v", "a", "b", "c", "d"}  # the older row of vanilla gave way
     [cool] = [r for r in told["rows"] if r["id"] == "a"]
     assert cool["figures"] == {"accepted_length_mean": 2.5, "perplexity": 9.5}
     assert cool["errors"] == {"accepted_length_mean": 0.1}
@@ -103,8 +112,9 @@ def test_every_row_is_there_once_with_what_it_says(page: Path) -> None:
         "a": ["0", "1"],
         "b": ["0", "1"],
         "c": [],
+        "d": ["0", "1"],
     }
-    assert [r["map"] for r in told["rows"] if r["map"]] == [[0.0, 0.5, 0.75, 1.0]]
+    assert [r["map"] for r in told["rows"] if r["map"]] == [[0.0, 0.5, 0.75, 1.0], [0.5] * 4]
 
 
 @pytest.mark.parametrize("words", [
@@ -144,7 +154,7 @@ def test_texts_are_data_and_never_markup(page: Path) -> None:
     assert "onerror" in text
     assert "<img src=x" not in text
     assert text.count("</script>") == 2  # the data's and the program's own
-    assert data(page)["prompts"]["scenes validation 0 1"] == f"{EVIL} 1"
+    assert {r["pictures"]["1"]["prompt"] for r in data(page)["rows"] if r["pictures"]} == {f"{EVIL} 1"}
     assert "http://www.w3.org/2000/svg" in text
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)  # nothing is fetched
 
@@ -158,9 +168,129 @@ def test_mistakes_cost_one_sentence(results: Path, tmp_path: Path) -> None:
         ([str(results), "pictures=few"], "pictures must be a whole number of at least 0"),
         ([str(results), "picture=3"], "report has no word 'picture=3'"),
         ([str(results), "out="], "lacks its value"),
+        ([str(results), f"runs={results / 'runs'},"], "remove the superfluous comma"),
+        ([str(results), "runs=~nobody-of-this-name/x"], "there is no such user"),
+        ([str(results), f"runs={results / 'runs/a/images'}"], "there are no runs in .*images"),
+        ([str(results / "runs/a/images")], "there are no runs in .*images"),
     ):
         with pytest.raises(UsageError, match=message):
             cli.main(words)
+
+
+# --- folders of runs --------------------------------------------------------------------------------------------------
+
+
+def shown(out: str = "report.html") -> dict[str, tuple[str, int]]:
+    """run_id -> label and number of pictures."""
+    return {r["id"]: (r["label"], len(r["pictures"])) for r in data(Path(out))["rows"]}
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A grid of four runs and, nested beside it, a single run."""
+    folder = tmp_path_factory.mktemp("grown")
+    jobs = {f"grid/{w},{s}": ["method=sjd", f"window={w}", f"seed={s}"] for w in (4, 8) for s in (0, 1)}
+    for out, words in (jobs | {"one/more": ["method=vanilla"]}).items():
+        cfg = configuration.compose([*words, "n=2", "metrics=none", "baseline=false"])
+        run.execute(cfg, str(folder / "deep" / out), loader=FakePipeline)
+    return folder
+
+
+@pytest.fixture
+def grid(grown: Path, tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy, which is the working folder and the home."""
+    shutil.copytree(grown / "deep", tmp_path / "deep")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_folder_of_runs_is_shown_with_its_pictures(grid: Path, call: Any) -> None:
+    for words in (["deep"], ["deep/grid", "deep/one"], ["~/deep"], ["deep/grid", "runs=~/deep/one/more"]):
+        code, out, _ = call("report", *words, "pictures=1")
+        assert (code, "5 runs, 5 pictures" in out) == (0, True), words
+        assert sorted(shown().values()) == [
+            *[("sjd window=4", 1)] * 2,
+            *[("sjd window=8", 1)] * 2,
+            ("vanilla", 1),
+        ]
+    assert call("report", "deep/one/more")[0] == 0
+    assert list(shown().values()) == [("vanilla", 2)]
+
+
+def test_runs_takes_one_run_many_and_grids(grid: Path, call: Any) -> None:
+    (grid / "rows.csv").write_text(records.to_csv([row("listed", "method=sjd", "seed=9")]))
+    for runs, count in (
+        ("deep/one/more", 1),
+        ("deep/one", 1),
+        ("deep/grid", 4),
+        ("deep", 5),
+        ("deep/grid,~/deep/one", 5),
+        ("deep/one,deep", 5),
+    ):
+        assert call("report", "rows.csv", f"runs={runs}", "pictures=1")[0] == 0
+        told = shown()
+        assert told.pop("listed") == ("sjd", 0)
+        assert [pictures for _, pictures in told.values()] == [1] * count, runs
+
+
+def test_a_run_is_shown_once_however_often_it_is_found(grid: Path, call: Any) -> None:
+    assert call("report", "deep")[0] == 0
+    before = shown()
+    [vanilla] = [name for name, (label, _) in before.items() if label == "vanilla"]
+    shutil.copytree(grid / "deep", grid / "copy")
+    for path in (grid / "copy").rglob("images"):
+        shutil.rmtree(path)
+    rows = [records.read_rows(path)[0] for path in sorted((grid / "deep").rglob("row.csv"))]
+    (grid / "rows.csv").write_text(records.to_csv(rows))
+    assert call("report", "copy", "rows.csv", "deep", "rows.csv", "runs=deep")[0] == 0
+    assert shown() == before
+    # two runs of one configuration: a table shows the newer, and folders that are named are both shown
+    again = next(r for r in rows if r["run_id"] == vanilla) | {"run_id": "again", "time": "2099-01-01T00:00:00"}
+    (grid / "rows.csv").write_text(records.to_csv([*rows, again]))
+    assert call("report", "rows.csv")[0] == 0
+    assert set(shown()) == set(before) - {vanilla} | {"again"}
+    assert call("report", "rows.csv", "runs=deep/one")[0] == 0
+    assert set(shown()) == {*before, "again"}
+
+
+def test_what_is_damaged_below_a_folder_is_left_out_by_name(grid: Path, call: Any) -> None:
+    """A damaged row.csv of one run stopped the whole report, or was a traceback where it was a folder."""
+    assert call("report", "deep")[0] == 0
+    before = shown()
+    evaluated = dict.fromkeys(records.COLUMNS) | {"run_id": "scored", "n": 2}  # as of specbench evaluate
+    bad = {
+        "text": b"\xff\xfe\x00",
+        "foreign": b"a,b\n1,2\n",
+        "empty": b"",
+        "many": (grid / "deep/one/more/row.csv").read_bytes() + b"x\n",
+        "number": b"run_id,config_hash,steps\na,b,quick\n",
+        "scored": records.to_csv([evaluated]).encode(),
+    }
+    for name, content in bad.items():
+        (grid / "deep/bad" / name).mkdir(parents=True)
+        (grid / "deep/bad" / name / "row.csv").write_bytes(content)
+    (grid / "deep/bad/folder/row.csv").mkdir(parents=True)
+    code, _, err = call("report", "deep")
+    assert (code, "Traceback" in err) == (0, False)
+    assert {name for name in (*bad, "folder") if f"bad/{name}" in err} == {*bad, "folder"}
+    assert shown() == before
+    for words in (["deep/bad/foreign"], ["deep/one", "runs=deep/bad/text"], ["deep/bad/folder"]):
+        code, _, err = call("report", *words)
+        assert (code, words[-1].removeprefix("runs=") in err) == (2, True), words
+
+
+def test_damaged_pictures_leave_their_row(grid: Path, call: Any) -> None:
+    images = sorted((grid / "deep/one/more/images").iterdir())
+    images[0].write_bytes(b"no picture")
+    code, _, err = call("report", "deep/one")
+    assert (code, "deep/one/more" in err) == (0, True)
+    assert list(shown().values()) == [("vanilla", 1)]
+    records_file = grid / "deep/one/more/records.jsonl"
+    records_file.unlink()
+    records_file.mkdir()
+    code, _, err = call("report", "deep/one")
+    assert (code, "deep/one/more" in err) == (0, True)
+    assert list(shown().values()) == [("vanilla", 0)]
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
@@ -213,20 +343,22 @@ def choose(browser: Any, name: str, value: str) -> None:
 
 
 def test_the_leaderboard_sorts_and_filters(browser: Any) -> None:
-    assert first_column(browser) == ["vanilla", "cool_sd delta=2", "eagle1", "sjd"]
+    best_first = ["cool_sd delta=2", "eagle1 (batch=1)", "eagle1 (batch=2)", "sjd", "vanilla"]
+    assert first_column(browser) == best_first  # from the beginning, by accepted length
+    assert find(browser, "#rows th[aria-sort=descending]").text == "Accepted length (tokens/pass) ↑ ▼"
     heads = browser.find_elements("css selector", "#rows th button")
     next(h for h in heads if h.text.startswith("Accepted length")).click()
-    assert first_column(browser) == ["cool_sd delta=2", "eagle1", "sjd", "vanilla"]
-    assert find(browser, "#rows th[aria-sort=descending]").text.startswith("Accepted length")
+    assert first_column(browser) == best_first[::-1]
+    assert find(browser, "#rows th[aria-sort=ascending]").text.startswith("Accepted length")
     browser.switch_to.active_element.send_keys("\n")  # the focus stays on the head
-    assert first_column(browser) == ["vanilla", "sjd", "eagle1", "cool_sd delta=2"]
+    assert first_column(browser) == best_first
     find(browser, "#filter").send_keys("eagle")
-    assert first_column(browser) == ["eagle1"]
-    assert find(browser, "#shown").text == "1 of 4 runs"
+    assert first_column(browser) == best_first[1:3]
+    assert find(browser, "#shown").text == "2 of 5 runs"
     find(browser, "#filter").clear()
     find(browser, "#filter").send_keys(" ")
     choose(browser, "count", "")
-    assert len(first_column(browser)) == 4
+    assert len(first_column(browser)) == 5
     best = browser.execute_script("return [...document.querySelectorAll('#rows td.best')].map(c => c.textContent)")
     assert sorted(best) == ["2.50 ± 0.10", "8.00"]
 
@@ -236,6 +368,16 @@ def test_facts_open_and_close_by_keys(browser: Any) -> None:
     button = next(b for b in buttons if b.text == "sjd")
     button.send_keys("\n")
     assert browser.execute_script("return document.getElementById('facts').open")
+    title = "document.getElementById('factsTitle').getBoundingClientRect().top"
+    inside = f"return {title} - document.getElementById('facts').getBoundingClientRect().top"
+    assert 0 <= browser.execute_script(inside) < 60  # it opens at its top, where its title is
+    assert browser.execute_script("return document.getElementById('facts').scrollTop") == 0
+    browser.execute_script("document.getElementById('facts').scrollTop = 500")
+    find(browser, "#close").send_keys("\n")
+    browser.find_elements("css selector", "#rows tbody button")[-1].send_keys("\n")
+    assert browser.execute_script("return document.getElementById('facts').scrollTop") == 0  # and the next one as well
+    find(browser, "#close").send_keys("\n")
+    button.send_keys("\n")
     text = find(browser, "#facts").text
     assert "specbench run model=llamagen_scenes method=sjd n=4" in text
     assert "c0ffee" in text
@@ -248,7 +390,7 @@ def test_the_plot_tells_of_its_points(browser: Any) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
 
     points = browser.find_elements("css selector", "#plot .point")
-    assert len(points) == 4
+    assert len(points) == 5
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", points[0])
     ActionChains(browser).move_to_element(points[1]).perform()
     told = find(browser, "#told").text
@@ -287,7 +429,32 @@ def test_pictures_stand_side_by_side(browser: Any, results: Path) -> None:
     second = expected("a", "b", 1)
     wait(browser, f"{PIXEL}[0] === {second[0]}")
     assert pixel() == second
-    assert len(browser.find_elements("css selector", "#strip img")) == 2
+    assert len(browser.find_elements("css selector", "#strip img")) == 3
+
+
+def test_entries_of_a_selector_are_told_apart(browser: Any) -> None:
+    options = "return [...document.getElementById('%s').options].map(o => o.text)"
+    for name in ("left", "right"):
+        entries = browser.execute_script(options % name)
+        assert entries == ["cool_sd delta=2", "eagle1 (batch=1)", "eagle1 (batch=2)"]
+    entries = browser.execute_script(options % "mapped")
+    assert entries == ["llamagen_scenes, eagle1 (batch=1)", "llamagen_scenes, eagle1 (batch=2)"]
+
+
+def test_runs_are_told_apart_by_what_differs(browser: Any) -> None:
+    """By a parameter first, then the date, and else the run."""
+    facts: list[dict[str, Any]] = [{"seed": 0}, {"seed": 1, "time": "2026-11-20T01"}, {"seed": 1, "time": "2026-11-21"}]
+    rows = [{"id": f"r{i}", "label": "sjd", "facts": {"run_id": f"r{i}", "n": 4} | f} for i, f in enumerate(facts)]
+    rows += [{"id": "x", "label": "gsd", "facts": {"run_id": "x"}}]
+    called = "return [...namesOf(arguments[0]).values()]"
+    assert browser.execute_script(called, rows) == [
+        "sjd (seed=0, no date)",
+        "sjd (seed=1, 2026-11-20)",
+        "sjd (seed=1, 2026-11-21)",
+        "gsd",
+    ]
+    same = [{"id": f"r{i}", "label": "sjd", "facts": {"run_id": f"r{i}", "seed": 0}} for i in range(2)]
+    assert browser.execute_script(called, same) == ["sjd (run r0)", "sjd (run r1)"]
 
 
 def test_maps_and_audits_are_drawn(browser: Any) -> None:
@@ -300,11 +467,65 @@ def test_maps_and_audits_are_drawn(browser: Any) -> None:
     assert "lossless" in cells
 
 
-def test_it_fits_a_phone(browser: Any) -> None:
-    browser.set_window_size(500, 900)  # as narrow as a window gets
-    browser.execute_script("document.documentElement.style.width = '390px'; dispatchEvent(new Event('resize'))")
-    wide = browser.execute_script(
+@pytest.fixture
+def phone(browser: Any) -> Iterator[Any]:
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": False}
+    )
+    browser.execute_script("dispatchEvent(new Event('resize'))")
+    yield browser
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_it_fits_a_phone(phone: Any) -> None:
+    assert phone.execute_script("return innerWidth") == 390
+    wide = phone.execute_script(
         "return [...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll') && !e.closest('dialog')"
         " && e.getBoundingClientRect().right > 391).map(e => e.tagName + '#' + e.id)"
     )
     assert wide == []
+
+
+def test_methods_stay_in_sight_where_a_table_is_scrolled(phone: Any) -> None:
+    place = (
+        "const box = document.querySelector('#board .scroll'), edge = box.getBoundingClientRect();"
+        "box.scrollLeft = 200;"
+        "const cells = [...box.querySelectorAll('th:first-child, td:first-child')];"
+        "return [box.scrollLeft, edge.width, ...cells.map(c => {"
+        "  const at = c.getBoundingClientRect();"
+        "  const top = document.elementFromPoint(at.left + 8, at.top + at.height / 2);"
+        "  return [at.left - edge.left, at.width, c.contains(top), getComputedStyle(c).backgroundColor]; })]"
+    )
+    phone.execute_script("document.querySelector('#board .scroll').scrollIntoView()")
+    for scheme in ("light", "dark"):
+        phone.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        )
+        scrolled, width, *cells = phone.execute_script(place)
+        assert scrolled > 100
+        assert len(cells) == 6
+        for left, wide, above, colour in cells:
+            assert 0 <= left <= 2
+            assert wide < width / 2  # what it stays beside is seen as well
+            assert above  # nothing lies over it
+            assert colour.startswith("rgb(")  # opaque
+    phone.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_no_blank_band_stands_above_the_rows(phone: Any) -> None:
+    """Heads as narrow as their numbers were six lines high, most of it empty."""
+    height = "return document.querySelector('#%s thead').getBoundingClientRect().height"
+    line = phone.execute_script("return parseFloat(getComputedStyle(document.body).lineHeight)")
+    assert phone.execute_script(height % "rows") < 2.8 * line
+    assert phone.execute_script(height % "verdicts") < 2.8 * line
+
+
+def test_a_verdict_stands_beside_its_method(phone: Any) -> None:
+    heads = [h.text for h in phone.find_elements("css selector", "#verdicts th")]
+    assert heads[:2] == ["method", "verdict"]
+    inside = (
+        "const box = document.querySelector('#audits .scroll').getBoundingClientRect();"
+        "return [...document.querySelectorAll('#verdicts td:nth-child(2)')]"
+        ".map(c => [c.textContent, c.getBoundingClientRect().right <= box.right])"
+    )
+    assert phone.execute_script(inside) == [["not lossless", True], ["lossless", True]]

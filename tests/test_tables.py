@@ -759,6 +759,18 @@ def test_another_model_has_no_run_of_a_parameter_that_it_lacks() -> None:
     ] == [True] * 3
 
 
+def test_a_table_without_runs_is_not_called_complete(
+    tables: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The embedded model draws one size, so that SJD's table over sizes has no run: it was "complete" with 0/0 rows."""
+    tables("--list", "sjd_table8")
+    assert capsys.readouterr().out.split("0/0")[0].split() == ["sjd_table8", "not", "on", "llamagen_scenes"]
+    bare = replace(TABLE, lines=tuple(replace(line, overrides=None, elsewhere=None) for line in TABLE.lines))
+    monkeypatch.setitem(cli.TABLES, TABLE.id, bare)
+    tables("--list", TABLE.id)
+    assert capsys.readouterr().out.split("0/0")[0].split() == [TABLE.id, "published", "only"]
+
+
 def test_another_model_has_files_of_its_own(tables: Callable[..., int], tmp_path: Path) -> None:
     tables(TABLE.id, "--model", "big", "--format", "csv,md")
     assert sorted(p.name for p in (tmp_path / "results/tables").iterdir()) == [

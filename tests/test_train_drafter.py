@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,14 +32,14 @@ from specbench.training.lessons import Live, Reader
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("taps", [(), (0, 1)])
+@pytest.mark.parametrize(("taps", "layers"), [((), 1), ((0, 1), 1), ((), 2)])
 @pytest.mark.parametrize("family", ["classes", "lumina", "emu3"])
-def test_what_is_taught_is_what_is_drafted(family, taps):
+def test_what_is_taught_is_what_is_drafted(family, taps, layers):
     """The laws of a drafted chain, from caches, are those that teaching gives for the same tokens: depth j + 1 in its
     turn j, which knows the target's hidden states up to the root and own outputs behind it."""
     model = families.target(family, 3)
     torch.manual_seed(5)
-    head = families.sharpened(eagle.like_target(model, taps), 2.0)
+    head = families.sharpened(eagle.Eagle(replace(eagle.like_shape(model, taps), n_layer=layers)), 2.0)
     drafter = EagleDrafter(head, trees.chain_paths(3))
     tapped = model.tapping(taps)
     streams, sampling, given = Streams([(0, 0), (0, 1)]), Sampling(), families.prompts(family, [0, 2])

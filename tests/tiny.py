@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from specbench.models.eagle import Eagle, like_target
+from specbench.models.eagle import Eagle, like_shape, like_target
 from specbench.models.language import Prefix
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.medusa import Medusa
@@ -37,9 +38,9 @@ def llamagen(side: int = 2, seed: int = 0, dim: int = 32, vocab: int = VOCAB) ->
     return model.eval().requires_grad_(False)
 
 
-def eagle(target: LlamaGen, seed: int = 1) -> Eagle:
+def eagle(target: LlamaGen, seed: int = 1, layers: int = 1) -> Eagle:
     torch.manual_seed(seed)
-    head = like_target(target)
+    head = like_target(target) if layers == 1 else Eagle(replace(like_shape(target), n_layer=layers))
     with torch.no_grad():
         for p in head.layers.parameters():
             if p.dim() == 2:

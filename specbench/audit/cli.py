@@ -41,9 +41,10 @@ _PARTS = ("drafter", "rule")
 # The draft tables stand for a network, whatever the preset's: these drafters give them the shape that was asked for.
 _CHAIN, _TREE = "eagle", "eagle_tree"
 
-_PRINTED = ["method", "model", *(name for name in audit.COLUMNS if name not in ("method", "model"))]
+_FIRST = ("method", *_PARTS, "model")
+_PRINTED = [*_FIRST, *(name for name in audit.COLUMNS if name not in _FIRST)]
 _PRINTED = _PRINTED[: _PRINTED.index("verdict") + 1]
-_PRINTED_OF_VECTORS = "method model dim T samples ks ks_noise energy energy_noise p_value accepted_length".split()
+_PRINTED_OF_VECTORS = [*_FIRST, *"dim T samples ks ks_noise energy energy_noise p_value accepted_length".split()]
 _PRINTED_OF_VECTORS += ["acceptance_rate", "tries", "fallbacks", "verdict"]
 _FORMATS = {
     "p_value": ".2g",
@@ -293,15 +294,21 @@ def _assemble(cfg: Mapping[str, Any], model: Subject) -> Callable[[int, int, aud
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The columns up to the verdict, aligned, those of vectors in a table of their own; a cell that does not apply is
-    empty."""
+    empty. Behind them the parameters of every method that was audited."""
     kinds = (_PRINTED, [r for r in rows if r["dim"] is None]), (_PRINTED_OF_VECTORS, [r for r in rows if r["dim"]])
-    return "\n\n".join(_aligned(names, some) for names, some in kinds if some)
+    audited = dict.fromkeys(f"{row['method']}: {_audited(row)}" for row in rows)
+    return "\n\n".join([*(_aligned(names, some) for names, some in kinds if some), "\n".join(audited)])
+
+
+def _audited(row: Mapping[str, Any]) -> str:
+    """What decoded, as words of a command line: not the preset alone, of which the words may override any part."""
+    return " ".join([*(f"{part}={row[part]}" for part in _PARTS), row["parameters"]])
 
 
 def _aligned(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [names, *([_cell(name, row[name]) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    words = {"method", "model", "verdict"}
+    words = {*_FIRST, "verdict"}
     lines = []
     for line in cells:
         parts = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -64,12 +66,12 @@ class Drafters:
         path = self._at(kind)
         if path is None:
             return self._random(lambda: self.untrained(kind), 5)
-        if (own := _own(path)) is not None:
+        if (own := own_file(path)) is not None:
             head = self._ready(checkpoints.load(own, kind, Eagle, EagleConfig))
         else:
             source = official.open_source(path)
-            cfg = self._eagle_config(official.config(path), source)
-            table = naming.eagle(cfg.block, cfg.input_norm)
+            cfg = self._eagle_config(path, source)
+            table = naming.eagle(cfg.block, cfg.input_norm, cfg.n_layer, cfg.fc_bias)
             head = official.load(lambda: Eagle(cfg), source, table, self.device, self.dtype, naming.ROTARY)
         c = head.cfg
         fits = (c.dim, c.vocab_size) == (self.target.block.dim, len(self.target.tok_embeddings.weight))
@@ -77,25 +79,47 @@ class Drafters:
             raise self._another("drafter", path)
         return head
 
-    def _eagle_config(self, c: Mapping[str, Any], source: official.Source) -> EagleConfig:
-        like = eagle.like_shape(self.target)
-        shards = source.tensors.get("layers.0.self_attn.q_norm.weight")
+    def _eagle_config(self, path: Path, source: official.Source) -> EagleConfig:
+        """The shape of a drafter in LANTERN's layout: as its config.json says and, where there is none, as its tensors
+        say; heads, which no tensor tells, are then the target's."""
+        file = (path if path.is_dir() else path.parent) / "config.json"
+        like, shapes = eagle.like_shape(self.target), {name: info.shape for name, info in source.tensors.items()}
+        depth = _layers(source)
+        c = official.config(file.parent) if file.is_file() else _told_by(shapes, like)
+        for name in ("swin_norm", "rope_scaling", "attention_bias", "mlp_bias"):
+            if c.get(name):
+                raise UsageError(f"{file}: {name} must be absent, false or null: no EAGLE drafter is known to have it")
         try:
-            return EagleConfig(
-                dim=c["hidden_size"],
-                n_head=c["num_attention_heads"],
-                ffn_hidden=c["intermediate_size"],
-                vocab_size=c["vocab_size"],
+            heads = _whole(file, c, "num_attention_heads")
+            cfg = EagleConfig(
+                dim=_whole(file, c, "hidden_size"),
+                n_head=heads,
+                ffn_hidden=_whole(file, c, "intermediate_size"),
+                vocab_size=_whole(file, c, "vocab_size"),
                 cls_token_num=like.cls_token_num,
                 block_size=like.block_size,
-                rope_base=c.get("rope_theta", like.rope_base),
-                norm_eps=c["rms_norm_eps"],
-                n_kv_head=c["num_key_value_heads"],
-                input_norm="layers.0.input_layernorm.weight" in source.tensors,
-                qk_norm=shards.shape[0] if shards else 0,
+                rope_base=_number(file, c, "rope_theta", like.rope_base),
+                norm_eps=_number(file, c, "rms_norm_eps"),
+                n_kv_head=_whole(file, c, "num_key_value_heads", heads),
+                input_norm="layers.0.input_layernorm.weight" in shapes,
+                qk_norm=(shapes.get("layers.0.self_attn.q_norm.weight") or (0,))[0],
+                n_layer=_whole(file, c, "num_hidden_layers", depth),
+                fc_bias=bool(c.get("bias", "fc.bias" in shapes)),
             )
         except KeyError as e:
-            raise UsageError(f"{source.path / 'config.json'} lacks {e}; take the one published with the drafter") from e
+            raise UsageError(f"{file} lacks {e}; take the one published with the drafter") from e
+        if cfg.n_layer != depth:
+            raise UsageError(
+                f"{file} says num_hidden_layers={cfg.n_layer}, and {source.path} holds the tensors of {depth};"
+                " take both from one drafter"
+            )
+        of_norms = max(1, cfg.qk_norm)
+        if cfg.dim % (2 * heads) or heads % cfg.block.n_kv_heads or heads % of_norms:
+            raise UsageError(
+                f"{file}: {heads} heads, {cfg.n_kv_head} of keys and {of_norms} of norms do not go together in"
+                f" hidden_size {cfg.dim}; take the one published with the drafter"
+            )
+        return cfg
 
     def medusa(self) -> Medusa:
         """Heads in Medusa's released layout, or trained here. Of each head's output the rows of image tokens are
@@ -103,7 +127,7 @@ class Drafters:
         path = self._at("medusa")
         if path is None:
             return self._random(lambda: self.untrained("medusa"), 6)
-        if (own := _own(path)) is not None:
+        if (own := own_file(path)) is not None:
             heads = self._ready(checkpoints.load(own, "medusa", Medusa, MedusaConfig))
         else:
             heads = self._released_heads(official.open_source(path))
@@ -125,7 +149,7 @@ class Drafters:
         path = self._at("draft_model")
         if path is None:
             return self._random(self.smaller, 3)
-        if (own := _own(path)) is not None:
+        if (own := own_file(path)) is not None:
             like: Any = self.target
 
             def build(cfg: Any) -> Language:
@@ -156,12 +180,58 @@ class Drafters:
         return self._ready(build())
 
 
-def _own(path: Path) -> Path | None:
+def own_file(path: Path) -> Path | None:
     """The file in this project's own format at a path, if there is one."""
     if path.suffix == ".safetensors" and path.name != "model.safetensors":
         return path
     own = path / DRAFTER_FILE
     return own if own.is_file() else None
+
+
+def _layers(source: official.Source) -> int:
+    """How many layers the tensors of a drafter have, told from their names."""
+    numbers = {int(found[1]) for name in source.tensors if (found := re.match(r"layers\.(\d{1,6})\.", name))}
+    if not numbers or numbers != set(range(len(numbers))):
+        raise UsageError(
+            f"{source.path} has no known layout of an EAGLE drafter: its layers must be layers.0, layers.1, ...; name"
+            " the drafter's own files"
+        )
+    return len(numbers)
+
+
+def _told_by(shapes: Mapping[str, tuple[int, ...]], like: EagleConfig) -> dict[str, Any]:
+    """What config.json would say, from shapes; a tensor that lacks, or is no matrix, is found by the check that
+    follows."""
+
+    def rows(name: str, otherwise: int) -> int:
+        shape = shapes.get(name, ())
+        return shape[0] if len(shape) == 2 else otherwise
+
+    dim = rows("fc.weight", like.dim)
+    head_dim = max(1, dim // like.n_head)
+    return {
+        "hidden_size": dim,
+        "num_attention_heads": like.n_head,
+        "num_key_value_heads": max(1, rows("layers.0.self_attn.k_proj.weight", dim) // head_dim),
+        "intermediate_size": rows("layers.0.mlp.gate_proj.weight", like.ffn_hidden),
+        "vocab_size": rows("embed_tokens.weight", like.vocab_size),
+        "rms_norm_eps": like.norm_eps,
+    }
+
+
+def _whole(file: Path, c: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
+    """KeyError where a value lacks that nothing else gives."""
+    value = c[name] if otherwise is None or c.get(name) is not None else otherwise
+    if type(value) is not int or value < 1:
+        raise UsageError(f"{file}: {name} must be a whole number of at least 1 (got {value!r}); correct it")
+    return value
+
+
+def _number(file: Path, c: Mapping[str, Any], name: str, otherwise: float | None = None) -> float:
+    value = c[name] if otherwise is None or c.get(name) is not None else otherwise
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise UsageError(f"{file}: {name} must be a number above 0 (got {value!r}); correct it")
+    return float(value)
 
 
 def _interface(model: Language) -> tuple[Any, ...]:

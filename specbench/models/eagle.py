@@ -1,11 +1,12 @@
-"""The EAGLE drafter: one Transformer layer that predicts the target's next hidden state from (hidden state, next
-token).
+"""The EAGLE drafter: Transformer layers, as a rule one, that predict the target's next hidden state from (hidden state,
+next token).
 
 Entry e of its sequence pairs the target's hidden state at place e with the token at place e + 1, and its output stands
-for the hidden state at place e + 1; the target's own head turns it into a law. There is no norm after the layer. The
-published drafters differ in three things (reference README (11) to (17)). LlamaGen's turns an entry with the grid cell
-of the token that it holds, has no norm before its layer, and sees the padding of the prompt; every prefix place counts
-as token 0. Chameleon's turns it with the target's position of place e, has that norm, and does not see the padding.
+for the hidden state at place e + 1; the target's own head turns it into a law. There is no norm after the last layer.
+The published drafters differ in three things (reference README (11) to (17)). LlamaGen's turns an entry with the grid
+cell of the token that it holds, has no norm before its first layer, and sees the padding of the prompt; every prefix
+place counts as token 0. Chameleon's turns it with the target's position of place e, has that norm, and does not see the
+padding. Every further layer has its norms in both families (goldens of the reference, notes).
 
 With `taps` it is a drafter in the style of EAGLE-3 (Li et al. 2025): it reads the target's hidden states on several
 layers, fused into one vector, learns on its own outputs, and these are normed before the head reads them.
@@ -38,7 +39,8 @@ from specbench.models.unified import Unified
 @dataclass(frozen=True)
 class EagleConfig:
     """cls_token_num and block_size: places of the prefix and of the image, which size the grid; `line` positions have
-    none (block_size 0)."""
+    none (block_size 0). input_norm: whether the first layer has the norm before its attention, as all others have;
+    fc_bias: whether the layer that joins token and hidden state has a bias."""
 
     dim: int
     n_head: int
@@ -52,6 +54,8 @@ class EagleConfig:
     input_norm: bool = False
     qk_norm: int = 0
     taps: tuple[int, ...] = ()  # blocks of the target whose outputs are read beside its hidden states
+    n_layer: int = 1
+    fc_bias: bool = True
 
     @property
     def line(self) -> bool:
@@ -72,7 +76,13 @@ class EagleConfig:
         )
 
     def to_dict(self) -> dict:
-        return asdict(self)
+        """Without the fields that are younger than the first files, where they say nothing new: rows name weights by
+        the digest of their file."""
+        found = asdict(self)
+        for name, usual in (("n_layer", 1), ("fc_bias", True)):
+            if found[name] == usual:
+                del found[name]
+        return found
 
 
 class Eagle(nn.Module):
@@ -80,8 +90,8 @@ class Eagle(nn.Module):
         super().__init__()
         self.cfg = cfg
         self.embed_tokens = nn.Embedding(cfg.vocab_size, cfg.dim)
-        self.fc = nn.Linear(2 * cfg.dim, cfg.dim)
-        self.layers = nn.ModuleList([Block(cfg.block, cfg.input_norm)])
+        self.fc = nn.Linear(2 * cfg.dim, cfg.dim, bias=cfg.fc_bias)
+        self.layers = nn.ModuleList([Block(cfg.block, cfg.input_norm or i > 0) for i in range(cfg.n_layer)])
         if cfg.taps:
             self.fuse = nn.Linear((1 + len(cfg.taps)) * cfg.dim, cfg.dim, bias=False)
             self.norm = RMSNorm(cfg.dim, cfg.norm_eps)
@@ -160,21 +170,22 @@ class Eagle(nn.Module):
 
 
 class _Turns(KVCache):
-    """Keys and values of one layer, turn by turn (see `Eagle.teach`), with their gradients.
+    """Keys and values of every layer, turn by turn (see `Eagle.teach`), with their gradients.
 
     Of its own turns an entry sees one key each: turn i of entry e - j + i, from turn j. So these cost a product of
     vectors, where a mask over the keys of all turns would cost as many matrices.
     """
 
     def __init__(self) -> None:
-        self._held: list[tuple[Tensor, Tensor]] = []
+        self._held: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def attend(self, layer: int, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """mask: which keys of the first turn are seen."""
         each = q.shape[1] // k.shape[1]
         # norms of queries and keys leave these in float32 where values are not
-        self._held.append((k.repeat_interleave(each, 1), v.repeat_interleave(each, 1).to(q.dtype)))
-        (first_k, first_v), *own = self._held
+        held = self._held.setdefault(layer, [])
+        held.append((k.repeat_interleave(each, 1), v.repeat_interleave(each, 1).to(q.dtype)))
+        (first_k, first_v), *own = held
         if not own:
             return attention(q, k, v, mask)
         assert mask is not None

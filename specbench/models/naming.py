@@ -70,10 +70,14 @@ def lantern_llamagen(layers: int, block: BlockConfig, text: bool = True) -> Tabl
     return hugging_face(layers, block) | {f"model.{name}": Place(name) for name in _condition(text)}
 
 
-def eagle(block: BlockConfig, input_norm: bool) -> Table:
-    """LANTERN's EAGLE drafters (reference README (11), (12)); LlamaGen's has no input norm."""
-    same = ("embed_tokens.weight", "fc.weight", "fc.bias")
-    return {name: Place(name) for name in same} | _layer("layers.0.", "layers.0.", block, input_norm)
+def eagle(block: BlockConfig, input_norm: bool, layers: int = 1, fc_bias: bool = True) -> Table:
+    """LANTERN's EAGLE drafters (reference README (11), (12)); LlamaGen's first layer has no input norm."""
+    table = {name: Place(name) for name in ("embed_tokens.weight", "fc.weight")}
+    if fc_bias:
+        table["fc.bias"] = Place("fc.bias")
+    for n in range(layers):
+        table |= _layer(f"layers.{n}.", f"layers.{n}.", block, input_norm or n > 0)
+    return table
 
 
 def medusa(heads: int, prefix: str = "medusa_head.") -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from importlib import resources
@@ -16,20 +17,24 @@ from specbench.report import gather
 #: The words, with their meanings.
 WORDS = {
     "out": "where the page goes (default: report.html)",
-    "runs": "folders of runs, separated by commas, whose pictures are shown (default: results/gallery, where it is)",
+    "runs": "more folders, separated by commas, whose runs are shown with their pictures: of one run, of several,\n"
+    "of a grid (default: results/gallery, where it is, for pictures alone)",
     "keep": "a folder that takes the pictures shown, so that another report can show them without the runs",
     "pictures": "prompts whose pictures are shown, the first ones of every run (default: 8)",
 }
 _GALLERY = Path("results/gallery")
+_MOST_NOTES = 8
 
 _HELP = """\
 usage: specbench report [FILE.csv or FOLDER ...] [name=value ...]
 
 Draws one page from rows (default: those in results/): a leaderboard, a trade-off plot, the pictures of the same prompt
 under several methods, maps of acceptance, audit verdicts, and the command behind every number. The page is one file and
-fetches nothing.
+fetches nothing. A FILE.csv gives its rows. A FOLDER gives the rows of its CSV files, and rows and pictures of every run
+at or below it, a grid's included.
 
   specbench report
+  specbench report runs/2026-11-21
   specbench report mine.csv runs=runs/2026-11-21 out=mine.html
 
 """
@@ -43,25 +48,39 @@ def main(words: Sequence[str]) -> int:
     """
     line = asked("report", words)
     if line.help:
-        print(_HELP + "\n".join(f"  {name + '=':<10} {told}" for name, told in WORDS.items()))
+        lines = (f"  {name + '=':<10} " + told.replace("\n", "\n" + " " * 13) for name, told in WORDS.items())
+        print(_HELP + "\n".join(lines))
         return 0
     given = values([word for word in line.words if word.partition("=")[0] in WORDS], WORDS)
-    sources = [Path(word) for word in line.words if word.partition("=")[0] not in WORDS]
+    sources = [_place(word) for word in line.words if word.partition("=")[0] not in WORDS]
     if wrong := [str(source) for source in sources if "=" in source.name and not source.exists()]:
         raise UsageError(f"report has no word '{wrong[0]}'; it takes {', '.join(f'{name}=' for name in WORDS)}")
-    out = Path(given.get("out", "report.html")).expanduser()
+    out = _place(given.get("out", "report.html"))
     if out.suffix != ".html":
         raise UsageError(f"out= must be a .html file (got {out})")
     pictures = whole("pictures", given.get("pictures", "8"), 0)
-    default = [_GALLERY] if _GALLERY.is_dir() else []
-    runs = [Path(part).expanduser() for part in given["runs"].split(",")] if "runs" in given else default
-    found = gather.gather(sources or [Path("results")], runs, pictures)
+    parts = given["runs"].split(",") if "runs" in given else []
+    if not all(parts):
+        raise UsageError(f"runs={given['runs']} names a folder without a name; remove the superfluous comma")
+    gallery = [_GALLERY] if sources and "runs" not in given and _GALLERY.is_dir() else []
+    found = gather.gather(sources or [Path("results")], [_place(part) for part in parts], pictures, gallery)
+    for note in found.notes[:_MOST_NOTES]:
+        print(f"specbench: {note}", file=sys.stderr)
+    if (more := len(found.notes) - _MOST_NOTES) > 0:
+        print(f"specbench: {more} more of the same kind", file=sys.stderr)
     if "keep" in given:
-        gather.keep(found, Path(given["keep"]).expanduser())
+        gather.keep(found, _place(given["keep"]))
     records.write_atomically(out, page(found).encode())
     shown = f"{len(found.rows)} runs, {sum(map(len, found.shots.values()))} pictures, {len(found.audits)} audits"
     print(f"wrote {out}: {shown}, {out.stat().st_size / 1e6:.1f} MB")
     return 0
+
+
+def _place(word: str) -> Path:
+    try:
+        return Path(word).expanduser()
+    except RuntimeError:
+        raise UsageError(f"{word}: there is no such user; write the path in full") from None
 
 
 def page(found: gather.Found) -> str:

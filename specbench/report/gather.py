@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench import configuration, parameters, records
-from specbench.errors import UsageError
+from specbench.errors import UsageError, plain
 
 #: Figures of a row that a leaderboard can show and a plot can have on an axis, in order: label, better side, digits.
 FIGURES: dict[str, tuple[str, str, int]] = {
@@ -42,53 +42,132 @@ FIGURES: dict[str, tuple[str, str, int]] = {
 _ELSEWHERE = ("drafted_by_place", "acceptance_by_turn")
 
 
+#: Columns that can tell two runs with the same label apart, in the order in which they are tried.
+APART = (*(name for name in parameters.TABLE if name in records.COLUMNS), "device_name", "time", "run_id")
+
+
+@dataclass(frozen=True)
+class Shot:
+    """An image of a run: its PNG file, and the prompt that it was decoded for."""
+
+    png: bytes
+    prompt: str
+
+
 @dataclass
 class Found:
-    """rows: of runs, the newest of every configuration, each with the file where it stands; audits: rows of
-    `specbench audit`; shots: run_id -> PNG files by prompt index; prompts: (data, seed, index) -> text."""
+    """rows: of runs, each with the file it comes from; audits: rows of `specbench audit`; shots: run_id -> images by
+    prompt index; notes: what was left out, and why."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     audits: list[dict[str, str]] = field(default_factory=list)
-    shots: dict[str, dict[int, bytes]] = field(default_factory=dict)
-    prompts: dict[str, str] = field(default_factory=dict)
+    shots: dict[str, dict[int, Shot]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
-def gather(sources: Sequence[Path], runs: Sequence[Path], pictures: int) -> Found:
-    """Everything in the CSV files and folders of CSV files `sources`, and the first `pictures` pictures of every run
-    folder in `runs`.
+def gather(sources: Sequence[Path], runs: Sequence[Path], pictures: int, gallery: Sequence[Path] = ()) -> Found:
+    """The rows of the CSV files `sources`, of the CSV files in the folders `sources`, and of every run at or below
+    these folders and the folders `runs`; of those runs also the first `pictures` images. Folders `gallery` give images
+    of these rows, and no rows.
 
-    Raises UsageError where a source is not there or cannot be read, or where there is no row at all.
+    A run_id appears once. Of several rows of one configuration in CSV files the newest is shown; a run whose folder is
+    given is always shown. A damaged or foreign row.csv below a folder is left out, with a note.
+
+    Raises UsageError where a source is not there or cannot be read, where a folder has no runs, or where there is no
+    row at all.
     """
-    found, kept = Found(), dict[str, dict[str, Any]]()
-    for path in _files(sources):
-        if records.has_runs(path):
-            for row in records.read_rows(path):
-                other = kept.get(row["config_hash"])
-                if other is None or (row["time"] or "") >= (other["time"] or ""):
-                    kept[row["config_hash"]] = row | {"file": path.name}
-        elif {"verdict", "samples"} <= set(records.header(path)):
-            found.audits += [row for _, row in records.csv_lines(path)[1]]
-    if not kept and not found.audits:
-        raise UsageError(f"no rows of runs or audits in {', '.join(map(str, sources))}; name their CSV files or folder")
-    found.rows = list(kept.values())
+    found, by_id = Found(), dict[str, dict[str, Any]]()
+    folders: list[tuple[Path, str]] = []  # of runs, with their run_id
+    for source in sources:
+        if source.is_file():
+            _take_table(source, by_id, found)
+            continue
+        if not source.is_dir():
+            raise UsageError(f"there is no file or folder {source}")
+        tables = [path for path in sorted(source.glob("*.csv")) if path.name != _ROW and path.is_file()]
+        taken = [_take_table(path, by_id, found) for path in tables]
+        folders += _take_runs(source, by_id, found, needed=not any(taken))
+    for place in runs:
+        if not place.is_dir():
+            raise UsageError(f"there is no folder {place} with runs")
+        folders += _take_runs(place, by_id, found, needed=True)
+    found.audits = [dict(cells) for cells in dict.fromkeys(tuple(row.items()) for row in found.audits)]
+    found.rows = _shown(by_id, {run_id for _, run_id in folders})
+    if not found.rows and not found.audits:
+        raise UsageError(
+            f"no rows of runs or audits in {', '.join(map(str, [*sources, *runs]))}; name their CSV files or folder"
+        )
     for row in found.rows:
         row["command"], row["command_exact"] = command(row)
-    wanted = {row["run_id"]: row for row in found.rows}
-    for folder in _run_folders(runs):
-        _take_pictures(folder, wanted, pictures, found)
+    for folder, run_id in [*folders, *(one for place in gallery for one in _take_runs(place, {}, found, needed=False))]:
+        if run_id in by_id:
+            _take_pictures(folder, run_id, pictures, found)
     return found
 
 
-def _files(sources: Sequence[Path]) -> list[Path]:
-    files: list[Path] = []
-    for source in sources:
-        if source.is_dir():
-            files += sorted(source.glob("*.csv"))
-        elif source.is_file():
-            files.append(source)
-        else:
-            raise UsageError(f"there is no file or folder {source}")
-    return files
+_ROW = "row.csv"
+
+
+def _take_table(path: Path, by_id: dict[str, dict[str, Any]], found: Found) -> bool:
+    """The rows of one CSV file, and whether it is a table of runs or audits; another one has none."""
+    if records.has_runs(path):
+        for row in records.read_rows(path):
+            _take_row(row, path.name, by_id, found)
+        return True
+    if {"verdict", "samples"} <= set(records.header(path)):
+        found.audits += [row for _, row in records.csv_lines(path)[1]]
+        return True
+    return False
+
+
+def _take_runs(place: Path, by_id: dict[str, dict[str, Any]], found: Found, needed: bool) -> list[tuple[Path, str]]:
+    """The rows of the runs at or below a folder, as grids nest them. UsageError where there are none, and `needed`."""
+    taken: list[tuple[Path, str]] = []
+    faults: list[str] = []
+    for path in sorted(place.rglob(_ROW)):
+        try:
+            row = _run(path)
+        except UsageError as e:
+            faults.append(str(e))
+            continue
+        if _take_row(row, (Path(place.name) / path.relative_to(place)).as_posix(), by_id, found):
+            taken.append((path.parent, str(row["run_id"])))
+    if needed and not taken:
+        raise UsageError(faults[0] if faults else f"there are no runs in {place}: no {_ROW} is at or below it")
+    found.notes += [f"left out: {fault}" for fault in faults]
+    return taken
+
+
+def _run(path: Path) -> dict[str, Any]:
+    """The one row of a run's folder. UsageError where it is none."""
+    if not records.has_runs(path):
+        raise UsageError(f"{path} is not the row of a run; leave its folder out")
+    rows = records.read_rows(path)
+    if len(rows) != 1:
+        raise UsageError(f"{path} has {len(rows)} rows, where a run has one; leave its folder out")
+    return rows[0]
+
+
+def _take_row(row: dict[str, Any], file: str, by_id: dict[str, dict[str, Any]], found: Found) -> bool:
+    """Whether a row can be shown; of one run_id the newest is, and of equal ones the first."""
+    if row["model"] is None or row["method"] is None:  # images that specbench evaluate scored, from elsewhere
+        found.notes.append(f"left out: run {plain(row['run_id'])} of {file} names no model and method")
+        return False
+    other = by_id.get(row["run_id"])
+    if other is None or (row["time"] or "") > (other["time"] or ""):
+        by_id[row["run_id"]] = row | {"file": file}
+    return True
+
+
+def _shown(by_id: Mapping[str, dict[str, Any]], always: set[str]) -> list[dict[str, Any]]:
+    """The newest row of every configuration, and the rows of the run_ids `always`."""
+    newest: dict[str, dict[str, Any]] = {}
+    for run_id, row in by_id.items():
+        key = row["config_hash"] or f"run {run_id}"
+        if key not in newest or (row["time"] or "") >= (newest[key]["time"] or ""):
+            newest[key] = row
+    chosen = {row["run_id"] for row in newest.values()} | always
+    return [row for run_id, row in by_id.items() if run_id in chosen]
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -147,25 +226,17 @@ def _short(value: Any) -> str:
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def _run_folders(places: Sequence[Path]) -> list[Path]:
-    folders: list[Path] = []
-    for place in places:
-        if not place.is_dir():
-            raise UsageError(f"there is no folder {place} with runs")
-        folders += sorted(path.parent for path in place.rglob("row.csv"))
-    return folders
-
-
-def _take_pictures(folder: Path, wanted: Mapping[str, Mapping[str, Any]], most: int, found: Found) -> None:
-    """The first pictures of a run whose row is shown; `wanted`: those rows by run_id."""
-    rows = records.read_rows(folder / "row.csv")
-    if len(rows) != 1:
-        raise UsageError(f"{folder / 'row.csv'} has {len(rows)} rows, where a run has one; leave its folder out")
-    [row] = rows
-    if row["run_id"] not in wanted or not (folder / "records.jsonl").is_file():
+def _take_pictures(folder: Path, run_id: str, most: int, found: Found) -> None:
+    """The first images of a run; those that another folder of it has given stay."""
+    try:
+        lines = (folder / "records.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
         return
-    shots: dict[int, bytes] = {}
-    for line in (folder / "records.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
+    except OSError as e:
+        found.notes.append(f"no pictures of {folder}: cannot read its records.jsonl ({e.strerror})")
+        return
+    shots, unreadable = found.shots.get(run_id, {}), 0
+    for line in lines:
         try:
             record = json.loads(line)
             index, name, prompt = record["index"], record["image"], record["prompt"]
@@ -173,18 +244,20 @@ def _take_pictures(folder: Path, wanted: Mapping[str, Mapping[str, Any]], most: 
             continue  # a half-written line
         # A name as a run gives it: no record leads out of the folder.
         told = type(index) is int and isinstance(prompt, str) and isinstance(name, str)
-        if not told or not 0 <= index < most or not re.fullmatch(records.PICTURE, name):
+        if not told or not 0 <= index < most or index in shots or not re.fullmatch(records.PICTURE, name):
             continue
-        if (image := folder / name).is_file():
-            shots[index] = image.read_bytes()
-            found.prompts[f"{_set(wanted[row['run_id']])} {index}"] = prompt
+        try:
+            png = (folder / name).read_bytes()
+        except OSError:
+            png = b""
+        if png.startswith(b"\x89PNG\r\n\x1a\n"):
+            shots[index] = Shot(png, prompt)
+        else:
+            unreadable += 1
+    if unreadable:
+        found.notes.append(f"{unreadable} pictures of {folder} are absent or no PNG files")
     if shots:
-        found.shots[str(row["run_id"])] = shots
-
-
-def _set(row: Mapping[str, Any]) -> str:
-    """What prompts of one index have in common, to be the same."""
-    return f"{row['data']} {row['split']} {row['seed']}"
+        found.shots[run_id] = shots
 
 
 def keep(found: Found, folder: Path) -> None:
@@ -196,13 +269,13 @@ def keep(found: Found, folder: Path) -> None:
         place = folder / re.sub(r"[^\w-]+", "_", str(row["run_id"]))  # whoever wrote the row, a name and no path
         (place / "images").mkdir(parents=True, exist_ok=True)
         lines = []
-        for index, png in sorted(shots.items()):
+        for index, shot in sorted(shots.items()):
             image = f"images/{index:05d}.png"
-            (place / image).write_bytes(png)
-            lines.append(json.dumps({"index": index, "prompt": found.prompts[f"{_set(row)} {index}"], "image": image}))
+            (place / image).write_bytes(shot.png)
+            lines.append(json.dumps({"index": index, "prompt": shot.prompt, "image": image}))
         records.write_atomically(place / "records.jsonl", "".join(line + "\n" for line in lines).encode())
         told = {name: row[name] for name in records.COLUMNS}
-        records.write_atomically(place / "row.csv", records.to_csv([told]).encode())
+        records.write_atomically(place / _ROW, records.to_csv([told]).encode())
 
 
 # --- what the page reads ----------------------------------------------------------------------------------------------
@@ -232,9 +305,9 @@ def page_data(found: Found) -> dict[str, Any]:
                 "facts": told,
                 "map": _numbers(row["drafted_by_place"]),
                 "pictures": {
-                    i: base64.b64encode(png).decode() for i, png in found.shots.get(str(row["run_id"]), {}).items()
+                    i: {"prompt": shot.prompt, "png": base64.b64encode(shot.png).decode()}
+                    for i, shot in found.shots.get(str(row["run_id"]), {}).items()
                 },
-                "prompts": _set(row),
             }
         )
     rows.sort(key=lambda r: (r["model"], r["method"] != "vanilla", r["method"], r["label"]))
@@ -252,8 +325,8 @@ def page_data(found: Found) -> dict[str, Any]:
         ],
         "rows": rows,
         "audits": found.audits,
-        "prompts": found.prompts,
         "columns": records.COLUMNS,
+        "apart": APART,
     }
 
 

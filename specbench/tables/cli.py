@@ -96,7 +96,9 @@ def _command(table: Table | None, args: argparse.Namespace) -> str:
 def _state(table: Table, todo: Plan, args: argparse.Namespace) -> str:
     have, need = len(todo.rows) - len(todo.missing), len(todo.rows)
     state = "complete" if have == need else "partial" if have else "no rows"
-    return f"{table.id:20} {state:9} {f'{have}/{need}':>5} rows  {table.title}"
+    if not need:  # no line has a run on this model
+        state = "published only" if table.id in literature.available() else "needs --model"
+    return f"{table.id:20} {state:14} {f'{have}/{need}':>5} rows  {table.title}"
 
 
 def _draw(table: Table, todo: Plan, args: argparse.Namespace, formats: Sequence[str], results: Path) -> None:

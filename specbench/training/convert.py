@@ -13,11 +13,11 @@ from torch import Tensor
 
 from specbench import configuration, records, registry
 from specbench.errors import UsageError, asked, values
-from specbench.models import checkpoints, naming, official
+from specbench.models import checkpoints, drafters, naming, official
 from specbench.models.eagle import Eagle
 
 WORDS = {
-    "drafter_weights": "folder of the drafter: config.json with LANTERN's files, or specbench.safetensors",
+    "drafter_weights": "folder of the drafter: LANTERN's files, config.json among them, or specbench.safetensors",
     "model": "the target that it was trained for",
     "out": "folder of the other layout: config.json and pytorch_model.bin, or specbench.safetensors",
     "reduced": "true for the reduced model of that name",
@@ -45,7 +45,7 @@ def main(words: Sequence[str]) -> int:
         raise UsageError(f"say {absent[0]}=, {WORDS[absent[0]]}")
     head, dtype = _read(given)
     out = Path(given["out"]).expanduser()
-    if (Path(given["drafter_weights"]).expanduser() / "config.json").is_file():
+    if drafters.own_file(Path(given["drafter_weights"]).expanduser()) is None:
         checkpoints.save(head, out / registry.DRAFTER_FILE, "eagle", head.cfg.to_dict(), dtype)
         print(f"{out / registry.DRAFTER_FILE}: for drafter_weights={out}")
         return 0
@@ -90,11 +90,13 @@ def lantern(head: Eagle, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, 
         "intermediate_size": c.ffn_hidden,
         "num_attention_heads": c.n_head,
         "num_key_value_heads": c.block.n_kv_heads,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": c.n_layer,
         "vocab_size": c.vocab_size,
         "rms_norm_eps": c.norm_eps,
         "rope_theta": c.rope_base,
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
-    tensors = official.exported(head, naming.eagle(c.block, c.input_norm))
+    if not c.fc_bias:
+        config["bias"] = False
+    tensors = official.exported(head, naming.eagle(c.block, c.input_norm, c.n_layer, c.fc_bias))
     return config, {name: tensor.to(dtype) for name, tensor in tensors.items()}

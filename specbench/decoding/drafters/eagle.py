@@ -1,4 +1,4 @@
-"""EAGLE: a one-layer drafter over the target's hidden states. EAGLE-1 drafts a chain or a static tree (Li et al.
+"""EAGLE: a drafter over the target's hidden states. EAGLE-1 drafts a chain or a static tree (Li et al.
 2024b), EAGLE-2 a tree grown anew each step (Li et al. 2024a)."""
 
 from __future__ import annotations

@@ -1,0 +1,204 @@
+"""EAGLE drafters of any depth: read from official layouts, equal to a plain computation, and used by runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from test_real import eagle_config, loaded
+
+from specbench.cli import main
+from specbench.errors import UsageError
+
+TINY = ("weights=random", "reduced=true", "dtype=float32")
+FAMILIES = ("llamagen_xl", "lumina_mgpt", "anole")
+
+
+def config(target, **more):
+    """Heads, widths, rope and norms of its own, where a target allows it."""
+    own = {"num_hidden_layers": 2, "num_key_value_heads": 1, "intermediate_size": 24, "rms_norm_eps": 1e-2}
+    return eagle_config(target) | own | {"rope_theta": 77.0, "swin_norm": False, "rope_scaling": None} | more
+
+
+def tensors(c, chameleon, norms=1, seed=0):
+    """A random drafter in the official layout (reference manifests, and the notes of the goldens): LlamaGen's layer 0
+    has no input norm, its layers from 1 on have one; Chameleon's layers all have one, and norms of queries and keys."""
+    g = torch.Generator().manual_seed(seed)
+    dim, wide, kv = c["hidden_size"], c["intermediate_size"], c["num_key_value_heads"]
+    head = dim // c["num_attention_heads"]
+    shapes = {"embed_tokens.weight": (c["vocab_size"], dim), "fc.weight": (dim, 2 * dim), "fc.bias": (dim,)}
+    for n in range(c["num_hidden_layers"]):
+        own = {"q_proj": (dim, dim), "k_proj": (kv * head, dim), "v_proj": (kv * head, dim), "o_proj": (dim, dim)}
+        shapes |= {f"layers.{n}.self_attn.{name}.weight": shape for name, shape in own.items()}
+        own = {"gate_proj": (wide, dim), "up_proj": (wide, dim), "down_proj": (dim, wide)}
+        shapes |= {f"layers.{n}.mlp.{name}.weight": shape for name, shape in own.items()}
+        shapes[f"layers.{n}.post_attention_layernorm.weight"] = (dim,)
+        if chameleon or n:
+            shapes[f"layers.{n}.input_layernorm.weight"] = (dim,)
+        if chameleon:
+            for which, rows in (("q_norm", norms), ("k_norm", min(norms, kv))):
+                shapes |= {f"layers.{n}.self_attn.{which}.{kind}": (rows, head) for kind in ("weight", "bias")}
+    return {name: torch.randn(shape, generator=g) * (1 if len(shape) < 2 else 0.3) for name, shape in shapes.items()}
+
+
+def write(folder, c, content):
+    folder.mkdir(parents=True)
+    if c is not None:
+        (folder / "config.json").write_text(json.dumps(c))
+    torch.save(content, folder / "pytorch_model.bin")
+    return folder
+
+
+def at(path, model, *words):
+    return loaded(model, *TINY, f"drafter_weights={path}", *words)[1]
+
+
+def rms(x, weight, eps):
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def plain(t, c, ids, known, angles, side_by_side):
+    """Hidden states (n, dim) of n entries by nothing but matrix products: no cache, no module of the package. angles
+    (n, head_dim / 2), NaN where cosine and sine are both 0."""
+    heads, kv, eps = c["num_attention_heads"], c["num_key_value_heads"], c["rms_norm_eps"]
+    cos, sin = angles.cos().nan_to_num(0)[:, None], angles.sin().nan_to_num(0)[:, None]
+    n = len(ids)
+    causal = torch.ones(n, n, dtype=torch.bool).tril()
+
+    def rotated(x):
+        a, b = (x[..., ::2], x[..., 1::2]) if side_by_side else x.chunk(2, -1)
+        pair = a * cos - b * sin, a * sin + b * cos
+        return torch.stack(pair, -1).flatten(-2) if side_by_side else torch.cat(pair, -1)
+
+    x = torch.cat([t["embed_tokens.weight"][ids], known], -1) @ t["fc.weight"].T + t.get("fc.bias", 0)
+    for layer in range(c["num_hidden_layers"]):
+        own = {name.removeprefix(f"layers.{layer}."): v for name, v in t.items() if name.startswith(f"layers.{layer}.")}
+        h = rms(x, own["input_layernorm.weight"], eps) if "input_layernorm.weight" in own else x
+        q, k, v = (
+            (h @ own[f"self_attn.{name}_proj.weight"].T).view(n, count, -1)
+            for name, count in (("q", heads), ("k", kv), ("v", kv))
+        )
+        if "self_attn.q_norm.weight" in own:
+            rows = [own[f"self_attn.{name}_norm.{kind}"] for name in "qk" for kind in ("weight", "bias")]
+            q = F.layer_norm(q, q.shape[-1:]) * rows[0] + rows[1]
+            k = F.layer_norm(k, k.shape[-1:]) * rows[2] + rows[3]
+        q, k = rotated(q), rotated(k)
+        out = []
+        for head in range(heads):
+            mine = head // (heads // kv)
+            scores = q[:, head] @ k[:, mine].T / q.shape[-1] ** 0.5
+            out.append(scores.masked_fill(~causal, -torch.inf).softmax(-1) @ v[:, mine])
+        x = x + torch.cat(out, -1) @ own["self_attn.o_proj.weight"].T
+        h = rms(x, own["post_attention_layernorm.weight"], eps)
+        gate, up = (h @ own[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        x = x + (F.silu(gate) * up) @ own["mlp.down_proj.weight"].T
+    return x
+
+
+def grid_angles(prefix, side, head_dim, base):
+    """prefix - 1 rows of nothing, then the cells: half of the pairs by the row, half by the column."""
+    half = head_dim // 2
+    freqs = base ** -(torch.arange(0, half, 2) / half)
+    cells = [torch.cat([j // side * freqs, j % side * freqs]) for j in range(side * side)]
+    return torch.cat([torch.full((prefix - 1, half), torch.nan), torch.stack(cells)])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("model", FAMILIES)
+def test_hidden_states_are_those_of_a_plain_computation(tmp_path, model, layers):
+    _, bundle = loaded(model, *TINY)
+    chameleon = model != "llamagen_xl"
+    c = config(bundle.target, num_hidden_layers=layers)
+    heads, dim = c["num_attention_heads"], c["hidden_size"]
+    t = tensors(c, chameleon, heads if model == "anole" else 1)
+    head = at(write(tmp_path / "deep", c, t), model).eagle()
+    assert (head.cfg.n_layer, head.cfg.n_kv_head, head.cfg.ffn_hidden, head.cfg.norm_eps) == (layers, 1, 24, 1e-2)
+    if chameleon:
+        n = 9
+        angles = torch.arange(n)[:, None] * 77.0 ** -(torch.arange(0, dim // heads, 2) / (dim // heads))
+    else:
+        angles = grid_angles(bundle.target.cfg.cls_token_num, bundle.target.cfg.side, dim // heads, 77.0)
+        n = len(angles)
+    g = torch.Generator().manual_seed(1)
+    ids, known = torch.randint(0, c["vocab_size"], (n,), generator=g), torch.randn(n, dim, generator=g)
+    wanted = plain(t, c, ids, known, angles, not chameleon)
+    head.rope(n)
+    cache, entries = head.new_cache(1, n), torch.arange(n)[None]
+    turn = head.turns(entries, torch.zeros(1, 1, dtype=torch.int64))
+    seen = torch.ones(n, n, dtype=torch.bool).tril()[None, None]
+    parts = [
+        head.hidden(ids[None, s], known[None, s], turn[:, s], seen[:, :, s], cache, entries[:, s])
+        for s in (slice(0, 5), slice(5, n))  # the second part hears the first from the cache, in every layer
+    ]
+    torch.testing.assert_close(torch.cat(parts, 1)[0], wanted, atol=1e-4, rtol=1e-4)
+    assert len(cache.k) == layers
+    assert bool(cache.v[:, 0].abs().sum((1, 3)).gt(0).all())  # (layers, slots): every layer keeps every entry
+    [taught] = head.teach(  # entry e pairs the hidden state of place e with the token of place e + 1
+        torch.cat([known, known[:1]])[None], ids[None], torch.ones(1, 1, dtype=torch.bool)
+    )
+    torch.testing.assert_close(taught[0], wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+def test_without_a_config_the_names_and_shapes_tell(tmp_path, model):
+    _, bundle = loaded(model, *TINY)
+    c = eagle_config(bundle.target, num_hidden_layers=2, intermediate_size=24)
+    if model != "llamagen_xl":
+        c["rms_norm_eps"] = bundle.target.block.norm_eps
+    t = tensors(c, model != "llamagen_xl")
+    said = at(write(tmp_path / "said", c, t), model).eagle()
+    told = at(write(tmp_path / "told", None, t), model).eagle()
+    assert (said.cfg, said.cfg.n_layer) == (told.cfg, 2)
+    assert all(torch.equal(v, told.state_dict()[k]) for k, v in said.state_dict().items())
+    file = at(tmp_path / "told" / "pytorch_model.bin", model).eagle()
+    assert file.cfg == told.cfg
+    del t["fc.bias"]
+    assert not at(write(tmp_path / "bare", c | {"bias": False}, t), model).eagle().cfg.fc_bias
+
+
+@pytest.mark.parametrize(("model", "method"), [("llamagen_xl", "eagle1"), ("lumina_mgpt", "eagle2")])
+def test_a_run_and_convert_take_a_deep_drafter(tmp_path, model, method):
+    _, bundle = loaded(model, *TINY)
+    c = config(bundle.target)
+    t = tensors(c, model != "llamagen_xl")
+    theirs = write(tmp_path / "theirs", c, t)
+    words = [f"model={model}", "reduced=true"]
+    assert main(["convert", *words, f"drafter_weights={theirs}", f"out={tmp_path / 'own'}"]) == 0
+    assert main(["convert", *words, f"drafter_weights={tmp_path / 'own'}", f"out={tmp_path / 'again'}"]) == 0
+    again = torch.load(tmp_path / "again" / "pytorch_model.bin")
+    assert again.keys() == t.keys()
+    assert all(torch.equal(v.half(), again[k]) for k, v in t.items())
+    kept = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert {name: kept[name] for name in c if name in kept} == {name: c[name] for name in c if name in kept}
+    assert kept["num_hidden_layers"] == 2
+    images = []
+    for folder in ("own", "again"):
+        out = tmp_path / f"run_{folder}"
+        more = ["weights=random", "dtype=float32", "n=1", "baseline=false", "warmup=0", "metrics=none", "data=scenes"]
+        own = [f"method={method}", f"drafter_weights={tmp_path / folder}", f"out={out}"]
+        assert main(["run", *words, *more, *own]) == 0
+        images.append(Image.open(next((out / "images").iterdir())).tobytes())
+    assert images[0] == images[1]
+
+
+def test_depths_that_contradict_each_other_are_refused(tmp_path):
+    _, bundle = loaded("llamagen_xl", *TINY)
+    c = config(bundle.target)
+    t = tensors(c, False)
+    lacking = {k: v for k, v in t.items() if k != "layers.1.input_layernorm.weight"}
+    for name, said, content, sentence in (
+        ("one", c | {"num_hidden_layers": 1}, t, "num_hidden_layers=1, and .* holds the tensors of 2"),
+        ("three", c | {"num_hidden_layers": 3}, t, "num_hidden_layers=3, and .* holds the tensors of 2"),
+        ("many", c | {"num_hidden_layers": 10**9}, t, "num_hidden_layers=1000000000, and"),
+        ("text", c | {"num_hidden_layers": "2"}, t, "num_hidden_layers must be a whole number"),
+        ("gap", c, {k.replace("layers.1", "layers.2"): v for k, v in t.items()}, "must be layers.0, layers.1"),
+        ("norm", c, lacking, "tensor 'layers.1.input_layernorm.weight' is missing"),
+        ("heads", c | {"num_attention_heads": 3}, t, "do not go together"),
+        ("swin", c | {"swin_norm": True}, t, "swin_norm must be absent"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            at(write(tmp_path / name, said, content), "llamagen_xl").eagle()
