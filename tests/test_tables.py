@@ -764,7 +764,7 @@ def test_a_table_without_runs_is_not_called_complete(
 ) -> None:
     """The embedded model draws one size, so that SJD's table over sizes has no run: it was "complete" with 0/0 rows."""
     tables("--list", "sjd_table8")
-    assert capsys.readouterr().out.split("0/0")[0].split() == ["sjd_table8", "not", "on", "llamagen_scenes"]
+    assert capsys.readouterr().out.split("0/0")[0].split() == ["sjd_table8", "needs", "--model"]
     bare = replace(TABLE, lines=tuple(replace(line, overrides=None, elsewhere=None) for line in TABLE.lines))
     monkeypatch.setitem(cli.TABLES, TABLE.id, bare)
     tables("--list", TABLE.id)
