@@ -259,7 +259,7 @@ def resume(words: list[str]) -> int:
     """`specbench resume DIR [name=value ...]`."""
     import yaml
 
-    from specbench import parameters
+    from specbench import configuration, parameters
     from specbench.errors import asked, values
 
     told = asked("resume", words)
@@ -280,19 +280,19 @@ def resume(words: list[str]) -> int:
             " them"
         )
     cfg = stored(folder)
+    if "metrics" in given:  # as in a run, where a set of metrics has a name
+        cfg["metrics"] = configuration.compose([f"metrics={given.pop('metrics')}"])["metrics"]
     for name, text in given.items():
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             value = text
-        cfg[name] = parameters.check(name, [value] if name == "metrics" and isinstance(value, str) else value)
+        cfg[name] = parameters.check(name, value)
     one = Run(cfg, folder)
     try:
         row = one.execute()
     except Stopped as e:
         raise KeyboardInterrupt(f"{e}; to go on: specbench resume {shlex.join(told.words)}") from e
-    if one.nothing_left:
-        print(f"nothing left to do: {row['n']} images and their row are in {one.folder}")
     print(report(one, row), flush=True)
     return 0
 
@@ -388,8 +388,6 @@ def _job() -> None:
         print(f"specbench: job {hydra.job.num}: {name}", file=sys.stderr)
     one = Run(checked, out)
     row = one.execute()
-    if one.nothing_left:
-        print(f"nothing left to do: {row['n']} images and their row are in {one.folder}")
     print(report(one, row), flush=True)
 
 

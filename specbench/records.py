@@ -470,6 +470,11 @@ def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
+def as_read(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row, value for value, as `read_rows` would give it."""
+    return {name: _value(name, _cell(row.get(name)), "the row") for name in COLUMNS}
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return ""
