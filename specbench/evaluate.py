@@ -12,7 +12,6 @@ import csv
 import hashlib
 import io
 import json
-import re
 import secrets
 import sys
 import time
@@ -23,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from specbench import configuration, data, merge, metrics, parameters, pictures, records, statistics
+from specbench import configuration, data, home, merge, metrics, parameters, pictures, records, statistics
 from specbench._version import __version__
 from specbench.errors import UsageError, plain
 from specbench.run import Run, judging_device, judging_place, quality, stored
@@ -80,7 +79,7 @@ def _sorted_out(words: Sequence[str]) -> tuple[Path, dict[str, str]]:
             if name in given:
                 raise UsageError(f"'{name}' is given twice; give it once")
             given[name] = value
-        elif Path(word).expanduser().is_dir() or not equals:
+        elif home.expanded(word).is_dir() or not equals:
             folders.append(word)
         else:
             raise UsageError(
@@ -88,7 +87,7 @@ def _sorted_out(words: Sequence[str]) -> tuple[Path, dict[str, str]]:
             )
     if len(folders) != 1:
         raise UsageError("name one folder: specbench evaluate DIR [name=value ...] (see specbench evaluate --help)")
-    folder = Path(folders[0]).expanduser()
+    folder = home.expanded(folders[0])
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; name one with pictures, or the folder of a run")
     return folder, given
@@ -98,10 +97,8 @@ def _composed(given: Mapping[str, str], **more: str) -> dict[str, Any]:
     """The checked parameters behind the user's words, `n` and the like at their usual values where not given."""
     words = []
     for name, value in {**more, **given}.items():
-        if parameters.TABLE[name].kind == "path" and not re.fullmatch(r"[\w./~+-]+|'.*'|\".*\"", value):
-            value = configuration.quoted(value)
         words.append(f"{name}={value}")
-    return configuration.compose(words)
+    return configuration.compose(configuration.literal(words))
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
@@ -161,7 +158,7 @@ def _pictures(folder: Path, given: dict[str, str]) -> str:
         raise UsageError("there is nothing to score by: name some with metrics=")
     reading = [name for name in cfg["metrics"] if metrics.metric(name, judging_place(cfg)).reads_prompt]
     pairs = _paired(paths, cfg, given, source, reading, partial == "true")
-    out = Path(cfg["out"]).expanduser() if cfg["out"] else _usual_out(folder)
+    out = home.expanded(cfg["out"]) if cfg["out"] else _usual_out(folder)
     with _opened(out, folder) as memory, _told(out):
         return _scored(folder, out, memory, pairs, cfg, source, given)
 
@@ -374,9 +371,19 @@ def _pictured(files: pictures.Files) -> str:
     """What tells these pictures from others, in any order: a hash of the bytes of their files."""
     found = []
     for path in files.paths:
-        with suppress(OSError), path.open("rb") as f:  # a file that cannot be read is told where it is to be judged
+        with (
+            suppress(OSError),
+            _regular(path).open("rb") as f,
+        ):  # a file that cannot be read is told where it is to be judged
             found.append(hashlib.file_digest(f, "sha256").hexdigest())
     return _hash(sorted(found))
+
+
+def _regular(path: Path) -> Path:
+    """A path that opening does not wait for; OSError for a pipe and the like."""
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    return path
 
 
 def _hash(value: object) -> str:

@@ -31,7 +31,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from PIL import Image
 
-from specbench import parameters, pictures
+from specbench import home, parameters, pictures
 from specbench._version import __version__
 from specbench.errors import UsageError, plain
 
@@ -285,10 +285,12 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def writable(path: str) -> Path:
     """A file that a command is to write; UsageError now, and not after an hour, where it cannot be."""
-    file = Path(path).expanduser()
+    file = home.expanded(path)
     try:
         if file.is_dir():
             raise IsADirectoryError(0, "it is a folder")
+        if file.exists() and not file.is_file():
+            raise FileExistsError(0, "it is a pipe or a device")
         if file.parent.exists() and not file.parent.is_dir():
             raise NotADirectoryError(0, "Not a directory")
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -99,7 +99,7 @@ class Run:
     def __init__(self, cfg: Mapping[str, Any], out: str | Path | None = None, *, loader: Loader | None = None) -> None:
         self.asked = parameters.validate(cfg)
         self.cfg = self.asked
-        self.folder = Path(out or self.cfg["out"] or new_folder()).expanduser()
+        self.folder = home.expanded(out or self.cfg["out"] or new_folder())
         self.nothing_left = False
         self.larger = 0
         self.judging_device: str = self.cfg["device"]  # of the metrics' networks
@@ -648,8 +648,8 @@ def judging_place(cfg: Mapping[str, Any], device: str = "cpu", batch: int = metr
     folder, reference = cfg["metrics_dir"], cfg["reference"]
     return metrics.Place(
         metrics.ASSETS,
-        Path(folder).expanduser() if folder else home.metrics_folder(),
-        Path(reference).expanduser() if reference else None,
+        home.expanded(folder) if folder else home.metrics_folder(),
+        home.expanded(reference) if reference else None,
         cfg["data"],
         device,
         batch,
@@ -840,6 +840,7 @@ def check(cfg: Mapping[str, Any]) -> None:
     from specbench import registry
     from specbench.pipeline import engine_of, resolve_device, vector_rule
 
+    registry.check_draft(cfg)
     engine_of(cfg, resolve_device(cfg["device"]))
     if parameters.of_vectors("model", cfg["model"]):
         vector_rule(cfg, 0)

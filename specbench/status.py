@@ -142,7 +142,7 @@ def main(words: Sequence[str]) -> int:
         asked = parser.parse_args(list(words))
     except SystemExit as e:  # --help
         return int(e.code or 0)
-    folder = Path(asked.folder).expanduser()
+    folder = home.expanded(asked.folder)
     places = [folder] if (folder / "config.yaml").is_file() else [p.parent for p in sorted(folder.rglob("config.yaml"))]
     if not places:
         raise UsageError(f"{folder} holds no run" if folder.is_dir() else f"there is no folder {folder}")

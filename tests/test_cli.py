@@ -99,7 +99,6 @@ def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
         (["run", "-m", "n=1", "delta=1,2", "out=/dev/null/x"], "cannot write into /dev/null/x (Not a directory)"),
         (["run", "-m", "delta=1,0"], "job delta=0: delta must be"),
         (["run", "-m", "method=sd,nope"], "job method=nope: unknown method 'nope'"),
-        (["run", "-m", "n=1", "out=a,b"], "out= names the folder of the whole grid"),
         (["list", "colours"], "unknown group 'colours' (choose from: data, drafters"),
         (["list", "--loud"], "unrecognized arguments: --loud"),
     ],

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from specbench import records
+from specbench import home, records
 from specbench._version import __version__
 from specbench.errors import UsageError, asked, values, whole
 from specbench.report import gather
@@ -49,15 +49,15 @@ def main(words: Sequence[str]) -> int:
     sources = [Path(word) for word in line.words if word.partition("=")[0] not in WORDS]
     if wrong := [str(source) for source in sources if "=" in source.name and not source.exists()]:
         raise UsageError(f"report has no word '{wrong[0]}'; it takes {', '.join(f'{name}=' for name in WORDS)}")
-    out = Path(given.get("out", "report.html")).expanduser()
+    out = home.expanded(given.get("out", "report.html"))
     if out.suffix != ".html":
         raise UsageError(f"out= must be a .html file (got {out})")
-    pictures = whole("pictures", given.get("pictures", "8"), 0)
+    pictures = whole("pictures", given.get("pictures", "8"), 0, 10_000)
     default = [_GALLERY] if _GALLERY.is_dir() else []
-    runs = [Path(part).expanduser() for part in given["runs"].split(",")] if "runs" in given else default
+    runs = [home.expanded(part) for part in given["runs"].split(",")] if "runs" in given else default
     found = gather.gather(sources or [Path("results")], runs, pictures)
     if "keep" in given:
-        gather.keep(found, Path(given["keep"]).expanduser())
+        gather.keep(found, home.expanded(given["keep"]))
     records.write_atomically(out, page(found).encode())
     shown = f"{len(found.rows)} runs, {sum(map(len, found.shots.values()))} pictures, {len(found.audits)} audits"
     print(f"wrote {out}: {shown}, {out.stat().st_size / 1e6:.1f} MB")

@@ -83,7 +83,7 @@ def _files(sources: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for source in sources:
         if source.is_dir():
-            files += sorted(source.glob("*.csv"))
+            files += sorted(path for path in source.glob("*.csv") if path.is_file())
         elif source.is_file():
             files.append(source)
         else:
