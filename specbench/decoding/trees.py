@@ -20,6 +20,8 @@ from specbench.parameters import DEEP, DRAFT
 
 Path = tuple[int, ...]
 
+_COUNTED = 10**6  # nodes of a tree that is too large, after which nobody counts on
+
 #: Static trees by name: the child number at each depth, one word a node. `mc_sim_7b_63` (25 nodes, depth 5) is the
 #: default of EAGLE-1 on Lumina-mGPT, `naive_extend_57` on LlamaGen (names and node lists: LANTERN's released code).
 NAMED: dict[str, str] = {
@@ -90,11 +92,15 @@ def window_paths(window: int, width: int, depth: int, shape: str) -> list[Path]:
     if shape in ("full", "comb"):
         # counted before it is built: width ** depth soon is more than any memory holds
         steps = (width**d for d in range(1, depth)) if shape == "full" else itertools.repeat(width, depth)
-        total = next((count for count in itertools.accumulate(steps) if count > window), 0)
-        if total:
+        total = 0
+        for count in itertools.accumulate(steps):
+            total = count
+            if total > _COUNTED:
+                break
+        if total > window:
             raise UsageError(
-                f"a {shape} tree of width {width} and depth {depth} has {total} or more draft tokens and does not fit "
-                f"window={window}; give a larger window or a smaller tree"
+                f"a {shape} tree of width {width} and depth {depth} has {total}{' or more' * (total > _COUNTED)} draft "
+                f"tokens and does not fit window={window}; give a larger window or a smaller tree"
             )
     if shape == "full":
         levels = depth - 1
