@@ -40,7 +40,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from specbench import cli
+from specbench import cli, parameters
 from specbench.metrics import reference
 from specbench.models import official
 from specbench.models.naming import Place
@@ -448,6 +448,67 @@ def words(rng: random.Random, box: Path) -> list[str]:
     return [command, *given]
 
 
+def counts(rng: random.Random, box: Path) -> list[str]:
+    """Counts far above what any run has, which must be refused before anything is made of that size."""
+    if rng.random() < 0.3:
+        size = [rng.randrange(60, 1000), rng.randrange(60, 1000), rng.randrange(1, 500)]
+        dynamic = [f"depth={size[0]}", f"width={size[1]}"]
+        if rng.random() < 0.5:
+            return ["run", "weights=random", "method=eagle2", *dynamic, "nodes=250", "n=1", *QUICK, "out=out/r"]
+        shape = rng.choice(["full", "comb"])
+        words = ["method=sjd_pac", *dynamic, f"tree={shape}", f"window={min(size[2], 59)}"]
+        return ["run", "weights=random", *words, "n=1", *QUICK, "out=out/r"]
+    if rng.random() < 0.2:
+        paths = ",".join(f"[{rng.randrange(9)}]" for _ in range(rng.choice([2100, 4000, 1_000_000])))
+        return ["run", "method=eagle1", f"tree=[{paths}]", "out=out/r"]
+    name = rng.choice([n for n, p in parameters.TABLE.items() if p.kind == "whole" and p.high is not None])
+    high = parameters.TABLE[name].high
+    assert high is not None
+    value = int(high) + 1 if rng.random() < 0.3 else int(high) * 10 ** rng.choice([1, 3, 9, 50, 300, 5000])
+    text = "9" * 5000 if value.bit_length() > 14_000 else str(value)
+    own = {
+        "n": [
+            ["audit", f"audit.samples={text}"],
+            ["probe"],
+            ["train", "drafter=eagle"],
+            ["bench", "bench.steps=" + text],
+        ],
+        "seed": [["audit", f"audit.seed={text}"], ["probe"]],
+    }
+    if name in own and rng.random() < 0.5:
+        command = rng.choice(own[name])
+        return command if any("=" + text in word for word in command) else [*command, f"{name}={text}"]
+    owner = re.search(r"(model|drafter|rule|method) (\w+)", " ".join(parameters.owners(name)))
+    chosen = [f"{owner[1]}={owner[2]}"] if owner else []
+    return ["run", *chosen, f"{name}={text}", "out=out/r"]
+
+
+def names(rng: random.Random, box: Path) -> list[str]:
+    """Files and folders of any name, and what is no file."""
+    letters = "aü ,=[](){}'\"$\\~-#*;:%@!|&<>?😀.+"
+    name = "".join(rng.choices(letters, k=rng.randrange(1, 9)))
+    if rng.random() < 0.2:
+        name = rng.choice([h for h in HOSTILE if not {"\0", "\ud800", "/"} & set(h) and len(h) < 60]) + "x"
+    path = box / "in" / f"{name}.txt"
+    kind = rng.randrange(10)
+    if kind == 0:
+        os.mkfifo(path)
+    elif kind == 1:
+        path.mkdir()
+    elif kind == 2:
+        path.symlink_to(rng.choice(["/dev/zero", "/dev/random", "/nowhere", "."]))
+    elif kind == 3:
+        with path.open("wb") as f:
+            f.truncate(2**30)
+    else:
+        path.write_bytes(rng.choice([b"a cat\n", b"a cat\n", b"", b"\xff\xfe", b"x" * 1_000_000]))
+    given = f"prompts=in/{name}.txt" if rng.random() < 0.9 else f"prompts='in/{name}.txt'"
+    if rng.random() < 0.2:
+        shutil.copy(MATERIAL / "runs/c/images/00000.png", box / "in/1.png")
+        return ["evaluate", "in", given, "metrics=[scenes_reward]", "partial=true", f"out=out/{name}"]
+    return ["run", *REDUCED, "method=vanilla", given, "n=1", f"out=out/{name}"]
+
+
 KINDS: dict[str, tuple[Make, int]] = {
     "prompts": (prompts, 4),
     "pictures": (pictures, 3),
@@ -456,6 +517,8 @@ KINDS: dict[str, tuple[Make, int]] = {
     "arrays": (arrays, 3),
     "checkpoints": (checkpoints, 3),
     "words": (words, 4),
+    "counts": (counts, 2),
+    "names": (names, 3),
 }
 
 

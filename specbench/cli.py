@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -222,12 +223,13 @@ def run(words: list[str]) -> int:
 
     from specbench import configuration
 
+    given = configuration.literal(asked.overrides, asked.multirun)
     if asked.help:
         from specbench import manual
 
-        print(manual.run(configuration.described(asked.overrides)), end="")
+        print(manual.run(configuration.described(given)), end="")
         return 0
-    own = configuration.tidy(asked.overrides)
+    own = configuration.tidy(given)
     overrides = configuration.plain(own, asked.multirun)
     jobs = configuration.grid(overrides, asked.multirun)
     if asked.hydra_help or asked.cfg:
@@ -265,10 +267,7 @@ def _execute(one: Run) -> None:
     """Runs a job and prints its report."""
     from specbench.run import report
 
-    row = one.execute()
-    if one.nothing_left:
-        print(f"nothing left to do: {row['n']} images and their row are in {one.folder}")
-    print(report(one, row), flush=True)
+    print(report(one, one.execute()), flush=True)
 
 
 _RESUME = """\
@@ -283,7 +282,7 @@ def resume(words: list[str]) -> int:
     """`specbench resume DIR [name=value ...]`."""
     import yaml
 
-    from specbench import parameters
+    from specbench import configuration, home, parameters
     from specbench.errors import asked, values
 
     told = asked("resume", words)
@@ -295,7 +294,7 @@ def resume(words: list[str]) -> int:
         raise UsageError("name one folder of a run: specbench resume DIR")
     from specbench.run import MAY_CHANGE, Run, Stopped, stored
 
-    folder = Path(folders[0]).expanduser()
+    folder = home.expanded(folders[0])
     may = [name for name in MAY_CHANGE if name != "out"]
     given = values([word for word in told.words if word not in folders], may, "parameter")
     if inside := sorted(path.parent.name for path in folder.glob("*/config.yaml")):
@@ -304,12 +303,14 @@ def resume(words: list[str]) -> int:
             " them"
         )
     cfg = stored(folder)
+    if "metrics" in given:  # as in a run, where a set of metrics has a name
+        cfg["metrics"] = configuration.compose([f"metrics={given.pop('metrics')}"])["metrics"]
     for name, text in given.items():
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            value = text
-        cfg[name] = parameters.check(name, [value] if name == "metrics" and isinstance(value, str) else value)
+        value: Any = text
+        if parameters.TABLE[name].kind != "path" or text == "null":
+            with suppress(yaml.YAMLError, ValueError):
+                value = yaml.safe_load(text)
+        cfg[name] = parameters.check(name, value)
     try:
         _execute(Run(cfg, folder))
     except Stopped as e:
@@ -330,13 +331,15 @@ def _grid(overrides: list[str], jobs: list[dict[str, Any]], own: list[str]) -> i
     """Hands a grid to Hydra, as `_start`. The jobs' folders lie in one folder; after a job that fails, the next one
     runs."""
     global _outcomes, _multirun
-    from specbench import configuration
+    from specbench import configuration, home
     from specbench.run import check, new_folder
 
     outs = {job["out"] for job in jobs}
     if len(outs) > 1:
         raise UsageError("out= names the folder of the whole grid: give one")
-    root = Path(outs.pop() or new_folder()).expanduser()
+    root = home.expanded(outs.pop() or new_folder())
+    if "${" in str(root):
+        raise UsageError(f"the folder of a grid cannot hold ${{ (out={root}); choose another out=")
     for cfg in jobs:
         check(cfg)
     _make(root)
@@ -393,16 +396,20 @@ def job(_: DictConfig) -> None:
 def _job() -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
+    from omegaconf import OmegaConf
 
     from specbench import configuration
     from specbench.run import Run
 
     hydra = HydraConfig.get()
-    checked = configuration.compose(list(hydra.overrides.task))
+    task = OmegaConf.to_container(hydra.overrides.task, resolve=False)  # a path may hold ${
+    assert isinstance(task, list)
+    given = [str(word) for word in task]
+    checked = configuration.compose(given)
     out = None
     if hydra.mode == RunMode.MULTIRUN:
         fixed = hydra.job.config.override_dirname.exclude_keys
-        words = configuration.tidy(list(hydra.overrides.task))
+        words = configuration.tidy(given)
         name = ",".join(sorted(w for w in words if w.split("=", 1)[0] not in fixed)) or str(hydra.job.num)
         out = Path(hydra.sweep.dir) / re.sub(r"[^\w.=,+-]+", "_", name)
         sys.stderr.write(f"specbench: job {hydra.job.num}: {name}\n")  # print would write the line's end apart

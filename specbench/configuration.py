@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
@@ -119,9 +120,41 @@ def shown(overrides: Sequence[str]) -> list[str]:
 
 
 def quoted(value: str) -> str:
-    """A value in Hydra's grammar, whatever it holds."""
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    """A value in Hydra's grammar, whatever it holds. Backslashes mean themselves, but for those before a quote."""
+    escaped = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return f"'{escaped}'"
+
+
+def literal(words: Sequence[str], multirun: bool = False, own: Collection[str] = ()) -> list[str]:
+    """The words of a command line with the paths in them quoted, so that Hydra's grammar does not read their commas,
+    brackets and spaces: the shell has taken its own quotes away. Quotes that are there stay, and mean the same. In a
+    grid the commas of all paths but out= separate values, each of which may have quotes of its own.
+
+    own: words that the command reads itself. UsageError for one that is too long to be any value.
+    """
+    found = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if len(word) > parameters.LONGEST:
+            raise UsageError(
+                f"the word {name[:100]!r} has {len(word)} characters; give {parameters.LONGEST} at most, and longer"
+                " things in a file"
+            )
+        if re.search(r"\d{400}", value):  # of which Python makes no number without being asked to
+            raise UsageError(f"{name[:100]} has a number of hundreds of digits; give a smaller one")
+        key = name.lstrip("+")
+        is_path = key in parameters.TABLE and parameters.TABLE[key].kind == "path" and key not in own
+        if is_path and equals and value not in ("", "null") and not _QUOTED.fullmatch(value):
+            several = multirun and key != "out" and "," in value
+            plain = re.fullmatch(r"[A-Za-z_./][\w./+-]*", value)
+            if not several and not (plain and value.isascii() and value.lower() not in _NO_TEXT):
+                word = f"{name}={quoted(value)}"
+        found.append(word)
+    return found
+
+
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+_NO_TEXT = ("true", "false", "nan", "inf", "null")  # what Hydra reads as another value
 
 
 # --- how --------------------------------------------------------------------------------------------------------------
@@ -316,7 +349,10 @@ def _flat(overrides: Sequence[str]) -> dict[str, Any]:
 
 def _is_choice(o: Override) -> bool:
     """Whether a word chooses a file, is about Hydra itself, or refers to other values."""
-    return o.key_or_group in parameters.groups() or is_hydras(o.key_or_group) or "${" in (o.input_line or "")
+    key = o.key_or_group
+    if key in parameters.TABLE and parameters.TABLE[key].kind == "path":
+        return False  # a name may hold ${
+    return key in parameters.groups() or is_hydras(key) or "${" in (o.input_line or "")
 
 
 def _chosen(words: Sequence[Override]) -> dict[str, Any]:

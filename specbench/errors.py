@@ -71,11 +71,12 @@ def values(words: Iterable[str], known: Collection[str], kind: str = "word") -> 
 def whole(name: str, text: str, least: int, most: int = 2**53) -> int:
     """The number that `text` says, such as 100, 1_000 or 1e6. UsageError where it is not whole, below `least` or above
     `most`."""
+    value = 0.0
     try:
-        value = float(text.replace("_", ""))
+        value = float(text[:100].replace("_", ""))
         if value != int(value) or value < least or value > most:
             raise ValueError
     except (ValueError, OverflowError):
-        bounds = f"of at least {least}" if most == 2**53 else f"from {least} to {most}"
-        raise UsageError(f"{name} must be a whole number {bounds} (got {text})") from None
+        bounds = f"of at least {least}" if most == 2**53 and value <= most else f"from {least} to {most}"
+        raise UsageError(f"{name} must be a whole number {bounds} (got {text[:100]})") from None
     return int(value)

@@ -1,8 +1,9 @@
 """`specbench evaluate DIR`: scores for pictures that are there already, whoever made them.
 
-DIR is a run's folder, whose records pair pictures and prompts and whose row gets its quality columns anew; or any
-folder of pictures, each named by the id of its prompt. Nothing is decoded. What a judge said of a picture is kept, in
-the run's folder or in `out=`, so that a scoring that was stopped or killed goes on where it was.
+DIR is a run's folder, whose records pair pictures and prompts and whose row gets the scores; or any folder of pictures,
+each named by the id of its prompt. Nothing is decoded. Scores join those that are there already (see `merge`). What a
+judge said of a picture is kept, in the run's folder or in `out=`, so that a scoring that was stopped or killed goes on
+where it was.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ import csv
 import hashlib
 import io
 import json
-import re
 import secrets
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from specbench import configuration, data, metrics, parameters, pictures, records, statistics
+from specbench import configuration, data, home, merge, metrics, parameters, pictures, records, statistics
 from specbench._version import __version__
 from specbench.errors import UsageError, plain
 from specbench.run import Run, judging_device, judging_place, quality, stored
@@ -30,14 +31,20 @@ from specbench.run import Run, judging_device, judging_place, quality, stored
 _JUDGING = ("metrics", "metrics_dir", "reference", "device", "batch")
 _WORDS = (*_JUDGING, "prompts", "data", "data_dir", "split", "caption", "seed", "n", "out", "partial")
 
+#: Columns of a row that say of which prompts it is.
+_OF_PROMPTS = ("data", "split", "caption", "prompts", "seed")
+
+_MEMORY = "evaluation.json"  # in out=: whose pictures, and what fixed the scores of the row
+
 _HELP = """\
 usage: specbench evaluate DIR [name=value ...]
 
 Scores pictures that are there already. DIR is the folder of a run, or any folder of pictures (folders in it included).
 
-For the folder of a run, pictures and prompts are paired by its records, and its row.csv gets its quality columns anew.
+For the folder of a run, pictures and prompts are paired by its records, and the scores go into its row.csv.
 Any other folder needs prompts, unless no chosen metric reads them; a picture's file name without its ending is the id
 of its prompt (0007.png: 0007 or 7). Its row, the scores of each picture and what was judged so far stand in out=.
+Scores of other metrics that are there already stay while the pictures are the same; what changes is printed.
 
   prompts=FILE        .txt, .tsv, .csv, .json or .jsonl with ids and prompts (see the README); or
   data=NAME           a data set: scenes, coco2017, ... with data_dir=, split=, caption=; n= and seed= choose n of it
@@ -73,7 +80,7 @@ def _sorted_out(words: Sequence[str]) -> tuple[Path, dict[str, str]]:
             if name in given:
                 raise UsageError(f"'{name}' is given twice; give it once")
             given[name] = value
-        elif Path(word).expanduser().is_dir() or not equals:
+        elif home.expanded(word).is_dir() or not equals:
             folders.append(word)
         else:
             raise UsageError(
@@ -81,7 +88,7 @@ def _sorted_out(words: Sequence[str]) -> tuple[Path, dict[str, str]]:
             )
     if len(folders) != 1:
         raise UsageError("name one folder: specbench evaluate DIR [name=value ...] (see specbench evaluate --help)")
-    folder = Path(folders[0]).expanduser()
+    folder = home.expanded(folders[0])
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; name one with pictures, or the folder of a run")
     return folder, given
@@ -91,17 +98,15 @@ def _composed(given: Mapping[str, str], **more: str) -> dict[str, Any]:
     """The checked parameters behind the user's words, `n` and the like at their usual values where not given."""
     words = []
     for name, value in {**more, **given}.items():
-        if parameters.TABLE[name].kind == "path" and not re.fullmatch(r"[\w./~+-]+|'.*'|\".*\"", value):
-            value = configuration.quoted(value)
         words.append(f"{name}={value}")
-    return configuration.compose(words)
+    return configuration.compose(configuration.literal(words))
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
 def _run(folder: Path, given: Mapping[str, str]) -> str:
-    """Scores a run's images anew; returns the report."""
+    """Scores a run's images; returns the report."""
     for name in given:
         if name not in _JUDGING:
             raise UsageError(f"{folder} holds a run, which has its prompts and its place: leave {name}= away")
@@ -156,9 +161,9 @@ def _pictures(folder: Path, given: dict[str, str]) -> str:
         raise UsageError("there is nothing to score by: name some with metrics=")
     reading = [name for name in cfg["metrics"] if metrics.metric(name, judging_place(cfg)).reads_prompt]
     pairs = _paired(paths, cfg, given, source, reading, partial == "true")
-    out = Path(cfg["out"]).expanduser() if cfg["out"] else _usual_out(folder)
-    with _opened(out, folder) as run_id, _told(out):
-        return _scored(folder, out, run_id, pairs, cfg, source, given)
+    out = home.expanded(cfg["out"]) if cfg["out"] else _usual_out(folder)
+    with _opened(out, folder) as memory, _told(out):
+        return _scored(folder, out, memory, pairs, cfg, source, given)
 
 
 def _paired(
@@ -230,21 +235,27 @@ def _usual_out(folder: Path) -> Path:
 
 
 @contextmanager
-def _opened(out: Path, folder: Path) -> Iterator[str]:
-    """Makes and locks the folder of the results, checks that it is one for these pictures, and gives the run_id."""
-    note, origin = out / "evaluation.json", str(folder.resolve())
-    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+def _opened(out: Path, folder: Path) -> Iterator[dict[str, Any]]:
+    """Makes and locks the folder of the results, checks that it is one for these pictures, and gives what it remembers:
+    run_id, pictures and, once there is a row, what fixed its scores."""
+    note, origin = out / _MEMORY, str(folder.resolve())
+    memory: dict[str, Any] = {
+        "pictures": origin,
+        "run_id": f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
+    }
 
     def check() -> None:
-        nonlocal run_id
         if not note.exists():
-            if others := {p.name for p in out.iterdir()} - {".lock", "evaluation.json.tmp"}:
+            if others := {p.name for p in out.iterdir()} - {".lock", f"{_MEMORY}.tmp"}:
                 raise UsageError(f"{out} holds {sorted(others)[0]}; choose an empty or a new folder as out=")
             return
         try:
             found = json.loads(note.read_text(encoding="utf-8"))
-            theirs, run_id = str(found["pictures"]), str(found["run_id"])
-        except (OSError, ValueError, LookupError, TypeError):
+            theirs, found["run_id"] = str(found["pictures"]), str(found["run_id"])
+            if not isinstance(found.setdefault("metrics", {}), dict):
+                raise ValueError
+            memory.update(found)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise UsageError(f"cannot read {note}; choose another out=") from None
         if theirs != origin:
             raise UsageError(f"{out} holds the scores of {theirs}; choose another out=")
@@ -252,9 +263,12 @@ def _opened(out: Path, folder: Path) -> Iterator[str]:
     with records.locked(out, check):
         check()  # another process may have been here before the lock
         if not note.exists():
-            text = json.dumps({"pictures": origin, "run_id": run_id}, indent=1) + "\n"
-            records.write_atomically(note, text.encode())
-        yield run_id
+            _remember(out, memory)
+        yield memory
+
+
+def _remember(out: Path, memory: Mapping[str, Any]) -> None:
+    records.write_atomically(out / _MEMORY, (json.dumps(memory, indent=1) + "\n").encode())
 
 
 @contextmanager
@@ -269,7 +283,7 @@ def _told(out: Path) -> Iterator[None]:
 def _scored(
     folder: Path,
     out: Path,
-    run_id: str,
+    memory: Mapping[str, Any],
     pairs: _Paired,
     cfg: Mapping[str, Any],
     source: str,
@@ -279,24 +293,104 @@ def _scored(
     batch = cfg["batch"] if "batch" in given else metrics.Place.batch
     place = judging_place({**cfg, "data": source}, judging_device(cfg["device"]), batch)
     keep, files = metrics.Outputs(out), pictures.Files(pairs.paths)
-    scores = metrics.score(cfg["metrics"], files, pairs.items, place, keep)
-    columns = quality(scores)
+    pictured, paired = _pictured(files), _hash([[item.id, item.prompt, item.labels] for item in pairs.items])
+    rows = records.read_rows(out / "row.csv") if (out / "row.csv").is_file() else []
+    before = rows[0] if rows else None
+    same = before is not None and memory.get("images", pictured) == pictured and before["n"] == len(files)
+    had = [name for name in memory.get("metrics", {}) if name in metrics.available()] if before else []
+    names = merge.names(had, cfg["metrics"])
+    bases = {name: _basis(name, place) for name in {*had, *names}}
+
+    def can_again(name: str) -> bool:
+        """Whether an earlier metric might say something else today, and has what it reads."""
+        stays = same and bases[name] == memory["metrics"][name] and paired == memory.get("paired")
+        return not stays and bool(source or not metrics.metric(name, place).reads_prompt)
+
+    again = [name for name in names if name not in cfg["metrics"] and can_again(name)]
+    scores = metrics.score([*cfg["metrics"], *again], files, pairs.items, place, keep)
+    told = []
+    for name in cfg["metrics"]:  # a metric without a value leaves the column to the one that had it
+        others = [other for other in merge.rivals(name, had) if other not in names]
+        if others and all(scores[column].value is None for column in metrics.columns(name)):
+            told.append(
+                f"{name} could not be measured ({scores[metrics.columns(name)[0]].note}): the row keeps"
+                f" {', '.join(others)}"
+            )
+            names = [*(other for other in names if other != name), *others]
+            scores = {column: one for column, one in scores.items() if column not in metrics.columns(name)}
+            more = [other for other in others if can_again(other)]
+            scores |= metrics.score(more, files, pairs.items, place, keep) if more else {}
+            again += more
+    old = merge.scores(before) if before and same else {}
+    told += merge.unmeasured(old, scores)
+    both = merge.both(old, scores)
+    columns = quality(both)
     row: dict[str, Any] = dict.fromkeys(records.COLUMNS)
-    row |= {"run_id": run_id, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    row |= {"run_id": memory["run_id"], "time": datetime.now(UTC).isoformat(timespec="seconds")}
     row |= {"specbench": __version__, "commit": records.commit(), "n": len(pairs.items)}
     if source:
         own = ("data", *parameters.declared("data", source))
         row |= {name: cfg[name] for name in own if name in records.COLUMNS}
     if any(item.id for item in pairs.items):
         row["prompts_hash"] = data.prompts_hash(pairs.items)
+    if before and same and row["prompts_hash"] is None:  # the scores that stay are of those prompts
+        row |= {name: before[name] for name in ("prompts_hash", *_OF_PROMPTS) if row[name] is None}
     sides = {side for size in files.sizes for side in (size or (None,))}
     row["resolution"] = sides.pop() if len(sides) == 1 else None  # all known, square and equal
+    if before and same and None in sides:  # nothing was read
+        row["resolution"] = before["resolution"]
     row |= {name: value for name, value in columns.items() if name != "note"}
     row["note"] = "; ".join(filter(None, [f"pictures from {folder.resolve()}", pairs.remark, columns["note"]]))
-    each = _each(cfg["metrics"], place, keep, files, pairs, scores)
-    records.write_atomically(out / "pictures.csv", each.encode())
+    if before:
+        reasons = {column: one.note for column, one in scores.items() if one.note}
+        if not source:
+            prompted = (m for m in had if m in names and metrics.metric(m, place).reads_prompt)
+            reasons |= {c: "it reads prompts, and none are given" for m in prompted for c in metrics.columns(m)}
+        told += merge.changes(before, row, reasons)
+    scored = [m for m in names if m in keep.judges and any(scores.get(c) for c in metrics.columns(m))]
+    each = _each(scored, place, keep, files, pairs, scores)
+    if before:
+        told += _take_along(out / "pictures.csv", each, {m for m in had if m not in names} if same else None)
+    records.write_atomically(out / "pictures.csv", _csv(each).encode())
     records.write_atomically(out / "row.csv", records.to_csv([row]).encode())
-    return _table(f"{folder}: {len(files)} pictures", list(scores), row, [out / "row.csv", out / "pictures.csv"])
+    kept = {} if source or not same else {"paired": memory.get("paired")}
+    bases = {name: bases[name] if name in (*cfg["metrics"], *again) else memory["metrics"][name] for name in names}
+    _remember(out, {**memory, "metrics": bases, "images": pictured, "paired": paired, **kept})
+    for text in told:
+        print(plain(text), file=sys.stderr, flush=True)
+    shown = [*scores, *(name for name in both if name not in scores)]
+    return _table(f"{folder}: {len(files)} pictures", shown, row, [out / "row.csv", out / "pictures.csv"])
+
+
+def _basis(name: str, place: metrics.Place) -> str:
+    """What fixes the value of a metric beside pictures and prompts; why it has none here."""
+    try:
+        return metrics.metric(name, place).basis()
+    except metrics.Unavailable as e:
+        return str(e)
+
+
+def _pictured(files: pictures.Files) -> str:
+    """What tells these pictures from others, in any order: a hash of the bytes of their files."""
+    found = []
+    for path in files.paths:
+        with (
+            suppress(OSError),
+            _regular(path).open("rb") as f,
+        ):  # a file that cannot be read is told where it is to be judged
+            found.append(hashlib.file_digest(f, "sha256").hexdigest())
+    return _hash(sorted(found))
+
+
+def _regular(path: Path) -> Path:
+    """A path that opening does not wait for; OSError for a pipe and the like."""
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    return path
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
 def _each(
@@ -306,8 +400,9 @@ def _each(
     files: pictures.Files,
     pairs: _Paired,
     scores: Mapping[str, metrics.Score],
-) -> str:
-    """CSV text: a line a picture with its file, id, prompt, and its own score by each metric that is a mean of such."""
+) -> dict[str, Sequence[object]]:
+    """Column -> cells, a line a picture: its file, id, prompt, and its own score by each metric that is a mean of
+    such."""
     table: dict[str, Sequence[object]] = {
         "file": [path.name for path in files.paths],
         "id": [item.id for item in pairs.items],
@@ -323,6 +418,30 @@ def _each(
         ]
         if (values := one.each(keep.of(name, keys))) is not None:
             table[name] = values.tolist()
+    return table
+
+
+def _take_along(path: Path, table: dict[str, Sequence[object]], gone: set[str] | None) -> list[str]:
+    """Adds to a table of the pictures' own scores the columns that it lacks of the one in a file, which is over the
+    same pictures unless `gone`, the metrics whose columns others took, is None; names what goes."""
+    if not path.is_file():
+        return []
+    columns, lines = records.csv_lines(path)
+    rows = {line.get("file", ""): line for _, line in lines}
+    fits = gone is not None and len(rows) == len(lines) and sorted(rows) == sorted(map(str, table["file"]))
+    told = []
+    for name in columns:
+        filled = any(line[name] for _, line in lines)
+        if name in table and (any(table[name]) or not filled):
+            continue
+        if fits and name not in (gone or ()):
+            table[name] = [rows[str(file)][name] for file in table["file"]]
+        elif name not in table or name not in ("id", "prompt"):
+            told.append(f"{name} of each picture is no longer in {path}")
+    return told
+
+
+def _csv(table: Mapping[str, Sequence[object]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table)

@@ -327,7 +327,7 @@ def _fetch_model(given: Mapping[str, str], yes: bool) -> None:
     model = given["model"]
     parts, default = _chosen(given)
     asked = given.get("weights", "official")
-    folder = default if asked == "official" else Path(asked).expanduser()
+    folder = default if asked == "official" else home.expanded(asked)
     if not _fetch_parts(model, parts, folder, given, yes, "weights=DIR"):
         return
     words = f"model={model}" + (f" size={given['size']}" if "size" in given else "")
@@ -338,7 +338,7 @@ def _fetch_model(given: Mapping[str, str], yes: bool) -> None:
 
 def _fetch_metrics(given: Mapping[str, str], yes: bool) -> None:
     names = given["metrics"]
-    folder = Path(given.get("metrics_dir", home.metrics_folder())).expanduser()
+    folder = home.expanded(given.get("metrics_dir", home.metrics_folder()))
     parts = {name: sources.EVALUATORS[name] for name in _evaluators(names.split(","))}
     if not parts:
         print(f"{names}: nothing to fetch, these evaluators are part of specbench")
@@ -484,7 +484,7 @@ def _fetch_data(given: Mapping[str, str], yes: bool) -> None:
     if name not in sources.DATA:
         raise unknown("data", name, sources.DATA)
     data = sources.DATA[name]
-    folder = Path(given.get("data_dir", home.data_folder(name))).expanduser()
+    folder = home.expanded(given.get("data_dir", home.data_folder(name)))
     record = Record(folder)
     todo = [file for file in data.files if not _unpacked(record, file, folder)]
     if not todo:

@@ -12,7 +12,12 @@ LARGE = 1 << 26
 
 
 def home() -> Path:
-    return Path(os.environ.get("SPECBENCH_HOME") or Path.home() / ".cache" / "specbench").expanduser()
+    return expanded(os.environ.get("SPECBENCH_HOME") or Path.home() / ".cache" / "specbench")
+
+
+def expanded(path: str | Path) -> Path:
+    """A path as a user writes it, ~ for their home; a ~ that names no user is part of the name, as in a shell."""
+    return Path(os.path.expanduser(path))
 
 
 def model_folder(name: str) -> Path:

@@ -104,6 +104,13 @@ def _shown(parameter: Parameter, value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value) or '""'
 
 
+def _end(high: float) -> str:
+    """An upper end: 1,000,000, but 2**63 - 1 where the digits say nothing."""
+    if not isinstance(high, int):
+        return f"{high:g}"
+    return f"2**{(high + 1).bit_length() - 1} - 1" if high > 2**40 and not high & (high + 1) else f"{high:,}"
+
+
 def _range(name: str, parameter: Parameter) -> str:
     """What a value may be, with its unit."""
     if name in parameters.groups():
@@ -120,7 +127,7 @@ def _range(name: str, parameter: Parameter) -> str:
         }
         text = kinds.get(parameter.kind, parameter.kind)
         if parameter.low is not None and parameter.high is not None and not parameter.above:
-            text += f" {parameter.low:g} to {parameter.high:g}"
+            text += f" {parameter.low:g} to {_end(parameter.high)}"
         elif parameter.low is not None:
             text += f" {'>' if parameter.above else '>='} {parameter.low:g}"
             text += f", <= {parameter.high:g}" if parameter.high is not None else ""

@@ -20,12 +20,20 @@ from typing import Any, Literal
 
 from omegaconf import OmegaConf
 
+from specbench import home
 from specbench.errors import UsageError, unknown
 
 Kind = Literal["whole", "number", "word", "text", "flag", "names", "tree", "path"]
 
 #: The groups of conf/ whose chosen file declares parameters, in the order in which a row names them.
 PARTS = ("model", "data", "engine", "drafter", "rule")
+
+
+#: Bounds of counts that a run holds in memory before its work begins; a legitimate run stays well below.
+PROMPTS = 1_000_000
+DRAFT = 2000  # tokens of a draft: a depth takes up to two of the purposes of a step's random numbers (`PURPOSES`)
+DEEP = 1000  # levels of a drafted tree, candidates of a node
+LONGEST = 10_000  # characters of a word: Hydra's grammar takes seconds for more
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ class Parameter:
         elif self.kind == "names":
             text = "a list of names"
         elif self.kind == "tree":
-            text = "a tree's name or a list of paths such as [[0],[1],[0,0]]"
+            text = f"a tree's name or a list of paths such as [[0],[1],[0,0]], at most {DRAFT} of at most {DEEP} each"
         elif self.kind in ("word", "text", "path"):
             text = self.line if self.pattern else f"a {self.kind}"
         else:
@@ -59,7 +67,7 @@ class Parameter:
             if self.low is not None:
                 text += f" {'above' if self.above else 'of at least'} {self.low:g}"
             if self.high is not None:  # every parameter with an upper end has a lower one
-                text += f" and at most {self.high:g}"
+                text += f" and at most {self.high if isinstance(self.high, int) else f'{self.high:g}'}"
         text += "".join(f", or {word}" for word in self.also)
         return text + (f", or null ({self.null})" if self.null else "")
 
@@ -107,9 +115,9 @@ def _is_tree(value: Any) -> bool:
     """A non-empty list of paths from the root, each a non-empty list of child numbers."""
     return (
         isinstance(value, list | tuple)
-        and bool(value)
-        and all(isinstance(path, list | tuple) and path for path in value)
-        and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for path in value for i in path)
+        and 0 < len(value) <= DRAFT
+        and all(isinstance(path, list | tuple) and 0 < len(path) <= DEEP for path in value)
+        and all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i <= DEEP for path in value for i in path)
     )
 
 
@@ -118,19 +126,21 @@ TABLE: dict[str, Parameter] = {
     "model": Parameter("word", "target model"),
     "weights": Parameter("word", "embedded or official (fetched), random, or a folder of weight files"),
     "reduced": Parameter("flag", "the same architecture, small: for tests, and for weights of that size"),
-    "size": Parameter("whole", "side of a picture in pixels", low=64),
-    "prompt_length": Parameter("whole", "places that every prompt is padded to, in tokens", low=4),
+    "size": Parameter("whole", "side of a picture in pixels", low=64, high=4096),
+    "prompt_length": Parameter("whole", "places that every prompt is padded to, in tokens", low=4, high=8192),
     "instruction": Parameter("word", "what the prompt is wrapped in: text with {width}, {height} and {prompt}"),
     "suffix": Parameter("text", "what is put behind every prompt"),
     "negative": Parameter("text", "the prompt that guidance leads away from"),
     "method": Parameter("word", "preset of a drafter, a rule and their parameters"),
     "drafter": Parameter("word", "which tokens are drafted, and from which distribution each was sampled"),
     "rule": Parameter("word", "the probability with which a drafted token is accepted"),
-    "window": Parameter("whole", "length L of a drafted chain, in tokens", low=1),
+    "window": Parameter("whole", "length L of a drafted chain, in tokens", low=1, high=DRAFT),
     "tree": Parameter("tree", "shape of a drafted tree: its name or its paths from the root; for sjd full or comb"),
-    "nodes": Parameter("whole", "draft tokens of a dynamic tree (EAGLE-2's total tokens)", low=1),
-    "depth": Parameter("whole", "levels of a drafted tree; for sjd with tree=full the root is one of them", low=1),
-    "width": Parameter("whole", "candidates a node of a drafted tree; 1 is a chain", low=1),
+    "nodes": Parameter("whole", "draft tokens of a dynamic tree (EAGLE-2's total tokens)", low=1, high=DRAFT),
+    "depth": Parameter(
+        "whole", "levels of a drafted tree; for sjd with tree=full the root is one of them", low=1, high=DEEP
+    ),
+    "width": Parameter("whole", "candidates a node of a drafted tree; 1 is a chain", low=1, high=DEEP),
     "init": Parameter(
         "word",
         "how new positions of a Jacobi window are initialised",
@@ -142,7 +152,7 @@ TABLE: dict[str, Parameter] = {
         "how a Jacobi window's positions are renewed: none (SJD), maximal (adaptive continuation) or gumbel",
         choices=("none", "maximal", "gumbel"),
     ),
-    "gamma": Parameter("whole", "draft length γ of continuous speculative decoding, in tokens", low=1),
+    "gamma": Parameter("whole", "draft length γ of continuous speculative decoding, in tokens", low=1, high=DRAFT),
     "prefill": Parameter("number", "share of the image that the target draws before the first draft", low=0, high=1),
     "align": Parameter("flag", "drafter and target sample a token from the same noise (trajectory alignment)"),
     "criterion": Parameter(
@@ -169,14 +179,14 @@ TABLE: dict[str, Parameter] = {
         above=True,
     ),
     "lam": Parameter("number", "LANTERN++'s bound λ on a neighbourhood's mass, in units of its token's", low=0),
-    "k": Parameter("whole", "nearest codes that may count for a token", low=1),
+    "k": Parameter("whole", "nearest codes that may count for a token", low=1, high=2**20),
     "bound": Parameter(
         "word",
         "what is bounded: the distribution's change (tvd, jsd), or the mass of all (total) or others (neighbours)",
         choices=("tvd", "jsd", "total", "neighbours"),
     ),
     "proximity": Parameter("word", "nearness of codes", choices=("l2", "cosine", "random")),
-    "group": Parameter("whole", "codes in a group, the token's own included; 1 is exact", low=1),
+    "group": Parameter("whole", "codes in a group, the token's own included; 1 is exact", low=1, high=2**20),
     "epsilon": Parameter("number", "typical acceptance: probability that always suffices", low=0, high=1),
     "alpha": Parameter("number", "typical acceptance: share of exp(-entropy) that suffices", low=0),
     "nu": Parameter("number", "decay ν of the relaxation over draft positions (Cool-SD Eq. 16); 0 is uniform", low=0),
@@ -189,14 +199,18 @@ TABLE: dict[str, Parameter] = {
         choices=("optimal", "vanilla", "paper", "released"),
     ),
     "temperature": Parameter("number", "softmax temperature; 0 is greedy", low=0),
-    "top_k": Parameter("whole", "keep the k likeliest tokens", low=1, null="off"),
+    "top_k": Parameter("whole", "keep the k likeliest tokens", low=1, high=2**31 - 1, null="off"),
     "top_p": Parameter("number", "keep the smallest set of tokens of this mass; 1 is off", low=0, above=True, high=1),
     "cfg_scale": Parameter("number", "classifier-free guidance scale; 1 is off", low=0),
     "cfg_schedule": Parameter(
         "word", "guidance grows linearly over the image, or stays", choices=("linear", "constant")
     ),
     "iterations": Parameter(
-        "whole", "passes in which the target alone fills the image (MAR's mask schedule)", low=1, null="one a token"
+        "whole",
+        "passes in which the target alone fills the image (MAR's mask schedule)",
+        low=1,
+        high=2**16,
+        null="one a token",
     ),
     "diffusion_steps": Parameter("whole", "steps in which the diffusion head draws a token", low=2, high=1000),
     "final_noise": Parameter("flag", "the head's last step is drawn, too; MAR's own sampler ends with its mean"),
@@ -216,15 +230,19 @@ TABLE: dict[str, Parameter] = {
     "data_dir": Parameter("path", "folder of the data set's files", null="where `specbench fetch` puts them"),
     "prompts": Parameter("path", "a file of prompts, as in prompts=my.txt", pattern=r"(?s).+"),
     "seed": Parameter(
-        "whole", "random streams are keyed by (seed, prompt index); chooses the subset of prompts", low=0
+        "whole",
+        "random streams are keyed by (seed, prompt index); chooses the subset of prompts",
+        low=0,
+        high=2**63 - 1,
     ),
     "n": Parameter(
         "whole",
         "number of prompts; a larger n extends a smaller one; all: every prompt there is, as with prompts=FILE alone",
         low=1,
+        high=PROMPTS,
         also=("all",),
     ),
-    "batch": Parameter("whole", "prompts decoded together; latency is measured at 1 only", low=1),
+    "batch": Parameter("whole", "prompts decoded together; latency is measured at 1 only", low=1, high=4096),
     "device": Parameter("word", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|mps|cuda(:\d+)?"),
     "dtype": Parameter("word", "number format of the models", choices=("float32", "bfloat16", "float16")),
     "engine": Parameter("word", "how a step is executed"),
@@ -236,9 +254,12 @@ TABLE: dict[str, Parameter] = {
         "path", "statistics of real pictures, .npz", null="what `specbench reference` made for the data set"
     ),
     "baseline": Parameter("flag", "also decode the same prompts with vanilla AR, for the speed-up"),
-    "warmup": Parameter("whole", "untimed decodes before the first timed one", low=0),
+    "warmup": Parameter("whole", "untimed decodes before the first timed one", low=0, high=1000),
     "workers": Parameter(
-        "whole", "processes that decode: one a GPU, or of one thread each on a CPU; more than one need Ray", low=1
+        "whole",
+        "processes that decode: one a GPU, or of one thread each on a CPU; more than one need Ray",
+        low=1,
+        high=1024,
     ),
     "ray_address": Parameter("word", "a Ray cluster whose machines decode", null="this machine"),
     "out": Parameter("path", "folder of the run", null="a new folder under runs/"),
@@ -418,8 +439,17 @@ def check(name: str, value: Any, table: Mapping[str, Parameter] = TABLE) -> Any:
     try:
         return table[name].read(value)
     except ValueError:
-        got = "null" if value is None else f"{value!r}"
+        got = "null" if value is None else _short(value)
         raise UsageError(f"{name} must be {table[name].wanted()} (got {got})") from None
+
+
+def _short(value: Any) -> str:
+    """A value as a message shows it."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes out no number of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 200 else f"{text[:200]}..., {len(text)} characters"
 
 
 def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
@@ -442,12 +472,12 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
     _check_kinds(checked)
     own = default("model", checked["model"], "weights")
     if checked["weights"] not in (own, "random"):
-        folder = Path(checked["weights"]).expanduser()
+        folder = home.expanded(checked["weights"])
         if not folder.is_dir():
             raise UsageError(f"weights must be {own}, random or an existing folder (there is no folder '{folder}')")
         checked["weights"] = str(folder)
     if given := checked.get("drafter_weights"):
-        path = Path(given).expanduser()
+        path = home.expanded(given)
         if not path.exists():
             raise UsageError(
                 f"drafter_weights: there is no folder '{path}'; train one with `specbench train drafter=...`"

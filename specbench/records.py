@@ -31,7 +31,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from PIL import Image
 
-from specbench import parameters, pictures
+from specbench import home, parameters, pictures
 from specbench._version import __version__
 from specbench.errors import UsageError, plain
 
@@ -92,6 +92,8 @@ class Journal:
         """Reads `path`, and mends it. Raises UsageError for a line that no kill can explain."""
         self.path = path
         self.records: dict[int, Record] = {}
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is not a file; remove it and run again")
         text = path.read_bytes() if path.exists() else b""
         for number, line, complete in _lines(text):
             try:
@@ -285,10 +287,12 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def writable(path: str) -> Path:
     """A file that a command is to write; UsageError now, and not after an hour, where it cannot be."""
-    file = Path(path).expanduser()
+    file = home.expanded(path)
     try:
         if file.is_dir():
             raise IsADirectoryError(0, "it is a folder")
+        if file.exists() and not file.is_file():
+            raise FileExistsError(0, "it is a pipe or a device")
         if file.parent.exists() and not file.parent.is_dir():
             raise NotADirectoryError(0, "Not a directory")
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -468,6 +472,11 @@ def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def as_read(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row, value for value, as `read_rows` would give it."""
+    return {name: _value(name, _cell(row.get(name)), "the row") for name in COLUMNS}
 
 
 def _cell(value: Any) -> str:

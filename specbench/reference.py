@@ -71,7 +71,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     given = _read(line.words)
     judges = _judges(given)
-    real = source(Path(given["images"]).expanduser())
+    real = source(home.expanded(given["images"]))
     try:
         for one in judges:
             path = _destination(given, one)
@@ -111,7 +111,7 @@ def _judges(given: Mapping[str, str]) -> list[ComparedMetric]:
             parameters.TABLE[name].read(value)
         except ValueError:
             raise UsageError(f"{name}={value} must be {parameters.TABLE[name].wanted()}") from None
-    weights = Path(given["metrics_dir"]).expanduser() if "metrics_dir" in given else home.metrics_folder()
+    weights = home.expanded(given["metrics_dir"]) if "metrics_dir" in given else home.metrics_folder()
     place = Place(metrics.ASSETS, weights, None, given.get("data", ""), str(resolve_device(device)), int(batch))
     compared = {
         name: one for name in metrics.available() if isinstance(one := metrics.metric(name, place), ComparedMetric)
@@ -146,7 +146,7 @@ def _crop(word: str) -> int | None:
 def _destination(given: Mapping[str, str], one: ComparedMetric) -> Path:
     if "out" not in given:
         return references.place(given["data"], one.judged_by)
-    path = Path(given["out"]).expanduser()
+    path = home.expanded(given["out"])
     if path.exists():
         references.read(path, FEATURES)  # nothing else is written over
     return path

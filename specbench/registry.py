@@ -119,6 +119,42 @@ def rule(cfg: Mapping[str, Any], height: int, codebook: Callable[[], Tensor]) ->
     return built
 
 
+def image_tokens(cfg: Mapping[str, Any]) -> int | None:
+    """Tokens of an image of a model of codes; None where only its weights tell."""
+    name = cfg["model"]
+    if cfg.get("reduced"):
+        return None
+    if name == "llamagen_scenes":
+        from specbench.models.scenes_config import TARGET
+
+        return TARGET.block_size
+    if name.startswith("llamagen"):
+        from specbench.models.llamagen_official import SIZES
+
+        return SIZES[name].block_size if name in SIZES else None
+    if name in ("lumina_mgpt", "anole"):  # rows of codes, each with its new line, and the image's end
+        side = cfg.get("size", 512) // 16
+        return side * (side + 1) + 1
+    return None
+
+
+def check_draft(cfg: Mapping[str, Any]) -> None:
+    """Raises UsageError for a draft that is longer than an image; loads no model."""
+    tokens = image_tokens(cfg)
+    if tokens is None:
+        return
+    found = {name: cfg[name] for name in ("window", "nodes") if name in cfg}
+    if "tree" in cfg and "window" not in cfg:
+        from specbench.decoding.trees import parse
+
+        found["tree"] = len(parse(cfg["tree"]))
+    for name, count in found.items():
+        if count > tokens:
+            raise UsageError(
+                f"{name} drafts {count} tokens, and an image of {cfg['model']} has {tokens}: give {tokens} at most"
+            )
+
+
 def weights_folder(cfg: Mapping[str, Any]) -> Path | None:
     """The folder behind weights=embedded|official|DIR of a configuration; None for weights=random.
 

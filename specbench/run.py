@@ -5,15 +5,18 @@
 The folder of a run is its memory. Every image has a record (see `records`), every image's random stream is keyed by
 (seed, prompt index), so running the same configuration in the same folder goes on where it stopped and ends with the
 images of an undisturbed run. `n`, `metrics` with what they read, and `baseline` may change between two runs in one
-folder: more prompts are added, metrics are computed on what is there, and the row is drawn up anew over the first n
-prompts. Other prompts, and any other parameter but `data_dir`, would mix two measurements in one row, and are refused.
-What the metrics' networks said of each picture is kept in the folder, too (see `metrics.outputs`).
+folder, and the row never loses by it (see `merge`): a larger n adds prompts, other metrics join those of the row,
+`baseline=false` leaves the speed-ups where the baseline's images are there, and what no longer holds is computed again
+or named. A smaller n shows its row and leaves row.csv over the larger one. Other prompts, and any other parameter but
+`data_dir`, would mix two measurements in one row, and are refused. What the metrics' networks said of each picture is
+kept in the folder, too (see `metrics.outputs`).
 """
 
 from __future__ import annotations
 
 import copy
 import errno
+import hashlib
 import json
 import logging
 import logging.handlers
@@ -34,7 +37,7 @@ import numpy as np
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from specbench import data, home, metrics, parameters, protocols, records, sheet, statistics, worker
+from specbench import data, home, merge, metrics, parameters, protocols, records, sheet, statistics, worker
 from specbench.errors import RunError, UsageError
 from specbench.worker import Decoder, Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
 
@@ -89,12 +92,16 @@ def new_folder(now: float | None = None) -> Path:
 
 
 class Run:
-    """A configuration and its folder. `nothing_left` tells after `execute` whether everything was there already."""
+    """A configuration and its folder. `asked` is what was given; after `execute`, `cfg` is that of the row, which may
+    have more metrics and a baseline. `nothing_left` then tells whether everything was there already, and `larger` the n
+    of the folder's row where that is over more images than were asked for: it stays, and nothing is written."""
 
     def __init__(self, cfg: Mapping[str, Any], out: str | Path | None = None, *, loader: Loader | None = None) -> None:
-        self.cfg = data.counted(parameters.validate(cfg))
-        self.folder = Path(out or self.cfg["out"] or new_folder()).expanduser()
+        self.asked = data.counted(parameters.validate(cfg))
+        self.cfg = self.asked
+        self.folder = home.expanded(out or self.cfg["out"] or new_folder())
         self.nothing_left = False
+        self.larger = 0
         self.judging_device: str = self.cfg["device"]  # of the metrics' networks
         self.judging_batch = metrics.Place.batch
         self._loader = loader or _load_pipeline
@@ -103,7 +110,12 @@ class Run:
         self._failed = 0  # images, in this process
         # Vanilla AR is its own baseline; it is known by its empty draft and a token a pass, not by the preset's name.
         self.is_vanilla = self.cfg["drafter"] == "none" and not self.cfg.get("iterations")
-        self.wants_baseline = self.cfg["baseline"] and not self.is_vanilla
+        self._before: dict[str, Any] | None = None  # the folder's row
+        self._had: list[str] = []  # its metrics
+
+    @property
+    def wants_baseline(self) -> bool:
+        return self.cfg["baseline"] and not self.is_vanilla
 
     @property
     def row_path(self) -> Path:
@@ -116,7 +128,7 @@ class Run:
     def execute(self) -> dict[str, Any]:
         """See `execute`."""
         with self._opened():
-            self._check_folder()
+            self._take_over(self._check_folder())
             method = records.Journal(self.folder / "records.jsonl")
             vanilla = records.Journal(self.folder / "baseline.jsonl") if self.wants_baseline else None
             try:
@@ -147,16 +159,17 @@ class Run:
         returns how many these are. It is the row of a run with that n, and without a baseline where there is none."""
         n = next(iter(method.missing(self.cfg["n"])), self.cfg["n"])
         beside = vanilla if vanilla is not None and not vanilla.missing(n) else None
-        before = records.read_rows(self.row_path) if self.row_path.exists() else []
-        if not n or (before and (before[0]["n"] or 0) >= n):
+        if not n or (self._before and (self._before["n"] or 0) >= n):
             return 0
         part = copy.copy(self)
         part.cfg = self.cfg | {"n": n, "metrics": []}
         if vanilla is not None and beside is None:
             part.cfg |= {"baseline": False}
         row = part._row(method, beside, data.load(part.cfg), {})
+        if self._before and merge.changes(self._before, row | {"n": self._before["n"]}, {}):
+            return 0  # the row of fewer images says more
         row["note"] = "; ".join(filter(None, [f"stopped after {n} of {self.cfg['n']} images", row["note"]]))
-        records.write_atomically(self.row_path, records.to_csv([row]).encode())
+        self._put(row, method, {})
         return n
 
     def _execute(self, method: records.Journal, vanilla: records.Journal | None) -> dict[str, Any]:
@@ -165,9 +178,12 @@ class Run:
         if self._loader is _load_pipeline and (here := _weights_here(self.cfg)) is not None:
             self._check_same("weights", here)
         left = bool(method.missing(n) or (vanilla is not None and vanilla.missing(n)))
+        self.nothing_left = not left and bool(self.larger)
         bases = self._bases()
-        if not left and self.sheet_path.exists() and (row := self._finished_row(bases)):
+        self._name_metrics(method, bases)
+        if not left and self.sheet_path.exists() and (row := self._finished_row(method, bases)):
             _check_prompts(method, _prompts_here(self.cfg))
+            self._write_config()
             self.nothing_left = True
             _LOG.info("nothing left to do")
             return row
@@ -175,10 +191,11 @@ class Run:
         for journal in (method, vanilla):
             if journal is not None:
                 _check_prompts(journal, items)
+        self._write_config()
         if left:
-            for name, basis in bases.items():
-                if basis.startswith(_UNMEASURED):
-                    _say(f"{name} {basis}")
+            for name in self.cfg["metrics"]:
+                if bases[name].startswith(_UNMEASURED):
+                    _say(f"{name} {bases[name]}")
             self._decode_missing(method, vanilla, items)
         return self._draw_up(method, vanilla, items, bases)
 
@@ -197,9 +214,25 @@ class Run:
                     )
             items = _prompts_here(self.cfg) or _prompts_of(method, self.cfg)
             _check_prompts(method, items)
+            self._take_over(self._check_folder())
             bases = self._bases()
-            self._check_folder()
+            self._name_metrics(method, bases)
+            self._write_config()
             return self._draw_up(method, vanilla, items, bases)
+
+    def alone(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The row that was asked for, from the folder's, which `execute` gave and which may have more metrics and a
+        baseline."""
+        asked = records.config_hash(self.asked)
+        if row["config_hash"] == asked:
+            return dict(row)
+        part = copy.copy(self)
+        part.cfg = self.asked
+        filled = {c for name in self.asked["metrics"] if name in self.cfg["metrics"] for c in metrics.columns(name)}
+        scores = {column: one for column, one in merge.scores(row).items() if column in filled}
+        method = records.Journal(self.folder / "records.jsonl")
+        vanilla = records.Journal(self.folder / "baseline.jsonl") if part.wants_baseline else None
+        return records.as_read(part._row(method, vanilla, data.load(part.cfg), quality(scores)))
 
     def _draw_up(
         self,
@@ -208,13 +241,114 @@ class Run:
         items: Sequence[data.Item],
         bases: Mapping[str, str],
     ) -> dict[str, Any]:
-        """Scores the images, draws the sheet and writes the row."""
-        row = self._row(method, vanilla, items, self._score(method, items))
+        """Scores the images, draws the sheet and writes the row; of fewer images than the folder's row is over, gives
+        the row alone."""
+        if self.larger:
+            scores = self._score(self.cfg["metrics"], method, items)
+            return records.as_read(self._row(method, vanilla, items, quality(scores)))
+        settled = self._settled(method, bases)
+        old = merge.scores(self._before) if self._before and self._same_images(method) else {}
+        scores = self._score([name for name in self.cfg["metrics"] if name not in settled], method, items)
+        scores = self._yield_columns(scores, old, method, items)
+        for text in merge.unmeasured(old, scores):
+            self._warn(text)
+        row = self._row(method, vanilla, items, quality(merge.both(old, scores)))
+        if self._before:
+            reasons = {column: one.note for column, one in scores.items() if one.note}
+            if not self.wants_baseline:
+                speedups = [c for c in records.COLUMNS if c.startswith("speedup") or "baseline" in c]
+                why = "some images of the baseline are missing, which baseline=true decodes"
+                reasons |= dict.fromkeys([*speedups, "draft_cost"], why)
+            for text in merge.changes(self._before, row, reasons):
+                self._warn(text)
         self._draw_sheet(row, method, vanilla, items)
-        records.write_atomically(self.row_path, records.to_csv([row]).encode())
-        self._remember(self._memory() | {"metrics": dict(bases)})  # not before the row that they stand for
+        self._write_config()
+        self._put(row, method, {name: basis for name, basis in bases.items() if self._decided(name)})
         _LOG.info("row written to %s", self.row_path)
-        return records.read_rows(self.row_path)[0]  # the same, value for value, as a later call would give
+        return records.as_read(row)  # the same, value for value, as a later call would give
+
+    def _put(self, row: Mapping[str, Any], method: records.Journal, bases: Mapping[str, str]) -> None:
+        """Writes the row and, behind it, what fixed its metrics."""
+        records.write_atomically(self.row_path, records.to_csv([row]).encode())
+        self._remember(self._memory() | {"metrics": dict(bases), "images": _pictured(method, row["n"])})
+
+    # --- what the folder's row has already ----------------------------------------------------------------------------
+
+    def _take_over(self, theirs: Mapping[str, Any] | None) -> None:
+        """Reads the folder's row, over which this run must not fall back; `theirs`: the folder's configuration."""
+        rows = records.read_rows(self.row_path) if theirs is not None and self.row_path.exists() else []
+        if not rows:
+            return
+        self._before = rows[0]
+        if (self._before["n"] or 0) > self.cfg["n"]:
+            self.larger = self._before["n"]
+            return
+        assert theirs is not None
+        scored = self._memory().get("metrics")
+        known = metrics.available()
+        self._had = [m for m in theirs["metrics"] if m in known and (scored is None or m in scored)]
+        baseline = self.folder / "baseline.jsonl"
+        if self._before["baseline_run_id"] and not self.cfg["baseline"] and baseline.exists():
+            # Nothing is decoded for it: the speed-ups stay where all images of the baseline are there.
+            self.cfg = self.cfg | {"baseline": not records.Journal(baseline).missing(self.cfg["n"])}
+
+    def _same_images(self, method: records.Journal) -> bool:
+        """Whether the folder's row is over the images that are there now."""
+        n = self.cfg["n"]
+        if not self._before or self._before["n"] != n or method.missing(n):
+            return False
+        pictured = _pictured(method, n)
+        return self._memory().get("images", pictured) == pictured  # older versions did not say
+
+    def _settled(self, method: records.Journal, bases: Mapping[str, str]) -> set[str]:
+        """The metrics whose answer of today the folder's row has already."""
+        if not self._same_images(method):
+            return set()
+        scored = self._memory().get("metrics", {})
+        return {name for name, basis in bases.items() if scored.get(name) == basis}
+
+    def _name_metrics(self, method: records.Journal, bases: Mapping[str, str]) -> None:
+        """Chooses the metrics of the row: those that it has, and those that are asked for, which win a column that both
+        fill, unless they were tried on these images and had no value."""
+        if self.larger:
+            return
+        settled = self._settled(method, bases)
+        asked = []
+        for name in self.asked["metrics"]:
+            if name in settled and name not in self._had and (others := merge.rivals(name, self._had)):
+                _say(f"{name} could not be measured of these images: the row keeps {', '.join(others)}")
+            else:
+                asked.append(name)
+        self.cfg = self.cfg | {"metrics": merge.names(self._had, asked)}
+
+    def _yield_columns(
+        self,
+        scores: Mapping[str, metrics.Score],
+        old: Mapping[str, metrics.Score],
+        method: records.Journal,
+        items: Sequence[data.Item],
+    ) -> dict[str, metrics.Score]:
+        """Gives columns back to the metrics that had them where the new one has no value."""
+        found = dict(scores)
+        for name in self.cfg["metrics"]:
+            columns = [column for column in metrics.columns(name) if column in scores]
+            others = [m for m in merge.rivals(name, self._had) if m not in self.cfg["metrics"]]
+            if not others or not columns or any(scores[column].value is not None for column in columns):
+                continue
+            self._warn(f"{name} could not be measured ({scores[columns[0]].note}): the row keeps {', '.join(others)}")
+            kept = [m for m in self.cfg["metrics"] if m != name]
+            self.cfg = self.cfg | {
+                "metrics": [*(m for m in self._had if m in (*kept, *others)), *(m for m in kept if m not in self._had)]
+            }
+            for column in columns:
+                del found[column]
+            if not old:  # of other images
+                found |= self._score(others, method, items)
+        return found
+
+    def _decided(self, name: str) -> bool:
+        """Whether a metric has a column of the row, or had no value for one."""
+        return name in self.cfg["metrics"] or name in self.asked["metrics"]
 
     # --- the folder ---------------------------------------------------------------------------------------------------
 
@@ -261,36 +395,47 @@ class Run:
                 f"{self.folder} holds {sorted(others)[0]} but no run; choose an empty or a new folder as out="
             )
 
-    def _check_folder(self) -> None:
-        """Compares the configuration with the folder's, and leaves it there."""
+    def _check_folder(self) -> dict[str, Any] | None:
+        """Compares the configuration with the folder's, which it gives; None where there is none yet."""
         path = self.folder / "config.yaml"
-        mine = {name: value for name, value in self.cfg.items() if name != "out"}
-        if path.exists():
-            try:
-                theirs = dict(OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]
-            except Exception:
-                raise UsageError(f"cannot read {path}; choose another out=") from None
-            different = [
-                name
-                for name in [*parameters.TABLE, *theirs]
-                if name not in MAY_CHANGE and mine.get(name) != theirs.get(name)
-            ]
-            if different:
-                shown = [name for i, name in enumerate(different) if name not in different[:i]][:3]
-                raise UsageError(
-                    f"{self.folder} holds a run with {_values(theirs, shown)}, not {_values(mine, shown)};"
-                    " choose another out=, or give the parameters in its config.yaml to go on with it"
-                )
-            if mine == theirs:
-                return
-        records.write_atomically(path, OmegaConf.to_yaml(OmegaConf.create(mine)).encode())
-
-    def _finished_row(self, bases: Mapping[str, str]) -> dict[str, Any] | None:
-        """The row in the folder, if it is this configuration's and its metrics would say the same today."""
-        if not self.row_path.exists() or self._memory().get("metrics", {}) != bases:
+        mine = self._kept_config()
+        if not path.exists():
             return None
-        rows = records.read_rows(self.row_path)
-        return rows[0] if rows and rows[0]["config_hash"] == records.config_hash(self.cfg) else None
+        try:
+            theirs = dict(OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]
+        except Exception:
+            raise UsageError(f"cannot read {path}; choose another out=") from None
+        different = [
+            name
+            for name in [*parameters.TABLE, *theirs]
+            if name not in MAY_CHANGE and mine.get(name) != theirs.get(name)
+        ]
+        if different:
+            shown = [name for i, name in enumerate(different) if name not in different[:i]][:3]
+            raise UsageError(
+                f"{self.folder} holds a run with {_values(theirs, shown)}, not {_values(mine, shown)};"
+                " choose another out=, or give the parameters in its config.yaml to go on with it"
+            )
+        return _completed({str(name): value for name, value in theirs.items()})
+
+    def _kept_config(self) -> dict[str, Any]:
+        return {name: value for name, value in self.cfg.items() if name != "out"}
+
+    def _write_config(self) -> None:
+        """Leaves the configuration of the row in the folder."""
+        if self.larger:
+            return  # that row is not this one
+        text = OmegaConf.to_yaml(OmegaConf.create(self._kept_config())).encode()
+        path = self.folder / "config.yaml"
+        if not path.exists() or path.read_bytes() != text:
+            records.write_atomically(path, text)
+
+    def _finished_row(self, method: records.Journal, bases: Mapping[str, str]) -> dict[str, Any] | None:
+        """The row in the folder, if it is this configuration's and its metrics would say the same today."""
+        if not self._before or not set(self.cfg["metrics"]) <= self._settled(method, bases):
+            return None
+        same = self._same_images(method) and self._before["config_hash"] == records.config_hash(self.cfg)
+        return self._before if same else None
 
     def _memory(self) -> dict[str, Any]:
         """run.json: the run's name, the processes that decoded for it, and what fixed the metrics of its row."""
@@ -414,25 +559,25 @@ class Run:
     # --- the row ------------------------------------------------------------------------------------------------------
 
     def _bases(self) -> dict[str, str]:
-        """Metric -> what fixes its value beside the pictures and prompts, or why it has none here."""
+        """Metric -> what fixes its value beside the pictures and prompts, or why it has none here; of those that are
+        asked for and those that the row has."""
         found = {}
-        for name in self.cfg["metrics"]:
+        for name in dict.fromkeys([*self._had, *self.asked["metrics"]]):
             try:
                 found[name] = metrics.metric(name, judging_place(self.cfg)).basis()
             except metrics.Unavailable as e:
                 found[name] = f"{_UNMEASURED}{e}"
         return found
 
-    def _score(self, method: records.Journal, items: Sequence[data.Item]) -> dict[str, Any]:
-        """Column -> value of the quality metrics, with their notes under "note"."""
-        if not self.cfg["metrics"]:
+    def _score(
+        self, names: Sequence[str], method: records.Journal, items: Sequence[data.Item]
+    ) -> dict[str, metrics.Score]:
+        """Column -> score of these metrics."""
+        if not names:
             return {}
-        _say(f"scoring: {', '.join(self.cfg['metrics'])}")
+        _say(f"scoring: {', '.join(names)}")
         place = judging_place(self.cfg, judging_device(self.judging_device), self.judging_batch)
-        scores = metrics.score(
-            self.cfg["metrics"], _Recorded(method, len(items)), items, place, metrics.Outputs(self.folder)
-        )
-        return quality(scores)
+        return metrics.score(names, _Recorded(method, len(items)), items, place, metrics.Outputs(self.folder))
 
     def _row(
         self,
@@ -503,8 +648,8 @@ def judging_place(cfg: Mapping[str, Any], device: str = "cpu", batch: int = metr
     folder, reference = cfg["metrics_dir"], cfg["reference"]
     return metrics.Place(
         metrics.ASSETS,
-        Path(folder).expanduser() if folder else home.metrics_folder(),
-        Path(reference).expanduser() if reference else None,
+        home.expanded(folder) if folder else home.metrics_folder(),
+        home.expanded(reference) if reference else None,
         cfg["data"],
         device,
         batch,
@@ -551,6 +696,11 @@ class _Recorded:
 
     def __getitem__(self, index: int) -> np.ndarray:
         return self._journal.picture(index)
+
+
+def _pictured(journal: records.Journal, n: int) -> str:
+    """What tells the first n images from others: a hash of their pixels."""
+    return hashlib.sha256("".join(record.sha256 for record in journal.first(n)).encode()).hexdigest()[:16]
 
 
 def _judge(row: Mapping[str, Any]) -> str:
@@ -620,7 +770,11 @@ def stored(folder: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read {path}" if path.exists() else f"{folder} holds no run") from None
     if not isinstance(theirs, dict):
         raise UsageError(f"{path} is no configuration")
-    known = {str(name): value for name, value in theirs.items()}
+    return _completed({str(name): value for name, value in theirs.items()})
+
+
+def _completed(known: dict[str, Any]) -> dict[str, Any]:
+    """A configuration that a folder holds, with today's parameters and names."""
     files = [("", "config"), *((group, str(known.get(group))) for group in parameters.PARTS)]
     usual = {k: v for group, name in files for k, v in parameters.content(group, name).items()}
     usual = {k: v for k, v in usual.items() if k in parameters.TABLE}
@@ -686,6 +840,7 @@ def check(cfg: Mapping[str, Any]) -> None:
     from specbench import registry
     from specbench.pipeline import engine_of, resolve_device, vector_rule
 
+    registry.check_draft(cfg)
     engine_of(cfg, resolve_device(cfg["device"]))
     if parameters.of_vectors("model", cfg["model"]):
         vector_rule(cfg, 0)
@@ -695,7 +850,8 @@ def check(cfg: Mapping[str, Any]) -> None:
 
 
 def report(run: Run, row: Mapping[str, Any]) -> str:
-    """The key figures of a row, for people, with their standard errors over images, and where everything lies."""
+    """The key figures of a row, for people, with their standard errors over images, and where everything lies; before
+    them, whether nothing was left to do."""
 
     def figure(name: str, unit: str = "", digits: int = 2) -> str:
         if row.get(name) is None:
@@ -716,7 +872,12 @@ def report(run: Run, row: Mapping[str, Any]) -> str:
         lines.append((name, figure(name, digits=4) + backend))
     if row.get("note"):
         lines.append(("note", str(row["note"])))
-    lines += [("row", str(run.row_path)), ("contact sheet", str(run.sheet_path))]
+    kept = f" keeps the row over {run.larger} images; this one is only shown" if run.larger else ""
+    lines += [("row", f"{run.row_path}{kept}"), ("contact sheet", str(run.sheet_path))]
     source = "/".join(filter(None, [row["data"], row["split"]]))
     head = f"{row['model']}: {describe(run.cfg)}, {source}, n={row['n']}, {row['device_name']} (± standard error)"
-    return "\n".join([head, *(f"  {name:<16} {text}" for name, text in lines)])
+    told = [head, *(f"  {name:<16} {text}" for name, text in lines)]
+    if run.nothing_left:
+        what = f"the first {row['n']} of {run.larger}" if run.larger else f"{row['n']} images and their row are"
+        told.insert(0, f"nothing left to do: {what} {'are ' if run.larger else ''}in {run.folder}")
+    return "\n".join(told)

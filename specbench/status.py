@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -53,7 +53,8 @@ def of_run(folder: Path) -> Status:
     images = _pass(folder / "records.jsonl", run.cfg["n"], begun)
     baseline = _pass(folder / "baseline.jsonl", run.cfg["n"], begun) if run.wants_baseline else None
     passes = [one for one in (images, baseline) if one is not None and one.left]
-    state = "running" if _locked(folder / ".lock") else "stopped" if passes or not _row(run) else "finished"
+    done = not passes and _row(run, memory)
+    state = "running" if _locked(folder / ".lock") else "finished" if done else "stopped"
     times = [one.left / one.per_s if one.per_s else None for one in passes]
     return Status(
         str(folder),
@@ -99,9 +100,11 @@ def _locked(path: Path) -> bool:
     return False
 
 
-def _row(run: Run) -> bool:
+def _row(run: Run, memory: Mapping[str, Any]) -> bool:
+    """Whether the row is over all images, and scored by all metrics."""
     rows = records.read_rows(run.row_path) if run.row_path.is_file() else []
-    return bool(rows) and rows[0]["n"] == run.cfg["n"]
+    scored = memory.get("metrics", run.cfg["metrics"])  # older versions did not say
+    return bool(rows) and rows[0]["n"] == run.cfg["n"] and set(run.cfg["metrics"]) <= set(scored)
 
 
 def _failures(folder: Path, run: Run) -> list[dict[str, Any]]:
@@ -139,7 +142,7 @@ def main(words: Sequence[str]) -> int:
         asked = parser.parse_args(list(words))
     except SystemExit as e:  # --help
         return int(e.code or 0)
-    folder = Path(asked.folder).expanduser()
+    folder = home.expanded(asked.folder)
     places = [folder] if (folder / "config.yaml").is_file() else [p.parent for p in sorted(folder.rglob("config.yaml"))]
     if not places:
         raise UsageError(f"{folder} holds no run" if folder.is_dir() else f"there is no folder {folder}")

@@ -574,8 +574,8 @@ def test_help(call: Call) -> None:
     ("words", "sentence"),
     [
         (["audit.sample=5"], "unknown parameter 'audit.sample' (choose from: audit.model, audit.samples,"),
-        (["audit.samples=999"], "audit.samples must be a whole number of at least 1000 (got 999)"),
-        (["audit.samples=many"], "audit.samples must be a whole number of at least 1000 (got many)"),
+        (["audit.samples=999"], "audit.samples must be a whole number from 1000 to 10000000 (got 999)"),
+        (["audit.samples=many"], "audit.samples must be a whole number from 1000 to 10000000 (got many)"),
         (["audit.samples=nan"], "audit.samples must be"),
         (["audit.samples=inf"], "audit.samples must be"),
         (["audit.samples=1000.5"], "audit.samples must be"),

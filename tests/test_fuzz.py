@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
@@ -29,7 +29,7 @@ from test_records import picture, record
 from test_report import row
 from torch import nn
 
-from specbench import cli, pictures, records
+from specbench import cli, configuration, parameters, pictures, records
 from specbench.audit import models
 from specbench.compare import passes
 from specbench.data import prompts
@@ -143,6 +143,24 @@ def test_text_stays_text(text: str) -> None:
     assert told is not None
     assert not set("<>&") & set(told[1])
     assert json.loads(told[1])["rows"][0]["pictures"]["0"]["prompt"] == text
+
+
+@many
+@given(name=TEXT)
+def test_a_path_means_itself_or_is_told(name: str) -> None:
+    """Whatever the shell leaves of its quotes."""
+    assume(name not in ("", "null") and not re.fullmatch(r"'.*'|\".*\"", name, re.DOTALL))
+    cfg = or_told(lambda: configuration.compose(configuration.literal([f"out={name}"])))
+    assert cfg is None or cfg["out"] == name
+
+
+@many
+@given(name=st.sampled_from([n for n, p in parameters.TABLE.items() if p.kind == "whole"]), above=st.integers(1))
+def test_a_count_above_its_bound_is_told(name: str, above: int) -> None:
+    high = parameters.TABLE[name].high
+    assert high is not None
+    with pytest.raises(UsageError, match=f"at most {high}"):
+        parameters.check(name, int(high) + above)
 
 
 # --- bugs that were found ---------------------------------------------------------------------------------------------

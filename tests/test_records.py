@@ -149,6 +149,12 @@ def test_a_broken_line_in_the_middle_is_an_error(journal: records.Journal) -> No
         records.Journal(journal.path)
 
 
+def test_a_folder_in_the_place_of_the_records_is_told(tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").mkdir()
+    with pytest.raises(UsageError, match="not a file"):
+        records.Journal(tmp_path / "records.jsonl")
+
+
 def test_a_changed_picture_is_noticed(journal: records.Journal) -> None:
     Image.fromarray(picture(9)).save(journal.path.parent / "images/00001.png")
     with pytest.raises(UsageError, match=r"00001.png is not the picture of its record"):

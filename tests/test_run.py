@@ -357,7 +357,7 @@ def test_a_deleted_picture_is_decoded_anew_and_a_changed_one_refused(bench: Benc
     assert bench.files() == before
     (bench.out / "images/00003.png").write_bytes(before["images/00002.png"])
     with pytest.raises(UsageError, match="00003.png is not the picture"):
-        bench.run("n=5")
+        bench.run("n=7")
 
 
 def test_a_lost_sheet_or_row_is_made_again_without_a_pipeline(bench: Bench) -> None:

@@ -16,11 +16,11 @@ from specbench.audit.densities import Pair
 from specbench.audit.models import Model
 from specbench.errors import UsageError, asked, unknown, values, whole
 
-SAMPLES, FEWEST = 200_000, 1000
+SAMPLES, FEWEST, MOST = 200_000, 1000, 10_000_000
 
 #: The words of an audit's own, with their meanings.
 WORDS = {
-    "audit.samples": f"sequences to decode per row (default: {SAMPLES}; at least {FEWEST})",
+    "audit.samples": f"sequences to decode per row (default: {SAMPLES}; {FEWEST} to {MOST})",
     "audit.seed": "seed of the random streams and of the noise floor (default: 0)",
     "audit.model": f"one built-in model (default: all that the method suits): {', '.join(models.BUILT_IN)};\n"
     f"of vectors {', '.join(densities.BUILT_IN)}",
@@ -67,8 +67,8 @@ def main(words: Sequence[str]) -> int:
     if line.help:
         print(_help())
         return 0
-    own, given = _sorted_out(configuration.plain(line.words))
-    samples = whole("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST)
+    own, given = _sorted_out(configuration.plain(configuration.literal(line.words, own=WORDS)))
+    samples = whole("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST, MOST)
     seed = whole("audit.seed", own.get("audit.seed", "0"), 0)
     kinds = [False, True] if line.all else _kinds(given)
     chosen = _models(own, kinds)

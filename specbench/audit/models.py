@@ -7,12 +7,12 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specbench import home
 from specbench.audit.tabular import Tables, random_tables
 from specbench.errors import UsageError, unknown
 
@@ -79,7 +79,7 @@ def load(path: str) -> Model:
 
     Raises UsageError saying what is wrong with it. Pickled objects are not read.
     """
-    file = Path(path).expanduser()
+    file = home.expanded(path)
     if not file.is_file():
         raise UsageError(f"audit.tables: there is no file '{path}'")
     try:

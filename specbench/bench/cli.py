@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from specbench import configuration, parameters, records
+from specbench import configuration, parameters, records, registry
 from specbench.errors import UsageError, asked, values, whole
 
 #: The words of a benchmark's own, with their meanings.
@@ -22,7 +22,7 @@ WORDS = {
     "published one can be timed without weights",
     "out": "a .csv file that the rows are added to; the picture lies beside it",
 }
-_MOST = 10**9
+_MOST = 10**6
 #: Parameters of a run that a benchmark has no use for.
 _UNUSED = frozenset(
     "n seed shard shards baseline warmup data split prompts metrics protocol reference metrics_dir data_dir"
@@ -121,7 +121,7 @@ def main(words: Sequence[str]) -> int:
     if line.help:
         print(_help())
         return 0
-    own, given = _sorted_out(configuration.tidy(line.words))
+    own, given = _sorted_out(configuration.tidy(configuration.literal(line.words, line.multirun, WORDS)))
     plan = _plan(own)
     out = records.writable(own["out"]) if "out" in own else None
     if out is not None:
@@ -129,6 +129,8 @@ def main(words: Sequence[str]) -> int:
     jobs = configuration.grid(given, line.multirun)
     from specbench.bench import measure, roofline
 
+    for cfg in jobs:
+        registry.check_draft(cfg)
     rows = []
     for cfg in tqdm(jobs, desc="bench", unit="job", disable=len(jobs) == 1):
         rows.append(row(cfg, measure.measure(cfg, plan), plan.forced))

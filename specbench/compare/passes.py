@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from specbench import parameters, records
+from specbench import home, parameters, records
 from specbench.errors import UsageError, plain
 from specbench.records import Record
 
@@ -46,7 +46,7 @@ def read(word: str) -> Pass:
 
     Raises UsageError where there is none, or where it is damaged.
     """
-    path = Path(word).expanduser()
+    path = home.expanded(word)
     places = {path / "records.jsonl": True, path.parent / "baseline.jsonl": path.name == "baseline"}
     places |= {path: path.name in ("records.jsonl", "baseline.jsonl")}
     journal = next((p for p, meant in places.items() if meant and p.is_file()), None)

@@ -15,7 +15,7 @@ from specbench import home
 from specbench.errors import UsageError
 
 LONGEST = 10_000  # characters of a prompt
-LARGEST = 2**30  # bytes of a file
+LARGEST = 2**27  # bytes of a file; COCO's captions have 92 million
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def spread(classes: int, cfg: Mapping[str, Any]) -> list[tuple[int, int, str]]:
 def find(cfg: Mapping[str, Any], *names: str) -> Path:
     """The first of the files `names` that is in data_dir=, or in the folder of fetched files where that is null."""
     name = cfg["data"]
-    folder = Path(cfg["data_dir"]).expanduser() if cfg["data_dir"] else home.data_folder(name)
+    folder = home.expanded(cfg["data_dir"]) if cfg["data_dir"] else home.data_folder(name)
     for file in names:
         if os.path.isfile(folder / file):
             return folder / file
@@ -95,9 +95,12 @@ def read_text(path: Path) -> str:
     """The text of a file. UsageError where it is absent, unreadable, no UTF-8, or holds a NUL."""
     try:
         if not path.is_file():
+            if path.exists():  # a pipe would be waited for, a device has no end
+                what = "a folder" if path.is_dir() else "a pipe or a device"
+                raise UsageError(f"{path} is {what}, and not a file; name a file")
             raise UsageError(f"there is no file {path}; check its name and folder")
         if path.stat().st_size > LARGEST:
-            raise UsageError(f"{path} is larger than {LARGEST / 2**30:g} GiB; give a smaller file")
+            raise UsageError(f"{path} is larger than {LARGEST / 2**20:g} MiB; give a smaller file")
         content = path.read_bytes()
         text = content.decode("utf-8-sig")
     except OSError as e:

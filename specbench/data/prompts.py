@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from specbench import home
 from specbench.data import base
 from specbench.data.base import Entry, Item
 from specbench.errors import UsageError
@@ -32,7 +33,7 @@ COLUMNS = ("prompt", "caption", "text")
 
 def items(cfg: Mapping[str, Any]) -> list[Item]:
     """The first `n` prompts of the file."""
-    return base.first(read(Path(cfg["prompts"]).expanduser()), cfg)
+    return base.first(read(home.expanded(cfg["prompts"])), cfg)
 
 
 def read(path: Path) -> list[Entry]:

@@ -16,8 +16,11 @@ import torch
 from torch import Tensor
 
 from specbench.errors import UsageError, unknown
+from specbench.parameters import DEEP, DRAFT
 
 Path = tuple[int, ...]
+
+_COUNTED = 10**6  # nodes of a tree that is too large, after which nobody counts on
 
 #: Static trees by name: the child number at each depth, one word a node. `mc_sim_7b_63` (25 nodes, depth 5) is the
 #: default of EAGLE-1 on Lumina-mGPT, `naive_extend_57` on LlamaGen (names and node lists: LANTERN's released code).
@@ -55,14 +58,21 @@ def parse(tree: str | Sequence[Sequence[int]]) -> list[Path]:
             return named(tree)
         try:
             tree = ast.literal_eval(tree)
-        except (SyntaxError, ValueError) as e:
-            raise UsageError(f"tree={tree} is neither a tree's name nor a list of paths such as [[0],[1],[0,0]]") from e
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
+            raise UsageError(
+                f"tree={tree[:200]} is neither a tree's name nor a list of paths such as [[0],[1],[0,0]]"
+            ) from e
     try:
         paths = [tuple(int(c) for c in path) for path in tree]
     except (TypeError, ValueError) as e:
-        raise UsageError(f"tree={tree} is not a list of paths such as [[0],[1],[0,0]]") from e
+        raise UsageError(f"tree={str(tree)[:200]} is not a list of paths such as [[0],[1],[0,0]]") from e
     if not paths or any(not p or min(p) < 0 for p in paths):
         raise UsageError("a tree needs at least one path, and every path one or more child numbers >= 0")
+    if len(paths) > DRAFT or max(map(len, paths)) > DEEP or max(map(max, paths)) > DEEP:
+        raise UsageError(
+            f"a tree has at most {DRAFT} paths of at most {DEEP} child numbers, none above {DEEP} (this one has"
+            f" {len(paths)}, the longest of {max(map(len, paths))}); give a smaller one"
+        )
     return paths
 
 
@@ -79,6 +89,19 @@ def window_paths(window: int, width: int, depth: int, shape: str) -> list[Path]:
     """
     if width == 1:
         return chain_paths(window)
+    if shape in ("full", "comb"):
+        # counted before it is built: width ** depth soon is more than any memory holds
+        steps = (width**d for d in range(1, depth)) if shape == "full" else itertools.repeat(width, depth)
+        total = 0
+        for count in itertools.accumulate(steps):
+            total = count
+            if total > _COUNTED:
+                break
+        if total > window:
+            raise UsageError(
+                f"a {shape} tree of width {width} and depth {depth} has {total}{' or more' * (total > _COUNTED)} draft "
+                f"tokens and does not fit window={window}; give a larger window or a smaller tree"
+            )
     if shape == "full":
         levels = depth - 1
         paths = [p for d in range(1, levels + 1) for p in itertools.product(range(width), repeat=d)]
@@ -87,11 +110,6 @@ def window_paths(window: int, width: int, depth: int, shape: str) -> list[Path]:
         paths = [(0,) * (d - 1) + (c,) for d in range(1, levels + 1) for c in range(width)]
     else:
         raise UsageError(f"tree={shape} is unknown to a window of drafts (choose from: full, comb)")
-    if len(paths) > window:
-        raise UsageError(
-            f"a {shape} tree of width {width} and depth {depth} has {len(paths)} draft tokens and does not fit "
-            f"window={window}; give a larger window or a smaller tree"
-        )
     return paths + [(0,) * (levels + i) for i in range(1, window - len(paths) + 1)]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from specbench import configuration, records
 from specbench.errors import UsageError, asked, values, whole
 
-_OFFSETS = 16
+_OFFSETS, _FURTHEST = 16, 10_000
 #: The words of a probe's own, with their meanings.
 WORDS = {
     "probe.offsets": f"distances at which a token is hidden, 1 to this (default: {_OFFSETS}; 0: none)",
@@ -77,7 +77,7 @@ def main(words: Sequence[str]) -> int:
     if line.help:
         print(_HELP + "\n".join(f"  {name + '=':<15} {told}" for name, told in WORDS.items()))
         return 0
-    tidied = configuration.tidy(line.words)
+    tidied = configuration.tidy(configuration.literal(line.words, own=WORDS))
     ours = [word for word in tidied if word.partition("=")[0] in WORDS or word.startswith("probe.")]
     own = values(ours, WORDS, "parameter")
     rest = [word for word in tidied if word not in ours]
@@ -88,7 +88,7 @@ def main(words: Sequence[str]) -> int:
     out = records.writable(own["out"]) if "out" in own else None
     if out is not None:
         ROWS.read(out)
-    offsets = whole("probe.offsets", own.get("probe.offsets", str(_OFFSETS)), 0)
+    offsets = whole("probe.offsets", own.get("probe.offsets", str(_OFFSETS)), 0, _FURTHEST)
     if any(word.partition("=")[0] == "method" and word != "method=vanilla" for word in rest):
         raise UsageError("a probe looks at what the target draws alone: leave method= out")
     words = [word for word in rest if word != "method=vanilla"]

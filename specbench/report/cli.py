@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from specbench import records
+from specbench import home, records
 from specbench._version import __version__
 from specbench.errors import UsageError, asked, values, whole
 from specbench.report import gather
@@ -52,35 +52,28 @@ def main(words: Sequence[str]) -> int:
         print(_HELP + "\n".join(lines))
         return 0
     given = values([word for word in line.words if word.partition("=")[0] in WORDS], WORDS)
-    sources = [_place(word) for word in line.words if word.partition("=")[0] not in WORDS]
+    sources = [home.expanded(word) for word in line.words if word.partition("=")[0] not in WORDS]
     if wrong := [str(source) for source in sources if "=" in source.name and not source.exists()]:
         raise UsageError(f"report has no word '{wrong[0]}'; it takes {', '.join(f'{name}=' for name in WORDS)}")
-    out = _place(given.get("out", "report.html"))
+    out = home.expanded(given.get("out", "report.html"))
     if out.suffix != ".html":
         raise UsageError(f"out= must be a .html file (got {out})")
-    pictures = whole("pictures", given.get("pictures", "8"), 0)
+    pictures = whole("pictures", given.get("pictures", "8"), 0, 10_000)
     parts = given["runs"].split(",") if "runs" in given else []
     if not all(parts):
         raise UsageError(f"runs={given['runs']} names a folder without a name; remove the superfluous comma")
     gallery = [_GALLERY] if sources and "runs" not in given and _GALLERY.is_dir() else []
-    found = gather.gather(sources or [Path("results")], [_place(part) for part in parts], pictures, gallery)
+    found = gather.gather(sources or [Path("results")], [home.expanded(part) for part in parts], pictures, gallery)
     for note in found.notes[:_MOST_NOTES]:
         print(f"specbench: {note}", file=sys.stderr)
     if (more := len(found.notes) - _MOST_NOTES) > 0:
         print(f"specbench: {more} more of the same kind", file=sys.stderr)
     if "keep" in given:
-        gather.keep(found, _place(given["keep"]))
+        gather.keep(found, home.expanded(given["keep"]))
     records.write_atomically(out, page(found).encode())
     shown = f"{len(found.rows)} runs, {sum(map(len, found.shots.values()))} pictures, {len(found.audits)} audits"
     print(f"wrote {out}: {shown}, {out.stat().st_size / 1e6:.1f} MB")
     return 0
-
-
-def _place(word: str) -> Path:
-    try:
-        return Path(word).expanduser()
-    except RuntimeError:
-        raise UsageError(f"{word}: there is no such user; write the path in full") from None
 
 
 def page(found: gather.Found) -> str:

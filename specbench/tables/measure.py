@@ -61,9 +61,10 @@ class LocalBench:
         return Identity(records.config_hash(cfg), _weights(cfg))
 
     def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
-        from specbench.run import execute
+        from specbench.run import Run
 
-        return execute(configuration.compose(overrides), out)
+        one = Run(configuration.compose(overrides), out)
+        return one.alone(one.execute())
 
     def row_of(self, command: str, overrides: Sequence[str]) -> Mapping[str, Any]:
         cfg = configuration.compose(overrides)

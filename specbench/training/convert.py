@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench import configuration, records, registry
+from specbench import configuration, home, records, registry
 from specbench.errors import UsageError, asked, values
 from specbench.models import checkpoints, drafters, naming, official
 from specbench.models.eagle import Eagle
@@ -44,8 +44,8 @@ def main(words: Sequence[str]) -> int:
     if absent := [name for name in ("drafter_weights", "model", "out") if name not in given]:
         raise UsageError(f"say {absent[0]}=, {WORDS[absent[0]]}")
     head, dtype = _read(given)
-    out = Path(given["out"]).expanduser()
-    if drafters.own_file(Path(given["drafter_weights"]).expanduser()) is None:
+    out = home.expanded(given["out"])
+    if drafters.own_file(home.expanded(given["drafter_weights"])) is None:
         checkpoints.save(head, out / registry.DRAFTER_FILE, "eagle", head.cfg.to_dict(), dtype)
         print(f"{out / registry.DRAFTER_FILE}: for drafter_weights={out}")
         return 0

@@ -67,7 +67,7 @@ def pairs(plan: Plan, classes: int) -> list[Pair]:
             )
         drawn = (scenes.sample(cfg["split"], i) for i in range(plan["n"]))
         return [Pair(str(s.index), s.caption, _Scene(cfg["split"], s.index)) for s in drawn]
-    folder = Path(plan["images"]).expanduser()
+    folder = home.expanded(plan["images"])
     if not folder.is_dir():
         raise UsageError(f"images: there is no folder {folder}")
     found = _captioned(folder, classes, cfg)

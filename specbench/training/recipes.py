@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from specbench import configuration, parameters, registry
+from specbench import configuration, home, parameters, registry
 from specbench.errors import UsageError, unknown, values
 from specbench.parameters import Parameter
 
@@ -34,15 +34,15 @@ TABLE: dict[str, Parameter] = {
     "features": Parameter(
         "word", "the target's hidden states are kept on disk, or computed on the fly", choices=("stored", "live")
     ),
-    "n": Parameter("whole", "examples", low=2),
+    "n": Parameter("whole", "examples", low=2, high=10_000_000),
     "held_out": Parameter("number", "share of the examples that is validated on", low=0, above=True, high=0.5),
-    "epochs": Parameter("number", "passes over the examples", low=0, above=True, null="steps says it"),
-    "steps": Parameter("whole", "optimiser steps", low=1, null="epochs says it"),
-    "batch": Parameter("whole", "examples a step", low=1),
-    "accumulate": Parameter("whole", "passes that share a step's examples", low=1),
-    "decode_batch": Parameter("whole", "images that the target draws, or tokenizes, at once", low=1),
+    "epochs": Parameter("number", "passes over the examples", low=0, high=1e6, above=True, null="steps says it"),
+    "steps": Parameter("whole", "optimiser steps", low=1, high=10**9, null="epochs says it"),
+    "batch": Parameter("whole", "examples a step", low=1, high=2**16),
+    "accumulate": Parameter("whole", "passes that share a step's examples", low=1, high=2**12),
+    "decode_batch": Parameter("whole", "images that the target draws, or tokenizes, at once", low=1, high=2**12),
     "lr": Parameter("number", "peak learning rate", low=0, above=True),
-    "warmup": Parameter("whole", "steps in which the learning rate rises", low=0),
+    "warmup": Parameter("whole", "steps in which the learning rate rises", low=0, high=10**9),
     "schedule": Parameter("word", "how it falls: a cosine to 5 %, or a line to 0", choices=("cosine", "linear")),
     "weight_decay": Parameter("number", "AdamW's, of matrices", low=0),
     "beta1": Parameter("number", "AdamW's", low=0, high=0.9999),
@@ -69,8 +69,8 @@ TABLE: dict[str, Parameter] = {
         "the weights with the best top-3 agreement on the held-out examples, or the last ones",
         choices=("top3", "last"),
     ),
-    "validate_every": Parameter("whole", "steps between validations", low=1),
-    "save_every": Parameter("whole", "steps between saved states", low=1),
+    "validate_every": Parameter("whole", "steps between validations", low=1, high=10**9),
+    "save_every": Parameter("whole", "steps between saved states", low=1, high=10**9),
     "tensorboard": Parameter("flag", "curves for TensorBoard, too"),
 }
 _FILE = "recipes.yaml"
@@ -91,11 +91,11 @@ class Plan:
 
     @property
     def out(self) -> Path:
-        return Path(self.words["out"]).expanduser()
+        return home.expanded(self.words["out"])
 
     @property
     def examples(self) -> Path:
-        return Path(self.words["examples"]).expanduser() if self.words["examples"] else self.out / "examples"
+        return home.expanded(self.words["examples"]) if self.words["examples"] else self.out / "examples"
 
     def replaced(self, **words: Any) -> Plan:
         return dataclasses.replace(self, words={**self.words, **words})
@@ -106,7 +106,7 @@ def plan(words: Sequence[str]) -> Plan:
 
     Raises UsageError for what does not exist, does not fit or is missing.
     """
-    mine, theirs = _sorted_out(words)
+    mine, theirs = _sorted_out(configuration.literal(words, own=TABLE))
     kind = mine.get("drafter")
     if kind is None:
         raise UsageError(

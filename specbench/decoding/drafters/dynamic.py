@@ -19,6 +19,10 @@ from specbench.errors import UsageError
 Expand = Callable[[Tensor, Tensor, int, int, Tensor], Tensor]
 
 
+#: Candidates of a step, of which a tree keeps its nodes: their scores and their matrix of ancestors are in memory.
+MOST = 100_000
+
+
 class Grower:
     """Grows `depth` levels: the `width` likeliest children of each of the `width` likeliest nodes of the level before.
     Of all candidates the `nodes` likeliest stay. A node's score is the drafter's probability of the path to it.
@@ -28,6 +32,10 @@ class Grower:
 
     def __init__(self, nodes: int, depth: int, width: int) -> None:
         most = width + (depth - 1) * width * width
+        if most > MOST:
+            raise UsageError(
+                f"depth={depth} and width={width} make {most} candidates a step, more than {MOST}; give smaller ones"
+            )
         if nodes < depth:
             raise UsageError(f"nodes={nodes} is fewer than depth={depth}; a tree of that depth needs a node a level")
         self.depth, self.width, self.nodes = depth, width, min(nodes, most)

@@ -1,0 +1,100 @@
+"""Two rows of the same images become one: scores that still hold stay, and every value that changes or goes is named.
+
+A score belongs to the images that it was computed over. While these are the same, it stays in its column until another
+metric takes that column. When they differ, it is computed again, or it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from specbench import metrics, records
+from specbench.metrics import Score
+
+#: The columns that a metric can fill.
+SCORES = tuple(name for name in records.METRICS if name != "perplexity")
+
+_UNNAMED = ("note", "protocol", "commit")  # columns that are no measurements, and may become empty
+
+
+def scores(row: Mapping[str, Any]) -> dict[str, Score]:
+    """Column -> score of the metrics that a row has, read back from its cells and its note."""
+    notes: dict[str, list[str]] = {}
+    column = ""
+    for part in (row["note"] or "").split("; "):
+        name, colon, text = part.partition(": ")
+        if colon and name in SCORES:
+            column = name
+            notes[column] = [text]
+        elif column:
+            notes[column].append(part)
+    return {
+        name: Score(row[name], row[f"{name}_stderr"], row[f"{name}_backend"] or "", "; ".join(notes.get(name, ())))
+        for name in SCORES
+        if row[name] is not None or row[f"{name}_backend"] is not None or name in notes
+    }
+
+
+def rivals(name: str, others: Iterable[str]) -> list[str]:
+    """The metrics among `others` that fill a column of the metric `name`, too."""
+    mine = set(metrics.columns(name))
+    return [other for other in others if other != name and mine & set(metrics.columns(other))]
+
+
+def names(had: Sequence[str], asked: Sequence[str]) -> list[str]:
+    """The metrics of a row that had some, once others are asked for: these win the columns that both fill. The order of
+    the earlier ones stays, so that the same question has the same configuration."""
+    kept = [name for name in had if name in asked or not rivals(name, asked)]
+    return [*kept, *(name for name in asked if name not in kept)]
+
+
+def both(old: Mapping[str, Score], new: Mapping[str, Score]) -> dict[str, Score]:
+    """The scores of a row over the same images: a new one replaces an old one, unless it is no value."""
+    kept = {name: one for name, one in old.items() if one.value is not None and _empty(new.get(name))}
+    found = {**old, **new, **kept}
+    return {name: found[name] for name in SCORES if name in found}
+
+
+def unmeasured(old: Mapping[str, Score], new: Mapping[str, Score]) -> list[str]:
+    """A sentence for each score that could not be computed again, and so is the earlier one."""
+    return [
+        f"{name} could not be measured ({one.note or 'no value'}): the row keeps {_shown(old[name])} from before"
+        for name, one in new.items()
+        if one.value is None and not _empty(old.get(name))
+    ]
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any], reasons: Mapping[str, str]) -> list[str]:
+    """A sentence for each value of the row `before` that the row `after` lacks, or that another metric replaced.
+    reasons: column -> why it has no value."""
+    told = []
+    grown = before["n"] != after["n"]
+    if grown:
+        told.append(f"the row was over {before['n']} images and is now over {after['n']}")
+    for name in records.COLUMNS:
+        if before[name] is None or name in _UNNAMED or name.endswith(("_stderr", "_backend")):
+            continue
+        if after[name] is None:
+            why = reasons.get(name) or (f"it was over {before['n']} images" if grown else "it does not hold any more")
+            told.append(f"{name} is no longer in the row: {why} (it was {_cell(before, name)})")
+        elif name in SCORES:
+            other = before[f"{name}_backend"] != after[f"{name}_backend"]
+            if other or (not grown and before[name] != after[name]):
+                told.append(f"{name} {_cell(after, name)} replaces {_cell(before, name)}")
+    return told
+
+
+def _empty(score: Score | None) -> bool:
+    return score is None or score.value is None
+
+
+def _shown(score: Score) -> str:
+    return f"{score.value:.6g}" + (f" [{score.backend}]" if score.backend else "")
+
+
+def _cell(row: Mapping[str, Any], name: str) -> str:
+    backend = row.get(f"{name}_backend")
+    value = row[name]
+    text = f"{value:.6g}" if isinstance(value, float) else f"{value:.80}" if isinstance(value, str) else str(value)
+    return text + (f" [{backend}]" if backend else "")

@@ -1,0 +1,323 @@
+"""What is too large, too long or no file is refused before any work; and names mean what a shell user expects."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_pipeline import FakePipeline
+from PIL import Image
+
+from specbench import configuration, parameters, records, registry, run
+from specbench.data import base
+from specbench.decoding import trees
+from specbench.decoding.drafters.dynamic import Grower
+from specbench.decoding.sampling import Streams
+from specbench.errors import UsageError
+
+Call = Callable[..., tuple[int, str, str]]
+FAST = ("run", "metrics=none", "n=2", "baseline=false")
+
+
+def refused(call: Call, *words: str) -> str:
+    """The sentence of a command that is refused at once."""
+    began = time.monotonic()
+    code, out, err = call(*words)
+    assert (code, out) == (2, ""), err
+    assert err.count("\n") == 1, err
+    assert time.monotonic() - began < 10  # a loaded machine; it takes none of them a second
+    return err
+
+
+# --- counts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "limit"),
+    [
+        ("run n=1000000000", parameters.PROMPTS),
+        ("run -m n=1,1000000000", parameters.PROMPTS),
+        ("evaluate pictures data=scenes n=1000000000", parameters.PROMPTS),
+        ("probe n=1000000000", parameters.PROMPTS),
+        ("audit method=sjd audit.samples=1000000000", 10_000_000),
+        ("audit audit.seed=100000000000000000000", 2**53),
+        ("probe probe.offsets=1000000000", 10_000),
+        ("bench bench.steps=1000000000", 10**6),
+        ("bench bench.nodes=[1,1000000000]", 10**6),
+        ("train drafter=eagle n=1000000000", 10_000_000),
+        ("train drafter=eagle batch=1000000000", 2**16),
+        ("train drafter=eagle steps=100000000000", 10**9),
+        ("report pictures=1000000000", 10_000),
+        ("run method=sjd window=100000", parameters.DRAFT),
+        ("audit method=sjd window=100000", parameters.DRAFT),
+        ("run method=sd window=20000", parameters.DRAFT),
+        ("run method=eagle2 nodes=100000", parameters.DRAFT),
+        ("run method=eagle2 depth=100000", parameters.DEEP),
+        ("run method=eagle2 width=100000", parameters.DEEP),
+        ("run seed=100000000000000000000", 2**63 - 1),
+        ("run batch=1000000000", 4096),
+        ("bench batch=1000000000", 4096),
+        ("run warmup=1000000000", 1000),
+        ("run workers=1000000000", 1024),
+        ("run top_k=100000000000000000000", 2**31 - 1),
+        ("run method=lantern k=100000000000", 2**20),
+        ("run method=gsd group=100000000000", 2**20),
+        ("run model=lumina_mgpt size=100000000", 4096),
+        ("run model=lumina_mgpt prompt_length=100000000", 8192),
+        ("run model=mar_scenes method=cspd gamma=1000000000", parameters.DRAFT),
+        ("run model=mar_scenes method=vanilla iterations=1000000000", 2**16),
+        ("run model=mar_scenes method=cspd tries=1001", 1000),
+        ("run model=mar_scenes method=cspd diffusion_steps=1001", 1000),
+    ],
+)
+def test_a_count_has_a_bound_that_is_named(words: str, limit: int, call: Call) -> None:
+    """They took gigabytes, or ended in a traceback."""
+    Path("pictures").mkdir()
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save("pictures/0.png")
+    assert re.search(rf"\b{limit}\b", refused(call, *words.split()))
+
+
+def test_every_count_of_a_run_is_bounded() -> None:
+    assert [name for name, p in parameters.TABLE.items() if p.kind == "whole" and p.high is None] == []
+
+
+def test_the_bounds_refuse_nothing_that_anyone_runs() -> None:
+    for word in ("n=50000", "n=1000000", "batch=512", "seed=9223372036854775807", "workers=256"):
+        configuration.compose([word])
+    run.check(configuration.compose(["weights=random", "method=sjd", "window=256", "device=cpu"]))
+    Streams([(2**63 - 1, 999_999)])  # what a seed is for
+    with pytest.raises((ValueError, RuntimeError, OverflowError)):
+        Streams([(2**63, 0)])
+
+
+@pytest.mark.parametrize("word", ["seed=" + "9" * 6000, "n=" + "9" * 400, "delta=" + "9" * 5000])
+def test_a_number_of_thousands_of_digits_costs_a_sentence(word: str, call: Call) -> None:
+    assert "number of hundreds of digits" in refused(call, "run", word)
+
+
+def test_an_image_has_fewer_tokens_than_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told before any model is loaded."""
+    for model, words, tokens in (
+        ("llamagen_scenes", ["method=sjd", "window=257"], 256),
+        ("llamagen_xl_512", ["method=sjd", "window=1025"], 1024),
+        ("anole", ["method=sjd", "window=1100"], 1057),
+        ("llamagen_scenes", ["method=eagle2", "nodes=300"], 256),
+        ("llamagen_scenes", ["method=eagle1", f"tree=[{','.join(f'[{i}]' for i in range(257))}]"], 256),
+    ):
+        cfg = configuration.compose([f"model={model}", "data=scenes", "weights=random", "device=cpu", *words])
+        with pytest.raises(UsageError, match=f"an image of {model} has {tokens}"):
+            run.check(cfg)
+    assert registry.image_tokens(configuration.compose(["model=mar_scenes", "data=scenes_classes"])) is None
+
+
+def test_the_tokens_that_the_bound_knows_are_the_models() -> None:
+    from specbench.models.chameleon import ANOLE_SIZE
+    from specbench.models.scenes_config import TARGET
+
+    assert registry.image_tokens({"model": "llamagen_scenes"}) == TARGET.block_size
+    side = ANOLE_SIZE // 16
+    assert registry.image_tokens({"model": "anole"}) == side * (side + 1) + 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: trees.window_paths(200, 900, 900, "full"),  # 900 ** 899 paths
+        lambda: trees.window_paths(200, 900, 900, "comb"),
+        lambda: Grower(250, 900, 900),
+        lambda: trees.parse([[i % 7] for i in range(1_000_000)]),
+        lambda: trees.parse([[0] * 100_000]),
+        lambda: trees.parse([[10**9]]),
+        lambda: trees.parse("[" * 100_000),
+    ],
+)
+def test_a_tree_is_counted_before_it_is_built(make: Callable[[], Any]) -> None:
+    began = time.monotonic()
+    with pytest.raises(UsageError) as told:
+        make()
+    assert len(str(told.value)) < 500
+    assert time.monotonic() - began < 10
+
+
+def test_a_tree_of_a_million_paths_is_refused_as_a_word_and_as_a_list(call: Call) -> None:
+    word = f"tree=[{','.join(['[0]'] * 1_000_000)}]"
+    assert f"give {parameters.LONGEST} at most" in refused(call, "run", word)
+    with pytest.raises(UsageError, match=f"at most {parameters.DRAFT}"):
+        parameters.check("tree", [[0]] * 1_000_000)
+
+
+def test_windows_that_fit_are_as_before() -> None:
+    assert trees.window_paths(5, 2, 2, "full") == [(0,), (1,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
+    assert trees.window_paths(4, 2, 2, "comb") == [(0,), (1,), (0, 0), (0, 1)]
+    assert len(trees.window_paths(6, 2, 3, "full")) == 6
+    with pytest.raises(UsageError, match="does not fit window=5"):
+        trees.window_paths(5, 2, 3, "full")
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    """A folder of things that are no file of prompts."""
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "folder.txt").mkdir()
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")
+    (tmp_path / "binary.txt").write_bytes(bytes(range(256)))
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "line.txt").write_text("x" * (base.LONGEST + 1))
+    with (tmp_path / "big.txt").open("wb") as f:
+        f.truncate(2**30)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("pipe.txt", "pipe.txt is a pipe or a device"),
+        ("zero.txt", "zero.txt is a pipe or a device"),
+        ("folder.txt", "folder.txt is a folder"),
+        ("binary.txt", "binary.txt, line "),
+        ("empty.txt", "empty.txt holds no prompts"),
+        ("line.txt", f"shorten it to {base.LONGEST} at most"),
+        ("big.txt", "big.txt is larger than 128 MiB"),
+        ("~nobody-at-all/x.txt", "there is no file ~nobody-at-all/x.txt"),
+    ],
+)
+def test_what_is_no_file_of_prompts_is_named_and_not_waited_for(
+    name: str, sentence: str, call: Call, odd: Path
+) -> None:
+    assert sentence in refused(call, *FAST, f"prompts={name}", "out=first")
+    assert not Path("first").exists()
+    Path("pictures").mkdir()
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save("pictures/1.png")
+    assert sentence in refused(call, "evaluate", "pictures", "metrics=scenes_clip", f"prompts={name}", "out=there")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser reads every file")
+def test_a_file_that_may_not_be_read(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("a cat\n")
+    (tmp_path / "mine.txt").chmod(0)
+    assert "cannot read mine.txt (Permission denied)" in refused(call, *FAST, "prompts=mine.txt")
+
+
+@pytest.mark.parametrize("command", ["audit method=vanilla", "bench", "probe"])
+def test_a_pipe_is_no_place_for_rows(command: str, call: Call, tmp_path: Path) -> None:
+    """It used to be replaced by a file, or waited for."""
+    os.mkfifo(tmp_path / "rows.csv")
+    assert "it is a pipe or a device" in refused(call, *command.split(), "out=rows.csv")
+    assert (tmp_path / "rows.csv").is_fifo()
+
+
+def test_a_pipe_among_the_pictures_is_not_waited_for(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    os.mkfifo(tmp_path / "pictures/0.png")
+    code, _, err = call("evaluate", "pictures", "metrics=scenes_fid", "out=scored")
+    assert code == 2
+    assert "0.png is no file" in err
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+NAMES = [
+    "ü", "größe", "a b", "a,b", "a=b [x]", "(1)", "it's", 'say "x"', "a$b", "${x}", "{a: b}", "#x", "-x", "~x~",
+    "a\\b", "null hypothesis", "true", "1.50", "a'b\"c", "'a' and 'b'", "a;b", "*", "%d", "@x", "!x", "a|b", "x:y",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_means_itself(name: str) -> None:
+    """The shell has taken its own quotes away, and Hydra's grammar used to read what is in them."""
+    words = [f"prompts={name}.txt", f"out={name}", f"metrics_dir={name}/a", "n=1"]
+    for found in (
+        configuration.compose(configuration.literal(words)),
+        configuration.grid(configuration.plain(configuration.literal(words)), False)[0],
+    ):
+        assert (found["prompts"], found["out"], found["metrics_dir"]) == (f"{name}.txt", name, f"{name}/a")
+
+
+@pytest.mark.parametrize("name", ["größe, a=b [x] (1)", 'it\'s ${x} \\ "y"', "-~#*;"])
+def test_a_run_of_any_name_can_be_gone_on_with(
+    name: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the command that is printed when it stops, by the same command and by `resume`."""
+    (tmp_path / f"{name}.txt").write_text("a cat\na dog\n")
+    words = [*FAST, f"prompts={name}.txt", f"out={name}"]
+    decode, count = FakePipeline.decode, iter(range(100))
+
+    def stopping(self: FakePipeline, *keys: Any) -> Any:
+        if next(count) == 2:  # after the warm-up and the first image
+            raise KeyboardInterrupt
+        return decode(self, *keys)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakePipeline, "decode", stopping)
+        code, _, err = call(*words)
+    assert code == 130, err
+    again = shlex.split(err[err.index("to go on: ") + 10 :])  # as a shell would read it
+    assert again[0] == "specbench"
+    assert call(*again[1:])[0] == 0
+    [row] = records.read_rows(tmp_path / name / "row.csv")
+    assert (row["n"], row["prompts"]) == (2, f"{name}.txt")
+    assert "nothing left to do" in call(*words)[1]
+    folder = f"./{name}" if name[0] == "-" else name
+    assert call("status", folder)[0] == 0
+    code, out, err = call("resume", folder, "metrics_dir=a: b, [c]")
+    assert (code, "nothing left to do" in out) == (0, True), err
+    assert {p.name for p in tmp_path.iterdir()} == {name, f"{name}.txt"}
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("out='\"a, b\"'", '"a, b"'),
+        ("out='a, b'", "a, b"),
+        ('out="a, b"', "a, b"),
+        ("out='it\\'s'", "it's"),
+        ("out=null", None),
+        ("out=7", "7"),
+        ("out=a/b.c-d", "a/b.c-d"),
+        ("+out=a b", "a b"),
+    ],
+)
+def test_quotes_that_are_there_stay(word: str, value: str | None) -> None:
+    assert configuration.compose(configuration.literal([word]))["out"] == value
+    assert configuration.literal(configuration.literal([word])) == configuration.literal([word])
+
+
+@pytest.mark.parametrize("name", [*NAMES, "a\\", "\\'", "a\\\\b", "a\\\\", " x "])
+def test_what_is_quoted_is_read_back(name: str) -> None:
+    assert configuration.compose([f"out={configuration.quoted(name)}"])["out"] == name
+
+
+def test_a_comma_of_a_grids_folder_is_no_sweep(call: Call, tmp_path: Path) -> None:
+    for name in ("one.txt", "two, too.txt"):
+        (tmp_path / name).write_text("a cat\n")
+    words = ("run", "-m", "metrics=none", "n=1", "baseline=false")
+    assert call(*words, "delta=1,2", "out=a,b [c]", "prompts=two (1).txt")[0] == 2  # there is none
+    assert call(*words, "delta=1,2", "out=a,b [c]", "prompts=one.txt")[0] == 0
+    assert len(list((tmp_path / "a,b [c]").glob("*/row.csv"))) == 2
+    assert call(*words, "prompts=one.txt,'two, too.txt'", "out=c")[0] == 0
+    assert {records.read_rows(p)[0]["prompts"] for p in (tmp_path / "c").glob("*/row.csv")} == {
+        "one.txt",
+        "two, too.txt",
+    }
+
+
+def test_paths_of_other_commands_mean_themselves(call: Call, tmp_path: Path) -> None:
+    assert call("audit", "method=vanilla", "audit.samples=1000", "out=a, b [c].csv")[0] == 0
+    assert (tmp_path / "a, b [c].csv").is_file()
+    assert "there is no folder d, e" in refused(call, "train", "drafter=eagle", "images=d, e")
+    assert "data=coco2017 needs" in refused(call, "probe", "n=1", "data=coco2017", "data_dir=d, e [f]")
+    (tmp_path / "pictures (1), [x]").mkdir()
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "pictures (1), [x]/0.png")
+    assert call("evaluate", "pictures (1), [x]", "metrics=fid", "metrics_dir=no, no", "out=s=[t], u")[0] == 0
+    assert (tmp_path / "s=[t], u/row.csv").is_file()
+    assert call("report", "s=[t], u", "out=my, page.html")[0] in (0, 2)
