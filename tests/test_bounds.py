@@ -183,7 +183,9 @@ def odd(tmp_path: Path) -> Path:
     [
         ("pipe.txt", "pipe.txt is a pipe or a device"),
         ("zero.txt", "zero.txt is a pipe or a device"),
+        ("/dev/zero", "/dev/zero is a pipe or a device"),
         ("folder.txt", "folder.txt is a folder"),
+        (".", ". is a folder"),
         ("binary.txt", "binary.txt, line "),
         ("empty.txt", "empty.txt holds no prompts"),
         ("line.txt", f"shorten it to {base.LONGEST} at most"),

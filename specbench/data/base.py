@@ -91,14 +91,20 @@ def find(cfg: Mapping[str, Any], *names: str) -> Path:
     )
 
 
+def check_file(path: Path) -> None:
+    """Raises UsageError for what is no regular file: a pipe would be waited for, a device has no end."""
+    if path.is_file():
+        return
+    if path.exists():
+        what = "a folder" if path.is_dir() else "a pipe or a device"
+        raise UsageError(f"{path} is {what}, and not a file; name a file")
+    raise UsageError(f"there is no file {path}; check its name and folder")
+
+
 def read_text(path: Path) -> str:
     """The text of a file. UsageError where it is absent, unreadable, no UTF-8, or holds a NUL."""
     try:
-        if not path.is_file():
-            if path.exists():  # a pipe would be waited for, a device has no end
-                what = "a folder" if path.is_dir() else "a pipe or a device"
-                raise UsageError(f"{path} is {what}, and not a file; name a file")
-            raise UsageError(f"there is no file {path}; check its name and folder")
+        check_file(path)
         if path.stat().st_size > LARGEST:
             raise UsageError(f"{path} is larger than {LARGEST / 2**20:g} MiB; give a smaller file")
         content = path.read_bytes()

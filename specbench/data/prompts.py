@@ -39,6 +39,7 @@ def items(cfg: Mapping[str, Any]) -> list[Item]:
 def read(path: Path) -> list[Entry]:
     """Every prompt of a file, in its order. UsageError for a file that cannot be read to its end."""
     if path.suffix.lower() not in _READERS:
+        base.check_file(path)
         raise UsageError(f"cannot tell the form of {path}: its name must end in {', '.join(_READERS)}")
     return base.check_ids(list(_READERS[path.suffix.lower()](base.read_text(path), path)), path)
 
