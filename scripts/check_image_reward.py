@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench import pictures
 from specbench.errors import UsageError, install
 from specbench.metrics import blip, image_reward, image_reward_package
+from specbench.storage import pictures
 
 PROMPTS = (
     "a red circle left of a large blue square",

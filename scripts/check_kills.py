@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from specbench import records
+from specbench.rows import records
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMED = ("latency", "_s_", "text_s", "pixels_s", "per_s", "peak_memory", "throughput", "speedup_latency", "draft_cost")

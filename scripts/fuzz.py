@@ -40,7 +40,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from specbench import cli, parameters
+from specbench import cli
+from specbench.config import parameters
 from specbench.metrics import reference
 from specbench.models import official
 from specbench.models.naming import Place

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from specbench import configuration, records, run
+from specbench.config import configuration
+from specbench.harness import run
+from specbench.rows import records
 
 ENDS, LEEWAY = 100, 0.05
 

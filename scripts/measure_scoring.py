@@ -18,10 +18,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from specbench import home, metrics, pictures
+from specbench import metrics
 from specbench.data.base import Item
 from specbench.metrics import frechet, inception
 from specbench.metrics import reference as references
+from specbench.storage import home, pictures
 
 LIMIT_GB = 3.0
 SIDE = 512

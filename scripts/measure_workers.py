@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from specbench import records
+from specbench.rows import records
 
 ROOT = Path(__file__).resolve().parent.parent
 PAIRS = int(os.environ.get("PAIRS", "3"))

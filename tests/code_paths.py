@@ -18,6 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from specbench.audit.densities import built_in
+from specbench.config.registry import ASSETS
 from specbench.decoding import rules
 from specbench.decoding.continuous import Rule
 from specbench.decoding.continuous import decode as decode_continuous
@@ -28,7 +29,6 @@ from specbench.decoding.loop import Parts, decode
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import parse
 from specbench.engine import invariance, ops
-from specbench.registry import ASSETS
 
 KEYS = [(7, i) for i in range(5)]
 FULL_SIZE = [(1280, 3456), (192, 2048)]  # LlamaGen-XL's widest product, and one of few outputs

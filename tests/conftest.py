@@ -11,7 +11,8 @@ import pytest
 import torch
 from fake_pipeline import FakePipeline
 
-from specbench import cli, run
+from specbench import cli
+from specbench.harness import run
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton

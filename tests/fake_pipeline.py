@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from specbench.decoding.loop import Decoded, Trace
-from specbench.pipeline import in_batches
+from specbench.harness.pipeline import in_batches
 
 TOKENS = 16  # per image, a 4x4 grid
 SIDE = 8
@@ -108,8 +108,8 @@ def mortal(cfg: Mapping[str, Any], flag: Path) -> Mortal:
 
 
 if __name__ == "__main__":
-    from specbench import configuration
-    from specbench.run import execute
+    from specbench.config import configuration
+    from specbench.harness.run import execute
 
     out, delay, *overrides = sys.argv[1:]
     execute(configuration.compose(overrides), out, loader=lambda cfg: FakePipeline(cfg, float(delay)))

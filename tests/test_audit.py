@@ -15,11 +15,12 @@ import pytest
 import torch
 from scipy import stats
 
-from specbench import cli, configuration, parameters
+from specbench import cli
 from specbench.audit import audit, densities, models, statistics, theorem
 from specbench.audit.audit import COLUMNS, LEVEL, assemble, measure
 from specbench.audit.models import BUILT_IN, built_in
 from specbench.audit.tabular import TabularGrower, TabularTarget, codes, random_tables, sequence_law
+from specbench.config import configuration, parameters
 from specbench.decoding import rules
 from specbench.decoding.loop import Parts, decode
 from specbench.decoding.rules.gsd import Grouped

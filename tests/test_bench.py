@@ -17,10 +17,10 @@ import torch
 from test_engine import at_once
 from torch import Tensor
 
-from specbench import configuration, pipeline
 from specbench.bench import cli, floor
 from specbench.bench.cli import COLUMNS
 from specbench.bench.measure import ForcedLength
+from specbench.config import configuration
 from specbench.decoding.drafters.build import Eagle, Window
 from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.drafters.none import NoDraft
@@ -32,6 +32,7 @@ from specbench.decoding.verify import Draft, Verdict
 from specbench.engine import clock as clocks
 from specbench.engine.clock import Clock, Passes
 from specbench.engine.graph import Graphs
+from specbench.harness import pipeline
 
 Call = Callable[..., tuple[int, str, str]]
 SMALL = ("model=llamagen_xl", "reduced=true", "weights=random", "device=cpu", "dtype=float32", "bench.steps=3")

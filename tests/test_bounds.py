@@ -15,12 +15,14 @@ import pytest
 from fake_pipeline import FakePipeline
 from PIL import Image
 
-from specbench import configuration, parameters, records, registry, run
+from specbench.config import configuration, parameters, registry
 from specbench.data import base
 from specbench.decoding import trees
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.sampling import Streams
 from specbench.errors import UsageError
+from specbench.harness import run
+from specbench.rows import records
 
 Call = Callable[..., tuple[int, str, str]]
 FAST = ("run", "metrics=none", "n=2", "baseline=false")

@@ -18,9 +18,11 @@ from fake_pipeline import FakePipeline
 from omegaconf import OmegaConf
 
 import specbench
-from specbench import configuration, parameters, records, registry, run
 from specbench._version import __version__
+from specbench.config import configuration, parameters, registry
 from specbench.errors import UsageError
+from specbench.harness import run
+from specbench.rows import records
 
 ROOT = Path(specbench.__file__).parent.parent
 Call = Callable[..., tuple[int, str, str]]
@@ -321,7 +323,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {tests!r})
 from fake_pipeline import FakePipeline
 from specbench._version import __version__
-from specbench import cli, run
+from specbench import cli
+from specbench.harness import run
 run._load_pipeline = lambda cfg: FakePipeline(cfg, 0.05)
 run.check = lambda cfg: None
 run._weights_here = lambda cfg: None

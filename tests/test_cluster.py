@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 from fake_pipeline import FakePipeline, mortal
 
-from specbench import cluster, configuration, data, records, run
+from specbench import data
+from specbench.config import configuration
 from specbench.errors import RunError, UsageError, install
-from specbench.worker import Died, Event, Failure, Image, Joined, Shrunk, never
+from specbench.harness import cluster, run
+from specbench.harness.worker import Died, Event, Failure, Image, Joined, Shrunk, never
+from specbench.rows import records
 
 Call = Callable[..., tuple[int, str, str]]
 WORDS = ["metrics=none", "n=6", "warmup=0"]

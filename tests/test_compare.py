@@ -21,14 +21,16 @@ from omegaconf import OmegaConf
 from scipy import stats
 from test_records import record
 
-from specbench import cli, configuration, data, metrics, records
+from specbench import cli, data, metrics
 from specbench.compare import telling
 from specbench.compare.comparison import Comparison, compare, pair
 from specbench.compare.paired import Paired, by_influence, holm, paired, same_law, size
 from specbench.compare.passes import read
+from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.metrics import frechet
 from specbench.metrics.outputs import key
+from specbench.rows import records
 
 N = 40
 SESSION = {

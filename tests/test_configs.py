@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench import composition, configuration, metrics, parameters, records
+from specbench import metrics
+from specbench.config import composition, configuration, parameters
 from specbench.errors import UsageError, install
+from specbench.rows import records
 
 #: Those of models of codes.
 RULES, DRAFTERS = (
@@ -177,7 +179,7 @@ def test_every_choice_has_a_line_and_every_parameter_is_documented() -> None:
 
 
 def test_everything_in_conf_can_be_built() -> None:
-    from specbench import registry
+    from specbench.config import registry
 
     for kind in ("model", "drafter", "rule"):
         for name in parameters.choices(kind):

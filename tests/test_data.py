@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 
 import specbench
-from specbench import configuration, data, metrics, parameters, records
+from specbench import data, metrics
+from specbench.config import configuration, parameters
 from specbench.data import Item, base, coco, prompts
 from specbench.errors import UsageError
 from specbench.metrics import scenes_clip
 from specbench.metrics.embedded import of_scenes
 from specbench.models import evaluators
-from specbench.pictures import Array
+from specbench.rows import records
+from specbench.storage.pictures import Array
 
 SHARED = Path(specbench.__file__).resolve().parents[2] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real prompt files are not beside the repository")
@@ -456,7 +458,7 @@ def test_a_word_that_does_not_fit_is_told(words: list[str], sentence: str) -> No
 
 def test_a_look_at_the_choices_reads_nothing() -> None:
     code = (
-        "import sys; from specbench import configuration, data;"
+        "import sys; from specbench import data; from specbench.config import configuration;"
         "configuration.compose(['data=coco2017']); sys.exit(bool({'torch', 'pycocotools'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

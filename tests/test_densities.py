@@ -12,10 +12,10 @@ import pytest
 import torch
 from scipy import stats
 
-from specbench import configuration
 from specbench.audit import densities, statistics
 from specbench.audit.audit import COLUMNS, LEVEL
 from specbench.audit.densities import BUILT_IN, alone, assemble, built_in, measure
+from specbench.config import configuration
 from specbench.decoding import continuous
 from specbench.decoding.continuous import Rule
 

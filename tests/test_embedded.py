@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from specbench.configuration import compose
+from specbench.config.configuration import compose
 from specbench.data import scenes
-from specbench.pipeline import Pipeline
+from specbench.harness.pipeline import Pipeline
 
 COUNT, FEW = 8, 2
 CAPTIONS = [scenes.sample("validation", i).caption for i in range(COUNT)]
@@ -56,8 +56,8 @@ def test_windows_save_steps_and_proactive_drafts_save_more():
 def test_a_caption_can_be_read_from_its_picture():
     """The goal is 0.85 over 256 captions (results/embedded_models.md); these eight hold 60 attributes or so, of which
     0.85 is not missed by four standard errors of 0.05."""
+    from specbench.config.registry import ASSETS
     from specbench.models import evaluators as ev
-    from specbench.registry import ASSETS
 
     reader = ev.load(ASSETS / ev.READER, ev.AttributeReader, torch.device("cpu"))
     pictures = pipeline("method=vanilla").pixels(decoded("method=vanilla").tokens)

@@ -20,11 +20,14 @@ from fake_pipeline import FakePipeline
 from filelock import FileLock
 from PIL import Image
 
-from specbench import cli, configuration, metrics, records, run
+from specbench import cli, metrics
+from specbench.config import configuration
 from specbench.data import scenes
+from specbench.harness import run
 from specbench.metrics import scenes_fid
 from specbench.metrics.base import Metric
 from specbench.metrics.scenes_clip import Measure
+from specbench.rows import records
 
 N = 6
 CAPTIONS = [scenes.sample("validation", i).caption for i in range(N)]

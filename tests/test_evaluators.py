@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench.config.registry import ASSETS
 from specbench.data import scenes
 from specbench.errors import UsageError
 from specbench.metrics.scenes_reference import FILE, Reference
 from specbench.models import evaluators as ev
-from specbench.registry import ASSETS
 from specbench.training import evaluators as te
 from specbench.training.trainer import Recipe
 from specbench.training.world import World

@@ -19,8 +19,10 @@ import torch
 from fake_pipeline import FakePipeline
 from filelock import FileLock
 
-from specbench import configuration, records, run, worker
+from specbench.config import configuration
 from specbench.errors import RunError, UsageError
+from specbench.harness import run, worker
+from specbench.rows import records
 
 Call = Callable[..., tuple[int, str, str]]
 WORDS = ("metrics=none", "n=6", "warmup=0")

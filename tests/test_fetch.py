@@ -20,8 +20,10 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from specbench import cli, fetch, home, parameters, registry, sources
-from specbench.sources import Data, File, Model
+from specbench import cli
+from specbench.config import parameters, registry
+from specbench.storage import fetch, home, sources
+from specbench.storage.sources import Data, File, Model
 
 ROOT = Path(__file__).resolve().parents[1]
 Call = Callable[..., tuple[int, str, str]]
@@ -852,7 +854,7 @@ def test_the_hub_s_own_client_fetches_from_a_hub(tmp_path: Path) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     code = (
-        "import sys; from specbench import cli, sources\n"
+        "import sys; from specbench import cli; from specbench.storage import sources\n"
         "sources.MODELS['anole'] = sources.Model({'target': sources.hugging_face('o/m', 'MIT')})\n"
         "sys.exit(cli.main(['fetch', 'model=anole', '--yes']))"
     )
@@ -879,7 +881,7 @@ def test_the_hub_s_own_client_fetches_from_a_hub(tmp_path: Path) -> None:
 def test_a_model_whose_parts_are_all_here_needs_no_client(tmp_path: Path) -> None:
     """Looking at the choices and reading the advice imports neither torch nor the hub's client."""
     code = (
-        "import sys; from specbench import fetch; fetch.advice('anole')\n"
+        "import sys; from specbench.storage import fetch; fetch.advice('anole')\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'huggingface_hub', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120).returncode == 0

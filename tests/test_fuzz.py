@@ -29,15 +29,18 @@ from test_records import picture, record
 from test_report import row
 from torch import nn
 
-from specbench import cli, configuration, parameters, pictures, records
+from specbench import cli
 from specbench.audit import models
 from specbench.compare import passes
+from specbench.config import configuration, parameters
 from specbench.data import prompts
 from specbench.errors import UsageError
 from specbench.metrics import reference
 from specbench.models import checkpoints
 from specbench.report import cli as report
 from specbench.report import gather
+from specbench.rows import records
+from specbench.storage import pictures
 from specbench.tables import render
 
 many = settings(

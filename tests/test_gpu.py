@@ -11,16 +11,17 @@ import tiny
 import torch
 from scipy import stats
 
-from specbench import cli, configuration, parameters, registry
+from specbench import cli
 from specbench.audit.tabular import codes
+from specbench.config import configuration, parameters, registry
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import Decoding, Parts, decode
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.engine.graph import Graphs
+from specbench.harness.pipeline import Pipeline
 from specbench.models.llamagen import Conditioning
-from specbench.pipeline import Pipeline
 
 REAL = [name for name in parameters.choices("model") if registry.entry("model", name).parts]
 pytestmark = [

@@ -20,7 +20,7 @@ from torch_fidelity.metric_kid import kid_features_to_metric
 from torch_fidelity.metric_prc import prc_features_to_metric
 from torchvision.transforms import functional as tv
 
-from specbench import home, metrics, pictures
+from specbench import metrics
 from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.metrics import fid, frechet, inception, inception_score, kid, precision_recall
@@ -29,6 +29,7 @@ from specbench.metrics.base import Metric, Place, Unavailable
 from specbench.metrics.inception import Inception
 from specbench.metrics.outputs import key
 from specbench.metrics.reference import Reference
+from specbench.storage import home, pictures
 
 PUBLISHED = inception.SHA256
 WIDTH = 24  # of the statistics' tests: they are the same at any

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specbench import configuration, registry
+from specbench.config import configuration, registry
 from specbench.data.scenes import to_uint8
 from specbench.decoding import continuous
 from specbench.decoding.sampling import Streams

@@ -11,17 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from specbench import cli, configuration, data, metrics, parameters, records, registry
+from specbench import cli, data, metrics
+from specbench.config import configuration, parameters, registry
 from specbench.data import Item, scenes, scenes_classes
 from specbench.errors import UsageError
+from specbench.harness.pipeline import Pipeline
 from specbench.metrics import scenes_reference
 from specbench.models import checkpoints, mar_scenes
 from specbench.models import evaluators as ev
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_scenes import Latents
 from specbench.models.scenes_config import DIFFUSION_STEPS, MAR_CONFIGS, LatentConfig
-from specbench.pictures import Array
-from specbench.pipeline import Pipeline
+from specbench.rows import records
+from specbench.storage.pictures import Array
 from specbench.training import card
 from specbench.training import cli as training_cli
 from specbench.training import mar as training

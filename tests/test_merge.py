@@ -16,9 +16,12 @@ import pytest
 from fake_pipeline import FakePipeline
 from PIL import Image
 
-from specbench import cli, configuration, metrics, records, run, sheet, status
+from specbench import cli, metrics
+from specbench.config import configuration
 from specbench.errors import UsageError
+from specbench.harness import run, sheet, status
 from specbench.metrics import Score, base
+from specbench.rows import records
 from specbench.tables.measure import LocalBench
 
 Call = Callable[..., tuple[int, str, str]]

@@ -17,15 +17,17 @@ import pytest
 import scipy.linalg
 import torch
 
-from specbench import metrics, parameters, records
+from specbench import metrics
+from specbench.config import parameters
+from specbench.config.registry import ASSETS
 from specbench.data import Item, scenes, scenes_classes
 from specbench.errors import UsageError
 from specbench.metrics import scenes_fid, scenes_inception_score, scenes_reference, scenes_reward
 from specbench.metrics.base import Judge, Metric, Place, Unavailable
 from specbench.metrics.frechet import Moments, standard_error
 from specbench.models import evaluators as ev
-from specbench.pictures import Array, digest
-from specbench.registry import ASSETS
+from specbench.rows import records
+from specbench.storage.pictures import Array, digest
 
 NAMES = ["scenes_fid", "scenes_clip", "scenes_reward"]
 COLUMNS = ["fid", "clip_score", "image_reward"]

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from specbench import parameters, registry
 from specbench.audit.tabular import codes
+from specbench.config import parameters, registry
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter

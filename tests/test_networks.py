@@ -22,12 +22,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision import transforms
 
-from specbench import home, metrics, parameters, sources
+from specbench import metrics
+from specbench.config import parameters
 from specbench.data import Item
 from specbench.errors import UsageError, install
 from specbench.metrics import blip, clip_score, hpsv2, image_reward, towers
 from specbench.metrics.base import Place, Unavailable
-from specbench.pictures import read
+from specbench.storage import home, sources
+from specbench.storage.pictures import read
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import check_image_reward

@@ -13,8 +13,8 @@ import torch
 from test_engine import at_once
 from torch import Tensor
 
-from specbench import configuration
 from specbench.audit.tabular import TabularDrafter, TabularSession, TabularTarget, random_tables
+from specbench.config import configuration
 from specbench.decoding import rules
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import Decoding, Parts, decode, decode_stream
@@ -22,7 +22,7 @@ from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import chain_paths, parse
 from specbench.engine.graph import Eager, Graphs
 from specbench.errors import NumberError
-from specbench.pipeline import Pipeline
+from specbench.harness.pipeline import Pipeline
 
 LENGTH = 6
 P = random_tables(4, LENGTH, seed=1)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from specbench import pictures
 from specbench.errors import UsageError
+from specbench.storage import pictures
 
 RNG = np.random.default_rng(0)
 COLOUR = RNG.integers(0, 256, (6, 5, 3), dtype=np.uint8)

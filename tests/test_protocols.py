@@ -19,8 +19,10 @@ from typing import Any
 import pytest
 
 import specbench
-from specbench import configuration, parameters, protocols, records, registry, run
+from specbench.config import configuration, parameters, protocols, registry
 from specbench.errors import UsageError
+from specbench.harness import run
+from specbench.rows import records
 
 ROOT = Path(specbench.__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "published"

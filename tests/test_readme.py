@@ -26,9 +26,13 @@ import pytest
 from fake_pipeline import FakePipeline
 from PIL import Image
 
-from specbench import cli, configuration, fetch, parameters, reference, run, sources
+from specbench import cli
 from specbench.audit import densities, models
 from specbench.bench import cli as bench
+from specbench.cli import reference
+from specbench.config import configuration, parameters
+from specbench.harness import run
+from specbench.storage import fetch, sources
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

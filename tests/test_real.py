@@ -11,8 +11,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from test_text_official import chameleon_names, save_chameleon, t5, tiktoken  # noqa: F401 (fixtures)
 
-from specbench import configuration, parameters, registry
 from specbench.cli import main
+from specbench.config import configuration, parameters, registry
 from specbench.decoding.loop import Parts, decode
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.errors import UsageError
@@ -399,7 +399,7 @@ def test_weights_are_named_by_their_content(tmp_path, monkeypatch):
     first = registry.weights_label(cfg)
     assert first.startswith("folder:")
     assert registry.weights_label(cfg | {"drafter": "eagle"}).startswith(first + "+")
-    monkeypatch.setattr("specbench.home.LARGE", 1)  # hashed once, and kept
+    monkeypatch.setattr("specbench.storage.home.LARGE", 1)  # hashed once, and kept
     registry._digest.cache_clear()  # of this process
     large = registry.weights_label(cfg)
     registry._digest.cache_clear()

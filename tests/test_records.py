@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from specbench import configuration, parameters, records
+from specbench.config import configuration, parameters
 from specbench.errors import UsageError
+from specbench.rows import records
 
 
 def picture(index: int) -> np.ndarray:

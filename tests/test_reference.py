@@ -11,13 +11,15 @@ import pytest
 import random_inception
 from PIL import Image
 
-from specbench import cli, metrics, pictures, reference
+from specbench import cli, metrics
+from specbench.cli import reference
 from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.metrics import inception
 from specbench.metrics import reference as references
 from specbench.metrics.base import Judge, Place, Unavailable
 from specbench.metrics.inception import ComparedMetric
+from specbench.storage import pictures
 
 D = 6  # width of the files that are only read
 

@@ -18,11 +18,14 @@ import torch
 from fake_pipeline import TOKENS, FakePipeline
 from PIL import Image
 
-from specbench import configuration, data, metrics, records, run, sheet
+from specbench import data, metrics
+from specbench.config import configuration
 from specbench.errors import UsageError
+from specbench.harness import run, sheet
 from specbench.metrics import Score
 from specbench.metrics.base import Judge, Pictures
 from specbench.metrics.scenes_fid import Measure
+from specbench.rows import records
 
 FAST = {"metrics": "none", "n": "6"}
 STEPS = [4, 5, 6, 7, 4, 5]  # of the fake's first six images

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_records import FIGURES, record
 
-from specbench import records, statistics
 from specbench.audit.tabular import TabularDrafter, TabularTarget, random_tables, sequence_law
 from specbench.decoding import rules
 from specbench.decoding.continuous import Trace as VectorTrace
@@ -27,6 +26,7 @@ from specbench.decoding.loop import Decoded, Parts, Trace, decode
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import chain_paths, parse
 from specbench.errors import UsageError
+from specbench.rows import records, statistics
 
 
 def trace() -> Trace:

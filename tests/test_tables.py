@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from PIL import Image
 
-from specbench import configuration, records, registry
+from specbench.config import configuration, registry
 from specbench.errors import UsageError
+from specbench.rows import records
 from specbench.tables import cli, comparisons, definitions, figures, layout, literature, measure, render
 from specbench.tables.catalog import TABLES
 from specbench.tables.measure import Identity
@@ -679,7 +680,7 @@ def test_the_newest_fitting_row_is_shown(tables: Callable[..., int], tmp_path: P
 
 def test_the_weights_of_a_run_are_known_without_loading_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retrained weights make old rows stale; a wrong prediction would run every table anew for ever."""
-    from specbench.pipeline import Pipeline
+    from specbench.harness.pipeline import Pipeline
 
     bench = measure.LocalBench()
     overrides = ["method=cool_sd", f"weights={tmp_path}"]
@@ -818,7 +819,7 @@ def test_a_complete_table_is_drawn_without_torch(tables: Callable[..., int], tmp
     tables(TABLE.id, bench=Real())
     code = (
         "import sys; from specbench.tables.cli import main; main(['coolsd_table1'])\n"
-        "heavy = {'torch', 'transformers', 'specbench.pipeline', 'specbench.run'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'specbench.harness.pipeline', 'specbench.harness.run'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     done = subprocess.run(

@@ -18,15 +18,16 @@ import test_targets as families
 import torch
 from safetensors.torch import load_file
 
-from specbench import cli, registry
+from specbench import cli
+from specbench.config import registry
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
 from specbench.decoding.loop import Outcome
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.verify import verify
 from specbench.errors import UsageError
+from specbench.harness.pipeline import Pipeline
 from specbench.models import eagle
-from specbench.pipeline import Pipeline
 from specbench.training import command, recipes, trainer
 from specbench.training.lessons import Live, Reader
 

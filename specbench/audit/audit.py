@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench import parameters, records, registry
 from specbench._version import __version__
 from specbench.audit import statistics, theorem
 from specbench.audit.models import Model, needed_codebook
 from specbench.audit.tabular import TabularDrafter, TabularGrower, TabularTarget, codes, sequence_law
+from specbench.config import parameters, registry
 from specbench.decoding.loop import Drafter, Parts, decode
 from specbench.decoding.rules import Rule
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import chain_paths, parse
+from specbench.rows import records
 
 #: Of every column, in order, its meaning: those that DESIGN fixes, then what else a row should say of itself.
 COLUMNS = {

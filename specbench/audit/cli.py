@@ -10,11 +10,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from specbench import configuration, parameters, records, registry
 from specbench.audit import audit, densities, models
 from specbench.audit.densities import Pair
 from specbench.audit.models import Model
+from specbench.config import configuration, parameters, registry
 from specbench.errors import UsageError, asked, unknown, values, whole
+from specbench.rows import records
 
 SAMPLES, FEWEST, MOST = 200_000, 1000, 10_000_000
 

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench import records
 from specbench._version import __version__
 from specbench.audit import statistics
 from specbench.audit.audit import COLUMNS, LEVEL, Progress, described
@@ -25,6 +24,7 @@ from specbench.decoding.continuous import Rule, Session, decode
 from specbench.decoding.sampling import Streams
 from specbench.engine.ops import linear, take
 from specbench.errors import unknown
+from specbench.rows import records
 
 SAMPLING = ("temperature", "final_noise")
 _CONDITION, _HIDDEN = 4, 8  # numbers of a condition, and of the head's hidden layer

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench import home
 from specbench.audit.tabular import Tables, random_tables
 from specbench.errors import UsageError, unknown
+from specbench.storage import home
 
 #: Sequences that an audit counts one by one: 32 MiB a count.
 LARGEST = 1 << 22

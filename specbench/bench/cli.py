@@ -9,8 +9,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from specbench import configuration, parameters, records, registry
+from specbench.config import configuration, parameters, registry
 from specbench.errors import UsageError, asked, values, whole
+from specbench.rows import records
 
 #: The words of a benchmark's own, with their meanings.
 WORDS = {
@@ -187,7 +188,7 @@ def _plan(own: Mapping[str, str]) -> Any:
 
 def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None = None) -> dict[str, Any]:
     """The row of a configuration, of the figures that `measure.measure` found."""
-    from specbench.pipeline import resolve_device
+    from specbench.harness.pipeline import resolve_device
 
     parts = [p for p in parameters.TABLE if p in cfg and p in _described()]
     parts = [p for p in parts if p != "drafter_weights" or cfg[p]]

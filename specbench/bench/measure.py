@@ -20,8 +20,8 @@ from specbench.decoding.verify import Draft, Verdict
 from specbench.engine.clock import Clock, Passes
 from specbench.engine.graph import Graphs
 from specbench.errors import UsageError
-from specbench.pipeline import Pipeline, VectorPipeline
-from specbench.worker import peak_memory_mib, reset_peak_memory
+from specbench.harness.pipeline import Pipeline, VectorPipeline
+from specbench.harness.worker import peak_memory_mib, reset_peak_memory
 
 PARTS = ("draft", "forward", "head", "verify", "commit", "rest")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specbench import records
 from specbench.compare import telling
 from specbench.compare.comparison import compare
 from specbench.compare.passes import read
 from specbench.errors import UsageError, asked
+from specbench.rows import records
 
 _HELP = """\
 usage: specbench compare A B [out=FILE.csv]

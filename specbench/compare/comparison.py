@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specbench import data, statistics
+from specbench import data
 from specbench.compare import passes
 from specbench.compare.paired import Law, Paired, by_influence, holm, paired, same_law
 from specbench.compare.passes import Pass
 from specbench.errors import UsageError, plain
-from specbench.records import Record
+from specbench.rows import statistics
+from specbench.rows.records import Record
 
 if TYPE_CHECKING:
     from specbench import metrics
@@ -313,7 +314,7 @@ def _moved(metric: Metric, outputs: np.ndarray, items: Sequence[data.Item]) -> t
 
 def _place(one: Pass) -> metrics.Place:
     """Where a run's metrics find their weights and real pictures: what its configuration says."""
-    from specbench.run import judging_place
+    from specbench.harness.run import judging_place
 
     told = ((name, one.cfg.get(name)) for name in ("metrics_dir", "reference", "data"))  # of old runs, not all
     return judging_place({name: str(value) if value else "" for name, value in told})

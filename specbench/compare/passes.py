@@ -11,9 +11,11 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from specbench import home, parameters, records
+from specbench.config import parameters
 from specbench.errors import UsageError, plain
-from specbench.records import Record
+from specbench.rows import records
+from specbench.rows.records import Record
+from specbench.storage import home
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def _each(names: Sequence[str], mine: Mapping[str, str], theirs: Mapping[str, st
 
 def _facts(one: Pass, mine: Sequence[Record]) -> dict[str, str]:
     """What fixes the images and timings of a pass beside its method: name -> value, printable."""
-    from specbench.run import MAY_CHANGE
+    from specbench.harness.run import MAY_CHANGE
 
     other = {*parameters.of_methods(), *MAY_CHANGE, "method", "drafter", "rule", "weights", "prompts", "seed"}
     told: dict[str, Any] = {name: value for name, value in one.cfg.items() if name not in other}

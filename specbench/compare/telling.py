@@ -8,10 +8,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from specbench import records
 from specbench.compare.comparison import Comparison, Result
 from specbench.compare.paired import LEVEL, Law, size
 from specbench.errors import plain
+from specbench.rows import records
 
 WIDTH = 120  # columns of the screen
 _LONGEST = 9  # characters of a number

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specbench import parameters
+from specbench.config import parameters
 from specbench.data.base import Item
 from specbench.errors import UsageError, unknown
 

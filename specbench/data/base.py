@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench import home
 from specbench.errors import UsageError
+from specbench.storage import home
 
 LONGEST = 10_000  # characters of a prompt
 LARGEST = 2**27  # bytes of a file; COCO's captions have 92 million

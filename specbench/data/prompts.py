@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from specbench import home
 from specbench.data import base
 from specbench.data.base import Entry, Item
 from specbench.errors import UsageError
+from specbench.storage import home
 
 COLUMNS = ("prompt", "caption", "text")
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench.config.parameters import DEEP, DRAFT
 from specbench.errors import UsageError, unknown
-from specbench.parameters import DEEP, DRAFT
 
 Path = tuple[int, ...]
 

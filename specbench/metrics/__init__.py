@@ -20,10 +20,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from specbench import errors, parameters, pictures
+from specbench import errors
+from specbench.config import parameters
+from specbench.config.registry import ASSETS
 from specbench.metrics.base import Item, Judge, Metric, Pictures, Place, Score, Unavailable
 from specbench.metrics.outputs import Outputs, Shelf, key
-from specbench.registry import ASSETS
+from specbench.storage import pictures
 
 __all__ = [
     "ASSETS",

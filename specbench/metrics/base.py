@@ -118,7 +118,7 @@ class Metric(ABC):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Folders below `place.weights` that it reads, by which `specbench.sources.EVALUATORS` says what fills them."""
+        """Folders below `place.weights` that it reads, which `specbench.storage.sources.EVALUATORS` fills."""
         return ()
 
     @property

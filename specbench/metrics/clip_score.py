@@ -26,7 +26,7 @@ import numpy as np
 from specbench.errors import UsageError, unknown
 from specbench.metrics import towers, weights
 from specbench.metrics.base import Item, Judge, Place, Score
-from specbench.pictures import centre
+from specbench.storage.pictures import centre
 
 #: Model -> the folder of its weights, and the name of its files in open_clip's layout.
 MODELS = {"ViT-B-32": "clip_b32", "ViT-B-16": "clip_b16"}

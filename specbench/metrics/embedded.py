@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from specbench.config.registry import digest
 from specbench.errors import UsageError
 from specbench.metrics.base import Item, Judge, Metric, Place, Unavailable
-from specbench.registry import digest
 
 if TYPE_CHECKING:
     from torch import Tensor

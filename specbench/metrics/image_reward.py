@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from specbench import registry
+from specbench.config import registry
 from specbench.errors import UsageError
 from specbench.metrics import weights
 from specbench.metrics.base import Item, Judge, Metric, Place, Score, Solitary, mean_and_stderr

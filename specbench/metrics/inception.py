@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from PIL import Image
 
-from specbench import home
 from specbench.errors import UsageError, unknown
 from specbench.metrics import reference as references
 from specbench.metrics import weights
 from specbench.metrics.base import Item, Judge, Metric, Pictures, Place, Solitary, Unavailable, chosen
 from specbench.metrics.reference import Reference
-from specbench.pictures import centre
+from specbench.storage import home
+from specbench.storage.pictures import centre
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

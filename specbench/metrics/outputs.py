@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from specbench.errors import UsageError
-from specbench.records import write_atomically
+from specbench.rows.records import write_atomically
 
 _DAMAGED = (OSError, ValueError, LookupError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
 

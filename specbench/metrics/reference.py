@@ -30,8 +30,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from specbench import home
 from specbench.errors import UsageError
+from specbench.storage import home
 
 KEPT = 10_000  # pictures whose features a file holds at most
 _TEXT = 1 << 16  # characters of a provenance at most

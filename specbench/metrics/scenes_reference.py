@@ -11,11 +11,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from specbench import home
 from specbench.data import scenes, scenes_classes
 from specbench.metrics.embedded import as_input
 from specbench.metrics.frechet import Moments
 from specbench.models import evaluators as ev
+from specbench.storage import home
 
 FILE = "scenes_reference.safetensors"  # kept beside the weights
 COUNT = 2000  # validation pictures to render where those statistics are not at hand

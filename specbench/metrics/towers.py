@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from PIL import Image
 
-from specbench import registry
+from specbench.config import registry
 from specbench.errors import UsageError
 from specbench.metrics import weights
 from specbench.metrics.base import Item, Metric, Place, Score, Solitary, chosen, mean_and_stderr

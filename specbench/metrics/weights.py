@@ -7,9 +7,9 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from specbench import home
 from specbench.errors import install
 from specbench.metrics.base import Place, Unavailable
+from specbench.storage import home
 
 
 def find(place: Place, choice: str, part: str, *names: str) -> Path:

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from specbench.config.registry import DRAFTER_FILE, KINDS
 from specbench.errors import UsageError
 from specbench.models import checkpoints, eagle, medusa, naming, official
 from specbench.models.eagle import Eagle, EagleConfig
 from specbench.models.language import Language
 from specbench.models.medusa import Medusa, MedusaConfig
 from specbench.models.unified import Unified
-from specbench.registry import DRAFTER_FILE, KINDS
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specbench.config.registry import digest
 from specbench.data import scenes
 from specbench.models import checkpoints
 from specbench.models.text import TextConfig, TextEncoder
-from specbench.registry import digest
 
 CLASSIFIER, READER, TWO_TOWER = (f"scenes_{name}.safetensors" for name in ("classifier", "reader", "two_tower"))
 SLOTS = scenes.MAX_OBJECTS

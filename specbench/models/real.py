@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from specbench import registry
+from specbench.config import registry
 from specbench.errors import UsageError
 from specbench.models.drafters import Drafters
 from specbench.models.language import Language

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbench.config.registry import weights_folder
 from specbench.data.scenes import to_uint8
 from specbench.errors import UsageError
 from specbench.models import checkpoints
@@ -19,7 +20,6 @@ from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.scenes_config import CONFIGS
 from specbench.models.text import TextConfig, TextEncoder
 from specbench.models.vq import VQConfig, VQModel
-from specbench.registry import weights_folder
 
 
 class ScenesModel(Drafters):

@@ -7,8 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specbench import configuration, records
+from specbench.config import configuration
 from specbench.errors import UsageError, asked, values, whole
+from specbench.rows import records
 
 _OFFSETS, _FURTHEST = 16, 10_000
 #: The words of a probe's own, with their meanings.
@@ -106,7 +107,7 @@ def main(words: Sequence[str]) -> int:
 
 def row(cfg: Mapping[str, Any], offsets: int = _OFFSETS) -> dict[str, Any]:
     """The row of a checked configuration."""
-    from specbench.pipeline import resolve_device
+    from specbench.harness.pipeline import resolve_device
     from specbench.probe import measure
 
     found = measure.measure(cfg, offsets)

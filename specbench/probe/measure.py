@@ -18,8 +18,8 @@ from tqdm import tqdm
 from specbench import data
 from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
+from specbench.harness.pipeline import Pipeline
 from specbench.models.language import Language
-from specbench.pipeline import Pipeline
 
 #: How many of the likeliest tokens are told apart.
 TOP = 100

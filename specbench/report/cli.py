@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from specbench import home, records
 from specbench._version import __version__
 from specbench.errors import UsageError, asked, values, whole
 from specbench.report import gather
+from specbench.rows import records
+from specbench.storage import home
 
 #: The words, with their meanings.
 WORDS = {

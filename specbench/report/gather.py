@@ -12,8 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from specbench import configuration, parameters, records
+from specbench.config import configuration, parameters
 from specbench.errors import UsageError, plain
+from specbench.rows import records
 
 #: Figures of a row that a leaderboard can show and a plot can have on an axis, in order: label, better side, digits.
 FIGURES: dict[str, tuple[str, str, int]] = {

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from specbench import parameters
+from specbench.config import parameters
 from specbench.errors import Parser, UsageError, unknown
 from specbench.tables import figures, layout, literature, render
 from specbench.tables.catalog import TABLES

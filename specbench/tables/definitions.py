@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from specbench import parameters, protocols
+from specbench.config import parameters, protocols
 
 DEFAULT_MODEL = "llamagen_scenes"
 

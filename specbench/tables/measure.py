@@ -16,10 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from specbench import configuration, home, records, registry
 from specbench.bench import cli as benchmarks
+from specbench.config import configuration, registry
 from specbench.errors import UsageError
 from specbench.probe import cli as probes
+from specbench.rows import records
+from specbench.storage import home
 from specbench.tables.definitions import Line, Table
 
 Row = Mapping[str, str]
@@ -61,7 +63,7 @@ class LocalBench:
         return Identity(records.config_hash(cfg), _weights(cfg))
 
     def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
-        from specbench.run import Run
+        from specbench.harness.run import Run
 
         one = Run(configuration.compose(overrides), out)
         return one.alone(one.execute())

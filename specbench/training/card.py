@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from specbench import records, registry
+from specbench.config import registry
 from specbench.data import Item, scenes, scenes_classes
+from specbench.harness.pipeline import Pipeline, VectorPipeline
 from specbench.models import evaluators as ev
 from specbench.models.mar_scenes import ScenesMAR
-from specbench.pipeline import Pipeline, VectorPipeline
+from specbench.rows import records
 
 SAMPLES, BATCH = 256, 16
 
@@ -136,7 +137,7 @@ def draft_figures(assets: Path, device: torch.device, trial: Trial) -> dict[str,
 
 
 def _pipeline(assets: Path, device: torch.device, trial: Trial, *words: str) -> VectorPipeline:
-    from specbench import configuration
+    from specbench.config import configuration
 
     cfg = configuration.compose(["model=mar_scenes", *trial.overrides, *words])
     pipeline = Pipeline.load({**cfg, "weights": weights_word(assets), "device": str(device)})

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from specbench import records, registry
+from specbench.config import registry
+from specbench.config.registry import ASSETS
 from specbench.data import scenes, scenes_classes
 from specbench.errors import Parser, UsageError, unknown
+from specbench.harness.pipeline import Pipeline
 from specbench.models import checkpoints
 from specbench.models.llamagen import LlamaGen
 from specbench.models.mar import MAR
@@ -22,8 +24,7 @@ from specbench.models.scenes_config import MAR_CONFIGS, TARGET, TOKEN_LIMIT, VQ
 from specbench.models.scenes_config import text as text_config
 from specbench.models.text import TextEncoder
 from specbench.models.vq import VQModel
-from specbench.pipeline import Pipeline
-from specbench.registry import ASSETS
+from specbench.rows import records
 from specbench.training import card, command, mar, recipes, target, tokenizer, world
 from specbench.training.trainer import Recipe
 

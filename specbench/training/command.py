@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from specbench import parameters, records, registry
+from specbench.config import parameters, registry
 from specbench.errors import UsageError, install
+from specbench.harness.pipeline import Pipeline
 from specbench.models import checkpoints, eagle
-from specbench.pipeline import Pipeline
+from specbench.rows import records
 from specbench.training import drafter, examples
 from specbench.training.lessons import Reader
 from specbench.training.recipes import TABLE, WHERE, Plan, plan

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench import configuration, home, records, registry
+from specbench.config import configuration, registry
 from specbench.errors import UsageError, asked, values
 from specbench.models import checkpoints, drafters, naming, official
 from specbench.models.eagle import Eagle
+from specbench.rows import records
+from specbench.storage import home
 
 WORDS = {
     "drafter_weights": "folder of the drafter: LANTERN's files, config.json among them, or specbench.safetensors",

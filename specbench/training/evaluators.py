@@ -18,12 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from specbench import home, metrics, pictures
+from specbench import metrics
+from specbench.config.registry import ASSETS
 from specbench.data import Item, scenes
 from specbench.metrics import scenes_reference
 from specbench.metrics.scenes_reference import Reference
 from specbench.models import evaluators as ev
-from specbench.registry import ASSETS
+from specbench.storage import home, pictures
 from specbench.training.trainer import Recipe, Turn, fit
 
 CLASSIFIER_RECIPE = Recipe(steps=800, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)

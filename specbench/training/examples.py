@@ -25,12 +25,14 @@ from safetensors.torch import save
 from torch import Tensor
 from tqdm import tqdm
 
-from specbench import data, home, pictures, records
+from specbench import data
 from specbench.data import scenes
 from specbench.data.base import key, read_text
 from specbench.errors import UsageError
+from specbench.harness.pipeline import Pipeline
 from specbench.models.language import Language
-from specbench.pipeline import Pipeline
+from specbench.rows import records
+from specbench.storage import home, pictures
 from specbench.training.lessons import Lesson, Lessons, Live
 from specbench.training.recipes import Plan
 from specbench.training.trainer import Processes

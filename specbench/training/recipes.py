@@ -10,9 +10,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from specbench import configuration, home, parameters, registry
+from specbench.config import configuration, parameters, registry
+from specbench.config.parameters import Parameter
 from specbench.errors import UsageError, unknown, values
-from specbench.parameters import Parameter
+from specbench.storage import home
 
 #: Every word of a training; the others are those of a run: model, weights, data, seed, temperature, ...
 TABLE: dict[str, Parameter] = {

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench import home
 from specbench.errors import UsageError
+from specbench.storage import home
 
 _WORTH_KEEPING = 256  # codes
 MEASURES = ("l2", "cosine", "random")

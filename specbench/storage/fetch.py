@@ -29,10 +29,12 @@ from typing import Any
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from specbench import home, parameters, records, registry, sources
 from specbench._version import __version__
+from specbench.config import parameters, registry
 from specbench.errors import UsageError, asked, unknown, values
-from specbench.sources import Data, File, Model, Part
+from specbench.rows import records
+from specbench.storage import home, sources
+from specbench.storage.sources import Data, File, Model, Part
 
 RECORD, STAGING = "SOURCE.json", ".fetch"
 TIMEOUT = 10.0  # seconds without an answer

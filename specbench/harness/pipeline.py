@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench import parameters, registry
+from specbench.config import parameters, registry
 from specbench.decoding import continuous
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import Amend, Decoded, Decoding, Images, Parts, Trace, decode, decode_stream, synchronize

@@ -20,13 +20,16 @@ from typing import IO, TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from specbench import home, metrics, parameters, pictures, records
+from specbench import metrics
 from specbench._version import __version__
+from specbench.config import parameters
 from specbench.data.base import Item, key
 from specbench.errors import UsageError, asked, unknown, values
 from specbench.metrics import reference as references
 from specbench.metrics.base import Pictures, Place, Unavailable
 from specbench.metrics.inception import FEATURES, ComparedMetric
+from specbench.rows import records
+from specbench.storage import home, pictures
 
 if TYPE_CHECKING:
     from specbench.metrics.reference import Reference
@@ -103,7 +106,7 @@ def _read(words: Sequence[str]) -> dict[str, str]:
 
 def _judges(given: Mapping[str, str]) -> list[ComparedMetric]:
     """A metric for each judge that the named metrics need; those of a set that compare with nothing are passed over."""
-    from specbench.pipeline import resolve_device
+    from specbench.harness.pipeline import resolve_device
 
     device, batch = given.get("device", "auto"), given.get("batch", "64")
     for name, value in (("device", device), ("batch", int(batch) if batch.isdecimal() else batch)):

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specbench import parameters
-from specbench.parameters import TABLE, Parameter
+from specbench.config import parameters
+from specbench.config.parameters import TABLE, Parameter
 
 WIDTH = 100
 #: Of the columns name, value, and type with range; the meaning has what is left.

@@ -11,9 +11,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from specbench import home, records
 from specbench.errors import Parser, UsageError
-from specbench.run import FAILURES, Run, stored
+from specbench.harness.run import FAILURES, Run, stored
+from specbench.rows import records
+from specbench.storage import home
 
 _RECENT = 200  # images of which the speed is told
 

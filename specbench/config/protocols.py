@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from specbench import parameters
+from specbench.config import parameters
 from specbench.errors import UsageError
 
 #: What a protocol sets for its own data only.

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from specbench import data
 from specbench.errors import RunError, UsageError, install
-from specbench.worker import Died, Event, Failure, Loader, Worker
+from specbench.harness.worker import Died, Event, Failure, Loader, Worker
 
 MOST_DEATHS = 3  # of workers over one image, or before any of them is ready
 

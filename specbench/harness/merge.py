@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from specbench import metrics, records
+from specbench import metrics
 from specbench.metrics import Score
+from specbench.rows import records
 
 #: The columns that a metric can fill.
 SCORES = tuple(name for name in records.METRICS if name != "perplexity")

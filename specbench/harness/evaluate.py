@@ -22,10 +22,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from specbench import configuration, data, home, merge, metrics, parameters, pictures, records, statistics
+from specbench import data, metrics
 from specbench._version import __version__
+from specbench.config import configuration, parameters
 from specbench.errors import UsageError, plain
-from specbench.run import Run, judging_device, judging_place, quality, stored
+from specbench.harness import merge
+from specbench.harness.run import Run, judging_device, judging_place, quality, stored
+from specbench.rows import records, statistics
+from specbench.storage import home, pictures
 
 #: What may stand behind DIR, for a folder of pictures and for a run.
 _JUDGING = ("metrics", "metrics_dir", "reference", "device", "batch")

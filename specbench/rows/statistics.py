@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from specbench.errors import UsageError
-from specbench.records import Record, stderr_of
+from specbench.rows.records import Record, stderr_of
 
 if TYPE_CHECKING:
     from specbench.decoding.continuous import Trace as VectorTrace

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from specbench import parameters
+from specbench.config import parameters
 
 #: Group -> chosen file (None: none), or, of metrics, several.
 Choices = Mapping[str, Any]

@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from omegaconf import OmegaConf
 
-from specbench import home
 from specbench.errors import UsageError, unknown
+from specbench.storage import home
 
 Kind = Literal["whole", "number", "word", "text", "flag", "names", "tree", "path"]
 
@@ -294,7 +294,7 @@ UNITS = {
 @cache
 def conf_dir() -> Path:
     """The folder of configurations: inside the package when installed, beside it in a checkout."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     for candidate in (package / "conf", package.parent / "conf"):
         if (candidate / "config.yaml").is_file():
             return candidate

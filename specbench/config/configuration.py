@@ -25,7 +25,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specbench import composition, data, parameters, protocols
+from specbench import data
+from specbench.config import composition, parameters, protocols
 from specbench.errors import UsageError, install, unknown
 
 VERSION_BASE = "1.3"  # of Hydra's behaviour

@@ -31,9 +31,10 @@ import numpy as np
 from filelock import FileLock, Timeout
 from PIL import Image
 
-from specbench import home, parameters, pictures
 from specbench._version import __version__
+from specbench.config import parameters
 from specbench.errors import UsageError, plain
+from specbench.storage import home, pictures
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
@@ -635,7 +636,7 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
 
 def commit() -> str:
     """The checkout's commit, with -dirty where its code or configurations differ from it; empty outside a checkout."""
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     if _git(root, "rev-parse", "--show-toplevel") != str(root):
         return ""  # installed somewhere inside another repository
     head = _git(root, "rev-parse", "--verify", "--quiet", "HEAD")

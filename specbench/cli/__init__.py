@@ -24,7 +24,7 @@ from specbench.errors import Parser, RunError, UsageError, plain, unknown
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from specbench.run import Run
+    from specbench.harness.run import Run
 
 USAGE, FAILED, STOPPED = 2, 1, 130  # exit codes beside 0
 
@@ -116,19 +116,19 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
 
 
 def status(words: list[str]) -> int:
-    from specbench.status import main as command
+    from specbench.harness.status import main as command
 
     return command(words)
 
 
 def fetch(words: list[str]) -> int:
-    from specbench.fetch import main as command
+    from specbench.storage.fetch import main as command
 
     return command(words)
 
 
 def evaluate(words: list[str]) -> int:
-    from specbench.evaluate import main as command
+    from specbench.harness.evaluate import main as command
 
     return command(words)
 
@@ -140,7 +140,7 @@ def compare(words: list[str]) -> int:
 
 
 def reference(words: list[str]) -> int:
-    from specbench.reference import main as command
+    from specbench.cli.reference import main as command
 
     return command(words)
 
@@ -221,11 +221,11 @@ def run(words: list[str]) -> int:
     if asked.shell_completion:
         return _hydra(words)
 
-    from specbench import configuration
+    from specbench.config import configuration
 
     given = configuration.literal(asked.overrides, asked.multirun)
     if asked.help:
-        from specbench import manual
+        from specbench.cli import manual
 
         print(manual.run(configuration.described(given)), end="")
         return 0
@@ -243,8 +243,8 @@ def run(words: list[str]) -> int:
 def _start(overrides: list[str], cfg: dict[str, Any], own: list[str]) -> int:
     """Runs one job, by Hydra where it has a say; `own` are the user's words, without what goes without saying."""
     global _outcomes
-    from specbench import configuration
-    from specbench.run import Run
+    from specbench.config import configuration
+    from specbench.harness.run import Run
 
     try:
         if not any(map(configuration.is_hydras, overrides)):
@@ -265,7 +265,7 @@ def _start(overrides: list[str], cfg: dict[str, Any], own: list[str]) -> int:
 
 def _execute(one: Run) -> None:
     """Runs a job and prints its report."""
-    from specbench.run import report
+    from specbench.harness.run import report
 
     print(report(one, one.execute()), flush=True)
 
@@ -282,8 +282,9 @@ def resume(words: list[str]) -> int:
     """`specbench resume DIR [name=value ...]`."""
     import yaml
 
-    from specbench import configuration, home, parameters
+    from specbench.config import configuration, parameters
     from specbench.errors import asked, values
+    from specbench.storage import home
 
     told = asked("resume", words)
     if told.help:
@@ -292,7 +293,7 @@ def resume(words: list[str]) -> int:
     folders = [word for word in told.words if "=" not in word or Path(word).is_dir()]
     if len(folders) != 1:
         raise UsageError("name one folder of a run: specbench resume DIR")
-    from specbench.run import MAY_CHANGE, Run, Stopped, stored
+    from specbench.harness.run import MAY_CHANGE, Run, Stopped, stored
 
     folder = home.expanded(folders[0])
     may = [name for name in MAY_CHANGE if name != "out"]
@@ -320,7 +321,7 @@ def resume(words: list[str]) -> int:
 
 def _again(words: list[str], folder: Path) -> str:
     """The command that goes on in a folder."""
-    from specbench import configuration
+    from specbench.config import configuration
 
     kept = [word for word in words if not word.startswith("out=")]
     plain = re.fullmatch(r"[A-Za-z0-9_./-]+", str(folder))
@@ -331,8 +332,9 @@ def _grid(overrides: list[str], jobs: list[dict[str, Any]], own: list[str]) -> i
     """Hands a grid to Hydra, as `_start`. The jobs' folders lie in one folder; after a job that fails, the next one
     runs."""
     global _outcomes, _multirun
-    from specbench import configuration, home
-    from specbench.run import check, new_folder
+    from specbench.config import configuration
+    from specbench.harness.run import check, new_folder
+    from specbench.storage import home
 
     outs = {job["out"] for job in jobs}
     if len(outs) > 1:
@@ -398,8 +400,8 @@ def _job() -> None:
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
-    from specbench import configuration
-    from specbench.run import Run
+    from specbench.config import configuration
+    from specbench.harness.run import Run
 
     hydra = HydraConfig.get()
     task = OmegaConf.to_container(hydra.overrides.task, resolve=False)  # a path may hold ${
@@ -420,7 +422,7 @@ def _hydra(words: list[str]) -> int:
     """Hydra's own command line over conf/: runs `job`, or prints help, a configuration or completions."""
     import hydra
 
-    from specbench import configuration, parameters
+    from specbench.config import configuration, parameters
 
     decorated = hydra.main(
         version_base=configuration.VERSION_BASE,
@@ -473,7 +475,8 @@ def _offered(command: str) -> list[str]:
 
         return [*TABLES, "--list", "--model", "--n", "--no-run", "--format"]
     if command == "fetch":
-        from specbench import parameters, sources
+        from specbench.config import parameters
+        from specbench.storage import sources
 
         found = {"model": [*sources.MODELS], "drafter": [*sources.DRAFTERS], "data": [*sources.DATA]}
         words = [f"{name}={choice}" for name, choices in found.items() for choice in choices]
@@ -528,7 +531,9 @@ def list_choices(words: list[str]) -> int:
 
 def _entries(group: str) -> list[dict[str, Any]]:
     """Name, line and presence of weights (None: needs none) of every choice of a group."""
-    from specbench import home, metrics, parameters, registry
+    from specbench import metrics
+    from specbench.config import parameters, registry
+    from specbench.storage import home
 
     lines = dict(parameters.choices(group))
     absent: dict[str, list[str]] = {}  # only of what needs weights
@@ -547,7 +552,3 @@ def _entries(group: str) -> list[dict[str, Any]]:
         {"name": name, "line": line, "weights": not absent[name] if name in absent else None}
         for name, line in lines.items()
     ]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

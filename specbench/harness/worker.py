@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from specbench import data, records, statistics
+from specbench import data
+from specbench.rows import records, statistics
 
 if TYPE_CHECKING:
     import torch
 
     from specbench.decoding.continuous import Trace as VectorTrace
     from specbench.decoding.loop import Drafter, Trace
-    from specbench.pipeline import Finished
+    from specbench.harness.pipeline import Finished
 
 
 class Decoded(Protocol):
@@ -47,7 +48,7 @@ class Decoded(Protocol):
 
 
 class Decoder(Protocol):
-    """All that a run asks of a model and its decoding (`specbench.pipeline.Pipeline`)."""
+    """All that a run asks of a model and its decoding (`specbench.harness.pipeline.Pipeline`)."""
 
     @property
     def weights(self) -> str: ...  # a short name with a hash of the content
@@ -260,7 +261,7 @@ def draft_passes(cfg: Mapping[str, Any]) -> int:
 
 def drafter(cfg: Mapping[str, Any]) -> Drafter:
     """The drafter of a configuration without its networks: its tree and what a step costs."""
-    from specbench import registry
+    from specbench.config import registry
 
     found: Drafter = registry.find("drafter", cfg["drafter"])(cfg, _NoModel())
     return found

@@ -37,9 +37,13 @@ import numpy as np
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from specbench import data, home, merge, metrics, parameters, protocols, records, sheet, statistics, worker
+from specbench import data, metrics
+from specbench.config import parameters, protocols
 from specbench.errors import RunError, UsageError
-from specbench.worker import Decoder, Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
+from specbench.harness import merge, sheet, worker
+from specbench.harness.worker import Decoder, Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
+from specbench.rows import records, statistics
+from specbench.storage import home
 
 
 class Crew(Protocol):
@@ -77,7 +81,7 @@ def execute(cfg: Mapping[str, Any], out: str | Path | None = None, *, loader: Lo
     Args:
         cfg: flat parameters, as `configuration.compose` gives them.
         out: the run's folder; None takes `cfg["out"]`, and where that is None, too, a new one under runs/.
-        loader: makes the pipeline; None takes `specbench.pipeline.Pipeline.load`.
+        loader: makes the pipeline; None takes `specbench.harness.pipeline.Pipeline.load`.
 
     Raises UsageError for bad parameters, absent weights and a folder that holds something else, RunError where the disk
     or the memory did not suffice, and Stopped on Ctrl-C: on the first one behind the image that is begun and a row over
@@ -487,7 +491,7 @@ class Run:
     def _crew(self) -> Iterator[Crew]:
         """What decodes: a pipeline in this process, or workers in others."""
         if self.cfg["workers"] > 1 or self.cfg["ray_address"]:
-            from specbench import cluster
+            from specbench.harness import cluster
 
             with cluster.Workers(self.cfg, self._loader) as workers:
                 yield workers
@@ -658,7 +662,7 @@ def judging_place(cfg: Mapping[str, Any], device: str = "cpu", batch: int = metr
 
 def judging_device(device: str) -> str:
     """Where the metrics' networks run for device=...; UsageError where that is not here."""
-    from specbench.pipeline import resolve_device
+    from specbench.harness.pipeline import resolve_device
 
     found = str(resolve_device(device))
     return "cpu" if found == "mps" else found  # which has no float64
@@ -817,7 +821,7 @@ def _say(text: str) -> None:
 
 
 def _load_pipeline(cfg: Mapping[str, Any]) -> Decoder:
-    from specbench.pipeline import Pipeline
+    from specbench.harness.pipeline import Pipeline
 
     check(cfg)
     return Pipeline.load(cfg)
@@ -825,7 +829,7 @@ def _load_pipeline(cfg: Mapping[str, Any]) -> Decoder:
 
 def _weights_here(cfg: Mapping[str, Any]) -> str | None:
     """What a row would call the weights that are here now; None where they are not. Loads nothing."""
-    from specbench import registry
+    from specbench.config import registry
 
     try:
         return registry.weights_label(cfg)
@@ -837,8 +841,8 @@ def check(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError for what can be told before a model is loaded: absent weights, a bad tree, an absent device."""
     import torch
 
-    from specbench import registry
-    from specbench.pipeline import engine_of, resolve_device, vector_rule
+    from specbench.config import registry
+    from specbench.harness.pipeline import engine_of, resolve_device, vector_rule
 
     registry.check_draft(cfg)
     engine_of(cfg, resolve_device(cfg["device"]))

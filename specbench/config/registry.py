@@ -15,8 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench import home, parameters
+from specbench.config import parameters
 from specbench.errors import UsageError, unknown
+from specbench.storage import home
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from specbench.decoding.rules import Rule
 
 #: The weights that the project carries.
-ASSETS = Path(__file__).resolve().parent / "assets"
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
 #: A drafter trained here, in this project's own format, in its folder.
 DRAFTER_FILE = "specbench.safetensors"
 #: Every kind of drafter network that can be trained -> its folder's name beside a target's.
@@ -92,7 +93,7 @@ _LISTED: dict[str, dict[str, Entry]] = {
         "cool": Entry("specbench.decoding.rules.relaxed:build_cool"),
         "lantern": Entry("specbench.decoding.rules.lantern:build_lantern"),
         "lantern_pp": Entry("specbench.decoding.rules.lantern:build_lantern_pp"),
-        "density": Entry("specbench.pipeline:vector_rule"),
+        "density": Entry("specbench.harness.pipeline:vector_rule"),
     },
 }
 
@@ -215,7 +216,7 @@ def check_weights(cfg: Mapping[str, Any]) -> None:
     beside = () if cfg.get("drafter_weights") else entry("drafter", cfg["drafter"]).parts
     needed = (*entry("model", model).parts, *beside)
     if absent := [part for part in needed if not (folder / part).is_dir()]:
-        from specbench import fetch
+        from specbench.storage import fetch
 
         raise UsageError(f"{folder} lacks {', '.join(f'{part}/' for part in absent)}: {fetch.advice(model, absent)}")
 

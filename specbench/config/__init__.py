@@ -1,0 +1,1 @@
+"""The configuration of a run: its parameters, the choices under conf/ and what each choice loads."""

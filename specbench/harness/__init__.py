@@ -1,0 +1,1 @@
+"""One run: its folder, its processes, its images and its row."""

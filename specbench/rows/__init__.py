@@ -1,0 +1,1 @@
+"""Rows: columns, CSV files, where a row comes from, and the statistics in it."""

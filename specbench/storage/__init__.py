@@ -1,0 +1,1 @@
+"""Files: where they lie, how they are fetched, how they are written."""
