@@ -389,7 +389,7 @@ def checkpoints(rng: random.Random, box: Path) -> list[str] | Callable[[], objec
 
 def embedded(rng: random.Random, box: Path) -> list[str]:
     """The embedded model's files, one of them damaged or another's."""
-    assets = Path(cli.__file__).parent / "assets"
+    assets = Path(cli.__file__).parents[1] / "assets"
     names = ["scenes_target", "scenes_tokenizer", "scenes_text"]
     hurt = rng.choice(names)
     for name in names:
@@ -586,11 +586,11 @@ def watch(folder: Path) -> Iterator[None]:
 def run_one(what: list[str] | Callable[[], object]) -> tuple[int, str]:
     """Exit code, and everything that was printed."""
     if callable(what):  # what no quick command reaches
-        original, cli._commands = cli._commands, lambda: {"call": lambda words: (what() and 0) or 0}
+        original, cli.command = cli.command, lambda name: lambda words: (what() and 0) or 0
         try:
             return run_one(["call"])
         finally:
-            cli._commands = original
+            cli.command = original
     printed = io.TextIOWrapper(io.BytesIO(), "utf-8", "strict", write_through=True)
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         try:

@@ -17,9 +17,10 @@ import torch
 from test_engine import at_once
 from torch import Tensor
 
-from specbench.bench import cli, floor
-from specbench.bench.cli import COLUMNS
+from specbench.bench import floor
 from specbench.bench.measure import ForcedLength
+from specbench.bench.rows import COLUMNS
+from specbench.cli import bench as cli
 from specbench.config import configuration
 from specbench.decoding.drafters.build import Eagle, Window
 from specbench.decoding.drafters.eagle import Eagle2

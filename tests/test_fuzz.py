@@ -31,13 +31,13 @@ from torch import nn
 
 from specbench import cli
 from specbench.audit import models
+from specbench.cli import report
 from specbench.compare import passes
 from specbench.config import configuration, parameters
 from specbench.data import prompts
 from specbench.errors import UsageError
 from specbench.metrics import reference
 from specbench.models import checkpoints
-from specbench.report import cli as report
 from specbench.report import gather
 from specbench.rows import records
 from specbench.storage import pictures

@@ -25,7 +25,7 @@ from specbench.models.scenes_config import DIFFUSION_STEPS, MAR_CONFIGS, LatentC
 from specbench.rows import records
 from specbench.storage.pictures import Array
 from specbench.training import card
-from specbench.training import cli as training_cli
+from specbench.training import embedded as training_cli
 from specbench.training import mar as training
 from specbench.training.trainer import Recipe
 

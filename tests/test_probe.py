@@ -10,12 +10,13 @@ import pytest
 import tiny
 import torch
 
+from specbench.cli import probe as cli
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import Parts, decode
 from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.errors import UsageError
-from specbench.probe import cli
+from specbench.probe import rows
 from specbench.probe.measure import Laws
 
 
@@ -74,7 +75,7 @@ def test_a_row_of_the_embedded_target(tmp_path: Path, capsys: pytest.CaptureFixt
     out = tmp_path / "probe.csv"
     assert cli.main(["n=2", "probe.offsets=3", "device=cpu", f"out={out}"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    [row] = cli.ROWS.read(out)
+    [row] = rows.ROWS.read(out)
     top, tv = json.loads(row["top_probabilities"]), json.loads(row["tv_by_distance"])
     assert told["images"] == 2
     assert len(top) == 100

@@ -28,8 +28,7 @@ from PIL import Image
 
 from specbench import cli
 from specbench.audit import densities, models
-from specbench.bench import cli as bench
-from specbench.cli import reference
+from specbench.cli import bench, reference
 from specbench.config import configuration, parameters
 from specbench.harness import run
 from specbench.storage import fetch, sources

@@ -280,8 +280,8 @@ def test_rows_of_before_the_real_metrics_keep_their_hashes() -> None:
 
 
 def test_the_commit_is_the_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "specbench"
-    package.mkdir()
+    package = tmp_path / "specbench" / "rows"
+    package.mkdir(parents=True)
     (package / "records.py").write_text("")
     monkeypatch.setattr(records, "__file__", str(package / "records.py"))
     assert records.commit() == ""  # no checkout

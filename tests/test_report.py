@@ -14,10 +14,11 @@ import pytest
 from fake_pipeline import FakePipeline
 from PIL import Image
 
+from specbench.cli import report as cli
 from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.harness import run
-from specbench.report import cli, gather
+from specbench.report import gather
 from specbench.rows import records
 
 EVIL = "</script><img src=x onerror=alert(1)>&amp; <b>a \\cite{x} | \N{RIGHT-TO-LEFT OVERRIDE}"

@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from PIL import Image
 
+from specbench.cli import tables as cli
 from specbench.config import configuration, registry
 from specbench.errors import UsageError
 from specbench.rows import records
-from specbench.tables import cli, comparisons, definitions, figures, layout, literature, measure, render
+from specbench.tables import comparisons, definitions, figures, layout, literature, measure, render
 from specbench.tables.catalog import TABLES
 from specbench.tables.measure import Identity
 
@@ -818,7 +819,7 @@ def test_a_complete_table_is_drawn_without_torch(tables: Callable[..., int], tmp
 
     tables(TABLE.id, bench=Real())
     code = (
-        "import sys; from specbench.tables.cli import main; main(['coolsd_table1'])\n"
+        "import sys; from specbench.cli.tables import main; main(['coolsd_table1'])\n"
         "heavy = {'torch', 'transformers', 'specbench.harness.pipeline', 'specbench.harness.run'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

@@ -217,7 +217,7 @@ def test_passes_that_share_a_step_make_the_same_step(tmp_path):
 
 
 def environment(**more):
-    here = str(Path(cli.__file__).resolve().parent.parent)
+    here = str(Path(cli.__file__).resolve().parents[2])
     return os.environ | {"PYTHONPATH": here, "OMP_NUM_THREADS": "1", **more}
 
 

@@ -65,7 +65,7 @@ class ForcedLength:
 
 
 def measure(cfg: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-    """Figures of a checked configuration, by the names of `cli.COLUMNS`; times are medians over steps, in
+    """Figures of a checked configuration, by the names of `rows.COLUMNS`; times are medians over steps, in
     milliseconds."""
     pipeline = Pipeline.load(cfg)
     rows = int(cfg["batch"])

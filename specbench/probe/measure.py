@@ -26,7 +26,7 @@ TOP = 100
 
 
 def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
-    """Means over all codes of the first `n` images of a checked configuration, by the names of `cli.COLUMNS`; the
+    """Means over all codes of the first `n` images of a checked configuration, by the names of `rows.COLUMNS`; the
     distances are 1 to `offsets`."""
     pipeline = Pipeline.load({**cfg, "method": "vanilla", "drafter": "none", "rule": "exact", "engine": "eager"})
     if not isinstance(pipeline, Pipeline):

@@ -16,10 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from specbench.bench import cli as benchmarks
+from specbench.bench import rows as benchmarks
 from specbench.config import configuration, registry
 from specbench.errors import UsageError
-from specbench.probe import cli as probes
+from specbench.probe import rows as probes
 from specbench.rows import records
 from specbench.storage import home
 from specbench.tables.definitions import Line, Table

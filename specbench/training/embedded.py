@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -288,9 +288,7 @@ def _chosen(only: str, until: str) -> list[str]:
     return [stage for stage in STAGES if stage in names]
 
 
-def main(argv: list[str]) -> int:
-    if argv[:1] != ["scenes"]:
-        return command.main(argv)
+def main(words: Sequence[str]) -> int:
     parser = Parser(prog="specbench train", description="Train the embedded models from nothing.")
     parser.add_argument("world", choices=["scenes"])
     parser.add_argument(
@@ -311,7 +309,7 @@ def main(argv: list[str]) -> int:
         "--card", type=Path, default=Path("results/embedded_models.md"), help="where the model card goes"
     )
     parser.add_argument("--budget", choices=sorted(BUDGETS), default="gpu" if torch.cuda.is_available() else "cpu")
-    args = parser.parse_args(argv)
+    args = parser.parse_args(list(words))
     if args.budget == "gpu" and not torch.cuda.is_available():
         raise UsageError("--budget gpu needs a CUDA device and none is visible; use --budget cpu")
     budget, chosen = BUDGETS[args.budget], _chosen(args.only, args.until)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
-from specbench._version import __version__
 from specbench.errors import UsageError, asked, values, whole
 from specbench.report import gather
+from specbench.report.page import page
 from specbench.rows import records
 from specbench.storage import home
 
@@ -75,14 +72,3 @@ def main(words: Sequence[str]) -> int:
     shown = f"{len(found.rows)} runs, {sum(map(len, found.shots.values()))} pictures, {len(found.audits)} audits"
     print(f"wrote {out}: {shown}, {out.stat().st_size / 1e6:.1f} MB")
     return 0
-
-
-def page(found: gather.Found) -> str:
-    """The page. Whatever texts the rows hold, they are data in it, never markup."""
-    made = f"{len(found.rows)} runs and {len(found.audits)} audits, drawn by specbench {__version__}"
-    made += f" on {time.strftime('%Y-%m-%d', time.gmtime())}"
-    told = json.dumps(gather.page_data(found) | {"made": made}, separators=(",", ":"), allow_nan=False)
-    for sign in "<>&":
-        told = told.replace(sign, f"\\u{ord(sign):04x}")
-    template = (resources.files("specbench.report") / "page.html").read_text(encoding="utf-8")
-    return template.replace("/*DATA*/", told)

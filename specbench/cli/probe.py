@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from specbench.config import configuration
 from specbench.errors import UsageError, asked, values, whole
+from specbench.probe.rows import OFFSETS, ROWS, row
 from specbench.rows import records
 
-_OFFSETS, _FURTHEST = 16, 10_000
+_FURTHEST = 10_000
 #: The words of a probe's own, with their meanings.
 WORDS = {
-    "probe.offsets": f"distances at which a token is hidden, 1 to this (default: {_OFFSETS}; 0: none)",
+    "probe.offsets": f"distances at which a token is hidden, 1 to this (default: {OFFSETS}; 0: none)",
     "out": "a .csv file that the row is added to",
 }
 #: Parameters that a probe heeds; the target draws alone.
@@ -22,38 +21,6 @@ _TAKEN = frozenset(
     "method model weights size reduced device dtype data split caption prompts data_dir n seed temperature top_k top_p"
     " cfg_scale prompt_length instruction suffix negative".split()
 )
-
-COLUMNS = {
-    "config_hash": "hash of the configuration, as a run's",
-    "time": "when it was measured, UTC",
-    "specbench": "version",
-    "commit": "of the code; -dirty where specbench/ or conf/ differed from it",
-    "model": "target model",
-    "weights": "what was loaded",
-    "data": "data set of the prompts",
-    "split": "its split",
-    "seed": "of the images",
-    "temperature": "softmax temperature of the laws, 1 where it is 0",
-    "top_k": "of the decoding; the laws are before it",
-    "top_p": "likewise",
-    "cfg_scale": "guidance scale",
-    "images": "images",
-    "top_probabilities": "JSON list: mean mass of the 1, 2, ..., 100 likeliest tokens",
-    "entropy": "mean entropy of a law, nats",
-    "entropy_stderr": "its standard error over images",
-    "tv_by_distance": "JSON list: mean total variation between a law and the one without the token 1, 2, ... places"
-    " before the last one",
-    "tv_by_distance_stderr": "their standard errors over images",
-    "width": "tokens in a row of the image",
-    "device": "device",
-    "device_name": "its name",
-    "torch": "version of PyTorch",
-    "driver": "version of the CUDA driver",
-    "python": "version of Python",
-    "threads": "CPU threads of PyTorch",
-}
-
-ROWS = records.Sheet(COLUMNS, "probes")
 
 _HELP = """\
 usage: specbench probe [name=value ...]
@@ -89,7 +56,7 @@ def main(words: Sequence[str]) -> int:
     out = records.writable(own["out"]) if "out" in own else None
     if out is not None:
         ROWS.read(out)
-    offsets = whole("probe.offsets", own.get("probe.offsets", str(_OFFSETS)), 0, _FURTHEST)
+    offsets = whole("probe.offsets", own.get("probe.offsets", str(OFFSETS)), 0, _FURTHEST)
     if any(word.partition("=")[0] == "method" and word != "method=vanilla" for word in rest):
         raise UsageError("a probe looks at what the target draws alone: leave method= out")
     words = [word for word in rest if word != "method=vanilla"]
@@ -103,25 +70,3 @@ def main(words: Sequence[str]) -> int:
         print("total variation by distance: " + ", ".join(f"{i}: {tv:.3f}" for i, tv in enumerate(moved, 1)))
     print(json.dumps(found))
     return 0
-
-
-def row(cfg: Mapping[str, Any], offsets: int = _OFFSETS) -> dict[str, Any]:
-    """The row of a checked configuration."""
-    from specbench.harness.pipeline import resolve_device
-    from specbench.probe import measure
-
-    found = measure.measure(cfg, offsets)
-    told = {
-        "config_hash": records.config_hash(cfg),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        **{name: cfg[name] for name in COLUMNS if name in cfg},
-        **records.environment(resolve_device(cfg["device"])),
-        **{name: _cell(value) for name, value in found.items()},
-    }
-    return {name: told.get(name) for name in COLUMNS}
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, list):
-        return json.dumps([None if v is None else round(v, 5) for v in value], separators=(",", ":"))
-    return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -1,0 +1,117 @@
+"""`specbench bench`: milliseconds per step, part by part, beside the memory floor of this device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from specbench.bench.rows import COLUMNS, ROWS, row, told
+from specbench.config import configuration, registry
+from specbench.errors import UsageError, asked, values, whole
+from specbench.rows import records
+
+#: The words of a benchmark's own, with their meanings.
+WORDS = {
+    "bench.steps": "steps to time (default: 30)",
+    "bench.context": "places before the timed steps, the prompt among them (default: the middle of the image)",
+    "bench.nodes": "numbers of nodes for which the target's pass is timed alone (default: 1,6,16,32,64)",
+    "bench.images": "whole images to decode, by the method and by vanilla AR; 0: none (default: 1)",
+    "forced_accept": "accepted length that every draft is made to have on average, whatever the rule says, so that a\n"
+    "published one can be timed without weights",
+    "out": "a .csv file that the rows are added to; the picture lies beside it",
+}
+_MOST = 10**6
+#: Parameters of a run that a benchmark has no use for.
+_UNUSED = frozenset(
+    "n seed shard shards baseline warmup data split prompts metrics protocol reference metrics_dir data_dir"
+    " workers ray_address".split()
+)
+
+_HELP = """\
+usage: specbench bench [-m] [name=value ...]
+
+Times decoding steps of any model, method and batch size, with the real loop: drafting, the target's pass, verification,
+commit and rest, at one place of the image; each beside its floor, the bytes that it must read over the bandwidth that
+this device was measured to have. Time does not depend on weights: weights=random needs none. Takes the parameters of
+specbench run that belong to model, method, drafter, rule, batch and device. The last line is JSON.
+
+  specbench bench
+  specbench bench model=lumina_mgpt weights=random method=sjd_pac forced_accept=4.51 bench.context=2400
+  specbench bench -m method=cool_sd,sjd batch=1,8 out=results/bench/mine.csv
+
+  -m, --multirun  a grid: several values of a parameter, a job for each combination
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Returns 0 when everything was measured.
+
+    Raises:
+        UsageError: bad words, or a place that cannot be written to.
+    """
+    line = asked("bench", words, ["-m", "--multirun"])
+    if line.help:
+        print(_help())
+        return 0
+    own, given = _sorted_out(configuration.tidy(configuration.literal(line.words, line.multirun, WORDS)))
+    plan = _plan(own)
+    out = records.writable(own["out"]) if "out" in own else None
+    if out is not None:
+        ROWS.read(out)  # a file of something else is refused before anything is measured
+    jobs = configuration.grid(given, line.multirun)
+    from specbench.bench import measure, roofline
+
+    for cfg in jobs:
+        registry.check_draft(cfg)
+    rows = []
+    for cfg in tqdm(jobs, desc="bench", unit="job", disable=len(jobs) == 1):
+        rows.append(row(cfg, measure.measure(cfg, plan), plan.forced))
+        print(told(rows[-1]))
+        if out is not None:
+            ROWS.append(out, rows[-1])
+    if out is not None:
+        drawn = roofline.draw(ROWS.read(out), out.with_suffix(""))
+        print(f"wrote {', '.join(str(path) for path in (out, *drawn))}")
+    print(json.dumps(rows[-1] if len(rows) == 1 else rows))
+    return 0
+
+
+def _help() -> str:
+    words = [f"  {name + '=':<15} " + line.replace("\n", "\n" + " " * 18) for name, line in WORDS.items()]
+    columns = [f"  {name:<20} {line}" for name, line in COLUMNS.items()]
+    return _HELP + "\n".join([*words, "", "columns:", *columns])
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    ours = [word for word in words if word.partition("=")[0] in WORDS or word.startswith("bench.")]
+    rest = [word for word in words if word not in ours]
+    for word in rest:
+        key = word.partition("=")[0]
+        if key in _UNUSED or key.startswith(("hydra.", "hydra/")) or key == "experiment":
+            raise UsageError(f"'{key}' belongs to specbench run; a benchmark times steps and has no such parameter")
+    return values(ours, WORDS, "parameter"), rest
+
+
+def _plan(own: Mapping[str, str]) -> Any:
+    from specbench.bench.measure import Plan
+
+    chosen: dict[str, Any] = {}
+    for name, least in (("steps", 1), ("context", 1), ("images", 0)):
+        if text := own.get(f"bench.{name}"):
+            chosen[name] = whole(f"bench.{name}", text, least, _MOST)
+    if text := own.get("bench.nodes"):
+        chosen["nodes"] = tuple(sorted({whole("bench.nodes", part, 1, _MOST) for part in text.strip("[]").split(",")}))
+    if text := own.get("forced_accept"):
+        try:
+            chosen["forced"] = float(text)
+        except ValueError:
+            chosen["forced"] = 0.0
+        if not 1 <= chosen["forced"] <= 1e6:
+            raise UsageError(f"forced_accept must be a number of at least 1, tokens a step (got {text})")
+    return Plan(**chosen)

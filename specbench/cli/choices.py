@@ -1,0 +1,75 @@
+"""`specbench list`: what there is to choose from."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from specbench.errors import Parser, unknown
+
+GROUPS = {
+    "models": "model",
+    "methods": "method",
+    "drafters": "drafter",
+    "rules": "rule",
+    "data": "data",
+    "metrics": "metrics",
+    "protocols": "protocol",
+}
+
+
+def main(words: list[str]) -> int:
+    """`specbench list [models|methods|drafters|rules|data|metrics|protocols ...] [--json]`."""
+    parser = Parser(
+        prog="specbench list", description="What there is to choose from, and whether its weights are here."
+    )
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"any of {', '.join(GROUPS)}; all by default")
+    parser.add_argument(
+        "--json", action="store_true", help="as JSON: name, line, weights (true, false, null: needs none)"
+    )
+    try:
+        asked = parser.parse_args(words)
+    except SystemExit as e:  # --help
+        return int(e.code or 0)
+    wanted = [
+        next((name for name in GROUPS if given in (name, name.removesuffix("s"))), given) for given in asked.groups
+    ]
+    for name in wanted:
+        if name not in GROUPS:
+            raise unknown("group", name, GROUPS)
+    found = {name: _entries(group) for name, group in GROUPS.items() if not wanted or name in wanted}
+    if asked.json:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
+        return 0
+    for title, entries in found.items():
+        print(title)
+        width = max((len(entry["name"]) for entry in entries), default=0)
+        for entry in entries:
+            mark = {True: "  [weights here]", False: "  [weights absent]", None: ""}[entry["weights"]]
+            print(f"  {entry['name']:<{width}}  {entry['line']}{mark}")
+    return 0
+
+
+def _entries(group: str) -> list[dict[str, Any]]:
+    """Name, line and presence of weights (None: needs none) of every choice of a group."""
+    from specbench import metrics
+    from specbench.config import parameters, registry
+    from specbench.storage import home
+
+    lines = dict(parameters.choices(group))
+    absent: dict[str, list[str]] = {}  # only of what needs weights
+    if group == "metrics":
+        lines |= metrics.available()
+        here = metrics.Place(metrics.ASSETS, home.metrics_folder())
+        absent = {name: [text] if (text := metrics.missing(name, here)) else [] for name in metrics.available()}
+    elif group in ("model", "drafter"):
+        for name in lines:
+            entry = registry.entry(group, name)
+            if entry.assets:  # a drafter's, for the embedded target
+                absent[name] = [f for f in entry.assets if not (registry.ASSETS / f).is_file()]
+            elif entry.parts:
+                absent[name] = [part for part in entry.parts if not (home.model_folder(name) / part).is_dir()]
+    return [
+        {"name": name, "line": line, "weights": not absent[name] if name in absent else None}
+        for name, line in lines.items()
+    ]

@@ -1,0 +1,45 @@
+"""Shell completion: `specbench -sc query=bash`."""
+
+from __future__ import annotations
+
+import os
+
+from specbench.cli import COMMANDS
+
+
+def complete(words: list[str]) -> int:
+    """The shell's question `specbench -sc query=bash`: completes the sub-command and what `_offered` knows; the words
+    of a run are Hydra's to complete."""
+    line = os.environ.get("COMP_LINE", "").split(" ", 2)
+    if len(line) == 2:
+        print(" ".join(name for name in COMMANDS if name.startswith(line[1])))
+        return 0
+    if len(line) == 3:
+        if line[1] not in ("run", "bench", "probe", "audit"):
+            last = line[2].rpartition(" ")[2]
+            print(" ".join(word for word in _offered(line[1]) if word.startswith(last)))
+            return 0
+        os.environ["COMP_LINE"] = f"{line[0]} {line[2]}"
+    from specbench.cli.run import by_hydra
+
+    return by_hydra(words)
+
+
+def _offered(command: str) -> list[str]:
+    """The words that a sub-command takes, beside names of files, which the shell completes."""
+    if command == "list":
+        from specbench.cli.choices import GROUPS
+
+        return [*GROUPS, "--json"]
+    if command == "tables":
+        from specbench.tables.catalog import TABLES
+
+        return [*TABLES, "--list", "--model", "--n", "--no-run", "--format"]
+    if command == "fetch":
+        from specbench.config import parameters
+        from specbench.storage import sources
+
+        found = {"model": [*sources.MODELS], "drafter": [*sources.DRAFTERS], "data": [*sources.DATA]}
+        words = [f"{name}={choice}" for name, choices in found.items() for choice in choices]
+        return [*words, *(f"metrics={name}" for name in parameters.choices("metrics")), "--yes"]
+    return []

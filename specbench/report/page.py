@@ -1,0 +1,21 @@
+"""The report's page: a template, filled with data."""
+
+from __future__ import annotations
+
+import json
+import time
+from importlib import resources
+
+from specbench._version import __version__
+from specbench.report import gather
+
+
+def page(found: gather.Found) -> str:
+    """The page. Whatever texts the rows hold, they are data in it, never markup."""
+    made = f"{len(found.rows)} runs and {len(found.audits)} audits, drawn by specbench {__version__}"
+    made += f" on {time.strftime('%Y-%m-%d', time.gmtime())}"
+    told = json.dumps(gather.page_data(found) | {"made": made}, separators=(",", ":"), allow_nan=False)
+    for sign in "<>&":
+        told = told.replace(sign, f"\\u{ord(sign):04x}")
+    template = (resources.files("specbench.report") / "page.html").read_text(encoding="utf-8")
+    return template.replace("/*DATA*/", told)
