@@ -20,7 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from specbench.rows import records
+from specbench.rows.csv_files import read_rows
+from specbench.rows.journal import Journal
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMED = ("latency", "_s_", "text_s", "pixels_s", "per_s", "peak_memory", "throughput", "speedup_latency", "draft_cost")
@@ -85,12 +86,12 @@ def outcome(out: Path) -> tuple[dict[int, str], dict[str, object]]:
     lines = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
     found = {line["index"]: line["sha256"] for line in lines}
     assert len(found) == len(lines), "an image is recorded twice"
-    journal = records.Journal(out / "records.jsonl")
+    journal = Journal(out / "records.jsonl")
     for index in found:
         journal.picture(index)  # is the one that was recorded
     assert len(list((out / "images").glob("*.png"))) == len(found), "pictures without a record"
     assert not list(out.rglob("*.tmp")), "half-written files are left"
-    [row] = records.read_rows(out / "row.csv")
+    [row] = read_rows(out / "row.csv")
     return found, {k: v for k, v in row.items() if k not in ITS_OWN and not any(part in k for part in TIMED)}
 
 

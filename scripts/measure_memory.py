@@ -18,7 +18,7 @@ import numpy as np
 
 from specbench.config import configuration
 from specbench.harness import run
-from specbench.rows import records
+from specbench.rows.journal import Journal, Record
 
 ENDS, LEEWAY = 100, 0.05
 
@@ -36,13 +36,13 @@ def main() -> int:
     named = {word.partition("=")[0] for word in given}
     cfg = configuration.compose([*(w for w in usual if w.partition("=")[0] not in named), *given, f"n={n}"])
     seen: list[float] = []
-    add = records.Journal.add
+    add = Journal.add
 
-    def watched(self: records.Journal, record: records.Record, picture: np.ndarray) -> None:
+    def watched(self: Journal, record: Record, picture: np.ndarray) -> None:
         add(self, record, picture)
         seen.append(resident_mib())
 
-    records.Journal.add = watched  # type: ignore[method-assign]
+    Journal.add = watched  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         run.execute(cfg, folder)
     first, last = statistics.mean(seen[:ENDS]), statistics.mean(seen[-ENDS:])

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from specbench.rows import records
+from specbench.rows.journal import read_records
 
 ROOT = Path(__file__).resolve().parent.parent
 PAIRS = int(os.environ.get("PAIRS", "3"))
@@ -29,7 +29,7 @@ def start(out: Path, n: int, words: list[str]) -> subprocess.Popen[bytes]:
 
 def rate(out: Path) -> float:
     """Images a second, behind those that were first done."""
-    done = sorted(r.done for r in records.read_records(out / "records.jsonl") if r.done is not None)
+    done = sorted(r.done for r in read_records(out / "records.jsonl") if r.done is not None)
     return (len(done) - 2) / (done[-1] - done[1])
 
 

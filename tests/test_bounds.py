@@ -22,7 +22,7 @@ from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.sampling import Streams
 from specbench.errors import UsageError
 from specbench.harness import run
-from specbench.rows import records
+from specbench.rows.csv_files import read_rows
 
 Call = Callable[..., tuple[int, str, str]]
 FAST = ("run", "metrics=none", "n=2", "baseline=false")
@@ -268,7 +268,7 @@ def test_a_run_of_any_name_can_be_gone_on_with(
     again = shlex.split(err[err.index("to go on: ") + 10 :])  # as a shell would read it
     assert again[0] == "specbench"
     assert call(*again[1:])[0] == 0
-    [row] = records.read_rows(tmp_path / name / "row.csv")
+    [row] = read_rows(tmp_path / name / "row.csv")
     assert (row["n"], row["prompts"]) == (2, f"{name}.txt")
     assert "nothing left to do" in call(*words)[1]
     folder = f"./{name}" if name[0] == "-" else name
@@ -309,7 +309,7 @@ def test_a_comma_of_a_grids_folder_is_no_sweep(call: Call, tmp_path: Path) -> No
     assert call(*words, "delta=1,2", "out=a,b [c]", "prompts=one.txt")[0] == 0
     assert len(list((tmp_path / "a,b [c]").glob("*/row.csv"))) == 2
     assert call(*words, "prompts=one.txt,'two, too.txt'", "out=c")[0] == 0
-    assert {records.read_rows(p)[0]["prompts"] for p in (tmp_path / "c").glob("*/row.csv")} == {
+    assert {read_rows(p)[0]["prompts"] for p in (tmp_path / "c").glob("*/row.csv")} == {
         "one.txt",
         "two, too.txt",
     }

@@ -22,7 +22,8 @@ from specbench._version import __version__
 from specbench.config import configuration, parameters, registry
 from specbench.errors import UsageError
 from specbench.harness import run
-from specbench.rows import records
+from specbench.rows.csv_files import read_rows
+from specbench.rows.journal import read_records
 
 ROOT = Path(specbench.__file__).parent.parent
 Call = Callable[..., tuple[int, str, str]]
@@ -184,20 +185,20 @@ def test_prompts_of_ones_own_need_no_other_word(call: Call, tmp_path: Path) -> N
     code, out, _ = call("run", "prompts='my own.txt'", "metrics=none", "n=2", "out=here")
     assert code == 0
     assert "prompts, n=2" in out
-    assert [r.prompt for r in records.read_records(tmp_path / "here/records.jsonl")] == ["a red cat", "a green dog"]
-    row = records.read_rows(tmp_path / "here/row.csv")[0]
+    assert [r.prompt for r in read_records(tmp_path / "here/records.jsonl")] == ["a red cat", "a green dog"]
+    row = read_rows(tmp_path / "here/row.csv")[0]
     assert (row["data"], row["prompts"]) == ("prompts", "my own.txt")
     code, _, err = call("run", "prompts='my own.txt'", "metrics=none", "n=3", "out=there")
     assert (code, err) == (2, "specbench: data=prompts has 2 prompts here, not n=3: give n=2 at most\n")
     (tmp_path / "two.txt").write_text("a blue bird\n")
     words = ("-m", "prompts='my own.txt',two.txt", "metrics=none", "n=1", "out=grid")
     assert call("run", *words)[0] == 0
-    assert {records.read_rows(p)[0]["prompts"] for p in tmp_path.glob("grid/*/row.csv")} == {"my own.txt", "two.txt"}
+    assert {read_rows(p)[0]["prompts"] for p in tmp_path.glob("grid/*/row.csv")} == {"my own.txt", "two.txt"}
 
 
 def test_all_prompts_are_recorded_as_a_number(call: Call, tmp_path: Path) -> None:
     def recorded() -> tuple[int, int, str]:
-        row = records.read_rows(tmp_path / "here/row.csv")[0]
+        row = read_rows(tmp_path / "here/row.csv")[0]
         return row["n"], OmegaConf.load(tmp_path / "here/config.yaml").n, row["config_hash"]
 
     prompts = tmp_path / "my.txt"
@@ -219,7 +220,7 @@ def test_all_prompts_are_recorded_as_a_number(call: Call, tmp_path: Path) -> Non
 def test_a_run_without_out_has_a_folder_under_runs(call: Call, tmp_path: Path) -> None:
     assert call("run", "metrics=none", "n=1")[0] == 0
     [row] = tmp_path.glob("runs/*/*/row.csv")
-    assert records.read_rows(row)[0]["n"] == 1
+    assert read_rows(row)[0]["n"] == 1
     assert [p.name for p in tmp_path.iterdir()] == ["runs"]
 
 
@@ -236,7 +237,7 @@ def test_a_grid_has_a_folder_for_each_job(call: Call, tmp_path: Path) -> None:
     assert code == 0
     assert "4 jobs in grid" in err
     assert out.count("accepted length") == 4
-    found = {row.parent.name: records.read_rows(row)[0] for row in tmp_path.glob("grid/*/row.csv")}
+    found = {row.parent.name: read_rows(row)[0] for row in tmp_path.glob("grid/*/row.csv")}
     assert {name: (row["delta"], row["nu"]) for name, row in found.items()} == {
         "delta=1.1,nu=0.5": (1.1, 0.5),
         "delta=1.1,nu=0.7": (1.1, 0.7),
@@ -355,7 +356,7 @@ def test_ctrl_c_says_how_to_go_on(words: list[str], tmp_path: Path) -> None:
     last = err.splitlines()[-1]
     assert " of 500 images" in last
     [row] = folder.rglob("row.csv")
-    [stopped_at] = [r["n"] for r in records.read_rows(row)]
+    [stopped_at] = [r["n"] for r in read_rows(row)]
     assert f"a row over the first {stopped_at} in its row.csv" in last
     flags = "-m delta=1,2 " if "-m" in words else ""
     assert last.endswith(f"; to go on: specbench run {flags}metrics=none n=500 out={folder.relative_to(tmp_path)}")

@@ -21,7 +21,7 @@ from specbench.config import configuration
 from specbench.errors import RunError, UsageError, install
 from specbench.harness import cluster, run
 from specbench.harness.worker import Died, Event, Failure, Image, Joined, Shrunk, never
-from specbench.rows import records
+from specbench.rows.journal import read_records
 
 Call = Callable[..., tuple[int, str, str]]
 WORDS = ["metrics=none", "n=6", "warmup=0"]
@@ -54,7 +54,7 @@ def test_two_workers_make_the_images_of_one_process_though_one_is_killed(
     assert (tmp_path / "flag").exists()
     assert "a worker died (ActorDiedError: " in capsys.readouterr().err
     for name in ("records.jsonl", "baseline.jsonl"):
-        one, many = (records.read_records(tmp_path / folder / name) for folder in ("alone", "many"))
+        one, many = (read_records(tmp_path / folder / name) for folder in ("alone", "many"))
         assert [(r.index, r.sha256, r.steps) for r in many] == [(r.index, r.sha256, r.steps) for r in one]
         assert {r.latency_s for r in many} == {None}
     sessions = json.loads((tmp_path / "many/run.json").read_text())["sessions"]

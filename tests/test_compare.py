@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from scipy import stats
-from test_records import record
+from test_journal import record
 
 from specbench import cli, data, metrics
 from specbench.compare import telling
@@ -30,7 +30,7 @@ from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.metrics import frechet
 from specbench.metrics.outputs import key
-from specbench.rows import records
+from specbench.rows.journal import Record
 
 N = 40
 SESSION = {
@@ -43,7 +43,7 @@ SESSION = {
 }
 
 
-def image(index: int, steps: int, **changes: Any) -> records.Record:
+def image(index: int, steps: int, **changes: Any) -> Record:
     """The record of an image of 256 tokens; it took a second a step."""
     figures = {"tokens": 256, "steps": steps, "drafted": 5 * steps, "accepted": 256 - steps}
     figures |= {"accepted_length": 256 / steps, "latency_s": float(steps), "decode_s": float(steps)}
@@ -62,7 +62,7 @@ class Folders:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def make(self, name: str, images: list[records.Record], *words: str, baseline: list[records.Record] | None = None,
+    def make(self, name: str, images: list[Record], *words: str, baseline: list[Record] | None = None,
              session: Mapping[str, Any] = SESSION) -> str:  # fmt: skip
         folder = self.root / name
         folder.mkdir(parents=True)
@@ -325,7 +325,7 @@ def test_a_batch_counts_once(folders: Folders) -> None:
     """Its images share its seconds; what is no matter of the clock stays a matter of images."""
     rng = np.random.default_rng(0)
 
-    def batched(size: int, seconds: np.ndarray) -> list[records.Record]:
+    def batched(size: int, seconds: np.ndarray) -> list[Record]:
         shares = [(float(seconds[i // size]), i) for i in range(N)]
         return [image(i, 100 + i % 7, latency_s=None, decode_s=s, text_s=s / 9, batch=size) for s, i in shares]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from specbench import metrics
 from specbench.config import composition, configuration, parameters
 from specbench.errors import UsageError, install
-from specbench.rows import records
+from specbench.rows.columns import METRICS
 
 #: Those of models of codes.
 RULES, DRAFTERS = (
@@ -189,7 +189,7 @@ def test_everything_in_conf_can_be_built() -> None:
 def test_every_metric_has_columns() -> None:
     for name in parameters.choices("metrics"):
         for one in parameters.declared("metrics", name):
-            assert set(metrics.columns(one)) <= set(records.METRICS)
+            assert set(metrics.columns(one)) <= set(METRICS)
 
 
 @pytest.mark.parametrize(

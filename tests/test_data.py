@@ -22,7 +22,7 @@ from specbench.errors import UsageError
 from specbench.metrics import scenes_clip
 from specbench.metrics.embedded import of_scenes
 from specbench.models import evaluators
-from specbench.rows import records
+from specbench.rows import provenance
 from specbench.storage.pictures import Array
 
 SHARED = Path(specbench.__file__).resolve().parents[2] / "shared" / "data"
@@ -425,7 +425,7 @@ def test_all_prompts_of_a_data_set(tmp_path: Path) -> None:
     words = ["data=parti", f"data_dir={tmp_path}"]
     every, five = (configuration.compose([*words, n]) for n in ("n=all", "n=5"))
     assert every == five
-    assert records.config_hash(every) == records.config_hash(five)
+    assert provenance.config_hash(every) == provenance.config_hash(five)
     assert len(data.load(every)) == 5
     assert configuration.compose(words)["n"] == 16
     for name in data.DRAWN:

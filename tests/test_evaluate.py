@@ -27,7 +27,9 @@ from specbench.harness import run
 from specbench.metrics import scenes_fid
 from specbench.metrics.base import Metric
 from specbench.metrics.scenes_clip import Measure
-from specbench.rows import records
+from specbench.rows.columns import METRICS
+from specbench.rows.csv_files import read_rows
+from specbench.rows.journal import read_records
 
 N = 6
 CAPTIONS = [scenes.sample("validation", i).caption for i in range(N)]
@@ -64,12 +66,12 @@ def write_prompts(path: Path, prompts: dict[int, str]) -> None:
 
 
 def row_of(out: str | Path) -> dict[str, Any]:
-    [row] = records.read_rows(Path(out) / "row.csv")
+    [row] = read_rows(Path(out) / "row.csv")
     return row
 
 
 def quality(row: dict[str, Any]) -> dict[str, Any]:
-    names = [name for name in row if name.startswith(records.METRICS) and row[name] is not None]
+    names = [name for name in row if name.startswith(METRICS) and row[name] is not None]
     return {name: row[name] for name in names}
 
 
@@ -468,6 +470,6 @@ def test_an_unfinished_or_damaged_run_is_named(call: Call, finished: Path) -> No
 
 def test_compare_finds_the_outputs(call: Call, finished: Path) -> None:
     call("run", "metrics=scenes_clip")
-    keys = [metrics.key(r.sha256, r.prompt) for r in records.read_records(finished / "records.jsonl")]
+    keys = [metrics.key(r.sha256, r.prompt) for r in read_records(finished / "records.jsonl")]
     each = metrics.Outputs(finished).of("scenes_clip", keys)
     assert float(each.mean()) == pytest.approx(row_of("run")["clip_score"], abs=1e-9) or float(each.mean()) < 0

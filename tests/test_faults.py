@@ -22,7 +22,9 @@ from filelock import FileLock
 from specbench.config import configuration
 from specbench.errors import RunError, UsageError
 from specbench.harness import run, worker
-from specbench.rows import records
+from specbench.rows.csv_files import read_rows
+from specbench.rows.journal import Journal, Record, read_records
+from specbench.storage.files import append_line
 
 Call = Callable[..., tuple[int, str, str]]
 WORDS = ("metrics=none", "n=6", "warmup=0")
@@ -35,7 +37,7 @@ def execute(out: Path, *words: str, loader: Any = FakePipeline) -> dict[str, Any
 
 
 def images(out: Path, name: str = "records") -> dict[int, str]:
-    return {r.index: r.sha256 for r in records.read_records(out / f"{name}.jsonl")}
+    return {r.index: r.sha256 for r in read_records(out / f"{name}.jsonl")}
 
 
 def at(index: int, what: Callable[[], None], empty: bool = False) -> type[FakePipeline]:
@@ -74,7 +76,7 @@ def test_ctrl_c_finishes_the_image_and_writes_a_row(
     with pytest.raises(run.Stopped, match=f"a row over the first {n} in its row.csv"):
         execute(out, loader=at(2, interrupt, empty))
     assert set(images(out)) == set(range(n))  # that of the moment included
-    [row] = records.read_rows(out / "row.csv")
+    [row] = read_rows(out / "row.csv")
     assert (row["n"], row["speedup_step"]) == (n, None)
     assert row["note"].startswith(f"stopped after {n} of 6 images")
     alone = execute(tmp_path / "alone", f"n={n}", "baseline=false")
@@ -108,7 +110,7 @@ def test_a_row_that_says_more_is_not_replaced(tmp_path: Path) -> None:
     row = execute(out, "baseline=false")
     with pytest.raises(run.Stopped, match="6 of 6 images and 3 of 6 baseline images done in [^,]*$"):
         execute(out, loader=at(2, interrupt, empty=True))
-    assert records.read_rows(out / "row.csv") == [row]
+    assert read_rows(out / "row.csv") == [row]
 
 
 # --- the disk ---------------------------------------------------------------------------------------------------------
@@ -139,12 +141,12 @@ def test_a_full_disk_costs_a_sentence_and_no_image(
 
 def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "lines"
-    records.append_line(path, b"x" * 99 + b"\n")
+    append_line(path, b"x" * 99 + b"\n")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (110, limits[1]))  # a disk with ten bytes left
     try:
         with pytest.raises(OSError, match="File too large"):
-            records.append_line(path, b"y" * 49 + b"\n")
+            append_line(path, b"y" * 49 + b"\n")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == b"x" * 99 + b"\n"
@@ -201,7 +203,7 @@ def hungry(most: int, never: tuple[int, ...] = ()) -> type[FakePipeline]:
 def test_too_little_memory_makes_the_batches_smaller(calm: Path, tmp_path: Path) -> None:
     row = execute(tmp_path / "run", "batch=5", "warmup=1", loader=hungry(2))
     assert images(tmp_path / "run") == images(calm)
-    assert [r.batch for r in records.read_records(tmp_path / "run/records.jsonl")] == [2] * 6
+    assert [r.batch for r in read_records(tmp_path / "run/records.jsonl")] == [2] * 6
     assert "for want of memory some images were decoded in batches of 2" in row["note"]
 
 
@@ -219,7 +221,7 @@ def test_an_image_that_never_fits_is_recorded_and_tried_again(call: Call, tmp_pa
     monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
     assert call("resume", "here")[0] == 0
     assert "failures" not in call("status", "here")[1]
-    assert records.read_rows(tmp_path / "here/row.csv")[0]["n"] == 6
+    assert read_rows(tmp_path / "here/row.csv")[0]["n"] == 6
 
 
 @pytest.mark.parametrize(
@@ -246,13 +248,13 @@ def test_memory_does_not_grow_with_the_images(tmp_path: Path, monkeypatch: pytes
     """A record stays, some kilobytes; a picture or a tensor of its image does not."""
     monkeypatch.setattr(FakePipeline, "pixels", lambda self, tokens: np.zeros((len(tokens), 256, 256, 3), np.uint8))
     held: list[int] = []
-    add = records.Journal.add
+    add = Journal.add
 
-    def watched(self: records.Journal, record: records.Record, picture: np.ndarray) -> None:
+    def watched(self: Journal, record: Record, picture: np.ndarray) -> None:
         add(self, record, picture)
         held.append(tracemalloc.get_traced_memory()[0])
 
-    monkeypatch.setattr(records.Journal, "add", watched)
+    monkeypatch.setattr(Journal, "add", watched)
     tracemalloc.start()
     try:
         execute(tmp_path / "run", "n=40", "baseline=false")
@@ -321,7 +323,7 @@ def test_resume_goes_on_by_the_folders_own_words(call: Call, tmp_path: Path, mon
     code, out, _ = call("resume", "here", "n=8", "workers=1")
     assert code == 0
     assert "here/row.csv" in out
-    [row] = records.read_rows(tmp_path / "here/row.csv")
+    [row] = read_rows(tmp_path / "here/row.csv")
     assert (row["n"], row["delta"]) == (8, 1.3)
     assert "nothing left to do: 8 images" in call("resume", "here")[1]
 

@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
-from test_records import picture, record
+from test_journal import picture, record
 from test_report import row
 from torch import nn
 
@@ -39,7 +39,9 @@ from specbench.errors import UsageError
 from specbench.metrics import reference
 from specbench.models import checkpoints
 from specbench.report import gather
-from specbench.rows import records
+from specbench.rows.columns import COLUMNS
+from specbench.rows.csv_files import csv_lines, read_rows, to_csv
+from specbench.rows.journal import Journal, read_memory
 from specbench.storage import pictures
 from specbench.tables import render
 
@@ -95,18 +97,18 @@ def test_pictures_arrays_and_rows_of_any_bytes(tmp_path: Path, data: bytes) -> N
     assert or_told(lambda: reference.read(path, 4)) is None
     assert or_told(lambda: models.load(str(path))) is None
     or_told(lambda: pictures.read(path))
-    or_told(lambda: records.read_rows(path))
-    or_told(lambda: records.csv_lines(path))
-    or_told(lambda: records.Journal(path))
-    or_told(lambda: records.read_memory(path))
+    or_told(lambda: read_rows(path))
+    or_told(lambda: csv_lines(path))
+    or_told(lambda: Journal(path))
+    or_told(lambda: read_memory(path))
 
 
 @many
-@given(name=st.sampled_from(list(records.COLUMNS)), text=TEXT)
+@given(name=st.sampled_from(list(COLUMNS)), text=TEXT)
 def test_a_cell_is_a_number_or_told(tmp_path: Path, name: str, text: str) -> None:
     out = io.StringIO()
     csv.writer(out).writerows([["run_id", name][name == "run_id" :], ["a", text][name == "run_id" :]])
-    for one in or_told(lambda: records.read_rows(content(tmp_path / "rows.csv", out.getvalue().encode()))) or []:
+    for one in or_told(lambda: read_rows(content(tmp_path / "rows.csv", out.getvalue().encode()))) or []:
         value = one[name]
         assert value is None or isinstance(value, str) or np.isfinite(float(value))
 
@@ -118,7 +120,7 @@ def test_a_record_is_whole_or_told(tmp_path: Path, name: str, value: Any) -> Non
     path = content(tmp_path / "records.jsonl", line.encode() + b"\n")
     (tmp_path / "images").mkdir(exist_ok=True)
     Image.fromarray(picture(0)).save(tmp_path / "images/00000.png")
-    journal = or_told(lambda: records.Journal(path))
+    journal = or_told(lambda: Journal(path))
     for kept in journal.records.values() if journal else []:
         assert isinstance(kept.steps, int)
         assert (tmp_path / kept.image).resolve().is_relative_to(tmp_path.resolve())
@@ -206,7 +208,7 @@ def run_folder(folder: Path, run_id: str, image: str) -> None:
     """A finished run, as far as a report reads one."""
     (folder / "images").mkdir(parents=True)
     Image.fromarray(picture(0)).save(folder / "images/00000.png")
-    (folder / "row.csv").write_text(records.to_csv([row(run_id, "method=vanilla")]))
+    (folder / "row.csv").write_text(to_csv([row(run_id, "method=vanilla")]))
     (folder / "records.jsonl").write_text(json.dumps({"index": 0, "prompt": "a", "image": image}) + "\n")
 
 
@@ -226,7 +228,7 @@ def test_a_row_may_differ_from_that_of_its_folder(tmp_path: Path) -> None:
     """`report keep=` looked for the prompts of the folder's row under the data of the edited one: a KeyError."""
     run_folder(tmp_path / "in/run", "a", "images/00000.png")
     edited = tmp_path / "edited.csv"
-    edited.write_text(records.to_csv([row("a", "method=vanilla", split="another")]))
+    edited.write_text(to_csv([row("a", "method=vanilla", split="another")]))
     words = [edited, f"runs={tmp_path / 'in'}", f"keep={tmp_path / 'kept'}", f"out={tmp_path / 'x.html'}"]
     assert cli.main(["report", *map(str, words)]) == 0
     assert json.loads((tmp_path / "kept/a/records.jsonl").read_text())["prompt"] == "a"
@@ -241,13 +243,13 @@ def test_a_record_shows_no_picture_from_elsewhere(tmp_path: Path, image: str) ->
     assert found.shots == {}
     line = json.dumps(asdict(record(0)) | {"image": image.format(tmp_path)})
     with pytest.raises(UsageError, match="line 1 of .* is not a record"):
-        records.Journal(content(tmp_path / "records.jsonl", line.encode() + b"\n"))
+        Journal(content(tmp_path / "records.jsonl", line.encode() + b"\n"))
 
 
 def test_a_folder_with_two_rows_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_folder(tmp_path / "run", "a", "images/00000.png")
     path = tmp_path / "run/row.csv"
-    path.write_text(records.to_csv([row("a", "method=vanilla"), row("b", "method=vanilla")]))
+    path.write_text(to_csv([row("a", "method=vanilla"), row("b", "method=vanilla")]))
     told = refused(capsys, "report", path, f"runs={tmp_path}", f"out={tmp_path / 'x.html'}")
     assert told == f"{path} has 2 rows, where a run has one; leave its folder out"
 
@@ -259,7 +261,7 @@ def test_a_damaged_run_json_costs_a_sentence(tmp_path: Path, text: str) -> None:
     """It was a JSONDecodeError, an AssertionError or a KeyError, whichever command came upon it."""
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(UsageError, match=r"run\.json is not what specbench run wrote"):
-        records.read_memory(tmp_path / "run.json")
+        read_memory(tmp_path / "run.json")
     (tmp_path / "config.yaml").write_text("method: a\ndrafter: b\nrule: c\n")
     (tmp_path / "records.jsonl").write_text("")
     with pytest.raises(UsageError, match=r"run\.json is not what specbench run wrote"):

@@ -21,7 +21,10 @@ from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.harness import run, sheet, status
 from specbench.metrics import Score, base
-from specbench.rows import records
+from specbench.rows import provenance
+from specbench.rows.columns import COLUMNS, METRICS
+from specbench.rows.csv_files import csv_lines, read_rows
+from specbench.rows.journal import pixel_digest
 from specbench.tables.measure import LocalBench
 
 Call = Callable[..., tuple[int, str, str]]
@@ -75,12 +78,12 @@ def weights(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(metrics, "metric", lambda name, place: Light(name, place, here))
     monkeypatch.setattr(sheet, "save", lambda path, title, cells: path.touch())
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(records, "_output", lambda *command: "")  # of git, some hundred times
+    monkeypatch.setattr(provenance, "_output", lambda *command: "")  # of git, some hundred times
     return here
 
 
 def row_of(folder: str | Path) -> dict[str, Any]:
-    [row] = records.read_rows(Path(folder) / "row.csv")
+    [row] = read_rows(Path(folder) / "row.csv")
     return row
 
 
@@ -88,9 +91,9 @@ def unnamed(before: dict[str, Any], after: dict[str, Any], told: str) -> list[st
     """The values of a row that are gone, or another metric's, and of which nothing was said."""
     words = set(re.findall(r"[\w.]+", told))
     lost = [c for c in before if before[c] is not None and after[c] is None]
-    taken = [c for c in records.METRICS if before[c] is not None and before[f"{c}_backend"] != after[f"{c}_backend"]]
+    taken = [c for c in METRICS if before[c] is not None and before[f"{c}_backend"] != after[f"{c}_backend"]]
     if before["n"] == after["n"]:
-        taken += [c for c in records.METRICS if before[c] is not None and before[c] != after[c]]
+        taken += [c for c in METRICS if before[c] is not None and before[c] != after[c]]
     bare = {re.sub("_(stderr|backend)$", "", c) for c in {*lost, *taken} - NOT_MEASURED}
     return sorted(c for c in bare if not {c, f"{c}_mean"} & words)
 
@@ -165,7 +168,7 @@ def test_a_smaller_n_shows_its_row_and_leaves_the_larger_one(call: Call, weights
     cfg = configuration.compose(["n=4", "metrics=clip_b32"])
     shown = run.Run(cfg, "first", loader=FakePipeline).execute()
     alone = run.Run(cfg, "alone", loader=FakePipeline).execute()
-    same = set(records.COLUMNS) - {"run_id", "baseline_run_id", "time", "peak_memory_mib"}
+    same = set(COLUMNS) - {"run_id", "baseline_run_id", "time", "peak_memory_mib"}
     same -= {c for c in same if c.startswith(("text_s", "pixels_s"))}
     assert {c: shown[c] for c in same} == {c: alone[c] for c in same}
     assert before["n"] == 8
@@ -215,7 +218,7 @@ def test_pictures_that_are_not_those_of_the_row_make_its_scores_invalid(call: Ca
     picture = np.zeros((8, 8, 3), np.uint8)
     Image.fromarray(picture).save(Path("first") / made[2]["image"])
     del made[2]["check"]
-    made[2]["sha256"] = records.digest(picture)
+    made[2]["sha256"] = pixel_digest(picture)
     journal.write_text("".join(json.dumps({k: v for k, v in r.items() if k != "check"}) + "\n" for r in made))
     del weights["clip_b32"]
     after, told = start(call, "metrics=fid", "baseline=false")
@@ -365,7 +368,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def each(path: str = "scored/pictures.csv") -> dict[str, list[str]]:
-    columns, lines = records.csv_lines(Path(path))
+    columns, lines = csv_lines(Path(path))
     return {name: [line[name] for _, line in lines] for name in columns}
 
 

@@ -26,7 +26,8 @@ from specbench.metrics import scenes_fid, scenes_inception_score, scenes_referen
 from specbench.metrics.base import Judge, Metric, Place, Unavailable
 from specbench.metrics.frechet import Moments, standard_error
 from specbench.models import evaluators as ev
-from specbench.rows import records
+from specbench.rows import columns as rows
+from specbench.rows.columns import METRICS
 from specbench.storage.pictures import Array, digest
 
 NAMES = ["scenes_fid", "scenes_clip", "scenes_reward"]
@@ -320,8 +321,8 @@ def test_every_choice_has_a_module_and_a_line_and_needs_no_torch() -> None:
     assert set(parameters.choices("metrics")) - set(names) >= {"scenes", "none"}  # sets
     for name in names:
         assert metrics.choice(name).line
-        assert all(column in records.METRICS for column in metrics.columns(name))
-        assert all(f"{column}{end}" in records.COLUMNS for column in metrics.columns(name) for end in ("_stderr", ""))
+        assert all(column in METRICS for column in metrics.columns(name))
+        assert all(f"{column}{end}" in rows.COLUMNS for column in metrics.columns(name) for end in ("_stderr", ""))
     code = (
         "import sys, specbench.metrics as m; from pathlib import Path; here = m.Place(m.ASSETS, Path('nowhere'));"
         "[m.missing(name, here) or m.columns(name) for name in m.available()]; sys.exit('torch' in sys.modules)"

@@ -22,7 +22,8 @@ import specbench
 from specbench.config import configuration, parameters, protocols, registry
 from specbench.errors import UsageError
 from specbench.harness import run
-from specbench.rows import records
+from specbench.rows import provenance
+from specbench.rows.csv_files import read_rows
 
 ROOT = Path(specbench.__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "published"
@@ -272,9 +273,9 @@ def test_without_a_protocol_nothing_changes() -> None:
 def test_a_protocol_is_its_values() -> None:
     """Equal measurements have equal hashes, also with rows from before there were protocols."""
     cfg = configuration.compose(_words("sjdpac_table1", "emu3"))
-    assert records.config_hash(cfg) == records.config_hash(cfg | {"protocol": None})
+    assert provenance.config_hash(cfg) == provenance.config_hash(cfg | {"protocol": None})
     without = {name: value for name, value in cfg.items() if name != "protocol"}
-    assert records.config_hash(cfg) == records.config_hash(without)
+    assert provenance.config_hash(cfg) == provenance.config_hash(without)
 
 
 @pytest.mark.parametrize("form", ["protocol=sjd_table4@1", "+protocol=sjd_table4", 'protocol="sjd_table4"'])
@@ -373,7 +374,7 @@ def test_a_grid_over_models_runs(call: Any, data_dir: Path, tmp_path: Path) -> N
     code, _, err = call(*words)
     assert code == 0, err
     assert "4 jobs in grid" in err
-    rows = {path.parent.name: records.read_rows(path)[0] for path in tmp_path.glob("grid/*/row.csv")}
+    rows = {path.parent.name: read_rows(path)[0] for path in tmp_path.glob("grid/*/row.csv")}
     assert len(rows) == 4
     for name, row in rows.items():
         assert name == f"method={row['method']},model={row['model']}"
@@ -387,7 +388,7 @@ def test_a_grid_over_models_of_vectors_needs_no_other_word(call: Any, tmp_path: 
         "run", "-m", "model=mar_b,mar_l", "gamma=4,8", "n=1", "metrics=none", "weights=random", "out=grid"
     )
     assert code == 0, err
-    rows = {path.parent.name: records.read_rows(path)[0] for path in tmp_path.glob("grid/*/row.csv")}
+    rows = {path.parent.name: read_rows(path)[0] for path in tmp_path.glob("grid/*/row.csv")}
     assert {name: (row["model"], row["gamma"], row["data"], row["method"]) for name, row in rows.items()} == {
         f"gamma={gamma},model={model}": (model, gamma, "imagenet", "cspd")
         for model in ("mar_b", "mar_l")
@@ -398,7 +399,7 @@ def test_a_grid_over_models_of_vectors_needs_no_other_word(call: Any, tmp_path: 
 def test_a_folder_keeps_its_protocol(call: Any, tmp_path: Path) -> None:
     words = ("run", "protocol=sjd_table4", "n=2", "seed=0", "metrics=none", "baseline=false", "out=here")
     assert call(*words)[0] == 0
-    row = records.read_rows(tmp_path / "here/row.csv")[0]
+    row = read_rows(tmp_path / "here/row.csv")[0]
     assert row["protocol"] == "sjd_table4@1"
     assert list(row).index("protocol") < list(row).index("model")
     assert row["note"].startswith("protocol sjd_table4@1 names anole, not llamagen_scenes; departs from protocol")

@@ -19,7 +19,9 @@ from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.report import gather
-from specbench.rows import records
+from specbench.rows import provenance
+from specbench.rows.columns import COLUMNS
+from specbench.rows.csv_files import read_rows, to_csv
 
 EVIL = "</script><img src=x onerror=alert(1)>&amp; <b>a \\cite{x} | \N{RIGHT-TO-LEFT OVERRIDE}"
 
@@ -27,15 +29,15 @@ EVIL = "</script><img src=x onerror=alert(1)>&amp; <b>a \\cite{x} | \N{RIGHT-TO-
 def row(run_id: str, *overrides: str, **cells: Any) -> dict[str, Any]:
     """A row as a run of these overrides would leave it."""
     cfg = configuration.compose(["n=4", *overrides])
-    told = {name: value for name, value in cfg.items() if name in records.COLUMNS}
+    told = {name: value for name, value in cfg.items() if name in COLUMNS}
     return (
-        dict.fromkeys(records.COLUMNS)
+        dict.fromkeys(COLUMNS)
         | told
         | {
             "run_id": run_id,
             "time": "2026-11-21T10:00:00+00:00",
             "commit": "c0ffee",
-            "config_hash": records.config_hash(cfg),
+            "config_hash": provenance.config_hash(cfg),
             "weights": "embedded:1+2",
             "baseline_run_id": f"{run_id}/baseline" if cfg["baseline"] else None,
             "device": "cpu",
@@ -74,14 +76,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for one in (rows[1], rows[2], rows[4]):
         place = folder / "runs" / one["run_id"]
         (place / "images").mkdir(parents=True)
-        (place / "row.csv").write_text(records.to_csv([one]))
+        (place / "row.csv").write_text(to_csv([one]))
         lines = []
         for i in range(3):
             Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(place / "images" / f"{i:05d}.png")
             lines.append(json.dumps({"index": i, "prompt": f"{EVIL} {i}", "image": f"images/{i:05d}.png"}))
         (place / "records.jsonl").write_text("\n".join([*lines, '{"index": 3, "pro']))  # the last was cut short
-    (folder / "rows.csv").write_text(records.to_csv(rows))
-    (folder / "more.csv").write_text(records.to_csv([rows[0] | {"time": "2025-01-01", "run_id": "old"}]))
+    (folder / "rows.csv").write_text(to_csv(rows))
+    (folder / "more.csv").write_text(to_csv([rows[0] | {"time": "2025-01-01", "run_id": "old"}]))
     audits = "method,model,samples,tv,tv_noise,p_value,verdict\ncool_sd,v2t10,1000,0.3,0.01,0.0,not lossless\n"
     (folder / "audit.csv").write_text(audits + "sjd,v2t10,1000,0.01,0.01,0.6,lossless\n")
     (folder / "bench.csv").write_text("time,step_ms\n1,2\n")  # no runs and no audits: not for this page
@@ -131,7 +133,7 @@ def test_the_command_of_a_row_gives_its_configuration(words: tuple[str, ...]) ->
     line, exact = gather.command(row("x", *words))
     assert exact
     again = configuration.compose(line.split()[2:])
-    assert records.config_hash(again) == records.config_hash(configuration.compose(["n=4", *words]))
+    assert provenance.config_hash(again) == provenance.config_hash(configuration.compose(["n=4", *words]))
 
 
 def test_pictures_can_be_kept_without_their_runs(results: Path, page: Path, tmp_path: Path) -> None:
@@ -221,7 +223,7 @@ def test_a_folder_of_runs_is_shown_with_its_pictures(grid: Path, call: Any) -> N
 
 
 def test_runs_takes_one_run_many_and_grids(grid: Path, call: Any) -> None:
-    (grid / "rows.csv").write_text(records.to_csv([row("listed", "method=sjd", "seed=9")]))
+    (grid / "rows.csv").write_text(to_csv([row("listed", "method=sjd", "seed=9")]))
     for runs, count in (
         ("deep/one/more", 1),
         ("deep/one", 1),
@@ -243,13 +245,13 @@ def test_a_run_is_shown_once_however_often_it_is_found(grid: Path, call: Any) ->
     shutil.copytree(grid / "deep", grid / "copy")
     for path in (grid / "copy").rglob("images"):
         shutil.rmtree(path)
-    rows = [records.read_rows(path)[0] for path in sorted((grid / "deep").rglob("row.csv"))]
-    (grid / "rows.csv").write_text(records.to_csv(rows))
+    rows = [read_rows(path)[0] for path in sorted((grid / "deep").rglob("row.csv"))]
+    (grid / "rows.csv").write_text(to_csv(rows))
     assert call("report", "copy", "rows.csv", "deep", "rows.csv", "runs=deep")[0] == 0
     assert shown() == before
     # two runs of one configuration: a table shows the newer, and folders that are named are both shown
     again = next(r for r in rows if r["run_id"] == vanilla) | {"run_id": "again", "time": "2099-01-01T00:00:00"}
-    (grid / "rows.csv").write_text(records.to_csv([*rows, again]))
+    (grid / "rows.csv").write_text(to_csv([*rows, again]))
     assert call("report", "rows.csv")[0] == 0
     assert set(shown()) == set(before) - {vanilla} | {"again"}
     assert call("report", "rows.csv", "runs=deep/one")[0] == 0
@@ -260,14 +262,14 @@ def test_what_is_damaged_below_a_folder_is_left_out_by_name(grid: Path, call: An
     """A damaged row.csv of one run stopped the whole report, or was a traceback where it was a folder."""
     assert call("report", "deep")[0] == 0
     before = shown()
-    evaluated = dict.fromkeys(records.COLUMNS) | {"run_id": "scored", "n": 2}  # as of specbench evaluate
+    evaluated = dict.fromkeys(COLUMNS) | {"run_id": "scored", "n": 2}  # as of specbench evaluate
     bad = {
         "text": b"\xff\xfe\x00",
         "foreign": b"a,b\n1,2\n",
         "empty": b"",
         "many": (grid / "deep/one/more/row.csv").read_bytes() + b"x\n",
         "number": b"run_id,config_hash,steps\na,b,quick\n",
-        "scored": records.to_csv([evaluated]).encode(),
+        "scored": to_csv([evaluated]).encode(),
     }
     for name, content in bad.items():
         (grid / "deep/bad" / name).mkdir(parents=True)

@@ -25,11 +25,13 @@ from specbench.harness import run, sheet
 from specbench.metrics import Score
 from specbench.metrics.base import Judge, Pictures
 from specbench.metrics.scenes_fid import Measure
-from specbench.rows import records
+from specbench.rows.columns import COLUMNS
+from specbench.rows.csv_files import read_rows
+from specbench.rows.journal import Journal, Record, pixel_digest, read_records
 
 FAST = {"metrics": "none", "n": "6"}
 STEPS = [4, 5, 6, 7, 4, 5]  # of the fake's first six images
-OLDER = {f.name for f in fields(records.Record) if f.default is MISSING}  # what records have always had
+OLDER = {f.name for f in fields(Record) if f.default is MISSING}  # what records have always had
 LOG_PROB = [-1 - i % 4 - 0.5 * (t % 2) for i in range(6) for t in range(TOKENS)]  # of their tokens
 
 
@@ -59,7 +61,7 @@ class Bench:
 
     def images(self) -> dict[int, str]:
         """Index -> hash of the pixels, of the method's images."""
-        return {r.index: r.sha256 for r in records.read_records(self.out / "records.jsonl")}
+        return {r.index: r.sha256 for r in read_records(self.out / "records.jsonl")}
 
 
 @pytest.fixture
@@ -74,15 +76,15 @@ def test_a_run_leaves_what_it_promises(bench: Bench) -> None:
         "config.yaml", "run.json", "run.log", "records.jsonl", "baseline.jsonl", "images", "baseline", "row.csv",
         "contact_sheet.png",
     }  # fmt: skip
-    assert records.read_rows(bench.one.row_path) == [row]
-    made = records.read_records(bench.out / "records.jsonl")
+    assert read_rows(bench.one.row_path) == [row]
+    made = read_records(bench.out / "records.jsonl")
     assert [(r.index, r.steps, r.tokens, r.batch) for r in made] == [(i, s, TOKENS, 1) for i, s in enumerate(STEPS)]
     items = data.load(bench.one.cfg)
     assert [(r.prompt, r.id) for r in made] == [(item.prompt, item.id) for item in items]
     assert row["prompts_hash"] == data.prompts_hash(items)
     for record in made:
         with Image.open(bench.out / record.image) as image:
-            assert records.digest(np.asarray(image)) == record.sha256
+            assert pixel_digest(np.asarray(image)) == record.sha256
     # Warm-up, then every prompt once, for the method and then for its baseline.
     assert bench.decoded == [("method", i) for i in (0, *range(6))] + [("vanilla", i) for i in (0, *range(6))]
 
@@ -145,7 +147,7 @@ def test_the_figures_of_a_row(bench: Bench) -> None:
     assert {name: row[name] for name in expected} == pytest.approx(expected)
     assert row["baseline_run_id"] == f"{row['run_id']}/baseline"
     assert row["peak_memory_mib"] > 0
-    assert set(row) == set(records.COLUMNS)
+    assert set(row) == set(COLUMNS)
 
 
 def test_vanilla_is_its_own_baseline(bench: Bench) -> None:
@@ -182,7 +184,7 @@ def test_in_a_batch_there_is_no_latency(bench: Bench, tmp_path: Path) -> None:
     assert row["images_per_s"] == 6 / sum(STEPS)  # the fake's rows wait for each other's seconds
     assert row["speedup_step"] == TOKENS / np.mean(STEPS)
     assert "latency is measured at batch 1 only" in row["note"]
-    assert [r.batch for r in records.read_records(bench.out / "records.jsonl")] == [4, 4, 4, 4, 2, 2]
+    assert [r.batch for r in read_records(bench.out / "records.jsonl")] == [4, 4, 4, 4, 2, 2]
     alone = Bench(tmp_path / "alone")
     alone.run()
     assert alone.images() == bench.images()
@@ -229,15 +231,15 @@ def test_an_interrupted_run_ends_like_an_undisturbed_one(
 ) -> None:
     calm, stormy = Bench(tmp_path / "calm"), Bench(tmp_path / "stormy")
     calm.run(f"batch={batch}")
-    add, count = records.Journal.add, iter(range(100))
+    add, count = Journal.add, iter(range(100))
 
-    def failing(self: records.Journal, record: records.Record, picture: np.ndarray) -> None:
+    def failing(self: Journal, record: Record, picture: np.ndarray) -> None:
         if next(count) == at:
             raise Power
         add(self, record, picture)
 
     with monkeypatch.context() as patch:
-        patch.setattr(records.Journal, "add", failing)
+        patch.setattr(Journal, "add", failing)
         with pytest.raises(Power):
             stormy.run(f"batch={batch}")
     first = stormy.decoded
@@ -259,7 +261,7 @@ def test_more_prompts_go_on_where_the_first_run_ended(bench: Bench) -> None:
     assert (small["n"], large["n"]) == (2, 4)
     assert small["run_id"] == large["run_id"]
     assert small["config_hash"] != large["config_hash"]
-    assert records.read_rows(bench.one.row_path) == [large]
+    assert read_rows(bench.one.row_path) == [large]
     again = bench.run("n=2")  # over the first two; the others stay
     assert again["accepted_length_mean"] == small["accepted_length_mean"]
     assert len(bench.images()) == 4
@@ -309,7 +311,7 @@ def test_a_file_of_prompts_is_gone_on_with_while_its_beginning_stays(bench: Benc
     file.write_text("one\ntwo\nthree\n")
     first = bench.run(f"prompts={file}", "n=2")
     assert (first["data"], first["split"], first["prompts"]) == ("prompts", None, str(file))
-    assert [(r.id, r.prompt) for r in records.read_records(bench.out / "records.jsonl")] == [("1", "one"), ("2", "two")]
+    assert [(r.id, r.prompt) for r in read_records(bench.out / "records.jsonl")] == [("1", "one"), ("2", "two")]
     assert f", prompts, n=2, {first['device_name']}" in run.report(bench.one, first)
     file.write_text("one\ntwo\n3\n4\n")
     assert bench.run(f"prompts={file}", "n=2") == first  # the first two are what they were
@@ -433,7 +435,7 @@ def test_killed_in_the_middle_nothing_is_lost_or_repeated(tmp_path: Path) -> Non
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     before = journal.read_bytes()
-    done = {r.index: r for r in records.read_records(journal)}
+    done = {r.index: r for r in read_records(journal)}
     assert 3 <= len(done) < 8
     assert not (out / "row.csv").exists()
 
@@ -503,7 +505,7 @@ def test_metrics_see_the_pictures_beside_their_prompts(bench: Bench, scorer: lis
     assert (row["fid"], row["fid_stderr"], row["fid_backend"]) == (12.5, None, "scenes-x@1")
     assert (row["image_reward"], row["image_reward_backend"]) == (None, None)
     assert row["note"] == "fid: few; image_reward: no weights"
-    assert records.read_rows(bench.one.row_path) == [row]
+    assert read_rows(bench.one.row_path) == [row]
 
 
 def test_metrics_can_be_added_later(bench: Bench, scorer: list[Any]) -> None:
@@ -541,8 +543,8 @@ def test_a_run_never_holds_all_its_pictures(bench: Bench, monkeypatch: pytest.Mo
     """The sheet shows the first few, and `metrics` reads what it has no outputs of, a batch at a time."""
     monkeypatch.setattr(sheet, "LIMIT", 2)
     read: list[int] = []
-    picture = records.Journal.picture
-    monkeypatch.setattr(records.Journal, "picture", lambda self, index: (read.append(index), picture(self, index))[1])
+    picture = Journal.picture
+    monkeypatch.setattr(Journal, "picture", lambda self, index: (read.append(index), picture(self, index))[1])
     bench.run("baseline=false")
     assert read == [0, 1]
     row = bench.run("baseline=false", "metrics=scenes_fid")
@@ -567,7 +569,7 @@ def test_scores_are_kept_in_the_folder_and_pictures_are_not_judged_twice(
     again = bench.run("metrics=scenes_fid")
     assert asked == [6, 2]
     assert (again["fid"], again["note"]) == (first["fid"], first["note"])
-    made = records.read_records(bench.out / "records.jsonl")
+    made = read_records(bench.out / "records.jsonl")
     light = [float(np.asarray(Image.open(bench.out / r.image)).mean()) for r in made]
     assert more["fid"] == pytest.approx(np.mean(light))
     kept = metrics.Outputs(bench.out).of("scenes_fid", [metrics.key(r.sha256) for r in made])
@@ -653,7 +655,7 @@ def test_the_real_pipeline_with_random_weights(tmp_path: Path) -> None:
     assert row["draft_passes"] == 2 * row["steps"]
     batched = run.execute(configuration.compose([*words, "batch=2", "baseline=false"]), tmp_path / "two")
     assert batched["steps"] == row["steps"]
-    hashes = [[r.sha256 for r in records.read_records(tmp_path / name / "records.jsonl")] for name in ("one", "two")]
+    hashes = [[r.sha256 for r in read_records(tmp_path / name / "records.jsonl")] for name in ("one", "two")]
     assert hashes[0] == hashes[1]
 
 

@@ -25,7 +25,8 @@ from PIL import Image
 from specbench.cli import tables as cli
 from specbench.config import configuration, registry
 from specbench.errors import UsageError
-from specbench.rows import records
+from specbench.rows.columns import COLUMNS
+from specbench.rows.csv_files import append_row, read_rows
 from specbench.tables import comparisons, definitions, figures, layout, literature, measure, render
 from specbench.tables.catalog import TABLES
 from specbench.tables.measure import Identity
@@ -51,7 +52,7 @@ class FakeBench:
             raise KeyboardInterrupt
         self.ran.append((list(overrides), out))
         i = len(self.ran)
-        return dict.fromkeys(records.COLUMNS) | {
+        return dict.fromkeys(COLUMNS) | {
             "run_id": f"run{i}-{self.weights}-{' '.join(overrides)}",
             "time": "2026-11-20T10:00:00+00:00",
             "commit": "c0ffee",
@@ -191,7 +192,7 @@ def test_columns_are_columns_of_a_row_and_of_the_published_file() -> None:
     for table in OF_PAPERS:
         printed = literature.load(table.id)[0].cells
         for c in table.columns:
-            assert {c.key, c.spread or c.key, c.backend or c.key} <= set(records.COLUMNS)
+            assert {c.key, c.spread or c.key, c.backend or c.key} <= set(COLUMNS)
             assert c.printed in printed or not c.published_as
             if c.spread and c.spread.endswith("_std"):
                 assert c.printed_spread in printed
@@ -199,7 +200,7 @@ def test_columns_are_columns_of_a_row_and_of_the_published_file() -> None:
 
 def test_columns_are_columns_of_rows() -> None:
     for table in TABLES.values():
-        known = set(records.COLUMNS if table.rows_of == "run" else measure.SHEETS[table.rows_of].columns)
+        known = set(COLUMNS if table.rows_of == "run" else measure.SHEETS[table.rows_of].columns)
         assert {name for c in table.columns for name in (c.key, c.spread or c.key, c.backend or c.key)} <= known
         assert {test.key for test in table.tests} <= {c.key for c in table.columns}
         if isinstance(table.figure, definitions.Figure):
@@ -288,7 +289,7 @@ def test_comparisons_ask_for_what_rows_and_lines_have() -> None:
     for table in comparisons.TABLES:
         keys = [line.key for line in table.lines]
         assert len(set(keys)) == len(keys)
-        assert {k for c in table.columns for k in (c.key, c.spread or c.key)} <= set(records.COLUMNS)
+        assert {k for c in table.columns for k in (c.key, c.spread or c.key)} <= set(COLUMNS)
         assert table.on_request
     figure = comparisons.TRADEOFF.figure
     assert figure is not None
@@ -411,7 +412,7 @@ def test_a_spread_that_older_rows_lack_is_shown_where_it_is() -> None:
 
 
 def test_facts_are_read_from_columns_that_rows_have() -> None:
-    assert {name for _, names in layout._PROVENANCE for name in names} <= set(records.COLUMNS)
+    assert {name for _, names in layout._PROVENANCE for name in names} <= set(COLUMNS)
 
 
 def test_the_lines_of_cool_sd_table_1() -> None:
@@ -635,7 +636,7 @@ def test_the_first_call_runs_and_the_second_does_not(tables: Callable[..., int],
     assert len(bench.ran) == len(RUNS)
     assert (tmp_path / "results/tables/coolsd_table1.md").read_text() == first
     assert (tmp_path / "results/tables/coolsd_table1.tex").is_file()
-    assert len(records.read_rows(tmp_path / "results/coolsd_table1.csv")) == len(RUNS)
+    assert len(read_rows(tmp_path / "results/coolsd_table1.csv")) == len(RUNS)
 
 
 def test_a_stop_in_the_middle_loses_and_repeats_nothing(tables: Callable[..., int], tmp_path: Path) -> None:
@@ -643,7 +644,7 @@ def test_a_stop_in_the_middle_loses_and_repeats_nothing(tables: Callable[..., in
     bench.fail_at = 3
     with pytest.raises(KeyboardInterrupt):
         tables(TABLE.id, bench=bench)
-    assert len(records.read_rows(tmp_path / "results/coolsd_table1.csv")) == 2
+    assert len(read_rows(tmp_path / "results/coolsd_table1.csv")) == 2
     bench.fail_at = 0
     tables(TABLE.id, bench=bench)
     assert [o for o, _ in bench.ran] == [TABLE.overrides(line, "llamagen_scenes", TABLE.n) for line in RUNS]
@@ -668,13 +669,13 @@ def test_rows_of_another_configuration_or_of_other_weights_do_not_count(
     ):
         tables(TABLE.id, *words, bench=bench)
         assert len(bench.ran) == runs
-    assert len(records.read_rows(tmp_path / "results/coolsd_table1.csv")) == 3 * len(RUNS)
+    assert len(read_rows(tmp_path / "results/coolsd_table1.csv")) == 3 * len(RUNS)
 
 
 def test_the_newest_fitting_row_is_shown(tables: Callable[..., int], tmp_path: Path) -> None:
     tables(TABLE.id)
     path = tmp_path / "results/coolsd_table1.csv"
-    records.append_row(path, records.read_rows(path)[0] | {"run_id": "later", "fid": 99.99})
+    append_row(path, read_rows(path)[0] | {"run_id": "later", "fid": 99.99})
     tables(TABLE.id, "--no-run")
     assert "**99.99**" in (tmp_path / "results/tables/coolsd_table1.md").read_text()
 

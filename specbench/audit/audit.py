@@ -22,7 +22,7 @@ from specbench.decoding.loop import Drafter, Parts, decode
 from specbench.decoding.rules import Rule
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import chain_paths, parse
-from specbench.rows import records
+from specbench.rows import provenance
 
 #: Of every column, in order, its meaning: those that DESIGN fixes, then what else a row should say of itself.
 COLUMNS = {
@@ -168,7 +168,7 @@ def measure(
         "parameters": described(method.cfg),
         "seed": seed,
         "specbench": __version__,
-        "commit": records.commit(),
+        "commit": provenance.commit(),
     }
 
 

@@ -24,7 +24,7 @@ from specbench.decoding.continuous import Rule, Session, decode
 from specbench.decoding.sampling import Streams
 from specbench.engine.ops import linear, take
 from specbench.errors import unknown
-from specbench.rows import records
+from specbench.rows import provenance
 
 SAMPLING = ("temperature", "final_noise")
 _CONDITION, _HIDDEN = 4, 8  # numbers of a condition, and of the head's hidden layer
@@ -231,7 +231,7 @@ def measure(
         "parameters": described(method.cfg, SAMPLING),
         "seed": seed,
         "specbench": __version__,
-        "commit": records.commit(),
+        "commit": provenance.commit(),
         "ks": ks,
         "ks_noise": compare(again, target)[0],
         "energy": energy,

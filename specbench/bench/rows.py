@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from specbench.config import parameters
-from specbench.rows import records
+from specbench.rows import provenance
+from specbench.rows.csv_files import Sheet
 
 COLUMNS = {
     "time": "when it was measured, UTC",
@@ -74,7 +75,7 @@ COLUMNS = {
     "threads": "CPU threads of PyTorch",
 }
 
-ROWS = records.Sheet(COLUMNS, "benchmarks")
+ROWS = Sheet(COLUMNS, "benchmarks")
 
 
 def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None = None) -> dict[str, Any]:
@@ -86,12 +87,12 @@ def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None =
     by_nodes = {str(n): round(ms, 5) for n, ms in found["by_nodes"].items()}
     least = by_nodes.get("1")
     told = {
-        "config_hash": records.config_hash(cfg),
+        "config_hash": provenance.config_hash(cfg),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **{name: cfg[name] for name in ("model", "method", "drafter", "rule", "batch", "dtype", "engine")},
         "parameters": " ".join(f"{p}={cfg[p]}" for p in parts),
         "forced_accept": forced,
-        **records.environment(resolve_device(cfg["device"])),
+        **provenance.environment(resolve_device(cfg["device"])),
         **found,
         "by_nodes": json.dumps(by_nodes) if by_nodes else None,
         "node_cost": json.dumps({n: round(ms / least, 4) for n, ms in by_nodes.items()}) if least else None,

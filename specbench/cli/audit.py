@@ -15,7 +15,8 @@ from specbench.audit.densities import Pair
 from specbench.audit.models import Model
 from specbench.config import configuration, parameters, registry
 from specbench.errors import UsageError, asked, unknown, values, whole
-from specbench.rows import records
+from specbench.rows.csv_files import csv_text
+from specbench.storage.files import writable, write_atomically
 
 SAMPLES, FEWEST, MOST = 200_000, 1000, 10_000_000
 
@@ -73,7 +74,7 @@ def main(words: Sequence[str]) -> int:
     seed = whole("audit.seed", own.get("audit.seed", "0"), 0)
     kinds = [False, True] if line.all else _kinds(given)
     chosen = _models(own, kinds)
-    out = records.writable(own["out"]) if "out" in own else None
+    out = writable(own["out"]) if "out" in own else None
     jobs = _presets(given, chosen) if line.all else _jobs(given, chosen, kinds)
     for cfg, model in jobs:
         _assemble(cfg, model)  # a mistake costs no decoding
@@ -83,7 +84,7 @@ def main(words: Sequence[str]) -> int:
             bar.set_description(f"{cfg['method']} on {model.name}")
             rows.append(_assemble(cfg, model)(samples, seed, bar.update))
             if out is not None:
-                records.write_atomically(out, records.csv_text(audit.COLUMNS, rows).encode())
+                write_atomically(out, csv_text(audit.COLUMNS, rows).encode())
     print(table(rows))
     if out is not None:
         print(f"wrote {out}")

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from specbench.bench.rows import COLUMNS, ROWS, row, told
 from specbench.config import configuration, registry
 from specbench.errors import UsageError, asked, values, whole
-from specbench.rows import records
+from specbench.storage.files import writable
 
 #: The words of a benchmark's own, with their meanings.
 WORDS = {
@@ -58,7 +58,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     own, given = _sorted_out(configuration.tidy(configuration.literal(line.words, line.multirun, WORDS)))
     plan = _plan(own)
-    out = records.writable(own["out"]) if "out" in own else None
+    out = writable(own["out"]) if "out" in own else None
     if out is not None:
         ROWS.read(out)  # a file of something else is refused before anything is measured
     jobs = configuration.grid(given, line.multirun)

@@ -8,7 +8,7 @@ from specbench.compare import telling
 from specbench.compare.comparison import compare
 from specbench.compare.passes import read
 from specbench.errors import UsageError, asked
-from specbench.rows import records
+from specbench.storage.files import writable, write_atomically
 
 _HELP = """\
 usage: specbench compare A B [out=FILE.csv]
@@ -44,10 +44,10 @@ def main(words: Sequence[str]) -> int:
     runs = [word for word in line.words if not word.startswith("out=")]  # a folder may be called delta=1.1
     if len(runs) != 2 or len(outs) > 1 or "" in outs:
         raise UsageError("compare takes two runs and at most one out=FILE.csv (see specbench compare --help)")
-    out = records.writable(outs[0]) if outs else None
+    out = writable(outs[0]) if outs else None
     found = compare(read(runs[0]), read(runs[1]))
     print(telling.report(found))
     if out is not None:
-        records.write_atomically(out, telling.to_csv(found).encode())
+        write_atomically(out, telling.to_csv(found).encode())
         print(f"wrote {out}")
     return 0

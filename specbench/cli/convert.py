@@ -15,8 +15,8 @@ from specbench.config import configuration, registry
 from specbench.errors import UsageError, asked, values
 from specbench.models import checkpoints, drafters, naming, official
 from specbench.models.eagle import Eagle
-from specbench.rows import records
 from specbench.storage import home
+from specbench.storage.files import write_atomically
 
 WORDS = {
     "drafter_weights": "folder of the drafter: LANTERN's files, config.json among them, or specbench.safetensors",
@@ -55,7 +55,7 @@ def main(words: Sequence[str]) -> int:
     file = io.BytesIO()
     torch.save(tensors, file)
     for name, content in zip(_LANTERN, (json.dumps(config, indent=1).encode(), file.getvalue()), strict=True):
-        records.write_atomically(out / name, content)
+        write_atomically(out / name, content)
     print(f"{out}: {' and '.join(_LANTERN)}, as LANTERN's code reads them")
     return 0
 

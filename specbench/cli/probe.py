@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from specbench.config import configuration
 from specbench.errors import UsageError, asked, values, whole
 from specbench.probe.rows import OFFSETS, ROWS, row
-from specbench.rows import records
+from specbench.storage.files import writable
 
 _FURTHEST = 10_000
 #: The words of a probe's own, with their meanings.
@@ -53,7 +53,7 @@ def main(words: Sequence[str]) -> int:
         if word.partition("=")[0] not in _TAKEN:
             name = word.partition("=")[0]
             raise UsageError(f"a probe has no '{name}': it takes {', '.join(sorted(_TAKEN | set(WORDS)))}")
-    out = records.writable(own["out"]) if "out" in own else None
+    out = writable(own["out"]) if "out" in own else None
     if out is not None:
         ROWS.read(out)
     offsets = whole("probe.offsets", own.get("probe.offsets", str(OFFSETS)), 0, _FURTHEST)

@@ -28,7 +28,7 @@ from specbench.errors import UsageError, asked, unknown, values
 from specbench.metrics import reference as references
 from specbench.metrics.base import Pictures, Place, Unavailable
 from specbench.metrics.inception import FEATURES, ComparedMetric
-from specbench.rows import records
+from specbench.rows import provenance
 from specbench.storage import home, pictures
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ def make(one: ComparedMetric, real: Source, data: str, path: Path) -> Reference:
         kept[[row[i] for i in mine]] = said[[i - start for i in mine]]
         start = stop
     mean, covariance = given or (moments.mean.numpy(), moments.covariance.numpy())
-    provenance = {
+    origin = {
         "data": data,
         "folder": real.name,
         "pictures": n,
@@ -292,10 +292,10 @@ def make(one: ComparedMetric, real: Source, data: str, path: Path) -> Reference:
         "judge": one.judged_by,
         "crop": one.options["crop"],
         "specbench": __version__,
-        "commit": records.commit(),
+        "commit": provenance.commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    made = references.Reference(mean, covariance, data or path.stem, kept, n, provenance)
+    made = references.Reference(mean, covariance, data or path.stem, kept, n, origin)
     references.write(path, made)
     shutil.rmtree(staging, ignore_errors=True)
     return made

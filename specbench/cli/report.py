@@ -9,8 +9,8 @@ from pathlib import Path
 from specbench.errors import UsageError, asked, values, whole
 from specbench.report import gather
 from specbench.report.page import page
-from specbench.rows import records
 from specbench.storage import home
+from specbench.storage.files import write_atomically
 
 #: The words, with their meanings.
 WORDS = {
@@ -68,7 +68,7 @@ def main(words: Sequence[str]) -> int:
         print(f"specbench: {more} more of the same kind", file=sys.stderr)
     if "keep" in given:
         gather.keep(found, home.expanded(given["keep"]))
-    records.write_atomically(out, page(found).encode())
+    write_atomically(out, page(found).encode())
     shown = f"{len(found.rows)} runs, {sum(map(len, found.shots.values()))} pictures, {len(found.audits)} audits"
     print(f"wrote {out}: {shown}, {out.stat().st_size / 1e6:.1f} MB")
     return 0

@@ -17,8 +17,8 @@ from specbench.compare import passes
 from specbench.compare.paired import Law, Paired, by_influence, holm, paired, same_law
 from specbench.compare.passes import Pass
 from specbench.errors import UsageError, plain
-from specbench.rows import statistics
-from specbench.rows.records import Record
+from specbench.rows import summary
+from specbench.rows.journal import Record
 
 if TYPE_CHECKING:
     from specbench import metrics
@@ -220,7 +220,7 @@ def _figures(pairs: Pairs, names: tuple[str, str]) -> tuple[list[Result], list[s
 
 def _by_batch(pairs: Pairs, values: np.ndarray) -> np.ndarray:
     """The mean values (G, 2) of images (N, 2) that share a batch in A or in B, and so are not independent."""
-    _, of = np.unique(statistics.together(*zip(*pairs)), return_inverse=True)
+    _, of = np.unique(summary.together(*zip(*pairs)), return_inverse=True)
     return np.stack([np.bincount(of, column) / np.bincount(of) for column in values.T], axis=1)
 
 

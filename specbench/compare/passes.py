@@ -13,8 +13,7 @@ from omegaconf import OmegaConf
 
 from specbench.config import parameters
 from specbench.errors import UsageError, plain
-from specbench.rows import records
-from specbench.rows.records import Record
+from specbench.rows.journal import Record, fault, read_memory, read_records
 from specbench.storage import home
 
 
@@ -54,7 +53,7 @@ def read(word: str) -> Pass:
     journal = next((p for p, meant in places.items() if meant and p.is_file()), None)
     if journal is None:
         raise UsageError(_no_run(path))
-    cfg, memory = _config(journal.with_name("config.yaml")), records.read_memory(journal.with_name("run.json"))
+    cfg, memory = _config(journal.with_name("config.yaml")), read_memory(journal.with_name("run.json"))
     baseline = journal.name == "baseline.jsonl"
     return Pass(word, journal.parent, baseline, cfg, plain(memory["run_id"]), memory["sessions"], _records(journal))
 
@@ -97,15 +96,15 @@ def _config(path: Path) -> dict[str, Any]:
 def _records(path: Path) -> dict[int, Record]:
     """The records of a pass by index. Raises UsageError for one that is damaged, and for two of one index."""
     try:
-        read = records.read_records(path)
+        read = read_records(path)
     except OSError as e:
         raise UsageError(f"cannot read {path} ({e.strerror}); name another folder") from None
     except (TypeError, RecursionError):  # what cannot be sorted, or is nested without end
         raise UsageError(f"{path} holds a line that is not a record; remove it") from None
     found: dict[int, Record] = {}
     for record in read:
-        if fault := records.wrong(record):
-            raise UsageError(f"{path}: the record of index {plain(record.index):.20} {fault}; remove its line")
+        if told := fault(record):
+            raise UsageError(f"{path}: the record of index {plain(record.index):.20} {told}; remove its line")
         if found.setdefault(record.index, record) != record:
             raise UsageError(f"{path} holds two records of index {record.index}; remove one of the lines")
     return found

@@ -11,7 +11,7 @@ from typing import Any
 from specbench.compare.comparison import Comparison, Result
 from specbench.compare.paired import LEVEL, Law, size
 from specbench.errors import plain
-from specbench.rows import records
+from specbench.rows.csv_files import csv_text
 
 WIDTH = 120  # columns of the screen
 _LONGEST = 9  # characters of a number
@@ -201,4 +201,4 @@ def to_csv(found: Comparison) -> str:
     for judge, law in found.laws:
         told = {"figure": "law", "judge": judge, "pairs": law.n, "statistic": law.distance, "p": law.p}
         rows.append({**of, **told, "sentence": of_law(judge, law, found)})
-    return records.csv_text(COLUMNS, rows)
+    return csv_text(COLUMNS, rows)

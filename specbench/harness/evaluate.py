@@ -28,8 +28,11 @@ from specbench.config import configuration, parameters
 from specbench.errors import UsageError, plain
 from specbench.harness import merge
 from specbench.harness.run import Run, judging_device, judging_place, quality, stored
-from specbench.rows import records, statistics
+from specbench.rows import provenance, summary
+from specbench.rows.columns import COLUMNS
+from specbench.rows.csv_files import csv_lines, read_rows, to_csv
 from specbench.storage import home, pictures
+from specbench.storage.files import locked, write_atomically
 
 #: What may stand behind DIR, for a folder of pictures and for a run.
 _JUDGING = ("metrics", "metrics_dir", "reference", "device", "batch")
@@ -264,7 +267,7 @@ def _opened(out: Path, folder: Path) -> Iterator[dict[str, Any]]:
         if theirs != origin:
             raise UsageError(f"{out} holds the scores of {theirs}; choose another out=")
 
-    with records.locked(out, check):
+    with locked(out, check):
         check()  # another process may have been here before the lock
         if not note.exists():
             _remember(out, memory)
@@ -272,7 +275,7 @@ def _opened(out: Path, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _remember(out: Path, memory: Mapping[str, Any]) -> None:
-    records.write_atomically(out / _MEMORY, (json.dumps(memory, indent=1) + "\n").encode())
+    write_atomically(out / _MEMORY, (json.dumps(memory, indent=1) + "\n").encode())
 
 
 @contextmanager
@@ -298,7 +301,7 @@ def _scored(
     place = judging_place({**cfg, "data": source}, judging_device(cfg["device"]), batch)
     keep, files = metrics.Outputs(out), pictures.Files(pairs.paths)
     pictured, paired = _pictured(files), _hash([[item.id, item.prompt, item.labels] for item in pairs.items])
-    rows = records.read_rows(out / "row.csv") if (out / "row.csv").is_file() else []
+    rows = read_rows(out / "row.csv") if (out / "row.csv").is_file() else []
     before = rows[0] if rows else None
     same = before is not None and memory.get("images", pictured) == pictured and before["n"] == len(files)
     had = [name for name in memory.get("metrics", {}) if name in metrics.available()] if before else []
@@ -329,12 +332,12 @@ def _scored(
     told += merge.unmeasured(old, scores)
     both = merge.both(old, scores)
     columns = quality(both)
-    row: dict[str, Any] = dict.fromkeys(records.COLUMNS)
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
     row |= {"run_id": memory["run_id"], "time": datetime.now(UTC).isoformat(timespec="seconds")}
-    row |= {"specbench": __version__, "commit": records.commit(), "n": len(pairs.items)}
+    row |= {"specbench": __version__, "commit": provenance.commit(), "n": len(pairs.items)}
     if source:
         own = ("data", *parameters.declared("data", source))
-        row |= {name: cfg[name] for name in own if name in records.COLUMNS}
+        row |= {name: cfg[name] for name in own if name in COLUMNS}
     if any(item.id for item in pairs.items):
         row["prompts_hash"] = data.prompts_hash(pairs.items)
     if before and same and row["prompts_hash"] is None:  # the scores that stay are of those prompts
@@ -355,8 +358,8 @@ def _scored(
     each = _each(scored, place, keep, files, pairs, scores)
     if before:
         told += _take_along(out / "pictures.csv", each, {m for m in had if m not in names} if same else None)
-    records.write_atomically(out / "pictures.csv", _csv(each).encode())
-    records.write_atomically(out / "row.csv", records.to_csv([row]).encode())
+    write_atomically(out / "pictures.csv", _csv(each).encode())
+    write_atomically(out / "row.csv", to_csv([row]).encode())
     kept = {} if source or not same else {"paired": memory.get("paired")}
     bases = {name: bases[name] if name in (*cfg["metrics"], *again) else memory["metrics"][name] for name in names}
     _remember(out, {**memory, "metrics": bases, "images": pictured, "paired": paired, **kept})
@@ -430,7 +433,7 @@ def _take_along(path: Path, table: dict[str, Sequence[object]], gone: set[str] |
     same pictures unless `gone`, the metrics whose columns others took, is None; names what goes."""
     if not path.is_file():
         return []
-    columns, lines = records.csv_lines(path)
+    columns, lines = csv_lines(path)
     rows = {line.get("file", ""): line for _, line in lines}
     fits = gone is not None and len(rows) == len(lines) and sorted(rows) == sorted(map(str, table["file"]))
     told = []
@@ -461,7 +464,7 @@ def _table(head: str, columns: Sequence[str], row: Mapping[str, Any], files: Seq
     lines = []
     for name in columns:
         value, error, backend = (row[f"{name}{end}"] for end in ("", "_stderr", "_backend"))
-        shown = "not measured" if value is None else statistics.with_error(value, error, 4)
+        shown = "not measured" if value is None else summary.with_error(value, error, 4)
         lines.append((name, shown, f"[{backend}]" if backend else ""))
     wide = max((len(shown) for _, shown, _ in lines), default=0)
     text = [f"{head} (± standard error)", *(f"  {a:<16} {b:<{wide}}  {c}".rstrip() for a, b, c in lines)]

@@ -11,10 +11,10 @@ from typing import Any
 
 from specbench import metrics
 from specbench.metrics import Score
-from specbench.rows import records
+from specbench.rows.columns import COLUMNS, METRICS
 
 #: The columns that a metric can fill.
-SCORES = tuple(name for name in records.METRICS if name != "perplexity")
+SCORES = tuple(name for name in METRICS if name != "perplexity")
 
 _UNNAMED = ("note", "protocol", "commit")  # columns that are no measurements, and may become empty
 
@@ -73,7 +73,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any], reasons: Mappin
     grown = before["n"] != after["n"]
     if grown:
         told.append(f"the row was over {before['n']} images and is now over {after['n']}")
-    for name in records.COLUMNS:
+    for name in COLUMNS:
         if before[name] is None or name in _UNNAMED or name.endswith(("_stderr", "_backend")):
             continue
         if after[name] is None:

@@ -2,7 +2,7 @@
 
     row = execute(configuration.compose(["method=cool_sd", "delta=1.1", "n=16"]), "first")
 
-The folder of a run is its memory. Every image has a record (see `records`), every image's random stream is keyed by
+The folder of a run is its memory. Every image has a record (see `rows.journal`), every image's random stream is keyed by
 (seed, prompt index), so running the same configuration in the same folder goes on where it stopped and ends with the
 images of an undisturbed run. `n`, `metrics` with what they read, and `baseline` may change between two runs in one
 folder, and the row never loses by it (see `merge`): a larger n adds prompts, other metrics join those of the row,
@@ -42,8 +42,12 @@ from specbench.config import parameters, protocols
 from specbench.errors import RunError, UsageError
 from specbench.harness import merge, sheet, worker
 from specbench.harness.worker import Decoder, Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
-from specbench.rows import records, statistics
+from specbench.rows import provenance, summary
+from specbench.rows.columns import COLUMNS, stderr_of
+from specbench.rows.csv_files import as_read, read_rows, to_csv
+from specbench.rows.journal import Journal, read_memory
 from specbench.storage import home
+from specbench.storage.files import append_line, locked, write_atomically
 
 
 class Crew(Protocol):
@@ -76,7 +80,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def execute(cfg: Mapping[str, Any], out: str | Path | None = None, *, loader: Loader | None = None) -> dict[str, Any]:
-    """Runs a configuration, or what is left of it, in its folder, and returns its row (`records.COLUMNS`).
+    """Runs a configuration, or what is left of it, in its folder, and returns its row (`COLUMNS`).
 
     Args:
         cfg: flat parameters, as `configuration.compose` gives them.
@@ -133,8 +137,8 @@ class Run:
         """See `execute`."""
         with self._opened():
             self._take_over(self._check_folder())
-            method = records.Journal(self.folder / "records.jsonl")
-            vanilla = records.Journal(self.folder / "baseline.jsonl") if self.wants_baseline else None
+            method = Journal(self.folder / "records.jsonl")
+            vanilla = Journal(self.folder / "baseline.jsonl") if self.wants_baseline else None
             try:
                 return self._execute(method, vanilla)
             except KeyboardInterrupt:
@@ -152,13 +156,13 @@ class Run:
                 _LOG.exception("failed" if not self._disk(e) else "cannot write")
                 raise
 
-    def _done(self, method: records.Journal, vanilla: records.Journal | None) -> str:
+    def _done(self, method: Journal, vanilla: Journal | None) -> str:
         """How far the run came, in words."""
         n = self.cfg["n"]
         done = f"{n - len(method.missing(n))} of {n} images"
         return done + (f" and {n - len(vanilla.missing(n))} of {n} baseline images" if vanilla is not None else "")
 
-    def _row_so_far(self, method: records.Journal, vanilla: records.Journal | None) -> int:
+    def _row_so_far(self, method: Journal, vanilla: Journal | None) -> int:
         """Writes the row of a run that was stopped, unscored, over the images before the first that is missing, and
         returns how many these are. It is the row of a run with that n, and without a baseline where there is none."""
         n = next(iter(method.missing(self.cfg["n"])), self.cfg["n"])
@@ -176,7 +180,7 @@ class Run:
         self._put(row, method, {})
         return n
 
-    def _execute(self, method: records.Journal, vanilla: records.Journal | None) -> dict[str, Any]:
+    def _execute(self, method: Journal, vanilla: Journal | None) -> dict[str, Any]:
         n = self.cfg["n"]
         # A finished run says nothing about weights trained since. (A loader of its own has weights of its own.)
         if self._loader is _load_pipeline and (here := _weights_here(self.cfg)) is not None:
@@ -207,8 +211,8 @@ class Run:
         """Computes the metrics of a run whose images are all there, and draws up its row anew. Decodes nothing and
         needs no weights but those of the metrics. UsageError where images are missing."""
         with self._opened():
-            method = records.Journal(self.folder / "records.jsonl")
-            vanilla = records.Journal(self.folder / "baseline.jsonl") if self.wants_baseline else None
+            method = Journal(self.folder / "records.jsonl")
+            vanilla = Journal(self.folder / "baseline.jsonl") if self.wants_baseline else None
             n = self.cfg["n"]
             for journal in (method, vanilla):
                 if journal is not None and (missing := journal.missing(n)):
@@ -227,21 +231,21 @@ class Run:
     def alone(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The row that was asked for, from the folder's, which `execute` gave and which may have more metrics and a
         baseline."""
-        asked = records.config_hash(self.asked)
+        asked = provenance.config_hash(self.asked)
         if row["config_hash"] == asked:
             return dict(row)
         part = copy.copy(self)
         part.cfg = self.asked
         filled = {c for name in self.asked["metrics"] if name in self.cfg["metrics"] for c in metrics.columns(name)}
         scores = {column: one for column, one in merge.scores(row).items() if column in filled}
-        method = records.Journal(self.folder / "records.jsonl")
-        vanilla = records.Journal(self.folder / "baseline.jsonl") if part.wants_baseline else None
-        return records.as_read(part._row(method, vanilla, data.load(part.cfg), quality(scores)))
+        method = Journal(self.folder / "records.jsonl")
+        vanilla = Journal(self.folder / "baseline.jsonl") if part.wants_baseline else None
+        return as_read(part._row(method, vanilla, data.load(part.cfg), quality(scores)))
 
     def _draw_up(
         self,
-        method: records.Journal,
-        vanilla: records.Journal | None,
+        method: Journal,
+        vanilla: Journal | None,
         items: Sequence[data.Item],
         bases: Mapping[str, str],
     ) -> dict[str, Any]:
@@ -249,7 +253,7 @@ class Run:
         the row alone."""
         if self.larger:
             scores = self._score(self.cfg["metrics"], method, items)
-            return records.as_read(self._row(method, vanilla, items, quality(scores)))
+            return as_read(self._row(method, vanilla, items, quality(scores)))
         settled = self._settled(method, bases)
         old = merge.scores(self._before) if self._before and self._same_images(method) else {}
         scores = self._score([name for name in self.cfg["metrics"] if name not in settled], method, items)
@@ -260,7 +264,7 @@ class Run:
         if self._before:
             reasons = {column: one.note for column, one in scores.items() if one.note}
             if not self.wants_baseline:
-                speedups = [c for c in records.COLUMNS if c.startswith("speedup") or "baseline" in c]
+                speedups = [c for c in COLUMNS if c.startswith("speedup") or "baseline" in c]
                 why = "some images of the baseline are missing, which baseline=true decodes"
                 reasons |= dict.fromkeys([*speedups, "draft_cost"], why)
             for text in merge.changes(self._before, row, reasons):
@@ -269,18 +273,18 @@ class Run:
         self._write_config()
         self._put(row, method, {name: basis for name, basis in bases.items() if self._decided(name)})
         _LOG.info("row written to %s", self.row_path)
-        return records.as_read(row)  # the same, value for value, as a later call would give
+        return as_read(row)  # the same, value for value, as a later call would give
 
-    def _put(self, row: Mapping[str, Any], method: records.Journal, bases: Mapping[str, str]) -> None:
+    def _put(self, row: Mapping[str, Any], method: Journal, bases: Mapping[str, str]) -> None:
         """Writes the row and, behind it, what fixed its metrics."""
-        records.write_atomically(self.row_path, records.to_csv([row]).encode())
+        write_atomically(self.row_path, to_csv([row]).encode())
         self._remember(self._memory() | {"metrics": dict(bases), "images": _pictured(method, row["n"])})
 
     # --- what the folder's row has already ----------------------------------------------------------------------------
 
     def _take_over(self, theirs: Mapping[str, Any] | None) -> None:
         """Reads the folder's row, over which this run must not fall back; `theirs`: the folder's configuration."""
-        rows = records.read_rows(self.row_path) if theirs is not None and self.row_path.exists() else []
+        rows = read_rows(self.row_path) if theirs is not None and self.row_path.exists() else []
         if not rows:
             return
         self._before = rows[0]
@@ -294,9 +298,9 @@ class Run:
         baseline = self.folder / "baseline.jsonl"
         if self._before["baseline_run_id"] and not self.cfg["baseline"] and baseline.exists():
             # Nothing is decoded for it: the speed-ups stay where all images of the baseline are there.
-            self.cfg = self.cfg | {"baseline": not records.Journal(baseline).missing(self.cfg["n"])}
+            self.cfg = self.cfg | {"baseline": not Journal(baseline).missing(self.cfg["n"])}
 
-    def _same_images(self, method: records.Journal) -> bool:
+    def _same_images(self, method: Journal) -> bool:
         """Whether the folder's row is over the images that are there now."""
         n = self.cfg["n"]
         if not self._before or self._before["n"] != n or method.missing(n):
@@ -304,14 +308,14 @@ class Run:
         pictured = _pictured(method, n)
         return self._memory().get("images", pictured) == pictured  # older versions did not say
 
-    def _settled(self, method: records.Journal, bases: Mapping[str, str]) -> set[str]:
+    def _settled(self, method: Journal, bases: Mapping[str, str]) -> set[str]:
         """The metrics whose answer of today the folder's row has already."""
         if not self._same_images(method):
             return set()
         scored = self._memory().get("metrics", {})
         return {name for name, basis in bases.items() if scored.get(name) == basis}
 
-    def _name_metrics(self, method: records.Journal, bases: Mapping[str, str]) -> None:
+    def _name_metrics(self, method: Journal, bases: Mapping[str, str]) -> None:
         """Chooses the metrics of the row: those that it has, and those that are asked for, which win a column that both
         fill, unless they were tried on these images and had no value."""
         if self.larger:
@@ -329,7 +333,7 @@ class Run:
         self,
         scores: Mapping[str, metrics.Score],
         old: Mapping[str, metrics.Score],
-        method: records.Journal,
+        method: Journal,
         items: Sequence[data.Item],
     ) -> dict[str, metrics.Score]:
         """Gives columns back to the metrics that had them where the new one has no value."""
@@ -360,7 +364,7 @@ class Run:
     def _opened(self) -> Iterator[None]:
         """Makes the folder, locks it against a second process, and logs into it."""
         self._made = not self.folder.exists()
-        with records.locked(self.folder, self._check_ours):
+        with locked(self.folder, self._check_ours):
             handler = _Log(self.folder / "run.log", maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8")
             handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
             _LOG.setLevel(logging.INFO)
@@ -432,24 +436,24 @@ class Run:
         text = OmegaConf.to_yaml(OmegaConf.create(self._kept_config())).encode()
         path = self.folder / "config.yaml"
         if not path.exists() or path.read_bytes() != text:
-            records.write_atomically(path, text)
+            write_atomically(path, text)
 
-    def _finished_row(self, method: records.Journal, bases: Mapping[str, str]) -> dict[str, Any] | None:
+    def _finished_row(self, method: Journal, bases: Mapping[str, str]) -> dict[str, Any] | None:
         """The row in the folder, if it is this configuration's and its metrics would say the same today."""
         if not self._before or not set(self.cfg["metrics"]) <= self._settled(method, bases):
             return None
-        same = self._same_images(method) and self._before["config_hash"] == records.config_hash(self.cfg)
+        same = self._same_images(method) and self._before["config_hash"] == provenance.config_hash(self.cfg)
         return self._before if same else None
 
     def _memory(self) -> dict[str, Any]:
         """run.json: the run's name, the processes that decoded for it, and what fixed the metrics of its row."""
         path = self.folder / "run.json"
         if path.exists():
-            return records.read_memory(path)
+            return read_memory(path)
         return {"run_id": f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}", "sessions": {}}
 
     def _remember(self, memory: Mapping[str, Any]) -> None:
-        records.write_atomically(self.folder / "run.json", (json.dumps(memory, indent=1) + "\n").encode())
+        write_atomically(self.folder / "run.json", (json.dumps(memory, indent=1) + "\n").encode())
 
     def _enter(self, joined: Joined) -> None:
         """Notes a process that decodes in run.json. Raises UsageError where it would not continue what others did."""
@@ -474,9 +478,7 @@ class Run:
 
     # --- decoding -----------------------------------------------------------------------------------------------------
 
-    def _decode_missing(
-        self, method: records.Journal, vanilla: records.Journal | None, items: Sequence[data.Item]
-    ) -> None:
+    def _decode_missing(self, method: Journal, vanilla: Journal | None, items: Sequence[data.Item]) -> None:
         with self._crew() as crew, _patience() as stop:
             self._decode(crew, method, items, False, stop)
             if vanilla is not None and vanilla.missing(len(items)):
@@ -503,7 +505,7 @@ class Run:
         yield one
 
     def _decode(
-        self, crew: Crew, journal: records.Journal, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool]
+        self, crew: Crew, journal: Journal, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool]
     ) -> None:
         """Decodes the prompts that have no record yet, and records each image."""
         left = [items[i] for i in journal.missing(len(items))]
@@ -536,7 +538,7 @@ class Run:
         elif isinstance(event, Failure):
             self._failed += 1
             told = {"time": _utc(), "pass": label, "index": event.index, "reason": event.reason}
-            records.append_line(self.folder / FAILURES, json.dumps(told).encode() + b"\n")
+            append_line(self.folder / FAILURES, json.dumps(told).encode() + b"\n")
             self._warn(f"{label}: image {event.index} failed: {event.reason}")
         elif isinstance(event, Died):
             self._warn(f"{event.reason}; its images go to another one")
@@ -573,9 +575,7 @@ class Run:
                 found[name] = f"{_UNMEASURED}{e}"
         return found
 
-    def _score(
-        self, names: Sequence[str], method: records.Journal, items: Sequence[data.Item]
-    ) -> dict[str, metrics.Score]:
+    def _score(self, names: Sequence[str], method: Journal, items: Sequence[data.Item]) -> dict[str, metrics.Score]:
         """Column -> score of these metrics."""
         if not names:
             return {}
@@ -585,8 +585,8 @@ class Run:
 
     def _row(
         self,
-        method: records.Journal,
-        vanilla: records.Journal | None,
+        method: Journal,
+        vanilla: Journal | None,
         items: Sequence[data.Item],
         quality: Mapping[str, Any],
     ) -> dict[str, Any]:
@@ -599,18 +599,18 @@ class Run:
         if unknown := sorted(used - set(sessions)):
             raise UsageError(f"{self.folder}/run.json lacks the process {unknown[0]:.40} of its records; mend it")
         last = sessions[max(sessions, key=lambda name: str(sessions[name].get("started")))]
-        row: dict[str, Any] = dict.fromkeys(records.COLUMNS)
-        row |= {name: value for name, value in self.cfg.items() if name in records.COLUMNS}
-        row |= {name: value for name, value in last.items() if name in records.COLUMNS}
-        row |= {"run_id": memory["run_id"], "time": _utc(), "config_hash": records.config_hash(self.cfg)}
+        row: dict[str, Any] = dict.fromkeys(COLUMNS)
+        row |= {name: value for name, value in self.cfg.items() if name in COLUMNS}
+        row |= {name: value for name, value in last.items() if name in COLUMNS}
+        row |= {"run_id": memory["run_id"], "time": _utc(), "config_hash": provenance.config_hash(self.cfg)}
         row["prompts_hash"] = data.prompts_hash(items)
-        row |= statistics.speed(mine) | statistics.columns(mine)
+        row |= summary.speed(mine) | summary.columns(mine)
         if row["perplexity"] is not None:
             row["perplexity_backend"] = _judge(row)
         if reference:
-            row |= statistics.versus(mine, reference)
+            row |= summary.versus(mine, reference)
             if "gamma" in self.cfg:
-                row |= statistics.expected_speedup(mine, reference, self.cfg["gamma"])
+                row |= summary.expected_speedup(mine, reference, self.cfg["gamma"])
             row["baseline_run_id"] = memory["run_id"] + ("" if self.is_vanilla else "/baseline")
         row |= {name: value for name, value in quality.items() if name != "note"}
         remarks = _remarks(self.cfg, sessions)
@@ -626,8 +626,8 @@ class Run:
     def _draw_sheet(
         self,
         row: Mapping[str, Any],
-        method: records.Journal,
-        vanilla: records.Journal | None,
+        method: Journal,
+        vanilla: Journal | None,
         items: Sequence[data.Item],
     ) -> None:
         cells = []
@@ -691,7 +691,7 @@ class _Log(logging.handlers.RotatingFileHandler):
 class _Recorded:
     """The pictures of the first n records, each read when it is asked for."""
 
-    def __init__(self, journal: records.Journal, n: int) -> None:
+    def __init__(self, journal: Journal, n: int) -> None:
         self._journal = journal
         self.digests = [record.sha256 for record in journal.first(n)]
 
@@ -702,7 +702,7 @@ class _Recorded:
         return self._journal.picture(index)
 
 
-def _pictured(journal: records.Journal, n: int) -> str:
+def _pictured(journal: Journal, n: int) -> str:
     """What tells the first n images from others: a hash of their pixels."""
     return hashlib.sha256("".join(record.sha256 for record in journal.first(n)).encode()).hexdigest()[:16]
 
@@ -739,7 +739,7 @@ def describe(cfg: Mapping[str, Any]) -> str:
     return f"{cfg['method']} ({', '.join(parts)})"
 
 
-def _check_prompts(journal: records.Journal, items: Sequence[data.Item]) -> None:
+def _check_prompts(journal: Journal, items: Sequence[data.Item]) -> None:
     """Raises UsageError where an image was decoded for another prompt."""
     for item in items:
         record = journal.records.get(item.index)
@@ -757,7 +757,7 @@ def _prompts_here(cfg: Mapping[str, Any]) -> list[data.Item]:
         return []
 
 
-def _prompts_of(journal: records.Journal, cfg: Mapping[str, Any]) -> list[data.Item]:
+def _prompts_of(journal: Journal, cfg: Mapping[str, Any]) -> list[data.Item]:
     """The prompts as they stand in the records of a run, for a data set whose files are not here any more."""
     if cfg["data"] in data.DRAWN:
         return data.load(cfg)
@@ -783,7 +783,7 @@ def _completed(known: dict[str, Any]) -> dict[str, Any]:
     usual = {k: v for group, name in files for k, v in parameters.content(group, name).items()}
     usual = {k: v for k, v in usual.items() if k in parameters.TABLE}
     if "metrics_dir" not in known and isinstance(known.get("metrics"), list):  # of before the real metrics
-        known["metrics"] = [records.RENAMED.get(str(name), name) for name in known["metrics"]]
+        known["metrics"] = [provenance.RENAMED.get(str(name), name) for name in known["metrics"]]
     return {**usual, **known, "out": None}
 
 
@@ -860,8 +860,8 @@ def report(run: Run, row: Mapping[str, Any]) -> str:
     def figure(name: str, unit: str = "", digits: int = 2) -> str:
         if row.get(name) is None:
             return "not measured"
-        error = row.get(records.stderr_of(name))
-        return statistics.with_error(row[name], error, digits) + unit
+        error = row.get(stderr_of(name))
+        return summary.with_error(row[name], error, digits) + unit
 
     lines = [
         ("accepted length", figure("accepted_length_mean", " tokens a step")),

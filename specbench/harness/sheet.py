@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from specbench.rows.records import write_atomically
+from specbench.storage.files import write_atomically
 
 SIDE = 192  # pixels that a picture is enlarged to, by a whole factor, so that no pixel is blurred
 WIDTH = 1640  # of a page, at most, where a single prompt is not wider

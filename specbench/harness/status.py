@@ -13,7 +13,8 @@ from typing import Any
 
 from specbench.errors import Parser, UsageError
 from specbench.harness.run import FAILURES, Run, stored
-from specbench.rows import records
+from specbench.rows.csv_files import read_rows
+from specbench.rows.journal import read_records
 from specbench.storage import home
 
 _RECENT = 200  # images of which the speed is told
@@ -80,7 +81,7 @@ def _memory(path: Path) -> dict[str, Any]:
 
 
 def _pass(path: Path, n: int, begun: float | None) -> Pass:
-    here = records.read_records(path) if path.is_file() else []
+    here = read_records(path) if path.is_file() else []
     done = len({record.index for record in here if record.index < n})
     times = sorted((r.done, r.batch) for r in here if r.done is not None and begun is not None and r.done >= begun)
     recent = times[-_RECENT:]
@@ -103,7 +104,7 @@ def _locked(path: Path) -> bool:
 
 def _row(run: Run, memory: Mapping[str, Any]) -> bool:
     """Whether the row is over all images, and scored by all metrics."""
-    rows = records.read_rows(run.row_path) if run.row_path.is_file() else []
+    rows = read_rows(run.row_path) if run.row_path.is_file() else []
     scored = memory.get("metrics", run.cfg["metrics"])  # older versions did not say
     return bool(rows) and rows[0]["n"] == run.cfg["n"] and set(run.cfg["metrics"]) <= set(scored)
 
@@ -113,7 +114,7 @@ def _failures(folder: Path, run: Run) -> list[dict[str, Any]]:
     if not (folder / FAILURES).is_file():
         return []
     there = {
-        label: {record.index for record in records.read_records(path)} if path.is_file() else set()
+        label: {record.index for record in read_records(path)} if path.is_file() else set()
         for label, path in (
             (run.cfg["method"], folder / "records.jsonl"),
             ("vanilla", folder / "baseline.jsonl"),

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from specbench import data
-from specbench.rows import records, statistics
+from specbench.harness import trace
+from specbench.rows import provenance
+from specbench.rows.journal import Record, pixel_digest
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +88,7 @@ class Joined:
 class Image:
     """An image is done; picture (H, W, 3) uint8."""
 
-    record: records.Record
+    record: Record
     picture: np.ndarray
 
 
@@ -142,7 +144,7 @@ class Worker:
         self.joined = Joined(
             secrets.token_hex(4),
             {
-                **records.environment(self._pipeline.device),
+                **provenance.environment(self._pipeline.device),
                 "weights": self._pipeline.weights,
                 "resolution": self._pipeline.resolution,
                 "tokens": self._pipeline.tokens_per_image,
@@ -214,11 +216,11 @@ class Worker:
         peak = peak_memory_mib(pipeline.device)
         tokens = int(decoded.tokens.shape[1])
         steps, drafted, accepted = decoded.steps.tolist(), decoded.drafted.tolist(), decoded.accepted.tolist()
-        figures = statistics.of_images(decoded.trace, steps, 0 if baseline else draft_passes(self.cfg))
+        figures = trace.of_images(decoded.trace, steps, 0 if baseline else draft_passes(self.cfg))
         alone = self.cfg["batch"] == 1 and not self.shared
         return [
             Image(
-                records.Record(
+                Record(
                     index=item.index,
                     prompt=item.prompt,
                     seed=self.cfg["seed"],
@@ -234,7 +236,7 @@ class Worker:
                     batch=finished.batch,
                     peak_memory_mib=peak,
                     image=f"{'baseline' if baseline else 'images'}/{item.index:05d}.png",
-                    sha256=records.digest(pictures[b]),
+                    sha256=pixel_digest(pictures[b]),
                     session=self.joined.name,
                     id=item.id,
                     done=time.time(),

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from specbench.errors import UsageError
-from specbench.rows.records import write_atomically
+from specbench.storage.files import write_atomically
 
 _DAMAGED = (OSError, ValueError, LookupError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
@@ -28,7 +28,7 @@ _DAMAGED = (OSError, ValueError, LookupError, EOFError, MemoryError, RuntimeErro
 def key(digest: str, prompt: str | None = None) -> str:
     """The name under which a judge's outputs are kept: of a picture's digest and, where the judge reads it, its prompt.
 
-    digest: `records.Record.sha256` in a run, `pictures.digest` elsewhere.
+    digest: `Record.sha256` in a run, `pictures.digest` elsewhere.
     """
     return hashlib.sha256(json.dumps([digest, prompt]).encode()).hexdigest()
 

@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from specbench.rows import records
+from specbench.rows import provenance
+from specbench.rows.csv_files import Sheet
 
 OFFSETS = 16
 
@@ -41,7 +42,7 @@ COLUMNS = {
     "threads": "CPU threads of PyTorch",
 }
 
-ROWS = records.Sheet(COLUMNS, "probes")
+ROWS = Sheet(COLUMNS, "probes")
 
 
 def row(cfg: Mapping[str, Any], offsets: int = OFFSETS) -> dict[str, Any]:
@@ -51,10 +52,10 @@ def row(cfg: Mapping[str, Any], offsets: int = OFFSETS) -> dict[str, Any]:
 
     found = measure.measure(cfg, offsets)
     told = {
-        "config_hash": records.config_hash(cfg),
+        "config_hash": provenance.config_hash(cfg),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **{name: cfg[name] for name in COLUMNS if name in cfg},
-        **records.environment(resolve_device(cfg["device"])),
+        **provenance.environment(resolve_device(cfg["device"])),
         **{name: _cell(value) for name, value in found.items()},
     }
     return {name: told.get(name) for name in COLUMNS}

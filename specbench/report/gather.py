@@ -14,7 +14,11 @@ from typing import Any
 
 from specbench.config import configuration, parameters
 from specbench.errors import UsageError, plain
-from specbench.rows import records
+from specbench.rows import provenance
+from specbench.rows.columns import COLUMNS, stderr_of
+from specbench.rows.csv_files import csv_lines, has_runs, read_header, read_rows, to_csv
+from specbench.rows.journal import PICTURE
+from specbench.storage.files import write_atomically
 
 #: Figures of a row that a leaderboard can show and a plot can have on an axis, in order: label, better side, digits.
 FIGURES: dict[str, tuple[str, str, int]] = {
@@ -44,7 +48,7 @@ _ELSEWHERE = ("drafted_by_place", "acceptance_by_turn")
 
 
 #: Columns that can tell two runs with the same label apart, in the order in which they are tried.
-APART = (*(name for name in parameters.TABLE if name in records.COLUMNS), "device_name", "time", "run_id")
+APART = (*(name for name in parameters.TABLE if name in COLUMNS), "device_name", "time", "run_id")
 
 
 @dataclass(frozen=True)
@@ -111,12 +115,12 @@ _ROW = "row.csv"
 
 def _take_table(path: Path, by_id: dict[str, dict[str, Any]], found: Found) -> bool:
     """The rows of one CSV file, and whether it is a table of runs or audits; another one has none."""
-    if records.has_runs(path):
-        for row in records.read_rows(path):
+    if has_runs(path):
+        for row in read_rows(path):
             _take_row(row, path.name, by_id, found)
         return True
-    if {"verdict", "samples"} <= set(records.header(path)):
-        found.audits += [row for _, row in records.csv_lines(path)[1]]
+    if {"verdict", "samples"} <= set(read_header(path)):
+        found.audits += [row for _, row in csv_lines(path)[1]]
         return True
     return False
 
@@ -141,9 +145,9 @@ def _take_runs(place: Path, by_id: dict[str, dict[str, Any]], found: Found, need
 
 def _run(path: Path) -> dict[str, Any]:
     """The one row of a run's folder. UsageError where it is none."""
-    if not records.has_runs(path):
+    if not has_runs(path):
         raise UsageError(f"{path} is not the row of a run; leave its folder out")
-    rows = records.read_rows(path)
+    rows = read_rows(path)
     if len(rows) != 1:
         raise UsageError(f"{path} has {len(rows)} rows, where a run has one; leave its folder out")
     return rows[0]
@@ -209,7 +213,7 @@ def _composed(words: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _hash(words: tuple[str, ...]) -> str:
-    return records.config_hash(configuration.compose(words))
+    return provenance.config_hash(configuration.compose(words))
 
 
 def _word(value: Any) -> str:
@@ -245,7 +249,7 @@ def _take_pictures(folder: Path, run_id: str, most: int, found: Found) -> None:
             continue  # a half-written line
         # A name as a run gives it: no record leads out of the folder.
         told = type(index) is int and isinstance(prompt, str) and isinstance(name, str)
-        if not told or not 0 <= index < most or index in shots or not re.fullmatch(records.PICTURE, name):
+        if not told or not 0 <= index < most or index in shots or not re.fullmatch(PICTURE, name):
             continue
         try:
             png = (folder / name).read_bytes()
@@ -274,9 +278,9 @@ def keep(found: Found, folder: Path) -> None:
             image = f"images/{index:05d}.png"
             (place / image).write_bytes(shot.png)
             lines.append(json.dumps({"index": index, "prompt": shot.prompt, "image": image}))
-        records.write_atomically(place / "records.jsonl", "".join(line + "\n" for line in lines).encode())
-        told = {name: row[name] for name in records.COLUMNS}
-        records.write_atomically(place / _ROW, records.to_csv([told]).encode())
+        write_atomically(place / "records.jsonl", "".join(line + "\n" for line in lines).encode())
+        told = {name: row[name] for name in COLUMNS}
+        write_atomically(place / _ROW, to_csv([told]).encode())
 
 
 # --- what the page reads ----------------------------------------------------------------------------------------------
@@ -299,9 +303,7 @@ def page_data(found: Found) -> dict[str, Any]:
                 "file": row["file"],
                 "figures": {name: row[name] for name in FIGURES if row[name] is not None},
                 "errors": {
-                    name: row[other]
-                    for name in FIGURES
-                    if (other := records.stderr_of(name)) in row and row[other] is not None
+                    name: row[other] for name in FIGURES if (other := stderr_of(name)) in row and row[other] is not None
                 },
                 "facts": told,
                 "map": _numbers(row["drafted_by_place"]),
@@ -320,13 +322,13 @@ def page_data(found: Found) -> dict[str, Any]:
                 "label": FIGURES[n][0],
                 "better": FIGURES[n][1],
                 "digits": FIGURES[n][2],
-                "is": records.COLUMNS[n],
+                "is": COLUMNS[n],
             }
             for n in shown
         ],
         "rows": rows,
         "audits": found.audits,
-        "columns": records.COLUMNS,
+        "columns": COLUMNS,
         "apart": APART,
     }
 

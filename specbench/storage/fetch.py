@@ -32,8 +32,8 @@ from tqdm import tqdm
 from specbench._version import __version__
 from specbench.config import parameters, registry
 from specbench.errors import UsageError, asked, unknown, values
-from specbench.rows import records
 from specbench.storage import home, sources
+from specbench.storage.files import write_atomically
 from specbench.storage.sources import Data, File, Model, Part
 
 RECORD, STAGING = "SOURCE.json", ".fetch"
@@ -177,7 +177,7 @@ class Record:
 
     def save(self) -> None:
         text = json.dumps({"specbench": __version__, "parts": self.parts}, indent=1, ensure_ascii=False)
-        records.write_atomically(self.path, text.encode() + b"\n")
+        write_atomically(self.path, text.encode() + b"\n")
 
     def begin(self, name: str, origin: Mapping[str, str]) -> None:
         """Keeps what is known of the files where the origin is the same."""

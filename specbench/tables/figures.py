@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench.rows.records import stderr_of
+from specbench.rows.columns import stderr_of
 from specbench.tables.definitions import AXES, Column, Figure, Maps, Series, Stack, Table
 from specbench.tables.layout import NORMAL95
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from string import ascii_lowercase
 
 from specbench.errors import UsageError
-from specbench.rows.records import COLUMNS, stderr_of
+from specbench.rows.columns import COLUMNS, stderr_of
 from specbench.tables.definitions import Column, Line, Table, Test
 from specbench.tables.literature import PublishedRow
 

@@ -20,7 +20,8 @@ from specbench.bench import rows as benchmarks
 from specbench.config import configuration, registry
 from specbench.errors import UsageError
 from specbench.probe import rows as probes
-from specbench.rows import records
+from specbench.rows import provenance
+from specbench.rows.csv_files import append_row, has_runs, read_rows
 from specbench.storage import home
 from specbench.tables.definitions import Line, Table
 
@@ -60,7 +61,7 @@ class LocalBench:
 
     def identify(self, overrides: Sequence[str]) -> Identity:
         cfg = configuration.compose(overrides)
-        return Identity(records.config_hash(cfg), _weights(cfg))
+        return Identity(provenance.config_hash(cfg), _weights(cfg))
 
     def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
         from specbench.harness.run import Run
@@ -148,7 +149,7 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
     if table.rows_of != "run":
         rows: list[Row] = list(SHEETS[table.rows_of].read(own))
     else:
-        others = [path for path in sorted(results.glob("*.csv")) if path != own and records.has_runs(path)]
+        others = [path for path in sorted(results.glob("*.csv")) if path != own and has_runs(path)]
         rows = [row for path in (*others, own) for row in _read(path)]
     needs = []
     for line in table.lines:
@@ -170,7 +171,7 @@ def _read(path: Path) -> Sequence[Row]:
 @cache
 def _rows(path: Path, state: tuple[int, ...]) -> tuple[Row, ...]:
     """The rows of a file in this state, as text: every table looks through all files."""
-    rows = records.read_rows(path) if path.stat().st_size else []
+    rows = read_rows(path) if path.stat().st_size else []
     return tuple({k: "" if v is None else str(v) for k, v in row.items()} for row in rows)
 
 
@@ -190,7 +191,7 @@ def collect(todo: Plan, results: Path, runs: Path, bench: Bench, say: Callable[[
             text = {k: "" if v is None else str(v) for k, v in row.items()}
             if not need.identity.fits(text):  # it would be run again by every later call
                 raise UsageError(f"the row in {folder} is not that of {need.command}: remove the folder and try again")
-            append = records.append_row if of_run else SHEETS[need.rows_of].append
+            append = append_row if of_run else SHEETS[need.rows_of].append
             append(store(todo.table, results), row)
             need = replace(need, row=text)
         needs.append(need)

@@ -17,7 +17,7 @@ from specbench.data import Item, scenes, scenes_classes
 from specbench.harness.pipeline import Pipeline, VectorPipeline
 from specbench.models import evaluators as ev
 from specbench.models.mar_scenes import ScenesMAR
-from specbench.rows import records
+from specbench.rows import provenance
 
 SAMPLES, BATCH = 256, 16
 
@@ -233,9 +233,9 @@ class Card:
         return "\n".join(lines) + "\n"
 
 
-def provenance(device: torch.device, budget: str, date: str) -> str:
+def origin(device: torch.device, budget: str, date: str) -> str:
     """Where, when and with what figures were reached, in words."""
-    found = records.environment(device)
+    found = provenance.environment(device)
     return (
         f"{found['device_name']}; torch {found['torch']}; specbench {found['specbench']}, commit {found['commit']};"
         f" {date}; budget `{budget}`"

@@ -17,7 +17,8 @@ from specbench.config import parameters, registry
 from specbench.errors import UsageError, install
 from specbench.harness.pipeline import Pipeline
 from specbench.models import checkpoints, eagle
-from specbench.rows import records
+from specbench.rows import provenance
+from specbench.storage.files import write_atomically
 from specbench.training import drafter, examples
 from specbench.training.lessons import Reader
 from specbench.training.recipes import TABLE, WHERE, Plan, plan
@@ -96,7 +97,7 @@ def train(chosen: Plan, pipeline: Pipeline, together: Processes | None = None) -
             f"batch={chosen['batch']} is more than the {len(rows)} examples to train on; give a smaller one"
         )
     if together.is_main_process:
-        records.write_atomically(out / NOTE, json.dumps(note, indent=1).encode())
+        write_atomically(out / NOTE, json.dumps(note, indent=1).encode())
     lessons, reader = found.lessons(target), Reader(target)
     lines = drafter.Lines(**{name: chosen[name] for name in drafter.Lines.__dataclass_fields__})
 
@@ -184,7 +185,7 @@ def _use(chosen: Plan) -> str:
 
 def _card(chosen: Plan, pipeline: Pipeline, done: Trained, words: Sequence[str]) -> None:
     """card.md beside the weights: what they are, what they were trained on and how, and what they reached."""
-    where = records.environment(pipeline.device)
+    where = provenance.environment(pipeline.device)
     source = {"self": "drawn by the target", "pairs": "pictures with captions, by the model's tokenizer"}[
         chosen["source"]
     ]
@@ -214,4 +215,4 @@ def _card(chosen: Plan, pipeline: Pipeline, done: Trained, words: Sequence[str])
         "|---|---|",
         *(f"| {name} | {value} |" for name, value in chosen.words.items() if name not in WHERE and value is not None),
     ]
-    records.write_atomically(chosen.out / "card.md", ("\n".join(lines) + "\n").encode())
+    write_atomically(chosen.out / "card.md", ("\n".join(lines) + "\n").encode())

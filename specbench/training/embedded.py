@@ -24,7 +24,7 @@ from specbench.models.scenes_config import MAR_CONFIGS, TARGET, TOKEN_LIMIT, VQ
 from specbench.models.scenes_config import text as text_config
 from specbench.models.text import TextEncoder
 from specbench.models.vq import VQModel
-from specbench.rows import records
+from specbench.storage.files import write_atomically
 from specbench.training import card, command, mar, recipes, target, tokenizer, world
 from specbench.training.trainer import Recipe
 
@@ -189,7 +189,7 @@ class Scenes:
         pipeline = Pipeline.load(chosen.cfg)
         assert isinstance(pipeline, Pipeline)
         done = command.train(chosen, pipeline)
-        records.write_atomically(self.path(stage), done.file.read_bytes())
+        write_atomically(self.path(stage), done.file.read_bytes())
         self.figures[stage] = done.figures
 
     def draft(self) -> None:
@@ -325,7 +325,7 @@ def main(words: Sequence[str]) -> int:
         stages.make(stage)
     date = time.strftime("%Y-%m-%d", time.gmtime())
     found = card.Card.read(args.card)
-    found.add(stages.figures, card.provenance(device, args.budget, date), STAGES)
+    found.add(stages.figures, card.origin(device, args.budget, date), STAGES)
     args.card.parent.mkdir(parents=True, exist_ok=True)
     args.card.write_text(found.render())
     for stage, figures in stages.figures.items():

@@ -31,8 +31,8 @@ from specbench.data.base import key, read_text
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
 from specbench.models.language import Language
-from specbench.rows import records
 from specbench.storage import home, pictures
+from specbench.storage.files import write_atomically
 from specbench.training.lessons import Lesson, Lessons, Live
 from specbench.training.recipes import Plan
 from specbench.training.trainer import Processes
@@ -172,13 +172,13 @@ def make(plan: Plan, pipeline: Pipeline, taps: tuple[int, ...], together: Proces
                 "first": str(rows.start),
                 "prompts": json.dumps([p.prompt for p in some]),
             }
-            records.write_atomically(_file(folder, rows, each), save(tensors, meta))
+            write_atomically(_file(folder, rows, each), save(tensors, meta))
     together.wait_for_everyone()
     files = [_file(folder, rows, each) for rows in shards]
     if together.is_main_process and missing:
         listed = [{"file": f.name, "bytes": f.stat().st_size, "sha256": sha256(f)} for f in files]
         manifest = {"format": _FORMAT, "of": json.loads(of), "examples": len(found), "shards": listed}
-        records.write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+        write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
     return Examples(files, pipeline, plan["features"] == "stored")
 
 

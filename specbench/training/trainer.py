@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from specbench.errors import UsageError, install
-from specbench.rows.records import write_atomically
+from specbench.storage.files import write_atomically
 
 
 @dataclass(frozen=True)

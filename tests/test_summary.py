@@ -12,7 +12,7 @@ import tiny
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_records import FIGURES, record
+from test_journal import FIGURES, record
 
 from specbench.audit.tabular import TabularDrafter, TabularTarget, random_tables, sequence_law
 from specbench.decoding import rules
@@ -26,7 +26,10 @@ from specbench.decoding.loop import Decoded, Parts, Trace, decode
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import chain_paths, parse
 from specbench.errors import UsageError
-from specbench.rows import records, statistics
+from specbench.harness.trace import of_images
+from specbench.rows import summary
+from specbench.rows.columns import _ESTIMATES, _NUMBERS, COLUMNS, stderr_of
+from specbench.rows.journal import Record, _from_line, _to_line
 
 
 def trace() -> Trace:
@@ -44,17 +47,17 @@ def trace() -> Trace:
     return Trace(accepted.long(), offered.long(), first, tv, top1, top3, log_prob)
 
 
-def images(of: Trace, steps: list[int], passes: int = 0) -> list[records.Record]:
+def images(of: Trace, steps: list[int], passes: int = 0) -> list[Record]:
     """The records of a batch that was decoded with this trace."""
     tokens = of.log_prob.shape[1]
     return [
         replace(record(i), tokens=tokens, steps=steps[i], **fields)
-        for i, fields in enumerate(statistics.of_images(of, steps, passes))
+        for i, fields in enumerate(of_images(of, steps, passes))
     ]
 
 
 def test_the_fields_of_a_record() -> None:
-    drafted, plain = statistics.of_images(trace(), [4, 9], 5)
+    drafted, plain = of_images(trace(), [4, 9], 5)
     assert drafted == {
         "accepted_per_step": [2, 0, 1, 3],
         "accepted_by_depth": [3, 2, 1],
@@ -77,12 +80,12 @@ def test_the_fields_of_a_record() -> None:
     }
     for fields in (drafted, plain):
         made = replace(record(0), **fields)
-        assert records._from_line(records._to_line(made)) == made
+        assert _from_line(_to_line(made)) == made
     assert len(repr(drafted["log_prob_std"])) <= 8
 
 
 def test_the_columns_of_a_row() -> None:
-    row = statistics.columns(images(trace(), [4, 9], 5))
+    row = summary.columns(images(trace(), [4, 9], 5))
     every = [*(-np.arange(1.0, 10)), *[-2.0] * 9]
     expected: dict[str, Any] = {
         "perplexity": math.exp(3.5),
@@ -105,45 +108,45 @@ def test_the_columns_of_a_row() -> None:
     }  # only one image has drafts
     assert {k: row[k] for k in errors} == pytest.approx(errors)
     assert row["drafted_by_place"] == [
-        round(float(x), 4) for x in statistics.acceptance_by_position(images(trace(), [4, 9], 5)).flatten()
+        round(float(x), 4) for x in summary.acceptance_by_position(images(trace(), [4, 9], 5)).flatten()
     ]
     assert row["acceptance_by_turn"] is None  # tokens of codes are drawn in the order of their places
     others = {"acceptance_by_depth", "accepted_histogram", "drafted_by_place", "acceptance_by_turn"}
-    assert {*expected, *errors, *others} == set(row) <= set(records.COLUMNS)
+    assert {*expected, *errors, *others} == set(row) <= set(COLUMNS)
 
 
 def test_means_are_over_steps_not_over_images() -> None:
     often, seldom = images(trace(), [4, 9])[0], images(trace(), [4, 9])[0]
     seldom = replace(seldom, verified_by_depth=[1], accepted_by_depth=[0], first_accept=0.15)
-    assert statistics.columns([often, seldom])["first_accept"] == pytest.approx((3 * 0.75 + 0.15) / 4)
-    assert statistics.acceptance_by_depth([often, seldom]).tolist() == [3 / 4, 2 / 3, 1 / 2]
+    assert summary.columns([often, seldom])["first_accept"] == pytest.approx((3 * 0.75 + 0.15) / 4)
+    assert summary.acceptance_by_depth([often, seldom]).tolist() == [3 / 4, 2 / 3, 1 / 2]
 
 
 def test_the_heat_map() -> None:
     first = np.array([[1, 1, 0], [0, 1, 0], [1, 1, 1]])  # in raster order; 0: a step's own token
     made = images(trace(), [4, 9])
-    assert statistics.is_accepted_draft(made[0]).reshape(3, 3).tolist() == first.astype(bool).tolist()
-    assert (statistics.acceptance_by_position(made[:1]) == first).all()
-    assert (statistics.acceptance_by_position(made) == first / 2).all()
+    assert summary.is_accepted_draft(made[0]).reshape(3, 3).tolist() == first.astype(bool).tolist()
+    assert (summary.acceptance_by_position(made[:1]) == first).all()
+    assert (summary.acceptance_by_position(made) == first / 2).all()
     with pytest.raises(ValueError, match="8 tokens are no square"):
-        statistics.acceptance_by_position([replace(r, tokens=8) for r in made])
+        summary.acceptance_by_position([replace(r, tokens=8) for r in made])
     with pytest.raises(ValueError, match="8, 9 tokens"):
-        statistics.acceptance_by_position([made[0], replace(made[1], tokens=8)])
+        summary.acceptance_by_position([made[0], replace(made[1], tokens=8)])
     # rows with a new line each, and a token behind the last
-    wide = statistics.acceptance_by_position([replace(r, tokens=9) for r in made[:1]], width=4)
+    wide = summary.acceptance_by_position([replace(r, tokens=9) for r in made[:1]], width=4)
     assert wide.tolist() == first.flatten()[:8].reshape(2, 4).tolist()
     with pytest.raises(ValueError, match="less than a row of 10"):
-        statistics.acceptance_by_position(made[:1], width=10)
+        summary.acceptance_by_position(made[:1], width=10)
 
 
 def test_an_older_record_is_named() -> None:
     older = replace(record(7), **dict.fromkeys(FIGURES))
-    assert statistics.columns([record(0), older]) == {}
+    assert summary.columns([record(0), older]) == {}
     for figure in (
-        statistics.accepted_histogram,
-        statistics.acceptance_by_depth,
-        statistics.acceptance_by_position,
-        statistics.log_probability,
+        summary.accepted_histogram,
+        summary.acceptance_by_depth,
+        summary.acceptance_by_position,
+        summary.log_probability,
     ):
         with pytest.raises(UsageError, match=r"images/00007.png was decoded by an older specbench"):
             figure([replace(older, tokens=16)])
@@ -160,8 +163,8 @@ def test_every_token_is_a_draft_or_a_steps_own(window: int, wished: list[int]) -
         count, steps = count + int(accepted[0, steps]) + 1, steps + 1
     zeros = torch.zeros(1, total)
     [made] = images(Trace(accepted, offered, zeros, zeros, zeros > 0, zeros > 0, zeros - 1), [steps])
-    assert statistics.is_accepted_draft(made).sum() == accepted.sum()
-    histogram = statistics.accepted_histogram([made])
+    assert summary.is_accepted_draft(made).sum() == accepted.sum()
+    histogram = summary.accepted_histogram([made])
     assert histogram.sum() == pytest.approx(1)
     assert (histogram * np.arange(len(histogram))).sum() * steps == pytest.approx(int(accepted.sum()))
     assert made.verified_by_depth is not None
@@ -170,13 +173,13 @@ def test_every_token_is_a_draft_or_a_steps_own(window: int, wished: list[int]) -
     assert sum(made.accepted_by_depth) == accepted.sum()
     assert all(v > 0 for v in made.verified_by_depth)
     assert all(v <= a for a, v in zip(made.accepted_by_depth, made.verified_by_depth[1:]))
-    assert (statistics.acceptance_by_depth([made]) <= 1).all()
+    assert (summary.acceptance_by_depth([made]) <= 1).all()
 
 
 # --- standard errors --------------------------------------------------------------------------------------------------
 
 
-def timed(i: int, seconds: float, batch: int = 1, **changes: Any) -> records.Record:
+def timed(i: int, seconds: float, batch: int = 1, **changes: Any) -> Record:
     """The record of an image that took these seconds, alone or as its share of a batch."""
     latency = seconds if batch == 1 else None
     return replace(record(i), decode_s=seconds, latency_s=latency, text_s=seconds / 10, batch=batch, **changes)
@@ -184,18 +187,16 @@ def timed(i: int, seconds: float, batch: int = 1, **changes: Any) -> records.Rec
 
 def test_the_error_of_a_mean_is_the_textbooks() -> None:
     values = [3.0, 1.0, 4.0, 1.0, 5.0]
-    found = statistics.mean(values)
+    found = summary.mean(values)
     assert found == pytest.approx((2.8, np.std(values, ddof=1) / math.sqrt(5)))
-    assert statistics.mean([3.0]) == (3.0, None)
-    assert statistics.ratio([0.0, 0.0], [0, 0]) == (None, None)
+    assert summary.mean([3.0]) == (3.0, None)
+    assert summary.ratio([0.0, 0.0], [0, 0]) == (None, None)
     # images that have nothing below the line do not count as evidence
-    assert statistics.ratio([*values, 0.0, 0.0], [1] * 5 + [0, 0]) == pytest.approx(found)
-    assert statistics.ratio([1.0, 0.0], [2, 0]) == (0.5, None)
+    assert summary.ratio([*values, 0.0, 0.0], [1] * 5 + [0, 0]) == pytest.approx(found)
+    assert summary.ratio([1.0, 0.0], [2, 0]) == (0.5, None)
     # five pairs of the same value are five values, not ten
-    assert statistics.mean([v for v in values for _ in "ab"], [i for i in range(5) for _ in "ab"]) == pytest.approx(
-        found
-    )
-    assert statistics.mean(values, [7] * 5) == (2.8, None)
+    assert summary.mean([v for v in values for _ in "ab"], [i for i in range(5) for _ in "ab"]) == pytest.approx(found)
+    assert summary.mean(values, [7] * 5) == (2.8, None)
 
 
 def calibration(draw: Any, estimate: Any, truth: float, sets: int = 1500) -> tuple[float, float]:
@@ -223,7 +224,7 @@ def test_the_error_of_an_acceptance_rate_is_calibrated() -> None:
     big = np.random.default_rng(1).beta(4, 4, 4_000_000)
     drafted = np.round(50 + 300 * (1 - big))
     truth = float((drafted * big).sum() / drafted.sum())
-    variance, coverage = calibration(draw, lambda a, d: statistics.ratio(a.tolist(), d.tolist()), truth)
+    variance, coverage = calibration(draw, lambda a, d: summary.ratio(a.tolist(), d.tolist()), truth)
     assert variance == NEAR
     assert coverage == COVERED
 
@@ -242,7 +243,7 @@ def test_the_error_of_a_speedup_knows_that_prompts_are_paired() -> None:
         return hard * rng.gamma(50, 1 / 50, 60), 3 * hard * rng.gamma(200, 1 / 200, 60)
 
     def paired(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
-        return statistics.ratio(theirs.tolist(), mine.tolist())
+        return summary.ratio(theirs.tolist(), mine.tolist())
 
     def unpaired(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
         value = theirs.mean() / mine.mean()
@@ -254,7 +255,7 @@ def test_the_error_of_a_speedup_knows_that_prompts_are_paired() -> None:
     assert calibration(draw, unpaired, truth=3.0)[0] > 2
 
     both = draw(np.random.default_rng(2))
-    row = statistics.versus(*([timed(i, s) for i, s in enumerate(some)] for some in both))
+    row = summary.versus(*([timed(i, s) for i, s in enumerate(some)] for some in both))
     for name in ("latency", "throughput"):
         assert (row[f"speedup_{name}"], row[f"speedup_{name}_stderr"]) == pytest.approx(paired(*both))
     assert row["baseline_latency_s"] == pytest.approx(both[1].mean())
@@ -268,7 +269,7 @@ def test_the_error_of_a_throughput_counts_batches() -> None:
         return (np.repeat(rng.gamma(30, 1 / 30, 20), 8),)
 
     def throughput(seconds: np.ndarray) -> tuple[float, float]:
-        return statistics.ratio([1] * 160, seconds.tolist(), np.repeat(range(20), 8).tolist())
+        return summary.ratio([1] * 160, seconds.tolist(), np.repeat(range(20), 8).tolist())
 
     # Images per second are 1 / mean seconds, which 20 batches see 1 / (20 * 30) too high on average.
     variance, coverage = calibration(draw, throughput, truth=1.0)
@@ -276,7 +277,7 @@ def test_the_error_of_a_throughput_counts_batches() -> None:
     assert coverage == COVERED
 
     [seconds] = draw(np.random.default_rng(2))
-    row = statistics.speed([timed(i, s, 8) for i, s in enumerate(seconds)])
+    row = summary.speed([timed(i, s, 8) for i, s in enumerate(seconds)])
     assert (row["images_per_s"], row["images_per_s_stderr"]) == pytest.approx(throughput(seconds))
     assert row["tokens_per_s_stderr"] == pytest.approx(16 * row["images_per_s_stderr"])
     assert row["text_s_stderr"] == pytest.approx(seconds[::8].std(ddof=1) / 10 / math.sqrt(20))
@@ -287,32 +288,32 @@ def test_what_was_decoded_together() -> None:
     images = [
         timed(i, s, b) for i, (s, b) in enumerate([(0.5, 2), (0.5, 2), (0.25, 3), (0.25, 3), (0.25, 3), (0.5, 1)])
     ]
-    first = statistics.together(images)
+    first = summary.together(images)
     assert [first[i] == first[j] for i, j in ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (0, 5))] == [1, 0, 1, 1, 0, 0]
-    assert len(set(statistics.together([timed(i, 0.5) for i in range(4)]))) == 4  # equally long, but alone
+    assert len(set(summary.together([timed(i, 0.5) for i in range(4)]))) == 4  # equally long, but alone
     # another pass of the same images, interrupted, in other batches: what either has together is together
     other = [timed(i, s, b) for i, (s, b) in enumerate([(0.1, 1), (0.2, 2), (0.2, 2), (0.3, 2), (0.3, 2), (0.4, 1)])]
-    both = statistics.together(images, other)
+    both = summary.together(images, other)
     assert both[:5] == [both[0]] * 5
     assert both[5] != both[0]
-    assert statistics.versus(images[:5], other[:5]).get("speedup_throughput") is None  # of other sizes
+    assert summary.versus(images[:5], other[:5]).get("speedup_throughput") is None  # of other sizes
     again = [replace(r, session="another") for r in images]
-    assert sorted(statistics.together(images, again)) == sorted(first)
-    found = statistics.versus(images, again)
+    assert sorted(summary.together(images, again)) == sorted(first)
+    found = summary.versus(images, again)
     assert found["speedup_throughput"] == 1
     assert found["speedup_throughput_stderr"] == 0
 
 
 def test_every_estimate_has_its_error_beside_it() -> None:
-    names = list(records.COLUMNS)
-    for name in records._ESTIMATES:
-        assert names[names.index(name) + 1] == records.stderr_of(name) != name
+    names = list(COLUMNS)
+    for name in _ESTIMATES:
+        assert names[names.index(name) + 1] == stderr_of(name) != name
     images = [timed(i, 1.0 + i) for i in range(3)]
-    found = statistics.speed(images) | statistics.versus(images, images) | statistics.columns(images)
+    found = summary.speed(images) | summary.versus(images, images) | summary.columns(images)
     assert set(found) <= set(names)
     for name, value in found.items():
         if name.endswith("_stderr"):
-            assert value is None or name in records._NUMBERS
+            assert value is None or name in _NUMBERS
 
 
 @pytest.mark.parametrize(
@@ -327,7 +328,7 @@ def test_every_estimate_has_its_error_beside_it() -> None:
     ],
 )
 def test_values_with_their_errors(value: float, stderr: float | None, digits: int, shown: str) -> None:
-    assert statistics.with_error(value, stderr, digits) == shown
+    assert summary.with_error(value, stderr, digits) == shown
 
 
 # --- against the loop -------------------------------------------------------------------------------------------------
@@ -337,12 +338,12 @@ Q = random_tables(4, 4, seed=2, sharpness=1.5, near=P, distance=0.6)
 COUNT = 3000
 
 
-def run(drafter: Any) -> tuple[Decoded, list[records.Record]]:
+def run(drafter: Any) -> tuple[Decoded, list[Record]]:
     streams = Streams([(0, i) for i in range(COUNT)])
     out = decode(Parts(TabularTarget(P), drafter, rules.exact(), Sampling()), None, streams)
     return out, [
         replace(record(0), tokens=4, steps=n, **fields)
-        for n, fields in zip(out.steps.tolist(), statistics.of_images(out.trace, out.steps.tolist(), 0))
+        for n, fields in zip(out.steps.tolist(), of_images(out.trace, out.steps.tolist(), 0))
     ]
 
 
@@ -350,8 +351,8 @@ def test_the_figures_of_a_chain_agree_with_each_other() -> None:
     out, made = run(TabularDrafter(Q, chain_paths(3)))
     assert [sum(r.accepted_per_step or []) for r in made] == out.accepted.tolist()
     assert [len(r.accepted_per_step or []) for r in made] == out.steps.tolist()
-    assert [int(statistics.is_accepted_draft(r).sum()) for r in made] == out.accepted.tolist()
-    row = statistics.columns(made)
+    assert [int(summary.is_accepted_draft(r).sum()) for r in made] == out.accepted.tolist()
+    row = summary.columns(made)
     # Under the exact rule the first candidate is kept with probability 1 - TV, and a chain's first depth is that one.
     # Five standard errors of a share over some 5000 steps:
     near = 5 * 0.5 / sum(r.steps for r in made) ** 0.5
@@ -368,7 +369,7 @@ def test_the_perplexity_is_the_entropy_of_the_target() -> None:
     entropy, spread = float((law * surprise).sum()), float((law * surprise**2).sum())
     stderr = math.sqrt((spread - entropy**2) / COUNT)
     for drafter in (NoDraft(), TabularDrafter(Q, chain_paths(3))):  # the exact rule has the target's law
-        row = statistics.columns(run(drafter)[1])
+        row = summary.columns(run(drafter)[1])
         assert -4 * row["log_prob_mean"] == pytest.approx(entropy, abs=5 * stderr)
         assert row["perplexity"] == pytest.approx(math.exp(-row["log_prob_mean"]))
 
@@ -432,14 +433,14 @@ def vector_trace() -> VectorTrace:
     )
 
 
-def vector_record(**changes: object) -> records.Record:
-    [fields] = statistics.of_images(vector_trace(), [4], 3)
+def vector_record(**changes: object) -> Record:
+    [fields] = of_images(vector_trace(), [4], 3)
     made = replace(record(0), tokens=9, steps=4, drafted=7, accepted=5, accepted_length=9 / 4, decode_s=3.0, batch=1)
     return replace(made, **(dict.fromkeys(FIGURES) | fields | changes))  # type: ignore[arg-type]
 
 
 def test_the_record_of_an_image_of_vectors() -> None:
-    [fields] = statistics.of_images(vector_trace(), [4], 3)
+    [fields] = of_images(vector_trace(), [4], 3)
     assert fields["accepted_per_step"] == [0, 2, 3, 0]
     assert fields["verified_by_depth"] == [3, 2, 2]  # turn 8 is at depth 1
     assert fields["accepted_by_depth"] == [2, 2, 1]
@@ -447,7 +448,7 @@ def test_the_record_of_an_image_of_vectors() -> None:
     assert fields["first_accept"] == pytest.approx((0.5 + 1 + 0.25) / 3, rel=1e-5)
     assert (fields["draft_passes"], fields["tries"], fields["fallbacks"], fields["made"]) == (9, [2, 5], 1, 7)
     assert fields["draft_s"] == 0.75
-    row = statistics.columns([vector_record(), vector_record()])
+    row = summary.columns([vector_record(), vector_record()])
     assert row["residual_tries"] == 3.5
     assert row["residual_fallbacks"] == 2
     assert "perplexity" not in row  # a density is no probability
@@ -459,8 +460,8 @@ def test_the_record_of_an_image_of_vectors() -> None:
 
 
 def test_where_and_when_vectors_are_accepted() -> None:
-    assert statistics.acceptance_by_position([vector_record()]).tolist() == [[1, 0, 1], [0, 0, 0], [1, 1, 1]]
-    by_turn = statistics.acceptance_by_turn([vector_record()])
+    assert summary.acceptance_by_position([vector_record()]).tolist() == [[1, 0, 1], [0, 0, 0], [1, 1, 1]]
+    by_turn = summary.acceptance_by_turn([vector_record()])
     assert np.isnan(by_turn[[0, 7]]).all()
     assert by_turn[[1, 2, 3, 4, 5, 6, 8]].tolist() == [1, 1, 0, 1, 1, 1, 0]
 
@@ -468,12 +469,12 @@ def test_where_and_when_vectors_are_accepted() -> None:
 def test_the_expected_speed_up_is_equation_35() -> None:
     """a = 5/7, c = (0.75 s / 7) / (6 s / 9)."""
     vanilla = replace(vector_record(), decode_s=6.0)
-    found = statistics.expected_speedup([vector_record()], [vanilla], 3)
+    found = summary.expected_speedup([vector_record()], [vanilla], 3)
     a, c = 5 / 7, (0.75 / 7) / (6 / 9)
     assert found["draft_cost"] == pytest.approx(c)
     assert found["speedup_expected"] == pytest.approx((1 - a**4) / ((1 - a) * (3 * c + 1)))
     whole = vector_record(accepted=7)
     replaced = replace(whole, accepted=whole.drafted)
-    assert statistics.expected_speedup([replaced], [vanilla], 3)["speedup_expected"] == pytest.approx(4 / (3 * c + 1))
-    assert statistics.expected_speedup([vector_record()], [replace(vanilla, batch=2)], 3) == {}
-    assert statistics.expected_speedup([vector_record(made=0)], [vanilla], 3) == {}
+    assert summary.expected_speedup([replaced], [vanilla], 3)["speedup_expected"] == pytest.approx(4 / (3 * c + 1))
+    assert summary.expected_speedup([vector_record()], [replace(vanilla, batch=2)], 3) == {}
+    assert summary.expected_speedup([vector_record(made=0)], [vanilla], 3) == {}

@@ -1,4 +1,4 @@
-"""What decoded images say: a trace -> fields of a record; records -> columns of a row with their errors, figures.
+"""Records of decoded images -> columns of a row, with their standard errors.
 
 A step is one target forward pass. One that begins with c committed tokens and accepts a draft tokens commits the places
 c to c + a, of which the last holds the step's own token (none where a fills the image), so that
@@ -9,86 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from specbench.errors import UsageError
-from specbench.rows.records import Record, stderr_of
-
-if TYPE_CHECKING:
-    from specbench.decoding.continuous import Trace as VectorTrace
-    from specbench.decoding.loop import Trace
+from specbench.rows.columns import stderr_of
+from specbench.rows.journal import Record
 
 T = TypeVar("T")
-
-# --- a record ---------------------------------------------------------------------------------------------------------
-
-
-def of_images(trace: Trace | VectorTrace, steps: Sequence[int], passes: int) -> list[dict[str, Any]]:
-    """The fields of `Record` that a batch's trace gives, a dict an image.
-
-    steps: target forward passes of each image; passes: drafter network forward passes a step. Copies to the host, so
-    not to be called while something is timed.
-    """
-    given = vars(trace)
-    on_host = {name: value.cpu().numpy() for name, value in given.items() if hasattr(value, "cpu")}
-    rows = range(len(steps))
-    if "log_prob" in on_host:
-        return [_of_image({k: v[b] for k, v in on_host.items()}, steps[b], passes) for b in rows]
-    return [
-        _of_vectors({k: v[b] for k, v in on_host.items()}, steps[b], passes)
-        | {"tries": given["tries"][b], "draft_s": given["draft_s"] / len(steps)}
-        for b in rows
-    ]
-
-
-def _of_vectors(trace: dict[str, np.ndarray], steps: int, passes: int) -> dict[str, Any]:
-    accepted, offered, start, reach = (trace[name][:steps] for name in ("accepted", "offered", "start", "reach"))
-    drafts = offered > 0
-    kept, judged = trace["kept"], trace["judged"]
-    by_depth = [(int(kept[start[reach > d] + d].sum()), int((reach > d).sum())) for d in range(int(reach.max()))]
-    return {
-        "accepted_per_step": accepted.tolist(),
-        "accepted_by_depth": [a for a, _ in by_depth],
-        "verified_by_depth": [v for _, v in by_depth],
-        "first_accept": _rounded(trace["first"][:steps][drafts].mean(dtype=np.float64)) if drafts.any() else None,
-        "draft_passes": passes * int(drafts.sum()),
-        "order": trace["order"].tolist(),
-        "drafts": "".join(np.where(kept, "1", np.where(judged, "0", ".")).tolist()),
-        "fallbacks": int(trace["fallbacks"]),
-        "made": int(trace["made"]),
-    }
-
-
-def _of_image(trace: dict[str, np.ndarray], steps: int, passes: int) -> dict[str, Any]:
-    accepted, offered = trace["accepted"][:steps], trace["offered"][:steps]
-    depth = np.arange(1, offered.max() + 1)
-    # what lies below a rejected token is not verified
-    verified = ((offered[:, None] >= depth) & (accepted[:, None] >= depth - 1)).sum(0)
-    verified = verified[verified > 0]  # it falls with the depth, so these are the first ones
-    log_prob, drafts = trace["log_prob"].astype(np.float64), offered > 0
-    of_draft = {"draft_tv": "tv", "first_accept": "first", "draft_top1": "top1", "draft_top3": "top3"}
-    return {
-        "accepted_per_step": accepted.tolist(),
-        "accepted_by_depth": [int((accepted >= d).sum()) for d in depth[: len(verified)]],
-        "verified_by_depth": verified.tolist(),
-        "log_prob_mean": _rounded(log_prob.mean()),
-        "log_prob_std": _rounded(log_prob.std()),
-        **{
-            field: _rounded(trace[name][:steps][drafts].mean(dtype=np.float64)) if drafts.any() else None
-            for field, name in of_draft.items()
-        },
-        "draft_passes": passes * steps,
-    }
-
-
-def _rounded(value: float) -> float:
-    """Six significant digits: more than a mean over tokens has, and a short line."""
-    return float(f"{value:.6g}")
-
-
-# --- a row ------------------------------------------------------------------------------------------------------------
 
 
 class Estimate(NamedTuple):

@@ -15,15 +15,18 @@ from PIL import Image
 
 from specbench.config import configuration, parameters
 from specbench.errors import UsageError
-from specbench.rows import records
+from specbench.rows import provenance
+from specbench.rows.columns import COLUMNS
+from specbench.rows.csv_files import append_row, read_rows, to_csv
+from specbench.rows.journal import Journal, Record, pixel_digest, read_records
 
 
 def picture(index: int) -> np.ndarray:
     return np.random.default_rng(index).integers(0, 256, (8, 8, 3), dtype=np.uint8)
 
 
-def record(index: int) -> records.Record:
-    return records.Record(
+def record(index: int) -> Record:
+    return Record(
         index=index,
         prompt=f"prompt {index}: café",
         seed=0,
@@ -39,7 +42,7 @@ def record(index: int) -> records.Record:
         batch=1,
         peak_memory_mib=100.0,
         image=f"images/{index:05d}.png",
-        sha256=records.digest(picture(index)),
+        sha256=pixel_digest(picture(index)),
         session="s",
         accepted_per_step=[5, 3, 2, 1, 0],
         accepted_by_depth=[4, 3, 2, 1, 1],
@@ -55,15 +58,15 @@ def record(index: int) -> records.Record:
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> records.Journal:
-    made = records.Journal(tmp_path / "records.jsonl")
+def journal(tmp_path: Path) -> Journal:
+    made = Journal(tmp_path / "records.jsonl")
     for index in (0, 2, 1):
         made.add(record(index), picture(index))
     return made
 
 
-def test_records_and_pictures_come_back(journal: records.Journal) -> None:
-    again = records.Journal(journal.path)
+def test_records_and_pictures_come_back(journal: Journal) -> None:
+    again = Journal(journal.path)
     assert again.records == journal.records
     assert again.missing(5) == [3, 4]
     assert 2 in again
@@ -71,7 +74,7 @@ def test_records_and_pictures_come_back(journal: records.Journal) -> None:
     assert [r.index for r in again.first(3)] == [0, 1, 2]
     for index in range(3):
         assert (again.picture(index) == picture(index)).all()
-    assert records.read_records(journal.path) == [record(0), record(1), record(2)]
+    assert read_records(journal.path) == [record(0), record(1), record(2)]
 
 
 FIGURES = (
@@ -80,52 +83,52 @@ FIGURES = (
 ).split()
 
 
-def test_records_of_an_older_version_are_widened(journal: records.Journal) -> None:
+def test_records_of_an_older_version_are_widened(journal: Journal) -> None:
     lines = [json.loads(line) for line in journal.path.read_text().splitlines()]
     older = [{k: v for k, v in line.items() if k not in (*FIGURES, "check")} for line in lines]
     journal.path.write_text("".join(json.dumps(line) + "\n" for line in older))
     wanted = [replace(record(i), **dict.fromkeys(FIGURES)) for i in range(3)]
-    assert records.read_records(journal.path) == wanted
+    assert read_records(journal.path) == wanted
     assert [
         json.loads(line) for line in journal.path.read_text().splitlines()
     ] == older  # reading leaves the file alone
-    again = records.Journal(journal.path)
+    again = Journal(journal.path)
     assert again.first(3) == wanted
     again.add(record(3), picture(3))
     assert [set(json.loads(line)) for line in journal.path.read_text().splitlines()] == [set(lines[0])] * 4
-    assert records.Journal(journal.path).first(4) == [*wanted, record(3)]
+    assert Journal(journal.path).first(4) == [*wanted, record(3)]
 
 
 def test_a_record_is_strict_json(tmp_path: Path) -> None:
-    made = records.Journal(tmp_path / "records.jsonl")
+    made = Journal(tmp_path / "records.jsonl")
     with pytest.raises(ValueError, match="not JSON compliant"):
         made.add(replace(record(0), log_prob_mean=float("nan")), picture(0))
     assert not (tmp_path / "records.jsonl").exists()
 
 
-def test_a_cut_at_any_byte_loses_only_the_last_record(journal: records.Journal) -> None:
+def test_a_cut_at_any_byte_loses_only_the_last_record(journal: Journal) -> None:
     whole = journal.path.read_bytes()
     end_of_second = len(b"\n".join(whole.split(b"\n")[:2])) + 1
     for cut in [*range(end_of_second, len(whole), 9), len(whole) - 2, len(whole) - 1, len(whole)]:
         journal.path.write_bytes(whole[:cut])
-        again = records.Journal(journal.path)
+        again = Journal(journal.path)
         assert set(again.records) == ({0, 2, 1} if cut >= len(whole) - 1 else {0, 2})
         # What is appended next stands on a line of its own.
         assert all(json.loads(line) for line in journal.path.read_bytes().splitlines())
         assert journal.path.read_bytes().endswith(b"\n")
 
 
-def test_a_record_without_its_picture_is_dropped(journal: records.Journal) -> None:
+def test_a_record_without_its_picture_is_dropped(journal: Journal) -> None:
     (journal.path.parent / "images/00002.png").unlink()
-    assert records.Journal(journal.path).missing(3) == [2]
+    assert Journal(journal.path).missing(3) == [2]
     assert len(journal.path.read_text().splitlines()) == 2
 
 
-def test_no_index_stands_twice(journal: records.Journal) -> None:
+def test_no_index_stands_twice(journal: Journal) -> None:
     with pytest.raises(ValueError, match="already"):
         journal.add(record(1), picture(1))
     journal.path.write_text(journal.path.read_text() * 2)
-    assert set(records.Journal(journal.path).records) == {0, 1, 2}
+    assert set(Journal(journal.path).records) == {0, 1, 2}
     assert len(journal.path.read_text().splitlines()) == 3
 
 
@@ -138,25 +141,25 @@ def test_the_picture_is_there_before_its_record(tmp_path: Path, monkeypatch: pyt
         replace_file(source, target)
 
     monkeypatch.setattr(os, "replace", spy)
-    records.Journal(tmp_path / "records.jsonl").add(record(0), picture(0))
+    Journal(tmp_path / "records.jsonl").add(record(0), picture(0))
     assert seen == [[]]  # when the picture got its name there was no record yet
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_a_broken_line_in_the_middle_is_an_error(journal: records.Journal) -> None:
+def test_a_broken_line_in_the_middle_is_an_error(journal: Journal) -> None:
     lines = journal.path.read_text().splitlines()
     journal.path.write_text("\n".join([lines[0], "{", lines[2], ""]))
     with pytest.raises(UsageError, match="line 2 of"):
-        records.Journal(journal.path)
+        Journal(journal.path)
 
 
 def test_a_folder_in_the_place_of_the_records_is_told(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").mkdir()
     with pytest.raises(UsageError, match="not a file"):
-        records.Journal(tmp_path / "records.jsonl")
+        Journal(tmp_path / "records.jsonl")
 
 
-def test_a_changed_picture_is_noticed(journal: records.Journal) -> None:
+def test_a_changed_picture_is_noticed(journal: Journal) -> None:
     Image.fromarray(picture(9)).save(journal.path.parent / "images/00001.png")
     with pytest.raises(UsageError, match=r"00001.png is not the picture of its record"):
         journal.picture(1)
@@ -169,7 +172,7 @@ def test_a_changed_picture_is_noticed(journal: records.Journal) -> None:
 
 
 def row(run_id: str, **values: object) -> dict[str, object]:
-    return dict.fromkeys(records.COLUMNS) | {"run_id": run_id} | values
+    return dict.fromkeys(COLUMNS) | {"run_id": run_id} | values
 
 
 def test_the_columns_are_those_of_the_design() -> None:
@@ -183,11 +186,11 @@ def test_the_columns_are_those_of_the_design() -> None:
         baseline_run_id peak_memory_mib device dtype engine torch driver note
     """
     names = wanted.split()
-    assert [name for name in records.COLUMNS if name in names] == names
-    assert all(records.COLUMNS.values())
+    assert [name for name in COLUMNS if name in names] == names
+    assert all(COLUMNS.values())
     for name in parameters.TABLE:
         hidden = "out data_dir metrics metrics_dir reference baseline workers ray_address".split()
-        assert (name in records.COLUMNS) != (name in hidden)
+        assert (name in COLUMNS) != (name in hidden)
 
 
 def test_rows_come_back_with_their_types(tmp_path: Path) -> None:
@@ -204,38 +207,38 @@ def test_rows_come_back_with_their_types(tmp_path: Path) -> None:
         perplexity=41.5,
         draft_passes=25,
     )
-    records.append_row(tmp_path / "rows.csv", mine)
+    append_row(tmp_path / "rows.csv", mine)
     texts = {"tree": "[[0],[1,0]]", "acceptance_by_depth": "[0.5,0.25]"}
-    assert records.read_rows(tmp_path / "rows.csv") == [mine | texts]
+    assert read_rows(tmp_path / "rows.csv") == [mine | texts]
     assert ",," in (tmp_path / "rows.csv").read_text()  # not measured is empty, not 0 or None
 
 
 def test_a_row_of_the_same_run_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "results" / "rows.csv"
     for r in (row("a", n=1), row("b", n=2), row("a", n=3)):
-        records.append_row(path, r)
-    assert [(r["run_id"], r["n"]) for r in records.read_rows(path)] == [("a", 3), ("b", 2)]
+        append_row(path, r)
+    assert [(r["run_id"], r["n"]) for r in read_rows(path)] == [("a", 3), ("b", 2)]
 
 
 def test_an_older_file_is_widened_and_a_foreign_one_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("run_id,n\nold,4\n")
-    records.append_row(path, row("new", n=5))
-    assert [(r["run_id"], r["n"], r["fid"]) for r in records.read_rows(path)] == [("old", 4, None), ("new", 5, None)]
+    append_row(path, row("new", n=5))
+    assert [(r["run_id"], r["n"], r["fid"]) for r in read_rows(path)] == [("old", 4, None), ("new", 5, None)]
     path.write_text("run_id,colour\nold,4\n")
     with pytest.raises(UsageError, match="colour"):
-        records.append_row(path, row("new"))
+        append_row(path, row("new"))
     assert path.read_text() == "run_id,colour\nold,4\n"
 
 
 def test_a_key_that_is_no_column_is_an_error() -> None:
     with pytest.raises(ValueError, match="colour"):
-        records.to_csv([{"colour": 1}])
+        to_csv([{"colour": 1}])
 
 
 def _append(path: Path, name: str) -> None:
     for i in range(5):
-        records.append_row(path, row(f"{name}{i}"))
+        append_row(path, row(f"{name}{i}"))
 
 
 def test_rows_of_several_processes_are_all_there(tmp_path: Path) -> None:
@@ -246,15 +249,15 @@ def test_rows_of_several_processes_are_all_there(tmp_path: Path) -> None:
         w.start()
     for w in writers:
         w.join()
-    assert {r["run_id"] for r in records.read_rows(path)} == {f"{name}{i}" for name in "ab" for i in range(5)}
+    assert {r["run_id"] for r in read_rows(path)} == {f"{name}{i}" for name in "ab" for i in range(5)}
 
 
 # --- provenance -------------------------------------------------------------------------------------------------------
 
 
 def test_the_config_hash_is_over_the_measurement() -> None:
-    base = records.config_hash(configuration.compose())
-    assert base == records.config_hash(
+    base = provenance.config_hash(configuration.compose())
+    assert base == provenance.config_hash(
         configuration.compose(["delta=1.10", "out=elsewhere", "metrics_dir=there", "workers=8"])
     )
     for word in (
@@ -267,24 +270,24 @@ def test_the_config_hash_is_over_the_measurement() -> None:
         "rule=exact",
         "reference=a.npz",
     ):
-        assert base != records.config_hash(configuration.compose([word])), word
+        assert base != provenance.config_hash(configuration.compose([word])), word
 
 
 def test_rows_of_before_the_real_metrics_keep_their_hashes() -> None:
     """The embedded metrics were called by their columns then; the hash stands in results/coolsd_table1.csv."""
     words = ["model=llamagen_scenes", "method=vanilla", "n=64", "batch=1", "seed=0"]
-    table = records.read_rows(Path(__file__).parent.parent / "results" / "coolsd_table1.csv")
-    assert records.config_hash(configuration.compose(words)) in {row["config_hash"] for row in table}
+    table = read_rows(Path(__file__).parent.parent / "results" / "coolsd_table1.csv")
+    assert provenance.config_hash(configuration.compose(words)) in {row["config_hash"] for row in table}
     names = [["scenes_fid"], ["fid"], ["scenes_reward"], ["image_reward"], ["clip_b32"], ["kid"]]
-    assert len({records.config_hash({"metrics": one}) for one in names}) == len(names)
+    assert len({provenance.config_hash({"metrics": one}) for one in names}) == len(names)
 
 
 def test_the_commit_is_the_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "specbench" / "rows"
     package.mkdir(parents=True)
-    (package / "records.py").write_text("")
-    monkeypatch.setattr(records, "__file__", str(package / "records.py"))
-    assert records.commit() == ""  # no checkout
+    (package / "provenance.py").write_text("")
+    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
+    assert provenance.commit() == ""  # no checkout
 
     def git(*words: str) -> str:
         identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
@@ -293,12 +296,12 @@ def test_the_commit_is_the_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ).stdout
 
     git("init", "-q")
-    assert records.commit() == ""  # no commit yet
+    assert provenance.commit() == ""  # no commit yet
     git("add", ".")
     git("commit", "-qm", "first")
     head = git("rev-parse", "HEAD").strip()
-    assert records.commit() == head
+    assert provenance.commit() == head
     (tmp_path / "results.csv").write_text("")
-    assert records.commit() == head  # a new result does not change the code
+    assert provenance.commit() == head  # a new result does not change the code
     (package / "records.py").write_text("changed")
-    assert records.commit() == f"{head}-dirty"
+    assert provenance.commit() == f"{head}-dirty"

@@ -1,0 +1,168 @@
+"""Every column of a row, with its meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from specbench.config import parameters
+
+#: Columns of every metric that DESIGN knows; each has `_stderr` and `_backend` beside it.
+METRICS = (
+    "fid", "clip_score", "image_reward", "hpsv2", "inception_score", "kid", "precision", "recall", "perplexity",
+)  # fmt: skip
+
+
+_IDENTITY = {
+    "run_id": "name of the run, unique",
+    "time": "when the row was drawn up, UTC",
+    "specbench": "version of specbench",
+    "commit": "git commit of the code that decoded; -dirty where specbench/ or conf/ differed from it",
+    "config_hash": "hash of the configuration, see provenance.config_hash",
+    "protocol": "protocol that the run follows, name@version",
+}
+
+
+_WHERE_PARAMETERS = ("device", "dtype", "engine")  # parameters that the row names under "where"
+
+
+_TEXTS = (
+    "baseline_run_id",
+    "acceptance_by_depth",
+    "accepted_histogram",
+    "drafted_by_place",
+    "acceptance_by_turn",
+)  # among the figures
+
+
+# Where things lie, and what the columns show by being filled or by the backends that they name.
+_NOT_IN_ROW = ("out", "data_dir", "metrics", "metrics_dir", "reference", "baseline", "workers", "ray_address")
+
+
+_LIKELIHOOD = {
+    "log_prob_mean": "natural-log probability of a token under the target, with guidance and temperature (1 where it is"
+    " 0) but before top-k and top-p, mean over all tokens of all images",
+    "log_prob_std": "its standard deviation over all tokens of all images",
+}
+
+
+_SPEED = {
+    "accepted_length_mean": "generated tokens / target forward passes of the decode phase, mean over images",
+    "accepted_length_std": "its standard deviation over images",
+    "steps": "target forward passes of the decode phase, mean over images",
+    "step_compression": "tokens per image / steps",
+    "acceptance_rate": "accepted / verified draft tokens, over all images",
+    "acceptance_by_depth": "JSON list over the depths 1, 2, ... of a draft: accepted / verified there, where verified"
+    " means that the depths above it were accepted",
+    "accepted_histogram": "JSON list: shares of the steps that accepted 0, 1, 2, ... draft tokens, over all images",
+    "drafted_by_place": "JSON list over an image's tokens: share of the images in which it was an accepted draft token",
+    "acceptance_by_turn": "JSON list over the turns in which the tokens were drawn: accepted / judged drafts (models of"
+    " vectors), null where none was judged",
+    "first_accept": "probability with which the rule keeps a draft's first candidate, mean over all steps with a draft",
+    "draft_tv": "total variation between the drafter's and the target's law of the next token, mean over the same",
+    "draft_top1": "share of the same steps in which the drafter's likeliest next token is the target's likeliest",
+    "draft_top3": "share of the same steps in which it is among the drafter's three likeliest",
+    "draft_passes": "forward passes of a drafter network in the steps, mean over images",
+    "residual_tries": "proposals for the token after a rejection, mean over all rejections (models of vectors)",
+    "residual_fallbacks": "rejections after which the proposals did not suffice, over all images",
+    "draft_cost": "seconds to draft a token / seconds of vanilla AR for one, same batch size (c in CSpD's Eq. 35)",
+    "speedup_expected": "CSpD's Eq. 35 from acceptance_rate, gamma and draft_cost",
+    "latency_s_mean": "decode seconds of one image at batch 1, first target forward to last token, mean over images",
+    "latency_s_std": "its standard deviation over images",
+    "latency_s_p50": "its median",
+    "latency_s_p95": "its 95th percentile",
+    "tokens_per_s": "tokens / decode seconds, over all images",
+    "images_per_s": "images / decode seconds, over all images",
+    "text_s": "text encoding, seconds per image, not in the latency",
+    "pixels_s": "pixel decoding, seconds per image, not in the latency",
+    "speedup_latency": "mean latency of vanilla AR on the same prompts / mean latency",
+    "speedup_throughput": "images per second / those of vanilla AR on the same prompts in batches of the same size",
+    "speedup_step": "mean steps of vanilla AR on the same prompts / mean steps",
+    "baseline_run_id": "run that decoded the vanilla AR images",
+    "baseline_latency_s": "mean latency of vanilla AR on the same prompts",
+    "peak_memory_mib": "peak while decoding: device memory on CUDA, resident memory of the process elsewhere",
+}
+
+
+#: Figures of `_LIKELIHOOD` and `_SPEED` that are means or ratios over images, and so have a standard error.
+_ESTIMATES = frozenset(
+    "log_prob_mean accepted_length_mean steps step_compression acceptance_rate first_accept draft_tv draft_top1"
+    " draft_top3 draft_passes residual_tries latency_s_mean tokens_per_s images_per_s text_s pixels_s speedup_latency"
+    " speedup_throughput speedup_step baseline_latency_s".split()
+)
+
+
+_WHERE = {
+    "device": "device that decoded",
+    "device_name": "its name",
+    "dtype": "number format of the models",
+    "engine": "how a step was executed",
+    "torch": "version of PyTorch",
+    "driver": "version of the CUDA driver",
+    "python": "version of Python",
+    "threads": "CPU threads of PyTorch",
+}
+
+
+def stderr_of(column: str) -> str:
+    """The column with the standard error of another: steps -> steps_stderr, latency_s_mean -> latency_s_stderr (beside
+    latency_s_std)."""
+    return f"{column.removesuffix('_mean')}_stderr"
+
+
+def _with_errors(lines: Mapping[str, str]) -> dict[str, str]:
+    """Columns and their meanings, and the standard errors beside those that have one."""
+    found: dict[str, str] = {}
+    for name, line in lines.items():
+        found[name] = line
+        if name in _ESTIMATES:
+            found[stderr_of(name)] = f"standard error of {name} over images, see summary.ratio"
+    return found
+
+
+_FIGURES = _with_errors(_LIKELIHOOD) | _with_errors(_SPEED)
+
+
+#: Every column of a row, in order, with its meaning. The one place that fixes the format.
+COLUMNS: dict[str, str] = {
+    **_IDENTITY,
+    **{k: p.line for k, p in parameters.TABLE.items() if k not in (*_NOT_IN_ROW, *_WHERE_PARAMETERS)},
+    "prompts_hash": "hash of the chosen prompts and their ids, in order, see data.prompts_hash",
+    "resolution": "side of the images in pixels",
+    "tokens": "generated tokens per image",
+    **{
+        f"{m}{suffix}": line
+        for m in METRICS
+        for suffix, line in {
+            "": "quality metric",
+            "_stderr": f"standard error of {m}",
+            "_backend": f"what computed {m}; values of different backends do not compare",
+        }.items()
+    },
+    **_FIGURES,
+    **_WHERE,
+    "note": "what to watch",
+}
+
+
+COLUMNS["weights"] = "weights that decoded: random, or where they come from and a hash of their content"
+
+
+COLUMNS["n"] = "number of prompts, and of images"
+
+
+COLUMNS["prompts"] = "file of prompts, as it was named; prompts_hash tells its content"
+
+
+COLUMNS["perplexity"] = "exp(-log_prob_mean)"
+
+
+#: What every row has.
+_NEEDED = ("run_id",)
+
+
+_NUMBERS = frozenset(
+    [k for k, p in parameters.TABLE.items() if p.kind in ("whole", "number")]
+    + [m + suffix for m in METRICS for suffix in ("", "_stderr")]
+    + [k for k in _FIGURES if k not in _TEXTS]
+    + ["resolution", "tokens", "threads"]
+)

@@ -1,0 +1,84 @@
+"""Where a row comes from: the configuration's hash, the commit, the environment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specbench._version import __version__
+
+#: The embedded metrics were called by their columns before the real ones took these names.
+RENAMED = {"fid": "scenes_fid", "clip_score": "scenes_clip", "image_reward": "scenes_reward"}
+
+
+# A hash exchanges older and newer names, so that rows of that time keep theirs and no two metrics have the same.
+_HASHED_AS = RENAMED | {new: old for old, new in RENAMED.items()}
+
+
+def config_hash(cfg: Mapping[str, Any]) -> str:
+    """Hash of a checked configuration: equal for equal measurements.
+
+    Over every parameter but `out`, `data_dir` and `metrics_dir`, which are only where things lie, `workers` and
+    `ray_address`, which are only who does the work (a row's note tells), and `protocol`, whose values are parameters
+    themselves; `reference` and `drafter_weights` count where they are given. `batch`, `device`, `dtype`, `engine` and
+    `warmup` count, because they are part of what a latency means, although on a CPU they leave every image as it is.
+    """
+    left_out = {"out", "data_dir", "metrics_dir", "protocol", "workers", "ray_address"}
+    left_out |= {name for name in ("reference", "drafter_weights") if cfg.get(name) is None}
+    kept: dict[str, Any] = {name: value for name, value in cfg.items() if name not in left_out}
+    kept["metrics"] = [_HASHED_AS.get(name, name) for name in cfg["metrics"]]
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def commit() -> str:
+    """The checkout's commit, with -dirty where its code or configurations differ from it; empty outside a checkout."""
+    root = Path(__file__).resolve().parents[2]
+    if _git(root, "rev-parse", "--show-toplevel") != str(root):
+        return ""  # installed somewhere inside another repository
+    head = _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    return head and head + ("-dirty" if _git(root, "status", "--porcelain", "--", "specbench", "conf") else "")
+
+
+def _git(root: Path, *arguments: str) -> str:
+    return _output("git", "-C", str(root), *arguments)
+
+
+def _output(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def environment(device: Any) -> dict[str, Any]:
+    """Where a process decodes, under the names of a row's columns. `device` is a torch.device. Imports torch."""
+    import torch
+
+    cuda = device.type == "cuda"
+    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if cuda else ""
+    return {
+        "specbench": __version__,
+        "commit": commit(),
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if cuda else _processor(),
+        "torch": torch.__version__,
+        "driver": driver.splitlines()[0] if driver else "",
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
