@@ -15,13 +15,13 @@ import pytest
 from fake_pipeline import FakePipeline
 from PIL import Image
 
-from specbench.config import configuration, parameters, registry
+from specbench.config import configuration, parameters
 from specbench.data import base
 from specbench.decoding import trees
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.sampling import Streams
 from specbench.errors import UsageError
-from specbench.harness import run
+from specbench.harness import parts, run
 from specbench.rows.csv_files import read_rows
 
 Call = Callable[..., tuple[int, str, str]]
@@ -116,16 +116,17 @@ def test_an_image_has_fewer_tokens_than_the_draft(monkeypatch: pytest.MonkeyPatc
         cfg = configuration.compose([f"model={model}", "data=scenes", "weights=random", "device=cpu", *words])
         with pytest.raises(UsageError, match=f"an image of {model} has {tokens}"):
             run.check(cfg)
-    assert registry.image_tokens(configuration.compose(["model=mar_scenes", "data=scenes_classes"])) is None
+    parts.check_draft(configuration.compose(["model=mar_scenes", "data=scenes_classes"]))  # only its weights tell
 
 
 def test_the_tokens_that_the_bound_knows_are_the_models() -> None:
+    from specbench.models import chameleon, scenes
     from specbench.models.chameleon import ANOLE_SIZE
     from specbench.models.scenes_config import TARGET
 
-    assert registry.image_tokens({"model": "llamagen_scenes"}) == TARGET.block_size
+    assert scenes.tokens_of_image({"model": "llamagen_scenes"}) == TARGET.block_size
     side = ANOLE_SIZE // 16
-    assert registry.image_tokens({"model": "anole"}) == side * (side + 1) + 1
+    assert chameleon.tokens_of_image({"model": "anole"}) == side * (side + 1) + 1
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ import pytest
 from filelock import FileLock
 
 from specbench import cli
+from specbench.cli import fetch
 from specbench.config import parameters, registry
-from specbench.storage import fetch, home, sources
+from specbench.storage import home, sources
 from specbench.storage.sources import Data, File, Model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -452,18 +453,20 @@ def test_the_tables_agree_with_the_facts_at_hand() -> None:
 
 
 def test_advice() -> None:
-    assert fetch.advice("llamagen_xl") == (
+    assert registry.advice("llamagen_xl") == (
         "run `specbench fetch model=llamagen_xl`, put t2i_XL_stage1_256.pt of peizesun/llamagen_t2i into target/, "
         "vq_ds16_t2i.pt of peizesun/llamagen_t2i into tokenizer/, the files of google/flan-t5-xl into text/ by hand, "
         "or try weights=random"
     )
-    assert fetch.advice("llamagen_xl", ["eagle"]).startswith("run `specbench fetch model=llamagen_xl drafter=eagle`, ")
-    assert fetch.advice("anole", ["medusa"]).startswith(
+    assert registry.advice("llamagen_xl", ["eagle"]).startswith(
+        "run `specbench fetch model=llamagen_xl drafter=eagle`, "
+    )
+    assert registry.advice("anole", ["medusa"]).startswith(
         "no weights for medusa/ are published, train them with `specbench train drafter=medusa model=anole`"
     )
-    assert "the files of GAIR/Anole-7b-v0.1/tokenizer" not in fetch.advice("anole")
-    assert "vqgan.yaml of GAIR/Anole-7b-v0.1/tokenizer into tokenizer/" in fetch.advice("anole")
-    assert all(fetch.advice(name) for name in sources.MODELS)
+    assert "the files of GAIR/Anole-7b-v0.1/tokenizer" not in registry.advice("anole")
+    assert "vqgan.yaml of GAIR/Anole-7b-v0.1/tokenizer into tokenizer/" in registry.advice("anole")
+    assert all(registry.advice(name) for name in sources.MODELS)
 
 
 # --- plain addresses --------------------------------------------------------------------------------------------------
@@ -881,7 +884,7 @@ def test_the_hub_s_own_client_fetches_from_a_hub(tmp_path: Path) -> None:
 def test_a_model_whose_parts_are_all_here_needs_no_client(tmp_path: Path) -> None:
     """Looking at the choices and reading the advice imports neither torch nor the hub's client."""
     code = (
-        "import sys; from specbench.storage import fetch; fetch.advice('anole')\n"
+        "import sys; from specbench.config import registry; registry.advice('anole')\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'huggingface_hub', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120).returncode == 0

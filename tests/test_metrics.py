@@ -431,7 +431,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Brightness:
     """The judge behind the metrics light, spread and length."""
     kinds = {"light": Light, "spread": Spread, "length": Length}
     monkeypatch.setattr(metrics, "metric", lambda name, place: kinds[name](place, {}))
-    monkeypatch.setattr(metrics, "columns", lambda name: kinds[name].columns)
+    monkeypatch.setattr(parameters, "metric_columns", lambda name: kinds[name].columns)
     found = Brightness()
     monkeypatch.setattr(Light, "network", found, raising=False)
     return found
@@ -660,3 +660,11 @@ def test_real_pictures_of_all_classes_score_high() -> None:
     assert len(set(numbers.tolist())) / 2 < value_of(score) <= 40
     assert score.backend.startswith("scenes-reader@")
     assert score.backend.endswith(", classes")
+
+
+def test_columns_are_declared_with_the_metric() -> None:
+    """In its file under conf/metrics, where whatever names a column finds them; the class computes as many."""
+    for name in metrics.available():
+        module = metrics.choice(name).module
+        assert parameters.metric_columns(name) == metrics._measure(module).columns
+        assert "columns" not in metrics.choice(name).options

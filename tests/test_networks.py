@@ -674,4 +674,4 @@ def test_every_metric_says_what_it_reads(tmp_path: Path) -> None:
         assert bool(one.parts) == needs or name.startswith("scenes_")
     sets = set(parameters.choices("metrics")) - set(metrics.available())
     for name in sets:
-        metrics.check(sorted(parameters.declared("metrics", name)))  # no two of one column
+        parameters.check_metrics(sorted(parameters.declared("metrics", name)))  # no two of one column

@@ -28,10 +28,10 @@ from PIL import Image
 
 from specbench import cli
 from specbench.audit import densities, models
-from specbench.cli import bench, reference
+from specbench.cli import bench, fetch, reference
 from specbench.config import configuration, parameters
 from specbench.harness import run
-from specbench.storage import fetch, sources
+from specbench.storage import sources
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

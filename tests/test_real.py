@@ -16,6 +16,7 @@ from specbench.config import configuration, parameters, registry
 from specbench.decoding.loop import Parts, decode
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.errors import UsageError
+from specbench.harness import parts
 from specbench.models import chameleon, eagle, emu3, emu3_vision, llamagen_official, naming, vq
 from specbench.models.medusa import Medusa, MedusaConfig
 from specbench.models.official import exported
@@ -66,7 +67,7 @@ def test_every_method_runs_on_every_real_target(model):
     for method in methods if model in ("llamagen_l", "llamagen_3b", "llamagen_xl_512") else METHODS:
         cfg = configuration.compose([f"model={model}", *TINY, f"method={method}"])
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
-        rule = registry.rule(cfg, drafter.tree.height, bundle.codebook)
+        rule = parts.rule(cfg, drafter.tree.height, bundle.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
         out = decode(Parts(bundle.target, drafter, rule, sampling), given, Streams([(0, 0), (0, 1)]))
         assert out.tokens.shape == (2, bundle.target.length), method

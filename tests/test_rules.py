@@ -25,6 +25,7 @@ from specbench.decoding.trees import build, from_parents
 from specbench.decoding.verify import VERIFY, Draft, verify
 from specbench.engine.ops import take
 from specbench.errors import UsageError
+from specbench.harness.parts import cached_neighbours
 
 HEIGHT = 5  # the schedules' L
 
@@ -485,26 +486,26 @@ def big(size=256):
 
 
 def test_a_large_codebooks_table_is_kept(cache, monkeypatch):
-    tables = {m: neighbours(big(), 7, m) for m in ("l2", "cosine", "random")}
+    tables = {m: cached_neighbours(big(), 7, m) for m in ("l2", "cosine", "random")}
     assert tables["l2"].tolist() == [row[:7] for row in nearest(big().double().tolist())]
     assert len(list(cache.iterdir())) == 3  # and nothing else is left there
-    other = neighbours(-big().flip(0), 7)
+    other = cached_neighbours(-big().flip(0), 7)
     assert not torch.equal(other, tables["l2"])
     monkeypatch.setattr(proximity, "_compute", lambda *_: pytest.fail("the table was there"))
     for measure, table in tables.items():
-        again = neighbours(big(), 7, measure)
+        again = cached_neighbours(big(), 7, measure)
         assert again.dtype == torch.int64
         assert torch.equal(again, table)
 
 
 def test_a_small_codebooks_table_is_not(cache):
-    neighbours(big(255), 7)
+    cached_neighbours(big(255), 7)
     assert not cache.exists()
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "text", "zip", "zeros", "shape", "dtype", "range"])
 def test_a_damaged_table_is_computed_anew(cache, damage):
-    wanted = neighbours(big(), 7)
+    wanted = cached_neighbours(big(), 7)
     (path,) = cache.iterdir()
     whole = path.read_bytes()
     spoilt = {
@@ -518,7 +519,7 @@ def test_a_damaged_table_is_computed_anew(cache, damage):
         "range": lambda: np.save(path, wanted.int().numpy() + 1),
     }
     spoilt[damage]()
-    assert torch.equal(neighbours(big(), 7), wanted)
+    assert torch.equal(cached_neighbours(big(), 7), wanted)
     assert path.read_bytes() == whole
     assert list(cache.iterdir()) == [path]
 
@@ -526,7 +527,7 @@ def test_a_damaged_table_is_computed_anew(cache, damage):
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "file" / "home"))
-    assert neighbours(big(), 7).shape == (256, 7)
+    assert cached_neighbours(big(), 7).shape == (256, 7)
 
 
 # --- verification -----------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from specbench.decoding.loop import Drafter, Parts, decode
 from specbench.decoding.rules import Rule
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import chain_paths, parse
+from specbench.harness import parts
 from specbench.rows import provenance
 
 #: Of every column, in order, its meaning: those that DESIGN fixes, then what else a row should say of itself.
@@ -105,7 +106,7 @@ def assemble(cfg: Mapping[str, Any], model: Model) -> Method:
     """
     sampling = Sampling(**{name: cfg[name] for name in SAMPLING})
     drafter = _drafter(cfg, model)
-    rule = registry.rule(cfg, drafter.tree.height, needed_codebook(model, cfg["rule"]))
+    rule = parts.rule(cfg, drafter.tree.height, needed_codebook(model, cfg["rule"]))
     return Method(cfg, drafter, rule, sampling)
 
 

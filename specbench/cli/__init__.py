@@ -12,27 +12,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 from specbench._version import __version__
+from specbench.cli.commands import COMMANDS
 from specbench.cli.exits import FAILED, STOPPED, USAGE, debug, fail
 from specbench.errors import RunError, UsageError, unknown
-
-#: Sub-command -> the function that takes its arguments, imported when it is called.
-COMMANDS = {
-    "run": "specbench.cli.run:main",
-    "status": "specbench.harness.status:main",
-    "resume": "specbench.cli.run:resume",
-    "list": "specbench.cli.choices:main",
-    "fetch": "specbench.storage.fetch:main",
-    "evaluate": "specbench.harness.evaluate:main",
-    "compare": "specbench.cli.compare:main",
-    "reference": "specbench.cli.reference:main",
-    "audit": "specbench.cli.audit:main",
-    "bench": "specbench.cli.bench:main",
-    "probe": "specbench.cli.probe:main",
-    "tables": "specbench.cli.tables:main",
-    "report": "specbench.cli.report:main",
-    "train": "specbench.cli.train:main",
-    "convert": "specbench.cli.convert:main",
-}
 
 _HELP = """\
 specbench: how much faster, and how much worse, an autoregressive image model becomes under a decoding method

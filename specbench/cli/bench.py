@@ -9,7 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 from specbench.bench.rows import COLUMNS, ROWS, row, told
-from specbench.config import configuration, registry
+from specbench.config import configuration
 from specbench.errors import UsageError, asked, values, whole
 from specbench.storage.files import writable
 
@@ -63,9 +63,10 @@ def main(words: Sequence[str]) -> int:
         ROWS.read(out)  # a file of something else is refused before anything is measured
     jobs = configuration.grid(given, line.multirun)
     from specbench.bench import measure, roofline
+    from specbench.harness import parts
 
     for cfg in jobs:
-        registry.check_draft(cfg)
+        parts.check_draft(cfg)
     rows = []
     for cfg in tqdm(jobs, desc="bench", unit="job", disable=len(jobs) == 1):
         rows.append(row(cfg, measure.measure(cfg, plan), plan.forced))

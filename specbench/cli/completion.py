@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from specbench.cli import COMMANDS
+from specbench.cli.commands import COMMANDS
 
 
 def complete(words: list[str]) -> int:

@@ -468,7 +468,7 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
     if missing := [name for name in wanted if name not in cfg]:
         raise UsageError(f"the configuration lacks {_and(missing)}: give {missing[0]}=...")
     checked = {name: check(name, cfg[name]) for name in wanted}
-    _check_metrics(checked["metrics"])
+    check_metrics(checked["metrics"])
     _check_kinds(checked)
     own = default("model", checked["model"], "weights")
     if checked["weights"] not in (own, "random"):
@@ -517,10 +517,27 @@ def _check_kinds(cfg: Mapping[str, Any]) -> None:
     )
 
 
-def _check_metrics(names: list[str]) -> None:
-    from specbench import metrics  # which asks this module what there is to choose from
+def single_metrics() -> dict[str, str]:
+    """Name -> what it measures, in one line, of every metric that is not a set of others."""
+    return {name: line for name, line in choices("metrics").items() if name in declared("metrics", name)}
 
-    metrics.check(names)
+
+def metric_columns(name: str) -> tuple[str, ...]:
+    """The columns of a row that a metric fills. UsageError for an unknown name."""
+    if name not in single_metrics():
+        raise unknown("metric", name, single_metrics())
+    return tuple(default("metrics", name, name)["columns"])
+
+
+def check_metrics(names: Iterable[str]) -> None:
+    """UsageError for an unknown name, and for two metrics that fill the same column."""
+    filled: dict[str, str] = {}
+    for name in names:
+        for column in metric_columns(name):
+            if filled.setdefault(column, name) != name:
+                raise UsageError(
+                    f"metrics {filled[column]} and {name} both fill the column {column}; measure them in two runs"
+                )
 
 
 def _and(names: Iterable[str]) -> str:

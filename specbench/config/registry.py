@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specbench.config import parameters
 from specbench.errors import UsageError, unknown
-from specbench.storage import home
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench.decoding.rules import Rule
+from specbench.storage import home, sources
 
 #: The weights that the project carries.
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
@@ -112,50 +107,6 @@ def find(kind: str, name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def rule(cfg: Mapping[str, Any], height: int, codebook: Callable[[], Tensor]) -> Rule:
-    """The rule of a configuration, for drafts of this height and a target with this codebook (see `rules.Setting`)."""
-    from specbench.decoding.rules import Setting
-
-    built: Rule = find("rule", cfg["rule"])(cfg, Setting(height, codebook, cfg["temperature"] == 0))
-    return built
-
-
-def image_tokens(cfg: Mapping[str, Any]) -> int | None:
-    """Tokens of an image of a model of codes; None where only its weights tell."""
-    name = cfg["model"]
-    if cfg.get("reduced"):
-        return None
-    if name == "llamagen_scenes":
-        from specbench.models.scenes_config import TARGET
-
-        return TARGET.block_size
-    if name.startswith("llamagen"):
-        from specbench.models.llamagen_official import SIZES
-
-        return SIZES[name].block_size if name in SIZES else None
-    if name in ("lumina_mgpt", "anole"):  # rows of codes, each with its new line, and the image's end
-        side = cfg.get("size", 512) // 16
-        return side * (side + 1) + 1
-    return None
-
-
-def check_draft(cfg: Mapping[str, Any]) -> None:
-    """Raises UsageError for a draft that is longer than an image; loads no model."""
-    tokens = image_tokens(cfg)
-    if tokens is None:
-        return
-    found = {name: cfg[name] for name in ("window", "nodes") if name in cfg}
-    if "tree" in cfg and "window" not in cfg:
-        from specbench.decoding.trees import parse
-
-        found["tree"] = len(parse(cfg["tree"]))
-    for name, count in found.items():
-        if count > tokens:
-            raise UsageError(
-                f"{name} drafts {count} tokens, and an image of {cfg['model']} has {tokens}: give {tokens} at most"
-            )
-
-
 def weights_folder(cfg: Mapping[str, Any]) -> Path | None:
     """The folder behind weights=embedded|official|DIR of a configuration; None for weights=random.
 
@@ -216,9 +167,7 @@ def check_weights(cfg: Mapping[str, Any]) -> None:
     beside = () if cfg.get("drafter_weights") else entry("drafter", cfg["drafter"]).parts
     needed = (*entry("model", model).parts, *beside)
     if absent := [part for part in needed if not (folder / part).is_dir()]:
-        from specbench.storage import fetch
-
-        raise UsageError(f"{folder} lacks {', '.join(f'{part}/' for part in absent)}: {fetch.advice(model, absent)}")
+        raise UsageError(f"{folder} lacks {', '.join(f'{part}/' for part in absent)}: {advice(model, absent)}")
 
 
 def digest(*paths: Path) -> str:
@@ -246,3 +195,23 @@ def weights_label(cfg: Mapping[str, Any]) -> str:
     if weights == "random":
         return f"random+{digests}" if digests else "random"
     return f"{weights if weights in ('embedded', 'official') else 'folder'}:{digests}"
+
+
+def advice(model: str, absent: Sequence[str] = ()) -> str:
+    """What to do where weights of a model are not there, in one sentence; `absent` are the folders that lack, all that
+    every run needs by default."""
+    entry, vectors = sources.MODELS[model], parameters.of_vectors("model", model)
+    wanted = {name: sources.part_of(entry, name) for name in absent or entry.parts}
+    drafters = [name for name in wanted if name not in entry.parts]
+    if unpublished := [name for name, part in wanted.items() if part is None]:
+        trained = [kind for kind, folder in KINDS.items() if folder == unpublished[0] and not vectors]
+        if trained:
+            return (
+                f"no weights for {unpublished[0]}/ are published, train them with `specbench train drafter={trained[0]}"
+                f" model={model}`, name a folder that has some with drafter_weights=DIR, or try weights=random"
+            )
+        return f"no weights for {unpublished[0]}/ are published, put your own there, or try weights=random"
+    kind = [d for d in sources.DRAFTERS if parameters.of_vectors("drafter", d) == vectors]
+    words = "".join(f" drafter={next(d for d in kind if sources.DRAFTERS[d] == n)}" for n in drafters)
+    places = sources.places({name: part for name, part in wanted.items() if part})
+    return f"run `specbench fetch model={model}{words}`, put {places} by hand, or try weights=random"

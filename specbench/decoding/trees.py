@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.config.parameters import DEEP, DRAFT
 from specbench.errors import UsageError, unknown
 
 Path = tuple[int, ...]
 
+#: Draft tokens of a step, and levels of a tree, at most.
+DRAFT, DEEP = 2000, 1000
 _COUNTED = 10**6  # nodes of a tree that is too large, after which nobody counts on
 
 #: Static trees by name: the child number at each depth, one word a node. `mc_sim_7b_63` (25 nodes, depth 5) is the

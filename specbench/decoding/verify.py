@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, at, normalise
-from specbench.decoding.rules.relaxed import Relaxed
 from specbench.decoding.sampling import Streams, draw
 from specbench.decoding.trees import Tree
 from specbench.engine.ops import kernels as fused_kernels
@@ -95,10 +94,8 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
     inner = tree.inner.expand(rows, -1)
     r = take(p, inner)
     q = draft.laws
-    if isinstance(rule, Relaxed) and (kernels := fused_kernels()) is not None:
-        found: tuple[Tensor, Tensor, Tensor] = kernels.decide(
-            r, q, draft, u, rule.on(r.device), rule.resample == "optimal"
-        )
+    if (kernels := fused_kernels()) is not None and (factors := getattr(rule, "factors", None)) is not None:
+        found: tuple[Tensor, Tensor, Tensor] = kernels.decide(r, q, draft, u, *factors(r.device))
         return found
     children, depth = tree.children.expand(rows, -1, -1), tree.depth.expand(rows, -1)
     taken = torch.full_like(inner, -1)

@@ -9,17 +9,13 @@ matrix product that reads or makes them; from a few million weights on cuBLAS re
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from specbench.decoding.verify import Draft
-    from specbench.models.transformer import Block, Frame
 
 #: Rows and weights up to which a product is done here; beyond, by cuBLAS.
 MOST_ROWS, MOST_WEIGHTS = 16, 1 << 23
@@ -291,7 +287,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
-def block(one: Block, flat: Tensor, frame: Frame, layer: int) -> Tensor:
+def block(one: Any, flat: Tensor, frame: Any, layer: int) -> Tensor:
     """As of `Block.forward` with a cache, of places (R n, dim) without padding."""
     rows, nodes, cache = frame.rows, frame.nodes, frame.cache
     assert cache is not None
@@ -417,9 +413,7 @@ def _decide(
     tl.store(TAKEN + tl.program_id(0), taken)
 
 
-def decide(
-    r: Tensor, q: Tensor, draft: Draft, u: Tensor, omega: Tensor, optimal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def decide(r: Tensor, q: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """As of `verify._decide` for a `Relaxed` rule: r (B, I, V) float32 the laws of the inner nodes, written over with
     what is left of them; q (B, I, V) float32; u (B, M)."""
     tree, (rows, inner, vocabulary) = draft.tree, r.shape

@@ -24,6 +24,7 @@ from specbench.decoding.sampling import Sampling, Streams
 from specbench.engine.clock import Clock
 from specbench.engine.graph import ENGINES, Eager, Graphs
 from specbench.errors import NumberError, UsageError
+from specbench.harness.parts import rule as build_rule
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -178,7 +179,7 @@ class Pipeline(_Base):
             return VectorPipeline.load(cfg)
         device, model = _load_model(cfg)
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
-        rule = registry.rule(cfg, drafter.tree.height, model.codebook)
+        rule = build_rule(cfg, drafter.tree.height, model.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
         taps = getattr(drafter, "taps", ())  # what it reads of the target beside its last hidden states
         parts = Parts(model.target.tapping(taps) if taps else model.target, drafter, rule, sampling)

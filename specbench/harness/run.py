@@ -2,8 +2,8 @@
 
     row = execute(configuration.compose(["method=cool_sd", "delta=1.1", "n=16"]), "first")
 
-The folder of a run is its memory. Every image has a record (see `rows.journal`), every image's random stream is keyed by
-(seed, prompt index), so running the same configuration in the same folder goes on where it stopped and ends with the
+The folder of a run is its memory. Every image has a record (see `rows.journal`), every image's random stream is keyed
+by (seed, prompt index), so running the same configuration in the same folder goes on where it stopped and ends with the
 images of an undisturbed run. `n`, `metrics` with what they read, and `baseline` may change between two runs in one
 folder, and the row never loses by it (see `merge`): a larger n adds prompts, other metrics join those of the row,
 `baseline=false` leaves the speed-ups where the baseline's images are there, and what no longer holds is computed again
@@ -842,14 +842,15 @@ def check(cfg: Mapping[str, Any]) -> None:
     import torch
 
     from specbench.config import registry
+    from specbench.harness import parts
     from specbench.harness.pipeline import engine_of, resolve_device, vector_rule
 
-    registry.check_draft(cfg)
+    parts.check_draft(cfg)
     engine_of(cfg, resolve_device(cfg["device"]))
     if parameters.of_vectors("model", cfg["model"]):
         vector_rule(cfg, 0)
     else:
-        registry.rule(cfg, worker.drafter(cfg).tree.height, lambda: torch.eye(2))
+        parts.rule(cfg, worker.drafter(cfg).tree.height, lambda: torch.eye(2))
     registry.check_weights(cfg)
 
 

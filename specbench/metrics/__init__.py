@@ -10,7 +10,7 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,7 +36,6 @@ __all__ = [
     "Shelf",
     "Unavailable",
     "available",
-    "check",
     "choice",
     "columns",
     "judge",
@@ -59,8 +58,7 @@ class Choice:
 
 def available() -> dict[str, str]:
     """Name -> what it measures, in one line, of every single metric; sets of them are not among these."""
-    lines = parameters.choices("metrics")
-    return {name: line for name, line in lines.items() if name in parameters.declared("metrics", name)}
+    return parameters.single_metrics()
 
 
 def choice(name: str) -> Choice:
@@ -68,6 +66,7 @@ def choice(name: str) -> Choice:
     if name not in available():
         raise errors.unknown("metric", name, available())
     options = dict(parameters.default("metrics", name, name))
+    del options["columns"]
     return Choice(name, available()[name], options.pop("metric"), options)
 
 
@@ -85,18 +84,7 @@ def metric(name: str, place: Place) -> Metric:
 
 def columns(name: str) -> tuple[str, ...]:
     """The columns of a row that a metric fills."""
-    return _measure(choice(name).module).columns
-
-
-def check(names: Iterable[str]) -> None:
-    """UsageError for an unknown name, and for two metrics that fill the same column."""
-    filled: dict[str, str] = {}
-    for name in names:
-        for column in columns(name):
-            if filled.setdefault(column, name) != name:
-                raise errors.UsageError(
-                    f"metrics {filled[column]} and {name} both fill the column {column}; measure them in two runs"
-                )
+    return parameters.metric_columns(name)
 
 
 def missing(name: str, place: Place) -> str:
@@ -121,7 +109,7 @@ def score(
     where pictures and items cannot be paired.
     """
     names = list(dict.fromkeys(names))
-    check(names)
+    parameters.check_metrics(names)
     if len(images) != len(items):
         raise ValueError(f"{len(images)} images cannot be paired with {len(items)} items")
     keep = Outputs(None) if keep is None else keep

@@ -17,7 +17,7 @@ from specbench.errors import UsageError
 from specbench.models import checkpoints
 from specbench.models.drafters import Drafters
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
-from specbench.models.scenes_config import CONFIGS
+from specbench.models.scenes_config import CONFIGS, TARGET
 from specbench.models.text import TextConfig, TextEncoder
 from specbench.models.vq import VQConfig, VQModel
 
@@ -81,6 +81,11 @@ class ScenesModel(Drafters):
     def pixels(self, tokens: Tensor) -> np.ndarray:
         """Pictures (B, 64, 64, 3) uint8 of tokens (B, 256), each decoded on its own."""
         return np.concatenate([to_uint8(self.tokenizer.decode(row[None].to(self.device))) for row in tokens])
+
+
+def tokens_of_image(cfg: Mapping[str, Any]) -> int:
+    """Tokens of an image; loads nothing."""
+    return TARGET.block_size
 
 
 def load(cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> ScenesModel:

@@ -310,3 +310,20 @@ DATA: dict[str, Data] = {
         "Apache 2.0",
     ),
 }
+
+
+def part_of(entry: Model, name: str) -> Part | None:
+    return entry.parts.get(name) or entry.drafters.get(name)
+
+
+def places(parts: Mapping[str, Part]) -> str:
+    """What goes into which folder, in words."""
+    return ", ".join(f"{names(part)} into {name}/" for name, part in parts.items())
+
+
+def names(part: Part) -> str:
+    """A part's files in words."""
+    folder = f"{part.repository}/{part.subfolder}" if part.subfolder else part.repository
+    if any(c in name for name in part.files for c in "*|"):
+        return f"the files of {folder}"
+    return f"{', '.join(part.files)} of {folder}"

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specbench.decoding.rules.proximity import neighbours
 from specbench.engine.ops import sum_last
 
 
@@ -39,12 +40,13 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Setting:
-    """What a rule may need to know of the method around it: the height of the drafts, the target's codebook (V, d), and
-    whether decoding is greedy."""
+    """What a rule may need to know of the method around it: the height of the drafts, the target's codebook (V, d),
+    whether decoding is greedy, and who computes the neighbour tables of a codebook (see `proximity.neighbours`)."""
 
     height: int
     codebook: Callable[[], Tensor]
     greedy: bool = False
+    neighbours: Callable[[Tensor, int, str], Tensor] = neighbours
 
 
 def at(law: Tensor, token: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, Setting, normalise, ratio
-from specbench.decoding.rules.proximity import neighbours
 from specbench.errors import UsageError
 
 
@@ -48,4 +47,4 @@ def build(cfg: Mapping[str, Any], setting: Setting) -> Rule:
     codebook = setting.codebook()
     if cfg["group"] == 1:  # every token is its own group: exact
         return Grouped(torch.zeros(len(codebook), 0, dtype=torch.int64), cfg["resample"])
-    return Grouped(neighbours(codebook, cfg["group"] - 1, cfg["proximity"]), cfg["resample"])
+    return Grouped(setting.neighbours(codebook, cfg["group"] - 1, cfg["proximity"]), cfg["resample"])

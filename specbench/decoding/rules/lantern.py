@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, Setting, at, normalise, ratio
-from specbench.decoding.rules.proximity import neighbours
 from specbench.errors import UsageError
 
 #: Entries of a neighbour gather that are held at once when the kept mass of every token is wanted.
@@ -114,10 +113,10 @@ def _divergence(own: Tensor, moved: Tensor) -> Tensor:
 
 
 def build_lantern(cfg: Mapping[str, Any], setting: Setting) -> Rule:
-    near = neighbours(setting.codebook(), cfg["k"] + 1, cfg["proximity"])
+    near = setting.neighbours(setting.codebook(), cfg["k"] + 1, cfg["proximity"])
     return Lantern("lantern", near, cfg["k"], cfg["bound"], cfg["delta"], cfg["resample"], setting.greedy)
 
 
 def build_lantern_pp(cfg: Mapping[str, Any], setting: Setting) -> Rule:
-    near = neighbours(setting.codebook(), cfg["k"] + 1, cfg["proximity"])
+    near = setting.neighbours(setting.codebook(), cfg["k"] + 1, cfg["proximity"])
     return Lantern("lantern_pp", near, cfg["k"], cfg["bound"], cfg["lam"], cfg["resample"], setting.greedy)

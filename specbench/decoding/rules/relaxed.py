@@ -32,6 +32,10 @@ class Relaxed:
         self.resample = resample
         self.omega = torch.tensor([1.0, *omega], dtype=torch.float32)
 
+    def factors(self, device: torch.device) -> tuple[Tensor, bool]:
+        """What the fused kernel takes: omega by depth, from 0 on, and whether the residual is that of Eq. 10."""
+        return self.on(device), self.resample == "optimal"
+
     def on(self, device: torch.device) -> Tensor:
         """The factors by depth, from 0 on, where they are needed; the last one goes on."""
         if self.omega.device != device:

@@ -30,11 +30,11 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from specbench._version import __version__
-from specbench.config import parameters, registry
+from specbench.config import parameters
 from specbench.errors import UsageError, asked, unknown, values
 from specbench.storage import home, sources
 from specbench.storage.files import write_atomically
-from specbench.storage.sources import Data, File, Model, Part
+from specbench.storage.sources import Data, File, Part
 
 RECORD, STAGING = "SOURCE.json", ".fetch"
 TIMEOUT = 10.0  # seconds without an answer
@@ -117,46 +117,6 @@ def _read(words: Sequence[str]) -> dict[str, str]:
     if foreign := sorted(set(given) - {kind} - _OF[kind]):
         raise UsageError(f"'{foreign[0]}' has no meaning beside {kind}=: leave it out")
     return given
-
-
-# --- advice -----------------------------------------------------------------------------------------------------------
-
-
-def advice(model: str, absent: Sequence[str] = ()) -> str:
-    """What to do where weights of a model are not there, in one sentence; `absent` are the folders that lack, all that
-    every run needs by default."""
-    entry, vectors = sources.MODELS[model], parameters.of_vectors("model", model)
-    wanted = {name: _part(entry, name) for name in absent or entry.parts}
-    drafters = [name for name in wanted if name not in entry.parts]
-    if unpublished := [name for name, part in wanted.items() if part is None]:
-        trained = [kind for kind, folder in registry.KINDS.items() if folder == unpublished[0] and not vectors]
-        if trained:
-            return (
-                f"no weights for {unpublished[0]}/ are published, train them with `specbench train drafter={trained[0]}"
-                f" model={model}`, name a folder that has some with drafter_weights=DIR, or try weights=random"
-            )
-        return f"no weights for {unpublished[0]}/ are published, put your own there, or try weights=random"
-    kind = [d for d in sources.DRAFTERS if parameters.of_vectors("drafter", d) == vectors]
-    words = "".join(f" drafter={next(d for d in kind if sources.DRAFTERS[d] == n)}" for n in drafters)
-    places = _places({name: part for name, part in wanted.items() if part})
-    return f"run `specbench fetch model={model}{words}`, put {places} by hand, or try weights=random"
-
-
-def _part(entry: Model, name: str) -> Part | None:
-    return entry.parts.get(name) or entry.drafters.get(name)
-
-
-def _places(parts: Mapping[str, Part]) -> str:
-    """What goes into which folder, in words."""
-    return ", ".join(f"{_names(part)} into {name}/" for name, part in parts.items())
-
-
-def _names(part: Part) -> str:
-    """A part's files in words."""
-    folder = f"{part.repository}/{part.subfolder}" if part.subfolder else part.repository
-    if any(c in name for name in part.files for c in "*|"):
-        return f"the files of {folder}"
-    return f"{', '.join(part.files)} of {folder}"
 
 
 # --- the record -------------------------------------------------------------------------------------------------------
@@ -299,7 +259,7 @@ def _fetch_parts(
     if not todo:
         print(f"{title}: nothing to fetch, {', '.join(f'{name}/' for name in parts)} are in {folder}")
         return False
-    by_hand = f"put {_places(todo)} of {folder}"
+    by_hand = f"put {sources.places(todo)} of {folder}"
     listed = {name: _list(name, part, record, by_hand) for name, part in todo.items()}
     missing = {
         name: [file for file in found.files if not _there(folder, name, file, found, elsewhere)]

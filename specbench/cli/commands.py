@@ -1,0 +1,22 @@
+"""The sub-commands."""
+
+from __future__ import annotations
+
+#: Sub-command -> the function that takes its arguments, imported when it is called.
+COMMANDS = {
+    "run": "specbench.cli.run:main",
+    "status": "specbench.harness.status:main",
+    "resume": "specbench.cli.run:resume",
+    "list": "specbench.cli.choices:main",
+    "fetch": "specbench.cli.fetch:main",
+    "evaluate": "specbench.harness.evaluate:main",
+    "compare": "specbench.cli.compare:main",
+    "reference": "specbench.cli.reference:main",
+    "audit": "specbench.cli.audit:main",
+    "bench": "specbench.cli.bench:main",
+    "probe": "specbench.cli.probe:main",
+    "tables": "specbench.cli.tables:main",
+    "report": "specbench.cli.report:main",
+    "train": "specbench.cli.train:main",
+    "convert": "specbench.cli.convert:main",
+}

@@ -1,0 +1,74 @@
+"""The parts of a method, built from a checked configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.config import registry
+from specbench.decoding.rules import Rule, Setting
+from specbench.decoding.rules.proximity import neighbours
+from specbench.decoding.trees import parse
+from specbench.errors import UsageError
+from specbench.storage import home
+
+_WORTH_KEEPING = 256  # codes
+
+
+def rule(cfg: Mapping[str, Any], height: int, codebook: Callable[[], Tensor]) -> Rule:
+    """The rule of a configuration, for drafts of this height and a target with this codebook (see `rules.Setting`)."""
+    setting = Setting(height, codebook, cfg["temperature"] == 0, cached_neighbours)
+    built: Rule = registry.find("rule", cfg["rule"])(cfg, setting)
+    return built
+
+
+def cached_neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
+    """`proximity.neighbours`. The table of a large codebook is read from the cache where that codebook has been there
+    before."""
+    codes = codebook.detach().to("cpu", torch.float32).contiguous()
+    if len(codes) < _WORTH_KEEPING:
+        return neighbours(codebook, k, proximity)
+    k = min(k, int((~codes.isnan().any(-1)).sum()) - 1)
+    digest = hashlib.sha256(codes.numpy().tobytes() + str(tuple(codes.shape)).encode()).hexdigest()[:16]
+    path = home.home() / "neighbours" / f"{digest}-{proximity}-{k}.npy"
+    try:
+        with path.open("rb") as f:
+            found = np.lib.format.read_array(f, allow_pickle=False)
+        if found.shape == (len(codes), k) and found.dtype == np.int32 and 0 <= found.min() <= found.max() < len(codes):
+            return torch.from_numpy(found).long().to(codebook.device)
+    except (OSError, ValueError):
+        pass  # absent or damaged: computed again
+    table = neighbours(codebook, k, proximity)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            np.save(Path(scratch, path.name), table.int().cpu().numpy())
+            os.replace(Path(scratch, path.name), path)
+    except OSError:
+        pass  # a cache that cannot be written costs time, nothing else
+    return table
+
+
+def check_draft(cfg: Mapping[str, Any]) -> None:
+    """Raises UsageError for a draft that is longer than an image; loads no model."""
+    module = importlib.import_module(registry.entry("model", cfg["model"]).target.partition(":")[0])
+    tokens = None if cfg.get("reduced") or not hasattr(module, "tokens_of_image") else module.tokens_of_image(cfg)
+    if tokens is None:  # only its weights tell
+        return
+    found = {name: cfg[name] for name in ("window", "nodes") if name in cfg}
+    if "tree" in cfg and "window" not in cfg:
+        found["tree"] = len(parse(cfg["tree"]))
+    for name, count in found.items():
+        if count > tokens:
+            raise UsageError(
+                f"{name} drafts {count} tokens, and an image of {cfg['model']} has {tokens}: give {tokens} at most"
+            )

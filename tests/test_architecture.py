@@ -1,0 +1,106 @@
+"""Imports run one way: no cycle between modules, and no arrow that the layers forbid."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from specbench.config import parameters
+from specbench.decoding import trees
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in (ROOT / "specbench").rglob("*.py")
+}
+#: Package -> the packages that its modules may import, beside their own, errors and _version. The order is that of the
+#: layers: a package imports none that stands below it in this table.
+MAY_IMPORT = {
+    "cli": {
+        "audit",
+        "bench",
+        "compare",
+        "probe",
+        "report",
+        "tables",
+        "training",
+        "harness",
+        "metrics",
+        "models",
+        "data",
+    },
+    "tables": {"bench", "probe", "harness"},
+    "training": {"harness", "metrics", "models", "data"},
+    "compare": {"harness", "metrics", "data"},
+    "bench": {"harness", "models", "data", "decoding", "engine"},
+    "probe": {"harness", "models", "data", "decoding"},
+    "audit": {"harness", "decoding", "engine"},
+    "report": set(),
+    "harness": {"metrics", "models", "data", "decoding", "engine"},
+    "metrics": {"models", "data"},
+    "models": {"data", "engine"},
+    "rows": set(),
+    "config": {"data"},  # n=all counts the prompts of a data set
+    "data": {"config"},
+    "decoding": {"engine"},
+    "engine": set(),
+    "storage": set(),
+}
+#: Imported by all but the three pure layers at the bottom.
+COMMON = {"config", "rows", "storage"}
+PURE = {"decoding", "engine", "storage"}
+
+
+def imported(name: str) -> Iterator[str]:
+    """The modules of the project that a module imports anywhere: in functions and for types, too."""
+    for node in ast.walk(ast.parse(FILES[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("specbench"):
+            both = [(f"{node.module}.{alias.name}", str(node.module)) for alias in node.names]
+            found = [whole if whole in FILES else module for whole, module in both]
+        else:
+            assert not isinstance(node, ast.ImportFrom) or not node.level, f"{name}: write imports in full"
+            continue
+        yield from (other for other in found if other in FILES and other not in (name, "specbench"))
+
+
+GRAPH = {name: set(imported(name)) for name in FILES}
+
+
+def package(name: str) -> str:
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    assert len(GRAPH) > 150
+    try:
+        TopologicalSorter(GRAPH).prepare()
+    except CycleError as e:
+        pytest.fail(" -> ".join(e.args[1]))
+
+
+def test_packages_import_what_is_below_them() -> None:
+    assert {package(name) for name in FILES} == {*MAY_IMPORT, "", "errors", "_version"}
+    forbidden = []
+    for name, others in GRAPH.items():
+        mine = package(name)
+        may = {mine, "errors", "_version", *MAY_IMPORT.get(mine, ()), *(() if mine in PURE else COMMON)}
+        forbidden += [f"{name} -> {other}" for other in sorted(others) if package(other) not in may]
+    assert forbidden == []
+
+
+def test_the_table_of_layers_has_an_order() -> None:
+    order = list(MAY_IMPORT)
+    upward = [(a, b) for a, others in MAY_IMPORT.items() for b in others if order.index(b) < order.index(a)]
+    assert upward == [("data", "config")]  # see the remark at "config"
+
+
+def test_the_schema_and_the_trees_have_the_same_bounds() -> None:
+    """Two layers that may not import each other."""
+    assert (parameters.DRAFT, parameters.DEEP) == (trees.DRAFT, trees.DEEP)
