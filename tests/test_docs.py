@@ -1,4 +1,4 @@
-"""The documents: links lead somewhere, the changelog knows the version, and what the guide tells you to write works."""
+"""The documents: links have targets, the index has every page, and the files and commands of the guide work."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ import pytest
 from specbench._version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
+INDEX = ROOT / "docs/index.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 GUIDE = (ROOT / "docs/contributing.md").read_text()
 SMALL = {
     "run": ["n=2", "warmup=0", "baseline=false", "device=cpu"],
-    "audit": ["audit.samples=20000", "audit.model=v3t5", "out=audit.csv"],
+    "audit": ["audit.samples=20000", "audit.model=v3t5"],
     "bench": ["device=cpu", "out=bench.csv"],
     "list": [],
 }
@@ -28,11 +29,34 @@ SMALL = {
 TOGETHER = "import json, sys; from specbench import cli; sys.exit(any([cli.main(w) for w in json.loads(sys.argv[1])]))"
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda p: p.name)
+def _links(path: Path) -> list[tuple[str, str]]:
+    """The file and the heading of every link to a file."""
+    links = re.findall(r"\]\(([^)]+)\)", path.read_text())
+    return [link.partition("#")[::2] for link in links if "://" not in link]
+
+
+def _anchors(path: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    heads = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "results/README.md", *DOCS], ids=lambda p: p.name)
 def test_links_lead_somewhere(path: Path) -> None:
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", path.read_text()) if "://" not in link]
-    assert [link for link in links if not (path.parent / link).exists()] == []
-    assert f"docs/{path.name}" in (ROOT / "README.md").read_text()
+    for file, heading in _links(path):
+        assert (path.parent / file).exists(), file
+        assert not heading or heading in _anchors(path.parent / file), heading
+
+
+def test_the_index_has_every_page_once() -> None:
+    pages = [file for file, _ in _links(INDEX) if "/" not in file]
+    assert sorted(pages) == [path.name for path in DOCS if path != INDEX]
+    assert ("docs/index.md", "") in _links(ROOT / "README.md")
+
+
+def test_the_glossary_is_in_alphabetical_order() -> None:
+    terms = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)[1:]
+    assert terms == sorted(set(terms), key=str.lower)
 
 
 def test_the_changelog_begins_with_this_version() -> None:
@@ -61,14 +85,17 @@ def test_the_guide_works(tmp_path: Path) -> None:
             path.write_text(content)
     for i, words in enumerate(lines):
         words += [word for word in SMALL[words[0]] if word.split("=")[0] not in {w.split("=")[0] for w in words}]
+        if words[0] == "audit":
+            words += [f"out=audit{i}.csv"]
         if words[0] == "run":
             words += [f"out=run{i}", *([] if any(w.startswith("metrics=") for w in words) else ["metrics=none"])]
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     argv = [sys.executable, "-c", TOGETHER, json.dumps(lines)]
     ran = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    assert [words[0] for words in lines] == ["run", "audit", "run", "bench", "run", "list"]
-    for run, mark in ((0, "sjd_uniform"), (2, "greys"), (4, "mean of the pixels")):
+    assert [words[0] for words in lines] == ["run", "audit", "run", "audit", "run", "bench", "run", "list"]
+    for run, mark in ((0, "lazy"), (2, "sjd_uniform"), (4, "greys"), (6, "mean of the pixels")):
         assert mark in (tmp_path / f"run{run}/row.csv").read_text()
-    assert "not lossless" in (tmp_path / "audit.csv").read_text()
+    for audit in (1, 3):
+        assert "not lossless" in (tmp_path / f"audit{audit}.csv").read_text()
     assert "brightness" in ran.stdout

@@ -660,11 +660,3 @@ def test_real_pictures_of_all_classes_score_high() -> None:
     assert len(set(numbers.tolist())) / 2 < value_of(score) <= 40
     assert score.backend.startswith("scenes-reader@")
     assert score.backend.endswith(", classes")
-
-
-def test_columns_are_declared_with_the_metric() -> None:
-    """In its file under conf/metrics, where whatever names a column finds them; the class computes as many."""
-    for name in metrics.available():
-        module = metrics.choice(name).module
-        assert parameters.metric_columns(name) == metrics._measure(module).columns
-        assert "columns" not in metrics.choice(name).options

@@ -109,7 +109,6 @@ class Metric(ABC):
     naming the ones it has.
     """
 
-    columns: ClassVar[tuple[str, ...]]  # of a row, that it fills
     reads_prompt: ClassVar[bool] = False  # whether a judge's output depends on the item, too
     features: ClassVar[bool] = False  # whether a judge's output describes a picture, rather than rates it
 
@@ -143,7 +142,8 @@ class Metric(ABC):
 
     @abstractmethod
     def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
-        """One `Score` for each of `columns`, from the judge's outputs (N, width), N >= 1, paired with the items by
+        """One `Score` for each of its columns (see conf/metrics), from the judge's outputs (N, width), paired with the
+        items by
         position. Depends on the set of pairs alone, not on their order. Raises Unavailable where a reference is absent.
         """
 

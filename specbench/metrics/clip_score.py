@@ -61,7 +61,6 @@ RESIZES: dict[str, tuple[towers.Resize | None, str]] = {
 class Measure(towers.TowersMetric):
     """Options: `model`, `scale`, `prefix`, `resize`."""
 
-    columns = ("clip_score",)
     known: ClassVar[Mapping[str, Any]] = {"model": "ViT-B-32", "scale": 1, "prefix": "", "resize": "own"}
 
     def __init__(self, place: Place, options: Mapping[str, Any]) -> None:

@@ -17,8 +17,6 @@ from specbench.metrics.inception import FEATURES, ComparedMetric, features, orde
 
 
 class Measure(ComparedMetric):
-    columns = ("fid",)
-
     def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
         import torch
         from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric

@@ -27,7 +27,6 @@ VERSIONS = {"v2": ("hpsv2", "HPS_v2_compressed.pt"), "v2.1": ("hpsv21", "HPS_v2.
 class Measure(towers.TowersMetric):
     """Options: `version`, `scale`."""
 
-    columns = ("hpsv2",)
     known: ClassVar[Mapping[str, Any]] = {"version": "v2", "scale": 1}
 
     def __init__(self, place: Place, options: Mapping[str, Any]) -> None:

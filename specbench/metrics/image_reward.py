@@ -58,7 +58,6 @@ def square(picture: np.ndarray, side: int) -> np.ndarray:
 class Measure(Metric):
     """The mean reward. No options."""
 
-    columns = ("image_reward",)
     reads_prompt = True
 
     def __init__(self, place: Place, options: Mapping[str, Any]) -> None:

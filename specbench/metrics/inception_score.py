@@ -19,7 +19,6 @@ class Measure(InceptionMetric):
     """Options: `splits`. The splits are drawn by the items' ids (see `order`), so that the pictures' order is nothing.
     The standard error is that of a mean over the splits."""
 
-    columns = ("inception_score",)
     counts = {"splits": 10}  # noqa: RUF012 (a ClassVar of the base)
 
     def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:

@@ -21,7 +21,6 @@ MOST = 10_000  # pictures from which the standard error is estimated
 class Measure(ComparedMetric):
     """Options: `subsets`, `subset_size`."""
 
-    columns = ("kid",)
     counts = {"subsets": 100, "subset_size": 1000}  # noqa: RUF012 (a ClassVar of the base)
     needs_features = True
 

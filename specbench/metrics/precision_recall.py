@@ -20,7 +20,6 @@ class Measure(ComparedMetric):
     """Options: `neighbours`. Precision's standard error is a share's, the real pictures held fixed; recall has none,
     since every generated picture changes the others' balls."""
 
-    columns = ("precision", "recall")
     counts = {"neighbours": 3}  # noqa: RUF012 (a ClassVar of the base)
     needs_features = True
 

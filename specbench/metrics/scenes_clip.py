@@ -38,7 +38,6 @@ class Measure(EmbeddedMetric):
     """Mean cosine between pictures and captions of the embedded two-tower model."""
 
     weights = "scenes_two_tower.safetensors"
-    columns = ("clip_score",)
     reads_prompt = True
 
     @cached_property

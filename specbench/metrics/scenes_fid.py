@@ -36,7 +36,6 @@ class Measure(EmbeddedMetric):
     """Fréchet distance of classifier features to those of real validation pictures of *scenes*."""
 
     weights = "scenes_classifier.safetensors"
-    columns = ("fid",)
     features = True
 
     def judge(self) -> EmbeddedJudge:

@@ -48,7 +48,6 @@ class Measure(EmbeddedMetric):
     """The score of all pictures at once, not of splits."""
 
     weights = "scenes_reader.safetensors"
-    columns = ("inception_score",)
 
     @property
     def judged_by(self) -> str:

@@ -61,7 +61,6 @@ class Measure(EmbeddedMetric):
     """Mean reward of the embedded attribute reader. Needs items with labels."""
 
     weights = "scenes_reader.safetensors"
-    columns = ("image_reward",)
     reads_prompt = True  # by way of the labels, which a caption of scenes fixes
 
     def judge(self) -> EmbeddedJudge:
