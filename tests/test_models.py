@@ -216,7 +216,7 @@ RULES = {
 
 
 def test_these_are_all_the_rules():
-    assert set(RULES) == {name for name in parameters.choices("rule") if not parameters.of_vectors("rule", name)}
+    assert set(RULES) == {name for name in parameters.choices("rule") if not parameters.is_continuous("rule", name)}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

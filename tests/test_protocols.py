@@ -465,7 +465,7 @@ def test_a_protocol_runs_on_a_reduced_random_model(
     name: str, model: str, data: str, data_dir: Path, tmp_path: Path
 ) -> None:
     words = _words(name, model, "n=4", "batch=4", "metrics=none", *TINY)
-    words += ["method=vanilla"] if parameters.of_vectors("model", model) else ["method=sjd", "dtype=float32"]
+    words += ["method=vanilla"] if parameters.is_continuous("model", model) else ["method=sjd", "dtype=float32"]
     words += [f"data={data}"] if data else []
     words += [f"data_dir={data_dir}"] if data.startswith(("coco", "parti")) else []
     row = run.execute(configuration.compose(words), tmp_path / "run")

@@ -24,12 +24,12 @@ from specbench.models.official import exported
 MODELS = [
     name
     for name in parameters.choices("model")
-    if registry.entry("model", name).parts and not parameters.of_vectors("model", name)
+    if registry.entry("model", name).parts and not parameters.is_continuous("model", name)
 ]
 METHODS = [
     name
     for name in parameters.choices("method")
-    if not parameters.of_vectors("rule", parameters.parts_of(name)["rule"])
+    if not parameters.is_continuous("rule", parameters.parts_of(name)["rule"])
 ]
 TINY = ("weights=random", "reduced=true", "dtype=float32")
 

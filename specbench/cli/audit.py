@@ -172,13 +172,15 @@ def _kinds(words: Sequence[str]) -> list[bool]:
     chosen = {_key(word): word.partition("=")[2] for word in words}
     method = chosen.get("method") or str(configuration.compose()["method"])
     drafter, rule = ({**parameters.parts_of(method), **chosen}.get(group, "") for group in ("drafter", "rule"))
-    if (drafter, rule) == ("none", "exact"):
+    kinds = [parameters.kind(*part) for part in (("drafter", drafter), ("rule", rule))]
+    if kinds == ["any", "any"]:
         return [False, True]
-    drafts, judges = (parameters.of_vectors(*part) for part in (("drafter", drafter), ("rule", rule)))
-    if drafts != judges:
-        suited = [f"{g} {', '.join(c for c in parameters.choices(g) if parameters.of_vectors(g, c))}" for g in _PARTS]
+    if "continuous" in kinds and kinds != ["continuous", "continuous"]:
+        suited = [
+            f"{g} {', '.join(c for c in parameters.choices(g) if parameters.is_continuous(g, c))}" for g in _PARTS
+        ]
         raise UsageError(f"drafter {drafter} and rule {rule} do not go together: vectors take {' with '.join(suited)}")
-    return [drafts]
+    return ["continuous" in kinds]
 
 
 def _jobs(
@@ -201,7 +203,7 @@ def _jobs(
 def _configuration(words: Sequence[str], vectors: bool) -> dict[str, Any]:
     """The checked configuration of one method, its draft tables shaped as the words ask."""
     if vectors:
-        name = next(name for name in parameters.choices("model") if parameters.of_vectors("model", name))
+        name = next(name for name in parameters.choices("model") if parameters.is_continuous("model", name))
         return configuration.compose([*words, f"model={name}", "weights=random"])  # for the parameters' sake alone
     given = {_key(word) for word in words}
     if "drafter" not in given and given & {"window", "tree"}:

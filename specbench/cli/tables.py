@@ -22,8 +22,8 @@ def by_default() -> list[Table]:
 
 def _alike(tables: Iterable[Table], model: str | None) -> list[Table]:
     """The tables whose methods a model can have: those of discrete or those of continuous tokens. None: all."""
-    vectors = model and parameters.of_vectors("model", model)
-    return [table for table in tables if model is None or parameters.of_vectors("model", table.model) == vectors]
+    vectors = model and parameters.is_continuous("model", model)
+    return [table for table in tables if model is None or parameters.is_continuous("model", table.model) == vectors]
 
 
 def _parser() -> argparse.ArgumentParser:

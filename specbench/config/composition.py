@@ -108,7 +108,11 @@ def _file(group: str, name: str) -> tuple[list[Any], dict[str, Any]]:
 def _read(path: Path, group: str, name: str) -> tuple[list[Any], dict[str, Any]]:
     if not path.is_file():
         raise _AskHydraError
-    held = {key: value for key, value in parameters.content(group, name).items() if key != "hydra"}
+    held = {
+        key: value
+        for key, value in parameters.content(group, name).items()
+        if key not in ("hydra", *parameters.METADATA)
+    }
     defaults = held.pop("defaults", [])
     if _interpolates(held):
         raise _AskHydraError

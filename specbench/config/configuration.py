@@ -189,7 +189,7 @@ def _unsaid(words: Sequence[str]) -> list[str]:
     sure = {"data": "prompts"} if "prompts" in given else {}
     added: dict[str, Any] = {}
     if "experiment" not in given:  # which chooses for itself
-        added |= parameters.usual(given.get("model", ""))
+        added |= parameters.preferred(given.get("model", ""))
     if "protocol" in chosen:
         model = chosen.get("model", parameters.usual_choice("model"))
         added |= protocols.values(str(chosen["protocol"]), model, chosen | sure)
@@ -369,7 +369,7 @@ def _chosen(words: Sequence[Override]) -> dict[str, Any]:
 def _by_hydra(_conf: Path, words: tuple[str, ...]) -> dict[str, Any]:
     found = OmegaConf.to_container(hydra.compose(CONFIG, list(words)), resolve=True, throw_on_missing=True)
     assert isinstance(found, dict)
-    return {str(key): value for key, value in found.items() if key != "hydra"}
+    return {str(key): value for key, value in found.items() if key not in ("hydra", *parameters.METADATA)}
 
 
 @cache

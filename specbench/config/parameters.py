@@ -291,6 +291,10 @@ UNITS = {
 # --- conf/ ------------------------------------------------------------------------------------------------------------
 
 
+#: Keys of the files under conf/ that describe a choice, and are no parameters of a run.
+METADATA = ("kind", "preferred", "network")
+
+
 @cache
 def conf_dir() -> Path:
     """The folder of configurations: inside the package when installed, beside it in a checkout."""
@@ -333,23 +337,18 @@ def declared(group: str, name: str) -> frozenset[str]:
     """The flat parameters that a choice of a group brings, those of the files that it builds on included."""
     held = content(group, name)
     inherited = [declared(group, d) for d in held.get("defaults", []) if isinstance(d, str) and d != "_self_"]
-    return frozenset(held).difference({"defaults", "hydra"}).union(*inherited)
+    return frozenset(held).difference(("defaults", "hydra", *METADATA)).union(*inherited)
 
 
-def usual(model: str) -> dict[str, str]:
-    """The data and the method of a model for which the general ones make no sense: what a line `# usual: data=imagenet
-    method=cspd` in its file says."""
-    path = conf_dir() / "model" / f"{model}.yaml"
-    if model not in choices("model"):
-        return {}
-    found = re.search(r"^# usual: (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return dict(word.split("=", 1) for word in found[1].split()) if found else {}
+def preferred(model: str) -> dict[str, str]:
+    """The data and the method of a model for which the general defaults make no sense, as its file names them."""
+    return dict(default("model", model, "preferred") or {}) if model in choices("model") else {}
 
 
 def own_data(model: str) -> str:
     """The data set of a model whose prompts no other data set has: an embedded one, or one of classes; else empty."""
     embedded = default("model", model, "weights") == "embedded"
-    return usual(model).get("data", usual_choice("data") if embedded else "")
+    return preferred(model).get("data", usual_choice("data") if embedded else "")
 
 
 def default(group: str, name: str, parameter: str) -> Any:
@@ -386,7 +385,7 @@ def parts_of(method: str) -> dict[str, str]:
 def of_experiment(name: str) -> dict[str, Any]:
     """What an experiment's file chooses and sets, by group and parameter; nothing for one that does not exist."""
     held = content("experiment", name) if name in choices("experiment") else {}
-    return _chosen(held) | {key: value for key, value in held.items() if key not in ("defaults", "hydra")}
+    return _chosen(held) | {key: value for key, value in held.items() if key not in ("defaults", "hydra", *METADATA)}
 
 
 @cache
@@ -486,34 +485,38 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-#: What a choice declares where its tokens are vectors, and not codes.
-_OF_VECTORS = {"model": "diffusion_steps", "drafter": "gamma", "rule": "criterion"}
+#: What `kind:` in the file of a model, drafter, rule or method may be: for tokens that are indices, vectors, or either.
+KINDS = ("discrete", "continuous", "any")
 
 
-def of_vectors(group: str, name: str) -> bool:
-    """Whether a model draws vectors, or a drafter or rule is for such a model."""
-    return _OF_VECTORS[group] in declared(group, name)
+def kind(group: str, name: str) -> str:
+    """One of `KINDS`, as the file of a choice or one that it builds on declares it; discrete where none does."""
+    held = content(group, name)
+    if "kind" not in held:
+        inherited = [kind(group, d) for d in held.get("defaults", []) if isinstance(d, str) and d != "_self_"]
+        return inherited[0] if inherited else "discrete"
+    if held["kind"] not in KINDS:
+        raise UsageError(f"conf/{group}/{name}.yaml: kind must be one of {', '.join(KINDS)} (got {held['kind']})")
+    return str(held["kind"])
+
+
+def is_continuous(group: str, name: str) -> bool:
+    """Whether a choice is for models of continuous tokens alone."""
+    return kind(group, name) == "continuous"
 
 
 def _check_kinds(cfg: Mapping[str, Any]) -> None:
-    """Drafters and rules of codes go with models of codes, those of vectors with models of vectors."""
-    vectors = of_vectors("model", cfg["model"])
-    parts = {
-        group: cfg[group] for group, any_model in (("drafter", "none"), ("rule", "exact")) if cfg[group] != any_model
-    }
-    kinds = {of_vectors(group, name) for group, name in parts.items()}
-    if kinds <= {vectors} and (not vectors or len(parts) != 1):
+    """Discrete drafters and rules go with models of discrete tokens, continuous ones with the other models."""
+    mine = kind("model", cfg["model"])
+    parts = {group: cfg[group] for group in ("drafter", "rule") if kind(group, cfg[group]) != "any"}
+    kinds = {kind(group, name) for group, name in parts.items()}
+    if kinds <= {mine} and (mine == "discrete" or len(parts) != 1):
         return
-    suited = [
-        method
-        for method in choices("method")
-        if (of_vectors("drafter", parts_of(method)["drafter"]) == vectors or parts_of(method)["drafter"] == "none")
-    ]
+    suited = [method for method in choices("method") if kind("method", method) in (mine, "any")]
     shown = " and ".join(f"{group} {name}" for group, name in parts.items())
     does = "do" if len(parts) > 1 else "does"
     raise UsageError(
-        f"{cfg['model']} draws {'vectors' if vectors else 'codes'}, which {shown} {does} not go with;"
-        f" use method={', '.join(suited)}"
+        f"{cfg['model']} has {mine} tokens, which {shown} {does} not go with; use method={', '.join(suited)}"
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,6 @@ class Entry:
 _BUILD = "specbench.decoding.drafters.build"
 
 
-def _head(drafter: str, kind: str) -> Entry:
-    return Entry(f"{_BUILD}:{drafter}", (f"scenes_{kind}.safetensors",), (kind,))
-
-
 def _real(module: str, *parts: str) -> Entry:
     return Entry(f"specbench.models.{module}:load", parts=("target", "tokenizer", *parts))
 
@@ -69,14 +65,14 @@ _LISTED: dict[str, dict[str, Entry]] = {
     },
     "drafter": {
         "none": Entry(f"{_BUILD}:none"),
-        "draft_model": _head("draft_model", "draft"),
-        "eagle": _head("eagle", "eagle"),
-        "eagle_tree": _head("eagle_tree", "eagle"),
-        "eagle2": _head("eagle2", "eagle"),
-        "eagle3": _head("eagle3", "eagle3"),
-        "eagle3_tree": _head("eagle3_tree", "eagle3"),
-        "eagle3_dynamic": _head("eagle3_dynamic", "eagle3"),
-        "medusa": _head("medusa", "medusa"),
+        "draft_model": Entry(f"{_BUILD}:draft_model"),
+        "eagle": Entry(f"{_BUILD}:eagle"),
+        "eagle_tree": Entry(f"{_BUILD}:eagle_tree"),
+        "eagle2": Entry(f"{_BUILD}:eagle2"),
+        "eagle3": Entry(f"{_BUILD}:eagle3"),
+        "eagle3_tree": Entry(f"{_BUILD}:eagle3_tree"),
+        "eagle3_dynamic": Entry(f"{_BUILD}:eagle3_dynamic"),
+        "medusa": Entry(f"{_BUILD}:medusa"),
         "jacobi": Entry(f"{_BUILD}:jacobi"),
         "sjd": Entry(f"{_BUILD}:sjd"),
         # drafts in its own loop
@@ -98,7 +94,10 @@ def entry(kind: str, name: str) -> Entry:
     if name not in parameters.choices(kind):
         raise unknown(kind, name, parameters.choices(kind))
     own = f"specbench.models.{name}:load" if kind == "model" else f"specbench.decoding.{kind}s.{name}:build"
-    return _LISTED[kind].get(name) or Entry(own)
+    found = _LISTED[kind].get(name) or Entry(own)
+    if network := parameters.default(kind, name, "network"):  # of a drafter: its folder next to a target's
+        found = replace(found, assets=(f"scenes_{network}.safetensors",), parts=(network,))
+    return found
 
 
 def find(kind: str, name: str) -> Any:
@@ -200,7 +199,7 @@ def weights_label(cfg: Mapping[str, Any]) -> str:
 def advice(model: str, absent: Sequence[str] = ()) -> str:
     """What to do where weights of a model are not there, in one sentence; `absent` are the folders that lack, all that
     every run needs by default."""
-    entry, vectors = sources.MODELS[model], parameters.of_vectors("model", model)
+    entry, vectors = sources.MODELS[model], parameters.is_continuous("model", model)
     wanted = {name: sources.part_of(entry, name) for name in absent or entry.parts}
     drafters = [name for name in wanted if name not in entry.parts]
     if unpublished := [name for name, part in wanted.items() if part is None]:
@@ -211,7 +210,7 @@ def advice(model: str, absent: Sequence[str] = ()) -> str:
                 f" model={model}`, name a folder that has some with drafter_weights=DIR, or try weights=random"
             )
         return f"no weights for {unpublished[0]}/ are published, put your own there, or try weights=random"
-    kind = [d for d in sources.DRAFTERS if parameters.of_vectors("drafter", d) == vectors]
+    kind = [d for d in sources.DRAFTERS if parameters.is_continuous("drafter", d) == vectors]
     words = "".join(f" drafter={next(d for d in kind if sources.DRAFTERS[d] == n)}" for n in drafters)
     places = sources.places({name: part for name, part in wanted.items() if part})
     return f"run `specbench fetch model={model}{words}`, put {places} by hand, or try weights=random"

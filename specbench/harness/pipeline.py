@@ -45,7 +45,7 @@ def engine_of(cfg: Mapping[str, Any], device: torch.device) -> Eager | Graphs:
         return ENGINES[name]()
     if device.type != "cuda":
         raise UsageError(f"engine={name} records CUDA graphs, and the device is {device}; use engine=eager")
-    if name == "triton" and parameters.of_vectors("model", cfg["model"]):
+    if name == "triton" and parameters.is_continuous("model", cfg["model"]):
         raise UsageError(f"engine=triton is for models of codes, and {cfg['model']} draws vectors; use engine=graph")
     if name == "triton" and importlib.util.find_spec("triton") is None:
         raise UsageError("engine=triton needs Triton, which comes with PyTorch's CUDA builds; use engine=graph")
@@ -175,7 +175,7 @@ class Pipeline(_Base):
     @classmethod
     def load(cls, cfg: Mapping[str, Any]) -> Pipeline | VectorPipeline:
         """From flat parameters: model, weights, device, dtype, drafter, rule, and what those declare."""
-        if parameters.of_vectors("model", cfg["model"]):
+        if parameters.is_continuous("model", cfg["model"]):
             return VectorPipeline.load(cfg)
         device, model = _load_model(cfg)
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)

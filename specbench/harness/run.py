@@ -847,7 +847,7 @@ def check(cfg: Mapping[str, Any]) -> None:
 
     parts.check_draft(cfg)
     engine_of(cfg, resolve_device(cfg["device"]))
-    if parameters.of_vectors("model", cfg["model"]):
+    if parameters.is_continuous("model", cfg["model"]):
         vector_rule(cfg, 0)
     else:
         parts.rule(cfg, worker.drafter(cfg).tree.height, lambda: torch.eye(2))

@@ -116,7 +116,7 @@ def plan(words: Sequence[str]) -> Plan:
         )
     parameters_of = values(theirs, {w.partition("=")[0] for w in theirs})
     model = parameters_of.get("model", parameters.usual_choice("model"))
-    if model in parameters.choices("model") and parameters.of_vectors("model", model):
+    if model in parameters.choices("model") and parameters.is_continuous("model", model):
         raise UsageError(f"{model} draws vectors; its smaller drafter is a MAR of its own, which is not trained here")
     recipe = mine.get("recipe", _usual_recipe(model))
     settled = settings(recipe, _checked("drafter", kind))

@@ -1,0 +1,120 @@
+"""Kinds are declared: a part's parameters may have any names, and nothing is guessed from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specbench.config import configuration, parameters
+from specbench.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[1]
+#: A drafter that uses a network of the target's, a discrete drafter with a parameter that continuous drafters have, and
+#: a rule with one that continuous rules have.
+PARTS = {
+    "specbench/decoding/drafters/twig.py": """
+from specbench.decoding.drafters.eagle import Eagle
+from specbench.decoding.trees import chain_paths
+
+
+def build(cfg, model):
+    return Eagle(model.eagle("eagle"), chain_paths(cfg["window"]))
+""",
+    "conf/drafter/twig.yaml": """
+# @package _global_
+# A short chain of EAGLE's head.
+network: eagle
+drafter: twig
+window: 2
+""",
+    "specbench/decoding/drafters/steady.py": """
+from specbench.decoding.drafters.window import Window
+
+
+def build(cfg, model):
+    return Window(cfg["gamma"])
+""",
+    "conf/drafter/steady.yaml": """
+# @package _global_
+# A Jacobi window of `gamma` tokens.
+kind: discrete
+drafter: steady
+gamma: 4
+""",
+    "specbench/decoding/rules/strict.py": """
+from specbench.decoding.rules.relaxed import Relaxed
+
+
+def build(cfg, setting):
+    return Relaxed("strict", [0.5 if cfg["criterion"] == "paper" else 1.0])
+""",
+    "conf/rule/strict.yaml": """
+# @package _global_
+# Half the acceptance of the exact rule with criterion=paper.
+rule: strict
+criterion: paper
+""",
+}
+TOGETHER = "import json, sys; from specbench import cli; sys.exit(any([cli.main(w) for w in json.loads(sys.argv[1])]))"
+
+
+def test_every_preset_has_the_kind_of_its_parts() -> None:
+    for method in parameters.choices("method"):
+        parts = {parameters.kind(group, name) for group, name in parameters.parts_of(method).items()} - {"any"}
+        assert parts <= {parameters.kind("method", method)} or (
+            parameters.kind("method", method) == "any" and not parts
+        )
+    assert {
+        group: {parameters.kind(group, name) for name in parameters.choices(group)} for group in ("model", "rule")
+    } == {
+        "model": {"discrete", "continuous"},
+        "rule": {"discrete", "continuous", "any"},
+    }
+
+
+def test_metadata_is_no_parameter() -> None:
+    cfg = configuration.compose(["model=mar_scenes"])
+    assert not {*parameters.METADATA} & {*cfg}
+    assert (cfg["method"], cfg["data"]) == ("cspd", "scenes_classes")  # as its file prefers
+    with pytest.raises(UsageError, match="kind"):
+        configuration.compose(["kind=continuous"])
+
+
+@pytest.mark.parametrize("words", [["model=mar_scenes", "method=sjd"], ["method=cspd"], ["method=sjd", "rule=density"]])
+def test_parts_of_another_kind_are_refused(words: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"(discrete|continuous) tokens, which .* not go with; use method=.*vanilla"):
+        configuration.compose(sorted(words))
+
+
+def test_discrete_parts_may_have_the_parameters_of_continuous_ones(tmp_path: Path) -> None:
+    """A drafter with gamma and a rule with criterion were taken for parts of models of vectors."""
+    for part in ("specbench", "conf"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("assets", "__pycache__"))
+    (tmp_path / "specbench/assets").symlink_to(ROOT / "specbench/assets")
+    for name, text in PARTS.items():
+        (tmp_path / name).write_text(text.lstrip())
+    parts = ["method=sjd", "drafter=steady", "rule=strict", "gamma=3"]
+    head = ["method=eagle_chain", "drafter=twig"]
+    lines = [
+        line
+        for words, out in ((parts, "one"), (head, "two"))
+        for line in (
+            ["run", *words, "n=1", "warmup=0", "metrics=none", "baseline=false", "device=cpu", f"out={out}"],
+            ["audit", *words, "audit.samples=2000", "audit.model=v3t5"],
+        )
+    ]
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", TOGETHER, json.dumps(lines)]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    row = (tmp_path / "one/row.csv").read_text()
+    assert ",steady,strict," in row
+    assert "drafter=steady rule=strict" in done.stdout
+    assert ",twig,exact," in (tmp_path / "two/row.csv").read_text()
+    assert "drafter=twig rule=exact" in done.stdout
