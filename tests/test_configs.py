@@ -64,7 +64,10 @@ def test_models_of_vectors_have_methods_of_their_own() -> None:
     paper = configuration.compose(["model=mar_l", "method=cspd_paper", "gamma=32", "batch_size=8"])
     assert (paper["gamma"], paper["batch"], paper["inner_temperature"], paper["verify"]) == (32, 8, 42.0, "parallel")
     for words, said in (
-        (["model=mar_b", "method=sjd"], "mar_b has continuous tokens, which drafter sjd does not go with; use method=cspd, "),
+        (
+            ["model=mar_b", "method=sjd"],
+            "mar_b has continuous tokens, which drafter sjd does not go with; use method=cspd, ",
+        ),
         (["model=mar_b", "method=cspd", "rule=cool"], "which drafter cspd and rule cool do not go with"),
         (["method=cspd"], "llamagen_scenes has discrete tokens, which drafter cspd and rule density do not go with"),
         (["model=mar_b", "top_k=3"], "has no parameter 'top_k'"),
