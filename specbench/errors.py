@@ -53,7 +53,7 @@ def asked(command: str, words: Sequence[str], *flags: Sequence[str]) -> argparse
     return parser.parse_intermixed_args(list(words))
 
 
-def values(words: Iterable[str], known: Collection[str], kind: str = "word") -> dict[str, str]:
+def values(words: Iterable[str], known: Collection[str], kind: str = "argument") -> dict[str, str]:
     """The arguments `name=value` of a command line. UsageError for a name that is unknown, given twice or without its
     value; kind: the noun for an unknown one."""
     given: dict[str, str] = {}
