@@ -536,7 +536,7 @@ class Decoding(Images):
             lane = torch.arange(gamma, device=self.device)
             judged, kept = (lane <= advance[:, None]) & valid, lane < advance[:, None]
         rejected, token = judged & ~kept, drafts.paths.token.clone()
-        if stop and not self.asks:  # one of an image at most
+        if stop and not self.asks:  # at most one per image
             some = torch.arange(len(row), device=self.device) * gamma + advance.clamp_max(gamma - 1)
         else:
             some = self._needed(rejected.flatten())

@@ -13,7 +13,7 @@ from specbench.engine.ops import kernels as fused_kernels
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
-#: How many purposes a step's random numbers can have; a drafter uses one or two a depth.
+#: How many purposes a step's random numbers can have; a drafter uses one or two per depth.
 PURPOSES = 4096
 
 
