@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def asked(command: str, words: Sequence[str], *flags: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments `words` of a command line in any order: `words` without the flags, `help`, and which flags are given."""
+    """Parse the arguments `words` of a command line in any order: plain words, `help`, and which flags are given."""
     parser = Parser(prog=f"specbench {command}", add_help=False, allow_abbrev=False)
     for flag in (("-h", "--help"), *flags):
         parser.add_argument(*flag, action="store_true")
