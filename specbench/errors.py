@@ -1,4 +1,5 @@
-"""The exceptions that reach a user, a sentence that names the mistake and the way out, and what raises them most."""
+"""The exceptions that reach a user as one sentence naming the mistake and the way out, and the functions that raise
+most of them."""
 
 from __future__ import annotations
 
@@ -12,39 +13,39 @@ class UsageError(Exception):
 
 
 class NumberError(UsageError):
-    """Numbers that are none, or no law: of weights, a guidance scale or a precision that do not go together. No token
-    that was drawn from them reaches an image."""
+    """A model produced values that are not finite, or probabilities that do not sum to 1, because its weights, the
+    guidance scale and the precision do not match. No token that was drawn from them reaches an image."""
 
 
 class RunError(Exception):
-    """Work that was begun and could not be done, through no fault of the words: a full disk, too little memory. The
+    """Work that was started and could not be done although the arguments are valid: a full disk, too little memory. The
     command line prints the message without a traceback and exits with 1."""
 
 
 def install(extra: str) -> str:
-    """How to install what an extra of the project holds; until it is published, from the checkout."""
+    """The command that installs an extra of the project; until the project is published, from the checkout."""
     return f"uv pip install -e '.[{extra}]' in the checkout"
 
 
 def plain(value: object) -> str:
-    """Text of a file, safe to print: a control character would reach the terminal."""
+    """Text of a file, safe to print: control characters are replaced, so that none reaches the terminal."""
     return "".join(c if c.isprintable() else "?" for c in str(value))
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
-    """The sentence for a name that does not exist, with the names that do."""
+    """The error for a name that does not exist, with the names that do."""
     return UsageError(f"unknown {kind} '{name[:100]}' (choose from: {', '.join(sorted(choices))})")
 
 
 class Parser(argparse.ArgumentParser):
-    """Complains in one sentence, as everything else here does."""
+    """Reports a wrong argument in one sentence, as a UsageError."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
 def asked(command: str, words: Sequence[str], *flags: Sequence[str]) -> argparse.Namespace:
-    """What a command line of `words` in any order says: those, whether `help` is wanted, and which flags are given."""
+    """Parse the arguments `words` of a command line in any order: plain words, `help`, and which flags are given."""
     parser = Parser(prog=f"specbench {command}", add_help=False, allow_abbrev=False)
     for flag in (("-h", "--help"), *flags):
         parser.add_argument(*flag, action="store_true")
@@ -52,9 +53,9 @@ def asked(command: str, words: Sequence[str], *flags: Sequence[str]) -> argparse
     return parser.parse_intermixed_args(list(words))
 
 
-def values(words: Iterable[str], known: Collection[str], kind: str = "word") -> dict[str, str]:
-    """The words `name=value` of a command line. UsageError for a name that is not known, given twice or without its
-    value; kind: what an unknown one is called."""
+def values(words: Iterable[str], known: Collection[str], kind: str = "argument") -> dict[str, str]:
+    """The arguments `name=value` of a command line. UsageError for a name that is unknown, given twice or without its
+    value; kind: the noun for an unknown one."""
     given: dict[str, str] = {}
     for word in words:
         name, _, value = word.partition("=")
@@ -69,7 +70,7 @@ def values(words: Iterable[str], known: Collection[str], kind: str = "word") -> 
 
 
 def whole(name: str, text: str, least: int, most: int = 2**53) -> int:
-    """The number that `text` says, such as 100, 1_000 or 1e6. UsageError where it is not whole, below `least` or above
+    """The integer in `text`, such as 100, 1_000 or 1e6. UsageError where it is not an integer, below `least` or above
     `most`."""
     value = 0.0
     try:
@@ -78,5 +79,5 @@ def whole(name: str, text: str, least: int, most: int = 2**53) -> int:
             raise ValueError
     except (ValueError, OverflowError):
         bounds = f"of at least {least}" if most == 2**53 and value <= most else f"from {least} to {most}"
-        raise UsageError(f"{name} must be a whole number {bounds} (got {text[:100]})") from None
+        raise UsageError(f"{name} must be an integer {bounds} (got {text[:100]})") from None
     return int(value)

@@ -700,7 +700,7 @@ def test_the_token_behind_a_draft_is_watched_too() -> None:
         ({"criterion": "sigma"}, "criterion=sigma is unknown (choose from: exact, paper, path)"),
         ({"verify": "both"}, "verify=both is unknown (choose from: causal, parallel)"),
         ({"on_reject": "cry"}, "on_reject=cry is unknown (choose from: stop, continue)"),
-        ({"gamma": 2, "turns": (3, 2)}, "judged token by token: use iterations=null"),
+        ({"gamma": 2, "turns": (3, 2)}, "use iterations=null"),
         ({"gamma": 2, "temperature": 0.0}, "temperature=0 leaves no densities to compare; use method=vanilla"),
         ({"gamma": 2, "criterion": "path", "final_noise": False}, "use final_noise=true"),
         ({"tries": 1001}, "tries must be at most 1000 (got 1001)"),

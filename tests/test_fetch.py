@@ -128,7 +128,7 @@ def tree(folder: Path) -> set[str]:
         (["metrics=clip"], "unknown metric 'clip' (choose from: clip_b16, clip_b16_x100"),
         (["metrics=fid,"], "unknown metric ''"),
         (["metrics=fid", "weights=here"], "'weights' has no meaning beside metrics="),
-        (["anole"], "unknown word 'anole' (choose from: data, data_dir"),
+        (["anole"], "'anole' (choose from: data, data_dir"),
         (["model="], "'model=' lacks its value"),
         (["model=anole", "model=emu3"], "'model' is given twice"),
         (["model=llamagen_scenes"], "unknown model 'llamagen_scenes' (choose from: anole, emu3"),

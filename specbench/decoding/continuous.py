@@ -1,20 +1,21 @@
-"""Continuous speculative decoding (Wang et al. 2024, arXiv 2411.11925): tokens are vectors, laws are densities.
+"""Continuous speculative decoding (Wang et al. 2024, arXiv 2411.11925): continuous tokens, distributions as densities.
 
-A target such as MAR fills an image token by token in an order of its own, and a diffusion head draws each token: from
-x_T, normal, through x_{t-1} ~ N(mean_t(x_t), var_t(x_t)), to x_0. A smaller model drafts `gamma` tokens, and the target
-judges them in one pass; vanilla decoding is the same loop with gamma = 0.
+A target such as MAR fills an image token by token in its own order of generation, and a diffusion head draws each
+token: from x_T, normal, through x_{t-1} ~ N(mean_t(x_t), var_t(x_t)), to x_0. A smaller model drafts `gamma` tokens,
+and the target verifies them in one pass; vanilla decoding is the same loop with gamma = 0.
 
-What makes a draft acceptable (ERRATA, CSpD). `criterion="exact"`: the two trajectories share their noises down to x_1,
-so that a token is judged by p(x_0 | x_1^p) / q(x_0 | x_1^q). `criterion="paper"`: the same times the factor Sigma of
-Eqs. 4 and 5, which biases the law. `criterion="path"`: Eq. 1 taken literally, the ratio of the whole trajectory's
-densities under the two models; it is exact as well, and the target needs no trajectory of its own to judge one, only
+Acceptance criteria (ERRATA, CSpD). `criterion="exact"`: the two trajectories share their noises down to x_1, so that
+a token is verified by p(x_0 | x_1^p) / q(x_0 | x_1^q). `criterion="paper"`: the same times the factor Sigma of Eqs. 4
+and 5, which biases the distribution. `criterion="path"`: Eq. 1 taken literally, the ratio of the whole trajectory's
+densities under the two models; it is exact as well, and the target needs no trajectory of its own to verify one, only
 the moments along the draft's, all of them in one call. All arithmetic is in log densities.
 
-Only `verify="causal"` (the target's law of a token sees the drafted ones before it) with `on_reject="stop"` is exact.
+Only `verify="causal"` (the target's distribution of a token is conditioned on the drafted ones before it) with
+`on_reject="stop"` is exact.
 
-On the CPU a pass computes what it needs. Elsewhere the host does not know what that is, and does not ask: a pass
-computes what it could need, of every image, and what it did not is written to a place that nobody reads. The images are
-the same. (A residual by `criterion="path"` asks everywhere: each of its tries is a trajectory.)
+On the CPU a pass computes what it needs. Elsewhere the host does not synchronize to find out what that is: a pass
+computes what every image could need, and writes the surplus to a position that is never read. The images are the same.
+(A residual by `criterion="path"` synchronizes on every device: each of its tries is a trajectory.)
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ CRITERIA = ("exact", "paper", "path")
 VERIFY = ("causal", "parallel")
 ON_REJECT = ("stop", "continue")
 
-# Purposes of an image's random numbers; they are keyed by a token's place in the order, not by the step, so that a
-# draft, its verification and vanilla decoding share them.
+# Purposes of an image's random numbers; they are keyed by a token's index in the order of generation, not by the step,
+# so that a draft, its verification and vanilla decoding share them.
 _ORDER, _NOISE, _OWN_NOISE, _ACCEPT, _RETRY = range(5)
 _TRIES = 1000  # room for the tries of a residual
 _AT_ONCE = 100  # of them, where each is a last step alone
@@ -59,9 +60,9 @@ class Session(Protocol):
     """A masked autoregressive model, opened for B images."""
 
     def condition(self, tokens: Tensor, known: Tensor, row: Tensor, place: Tensor, done: Tensor, most: int) -> Tensor:
-        """What the head draws a token from, z (R, n, E), for the places (R, n) of R copies of images `row` (R,), whose
-        tokens (R, L, D) are known where `known` (R, L) bool says so, `most` of a copy or fewer; done (R, n): how many
-        tokens come before."""
+        """The conditioning of the head, z (R, n, E), for the positions `place` (R, n) of R copies of images `row`
+        (R,), whose tokens (R, L, D) are known where `known` (R, L) bool is true, `most` of a copy or fewer; done
+        (R, n): how many tokens come before."""
         ...
 
     def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,13 +71,13 @@ class Session(Protocol):
         ...
 
     def sampler(self, z: Tensor) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
-        """`moments` of states that are all at one step, asked for from the first step down to 0, under z that stays; a
-        model that can compute something once for all steps has its own."""
+        """`moments` of states that are all at one step, called from the first step down to 0, under constant z; a
+        model that can compute something once for all steps overrides it."""
         return lambda x, t: self.moments(x, torch.full((len(x),), t, device=x.device), z)
 
     @property
     def head(self) -> Any:
-        """What `sampler` computes with, beside z: sessions that have it in common share recorded trajectories."""
+        """What `sampler` computes with, apart from z: sessions with the same head share recorded trajectories."""
         return self
 
 
@@ -92,15 +93,15 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Rule:
-    """How drafts are made and judged.
+    """How drafts are made and verified.
 
     turns: how many tokens the target draws in each pass when it draws alone; empty is one (MAR draws several at once,
-    independently of each other, which is another law). gamma: tokens a draft; prefill: share of the image that the
-    target draws alone beforehand; align: the two models
-    share their noises (of `exact` and `paper`); inner_temperature: divides the distance from a mean before densities
-    are compared (the released code's 42; 1 is off); tries: at most so many proposals for a residual, after which the
-    last one, a sample of the target, is taken; temperature: of every step's noise, but not of x_T; final_noise: the
-    last step is drawn too, as a density needs it. MAR's own sampler ends with a mean.
+    independently of each other, which is another distribution). gamma: tokens per draft; prefill: share of the image
+    that the target draws alone beforehand; align: the two models share their noises (of `exact` and `paper`);
+    inner_temperature: divides the distance from a mean before densities are compared (the released code's 42; 1 is
+    off); tries: the most proposals for a residual, after which the last one, a sample of the target, is taken;
+    temperature: of every step's noise, but not of x_T; final_noise: the last step is drawn too, since a density needs
+    it. MAR's own sampler ends with a mean.
     """
 
     turns: tuple[int, ...] = ()
@@ -120,19 +121,19 @@ class Rule:
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name}={getattr(self, name)} is unknown (choose from: {', '.join(choices)})")
         if self.gamma and self.turns:
-            raise UsageError("a draft is judged token by token: use iterations=null with it")
+            raise UsageError("a draft is verified token by token: use iterations=null with it")
         if self.gamma and self.temperature == 0:
             raise UsageError(
                 "temperature=0 leaves no densities to compare; use method=vanilla, or a temperature above 0"
             )
         if self.gamma and self.criterion == "path" and not self.final_noise:
-            raise UsageError("criterion=path needs a density of the last step, too: use final_noise=true")
+            raise UsageError("criterion=path also needs a density of the last step: use final_noise=true")
         if self.tries > _TRIES:
             raise UsageError(f"tries must be at most {_TRIES} (got {self.tries})")
 
     @property
     def exact(self) -> bool:
-        """Whether the tokens have the target's law."""
+        """Whether the tokens have the target's distribution."""
         if self.gamma == 0:
             return True
         plain = self.inner_temperature == 1 and self.final_noise and self.criterion in ("exact", "path")
@@ -141,14 +142,14 @@ class Rule:
 
 @dataclass
 class Trace:
-    """What the loop saw. accepted, offered, first, start, reach (B, L), by step, zero beyond `steps`: draft tokens
-    accepted, draft tokens that could be verified, the probability with which the first was kept, its turn, and how many
-    were judged.
+    """Per-step statistics. accepted, offered, first, start, reach (B, L), by step, zero beyond `steps`: draft tokens
+    accepted, draft tokens that could be verified, the probability with which the first was kept, its index in the order
+    of generation, and how many were verified.
 
-    order (B, L): the places of the tokens in the order in which they were drawn. kept, judged (B, L) bool, in that
-    order: whether a token was an accepted draft, and whether a draft was judged for it. tries: of every residual that
-    was sampled, the number of proposals, by image; fallbacks (B,): residuals for which they did not suffice. draft_s:
-    seconds spent on drafting; made (B,): tokens drafted, those that were never judged included.
+    order (B, L): the positions of the tokens in the order of generation. kept, judged (B, L) bool, in that order:
+    whether a token was an accepted draft, and whether a draft was verified for it. tries: of every residual that was
+    sampled, the number of proposals, by image; fallbacks (B,): residuals for which they did not suffice. draft_s:
+    seconds spent on drafting; made (B,): tokens drafted, including those that were never verified.
     """
 
     accepted: Tensor
@@ -166,7 +167,7 @@ class Trace:
 
 
 def _asks(device: torch.device) -> bool:
-    """Whether it costs nothing to ask a device for its numbers."""
+    """Whether reading a device's values costs nothing."""
     return device.type == "cpu"
 
 
@@ -205,7 +206,7 @@ class Path:
 
     @classmethod
     def stacked(cls, paths: Sequence[Path]) -> Path:
-        """Those of gamma turns of A images, an image's one after the other."""
+        """The trajectories of gamma drafted tokens of A images, those of one image next to each other."""
         columns = zip(*((p.states, p.mean, p.log_variance) for p in paths), strict=True)
         return cls(*(torch.stack(column, 1).flatten(0, 1) for column in columns))
 
@@ -235,7 +236,7 @@ def _drawn(session: Session, temperature: float, final_noise: bool, z: Tensor, n
 
 
 def path_density(session: Session, path: Path, z: Tensor, rule: Rule) -> Tensor:
-    """Log density (n,) of whole trajectories under a model's z (n, E), given x_T."""
+    """Log density (n,) of complete trajectories under a model's z (n, E), given x_T."""
     n, after, dim = path.states.shape
     index = torch.arange(after - 1, device=z.device).expand(n, -1).flatten()
     wide = z.unsqueeze(1).expand(-1, after - 1, -1).flatten(0, 1)
@@ -252,14 +253,14 @@ def own_density(path: Path, rule: Rule) -> Tensor:
 
 
 class _Judge:
-    """Compares the two models' laws of drafted tokens, and samples residuals."""
+    """Compares the two models' distributions of drafted tokens, and samples residuals."""
 
     def __init__(self, target: Session, drafter: Session, rule: Rule, engine: Eager | Graphs) -> None:
         self.target, self.drafter, self.rule, self.engine = target, drafter, rule, engine
 
     def weigh(self, drafts: Path, z: Tensor, noise: Callable[[int], Tensor]) -> tuple[Tensor, Path | None, Tensor]:
         """log p / q (n,) of drafted tokens, the target's own trajectories where the criterion needs them, and
-        log Sigma (n,). z (n, E): the target's; noise: gives that of the tokens' trajectories, by purpose."""
+        log Sigma (n,). z (n, E): the target's; noise: returns that of the tokens' trajectories, by purpose."""
         rule = self.rule
         none = torch.zeros(len(z), dtype=torch.float64, device=z.device)
         if rule.criterion == "path":
@@ -288,8 +289,8 @@ class _Judge:
         number: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens (n, D) from Norm([p - q]_+) by acceptance-rejection with the target as proposal (Eq. 10): keep a
-        proposal with max(0, 1 - q / p). Also the number of proposals (n,) of each, and which (n,) were taken for want
-        of further tries."""
+        proposal with max(0, 1 - q / p). Also the number of proposals (n,) of each, and which (n,) were taken because
+        the tries ran out."""
         most, at_once = self.rule.tries, _AT_ONCE if own is not None else 1
         token, tries = torch.zeros_like(drafts.token), torch.zeros_like(number)
         short = torch.ones(len(z), dtype=torch.bool, device=z.device)
@@ -303,7 +304,7 @@ class _Judge:
                 x, gain = self._other_ends(own.rows(left), drafts.rows(left), noise)
                 gain = gain + sigma[left, None]
             u = some.uniforms(number[left], purpose, 2 * count, 1)[:, 1::2, 0].double()
-            kept = ~(u >= -torch.expm1(-gain))  # 1 - q / p; negative where q > p; NaN shall not be tried anew
+            kept = ~(u >= -torch.expm1(-gain))  # 1 - q / p; negative where q > p; NaN is not tried again
             found = kept.any(1)
             which = torch.where(found, kept.long().argmax(1), count - 1)
             before = short[left]
@@ -343,7 +344,7 @@ def decode(
     clock: Clock | Idle | None = None,
     engine: Eager | Graphs | None = None,
 ) -> Decoded[Trace]:
-    """Decode one image per row of `streams`; tokens (B, L, D) float32, by place. Arguments and errors as of
+    """Decode one image per row of `streams`; tokens (B, L, D) float32, by position. Arguments and errors as of
     `Decoding`."""
     device = streams.key.device
     synchronize(device)
@@ -356,9 +357,9 @@ def decode(
 
 @dataclass
 class _Drafts:
-    """Drafts of A images: `row` (A,) of the batch; turns `number` (A, gamma), of which those inside the image are
-    `valid`, `room` (A,) in number; values (A, L + 1, D) of all places, the drafts among them; the trajectories and z of
-    the drafter, of A * gamma tokens."""
+    """Drafts of A images: `row` (A,) of the batch; indices `number` (A, gamma) in the order of generation, of which
+    those inside the image are `valid`, `room` (A,) of them; values (A, L + 1, D) at all positions, including the
+    drafts; the drafter's trajectories and z, of A * gamma tokens."""
 
     row: Tensor
     number: Tensor
@@ -370,15 +371,15 @@ class _Drafts:
 
 
 class Decoding(Images):
-    """B images on their way, one per row of `streams`: what the target draws alone is there on construction, the rest
-    comes pass by pass. Images advance at their own pace; one that is done stands still.
+    """B images in progress, one per row of `streams`: the constructor draws what the target draws alone, the rest
+    follows pass by pass. Images advance at their own pace; a finished image no longer changes.
 
-    `clock` is told of the parts of every pass: draft, forward (of the target's places), verify, and head, the tokens
+    `clock` records the parts of every pass: draft, forward (of the target's positions), verify, and head, the tokens
     that the target draws itself. `engine` executes the trajectories of the heads. Raises UsageError where the models do
-    not go together.
+    not match.
 
-    tokens (B, L + 1, D) by place; count (B,): how many are committed. A token's number is its turn in `order`
-    (B, L + 1). What is held by place, turn or pass has one more of them, which nobody reads.
+    tokens (B, L + 1, D) by position; count (B,): how many are committed. A token's number is its index in `order`
+    (B, L + 1). Tensors by position, number or pass have one more entry, which is never read.
     """
 
     def __init__(
@@ -404,7 +405,7 @@ class Decoding(Images):
         self.asks, self.drafting = _asks(self.device), Clock(self.device)
         start = torch.zeros(rows, dtype=torch.int64, device=self.device)
         order = streams.uniform(start, _ORDER, self.length).argsort(dim=-1, stable=True)
-        self.rank = order.argsort(-1)  # a place's turn
+        self.rank = order.argsort(-1)  # a position's index in the order of generation
         self.order = F.pad(order, (0, 1), value=self.length)
         self.tokens = torch.zeros(rows, self.length + 1, self.dim, device=self.device)
         self.most = 0  # no image has more tokens
@@ -428,7 +429,7 @@ class Decoding(Images):
         if (first := min(faults)) < _NO_FAULT:
             passes, by_target = divmod(first, 2)
             raise NumberError(
-                f"the {'target' if by_target else 'drafter'} gave a number that is not finite for the image of"
+                f"the {'target' if by_target else 'drafter'} produced a value that is not finite for the image"
                 f" (seed, index) {keys[faults.index(first)]}, step {passes}: lower cfg_scale or raise the precision"
                 " (dtype=float32)"
             )
@@ -436,11 +437,11 @@ class Decoding(Images):
         return [self.length - n for n in count]
 
     def noise(self, row: Tensor, number: Tensor, purpose: int) -> Tensor:
-        """Of whole trajectories: (n, T + 1, D)."""
+        """Noise of complete trajectories: (n, T + 1, D)."""
         return normal(self.streams.rows(row), number, purpose, self.steps + 1, self.dim)
 
     def place(self, row: Tensor, number: Tensor) -> Tensor:
-        """Where the tokens of turns `number` (n, k) lie."""
+        """Positions of the tokens `number` (n, k)."""
         return self.order[row].gather(1, number.clamp_max(self.length))
 
     @property
@@ -463,7 +464,7 @@ class Decoding(Images):
         self.clock.lap("head")
 
     def step(self) -> None:
-        """Draft tokens of the images, judge them, and commit what that comes to."""
+        """Draft tokens of the images, verify them, and commit the result."""
         assert self.judge is not None, "without a drafter there is nothing left to do"
         active = self.count < self.length
         row = active.nonzero().flatten() if self.asks else self.everything
@@ -482,7 +483,7 @@ class Decoding(Images):
         self.most = min(self.length, self.most + self.reach)
 
     def _draft(self, drafter: Session, row: Tensor) -> _Drafts:
-        """Tokens one after the other, each seeing the ones before."""
+        """Draft tokens one after the other, each conditioned on the ones before."""
         self.drafting.begin()
         first = self.count[row]
         room = (self.length - first).clamp_max(self.rule.gamma)
@@ -503,14 +504,14 @@ class Decoding(Images):
         return _Drafts(row, number, valid, room, values, Path.stacked(paths), torch.stack(z_all, 1).flatten(0, 1))
 
     def _look(self, drafts: _Drafts) -> tuple[Tensor, Tensor | None]:
-        """The target's z (A * gamma, E) of drafted tokens; and, where each sees the ones before it, (A, gamma + 1, E)
-        with the one behind the draft."""
+        """The target's z (A * gamma, E) of drafted tokens; and, where each is conditioned on the ones before it,
+        (A, gamma + 1, E) with that of the bonus token."""
         row, gamma = drafts.row, drafts.number.shape[1]
         first = drafts.number[:, 0]
         if self.rule.verify == "parallel":
             z = self._see(self.target, self.tokens[row], row, first, drafts.number, drafts.number, self.most)
             return z.flatten(0, 1), None
-        # A copy of the image for every token, and one for the token behind the draft.
+        # A copy of the image for every token, and one for the bonus token.
         copies = (first[:, None] + torch.arange(gamma + 1, device=self.device)).flatten()
         wide, values = row.repeat_interleave(gamma + 1), drafts.values.repeat_interleave(gamma + 1, 0)
         z = self._see(self.target, values, wide, copies, copies[:, None], copies[:, None], self.most + gamma)
@@ -518,8 +519,8 @@ class Decoding(Images):
         return z[:, :gamma].flatten(0, 1), z if self.rule.on_reject == "stop" else None
 
     def _verify(self, judge: _Judge, drafts: _Drafts, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Judge drafts and commit the tokens that stand; which drafts were kept (A, gamma), and how far every image
-        gets."""
+        """Verify drafts and commit the resulting tokens; returns which drafts were kept (A, gamma), and how far every
+        image advances."""
         row, room, valid = drafts.row, drafts.room, drafts.valid
         shape, gamma = valid.shape, valid.shape[1]
         wide = row.repeat_interleave(gamma)
@@ -535,7 +536,7 @@ class Decoding(Images):
             lane = torch.arange(gamma, device=self.device)
             judged, kept = (lane <= advance[:, None]) & valid, lane < advance[:, None]
         rejected, token = judged & ~kept, drafts.paths.token.clone()
-        if stop and not self.asks:  # one of an image at most
+        if stop and not self.asks:  # at most one per image
             some = torch.arange(len(row), device=self.device) * gamma + advance.clamp_max(gamma - 1)
         else:
             some = self._needed(rejected.flatten())
@@ -561,7 +562,7 @@ class Decoding(Images):
         return kept, advance + (advance < room)
 
     def _go_on(self, drafts: _Drafts, kept: Tensor, behind: Tensor) -> None:
-        """Of a draft kept whole the token behind it is free; behind (A, gamma + 1, E): the target's z."""
+        """Draw the bonus token after a fully accepted draft; behind (A, gamma + 1, E): the target's z."""
         whole = (kept.sum(1) == drafts.room) & (self.count[drafts.row] < self.length)
         some = self._needed(whole)
         if len(some):
@@ -571,7 +572,7 @@ class Decoding(Images):
             self.count[row] += wanted
 
     def _needed(self, mask: Tensor) -> Tensor:
-        """Where `mask` (n,) is true; all of them, if the device is not to be asked."""
+        """Indices where `mask` (n,) is true; all of them where reading the device's values costs time."""
         return mask.nonzero().flatten() if self.asks else torch.arange(len(mask), device=self.device)
 
     def _note(self, drafts: _Drafts, kept: Tensor, judged: Tensor, chance: Tensor) -> None:
@@ -588,8 +589,8 @@ class Decoding(Images):
     def _see(
         self, session: Session, values: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor, most: int
     ) -> Tensor:
-        """z (n, k, E) of the tokens of turns `number` (n, k) in images `row` (n,), beyond the end the last one's, the
-        first `known` (n,) turns being known, at most `most`; done (n, k): how far the image is, for guidance."""
+        """z (n, k, E) of the tokens `number` (n, k) in images `row` (n,), beyond the end the last one's, with the first
+        `known` (n,) tokens known, at most `most`; done (n, k): how far the image is, for guidance."""
         parts, most = [], min(most, self.length)
         for begin in range(0, len(row), CHUNK):
             part = slice(begin, begin + CHUNK)
@@ -599,18 +600,18 @@ class Decoding(Images):
         return torch.cat(parts)
 
     def _draw(self, z: Tensor, row: Tensor, number: Tensor) -> None:
-        """The target's own tokens (n,) of turns `number` (n,)."""
+        """Draw the target's own tokens `number` (n,)."""
         path = trajectory(self.target, z, self.noise(row, number, _NOISE), self.rule, self.engine)
         self._watch(path.token, row, number < self.length, by_target=True)
         self.tokens[row, self.order[row, number]] = path.token
 
     def _watch(self, x: Tensor, row: Tensor, wanted: Tensor, by_target: bool) -> None:
-        """Note the images `row` (n,) whose numbers x (n, *), if they are wanted (n,) bool, are not finite."""
+        """Record the images `row` (n,) whose values x (n, *) are not finite, where they are `wanted` (n,) bool."""
         here = torch.where(wanted & ~x.isfinite().all(1), 2 * self.passes[row] + by_target, _NO_FAULT)
         self.fault.scatter_reduce_(0, row, here, "amin")
 
     def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[Trace]:
-        """As of `loop.Images`; the drafting's seconds are those since the last time."""
+        """As of `loop.Images`; the seconds of drafting are those since the last call."""
         draft_s = sum(parts["draft"] for parts in self.drafting.seconds())
         self.drafting = Clock(self.device)
         chosen = slice(None) if rows is None else torch.tensor(rows, device=self.device)

@@ -30,22 +30,23 @@ T = TypeVar("T")
 class Session(Protocol):
     """A target (or draft model) with its caches, opened for B prompts.
 
-    Rows of its outputs are R = 2B with guidance (conditional, then unconditional), else R = B. `count` (B,) int64 says
-    how many image tokens are committed; the root of a draft is the last committed place.
+    Rows of its outputs are R = 2B with guidance (conditional, then unconditional), else R = B. `count` (B,) int64:
+    how many image tokens are committed; the root of a draft is the last committed position.
     """
 
     length: int
-    width: int  # places in a row of the image, raster order
+    width: int  # positions in a row of the image, raster order
     vocab_size: int
     codes: int  # tokens 0 .. codes - 1 are pixels' codes; the image grammar's own follow
 
     def forced(self, places: Tensor) -> Tensor | None:
-        """The one token that the image grammar allows at image places (B, n), -1 where it allows every code; None where
-        there is no grammar."""
+        """The only token that the image grammar allows at image positions `places` (B, n), -1 where it allows every
+        code; None where there is no grammar."""
         ...
 
     def constrain(self, logits: Tensor, places: Tensor) -> Tensor:
-        """Guided logits (B, n, V) of the tokens at image places (B, n), minus infinity where the grammar forbids."""
+        """Guided logits (B, n, V) of the tokens at image positions `places` (B, n), minus infinity where the grammar
+        forbids a token."""
         ...
 
     def forward(self, tokens: Tensor, tree: Tree, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,7 +55,7 @@ class Session(Protocol):
         ...
 
     def commit(self, verdict: Verdict, tree: Tree, count: Tensor) -> None:
-        """Keep the accepted path in the caches; `count` is still the one from before the step."""
+        """Keep the accepted path in the caches; `count` is the value from before the step."""
         ...
 
 
@@ -66,8 +67,8 @@ class Target(Protocol):
 
 @dataclass
 class Outcome:
-    """What a step came to: the draft, the target's laws p (B, M, V) and hidden states (R, M, dim) of its nodes, what
-    was kept, and how many tokens (B,) were committed before."""
+    """Result of a step: the draft, the target's distributions p (B, M, V) and hidden states (R, M, dim) of its nodes,
+    the verdict, and how many tokens `count` (B,) were committed before the step."""
 
     draft: Draft
     p: Tensor
@@ -90,7 +91,7 @@ class Drafter(Protocol):
     def propose(self, state: Any, history: Tensor, count: Tensor, step: Tensor) -> Draft: ...
 
     def commit(self, state: Any, outcome: Outcome) -> None:
-        """Learn the outcome."""
+        """Update the state with the outcome."""
         ...
 
 
@@ -98,7 +99,7 @@ class Drafter(Protocol):
 class Decoded(Generic[T]):
     """tokens (B, T) int64, or vectors (B, T, D) float32; steps (B,): target forward passes of the decode phase;
     drafted, accepted (B,): draft tokens verified and accepted inside the image; seconds: wall time from the first
-    target forward to the last token; trace: how it went."""
+    target forward to the last token; trace: per-step statistics."""
 
     tokens: Tensor
     steps: Tensor
@@ -110,12 +111,13 @@ class Decoded(Generic[T]):
 
 @dataclass
 class Trace:
-    """What the loop saw, step by step; column s of a (B, T) tensor belongs to step s, beyond `steps` it is zero.
+    """Per-step statistics; column s of a (B, T) tensor belongs to step s, beyond `steps` it is zero.
 
     accepted: draft tokens accepted inside the image; offered: depth of the deepest draft token that was verified inside
-    the image; first: probability with which the rule kept the first candidate; tv: total variation between the law it
-    was drawn from and the target's; top1, top3: whether the target's likeliest token is the drafter's likeliest, or
-    among its three likeliest. The last four are of the steps with a draft (offered > 0).
+    the image; first: probability with which the rule kept the first candidate; tv: total variation between the
+    distribution it was drawn from and the target's; top1, top3: whether the target's most probable token is the
+    drafter's most probable token, or among its three most probable. The last four are of the steps with a draft
+    (offered > 0).
     log_prob (B, T): of every emitted token, its natural-log probability under the target, with guidance and temperature
     but before top-k and top-p (at temperature 0: at temperature 1).
     """
@@ -129,18 +131,18 @@ class Trace:
     log_prob: Tensor
 
 
-#: How far the sum of a law may be from 1. (float32 over 200,000 tokens is exact to about 1e-5.)
+#: How far the sum of a distribution may be from 1. (float32 over 200,000 tokens is exact to about 1e-5.)
 _OFF = 1e-3
 
 
 class _Recorder:
-    """Fills a trace without a host round trip, and watches the laws: of every step it notes the product of the sums of
-    those that decided, which is 1 where each is a law, and NaN where one is not finite."""
+    """Fills a trace without a host round trip, and checks the distributions: for every step it records the product of
+    the sums of those that were used, which is 1 where each sums to 1, and NaN where one is not finite."""
 
     def __init__(self, rows: int, total: int, reach: int, device: torch.device) -> None:
         self.total = total
-        # the sums of the target's and the drafter's laws, then the six of a trace, which vanilla has no use for; the
-        # last column takes what finished rows do
+        # the sums of the target's and the drafter's distributions, then the six of a trace, which vanilla does not
+        # need; finished rows write to the last column
         self.steps = torch.zeros(8, rows, total + 1, device=device)
         self.steps[:2] = 1
         self.log_prob = torch.zeros(rows, total + 2 * reach, device=device)
@@ -148,7 +150,7 @@ class _Recorder:
 
     def note(self, outcome: Outcome, full: Tensor, step: Tensor, active: Tensor) -> None:
         verdict, count = outcome.verdict, outcome.count
-        walked = verdict.walked  # beyond the end of the path its last node: all of them were reached
+        walked = verdict.walked  # beyond the end of the path, its last node: every entry was reached
         if outcome.draft.tree.height:
             row = [*self._sums(outcome, walked), *self._figures(outcome)]
         else:
@@ -160,7 +162,7 @@ class _Recorder:
         self.log_prob.scatter_(1, count[:, None] + self.lane, torch.where(kept, of_token, 0.0))
 
     def _figures(self, outcome: Outcome) -> list[Tensor]:
-        """What a trace tells of a step, (B,) each."""
+        """A step's statistics for the trace, (B,) each."""
         draft, verdict, p = outcome.draft, outcome.verdict, outcome.p
         room = (self.total - outcome.count).clamp_min(0)
         offered = torch.minimum((draft.valid * draft.tree.depth).amax(1), room)
@@ -172,8 +174,8 @@ class _Recorder:
         return row[:2] + [x * (offered > 0) for x in row[2:]]
 
     def _sums(self, outcome: Outcome, walked: Tensor) -> list[Tensor]:
-        """The products (B,) of the target's laws at the nodes `walked` with that of the last token, and of the
-        drafter's laws that something was drawn from."""
+        """The products (B,) of the sums of the target's distributions at the nodes `walked` and of the last token's,
+        and of the sums of the drafter's distributions that something was drawn from."""
         draft, last = outcome.draft, sum_last(outcome.verdict.law)
         child = draft.tree.children[:, :, 0].expand(len(last), -1)
         used = (child >= 0) & draft.valid.gather(1, child.clamp_min(0))
@@ -181,18 +183,18 @@ class _Recorder:
         return [target * last, torch.where(used, sum_last(draft.laws), 1.0).prod(1)]
 
     def _laws(self) -> Tensor:
-        """(2, B, T) bool: whether the target's and the drafter's laws of a step were laws. At temperature 0 the arg max
-        of NaN is one; the token's own probability shows it, and is that of a place, not of a step."""
+        """(2, B, T) bool: whether the target's and the drafter's distributions of a step sum to 1. At temperature 0 the
+        arg max of NaN sums to 1 as well; the token's own probability is NaN then, by position, not by step."""
         return (self.steps[:2, :, : self.total] - 1).abs() <= _OFF
 
     def wrong(self) -> Tensor:
-        """Per row (B,), whether a law was none."""
+        """Per row (B,), whether a distribution was not finite or did not sum to 1."""
         return ~self._laws().all(-1).all(0) | self.log_prob[:, : self.total].isnan().any(-1)
 
     def fault(self, row: int) -> tuple[int, str]:
-        """The first step, from 1 on, in which a row met what is no law, and whose it was."""
+        """The first step, from 1 on, in which a distribution of a row was invalid, and which model produced it."""
         laws = self._laws()[:, row].cpu()
-        ends = (self.steps[2, row, : self.total].cpu().long() + 1).cumsum(0)  # the place after a step's last token
+        ends = (self.steps[2, row, : self.total].cpu().long() + 1).cumsum(0)  # the position after a step's last token
         places = self.log_prob[row, : self.total].isnan().nonzero().flatten().cpu()
         laws[0, torch.searchsorted(ends, places, right=True)] = False
         first = int((~laws.all(0)).nonzero()[0])
@@ -210,12 +212,12 @@ def synchronize(device: torch.device) -> None:
 
 
 class Images(ABC):
-    """Images on their way, one per row of `streams`, each of which lacks tokens until it is done. A step gives every
-    one that is not done at least one and at most `reach`."""
+    """Images in progress, one per row of `streams`. A step adds at least one and at most `reach` tokens to every image
+    that is not complete."""
 
     streams: Streams
     reach: int
-    parts: Any  # what decodes; see `engine.graph.Steps`
+    parts: Any  # the decoder configuration; see `engine.graph.Steps`
 
     @abstractmethod
     def step(self) -> None:
@@ -223,29 +225,29 @@ class Images(ABC):
 
     @abstractmethod
     def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
-        """Tokens that each row lacks; asks the device. NumberError where a model gave what is no number, or no law;
-        `keys`: (seed, index) of the image of each row."""
+        """Tokens that each row lacks; synchronizes with the device. NumberError where a model produced values that are
+        not finite, or probabilities that do not sum to 1; `keys`: (seed, index) of the image of each row."""
 
     @abstractmethod
     def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[Any]:
-        """What came of the rows (default: all of them)."""
+        """The result of the rows (default: all of them)."""
 
     def finish(self, step: Callable[[], None], keys: Sequence[tuple[int, int]] | None = None) -> None:
-        """All steps that are left, each by calling `step`. The host looks at the rows only when the slowest could be
-        done, that is at most once per `reach` tokens it still lacks. `keys` as of `lacking`, where they are not those
-        of `streams`, since a recorded decoding keeps its first ones."""
+        """Do all remaining steps, each by calling `step`. The host reads the rows only when the slowest could be done,
+        at most once per `reach` tokens that it still lacks. `keys` as of `lacking`, where they are not those of
+        `streams`, since a recorded decoding keeps its first ones."""
         while lacking := max(self.lacking(keys or self.streams.keys)):
             for _ in range(-(-lacking // self.reach)):
                 step()
 
 
-#: Puts another verdict in the place of the rule's, as a benchmark does, given the draft and the step (B,).
+#: Overrides the rule's verdict, as a benchmark does, given the draft and the step (B,).
 Amend = Callable[[Verdict, Draft, Tensor], Verdict]
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What decodes: the target, who drafts for it, how the drafts are judged, and how the target is sampled."""
+    """Decoder configuration: the target, its drafter, how the drafts are verified, and how the target is sampled."""
 
     target: Target
     drafter: Drafter
@@ -255,14 +257,15 @@ class Parts:
 
 
 class Decoding(Images):
-    """B images on their way, one per row of `streams`: prefilled on construction, then step by step.
+    """B images in progress, one per row of `streams`: prefilled on construction, then step by step.
 
-    A step asks the device for no number. Rows advance at their own pace; a finished row stands still. `clock` is told
-    of a step's parts: draft, forward (of the target), verify (guidance and the laws included), commit and rest.
+    A step does not synchronize with the device. Rows advance at their own pace; a finished row no longer changes.
+    `clock` records a step's parts: draft, forward (of the target), verify (including guidance and the distributions),
+    commit and rest.
     """
 
     def __init__(self, parts: Parts, conditioning: Any, streams: Streams, clock: Clock | Idle | None = None) -> None:
-        streams = copy(streams)  # an engine moves the tensors of what hangs here, and the caller's are not its own
+        streams = copy(streams)  # an engine moves the tensors of this object, and must not move the caller's
         self.parts, self.streams, self.clock = parts, streams, clock or Idle()
         device, rows, tree = streams.key.device, len(streams), parts.drafter.tree
         self.session = parts.target.open(conditioning, rows, parts.sampling.guided, tree.nodes)
@@ -310,7 +313,7 @@ class Decoding(Images):
             row = wrong.index(1)
             step, who = self.recorder.fault(row)
             raise NumberError(
-                f"the {who} gave probabilities that are not finite, or do not sum to 1, for the image of (seed, index)"
+                f"the {who} produced probabilities that are not finite or do not sum to 1, for the image (seed, index)"
                 f" {keys[row]}, step {step}: lower cfg_scale or raise the precision (dtype=float32)"
             )
         return left
@@ -347,14 +350,14 @@ def decode_stream(
     engine: Eager | Graphs | None = None,
 ) -> Iterator[tuple[list[int], Decoded[Any]]]:
     """Decode images 0 .. count - 1, `batch` (two or more) at a time: a row that is done takes the next image, so that
-    none waits for the slowest. Yields which images are done, and what came of them; their seconds are those since the
-    ones before, without `encode`. encode, streams: conditioning and streams of some images.
+    no row waits for the slowest. Yields which images are done, and their result; their seconds are those since the
+    previous ones, without `encode`. encode, streams: conditioning and streams of some images.
 
-    Rows are refilled together when a quarter of them are done, since a prefill of several costs what one of them does.
-    start: gives the images of a conditioning and of streams.
+    Rows are refilled together when a quarter of them are done, since a prefill of several costs as much as one of them.
+    start: returns the images of a conditioning and of streams.
     """
     if batch < 2:
-        raise ValueError("a stream needs two rows or more; decode() does one image after the other")
+        raise ValueError("a stream needs two rows or more; use decode() for one image after the other")
     if not count:
         return
     engine = engine or Eager()
@@ -372,7 +375,7 @@ def decode_stream(
             while True:
                 left = images.lacking(keys)
                 under_way = sorted(left[row] for row, owner in enumerate(owners) if owner is not None)
-                behind = under_way[: few if queue else None][-1]  # of the row that decides when to look again
+                behind = under_way[: few if queue else None][-1]  # of the row that determines the next look
                 if not behind:
                     break
                 for _ in range(-(-behind // images.reach)):

@@ -1,4 +1,4 @@
-"""Random streams and laws: everything a decoding step draws, and the law it draws it from."""
+"""Random streams and distributions: everything a decoding step samples, and the distribution of each sample."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbench.engine.ops import kernels as fused_kernels
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
-#: How many purposes a step's random numbers can have; a drafter uses one or two a depth.
+#: How many purposes a step's random numbers can have; a drafter uses one or two per depth.
 PURPOSES = 4096
 
 
@@ -32,8 +32,8 @@ def _mix(x: Tensor) -> Tensor:
 class Streams:
     """One counter-based random stream per row, keyed by (seed, prompt index).
 
-    A number is a pure function of (seed, index, step, purpose, place), so it depends neither on the batch it is drawn
-    in, nor on the order of the prompts, nor on the device; and drawing it needs no state and no host.
+    A number is a pure function of (seed, index, step, purpose, place), `place` being an index within the purpose. It
+    depends neither on the batch, nor on the order of the prompts, nor on the device. It needs no state and no host.
     """
 
     def __init__(self, keys: list[tuple[int, int]], device: torch.device | str = "cpu") -> None:
@@ -55,7 +55,8 @@ class Streams:
         """Float32 numbers in [0, 1) of shape (rows, *shape). `step` (rows,) int64; `purpose` keeps uses of a step
         apart.
 
-        Multiples of 2**-23, so that `u * total < total` holds in float32 and a law's last token is never overrun.
+        Multiples of 2**-23, so that `u * total < total` holds in float32 and no index exceeds a distribution's last
+        token.
         """
         count = 1
         for n in shape:
@@ -69,36 +70,36 @@ class Streams:
         return self._numbers(self.key[:, None] + _GOLDEN * which, torch.arange(count, device=device))
 
     def uniform_at(self, step: Tensor, purpose: int, place: Tensor) -> Tensor:
-        """The numbers at the given places, (rows, n); `place` (n,) or (rows, n) int64 >= 0 counts within a purpose."""
+        """The numbers (rows, n) at indices `place` (n,) or (rows, n) int64 >= 0 within a purpose."""
         return self._numbers(self.key + _GOLDEN * (step * PURPOSES + purpose + 1), place)
 
     @staticmethod
     def _numbers(purpose: Tensor, place: Tensor) -> Tensor:
-        """The numbers (*, n) at places (n,) or (*, n) of purposes (*), as they are keyed before mixing."""
+        """The numbers (*, n) at indices `place` (n,) or (*, n) of purposes (*), as they are keyed before mixing."""
         bits = _shift(_mix(_mix(purpose).unsqueeze(-1) + _GOLDEN * (place + 1)), 41)
         return bits.to(torch.float32) * 2.0**-23
 
 
 def exponential(u: Tensor) -> Tensor:
-    """Positive exponential waiting times by inversion of uniforms u, of which 1 - u is exact; the logarithm, unlike
-    log1p, has the same bits at any place of a tensor."""
+    """Positive exponential noise by inversion of uniforms u, of which 1 - u is exact; the logarithm, unlike log1p, has
+    the same bits at any index of a tensor."""
     return 2.0**-30 - torch.log(1 - u)
 
 
 def draw(law: Tensor, u: Tensor) -> Tensor:
-    """Tokens (...) int64 from laws (..., V) by inversion with uniforms u (...). Laws need not be normalised; tokens of
-    probability zero are never drawn."""
+    """Tokens (...) int64 from distributions (..., V) by inversion with uniforms u (...). Distributions need not be
+    normalised; tokens of probability zero are never drawn."""
     cdf = law.cumsum(-1)
     wanted = u.unsqueeze(-1) * cdf[..., -1:]
     return torch.searchsorted(cdf, wanted, right=True).squeeze(-1).clamp_max(law.shape[-1] - 1)
 
 
 def draw_distinct(law: Tensor, u: Tensor, count: int) -> Tensor:
-    """`count` tokens (..., count) drawn without replacement from laws (..., V), in the order drawn (Gumbel top-k with
-    exponentials: the smallest of e_i / p_i come first). u (..., V) uniforms.
+    """`count` tokens (..., count) drawn without replacement from distributions (..., V), in the order drawn (Gumbel
+    top-k with exponentials: the smallest of e_i / p_i come first). u (..., V) uniforms.
 
-    Where a law holds fewer than `count` tokens of positive probability, the rest have probability zero: a verifier must
-    treat them as absent (`law.gather(...) > 0`).
+    Where a distribution has fewer than `count` tokens of positive probability, the rest have probability zero: a
+    verifier must treat them as absent (`law.gather(...) > 0`).
     """
     clock = exponential(u.clamp(max=1 - 2.0**-23))
     return (law / clock).topk(count, dim=-1).indices
@@ -106,7 +107,7 @@ def draw_distinct(law: Tensor, u: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Sampling:
-    """From logits to a law, in LlamaGen's order: guidance, temperature, top-k (ties kept), top-p, softmax.
+    """From logits to probabilities, in LlamaGen's order: guidance, temperature, top-k (ties kept), top-p, softmax.
 
     temperature 0 is greedy: a point mass on the largest logit. top_k None and top_p 1 are off.
     """
@@ -147,14 +148,14 @@ class Sampling:
         return logits.softmax(-1)
 
     def of_full(self, full: Tensor) -> Tensor:
-        """The law (..., V) that `law` gives, from that of `full_law`."""
+        """The probabilities (..., V) that `law` returns, from those of `full_law`."""
         if self.temperature > 0 and self.top_k is None and self.top_p == 1:
             return full
         return replace(self, temperature=0.0 if self.temperature == 0 else 1.0).law(full.log())
 
     def full_law(self, mixed: Tensor, law: Tensor) -> Tensor:
-        """The law (..., V) before top-k and top-p, at temperature 1 where decoding is greedy; `law` is that of
-        `law(mixed)`, and serves where it is the same."""
+        """The probabilities (..., V) before top-k and top-p, at temperature 1 where decoding is greedy; `law` is the
+        result of `law(mixed)`, returned where it is the same."""
         if self.temperature > 0 and self.top_k is None and self.top_p == 1:
             return law
         return (mixed.float() / (self.temperature or 1.0)).softmax(-1)

@@ -1,7 +1,8 @@
-"""Draft topologies. A chain is a tree of width one; a draft of nothing is the root alone.
+"""Draft topologies. A chain is a tree of width one; an empty draft is the root alone.
 
-Node 0 is the root: the last committed place, whose law is already the target's to give. Every other node is one draft
-token. Tensors carry a leading row dimension of 1 (one topology for all rows) or B (a topology per row).
+Node 0 is the root: the last committed position, after which the target already determines the distribution. Every other
+node is one draft token. Tensors carry a leading row dimension of 1 (one topology for all rows) or B (a topology per
+row).
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ Path = tuple[int, ...]
 
 #: Draft tokens of a step, and levels of a tree, at most.
 DRAFT, DEEP = 2000, 1000
-_COUNTED = 10**6  # nodes of a tree that is too large, after which nobody counts on
+_COUNTED = 10**6  # nodes of a tree that is too large, after which counting stops
 
-#: Static trees by name: the child number at each depth, one word a node. `mc_sim_7b_63` (25 nodes, depth 5) is the
-#: default of EAGLE-1 on Lumina-mGPT, `naive_extend_57` on LlamaGen (names and node lists: LANTERN's released code).
+#: Static trees by name: the child number at each depth, one string of digits per node. `mc_sim_7b_63` (25 nodes, depth
+#: 5) is the default of EAGLE-1 on Lumina-mGPT, `naive_extend_57` on LlamaGen (names and node lists: LANTERN's released
+#: code).
 NAMED: dict[str, str] = {
     "mc_sim_7b_63": "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001",
     "mc_sim_7b_63_balanced": (
@@ -82,8 +84,8 @@ def chain_paths(length: int) -> list[Path]:
 
 
 def window_paths(window: int, width: int, depth: int, shape: str) -> list[Path]:
-    """SJD-PAC's proactive draft of `window` tokens: a small tree, whose first path goes on as a chain until the window
-    is full (ERRATA, SJD 3).
+    """SJD-PAC's proactive draft of `window` tokens: a small tree, whose first path continues as a chain until the
+    window is full (ERRATA, SJD 3).
 
     "full": `depth` levels, the root counted, every node with `width` children; "comb": `width` candidates at each of
     `depth` depths, only the first extended. Width 1 is SJD's chain.
@@ -116,9 +118,10 @@ def window_paths(window: int, width: int, depth: int, shape: str) -> list[Path]:
 
 @dataclass
 class Tree:
-    """parent, depth (R, M); ancestors (R, M, M) bool, node i sees node j (itself and the root included); inner (R, I):
-    the nodes with children, the root first; slot (R, M): a node's place in `inner`, -1 for leaves; children (R, I, W),
-    -1 where none; fan (W): how many of the first inner nodes can have a child of that number."""
+    """parent, depth (R, M); ancestors (R, M, M) bool, node i attends to node j (itself and the root included); inner
+    (R, I): the nodes with children, the root first; slot (R, M): a node's index in `inner`, -1 for leaves; children
+    (R, I, W), -1 where none; fan (W), parents per rank: how many of the first inner nodes can have a child of that
+    number."""
 
     parent: Tensor
     depth: Tensor
@@ -203,7 +206,7 @@ def from_parents(parent: Tensor, rank: Tensor, width: int, height: int, inner: i
     slot = torch.empty_like(order).scatter_(1, order, nodes.expand(rows, -1))
     slot = torch.where((kids > 0) & (slot < inner), slot, -1)
     children = torch.full((rows, inner * width + 1), -1, dtype=torch.int64, device=parent.device)
-    place = torch.where(nodes > 0, slot.gather(1, parent) * width + rank, inner * width)  # the root is nobody's child
+    place = torch.where(nodes > 0, slot.gather(1, parent) * width + rank, inner * width)  # the root has no parent
     children.scatter_(1, place, nodes.expand(rows, -1))
     return Tree(
         parent=parent,

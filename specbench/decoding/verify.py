@@ -14,7 +14,7 @@ from specbench.decoding.trees import Tree
 from specbench.engine.ops import kernels as fused_kernels
 from specbench.engine.ops import take
 
-# Purposes of a step's random numbers, the first two asked for at once; drafters use DRAFT and above.
+# Purposes of a step's random numbers, the first two drawn together; drafters use DRAFT and above.
 VERIFY, NEXT, DRAFT = 0, 1, 2
 
 
@@ -22,10 +22,10 @@ VERIFY, NEXT, DRAFT = 0, 1, 2
 class Draft:
     """What a drafter proposes for B rows.
 
-    tokens (B, M) int64, the root's own token first; laws (B, I, V) float32: per inner node the law its children were
-    drawn from, without replacement, in the order of the children; drawn (B, M) bool or None for all: False marks a
-    token that was chosen (its law is a point mass); valid (B, M) bool: nodes that exist in this step, ancestors of a
-    valid node valid.
+    tokens (B, M) int64, the root's own token first; laws (B, I, V) float32: per inner node the distribution from which
+    its children were sampled, without replacement, in the order of the children; drawn (B, M) bool or None for all:
+    False marks a deterministic token (its distribution is a point mass); valid (B, M) bool: nodes that exist in this
+    step, where the ancestors of a valid node are valid.
     """
 
     tree: Tree
@@ -38,8 +38,8 @@ class Draft:
 @dataclass
 class Verdict:
     """path (B, D) int64: the accepted nodes by depth (beyond `length`: the last of them); length (B,) int64: accepted
-    draft tokens; tokens (B, D + 1): the accepted tokens and, at `length`, the token that follows them; law (B, V): what
-    that token was drawn from; first (B,): the probability with which the rule kept the first candidate, 0 where there
+    draft tokens; tokens (B, D + 1): the accepted tokens and, at `length`, the recovered or bonus token; law (B, V): the
+    distribution of that token; first (B,): the probability with which the rule kept the first candidate, 0 where there
     was none."""
 
     path: Tensor
@@ -50,7 +50,7 @@ class Verdict:
 
     @property
     def walked(self) -> Tensor:
-        """(B, D + 1): the root, then the path."""
+        """The accepted path (B, D + 1) with the root in front."""
         return torch.cat([torch.zeros_like(self.length)[:, None], self.path], 1)
 
 
@@ -61,15 +61,17 @@ def one_hot(token: Tensor, size: int) -> Tensor:
 def verify(
     p: Tensor, draft: Draft, rule: Rule, streams: Streams, step: Tensor, judged: Tensor | None = None
 ) -> Verdict:
-    """Accept or reject the draft's nodes against the target's laws p (B, M, V); `step` (B,) keys the random numbers.
+    """Accept or reject the draft's nodes against the target's distributions p (B, M, V); `step` (B,) keys the random
+    numbers.
 
-    All inner nodes decide about their children at once (their randomness is their own), sibling after sibling; then the
-    path is read off. For exact rules the tokens have the target's law (Cool-SD, Theorem 1, for chains; by recursion
-    over siblings drawn without replacement, for trees). `judged` (B, M, V) are the laws by which a `soft` rule decides,
-    where they are not p; the token that follows always comes from p.
+    The children of all inner nodes are verified in parallel (their random numbers are independent), sibling after
+    sibling; then the accepted path is read off. For exact rules the tokens have the target's distribution (Cool-SD,
+    Theorem 1, for chains; by recursion over siblings drawn without replacement, for trees). `judged` (B, M, V) are the
+    distributions by which a `soft` rule decides, where they are not p; the recovered or bonus token always comes from
+    p.
     """
     tree, nodes = draft.tree, p.shape[1]
-    u, after = streams.uniforms(step, VERIFY, NEXT - VERIFY + 1, nodes).unbind(1)  # of the candidates, and of NEXT
+    u, after = streams.uniforms(step, VERIFY, NEXT - VERIFY + 1, nodes).unbind(1)  # for the candidates, and for NEXT
     if not tree.height:  # nothing to decide
         following, none = draw(p[:, 0], after[:, 0]).unsqueeze(1), torch.zeros_like(step)
         return Verdict(none.new_zeros(len(p), 0), none, following, p[:, 0], p.new_zeros(len(p)))
@@ -87,8 +89,8 @@ def verify(
 
 
 def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The child that each inner node keeps (B, I), -1 for none; what is left of each inner node's law (B, I, V); and
-    the probability of keeping the first candidate (B,). u (B, M) uniforms."""
+    """The accepted child of each inner node (B, I), -1 for none; the residual distribution of each inner node
+    (B, I, V); and the probability of keeping the first candidate (B,). u (B, M) uniforms."""
     tree = draft.tree
     rows, nodes, vocab = p.shape
     inner = tree.inner.expand(rows, -1)
@@ -110,19 +112,19 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
         if draft.drawn is not None:
             drawn = draft.drawn.gather(1, node)
             law = torch.where(drawn.unsqueeze(-1), law, one_hot(token, vocab))
-        live &= at(law, token) > 0  # a law with fewer tokens than children has no further candidate
+        live &= at(law, token) > 0  # a distribution with fewer tokens than children has no more candidates
         place = depth.gather(1, node)
         chance = rule.accept(before, law, token, place)
         kept = live & (u.gather(1, node) < chance)
         if m == 0:  # the root is the first inner node
             first = torch.where(live[:, 0], chance[:, 0], first)
-        if rule.certain:  # siblings do not compete: the longest path will win
+        if rule.certain:  # siblings do not compete: the longest path is accepted
             passed.append(F.pad(torch.where(kept, child, -1), (0, inner.shape[1] - some), value=-1))
             continue
         taken = _with_head(taken, torch.where(kept, child, free))
         lost = (live & ~kept).unsqueeze(-1)
         r = _with_head(r, torch.where(lost, rule.residual(before, law, token, place), before))
-        if m + 1 < tree.width:  # the next sibling was drawn from what is left
+        if m + 1 < tree.width:  # the next sibling was drawn from the rest
             left, gone, lost = (_head(x, tree.fan[m + 1]) for x in (q, token, lost))
             q = torch.where(lost, normalise(left.scatter(-1, gone.unsqueeze(-1), 0.0), left), left)
     if passed:
@@ -131,7 +133,7 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
 
 
 def _head(x: Tensor, count: int) -> Tensor:
-    """x[:, :count], and no work where that is all."""
+    """x[:, :count], or x itself where that is all of it."""
     return x if x.shape[1] == count else x[:, :count]
 
 
@@ -144,8 +146,8 @@ def _with_head(x: Tensor, head: Tensor) -> Tensor:
 
 
 def _walk(tree: Tree, taken: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
-    """The accepted nodes by depth (B, D), beyond the end the last of them, and their number (B, 1), from the child that
-    each inner node kept, taken (B, I), -1 for none; slot (B, M): a node's number among the inner ones."""
+    """The accepted nodes by depth (B, D), beyond the end the last of them, and their number (B, 1), from the accepted
+    child of each inner node, taken (B, I), -1 for none; slot (B, M): a node's index among the inner ones."""
     rows = len(taken)
     if tree.is_chain:  # node d + 1 is the child of node d
         length = (taken >= 0).long().cumprod(1).sum(1, keepdim=True)
@@ -164,8 +166,8 @@ def _walk(tree: Tree, taken: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _longest(passed: Tensor, inner: Tensor, nodes: int, height: int) -> Tensor:
-    """Of the children that passed (B, I, W; -1 else), per inner node the one with the longest passed path below it, the
-    earlier one at a tie; (B, I), -1 where none passed."""
+    """Per inner node (B, I), of its children that passed (B, I, W; -1 else), the one with the longest passed path below
+    it, the earlier one at a tie; -1 where none passed."""
     reach = torch.zeros(len(passed), nodes, dtype=torch.int64, device=passed.device)
     below = passed.clamp_min(0).flatten(1)
     gain = torch.full_like(passed, -1)

@@ -1,4 +1,4 @@
-"""How long the parts of a step take, told without holding the device up."""
+"""How long the parts of a step take, measured without blocking the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class Clock:
-    """Marks between the parts of steps. On CUDA they are events in the stream: setting one waits for nothing, and
+    """Marks between the parts of steps. On CUDA they are events in the stream: recording one does not block, and
     `seconds` reads them all at the end."""
 
     def __init__(self, device: torch.device) -> None:
@@ -26,15 +26,15 @@ class Clock:
         return event
 
     def begin(self) -> None:
-        """A step begins."""
+        """Start a step."""
         self._steps.append([("", self._now())])
 
     def lap(self, part: str) -> None:
-        """What was done since the last mark is `part` of the step; a part may come several times."""
+        """Attribute the time since the last mark to `part` of the step; a part may occur several times."""
         self._steps[-1].append((part, self._now()))
 
     def seconds(self) -> list[dict[str, float]]:
-        """Of every step, its parts in seconds."""
+        """The parts of every step, in seconds."""
         if self._cuda:
             torch.cuda.synchronize()
         told = []
@@ -48,18 +48,18 @@ class Clock:
 
 
 class Passes:
-    """Within, every call of the given methods is timed: the passes of networks, whatever is done between them."""
+    """A context that times every call of the given methods: the passes of networks, without the work between them."""
 
     def __init__(self, device: torch.device, methods: Iterable[tuple[Any, str]]) -> None:
-        """methods: objects and the names of their methods, none of which calls another one."""
+        """methods: objects and the names of their methods; none of them calls another one."""
         self._clock, self._methods = Clock(device), list(methods)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Start a step."""
         self._clock.begin()
 
     def seconds(self) -> list[float]:
-        """Of every step, what its calls took."""
+        """The seconds that the calls of every step took."""
         return [parts.get("inside", 0.0) for parts in self._clock.seconds()]
 
     def __enter__(self) -> Self:
@@ -82,7 +82,7 @@ class Passes:
 
 
 class Idle:
-    """A clock that nobody reads."""
+    """A clock that records nothing."""
 
     def begin(self) -> None: ...
 

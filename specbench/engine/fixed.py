@@ -1,7 +1,7 @@
-"""An object whose tensors stay where they are while its steps go on: what a recorded graph of kernels needs.
+"""An object whose tensors keep their memory from step to step, as a recorded graph of kernels needs.
 
-A step may bind new tensors to names; here their values are copied back into the ones that were there before, so that
-the next step, or the replay of a recorded one, reads and writes the same memory.
+A step may bind new tensors to names; here their values are copied back into the previous ones, so that the next step,
+or the replay of a recorded one, reads and writes the same memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor hangs: an attribute of an object, or an entry of a list or dictionary."""
+    """A reference to a tensor: an attribute of an object, or an entry of a list or dictionary."""
 
     owner: Any
     key: Any
@@ -38,8 +38,8 @@ def _named(x: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def tensors(root: Any) -> tuple[dict[str, tuple[Place, Tensor]], list[Tensor]]:
-    """Every tensor that hangs on an object of this project, by the path to it, each object visited once; and those on
-    networks (tables that they keep), which belong to them and are not to be moved."""
+    """Every tensor reachable from an object of this project, by the path to it, each object visited once; and those of
+    networks (tables that they keep), which belong to the networks and must not be moved."""
     found: dict[str, tuple[Place, Tensor]] = {}
     theirs: list[Tensor] = []
     _visit(root, "", found, theirs, set())
@@ -47,7 +47,7 @@ def tensors(root: Any) -> tuple[dict[str, tuple[Place, Tensor]], list[Tensor]]:
 
 
 def _visit(x: Any, path: str, found: dict[str, tuple[Place, Tensor]], theirs: list[Tensor], seen: set[int]) -> None:
-    """(A function within `tensors` would hold itself and what it found, caches and all, until Python seeks cycles.)"""
+    """(A function within `tensors` would keep itself and all tensors it found alive until Python collects cycles.)"""
     if id(x) in seen:
         return
     seen.add(id(x))
@@ -59,28 +59,28 @@ def _visit(x: Any, path: str, found: dict[str, tuple[Place, Tensor]], theirs: li
         if not isinstance(value, Tensor):
             _visit(value, here, found, theirs, seen)
         elif isinstance(x, tuple):
-            raise TypeError(f"{path[1:]} is a tuple, in which no tensor can be put: make it a list")
+            raise TypeError(f"{path[1:]} is a tuple, whose tensors cannot be replaced: make it a list")
         else:
             found[here] = Place(x, key), value
 
 
 class Fixed:
-    """Gives an object tensors of its own, which it keeps."""
+    """Gives an object its own tensors, whose memory stays the same."""
 
     def __init__(self, root: Any) -> None:
         self.root = root
-        found, self._theirs = tensors(root)  # held, so that their memory is not given to others
+        found, self._theirs = tensors(root)  # held, so that their memory is not reused
         self._own = {path: tensor.clone(memory_format=torch.contiguous_format) for path, (_, tensor) in found.items()}
         for path, (place, _) in found.items():
             place.put(self._own[path])
 
     @staticmethod
     def shapes(root: Any) -> tuple[Any, ...]:
-        """What two objects must have in common for one to take the other's place."""
+        """What two objects must have in common for one to replace the other."""
         return tuple((path, tuple(t.shape), t.dtype) for path, (_, t) in tensors(root)[0].items())
 
     def settle(self) -> None:
-        """After a step: what it bound anew goes to where it was."""
+        """After a step: copy newly bound tensors into the memory of the previous ones."""
         now, _ = tensors(self.root)
         if now.keys() != self._own.keys():
             odd = sorted(now.keys() ^ self._own.keys())
@@ -92,21 +92,21 @@ class Fixed:
             place.put(own)
 
     def load(self, other: Any) -> None:
-        """Take over the values of another object of the same shapes."""
+        """Copy the values of another object of the same shapes."""
         for path, (_, tensor) in tensors(other)[0].items():
             if tensor is not self._own[path]:
                 self._own[path].copy_(tensor)
 
 
 def load_rows(root: Any, other: Any, rows: list[int], count: int) -> None:
-    """Puts the rows of `other`, an object of len(rows) rows, into `rows` of `root`, one of `count` rows, in place.
+    """Copy the rows of `other`, an object of len(rows) rows, into `rows` of `root`, one of `count` rows, in place.
 
-    A tensor's rows are told by the dimension in which the two differ, `count` rows or twice as many (a conditional
-    half, then an unconditional one); what does not differ belongs to no row. So the counts must differ.
+    A tensor's row dimension is the one in which the two differ, `count` rows or twice as many (a conditional half, then
+    an unconditional one); a tensor that does not differ has no rows. So the counts must differ.
     """
     few = len(rows)
     if few == count:
-        raise ValueError("all rows at once are another object")
+        raise ValueError("load_rows cannot replace all rows at once; use the other object instead")
     theirs = {path: tensor for path, (_, tensor) in tensors(other)[0].items()}
     for path, (place, tensor) in tensors(root)[0].items():
         new = theirs[path]
@@ -119,7 +119,7 @@ def load_rows(root: Any, other: Any, rows: list[int], count: int) -> None:
             raise ValueError(
                 f"{path[1:]} has {tensor.shape[d]} and {new.shape[d]} rows, where there are {count} and {few}"
             )
-        if 0 in tensor.stride():  # one row shown as several
+        if 0 in tensor.stride():  # one row expanded to several
             tensor = tensor.clone(memory_format=torch.contiguous_format)
             place.put(tensor)
         index = torch.tensor([half * count + row for half in range(halves) for row in rows], device=tensor.device)

@@ -1,7 +1,7 @@
 """How the steps of a decoding are executed: one by one, or on CUDA as a graph of kernels that is recorded once.
 
-A recorded step costs the host one call, whatever it consists of. Its tensors lie where they lay when it was recorded
-(`fixed.Fixed`), so another batch of the same shapes is copied into their place.
+A recorded step costs the host one call, whatever it consists of. Its tensors keep the memory they had when it was
+recorded (`fixed.Fixed`), so another batch of the same shapes is copied into that memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specbench.engine.fixed import Fixed
 
 
 class Steps(Protocol):
-    """Something that goes on step by step; `parts`: what it is made of, beside tensors, equal to nothing but itself."""
+    """Work that proceeds step by step; `parts`: its configuration, without tensors, equal to nothing but itself."""
 
     @property
     def parts(self) -> Any: ...
@@ -31,7 +31,7 @@ S = TypeVar("S", bound=Steps)
 K = TypeVar("K")
 #: A function of tensors.
 Call = Callable[..., list[Tensor]]
-#: Takes what is to be recorded and gives what replays it.
+#: Records a function and returns a function that replays it.
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 
 
@@ -39,25 +39,26 @@ class Eager:
     """Kernel by kernel: the specification that every other engine must agree with."""
 
     def begin(self, steps: S) -> tuple[S, Callable[[], None]]:
-        """What to go on with in the place of `steps`, valid until the next call, and what does a step of it."""
+        """The object to continue with instead of `steps`, valid until the next call, and a function that does one step
+        of it."""
         return steps, steps.step
 
     def fresh(self) -> Eager:
-        """One of the same kind, for other parts."""
+        """A new engine of the same kind, for other parts."""
         return Eager()
 
     def call(self, of: Any, function: Call, *given: Tensor) -> list[Tensor]:
-        """What `function` gives for tensors; it must depend on nothing else but `of`, be it the shapes."""
+        """The result of `function` on tensors; it must depend on nothing but them, their shapes and `of`."""
         return function(*given)
 
     def kernels(self) -> AbstractContextManager[None]:
-        """Within, steps are made of this engine's kernels."""
+        """A context in which steps use this engine's kernels."""
         return ops.fused(False)
 
 
 class Recorded:
-    """Steps whose tensors stay in place, recorded after some have been done one by one: `recorder` takes what is to be
-    recorded and gives what replays it."""
+    """Steps whose tensors keep their memory, recorded after some have been done one by one: `recorder` records a
+    function and returns a function that replays it."""
 
     def __init__(self, steps: Any, recorder: Recorder, fused: bool = False) -> None:
         self.steps, self.fixed, self._fused = steps, Fixed(steps), fused
@@ -88,7 +89,7 @@ class RecordedCall:
 
 
 class Graphs:
-    """CUDA graphs by the parts and the shapes of what they step through; `fused`: of the fused kernels."""
+    """CUDA graphs, cached by the parts and the shapes of their steps; `fused`: of the fused kernels."""
 
     #: Graphs that are kept; a batch of another size needs another one.
     most, most_calls = 4, 16
@@ -111,7 +112,7 @@ class Graphs:
 
     @staticmethod
     def _keep(kept: dict[Any, K], key: Any, one: K, most: int) -> None:
-        kept[key] = one  # the one used last stands last
+        kept[key] = one  # the most recently used one is last
         while len(kept) > most:
             del kept[next(iter(kept))]
 
@@ -135,7 +136,7 @@ class Graphs:
 
 
 def cuda_graph(step: Callable[[], None]) -> Callable[[], None]:
-    """Records `step` after two that are done one by one, on a stream of their own, as CUDA asks for. They count."""
+    """Record `step` after two eager steps on a separate stream, as CUDA requires. The two steps count."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -4,8 +4,8 @@ An image must not depend on the images that are decoded in the same batch. A mat
 in another order when the number of rows, the row's position among them, the alignment in memory or the number of
 threads changes. Whether it does so differs between processors, libraries and shapes, so it is measured: at the first
 use of a shape, products of random rows are compared in many arrangements, and the fastest of three ways that passes is
-used from then on. Random float32 sums show every other order at once; in the shorter formats they would often round to
-the same bits, so that a comparison proves nothing: those are not promised.
+used from then on. Random float32 sums reveal every change of order at once; shorter formats would often round to the
+same bits, so that a comparison proves nothing: invariance is not guaranteed for them.
 
 - all rows at once;
 - blocks of exactly `BLOCK` rows, zeros behind the last one: the library is only ever called with that number of rows;
@@ -26,7 +26,7 @@ COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64,
 #: Sums that are compared for each number of rows, at least. Another order was seen to change the bits of half the sums
 #: of eight products, and of fewer where there are fewer products.
 _ENOUGH = 512
-_LARGE = 1 << 22  # elements from which a weight itself is used in the comparison: random ones would take much memory
+_LARGE = 1 << 22  # elements from which the weight itself is used in the comparison: a random one would take much memory
 
 Way = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -60,7 +60,7 @@ def one_by_one(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _each(parts: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None) -> Tensor:
-    """(A copy has the alignment of every new tensor, wherever its part begins.)"""
+    """(A copy has the alignment of every new tensor, wherever its part starts.)"""
     return torch.cat([F.linear(part.clone(), weight, bias) for part in parts])
 
 
@@ -91,7 +91,7 @@ def holds(way: Way, rows: Tensor, order: Tensor, weight: Tensor, bias: Tensor | 
 
 
 def _alone(way: Way, rows: Tensor, n: int, whole: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Products of n rows at a time, until `_ENOUGH` numbers are there, and what these rows have in `whole`."""
+    """Products of n rows at a time, until there are `_ENOUGH` numbers, and the same rows of `whole`."""
     groups = rows.split(n)[: -(-_ENOUGH // (n * len(weight)))]
     found = torch.cat([way(group, weight, bias) for group in groups])
     return found, whole[: len(found)]

@@ -1,10 +1,10 @@
-"""Fused kernels (Triton) of a decoding step on CUDA: few rows, so that every weight and every key is read once and next
-to nothing else. Each gives what the plain functions of `models.transformer` and `decoding.sampling` give, which stay
-the specification; they are used where `engine=triton` asks for them (`ops.fused`).
+"""Fused kernels (Triton) of a decoding step on CUDA, for few rows: they read every weight and every key once, and
+almost nothing else. Each computes the same as the plain functions of `models.transformer` and `decoding.sampling`,
+which stay the specification; they are used with `engine=triton` (`ops.fused`).
 
-Figures behind the choices: results/bench and the prototypes' table in issue F. A kernel that depends on another costs
-about a microsecond in a graph, whatever it does, so the norm, SwiGLU and the sum with the residual live inside the
-matrix product that reads or makes them; from a few million weights on cuBLAS reads faster than these products do.
+Measurements behind the choices: results/bench. A kernel that depends on another costs about a microsecond in a graph,
+whatever it does, so the norm, SwiGLU and the sum with the residual are part of the matrix product that reads or
+produces them; from a few million weights on cuBLAS reads faster than these products do.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 MOST_ROWS, MOST_WEIGHTS = 16, 1 << 23
 #: Rows up to which products are sums of scalars; above, the matrix units take 16 rows at once.
 _FEW = 4
-#: Queries of a program of the attention, keys that it takes at once, and programs that share the keys of a head.
+#: Queries per attention program, keys that it reads at once, and programs that share the keys of a head.
 _QUERIES, _KEYS, _SPLITS = 64, 64, 16
-#: The largest vocabulary whose law one program can hold.
+#: The largest vocabulary whose distribution one program can hold.
 MOST_TOKENS = 1 << 16
 
 
@@ -99,8 +99,8 @@ def project(
     gate: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """norm(x) @ weight.T of x (rows, in): (rows, out); with a `gate` (out, in) SwiGLU of the two products, weight's
-    being the one that is activated; `residual` (rows, out) is added. norm: an RMSNorm, or none."""
+    """norm(x) @ weight.T of x (rows, in): (rows, out); with a `gate` (out, in) SwiGLU of the two products, of which
+    weight's is activated; `residual` (rows, out) is added. norm: an RMSNorm, or none."""
     normed = not isinstance(norm, nn.Identity | None)
     rows, width = x.shape
     if rows > MOST_ROWS or weight.numel() > MOST_WEIGHTS:
@@ -139,7 +139,7 @@ def _rms_norm(X, NORM, RES, Y, width, eps, BLOCK: tl.constexpr, ADDED: tl.conste
 
 
 def rms_norm(x: Tensor, norm: Any, residual: Tensor | None = None) -> Tensor:
-    """As of `RMSNorm`, or of an identity in its place, of x (..., dim); `residual`, of the same shape, is added."""
+    """As of `RMSNorm`, or of an identity instead, of x (..., dim); `residual`, of the same shape, is added."""
     if isinstance(norm, nn.Identity):
         return x if residual is None else x + residual
     x, width = x.contiguous(), x.shape[-1]
@@ -175,7 +175,7 @@ def _turn(
     HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, HALVES: tl.constexpr,
     NORMED: tl.constexpr,
 ):  # fmt: skip
-    """One head of one place: norm, turn, and off to the queries or the caches."""
+    """One head of one position: norm, rotate, and store in the queries or the caches."""
     place, head = tl.program_id(0), tl.program_id(1)
     row, node, i = place // nodes, place % nodes, tl.arange(0, BLOCK)
     here = i < HALF
@@ -288,7 +288,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def block(one: Any, flat: Tensor, frame: Any, layer: int) -> Tensor:
-    """As of `Block.forward` with a cache, of places (R n, dim) without padding."""
+    """As of `Block.forward` with a cache, of positions (R n, dim) without padding."""
     rows, nodes, cache = frame.rows, frame.nodes, frame.cache
     assert cache is not None
     assert frame.slots is not None
@@ -317,7 +317,7 @@ def block(one: Any, flat: Tensor, frame: Any, layer: int) -> Tensor:
     return project(inner, feed.w2.weight, residual=flat)
 
 
-# --- laws -------------------------------------------------------------------------------------------------------------
+# --- distributions ----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -329,7 +329,7 @@ def _law(LOGITS, LAW, count, temperature, top_k, BLOCK: tl.constexpr, CUT: tl.co
         rank = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # ordered as the numbers are
         low = tl.min(rank, 0).to(tl.int64)
         high = tl.max(rank, 0).to(tl.int64)
-        for _ in range(32):  # low: the largest bound known to be reached by top_k of them
+        for _ in range(32):  # low: the largest bound that at least top_k of them reach so far
             middle = (low + high + 1) >> 1
             enough = tl.sum((rank >= middle.to(tl.int32)).to(tl.int32), 0) >= top_k
             low = tl.where(enough, middle, low)
@@ -355,7 +355,7 @@ def law(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
 
 @triton.jit
 def _left(R, Q, base, at, inside, token, drawn, omega, OPTIMAL: tl.constexpr):
-    """The mass of tokens `at` after `token` was rejected, not normalised."""
+    """The residual mass of tokens `at` after `token` was rejected, not normalised."""
     r = tl.load(R + base + at, mask=inside, other=0.0)
     q = tl.load(Q + base + at, mask=inside, other=0.0)
     q = tl.where(drawn, q, tl.where(at == token, 1.0, 0.0))
@@ -370,8 +370,8 @@ def _decide(
     R, Q, TOKENS, VALID, DRAWN, U, CHILDREN, DEPTH, OMEGA, TAKEN, FIRST, nodes, inner, tree_rows, vocabulary,
     deepest, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OPTIMAL: tl.constexpr,
 ):  # fmt: skip
-    """An inner node of a row, sibling after sibling. R holds its law, and then what is left of it; Q the law that the
-    next sibling was drawn from."""
+    """An inner node of a row, sibling after sibling. R holds its distribution, then its residual distribution; Q the
+    distribution from which the next sibling was drawn."""
     row, which = tl.program_id(0) // inner, tl.program_id(0) % inner
     shape = row % tree_rows
     base, places = tl.program_id(0).to(tl.int64) * vocabulary, tl.arange(0, BLOCK)
@@ -396,10 +396,10 @@ def _decide(
             for start in range(0, vocabulary, BLOCK):
                 at = start + places
                 total += _left(R, Q, base, at, at < vocabulary, token, drawn, omega, OPTIMAL)
-                if m + 1 < WIDTH:  # the next sibling was drawn from what is left
+                if m + 1 < WIDTH:  # the next sibling was drawn from the rest
                     rest += tl.load(Q + base + at, mask=(at < vocabulary) & (at != token), other=0.0)
             mass, others = tl.sum(total, 0), tl.sum(rest, 0)
-            tl.debug_barrier()  # nobody writes what another one still reads
+            tl.debug_barrier()  # no thread writes what another one still reads
             for start in range(0, vocabulary, BLOCK):
                 at = start + places
                 left = _left(R, Q, base, at, at < vocabulary, token, drawn, omega, OPTIMAL)
@@ -414,8 +414,8 @@ def _decide(
 
 
 def decide(r: Tensor, q: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """As of `verify._decide` for a `Relaxed` rule: r (B, I, V) float32 the laws of the inner nodes, written over with
-    what is left of them; q (B, I, V) float32; u (B, M)."""
+    """As of `verify._decide` for a `Relaxed` rule: r (B, I, V) float32 the distributions of the inner nodes,
+    overwritten with the residual distributions; q (B, I, V) float32; u (B, M)."""
     tree, (rows, inner, vocabulary) = draft.tree, r.shape
     assert r.is_contiguous()
     q = q.clone(memory_format=torch.contiguous_format) if tree.width > 1 else q.contiguous()

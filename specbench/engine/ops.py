@@ -18,7 +18,7 @@ _kernels: Any = None  # the module of fused kernels, while it is to be used
 
 @contextmanager
 def fused(wanted: bool = True) -> Iterator[None]:
-    """Within, a decoding step is made of the fused kernels where there are some. They run on CUDA alone."""
+    """A context in which a decoding step uses the fused kernels where they exist. They run on CUDA alone."""
     global _kernels
     before = _kernels
     if wanted:
@@ -50,7 +50,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product(flat, weight, bias).view(*x.shape[:-1], len(weight))
 
 
-#: From here on ATen's threads share one sum, but not several: the result would depend on the number of rows.
+#: From this length on ATen splits one sum among threads, but not several: the result would depend on the row count.
 _SHARED_SUM, _PIECE = 1 << 15, 1 << 10
 
 
@@ -62,22 +62,22 @@ def sum_last(x: Tensor) -> Tensor:
 
 
 def silu(x: Tensor) -> Tensor:
-    """SiLU. On the CPU without gradients a value is independent of its place: the fused kernels compute the ends of
-    what each thread gets in another way, and exp does not."""
+    """SiLU. On the CPU without gradients a value is independent of its index: ATen's fused kernels compute the ends of
+    each thread's share in another way, and exp does not."""
     if x.device.type != "cpu" or torch.is_grad_enabled():
         return F.silu(x)
     return torch.exp(-x).add_(1).reciprocal_().mul_(x)
 
 
 def gelu(x: Tensor) -> Tensor:
-    """The exact GELU, with what `silu` says."""
+    """The exact GELU; independent of the index as `silu` is."""
     if x.device.type != "cpu" or torch.is_grad_enabled():
         return F.gelu(x)
     return torch.erf(x * 0.5**0.5).add_(1).mul_(x).mul_(0.5)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU by its tanh approximation, with what `silu` says."""
+    """GELU by its tanh approximation; independent of the index as `silu` is."""
     if x.device.type != "cpu" or torch.is_grad_enabled():
         return F.gelu(x, approximate="tanh")
     inner = (x * x).mul_(0.044715).add_(1).mul_(x).mul_((2 / torch.pi) ** 0.5)

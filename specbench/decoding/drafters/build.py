@@ -1,4 +1,4 @@
-"""Drafters from flat parameters. `model` is the loaded model bundle, which knows its own drafter networks."""
+"""Drafters from flat parameters. `model` is the loaded model bundle, which contains its own drafter networks."""
 
 from __future__ import annotations
 

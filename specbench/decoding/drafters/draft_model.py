@@ -39,7 +39,7 @@ class DraftModel:
         session, sampling = state.session, state.sampling
         root = count[:, None] + (session.prefix_length - 1)
         token = history.gather(1, (count - 1).clamp_min(0)[:, None])
-        # the place before the root is fed again: it is new to this cache when the whole last draft was accepted
+        # the position before the root is fed again: it is new to this cache when the last draft was fully accepted
         earlier = history.gather(1, (count - 2).clamp_min(0)[:, None])
         logits = session.feed_chain(torch.cat([earlier, token], 1), torch.cat([root - 1, root], 1))[:, -1]
         tokens, laws = [token], []
@@ -54,4 +54,4 @@ class DraftModel:
         return Draft(self.tree, drafted, torch.stack(laws, 1), torch.ones_like(drafted, dtype=torch.bool))
 
     def commit(self, state: _State, outcome: Outcome) -> None:
-        pass  # its cache is indexed by place: whatever was rejected is overwritten
+        pass  # its cache is indexed by position: rejected entries are overwritten

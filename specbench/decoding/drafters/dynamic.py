@@ -1,4 +1,4 @@
-"""EAGLE-2's draft tree (Li et al. 2024a): grown along its likeliest paths, then cut to its likeliest nodes."""
+"""EAGLE-2's draft tree (Li et al. 2024a): grown along its most probable paths, then cut to its most probable nodes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from specbench.decoding.verify import Draft
 from specbench.engine.ops import take
 from specbench.errors import UsageError
 
-#: expand(tokens (B, n), parents (B, n), depth, first, sees (B, n, E)) -> laws (B, n, V) of the children of n nodes.
-#: Nodes that were expanded are numbered in order; `first` is the number of the first of these, `parents` holds one more
-#: than the parent's number (0 for the root), `sees` which expanded nodes each sees, itself included.
+#: expand(tokens (B, n), parents (B, n), depth, first, sees (B, n, E)) -> distributions (B, n, V) of the children of n
+#: nodes. Expanded nodes are numbered in order; `first` is the number of the first of these, `parents` holds one more
+#: than the parent's number (0 for the root), `sees` which expanded nodes each attends to, itself included.
 Expand = Callable[[Tensor, Tensor, int, int, Tensor], Tensor]
 
 
-#: Candidates of a step, of which a tree keeps its nodes: their scores and their matrix of ancestors are in memory.
+#: Candidates of a step, from which a tree's nodes are selected: their scores and their ancestor matrix are in memory.
 MOST = 100_000
 
 
 class Grower:
-    """Grows `depth` levels: the `width` likeliest children of each of the `width` likeliest nodes of the level before.
-    Of all candidates the `nodes` likeliest stay. A node's score is the drafter's probability of the path to it.
+    """Grows `depth` levels: the `width` most probable children of each of the `width` most probable nodes of the level
+    before. Of all candidates the `nodes` most probable stay. A node's score is the drafter's probability of the path to
+    it.
 
-    The tokens are chosen, not drawn: each is a point mass.
+    The tokens are deterministic, not sampled: each is a point mass.
     """
 
     def __init__(self, nodes: int, depth: int, width: int) -> None:
@@ -37,15 +38,15 @@ class Grower:
                 f"depth={depth} and width={width} make {most} candidates a step, more than {MOST}; give smaller ones"
             )
         if nodes < depth:
-            raise UsageError(f"nodes={nodes} is fewer than depth={depth}; a tree of that depth needs a node a level")
+            raise UsageError(f"nodes={nodes} is fewer than depth={depth}; a tree of that depth needs a node per level")
         self.depth, self.width, self.nodes = depth, width, min(nodes, most)
         self.expanded = width * (depth - 1)
         rest = [(i,) for i in range(1, self.nodes - depth + 1)]
         self.sizing = build([*chain_paths(depth), *rest])  # as many nodes, as high
 
     def grow(self, root: Tensor, law: Tensor, expand: Expand, sampling: Sampling) -> Draft:
-        """root (B, 1): the last committed token; law (B, 1, V): of its children. Laws are those before top-k, top-p and
-        arg max: they rank the nodes. The draft's are what `sampling` makes of them."""
+        """root (B, 1): the last committed token; law (B, 1, V): the distribution of its children. Distributions are
+        those before top-k, top-p and arg max: they rank the nodes. `sampling` turns them into the draft's."""
         rows, _, size = law.shape
         width = min(self.width, size)
         device = law.device
@@ -58,9 +59,10 @@ class Grower:
         score, token = likeliest(law, law.new_zeros(rows, 1))
         laws, scores, tokens = [law], [score], [token]
         above = [torch.full((rows, width), -1, device=device)]  # per candidate, its parent among the candidates
-        home = torch.full((rows, width), 0, device=device)  # per candidate, which of `laws` its children have; 0: none
+        # per candidate, the index in `laws` of its children's distribution; 0: none
+        home = torch.full((rows, width), 0, device=device)
         homes = [home]
-        chosen, parents = beam, torch.zeros_like(beam)  # the beam among the candidates, its parents' laws
+        chosen, parents = beam, torch.zeros_like(beam)  # the beam among the candidates, its parents' distributions
         begin, best, pick = 0, score, token
         lineage = torch.zeros(rows, width, self.expanded, dtype=torch.bool, device=device)
         for d in range(1, self.depth):

@@ -1,5 +1,5 @@
 """EAGLE: a drafter over the target's hidden states. EAGLE-1 drafts a chain or a static tree (Li et al.
-2024b), EAGLE-2 a tree grown anew each step (Li et al. 2024a)."""
+2024b), EAGLE-2 a new tree each step (Li et al. 2024a)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class _State:
     streams: Streams
     cache: Any
     keys: Tensor
-    usable: Tensor  # (R, slots): entries that may be seen
-    pending: Tensor  # (R, D + 1, dim): target hidden states of the places committed last, oldest first
-    fresh: Tensor  # (B,): how many of them count, less one
+    usable: Tensor  # (R, slots): entries that may be attended to
+    pending: Tensor  # (R, D + 1, dim): target hidden states of the positions committed last, oldest first
+    fresh: Tensor  # (B,): how many of them are valid, less one
 
 
 @dataclass(frozen=True)
 class _Level:
     """The inner nodes of one depth. nodes (n,): their numbers; parents (n,): 0 for the root, else one more than the
-    parent's place among the expanded nodes; first: the place of the first among the expanded; kids (K,): their
-    children's numbers, and picks (K,) where each child's token stands in the flattened (n, W) candidates."""
+    parent's index among the expanded nodes; first: the index of the first among the expanded; kids (K,): their
+    children's numbers, and picks (K,) the index of each child's token in the flattened (n, W) candidates."""
 
     nodes: Tensor
     parents: Tensor
@@ -49,7 +49,7 @@ class _Level:
 def _levels(tree: Tree) -> list[_Level]:
     """The root, then the expanded nodes depth by depth."""
     inner = tree.inner[0].tolist()
-    expanded = inner[1:]  # the root's own law needs no expansion
+    expanded = inner[1:]  # the root's own distribution needs no expansion
     place = {0: 0} | {n: i + 1 for i, n in enumerate(expanded)}
     levels = []
     for d in range(tree.height):
@@ -70,30 +70,31 @@ def _levels(tree: Tree) -> list[_Level]:
 
 @dataclass(frozen=True)
 class _Room:
-    """Of n nodes: the slots (R, n) of their keys, rotary rows (R, n, head_dim / 2, 2), and which slots they see,
-    (R, 1, n, slots) bool."""
+    """Attention inputs of n nodes: the slots (R, n) of their keys, rotary embeddings (R, n, head_dim / 2, 2), and which
+    slots they attend to, (R, 1, n, slots) bool."""
 
     slots: Tensor
     turn: Tensor
     mask: Tensor
 
     def part(self, first: int, count: int) -> _Room:
-        """Of `count` nodes from the `first` on."""
+        """The part of `count` nodes from index `first` on."""
         some = slice(first, first + count)
         return _Room(self.slots[:, some], self.turn[:, some], self.mask[:, :, some])
 
 
 class _Entries:
     """The part that every EAGLE drafter shares: `head` is the network; entry e of its cache pairs the target's hidden
-    state at place e with the token at e + 1.
+    state at position e with the token at e + 1.
 
-    With c committed tokens and the root at place b = P - 1 + c, entries up to b - 1 are known. A step feeds the entries
-    that the last verdict made known, takes the law of the root's children from the last of them, and expands the draft
-    depth by depth; the nodes of a depth share one position. Those entries are forgotten after the step.
+    With c committed tokens and the root at position b = P - 1 + c, entries up to b - 1 are known. A step feeds the
+    entries that the last verdict made known, takes the distribution of the root's children from the last of them, and
+    expands the draft depth by depth; the nodes of a depth share one position. The draft's entries are dropped after the
+    step.
     """
 
     def __init__(self, head: Any, tree: Tree, expanded: int) -> None:
-        """tree: the topology, or the largest one there may be; expanded: draft nodes that pass through the network."""
+        """tree: the topology, or the largest possible one; expanded: draft nodes that pass through the network."""
         self.head, self.tree, self.expanded = head, tree, expanded
         self.taps: tuple[int, ...] = head.cfg.taps if head is not None else ()
 
@@ -110,7 +111,7 @@ class _Entries:
         if self.head.cfg.line:
             usable[:, :known] = session.prefix.valid[:, :known]
         pending = hidden.new_zeros(rows, self.tree.height + 1, dim)
-        pending[:, 0] = hidden[:, -1]  # the entry of the last prefilled place is fed with the first step
+        pending[:, 0] = hidden[:, -1]  # the entry of the last prefilled position is fed with the first step
         state = _State(
             session,
             sampling,
@@ -127,14 +128,14 @@ class _Entries:
         return state
 
     def _feed(self, state: _State, ids: Tensor, hidden: Tensor, entries: Tensor) -> Tensor:
-        """Outputs (R, n, dim) of `entries` (R, n), each seeing all before it."""
+        """Outputs (R, n, dim) of `entries` (R, n), each attending to all before it."""
         own = entries.unsqueeze(-1)
         mask = ((state.keys <= own) & state.usable.unsqueeze(1)) | (state.keys == own)
         turn = self.head.turns(entries, state.session.padding)
         return self.head.hidden(ids, hidden, turn, mask.unsqueeze(1), state.cache, entries)
 
     def _newest(self, state: _State, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        """Feeds what the last verdict made known. Returns the newest entry's place (B, 1) and output (R, 1, dim)."""
+        """Feed what the last verdict made known; returns the newest entry's position (B, 1) and output (R, 1, dim)."""
         session = state.session
         last = count[:, None] + (session.prefix_length - 2)  # (B, 1): the newest entry, b - 1
         lane = torch.arange(self.tree.height + 1, device=count.device)
@@ -143,12 +144,12 @@ class _Entries:
         return last, take(out, session.both(state.fresh)[:, None])
 
     def _room(self, state: _State, last: Tensor, depth: Tensor | int, first: int, sees: Tensor) -> _Room:
-        """Where n draft nodes stand: depth, one for all or (n,), of which all nodes turn with the same place; first:
-        the number of the first among the expanded nodes; sees (1 or B, n, expanded) bool: which expanded nodes each
-        sees, itself included."""
+        """Attention inputs of n draft nodes: depth, one for all or (n,); nodes of a depth are rotated by the same
+        position; first: the number of the first among the expanded nodes; sees (1 or B, n, expanded) bool: which
+        expanded nodes each attends to, itself included."""
         both, n = state.session.both, sees.shape[1]
         base = both(last) + 1
-        offset = state.keys - base  # (R, slots): a slot's place among the expanded nodes, negative for known entries
+        offset = state.keys - base  # (R, slots): a slot's index among the expanded nodes, negative for known entries
         slots = base + torch.arange(first, first + n, device=base.device)
         held = both(sees.expand(len(last), -1, -1))
         index = offset.clamp(0, self.expanded - 1).unsqueeze(1).expand(-1, n, -1)
@@ -163,7 +164,7 @@ class _Entries:
         return self.head.hidden(ids, features, room.turn, room.mask, state.cache, room.slots)
 
     def _guided(self, state: _State, features: Tensor, place: Tensor) -> Tensor:
-        """Guided logits (B, n, V) at features (R, n, dim) of the tokens at one image place (B,) a row."""
+        """Guided logits (B, n, V) at features (R, n, dim) of the tokens at one image position (B,) per row."""
         session = state.session
         logits = state.sampling.mix(session.model.head(self.head.readable(features)))
         return session.constrain(logits, place[:, None].expand(-1, features.shape[1]))
@@ -196,11 +197,11 @@ class Eagle(_Entries):
         last, feature = self._newest(state, history, count)
         drafted = history.new_zeros(len(count), tree.nodes)
         drafted[:, :1] = history.gather(1, (count - 1).clamp_min(0)[:, None])
-        # of a chain one number a depth is drawn, all of them at once
+        # a chain takes one number per depth, all of them at once
         u = state.streams.uniforms(step, DRAFT, tree.height, 1) if tree.is_chain else None
         laws = [self._children(state, 0, feature, drafted, count, step, u)]
         room = self._room(state, last, self.depths, 0, self.sees) if self.expanded else None
-        features = feature  # of the root and the expanded nodes, in order; of a chain only the last one is asked for
+        features = feature  # of the root and the expanded nodes, in order; of a chain only the last one is used
         for number, level in enumerate(self.levels[1:], start=1):
             assert room is not None
             part = room.part(level.first, len(level.nodes))
@@ -224,8 +225,8 @@ class Eagle(_Entries):
         step: Tensor,
         u: Tensor | None,
     ) -> Tensor:
-        """Draw the children of a level from the laws (B, n, V) at its features (R, n, dim); writes their tokens to
-        `drafted`. u: the numbers (B, height, 1) to draw a chain with."""
+        """Draw the children of a level from the distributions (B, n, V) at its features (R, n, dim); writes their
+        tokens to `drafted`. u: the numbers (B, height, 1) to draw a chain with."""
         sampling, level = state.sampling, self.levels[number]
         logits = self._guided(state, features, count + number).float()
         law = sampling.law(logits)
@@ -233,7 +234,7 @@ class Eagle(_Entries):
         if u is not None:
             drafted[:, number + 1 : number + 2] = draw(law, u[:, number])
             return law
-        if sampling.temperature == 0:  # a point mass has one token: the runners-up come as chosen candidates
+        if sampling.temperature == 0:  # a point mass has one token: the next most probable are deterministic
             tokens = logits.topk(self.tree.width, dim=-1).indices
         else:
             tokens = draw_distinct(law, state.streams.uniform(step, DRAFT + number, n, vocab), self.tree.width)
@@ -242,7 +243,7 @@ class Eagle(_Entries):
 
 
 class Eagle2(_Entries):
-    """EAGLE-2: a tree of the `nodes` likeliest draft tokens, grown anew each step (see `Grower`)."""
+    """EAGLE-2: a new tree of the `nodes` most probable draft tokens each step (see `Grower`)."""
 
     def __init__(self, head: Any, nodes: int, depth: int, width: int) -> None:
         self.grower = Grower(nodes, depth, width)
@@ -272,7 +273,7 @@ class Eagle2(_Entries):
 
 
 def _after_first(count: Tensor, nodes: int) -> Tensor:
-    """Validity (B, nodes): before the first token there is no hidden state to go by, and nothing is drafted."""
+    """Validity (B, nodes): before the first token there is no hidden state to draft from, and nothing is drafted."""
     valid = (count > 0)[:, None].expand(-1, nodes).clone()
     valid[:, 0] = True
     return valid

@@ -1,4 +1,5 @@
-"""Medusa: heads on the target's last hidden state propose the likeliest tokens of each place (Cai et al. 2024)."""
+"""Medusa: heads on the target's last hidden state propose the most probable tokens of each position (Cai et al.
+2024)."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ from specbench.errors import UsageError
 class _State:
     session: Any  # the target's
     sampling: Sampling
-    hidden: Tensor  # (R, dim): the target's hidden state that gave the root its token
+    hidden: Tensor  # (R, dim): the target's hidden state from which the root's token was drawn
 
 
 class Medusa:
-    """A static tree: child c of a node of depth d is the c-th likeliest token of head d, whatever the path to it. The
-    tokens are chosen, not drawn."""
+    """A static tree: child c of a node of depth d is the c-th most probable token of head d, whatever the path to it.
+    The tokens are deterministic, not sampled."""
 
     passes = 1
 

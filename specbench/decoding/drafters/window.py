@@ -1,12 +1,12 @@
-"""Jacobi decoding and its speculative kin: the target drafts for itself, a window of places ahead.
+"""Jacobi decoding and its speculative variants: the target drafts for itself, a window of positions ahead.
 
 One drafter, after Jacobi decoding (Song et al. 2021), SJD (Teng et al. 2024, arXiv 2410.01699), SCD (arXiv 2510.24211)
-and SJD-PAC (arXiv 2603.18599). Every place of the window holds a token and the law it was drawn from: the target's own
-under the prefix that the last step saw. After a step the places that were not committed are renewed from the laws that
-this step gave them, and the places that are new are initialised.
+and SJD-PAC (arXiv 2603.18599). Every position of the window holds a token and the distribution it was drawn from: the
+target's own under the prefix of the last step. After a step the positions that were not committed are renewed from the
+distributions that this step computed for them, and the positions that are new are initialised.
 
-Why any of this is lossless (ERRATA, SJD 2): given the past, a place's token is independent of everything that decides
-the law it will be judged by, since those are places before it.
+Why this is lossless (ERRATA, SJD 2): given the past, a position's token is independent of everything that determines
+the distribution it is verified against, since that depends on earlier positions alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from specbench.errors import UsageError
 INITS = ("random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample")
 COUPLINGS = ("none", "maximal", "gumbel")
 _TOKEN, _KEEP, _INIT, _SIBLING = range(DRAFT, DRAFT + 4)  # purposes of a step's random numbers
-_GUMBEL = PURPOSES - 1  # of step 0: the noise of a place is the same at every step
+_GUMBEL = PURPOSES - 1  # of step 0: the noise of a position is the same at every step
 
 
 @dataclass
@@ -37,12 +37,13 @@ class _State:
     session: Any
     sampling: Sampling
     streams: Streams
-    side: int  # places in a row of the image
-    anything: Tensor  # (V,): the uniform law over the codes
+    side: int  # positions in a row of the image
+    anything: Tensor  # (V,): the uniform distribution over the codes
     tokens: Tensor  # (B, H): the window along the draft's first path
-    laws: Tensor  # (B, H, V): the law each was drawn from
-    past: Tensor  # (B, K, V): laws of the K places committed last, oldest first; K = 0 unless drawn from
-    # Of the last step, where a row had one (`begun` (B,) bool): the target's laws (B, M, V) and what was accepted.
+    laws: Tensor  # (B, H, V): the distribution each was drawn from
+    past: Tensor  # (B, K, V): distributions of the K positions committed last, oldest first; K = 0 unless drawn from
+    # Of the last step, where a row had one (`begun` (B,) bool): the target's distributions (B, M, V) and the accepted
+    # path.
     begun: Tensor
     p: Tensor
     path: Tensor
@@ -50,15 +51,16 @@ class _State:
 
 
 class Window:
-    """`window` draft tokens a step.
+    """`window` draft tokens per step.
 
-    init: how new places begin. "random" is uniform over the codes; "horizontal_repeat" and "vertical_repeat"
-    repeat the nearest known token to the left or above (a point mass); "..._sample" draw from its law. A place that has
-    no such neighbour begins at random. refine: renew the places that were not committed; without it they begin anew
-    (SJD, appendix H). coupling: how a place is renewed from law q to p. "none" draws anew (SJD), "maximal" keeps the
-    token with min(1, p / q) and draws from Norm([p - q]_+) otherwise (SJD-PAC's adaptive continuation), "gumbel" takes
-    the arg max of log p + G with one noise G a place for all steps. width, depth, tree: see `trees.window_paths`.
-    match: a token is a mere proposal, kept with p(x), as if the target's draw had to match it (Jacobi's prefix match).
+    init: how new positions are initialised. "random" is uniform over the codes; "horizontal_repeat" and
+    "vertical_repeat" repeat the nearest known token to the left or above (a point mass); "..._sample" draw from its
+    distribution. A position that has no such neighbour starts at random. refine: renew the positions that were not
+    committed; without it they are initialised again (SJD, appendix H). coupling: how a position is renewed from
+    distribution q to p. "none" draws again (SJD), "maximal" keeps the token with min(1, p / q) and draws from
+    Norm([p - q]_+) otherwise (SJD-PAC's adaptive continuation), "gumbel" takes the arg max of log p + G with one noise
+    G per position for all steps. width, depth, tree: see `trees.window_paths`. match: a token is a deterministic
+    proposal, kept with p(x), as if the target's draw had to match it (Jacobi's prefix match).
     """
 
     passes = 0
@@ -84,9 +86,9 @@ class Window:
         ordered = in_order(paths)
         number = {p: i + 1 for i, p in enumerate(ordered)}
         self.main = torch.tensor([number[(0,) * d] for d in range(1, self.tree.height + 1)])
-        self.lane = torch.tensor([len(p) - 1 for p in ordered])  # of every draft node: its place in the window,
-        self.choice = torch.tensor([p[-1] for p in ordered])  # and which of that place's candidates it holds
-        self.of_inner = self.tree.depth[0, self.tree.inner[0]]  # the lane of an inner node's children
+        self.lane = torch.tensor([len(p) - 1 for p in ordered])  # of every draft node: its offset in the window,
+        self.choice = torch.tensor([p[-1] for p in ordered])  # and which of that offset's candidates it holds
+        self.of_inner = self.tree.depth[0, self.tree.inner[0]]  # the offset of an inner node's children
         self.heir = torch.tensor([number.get((*p, 0), -1) for p in ((), *ordered)])  # a node's first child
         self.branching = max((len(p) for p in paths if p[-1] > 0), default=0)  # depths with more than one candidate
 
@@ -138,8 +140,8 @@ class Window:
         state.p, state.path, state.length = outcome.p, outcome.verdict.path, outcome.verdict.length
 
     def _clocks(self, state: _State, count: Tensor) -> Tensor | None:
-        """The noise (B, H, V) of the window's places under Gumbel coupling, as exponential waiting times: of tokens
-        with rates p_i the first to ring is drawn from p."""
+        """The exponential noise (B, H, V) of the window's positions under Gumbel coupling: the token with the smallest
+        e_i / p_i has distribution p."""
         if self.coupling != "gumbel":
             return None
         height, size = state.laws.shape[1:]
@@ -149,7 +151,7 @@ class Window:
         return exponential(u)
 
     def _renew(self, state: _State, count: Tensor, step: Tensor, clocks: Tensor | None) -> Tensor:
-        """Shift the window past what was committed and renew the places that stay. Returns how many (B,) do."""
+        """Shift the window past what was committed and renew the positions that stay; returns their number (B,)."""
         p, path, length = state.p, state.path, state.length
         height = state.tokens.shape[1]
         gone = length + 1
@@ -159,7 +161,7 @@ class Window:
             moved = take(torch.cat([state.past, take(p, walked)], 1), kept)
             state.past = torch.where(state.begun[:, None, None], moved, state.past)
         lane = torch.arange(height, device=gone.device)
-        behind = (gone[:, None] + lane - 1).clamp_max(height - 1)  # in the old window, of the node before each place
+        behind = (gone[:, None] + lane - 1).clamp_max(height - 1)  # in the old window, of the node before each position
         nodes = self._first_path(path, length).gather(1, behind)
         law = take(p, nodes)
         known = (height - length).clamp_min(0) * state.begun if self.refine else torch.zeros_like(count)
@@ -169,7 +171,7 @@ class Window:
             before = (behind + 1).clamp_max(height - 1)
             token = state.tokens.gather(1, before)
             q = take(state.laws, before)
-            had = lane < (known - 1)[:, None]  # the last known place has a law, but had no token yet
+            had = lane < (known - 1)[:, None]  # the last known position has a distribution, but no token yet
             keep = had & (state.streams.uniform(step, _KEEP, height) < ratio(at(law, token), at(q, token)))
             source = torch.where(had.unsqueeze(-1), normalise((law - q).clamp_min(0), law), law)
             token = torch.where(keep, token, draw(source, state.streams.uniform(step, _TOKEN, height)))
@@ -179,8 +181,8 @@ class Window:
         return known
 
     def _first_path(self, path: Tensor, length: Tensor) -> Tensor:
-        """Per depth, (B, H), the node whose law serves the place after it: beyond the accepted path its first
-        descendants, then the draft's first path."""
+        """Per depth, (B, H), the node whose distribution is used for the position after it: beyond the accepted path
+        its first descendants, then the draft's first path."""
         nodes = self.main.expand(len(path), -1).clone()
         here = torch.where(length > 0, path[:, -1], 0)
         for d in range(self.branching):
@@ -193,12 +195,12 @@ class Window:
     def _begin(
         self, state: _State, known: Tensor, history: Tensor, count: Tensor, step: Tensor, clocks: Tensor | None
     ) -> None:
-        """Initialise the places from `known` (B,) on."""
+        """Initialise the positions from `known` (B,) on."""
         streams, side = state.streams, state.side
         height, size = state.laws.shape[1:]
         lane = torch.arange(height, device=count.device)
         place = count[:, None] + lane  # of the image, from 0
-        last = (count + known - 1)[:, None]  # the last place that holds something
+        last = (count + known - 1)[:, None]  # the last position that holds something
         if self.init == "random":
             source, orphan = place, torch.ones_like(place, dtype=torch.bool)
         elif self.init.startswith("horizontal"):
@@ -234,7 +236,7 @@ class Window:
             token = torch.where(fixed, forced, token)
             law = torch.where(fixed.unsqueeze(-1), one_hot(token, size), law)
         new = lane >= known[:, None]
-        if clocks is not None:  # a drawn place keeps to its noise from the beginning
+        if clocks is not None:  # a sampled position uses its own noise from the first step
             token = (law / clocks).argmax(-1)
         state.tokens = torch.where(new, token, state.tokens)
         state.laws = torch.where(new.unsqueeze(-1), law, state.laws)

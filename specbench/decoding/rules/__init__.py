@@ -1,4 +1,4 @@
-"""Acceptance rules: pure functions of tensors, one module a family."""
+"""Acceptance rules: pure functions of tensors, one module per family."""
 
 from specbench.decoding.rules.base import Rule, Setting, at, normalise, ratio
 from specbench.decoding.rules.relaxed import Relaxed, cool, cool_schedule, exact, uniform

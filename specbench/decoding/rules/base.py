@@ -1,7 +1,7 @@
-"""What a rule is, and the arithmetic of laws that all of them share.
+"""The interface of acceptance rules, and the arithmetic of distributions that all of them share.
 
-Laws are (..., V) float32, tokens and depths (...) int64; depth counts drafted places from 1. A candidate that was
-chosen and not drawn comes with a point mass as q.
+Distributions are (..., V) float32, tokens and depths (...) int64; depth counts drafted positions from 1. A candidate
+that is deterministic, not sampled, has a point mass as q.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from specbench.engine.ops import sum_last
 
 
 class Rule(Protocol):
-    """A rule answers two questions about a candidate x of a node whose law (so far) is r and which was drawn from q:
-    with which probability is it kept, and which law goes on when it is not.
+    """A rule defines two things for a candidate x that was drawn from q, at a node whose distribution (so far) is r:
+    the probability of keeping x, and the distribution that replaces r when x is rejected.
 
-    `certain` rules decide without randomness and leave the law as it is: of the paths that they keep, the longest is
-    taken. With `soft`, and at temperature 0, a rule judges by the law before the arg max is taken.
+    `certain` rules are deterministic and leave the distribution as it is: of the paths that they keep, the longest is
+    accepted. With `soft`, and at temperature 0, a rule decides by the distribution before the arg max.
     """
 
     name: str
@@ -34,14 +34,14 @@ class Rule(Protocol):
         ...
 
     def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """The law (..., V), normalised, from which to go on after `token` was rejected."""
+        """The residual distribution (..., V), normalised, after `token` was rejected."""
         ...
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a rule may need to know of the method around it: the height of the drafts, the target's codebook (V, d),
-    whether decoding is greedy, and who computes the neighbour tables of a codebook (see `proximity.neighbours`)."""
+    """What a rule may need from the rest of the method: the height of the drafts, the target's codebook (V, d), whether
+    decoding is greedy, and the function that computes a codebook's neighbour tables (see `proximity.neighbours`)."""
 
     height: int
     codebook: Callable[[], Tensor]
@@ -55,7 +55,7 @@ def at(law: Tensor, token: Tensor) -> Tensor:
 
 
 def normalise(mass: Tensor, fallback: Tensor) -> Tensor:
-    """Norm(mass); where nothing is left (a rejection that has probability zero), `fallback`."""
+    """Norm(mass); where the mass is zero (a rejection that has probability zero), `fallback`."""
     left = sum_last(mass).unsqueeze(-1)
     return torch.where(left > 1e-30, mass / left.clamp_min(1e-30), fallback)
 

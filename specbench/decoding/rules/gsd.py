@@ -15,8 +15,8 @@ from specbench.errors import UsageError
 class Grouped:
     """Keep x with min(1, r(G) / q(G)), where the group G is x and its nearest codes.
 
-    Groups are neighbourhoods centred on the candidate, not a partition of the codebook, so even the law over groups is
-    changed. `resample="vanilla"` continues from Norm([r - q]_+), `"optimal"` from Cool-SD's Eq. 10.
+    Groups are neighbourhoods centred on the candidate, not a partition of the codebook, so the rule changes even the
+    distribution over groups. `resample="vanilla"` continues from Norm([r - q]_+), `"optimal"` from Cool-SD's Eq. 10.
     """
 
     name = "gsd"

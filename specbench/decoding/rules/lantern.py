@@ -1,4 +1,4 @@
-"""LANTERN and LANTERN++: a token is kept for the sake of its neighbours in the codebook, too."""
+"""LANTERN and LANTERN++: the neighbours of a token in the codebook count towards its acceptance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench.decoding.rules.base import Rule, Setting, at, normalise, ratio
 from specbench.errors import UsageError
 
-#: Entries of a neighbour gather that are held at once when the kept mass of every token is wanted.
+#: Entries of a neighbour gather that are held at once when the kept mass of every token is needed.
 _CHUNK = 1 << 25
 
 
@@ -21,12 +21,12 @@ class Lantern:
     (LANTERN, Section 3.3 and Algorithm 1; LANTERN++ as in Cool-SD, Eqs. 3 to 6).
 
     `bound` limits the mass s that moves from the neighbours onto x: "tvd" s < delta, "jsd" the Jensen-Shannon
-    divergence (nats) of the law before and after < delta, "total" s <= (lam - 1) r(x), "neighbours" s < lam r(x)
-    (ERRATA, LANTERN 2). `resample` is the law after a rejection: "paper" Norm([r' - q]_+) with r' the law whose mass
-    has moved; "optimal" Cool-SD's Eq. 10; "released" what LANTERN's code does (ERRATA, LANTERN 3; golden
-    lantern_acceptance). There "tvd" means s <= delta, and where any neighbour is inside the bound, if only for want of
-    mass, the k + 1 nearest are cleared before [r - q]_+: in r, and x too, where x was chosen (q is a point mass); in q,
-    without renormalising it, where x was drawn.
+    divergence (nats) of the distribution before and after < delta, "total" s <= (lam - 1) r(x), "neighbours"
+    s < lam r(x) (ERRATA, LANTERN 2). `resample` is the distribution after a rejection: "paper" Norm([r' - q]_+) with r'
+    the distribution whose mass has moved; "optimal" Cool-SD's Eq. 10; "released" what LANTERN's code does (ERRATA,
+    LANTERN 3; golden lantern_acceptance). There "tvd" means s <= delta, and where any neighbour is inside the bound,
+    even one without mass, the k + 1 nearest are cleared before [r - q]_+: in r, together with x, where x is
+    deterministic (q is a point mass); in q, without renormalising it, where x was sampled.
 
     With `greedy` a token is kept where it is the arg max of r'.
     """
@@ -42,7 +42,7 @@ class Lantern:
         if resample not in ("paper", "optimal", "released"):
             raise UsageError(f"resample={resample} is unknown to {name} (choose from: paper, optimal, released)")
         self.name, self.bound, self.limit, self.resample = name, bound, limit, resample
-        self.near, self.k = near[:, : k + 1], min(k, near.shape[1])  # the released code clears one more than it counts
+        self.near, self.k = near[:, : k + 1], min(k, near.shape[1])  # the released code clears one more than counts
         self.certain = self.soft = greedy
 
     def moved(self, r: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,7 +82,7 @@ class Lantern:
         cleared = self.near[token]
         bare = r.scatter(-1, cleared, 0.0).scatter(-1, token.unsqueeze(-1), 0.0)
         left = (r - torch.where(counted, q.scatter(-1, cleared, 0.0), q)).clamp_min(0)
-        # where the neighbourhood was the whole law, only x goes (the released code divides by zero)
+        # where the neighbourhood held all the mass, only x is cleared (the released code divides by zero)
         return normalise(torch.where(chosen & counted, bare, left), normalise(left, r))
 
     def _shifted(self, r: Tensor, token: Tensor, near: Tensor, gain: Tensor) -> Tensor:
@@ -104,8 +104,8 @@ class Lantern:
 
 
 def _divergence(own: Tensor, moved: Tensor) -> Tensor:
-    """Jensen-Shannon divergence in nats between a law and the same with mass `moved` shifted from other tokens onto one
-    that had `own`. It depends on these two numbers alone: each emptied token of mass a gives a ln 2 / 2."""
+    """Jensen-Shannon divergence in nats between a distribution and the same with mass `moved` shifted from other tokens
+    onto one that had `own`. It depends on these two numbers alone: each emptied token of mass a adds a ln 2 / 2."""
     half = own + moved / 2
     part = own * (own.clamp_min(1e-38) / half.clamp_min(1e-38)).log()
     rest = (own + moved) * ((own + moved).clamp_min(1e-38) / half.clamp_min(1e-38)).log()

@@ -14,13 +14,13 @@ MEASURES = ("l2", "cosine", "random")
 def neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
     """The k nearest other codes of every code, (V, min(k, C - 1)) int64, nearest first, ties by code number.
 
-    codebook (V, d), of which C rows hold codes; a token that is none (a row of NaN) is near to nothing but itself. "l2"
-    and "cosine" measure in it; "random" is LANTERN's control (Table 4), a fixed shuffle.
+    codebook (V, d), of which C rows hold codes; a token without a code (a row of NaN) is near to nothing but itself.
+    "l2" and "cosine" are distances in the codebook; "random" is LANTERN's control (Table 4), a fixed shuffle.
     """
     if proximity not in MEASURES:
         raise UsageError(f"proximity={proximity} is unknown (choose from: {', '.join(MEASURES)})")
     if k < 1:
-        raise UsageError(f"k must be a whole number of at least 1 (got {k})")
+        raise UsageError(f"k must be an integer of at least 1 (got {k})")
     codes = codebook.detach().to("cpu", torch.float32).contiguous()
     k = min(k, int((~codes.isnan().any(-1)).sum()) - 1)
     return _compute(codes, k, proximity).to(codebook.device)

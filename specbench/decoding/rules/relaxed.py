@@ -25,7 +25,7 @@ class Relaxed:
     certain = soft = False
 
     def __init__(self, name: str, omega: list[float], resample: str = "optimal") -> None:
-        """omega[i - 1] belongs to depth i; deeper places use the last one."""
+        """omega[i - 1] belongs to depth i; deeper positions use the last one."""
         if resample not in ("optimal", "vanilla"):
             raise UsageError(f"resample={resample} is unknown (choose from: optimal, vanilla)")
         self.name = name
@@ -33,11 +33,11 @@ class Relaxed:
         self.omega = torch.tensor([1.0, *omega], dtype=torch.float32)
 
     def factors(self, device: torch.device) -> tuple[Tensor, bool]:
-        """What the fused kernel takes: omega by depth, from 0 on, and whether the residual is that of Eq. 10."""
+        """Inputs of the fused kernel: omega by depth, from 0 on, and whether the residual is that of Eq. 10."""
         return self.on(device), self.resample == "optimal"
 
     def on(self, device: torch.device) -> Tensor:
-        """The factors by depth, from 0 on, where they are needed; the last one goes on."""
+        """The factors by depth, from 0 on, on a device; the last one applies to deeper positions."""
         if self.omega.device != device:
             self.omega = self.omega.to(device)
         return self.omega

@@ -13,11 +13,11 @@ from specbench.engine.ops import sum_last
 
 
 class Typical:
-    """Keep x where r(x) > min(epsilon, alpha exp(-H(r))), H the entropy in nats; of the kept paths the longest counts,
-    and the token that follows it has the target's law.
+    """Keep x where r(x) > min(epsilon, alpha exp(-H(r))), H the entropy in nats; of the kept paths the longest is
+    accepted, and the next token has the target's distribution.
 
-    The drafter's law plays no part. A token that is certain is always kept, so at temperature 0 a token is kept exactly
-    where it is the arg max.
+    The drafter's distribution is not used. A token of probability 1 is always kept, so at temperature 0 a token is kept
+    exactly where it is the arg max.
     """
 
     name = "typical"
