@@ -1,6 +1,6 @@
-"""ImageReward's network: transformers' BLIP for pictures and text, and a few linear layers on the text's first state.
+"""ImageReward's network: transformers' BLIP for images and text, and a few linear layers on the text's first state.
 
-The official file holds the layout of BLIP's own code. `table` says where each of its tensors goes. Two projections of
+The official file holds the layout of BLIP's own code. `table` maps each of its tensors. Two projections of
 BLIP's pretraining are in the file and not used; neither is a list of positions, which some of its files have.
 """
 
@@ -52,7 +52,7 @@ UNUSED = [r"blip\.(vision|text)_proj\.(weight|bias)", r"blip\.text_encoder\.embe
 
 
 class Blip(nn.Module):
-    """Pictures and captions -> rewards."""
+    """Images and captions -> rewards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Captions:
 
 
 def as_input(x: np.ndarray) -> Tensor:
-    """Picture (S, S, 3) uint8 -> (3, S, S) float32 with CLIP's mean and deviation."""
+    """Image (S, S, 3) uint8 -> (3, S, S) float32 with CLIP's mean and deviation."""
     mean = torch.tensor([0.48145466, 0.4578275, 0.40821073])
     deviation = torch.tensor([0.26862954, 0.26130258, 0.27577711])
     return ((torch.from_numpy(x).float() / 255 - mean) / deviation).permute(2, 0, 1).contiguous()
