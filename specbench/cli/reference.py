@@ -192,7 +192,7 @@ class Folder:
         self.names = sorted(self._paths)
         if len(self.names) < 2:
             what = f"are fewer than two images in {folder}" if folder.is_dir() else f"is no folder {folder}"
-            raise UsageError(f"there {what}: give images= one that has {', '.join(pictures.ENDINGS)} files")
+            raise UsageError(f"there {what}: give images= a folder with {', '.join(pictures.ENDINGS)} files")
         lines = [f"{self._paths[name].stat().st_size} {name}\n" for name in self.names]
         self.files = hashlib.sha256("".join(lines).encode()).hexdigest()
 

@@ -1,7 +1,7 @@
 """MS-COCO's captions (Lin et al. 2014): val2017, 5,000 images, val2014, 40,504, and the training images of both years;
-five captions or more an image, of which a run takes one.
+at least five captions an image, of which a run takes one.
 
-A prompt and its real image belong together by the image's id. The order of the file decides nothing but which of an
+A prompt and its real image belong together by the image's id. The order of the file only determines which of an
 image's captions is the first.
 """
 

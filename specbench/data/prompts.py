@@ -11,8 +11,8 @@ The suffix of the file's name determines its format:
 - .jsonl: such a text or object a line; blank lines are skipped.
 
 A prompt without an id is named by its number, from 1 on: the line of a text or a JSONL, the row below a header, the
-entry of a list. A file is taken in its own order, from the top: whoever writes one has chosen the prompts already, and
-looks for the first of them in the first image. So `seed` keys the random streams alone.
+entry of a list. A file is read in its own order, from the top: its prompts are chosen already, and the first image
+belongs to the first of them. So `seed` keys the random streams alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def read(path: Path) -> list[Entry]:
     """Every prompt of a file, in its order. UsageError for a file that cannot be read to its end."""
     if path.suffix.lower() not in _READERS:
         base.check_file(path)
-        raise UsageError(f"cannot tell the form of {path}: its name must end in {', '.join(_READERS)}")
+        raise UsageError(f"cannot determine the format of {path}: its name must end in {', '.join(_READERS)}")
     return base.check_ids(list(_READERS[path.suffix.lower()](base.read_text(path), path)), path)
 
 

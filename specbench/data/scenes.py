@@ -2,7 +2,7 @@
 
 A scene is a symbolic description (layout, objects, background). Everything else about its image (exact positions,
 hues, stripe phases, clouds, grain) is drawn from the same per-index generator and is *not* in the caption, so a model
-can only spread its mass over it, as with real photographs.
+can only spread its probability over it, as with real photographs.
 
 Objects have a canonical order, so that "the first object" means one thing: left to right in a row, top to bottom in a
 column, the top one first in a pyramid. Train and validation share no scene: the split is decided by a hash of the

@@ -161,8 +161,7 @@ class Metric(ABC):
 
 
 def chosen(measure: type[Metric], options: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a metric that has those of `known`, whose values stand for what is not given. UsageError for
-    another one."""
+    """The options of a metric: those of `known`, whose values are the defaults. UsageError for another option."""
     for name in options:
         if name not in known:
             raise unknown(f"option of {measure.__module__.rpartition('.')[2]}", name, known)

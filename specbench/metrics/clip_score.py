@@ -50,7 +50,7 @@ def _lanczos(picture: np.ndarray) -> np.ndarray:
     return found
 
 
-#: Resize -> what comes before CLIP's own, and its name in a backend.
+#: Resize -> the step before CLIP's own, and its name in a backend.
 RESIZES: dict[str, tuple[towers.Resize | None, str]] = {
     "own": (None, "224 bicubic"),
     "bilinear299": (_bilinear, "299 bilinear, then 224 bicubic"),

@@ -16,7 +16,7 @@ from specbench.metrics.base import Item, Judge, Metric, Place, Unavailable
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Images in a forward pass, always: a convolution picks the order of its sums by the size of a batch, and an image's
+#: Images in a forward pass, always: a convolution chooses the order of its sums by the batch size, and an image's
 #: outputs must not depend on the number of other images in the batch.
 GROUP = 32
 
@@ -83,7 +83,7 @@ def of_scenes(item: Item) -> bool:
 
 
 def of_classes(item: Item) -> bool:
-    """Whether an item states a class of scenes with one object, and not a whole scene: see `data.scenes_classes`."""
+    """Whether an item states a class of scenes with one object, and not a full scene: see `data.scenes_classes`."""
     from specbench.data import scenes
 
     background = list(scenes.ATTRIBUTES).index("background")

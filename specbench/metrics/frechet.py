@@ -15,7 +15,7 @@ BLOCK = 4096  # features that are widened to float64 at once
 
 
 class _Given(nn.Module):
-    """Stands for the network in torchmetrics' metric: the features are there already."""
+    """Replaces the network in torchmetrics' metric: the features are computed already."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Moments:
         return moments
 
     def add(self, features: Tensor) -> None:
-        """Takes in features (B, d) of any float type."""
+        """Adds features (B, d) of any float type."""
         wide = features.double()
         self.count += len(wide)
         self.total += wide.sum(0)
@@ -80,8 +80,8 @@ def influences(features: Tensor, mean: Tensor, covariance: Tensor) -> Tensor | N
 
         I_i = 2 (mu - mu_r) . x_i + x_i^T (1 - A) x_i - Tr((1 - A) S),   x_i = f_i - mu,
 
-    where A = S_r^{1/2} (S_r^{1/2} S S_r^{1/2})^{-1/2} S_r^{1/2} is the optimal map from N(0, S) to N(0, S_r). It asks
-    for a well-conditioned S: None below 2 d images.
+    where A = S_r^{1/2} (S_r^{1/2} S S_r^{1/2})^{-1/2} S_r^{1/2} is the optimal map from N(0, S) to N(0, S_r). It
+    needs a well-conditioned S: None below 2 d images.
     """
     n, d = features.shape
     if n < 2 * d:

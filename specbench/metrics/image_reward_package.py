@@ -40,7 +40,7 @@ class Package(Judge):
 def load(weights: Path, vocabulary: Path, device: str) -> Any:
     """The package's own model, filled from ImageReward.pt, with a tokenizer from vocab.txt.
 
-    Its `load` would fetch a configuration and a tokenizer, and take a file that lacks tensors. Raises UsageError.
+    Its own `load` fetches a configuration and a tokenizer, and accepts a file with missing tensors. Raises UsageError.
     """
     from ImageReward.ImageReward import ImageReward
     from ImageReward.models.BLIP import blip_pretrain

@@ -92,7 +92,7 @@ class Inception(Solitary):
 
 def blank() -> nn.Module:
     """torch-fidelity's network with weights that are not trained. Its class reads a weights file in a way that lets
-    the file execute code; here it reads the bytes of an empty dictionary, and takes nothing from them."""
+    the file execute code; here it reads the bytes of an empty dictionary instead."""
     import torch
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 

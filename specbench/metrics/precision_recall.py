@@ -45,5 +45,5 @@ class Measure(ComparedMetric):
         note = f"{self.against()}, {n} images to {m}"
         if n != m:
             note += ": both shares depend on the two numbers, compare only runs with the same"
-        stderr = math.sqrt(precision * (1 - precision) / n) if 0 < precision < 1 else None  # 0 would claim certainty
+        stderr = math.sqrt(precision * (1 - precision) / n) if 0 < precision < 1 else None  # 0 would mean certainty
         return Score(precision, stderr, self.backend(), note), Score(recall, None, self.backend(), note)

@@ -134,7 +134,7 @@ class TowersMetric(Metric):
 
     @property
     def prefix(self) -> str:
-        """What is put before each caption."""
+        """The text before each caption."""
         return ""
 
     @property

@@ -22,7 +22,7 @@ _EMBEDDED = "scenes-"  # before the kind of an embedded model's part; a drafter'
 def save(module: nn.Module, path: Path, kind: str, config: dict[str, Any], dtype: torch.dtype = torch.float16) -> None:
     """Write `module` atomically; floating tensors are stored as `dtype`.
 
-    A file that holds the same already stays as it is, since rows name weights by their file's digest.
+    A file with the same content is not rewritten, since rows name weights by their file's digest.
     """
     tensors = {
         k: v.detach().to(dtype if v.is_floating_point() else v.dtype).cpu().contiguous()

@@ -76,8 +76,8 @@ class EagleConfig:
         )
 
     def to_dict(self) -> dict:
-        """Without the fields that are younger than the first files, where they say nothing new: rows name weights by
-        the digest of their file."""
+        """The fields, for a file. The later ones are left out at their defaults: rows name weights by the digest of
+        their file."""
         found = asdict(self)
         for name, usual in (("n_layer", 1), ("fc_bias", True)):
             if found[name] == usual:

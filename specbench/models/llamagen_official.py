@@ -94,7 +94,7 @@ class LlamaGenModel(RealModel):
             cfg = self._from_shapes(source)
         if (cfg.block_size, cfg.num_classes > 0) != (self.shape.block_size, self.shape.num_classes > 0):
             raise UsageError(
-                f"{folder} holds another LlamaGen than {self.name}: it draws {cfg.block_size} tokens from"
+                f"{folder} holds another LlamaGen than {self.name}: it generates {cfg.block_size} tokens from"
                 f" {'classes' if cfg.num_classes else 'text'}; choose its model="
             )
         table, ignored = naming.for_llamagen(
@@ -125,7 +125,7 @@ class LlamaGenModel(RealModel):
             return replace(cfg, cls_token_num=tokens, caption_dim=width)
         except (KeyError, ValueError) as e:
             raise UsageError(
-                f"{source.path} is no LlamaGen file for {self.name} (it lacks {e}); fetch the official one"
+                f"{source.path} is not a LlamaGen file for {self.name} (it lacks {e}); fetch the official one"
             ) from e
 
     def smaller(self) -> LlamaGen:

@@ -145,7 +145,7 @@ class MARModel(Bundle):
                 steps=self.shape.steps,
             )
         except (LookupError, ArithmeticError) as e:
-            raise UsageError(f"{source.path} is no MAR file (it lacks {e}); fetch the official one") from e
+            raise UsageError(f"{source.path} is not a MAR file (it lacks {e}); fetch the official one") from e
 
     def draft_model(self) -> Guided:
         """A smaller MAR of the same tokens, with the target's guidance."""

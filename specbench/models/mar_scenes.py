@@ -53,8 +53,8 @@ class ScenesMAR(Bundle):
         side = self.target.model.cfg.side * self.autoencoder.cfg.downsample
         if self._tokens(self.target) != (*wanted, self.target.length) or side != self.resolution:
             raise UsageError(
-                f"scenes_mar and scenes_kl in {self.folder} are not of one training: run `make train-scenes`, or take"
-                " both from one folder"
+                f"scenes_mar and scenes_kl in {self.folder} are not from one training run: run `make train-scenes`, or"
+                " take both from one folder"
             )
 
     def _load(self, kind: str, module: Callable[[Any], M], config: Callable[..., Any], seed: int, dtype: Any) -> M:
@@ -87,7 +87,7 @@ class ScenesMAR(Bundle):
         for prompt, number in zip(prompts, found, strict=True):
             if number is None:
                 raise UsageError(
-                    f"{self.name} draws one object, and '{prompt[:40]}' is no class of it: name a colour"
+                    f"{self.name} draws one object, and '{prompt[:40]}' is not one of its classes: name a colour"
                     f" ({', '.join(scenes.COLOURS)}) and a shape ({', '.join(scenes.SHAPES)}), such as 'red circle', or"
                     f" a number from 0 to {len(scenes_classes.NAMES) - 1}; data=scenes_classes has them all"
                 )

@@ -93,7 +93,7 @@ def open_source(path: Path, wrappers: Sequence[str] = (), allowed: Sequence[type
     """A weights file, or a folder that holds one of `NAMES`; a UsageError names what is wrong with it.
 
     A PyTorch file may keep its tensors under one of the keys `wrappers`, which are tried in their order; it may also be
-    a bare state dict. `allowed` are types besides tensors that such a file may hold without being refused, such as
+    a bare state dict. `allowed` are types that such a file may hold in addition to tensors, such as
     argparse.Namespace.
     """
     if path.is_dir():
@@ -332,7 +332,7 @@ def _index(file: Path) -> dict[str, str]:
         raise UsageError(f"{file} has no 'weight_map'; fetch it again")
     for tensor, name in listed.items():
         if not isinstance(name, str) or Path(name).name != name:
-            raise UsageError(f"{file} puts tensor {tensor!r} into {name!r}, which is no file name; fetch it again")
+            raise UsageError(f"{file} puts tensor {tensor!r} into {name!r}, which is not a file name; fetch it again")
     return listed
 
 
@@ -342,7 +342,7 @@ def _json_object(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as e:
         raise UsageError(f"cannot read {file} ({e}); fetch it again") from e
     if not isinstance(content, dict):
-        raise UsageError(f"{file} is no JSON object; fetch it again")
+        raise UsageError(f"{file} is not a JSON object; fetch it again")
     return content
 
 
@@ -423,7 +423,7 @@ def _check_table(own: Mapping[str, Any], table: Mapping[str, Place]) -> None:
 
 
 def _allocate(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Replace every parameter and persistent buffer by an empty one, and move what else the module made."""
+    """Replace every parameter and persistent buffer by an empty one, and move the module's other tensors."""
     made: dict[Tensor, Tensor] = {}  # tied parameters stay tied
 
     def empty(old: Tensor) -> Tensor:

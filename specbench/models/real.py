@@ -90,8 +90,8 @@ def class_number(prompt: str, classes: int, model: str) -> int:
     if re.fullmatch(r"\d{1,6}", prompt.strip()) and int(prompt) < classes:
         return int(prompt)
     raise UsageError(
-        f"{model} draws classes 0 to {classes - 1}, and '{prompt[:40]}' is none; use data=imagenet, or a file of class"
-        " numbers"
+        f"{model} draws classes 0 to {classes - 1}, and '{prompt[:40]}' is not one; use data=imagenet, or a file of"
+        " class numbers"
     )
 
 

@@ -72,7 +72,7 @@ class ScenesModel(Drafters):
 
     @torch.inference_mode()
     def encode(self, prompts: list[str]) -> Conditioning:
-        """Features of each prompt on its own, so that they do not depend on the batch."""
+        """Features of each prompt, encoded alone: they do not depend on the batch."""
         rows = [self.text(self.text.tokenize([p]).to(self.device)) for p in prompts]
         features = torch.cat(rows).to(self.dtype)
         return Conditioning(features, torch.ones(features.shape[:2], dtype=torch.bool, device=self.device))

@@ -3,7 +3,7 @@
 Sources of the facts: the reference README, by its numbers, and next to it manifests/ and prompt_formats.json. Fixed
 wordings (an instruction, a quality suffix, a negative prompt) are settings: they come in as arguments.
 
-Nothing of a tokenizer's file is executed, and what a user writes never becomes a special token.
+Nothing of a tokenizer's file is executed, and a user's text never becomes a special token.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def clean(caption: str) -> str:
 
     Like the official cleaning (language/t5.py, called twice there) it decodes %xx, + and HTML entities, lower-cases,
     drops tags, makes one kind of dash and of quotation mark, puts a space for signs such as brackets, & and /, and one
-    behind a comma or a full stop inside a word, drops sizes such as 2x2 and numbers such as #41, and collapses white
-    space. Left out are what is aimed at web advertising (addresses, file names, article numbers, shipping, ...), the
+    after a comma or a full stop inside a word, drops sizes such as 2x2 and numbers such as #41, and collapses white
+    space. It leaves out the rules for web advertising (addresses, file names, article numbers, shipping, ...), the
     repair of broken Unicode and the removal of Chinese characters.
     """
     for _ in range(2):

@@ -175,7 +175,7 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(cfg.dim, cfg.norm_eps)
 
     def forward(self, x: Tensor, frame: Frame, layer: int) -> Tensor:
-        """x (N, dim): the positions of all rows, one after the other; the same comes back."""
+        """x (N, dim): the positions of all rows, one after the other -> (N, dim)."""
         if (kernels := fused_kernels()) is not None and frame.cache is not None:
             fused: Tensor = kernels.block(self, x, frame, layer)
             return fused
