@@ -160,7 +160,7 @@ def judge(one: Metric, images: Pictures, items: Sequence[Item], keep: Outputs) -
 
 
 def _finite(one: Score) -> Score:
-    """Turns NaN and inf into an unmeasured score."""
+    """A score of NaN or inf becomes an unmeasured one."""
     if one.value is None or math.isfinite(one.value):
         return one
     return Score.unmeasured("; ".join(filter(None, [f"the value is {one.value}", one.note])), one.backend)
