@@ -118,18 +118,18 @@ def test_captions_first_longest_random(load: Load, tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda c: [], "is no COCO annotation file: it has no list of images"),
+        (lambda c: [], "no list of images"),
         (lambda c: c | {"annotations": {"1": 2}}, "no list of annotations"),
         (lambda c: c | {"annotations": ["x"]}, "no list of annotations"),
         (lambda c: c | {"annotations": []}, "holds no prompts"),
-        (lambda c: c | {"images": c["images"] + c["images"][:1]}, "the image id 100 stands twice"),
-        (lambda c: c | {"annotations": c["annotations"] * 2}, "the caption id 5000 stands twice"),
+        (lambda c: c | {"images": c["images"] + c["images"][:1]}, "image id 100 .*twice"),
+        (lambda c: c | {"annotations": c["annotations"] * 2}, "caption id 5000 .*twice"),
         (lambda c: c | {"images": c["images"][2:]}, "caption 5000: the file has no image 101"),
         (lambda c: c | {"annotations": [{"id": 1, "image_id": [1], "caption": "x"}]}, r"has no image \[1\]"),
         (lambda c: c | {"annotations": [{"id": 1, "image_id": 100, "bbox": []}]}, "caption 1: it has no text"),
         (lambda c: c | {"images": [{"id": "../1", "file_name": "x"}]}, "image number 1 has no id"),
-        (lambda c: c | {"images": [{"id": 1, "file_name": "../../x.jpg"}]}, "image 1: its file_name is no plain"),
-        (lambda c: c | {"images": [{"id": 1, "file_name": ".."}]}, "image 1: its file_name is no plain"),
+        (lambda c: c | {"images": [{"id": 1, "file_name": "../../x.jpg"}]}, "image 1: .*file_name"),
+        (lambda c: c | {"images": [{"id": 1, "file_name": ".."}]}, "image 1: .*file_name"),
         (lambda c: c | {"images": [{"id": 1}]}, "image 1: the file_name must be text"),
         (lambda c: c | {"annotations": [{"id": 7, "image_id": 100, "caption": "a\0b"}]}, "caption 7: .*NUL"),
         (lambda c: json.dumps(c)[:-9], "cannot read it as JSON"),
@@ -347,7 +347,7 @@ LONG = "x" * 10_001
         ("a.csv", b"name,words\nx,y\n", r"line 1: the header has no column .*it has: 'name', 'words'"),
         ("a.csv", b"prompt,prompt\nx,y\n", "the column prompt twice"),
         ("a.csv", b"id,prompt\n1,x\n\n2, \n", "line 4: the prompt is empty"),
-        ("a.csv", b"id,prompt\n1,x\n1,y\n", "the id '1' stands twice"),
+        ("a.csv", b"id,prompt\n1,x\n1,y\n", "id '1' .*twice"),
         ("a.csv", b"prompt,note\na cat, sitting,x\n", "line 2: 3 cells below a header of 2; .*quote a prompt"),
         ("a.csv", b'prompt\n"x\n', "line 2: cannot read this row"),
         ("a.csv", b'prompt\n"x" y\n', "line 2: cannot read this row"),
@@ -362,8 +362,8 @@ LONG = "x" * 10_001
         ("a.json", b'[{"words": "x"}]', "entry 1: the object has no prompt, caption or text"),
         ("a.json", b'[{"prompt": "x", "id": true}]', "entry 1: the id must be text, not bool"),
         ("a.json", b'[{"prompt": "x", "id": [1]}]', "entry 1: the id must be text, not list"),
-        ("a.json", b'[{"prompt": "x", "id": 1}, {"prompt": "y", "id": "1"}]', "the id '1' stands twice"),
-        ("a.json", b'{"1": "x", "1": "y"}', "the key '1' stands twice"),
+        ("a.json", b'[{"prompt": "x", "id": 1}, {"prompt": "y", "id": "1"}]', "id '1' .*twice"),
+        ("a.json", b'{"1": "x", "1": "y"}', "key '1' .*twice"),
         ("a.json", b'{"": "x"}', "the id is empty"),
         ("a.json", b'{"1": {"prompt": "x"}}', "id '1': the prompt must be text, not dict"),
         ("a.json", b'["x\\u0000y"]', "entry 1: the prompt holds a NUL"),
@@ -374,8 +374,8 @@ LONG = "x" * 10_001
         ("a.jsonl", b'"x"\n\n{"prompt": ""}\n', "line 3: the prompt is empty"),
         ("a.jsonl", b'"x"\n{"prompt"\n', "line 2: cannot read it as JSON"),
         ("a.jsonl", b'["x"]\n', "line 1: the prompt must be text, not list"),
-        ("a.xlsx", b"x", r"cannot tell the form of .*must end in .txt, .tsv, .csv, .json, .jsonl"),
-        ("prompts", b"x", "cannot tell the form"),
+        ("a.xlsx", b"x", r"must end in .txt, .tsv, .csv, .json, .jsonl"),
+        ("prompts", b"x", "prompts: its name must end in .txt"),
     ],
 )
 def test_a_hostile_file_costs_one_sentence(name: str, content: bytes, sentence: str, tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_all_prompts_of_a_data_set(tmp_path: Path) -> None:
     assert len(data.load(every)) == 5
     assert configuration.compose(words)["n"] == 16
     for name in data.DRAWN:
-        with pytest.raises(UsageError, match=f"data={name} has no last prompt, n=all would never end: give n=NUMBER"):
+        with pytest.raises(UsageError, match=f"data={name} .*n=all .*n=NUMBER"):
             configuration.compose([f"data={name}", "n=all"])
 
 

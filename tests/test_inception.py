@@ -185,10 +185,10 @@ def test_absent_weights_leave_the_columns_empty(tmp_path: Path) -> None:
     [
         ({"resise": "tf"}, "unknown option of kid 'resise' .*crop, resize, subset_size, subsets"),
         ({"resize": "bicubic"}, "unknown resize of Inception 'bicubic' .*clean, pytorch, tf"),
-        ({"crop": 0}, "crop must be a whole number"),
-        ({"crop": True}, "crop must be a whole number"),
-        ({"subsets": None}, "subsets must be a whole number"),
-        ({"subsets": 2.0}, "subsets must be a whole number"),
+        ({"crop": 0}, "crop must be .*at least 1"),
+        ({"crop": True}, "crop must be .*at least 1"),
+        ({"subsets": None}, "subsets must be .*at least 1"),
+        ({"subsets": 2.0}, "subsets must be .*at least 1"),
     ],
 )
 def test_options_are_checked(options: dict[str, object], message: str) -> None:
@@ -249,7 +249,7 @@ def test_fid_agrees_with_torch_fidelity(narrow: None, published: Path, n: int) -
     assert score.value == pytest.approx(by_singular_values(found, real), rel=1e-4)
     assert score.backend.startswith(f"inception-v3@{inception.SHA256[:8]}, tf resize, reference any@")
     far = "far " if n <= WIDTH else ""
-    assert score.note.startswith(f"against 300 real pictures of any; n = {n} for 24 features: biased {far}upwards")
+    assert score.note.startswith(f"against 300 real images of any; n = {n} for 24 features: biased {far}upwards")
     assert (score.stderr is None) == (n < 2 * WIDTH)
 
 
@@ -273,7 +273,7 @@ def test_kid_agrees_with_torch_fidelity(narrow: None, published: Path, n: int) -
         permuted, torch.from_numpy(real), kid_subsets=7, kid_subset_size=size, rng_seed=2020, verbose=False
     )
     assert score.value == theirs["kernel_inception_distance_mean"]
-    assert score.note == f"against 90 real pictures of any, 7 subsets of {size}"
+    assert score.note == f"against 90 real images of any, 7 subsets of {size}"
 
 
 def test_kid_is_the_unbiased_discrepancy_and_knows_its_spread(narrow: None, published: Path) -> None:
@@ -334,7 +334,7 @@ def test_precision_and_recall_agree_with_torch_fidelity(narrow: None, published:
     assert 0 < recall.value < precision.value < 1
     assert precision.stderr == pytest.approx(np.sqrt(precision.value * (1 - precision.value) / 50))
     assert recall.stderr is None
-    assert "50 pictures to 80" in recall.note
+    assert "50 images to 80" in recall.note
     none = one.score(outputs(found)[:3], some_items(3))
     assert [score.value for score in none] == [None, None]
 

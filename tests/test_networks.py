@@ -533,7 +533,7 @@ def test_another_vocabulary_is_refused(folder: Path) -> None:
         with pytest.raises(UsageError, match="is not the vocabulary of bert-base-uncased"):
             metrics.metric("image_reward", at(folder)).judge()
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match="no readable vocabulary"):
+    with pytest.raises(UsageError, match="readable vocabulary"):
         metrics.metric("image_reward", at(folder)).judge()
 
 

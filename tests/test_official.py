@@ -452,7 +452,7 @@ def test_configuration_of_a_folder(tmp_path):
     with pytest.raises(UsageError, match=r"cannot read .*config.json.*; fetch it again"):
         official.config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(UsageError, match="is no JSON object"):
+    with pytest.raises(UsageError, match="JSON object"):
         official.config(tmp_path)
     with pytest.raises(UsageError, match="cannot read"):
         official.config(tmp_path / "nowhere")
@@ -524,19 +524,19 @@ BROKEN = {
     ),
     "cut safetensors": (
         lambda d: cut(a_file(d / "x.safetensors", tiny_tensors())),
-        r"x.safetensors' is no readable safetensors file, or only a part of one \(.*\); fetch it again",
+        r"x.safetensors' is not a readable safetensors file, or only a part of one \(.*\); fetch it again",
     ),
-    "empty safetensors": (lambda d: text(d / "x.safetensors", ""), "no readable safetensors file"),
+    "empty safetensors": (lambda d: text(d / "x.safetensors", ""), "readable safetensors file"),
     "cut zip": (
         lambda d: cut(a_file(d / "x.pt", tiny_tensors())),
-        r"x.pt' is no readable PyTorch file, or only a part",
+        r"x.pt' is not a readable PyTorch file, or only a part",
     ),
-    "cut end of a zip": (lambda d: cut(a_file(d / "x.pt", tiny_tensors()), 0.99), "no readable PyTorch file"),
-    "cut old": (lambda d: cut(old(d / "x.pt", tiny_tensors())), "no readable PyTorch file, or only a part"),
-    "cut head of old": (lambda d: cut(old(d / "x.pt", tiny_tensors()), 0.02), "no readable PyTorch file"),
-    "empty": (lambda d: text(d / "x.pt", ""), "no readable PyTorch file"),
-    "words": (lambda d: text(d / "x.pt", "hello world"), "no readable PyTorch file"),
-    "page": (lambda d: text(d / "x.bin", "<html>Not found</html>"), "no readable PyTorch file"),
+    "cut end of a zip": (lambda d: cut(a_file(d / "x.pt", tiny_tensors()), 0.99), "readable PyTorch file"),
+    "cut old": (lambda d: cut(old(d / "x.pt", tiny_tensors())), "readable PyTorch file, or only a part"),
+    "cut head of old": (lambda d: cut(old(d / "x.pt", tiny_tensors()), 0.02), "readable PyTorch file"),
+    "empty": (lambda d: text(d / "x.pt", ""), "readable PyTorch file"),
+    "words": (lambda d: text(d / "x.pt", "hello world"), "readable PyTorch file"),
+    "page": (lambda d: text(d / "x.bin", "<html>Not found</html>"), "readable PyTorch file"),
     "pointer": (
         lambda d: text(d / "x.bin", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
         "x.bin' is a pointer of Git LFS",
@@ -559,21 +559,21 @@ BROKEN = {
         r"holds no tensors under model or its top level, only 'steps' \(and 1 more\)",
     ),
     "sparse": (lambda d: a_file(d / "x.pt", {"q": torch.eye(4).to_sparse()}), "tensor 'q' is sparse, quantised or"),
-    "no shard": (without_a_shard, r"index.json names 'model-00002-of-00002.safetensors', which is not beside it"),
+    "no shard": (without_a_shard, r"index.json names 'model-00002-of-00002.safetensors'"),
     "not in its shard": (
         lambda d: edited_index(d, q="model-00002-of-00002.safetensors"),
-        "says that tensor 'q' is in model-00002-of-00002.safetensors, which lacks it",
+        "tensor 'q' .*model-00002-of-00002.safetensors, which lacks it",
     ),
     "in no shard": (
         lambda d: edited_index(d, z="model-00002-of-00002.safetensors"),
-        "says that tensor 'z' is in model-00002-of-00002.safetensors, which lacks it",
+        "tensor 'z' .*model-00002-of-00002.safetensors, which lacks it",
     ),
     "in two shards": (
         in_both_shards,
         "tensor 'q' is in model-00001-of-00002.safetensors and in model-00002-of-00002.safetensors of",
     ),
     "elsewhere": (lambda d: edited_index(d, q="../x.safetensors"), r"puts tensor 'q' into '../x.safetensors'"),
-    "nowhere": (lambda d: edited_index(d, q=3), "puts tensor 'q' into 3, which is no file name"),
+    "nowhere": (lambda d: edited_index(d, q=3), "puts tensor 'q' into 3"),
     "no map": (lambda d: text(d / "model.safetensors.index.json", "{}"), "index.json has no 'weight_map'"),
     "cut index": (lambda d: text(d / "model.safetensors.index.json", '{"weight_map"'), "cannot read .*index.json"),
 }

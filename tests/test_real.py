@@ -361,7 +361,7 @@ def test_what_is_missing_is_said(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "lacks target/, tokenizer/, text/" in said
     assert "specbench fetch model=llamagen_xl" in said
-    with pytest.raises(UsageError, match="draws classes 0 to 999, and 'a cat' is none; use data=imagenet"):
+    with pytest.raises(UsageError, match="draws classes 0 to 999, and 'a cat' .*data=imagenet"):
         loaded("llamagen_3b", *TINY)[1].encode(["a cat"])
     with pytest.raises(UsageError, match="prompt 1 has .* tokens and prompt_length=8 allows 8"):
         loaded("emu3", *TINY, "prompt_length=8", "negative=''", "suffix=''")[1].encode(["a b", "a b c d e f g h"])

@@ -110,7 +110,7 @@ def test_statistics_are_those_of_the_pictures(
     judge.calls = []
     assert cli.main(words) == 0
     assert judge.calls == []
-    assert "already there, of these 7 pictures" in capsys.readouterr().out
+    assert "of these 7" in capsys.readouterr().out
     (folder / "1.png").unlink()
     assert cli.main(words) == 0
     assert sum(judge.calls) == 6
@@ -145,19 +145,19 @@ def test_metrics_of_one_judge_share_a_file_and_a_crop_has_its_own(judge: Fake, f
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["data=coco2017"], "name the folder of real pictures"),
-        (["images={folder}"], "name the data set"),
+        (["data=coco2017"], "folder .*images=DIR"),
+        (["images={folder}"], "data set .*data=NAME"),
         (["data=cocoa", "images={folder}"], "unknown data 'cocoa' .*coco2017"),
         (["data=coco2017", "images={folder}", "images={folder}"], "given twice"),
         (["data=coco2017", "images="], "lacks its value"),
         (["data=coco2017", "folder={folder}"], "unknown .*'folder'"),
         (["data=coco2017", "images={folder}/none"], "there is no folder .*none"),
-        (["data=coco2017", "images={folder}/empty"], "there are fewer than two pictures in .*empty"),
+        (["data=coco2017", "images={folder}/empty"], "fewer than two .*empty"),
         (["data=coco2017", "images={folder}", "metrics=clip"], "unknown metric .*fid_clean"),
         (["data=coco2017", "images={folder}", "metrics=inception_score"], "unknown metric .*fid_clean"),
         (["data=coco2017", "images={folder}", "metrics=fid,fid_clean", "out=a.npz"], "out= is one file"),
-        (["data=coco2017", "images={folder}", "crop=0"], "crop=0 must be a whole number"),
-        (["data=coco2017", "images={folder}", "batch=0"], "batch=0 must be a whole number"),
+        (["data=coco2017", "images={folder}", "crop=0"], "crop=0 must be"),
+        (["data=coco2017", "images={folder}", "batch=0"], "batch=0 must be"),
         (["data=coco2017", "images={folder}", "device=gpu"], "device=gpu must be"),
         (["images={folder}", "out=a.png"], "must end with .npz"),
         (["images={folder}", "out={folder}/mine.npz"], "is no .npz file"),
@@ -193,7 +193,7 @@ def test_pictures_come_from_adms_file_too(
     features = judge(shown, [])[:, :8]
     np.testing.assert_array_equal(tf.reference.features, features)
     np.testing.assert_allclose(clean.reference.mean, features.mean(0), rtol=1e-6)
-    assert tf.against() == "against the moments in adm.npz and 7 real pictures of imagenet"
+    assert tf.against() == "against the moments in adm.npz and 7 real images of imagenet"
     found = score(["fid", "kid", "precision_recall"], place(tmp_path, "imagenet"))
     assert all(one.value is not None for one in found.values())
 
@@ -202,11 +202,11 @@ def test_pictures_come_from_adms_file_too(
     ("arrays", "message"),
     [
         ({"mu": np.zeros(8)}, "has no array 'arr_0'"),
-        ({"arr_0": np.zeros((3, 4, 4, 1), np.uint8)}, "'arr_0' is uint8 .* not pictures"),
-        ({"arr_0": np.zeros((3, 4, 4, 3))}, "'arr_0' is float64 .* not pictures"),
-        ({"arr_0": np.zeros((1, 4, 4, 3), np.uint8)}, "not pictures"),
-        ({"arr_0": np.zeros((2, 0, 4, 3), np.uint8)}, "not pictures"),
-        ({"arr_0": np.zeros((2, 1, 5000, 3), np.uint8)}, "not pictures"),
+        ({"arr_0": np.zeros((3, 4, 4, 1), np.uint8)}, "'arr_0' is uint8 .* not images"),
+        ({"arr_0": np.zeros((3, 4, 4, 3))}, "'arr_0' is float64 .* not images"),
+        ({"arr_0": np.zeros((1, 4, 4, 3), np.uint8)}, "not images"),
+        ({"arr_0": np.zeros((2, 0, 4, 3), np.uint8)}, "not images"),
+        ({"arr_0": np.zeros((2, 1, 5000, 3), np.uint8)}, "not images"),
         ({"arr_0": np.array([{}], object)}, "array of objects"),
         ({"arr_0": np.asfortranarray(np.zeros((2, 4, 5, 3), np.uint8))}, "Fortran"),
     ],
@@ -297,8 +297,8 @@ def broken(value: float) -> np.ndarray:
         (change(sigma=-good()["sigma"]), "'sigma' is no covariance"),
         (change(features=np.zeros((9, D + 1), np.float32)), "'features' is float32"),
         (change(features=np.zeros((10_001, D), np.float16)), "not floating-point .up to 10000, 6"),
-        (change(features=np.zeros((10, D), np.float32)), "9 pictures cannot have these statistics"),
-        (change(count=np.int64(1), features=None), "1 pictures cannot have"),
+        (change(features=np.zeros((10, D), np.float32)), "9 .* cannot have these statistics"),
+        (change(count=np.int64(1), features=None), "1 .* cannot have"),
         (change(count=np.float64(9)), "'count' is float64"),
         (change(provenance=np.array("{")), "'provenance' is not one of specbench's"),
         (change(provenance=np.array("[" * 10_000)), "'provenance' is not one of specbench's"),
@@ -365,7 +365,7 @@ def test_a_reference_of_moments_alone_serves_fid_alone(judge: Fake, tmp_path: Pa
     np.savez(tmp_path / "adm.npz", mu=np.zeros(8), sigma=np.eye(8))
     found = score(["fid", "kid"], place(tmp_path, "imagenet", tmp_path / "adm.npz"))
     assert found["fid"].value is not None
-    assert "against the statistics in adm, which do not say what made them" in found["fid"].note
+    assert "against the statistics in adm" in found["fid"].note
     assert ", reference adm@" in found["fid"].backend
     assert found["kid"].value is None
     assert "has mu and sigma alone" in found["kid"].note
@@ -374,9 +374,9 @@ def test_a_reference_of_moments_alone_serves_fid_alone(judge: Fake, tmp_path: Pa
 def test_a_reference_is_of_the_metrics_own_judge(judge: Fake, folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "clean.npz"
     assert cli.main(["reference", f"images={folder}", f"out={file}", "metrics=fid_clean", "device=cpu"]) == 0
-    with pytest.raises(UsageError, match="is of .*clean resize, this metric judges by .*tf resize: run `specbench ref"):
+    with pytest.raises(UsageError, match="is of .*clean resize, .*tf resize: run `specbench ref"):
         score(["fid"], place(tmp_path, "", file))
-    assert "against 7 real pictures of clean;" in score(["fid_clean"], place(tmp_path, "", file))["fid"].note
+    assert "against 7 real images of clean;" in score(["fid_clean"], place(tmp_path, "", file))["fid"].note
     other = score(["fid_clean_256"], place(tmp_path, "", file))["fid"]
     assert other.value is not None
     assert "of clean with crop null, these with crop 256" in other.note

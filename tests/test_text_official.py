@@ -144,7 +144,7 @@ def test_a_folder_that_is_no_text_encoder_is_refused(t5: Path, tmp_path: Path) -
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     assert f"tensor '{name}' is missing" in refusal()
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
-    assert "is no readable T5 model" in refusal()
+    assert "readable T5 model" in refusal()
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_special_ids_are_those_of_the_manifests() -> None:
 def test_a_size_or_an_instruction_that_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match="height cannot be 500"):
         text.lumina_prompt(spelled, "a cat", 768, 500, "{prompt}")
-    with pytest.raises(UsageError, match="no place for the prompt"):
+    with pytest.raises(UsageError, match="{prompt}"):
         text.lumina_prompt(spelled, "a cat", 768, 768, "draw it")
 
 
@@ -287,7 +287,7 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
         text.ChameleonText(tmp_path)
     for content in ("", "[]", "{}", '{"model": {"type": "BPE", "vocab": {"a": "b"}, "merges": []}}'):
         (tmp_path / "tokenizer.json").write_text(content)
-        with pytest.raises(UsageError, match="is no readable tokenizer"):
+        with pytest.raises(UsageError, match="readable tokenizer"):
             text.ChameleonText(tmp_path)
     save_chameleon(tmp_path / "tokenizer.json", ["<s>", "<pad>", "</s>", "<unk>", "<eoss>"])
     with pytest.raises(UsageError, match="lacks the token <racm3:break>"):
@@ -394,7 +394,7 @@ def test_emu3_reads_hugging_face_files_alike(tiktoken: tuple[Path, list[tuple[by
         (b"YQ 0\n", "line 1: not a new token"),
         (b"YQ== one\n", "line 1: not a new token"),
         (b"YQ== 0\n", "no token for the byte 0"),
-        (b"\xff\xfe", "is no readable .tiktoken file"),
+        (b"\xff\xfe", "readable .tiktoken file"),
     ],
 )
 def test_a_broken_vocabulary_is_refused(content: bytes, sentence: str, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""`specbench reference`: a judge's outputs for real pictures, once, as statistics that FID, KID, precision and recall
-compare generated pictures with (see `metrics.reference` for the file).
+"""`specbench reference`: the features of real images, as statistics that FID, KID, precision and recall compare
+generated images with (see `metrics.reference` for the file).
 
-Pictures pass a block at a time, so that memory does not grow with their number. What was judged is kept beside the file
-until that is whole: stopped at any moment, the same command goes on where it was.
+Images are read one block at a time, so that memory does not grow with their number. The features are cached next to the
+file until it is complete: after an interruption, the same command resumes.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from specbench.storage import home, pictures
 if TYPE_CHECKING:
     from specbench.metrics.reference import Reference
 
-BLOCK = 4096  # pictures whose outputs are in memory at once
-_BYTES = 1 << 28  # of pictures that are read together from one file
+BLOCK = 4096  # images whose outputs are in memory at once
+_BYTES = 1 << 28  # of images that are read together from one file
 
-#: The words of the command, with their meanings.
+#: The arguments of the command, with their meanings.
 WORDS = {
-    "data": "the data set that the pictures belong to: where runs with it look for the statistics",
-    "images": "folder of the real pictures, its sub-folders included, or ADM's .npz",
-    "metrics": "metrics that will compare with them (default: fid); a file for each network and resize they need",
-    "crop": "instead of what the metrics say: side of the centre square, by Lanczos, or null for whole pictures",
+    "data": "the data set that the images belong to: where runs with it look for the statistics",
+    "images": "folder of the real images, its sub-folders included, or ADM's .npz",
+    "metrics": "metrics that will compare with them (default: fid); one file for each network and resize",
+    "crop": "instead of the metrics' own crop: side of the centre square, by Lanczos, or null for whole images",
     "out": "the file to write, .npz, for reference=FILE of a run (default: where runs with data= look)",
     "metrics_dir": "folder of the evaluators' weights (default: where `specbench fetch` puts them)",
     "device": "auto, cpu, cuda or cuda:N (default: auto)",
-    "batch": "pictures in a forward pass (default: 64)",
+    "batch": "images in a forward pass (default: 64)",
 }
 
 _HELP = """\
 usage: specbench reference data=NAME images=DIR [metrics=NAME,NAME] [crop=SIDE] [out=FILE.npz] [device=] [batch=]
 
-Judges real pictures once and keeps their statistics, with which FID, KID, precision and recall compare generated ones.
-Stopped at any moment, the same command goes on where it was.
+Computes the statistics of real images once. FID, KID, precision and recall compare generated images with them.
+After an interruption, the same command resumes.
 
   specbench reference data=coco2017 images=val2017
   specbench reference data=coco2017 images=val2017 metrics=fid_clean_256
@@ -66,7 +66,7 @@ def main(words: Sequence[str]) -> int:
     """`specbench reference data=NAME images=DIR [name=value ...]`. Returns the exit status.
 
     Raises:
-        UsageError: bad words, absent or wrong weights, no pictures, one that cannot be read.
+        UsageError: bad arguments, absent or wrong weights, no images, an unreadable image.
     """
     line = asked("reference", words)
     if line.help:
@@ -79,24 +79,24 @@ def main(words: Sequence[str]) -> int:
         for one in judges:
             path = _destination(given, one)
             if made := _kept(path, one, real):
-                print(f"{made.label}: already there, of these {made.count} pictures: {path}")
+                print(f"{made.label}: already there, of these {made.count} images: {path}")
                 continue
             made = make(one, real, given.get("data", ""), path)
-            print(f"{made.label}: {made.count} pictures by {made.judge} in {path}")
+            print(f"{made.label}: {made.count} images by {made.judge} in {path}")
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("stopped; the same command goes on where it was") from None
+        raise KeyboardInterrupt("stopped; the same command resumes") from None
     return 0
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- arguments --------------------------------------------------------------------------------------------------------
 
 
 def _read(words: Sequence[str]) -> dict[str, str]:
     given = values(words, WORDS)
     if "images" not in given:
-        raise UsageError("name the folder of real pictures: images=DIR (see specbench reference --help)")
+        raise UsageError("name the folder of real images: images=DIR (see specbench reference --help)")
     if "data" not in given and "out" not in given:
-        raise UsageError("name the data set whose pictures these are, data=NAME, or a file to write, out=FILE.npz")
+        raise UsageError("name the data set of these images, data=NAME, or a file to write, out=FILE.npz")
     if "data" in given and given["data"] not in parameters.choices("data"):
         raise unknown("data", given["data"], parameters.choices("data"))
     if "out" in given and not given["out"].endswith(".npz"):
@@ -105,7 +105,7 @@ def _read(words: Sequence[str]) -> dict[str, str]:
 
 
 def _judges(given: Mapping[str, str]) -> list[ComparedMetric]:
-    """A metric for each judge that the named metrics need; those of a set that compare with nothing are passed over."""
+    """A metric for each feature extractor of the named metrics. Metrics of a set without a reference are skipped."""
     from specbench.harness.pipeline import resolve_device
 
     device, batch = given.get("device", "auto"), given.get("batch", "64")
@@ -127,7 +127,7 @@ def _judges(given: Mapping[str, str]) -> list[ComparedMetric]:
             members = parameters.declared("metrics", name.strip())
             group = [one for member, one in compared.items() if member in members]
         if not group:
-            raise unknown("metric that compares with real pictures", name.strip(), compared)
+            raise unknown("metric that compares with real images", name.strip(), compared)
         for one in group:
             if "crop" in given:
                 one = type(one)(place, one.options | {"crop": _crop(given["crop"])})
@@ -142,7 +142,7 @@ def _judges(given: Mapping[str, str]) -> list[ComparedMetric]:
 
 def _crop(word: str) -> int | None:
     if word != "null" and not (word.isdecimal() and int(word) > 0):
-        raise UsageError(f"crop={word} must be a whole number of at least 1, or null (whole pictures)")
+        raise UsageError(f"crop={word} must be an integer of at least 1, or null (whole images)")
     return None if word == "null" else int(word)
 
 
@@ -155,11 +155,11 @@ def _destination(given: Mapping[str, str], one: ComparedMetric) -> Path:
     return path
 
 
-# --- pictures ---------------------------------------------------------------------------------------------------------
+# --- images ---------------------------------------------------------------------------------------------------------
 
 
 class Source(Protocol):
-    """Real pictures. name: of their folder or file; names: of each picture; files: what tells them from others."""
+    """Real images. name: of their folder or file; names: of each image; files: a hash that identifies them."""
 
     @property
     def name(self) -> str: ...
@@ -168,21 +168,21 @@ class Source(Protocol):
     @property
     def files(self) -> str: ...
     def blocks(self) -> Iterator[Pictures]:
-        """The pictures in the order of their names, some at a time."""
+        """The images in the order of their names, some at a time."""
         ...
 
     def moments(self, one: ComparedMetric) -> tuple[np.ndarray, np.ndarray] | None:
-        """Mean (d,) and covariance (d, d) that come with the pictures, where the judge of `one` can have made them."""
+        """Mean (d,) and covariance (d, d) that come with the images, where the features of `one` fit them."""
         ...
 
 
 def source(path: Path) -> Source:
-    """The pictures of images=; UsageError for fewer than two."""
+    """The images of images=; UsageError for fewer than two."""
     return Archive(path) if path.is_file() else Folder(path)
 
 
 class Folder:
-    """The pictures of a folder and its sub-folders, by name; hidden ones are passed over."""
+    """The images of a folder and its sub-folders, by name; hidden ones are skipped."""
 
     def __init__(self, folder: Path) -> None:
         self.name = _text(folder.resolve().name)
@@ -191,8 +191,8 @@ class Folder:
             self._paths[_text(path.relative_to(folder).as_posix())] = path
         self.names = sorted(self._paths)
         if len(self.names) < 2:
-            what = f"are fewer than two pictures in {folder}" if folder.is_dir() else f"is no folder {folder}"
-            raise UsageError(f"there {what}: give images= one that has {', '.join(pictures.ENDINGS)} files")
+            what = f"are fewer than two images in {folder}" if folder.is_dir() else f"is no folder {folder}"
+            raise UsageError(f"there {what}: give images= a folder with {', '.join(pictures.ENDINGS)} files")
         lines = [f"{self._paths[name].stat().st_size} {name}\n" for name in self.names]
         self.files = hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -205,8 +205,8 @@ class Folder:
 
 
 class Archive:
-    """The pictures arr_0 (N, H, W, 3) uint8 of an .npz, such as ADM's VIRTUAL_imagenet256_labeled.npz. Where it has mu
-    and sigma, too, they are kept: ADM's are of all of ImageNet's training pictures, of which it shows 10,000."""
+    """The images arr_0 (N, H, W, 3) uint8 of an .npz, such as ADM's VIRTUAL_imagenet256_labeled.npz. Where it has mu
+    and sigma, too, they are kept: ADM's are of all of ImageNet's training images, of which it shows 10,000."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, _text(path.name)
@@ -214,7 +214,7 @@ class Archive:
             shape, dtype = arrays.header("arr_0")
         right = len(shape) == 4 and dtype == np.uint8 and 1 < shape[0] <= 10**6 and shape[3] == 3
         if not right or not 1 <= min(shape[1:3]) <= max(shape[1:3]) <= 4096:
-            raise UsageError(f"{path}: 'arr_0' is {dtype} {list(shape)}, not pictures uint8 [N, H, W, 3]")
+            raise UsageError(f"{path}: 'arr_0' is {dtype} {list(shape)}, not images uint8 [N, H, W, 3]")
         self.shape = shape
         self.names = [f"{i:09d}" for i in range(shape[0])]
         self.files = hashlib.sha256(f"{path.stat().st_size} {self.name}\n".encode()).hexdigest()
@@ -225,7 +225,7 @@ class Archive:
         with references.opened(self.path) as arrays, arrays.open("arr_0") as f:
             _, columns, _ = arrays.parsed("arr_0", references.header, f)
             if columns:
-                raise UsageError(f"{self.path}: 'arr_0' stands in Fortran's order; save it in C's")
+                raise UsageError(f"{self.path}: 'arr_0' is in Fortran order; save it in C order")
             for start in range(0, n, size):
                 count = min(size, n - start)
                 content = arrays.parsed("arr_0", partial(_exactly, size=count * math.prod(one)), f)
@@ -257,9 +257,9 @@ def _exactly(f: IO[bytes], size: int) -> bytes:
 
 
 def make(one: ComparedMetric, real: Source, data: str, path: Path) -> Reference:
-    """Writes the statistics of these pictures, by the judge of `one`, to `path`.
+    """Writes the statistics of these images, by the feature extractor of `one`, to `path`.
 
-    The features that are kept are those of the `KEPT` pictures that come first by a hash of their names.
+    The features that are kept are those of the `KEPT` images that come first by a hash of their names.
     """
     import torch
 
@@ -275,7 +275,7 @@ def make(one: ComparedMetric, real: Source, data: str, path: Path) -> Reference:
     for block in real.blocks():
         stop = start + len(block)
         if len(block) < n:
-            print(f"specbench: pictures {start + 1} to {stop} of {n}", file=sys.stderr)
+            print(f"specbench: images {start + 1} to {stop} of {n}", file=sys.stderr)
         items = [Item(i, "", None, real.names[i]) for i in range(start, stop)]
         said = metrics.judge(one, block, items, metrics.Outputs(staging / f"{start}-{stop}"))[:, :FEATURES]
         moments.add(torch.from_numpy(said))
@@ -302,12 +302,12 @@ def make(one: ComparedMetric, real: Source, data: str, path: Path) -> Reference:
 
 
 def _kept(path: Path, one: ComparedMetric, real: Source) -> Reference | None:
-    """The statistics in `path` where they are of these pictures and this judge already."""
+    """The statistics in `path` where they are of these images and this feature extractor."""
     if not path.exists():
         return None
     try:
         found = references.read(path, FEATURES)
     except UsageError:
-        return None  # damaged: made anew
+        return None  # damaged: made again
     mine = (one.judged_by, real.files)
     return found if (found.judge, found.provenance.get("files")) == mine else None

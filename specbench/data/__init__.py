@@ -1,4 +1,4 @@
-"""Prompts: which a run decodes. Importing this package imports no data set.
+"""The prompts that a run decodes. Importing this package imports no data set.
 
 A data set is one file conf/data/NAME.yaml, with the parameters that it has, and the function `items` of
 specbench/data/NAME.py, which takes the flat parameters of a run and gives its prompts in order.
@@ -28,14 +28,14 @@ def load(cfg: Mapping[str, Any]) -> list[Item]:
     """The prompts of a run with these flat parameters, in order: `data`, `n`, `seed` and what the data set declares.
     n = None asks for all that a data set's file has.
 
-    The same parameters and files give the same prompts for ever, and a larger n extends a smaller one. Raises
+    The same parameters and files give the same prompts, and a larger n extends a smaller one. Raises
     UsageError for an unknown data set or split, absent or bad files, and where there are fewer than n.
     """
     name, n = cfg["data"], cfg["n"]
     if name not in parameters.choices("data"):
         raise unknown("data", name, parameters.choices("data"))
     if n is not None and n < 1:
-        raise UsageError(f"n must be a whole number of at least 1 (got {n})")
+        raise UsageError(f"n must be an integer of at least 1 (got {n})")
     if name == "scenes":
         return _scenes(cfg["split"], n)
     module = importlib.import_module(f"specbench.data.{_MODULES.get(name, name)}")
@@ -46,21 +46,21 @@ def load(cfg: Mapping[str, Any]) -> list[Item]:
 def counted(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """The flat parameters of a run with n=all as the number of prompts that the data set has.
 
-    Raises UsageError for absent or bad files, and for a data set that has no end.
+    Raises UsageError for absent or bad files, and for an endless data set.
     """
     if cfg["n"] != "all":
         return dict(cfg)
     if cfg["data"] in DRAWN:
-        raise UsageError(f"data={cfg['data']} has no last prompt, n=all would never end: give n=NUMBER")
+        raise UsageError(f"data={cfg['data']} has no last prompt, so n=all is not possible: give n=NUMBER")
     return {**cfg, "n": len(load({**cfg, "n": None}))}
 
 
 def _scenes(split: str, n: int) -> list[Item]:
     """The first `n` of a split, whatever the seed: a split is an endless random sequence already, and each of its
-    captions belongs to a picture of the same index."""
+    captions belongs to an image of the same index."""
     if split not in (splits := parameters.TABLE["split"].choices):
         raise unknown("split of scenes", split, splits)
-    from specbench.data import scenes  # draws with torch, which a look at the choices must not import
+    from specbench.data import scenes  # draws with torch, which listing the choices must not import
 
     samples = (scenes.sample(split, index) for index in range(n))
     return [Item(s.index, s.caption, tuple(s.scene.labels()), str(s.index)) for s in samples]

@@ -1,4 +1,4 @@
-"""What the data sets share: reading files that nobody vouches for, and choosing a subset of prompts."""
+"""What the data sets share: reading untrusted files, and choosing a subset of prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LARGEST = 2**27  # bytes of a file; COCO's captions have 92 million
 
 @dataclass(frozen=True)
 class Item:
-    """One prompt of a run. `index` is its place among the chosen prompts and, with the seed, the key of its random
+    """One prompt of a run. `index` is its index among the chosen prompts and, with the seed, the key of its random
     stream; `id` is its name in the data set, under which metrics pair. A file is named by index, never by id."""
 
     index: int
@@ -32,7 +32,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Entry:
-    """One prompt of a data set, of which a run takes some."""
+    """One prompt of a data set; a run takes a subset."""
 
     id: str
     prompt: str
@@ -43,7 +43,7 @@ class Entry:
 
 
 def key(*words: object) -> bytes:
-    """32 bytes that look random and are the same for the same words, whatever the version of any library."""
+    """32 bytes that look random and are the same for the same arguments, whatever the version of any library."""
     return hashlib.sha256("\n".join(map(str, words)).encode()).digest()
 
 
@@ -68,7 +68,7 @@ def first(entries: Sequence[Entry], cfg: Mapping[str, Any]) -> list[Item]:
 
 
 def spread(classes: int, cfg: Mapping[str, Any]) -> list[tuple[int, int, str]]:
-    """(place, class number, id) of `n` images, spread evenly: every `classes` in a row have each class once, in an
+    """(index, class number, id) of `n` images, spread evenly: every `classes` in a row have each class once, in an
     order keyed by `seed`. The id "7-3" is the fourth image of class 7."""
     order = sorted(range(classes), key=lambda label: key("class", cfg["seed"], label))
     turns = ((i, order[i % classes], i // classes) for i in range(cfg["n"]))
@@ -92,7 +92,7 @@ def find(cfg: Mapping[str, Any], *names: str) -> Path:
 
 
 def check_file(path: Path) -> None:
-    """Raises UsageError for what is no regular file: a pipe would be waited for, a device has no end."""
+    """Raises UsageError for a path that is not a regular file: a pipe blocks, a device has no end."""
     if path.is_file():
         return
     if path.exists():
@@ -121,26 +121,26 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """A JSON value. UsageError for what is none, and for an object that has a key twice; `where` names its place."""
+    """A JSON value. UsageError for invalid JSON, and for an object that has a key twice; `where` is its location."""
     try:
         return json.loads(text, object_pairs_hook=_distinct)
     except RecursionError:
         raise UsageError(f"{where}: the JSON is nested too deeply; give a plain list or object") from None
     except ValueError as e:
-        raise UsageError(f"{where}: cannot read it as JSON ({e}); mend the file") from None
+        raise UsageError(f"{where}: cannot read it as JSON ({e}); fix the file") from None
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"the key {twice[:100]!r} stands twice in one object")
+        raise ValueError(f"the key {twice[:100]!r} occurs twice in one object")
     return found
 
 
 def clean(text: object, where: str, what: str = "prompt") -> str:
-    """A prompt, or an id, without the white space around it. UsageError for what cannot be one; `where` names its
-    place: "FILE, line 3"."""
+    """A prompt, or an id, without the white space around it. UsageError for anything else; `where` is its
+    location: "FILE, line 3"."""
     if not isinstance(text, str):
         raise UsageError(f"{where}: the {what} must be text, not {type(text).__name__}; put it in quotes")
     text = text.strip()
@@ -164,6 +164,6 @@ def check_ids(entries: Sequence[Entry], path: Path) -> list[Entry]:
     seen: set[str] = set()
     for entry in entries:
         if entry.id in seen:
-            raise UsageError(f"{path}: the id {entry.id[:100]!r} stands twice; give every prompt an id of its own")
+            raise UsageError(f"{path}: the id {entry.id[:100]!r} occurs twice; give every prompt an id of its own")
         seen.add(entry.id)
     return list(entries)

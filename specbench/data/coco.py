@@ -1,7 +1,7 @@
 """MS-COCO's captions (Lin et al. 2014): val2017, 5,000 images, val2014, 40,504, and the training images of both years;
-five captions or more an image, of which a run takes one.
+at least five captions an image, of which a run takes one.
 
-A prompt and its real image belong together by the image's id. The order of the file decides nothing but which of an
+A prompt and its real image belong together by the image's id. The order of the file only determines which of an
 image's captions is the first.
 """
 
@@ -28,7 +28,7 @@ FILES = {
 
 
 def items(cfg: Mapping[str, Any]) -> list[Item]:
-    """`n` images' captions, chosen by `seed`; `caption` says which of an image's captions is taken."""
+    """`n` images' captions, chosen by `seed`; `caption` selects one of an image's captions."""
     file = FILES[cfg["data"], cfg.get("split", "validation")]  # folders of older versions have no split
     return base.subset(read(base.find(cfg, f"annotations/{file}", file), cfg["caption"], cfg["seed"]), cfg)
 
@@ -37,8 +37,8 @@ def read(path: Path, caption: str, seed: int) -> list[Entry]:
     """One caption an image: its "first" in the file, its "longest", or a "random" one, drawn by (seed, image id).
 
     "running_longest" is what SJD's released code takes for the longest. It goes through the images by their ids, and
-    notes the place of the longest caption so far, but never begins anew with an image: the place stays, for all images,
-    until a caption comes that is longer than every one before it. An image with fewer captions gives its last.
+    keeps the index of the longest caption so far, but does not reset it for a new image: the index stays, for all
+    images, until a caption is longer than every one before it. An image with fewer captions gives its last.
 
     Blank captions do not count, and an image without any is left out. Raises UsageError for a file that is no such
     annotation file, and one whose captions do not fit its images.
@@ -73,25 +73,25 @@ def _index(content: Any, path: Path) -> Any:
     lists = {name: content.get(name) if isinstance(content, dict) else None for name in ("images", "annotations")}
     for name, entries in lists.items():
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-            raise UsageError(f"{path} is no COCO annotation file: it has no list of {name}; fetch it anew")
+            raise UsageError(f"{path} is not a COCO annotation file: it has no list of {name}; fetch it again")
     images, annotations = lists["images"] or [], lists["annotations"] or []
     known = _ids(images, "image", path)
     for image in images:
         where = f"{path}, image {image['id']}"
         file = base.clean(image.get("file_name"), where, "file_name")
         if file in (".", "..") or "/" in file or "\\" in file:
-            raise UsageError(f"{where}: its file_name is no plain file name; fetch the file anew")
+            raise UsageError(f"{where}: its file_name is not a plain file name; fetch the file again")
     _ids(annotations, "caption", path)
     for annotation in annotations:
         where = f"{path}, caption {annotation['id']}"
         if not isinstance(annotation.get("caption"), str):
-            raise UsageError(f"{where}: it has no text; fetch the file anew (captions, not instances)")
+            raise UsageError(f"{where}: it has no text; fetch the file again (captions, not instances)")
         image_id = annotation.get("image_id")
         if not _is_id(image_id) or image_id not in known:
-            raise UsageError(f"{where}: the file has no image {str(image_id)[:100]}; fetch it anew")
+            raise UsageError(f"{where}: the file has no image {str(image_id)[:100]}; fetch it again")
     coco = COCO()
     coco.dataset = {"images": images, "annotations": annotations}
-    with contextlib.redirect_stdout(io.StringIO()):  # it talks
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints
         coco.createIndex()
     return coco
 
@@ -101,12 +101,12 @@ def _is_id(value: object) -> bool:
 
 
 def _ids(entries: list[dict[str, Any]], what: str, path: Path) -> set[int]:
-    """The ids of some entries: whole numbers, none of them twice."""
+    """The ids of some entries: distinct integers."""
     found: set[int] = set()
     for number, entry in enumerate(entries, 1):
         if not _is_id(entry.get("id")):
-            raise UsageError(f"{path}: {what} number {number} has no id; fetch the file anew")
+            raise UsageError(f"{path}: {what} number {number} has no id; fetch the file again")
         if entry["id"] in found:
-            raise UsageError(f"{path}: the {what} id {entry['id']} stands twice; fetch the file anew")
+            raise UsageError(f"{path}: the {what} id {entry['id']} occurs twice; fetch the file again")
         found.add(entry["id"])
     return found

@@ -1,18 +1,18 @@
-"""`data=prompts prompts=FILE`: prompts of one's own.
+"""`data=prompts prompts=FILE`: the user's own prompts.
 
-The form follows the file's name:
+The suffix of the file's name determines its format:
 
 - .txt: a prompt a line; blank lines are skipped.
 - .tsv, .csv: a header that has a column prompt, caption or text (the first of these that is there, in any case), and
-  maybe id; the other columns are ignored. A TSV knows no quoting, as PartiPrompts.tsv: a quotation mark is part of its
-  prompt. A CSV quotes as RFC 4180 says.
+  maybe id; the other columns are ignored. A TSV has no quoting, as PartiPrompts.tsv: a quotation mark is part of its
+  prompt. A CSV quotes as in RFC 4180.
 - .json: a list of prompts, each a text or an object with prompt, caption or text, and maybe id; or an object that maps
   ids to prompts.
 - .jsonl: such a text or object a line; blank lines are skipped.
 
-A prompt without an id is named by its place, from 1 on: the line of a text or a JSONL, the row below a header, the
-entry of a list. A file is taken in its own order, from the top: whoever writes one has chosen the prompts already, and
-looks for the first of them in the first picture. So `seed` keys the random streams alone.
+A prompt without an id is named by its number, from 1 on: the line of a text or a JSONL, the row below a header, the
+entry of a list. A file is read in its own order, from the top: its prompts are chosen already, and the first image
+belongs to the first of them. So `seed` keys the random streams alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def read(path: Path) -> list[Entry]:
     """Every prompt of a file, in its order. UsageError for a file that cannot be read to its end."""
     if path.suffix.lower() not in _READERS:
         base.check_file(path)
-        raise UsageError(f"cannot tell the form of {path}: its name must end in {', '.join(_READERS)}")
+        raise UsageError(f"cannot determine the format of {path}: its name must end in {', '.join(_READERS)}")
     return base.check_ids(list(_READERS[path.suffix.lower()](base.read_text(path), path)), path)
 
 
@@ -87,11 +87,11 @@ def _table(reader: Any, path: Path) -> Iterator[Entry]:
             number += 1
             yield _entry(cells[prompt], cells[name] if name is not None else "", number, where)
     except csv.Error as e:
-        raise UsageError(f"{path}, line {reader.line_num}: cannot read this row ({e}); mend it") from None
+        raise UsageError(f"{path}, line {reader.line_num}: cannot read this row ({e}); fix it") from None
 
 
 def _column(header: list[str], names: tuple[str, ...], where: str) -> int | None:
-    """Where the first of `names` that the header has stands."""
+    """The index of the first of `names` in the header."""
     for name in names:
         if header.count(name) > 1:
             raise UsageError(f"{where}: the header has the column {name} twice; keep one")

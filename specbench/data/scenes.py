@@ -1,8 +1,8 @@
-"""*scenes*: the embedded world. Captioned 64x64 pictures of one to three objects, drawn from a seed.
+"""*scenes*: the embedded world. Captioned 64x64 images of one to three objects, drawn from a seed.
 
-A scene is a symbolic description (layout, objects, background). Everything else about its picture (exact positions,
+A scene is a symbolic description (layout, objects, background). Everything else about its image (exact positions,
 hues, stripe phases, clouds, grain) is drawn from the same per-index generator and is *not* in the caption, so a model
-can only spread its mass over it, as with real photographs.
+can only spread its probability over it, as with real photographs.
 
 Objects have a canonical order, so that "the first object" means one thing: left to right in a row, top to bottom in a
 column, the top one first in a pyramid. Train and validation share no scene: the split is decided by a hash of the
@@ -41,7 +41,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
 }
 ABSENT = -1  # label of an attribute whose object is not in the scene
 
-#: Where the objects of a layout stand, slot by slot, on a grid of seven places.
+#: Where the objects of a layout are, slot by slot, on a grid of seven positions.
 PLACES = ("centre", "left", "right", "top", "bottom", "bottom left", "bottom right")
 LAYOUT_PLACES = {
     "single": ("centre",),
@@ -70,7 +70,7 @@ _CENTRES: dict[str, list[tuple[tuple[float, float], tuple[float, float]]]] = {
 _RADII = {"small": 6.3, "large": 9.7}
 _PORTRAIT = 3.0  # jitter of a portrait's one object, in pixels
 
-_WORDS = {  # the ways a caption may say it; the first is the plain one
+_WORDS = {  # the synonyms in captions; the first is the plain one
     "circle": ("circle", "disc"),
     "square": ("square", "box"),
     "triangle": ("triangle",),
@@ -99,7 +99,7 @@ class SceneObject:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a caption can say about a picture."""
+    """What a caption can state about an image."""
 
     layout: str
     background: str
@@ -120,8 +120,8 @@ class Scene:
 
 
 def placed(labels: np.ndarray) -> np.ndarray:
-    """Labels (N, 14) by slot -> labels (N, 30) by place, one per entry of `PLACED_ATTRIBUTES`; `ABSENT` where nothing
-    stands."""
+    """Labels (N, 14) by slot -> labels (N, 30) by position, one per entry of `PLACED_ATTRIBUTES`; `ABSENT` where there
+    is no object."""
     out = np.full((len(labels), len(PLACED_ATTRIBUTES)), ABSENT)
     out[:, :2] = labels[:, :2]
     for layout, places in enumerate(LAYOUT_PLACES.values()):
@@ -134,7 +134,7 @@ def placed(labels: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Sample:
-    """One entry of a split: its scene, its caption, and the generator state that draws its picture."""
+    """One entry of a split: its scene, its caption, and the generator state that draws its image."""
 
     index: int
     scene: Scene
@@ -143,7 +143,7 @@ class Sample:
 
 
 def sample(split: str, index: int, seed: int = 0) -> Sample:
-    """The `index`-th scene of `split` ("train" or "validation"). The same arguments give the same scene for ever."""
+    """The `index`-th scene of `split` ("train" or "validation"). The same arguments always give the same scene."""
     if split not in ("train", "validation"):
         raise ValueError(f"scenes has no split '{split}' (it has: train, validation)")
     wanted = split == "validation"
@@ -218,7 +218,7 @@ def words(caption: str) -> list[str]:
     return re.findall(r"[a-z]+", caption.lower())
 
 
-# --- pictures ---------------------------------------------------------------------------------------------------------
+# --- images ---------------------------------------------------------------------------------------------------------
 
 
 def _colour(rng: np.random.Generator, name: str) -> np.ndarray:
@@ -257,7 +257,7 @@ def _background(kind: str, rng: np.random.Generator) -> np.ndarray:
 
 
 def _smooth_noise(rng: np.random.Generator, cells: int) -> np.ndarray:
-    """Unit-variance noise on a `cells` x `cells` lattice, interpolated with a cosine kernel to the picture's size."""
+    """Unit-variance noise on a `cells` x `cells` lattice, interpolated with a cosine kernel to the image's size."""
     coarse = rng.standard_normal((cells + 1, cells + 1))
     at = np.linspace(0, cells, SIZE, endpoint=False)
     low = at.astype(int)
@@ -296,9 +296,9 @@ def _fill(kind: str, rng: np.random.Generator) -> np.ndarray | None:
 
 
 def draw(s: Sample, portrait: bool = False) -> np.ndarray:
-    """The picture of a sample: (64, 64, 3) uint8. Consumes the sample's generator, so draw a sample once.
+    """The image of a sample: (64, 64, 3) uint8. Consumes the sample's generator, so draw a sample once.
 
-    portrait: every object is large, and near its place.
+    portrait: every object is large, and near its position.
     """
     rng = s.rng
     image = _background(s.scene.background, rng)
@@ -317,7 +317,7 @@ def draw(s: Sample, portrait: bool = False) -> np.ndarray:
 
 
 def render(split: str, indices: Sequence[int], seed: int = 0) -> tuple[np.ndarray, list[str], np.ndarray]:
-    """Pictures (N, 64, 64, 3) uint8, captions, and labels (N, 14) int64 of the given indices of a split."""
+    """Images (N, 64, 64, 3) uint8, captions, and labels (N, 14) int64 of the given indices of a split."""
     samples = [sample(split, int(i), seed) for i in indices]
     labels = np.array([s.scene.labels() for s in samples], dtype=np.int64)
     return np.stack([draw(s) for s in samples]), [s.caption for s in samples], labels
@@ -335,7 +335,7 @@ def to_uint8(images: torch.Tensor) -> np.ndarray:
 
 
 def vocabulary() -> list[str]:
-    """Every word a caption can hold, sorted. Deterministic, so a text encoder's word ids never move."""
+    """Every word a caption can hold, sorted. Deterministic, so a text encoder's word ids never change."""
     found: set[str] = set()
     for i in range(4000):
         found.update(words(sample("train", i).caption))

@@ -1,8 +1,8 @@
-"""The classes of *scenes*: pictures of one object, whose class is its colour and shape, such as "red circle".
+"""The classes of *scenes*: images of one object, whose class is its colour and shape, such as "red circle".
 
-The pictures are portraits of the scenes with one object: it is large and near the centre, as objects are in pictures
-that come by class. Its fill, its exact place and what is behind it are free, so that a class-conditional model has a
-broad law to learn. Images are spread evenly: every forty in a row have each class once.
+The images are portraits of the scenes with one object: it is large and near the centre, as objects are in images
+that come by class. Its fill, exact position and background are free, so that a class-conditional model has a broad
+distribution to learn. Images are spread evenly: every forty in a row have each class once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def number_of(prompt: str) -> int | None:
 
 
 def pictures(split: str, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Portraits of the first `n` scenes of a split with one object: pictures (n, 64, 64, 3) uint8, and class numbers
+    """Portraits of the first `n` scenes of a split with one object: images (n, 64, 64, 3) uint8, and class numbers
     (n,) int64."""
     samples = (scenes.sample(split, index, seed) for index in itertools.count())
     found = list(itertools.islice((s for s in samples if s.scene.layout == "single"), n))

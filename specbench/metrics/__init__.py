@@ -1,7 +1,7 @@
-"""Metrics: pictures and the items they were made for -> one `Score` a column of a row.
+"""Metrics: images and their items -> one `Score` per column of a row.
 
 A metric is one choice conf/metrics/NAME.yaml, which names a module of this package and its options. The module has a
-class `Measure` (see `base.Metric`). Neither torch nor any network is imported before something is judged.
+class `Measure` (see `base.Metric`). Neither torch nor any network is imported before the first image is scored.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice of conf/metrics: its name, what it says in one line, its module in this package, and its options."""
+    """A choice of conf/metrics: its name, its description in one line, its module in this package, and its options."""
 
     name: str
     line: str
@@ -57,12 +57,12 @@ class Choice:
 
 
 def available() -> dict[str, str]:
-    """Name -> what it measures, in one line, of every single metric; sets of them are not among these."""
+    """Name -> what it measures, in one line, of every single metric. Sets of metrics are left out."""
     return parameters.single_metrics()
 
 
 def choice(name: str) -> Choice:
-    """What stands behind the name of a metric. UsageError for a name that does not exist."""
+    """The choice with this name. UsageError for a name that does not exist."""
     if name not in available():
         raise errors.unknown("metric", name, available())
     options = dict(parameters.default("metrics", name, name))
@@ -77,7 +77,7 @@ def _measure(module: str) -> type[Metric]:
 
 
 def metric(name: str, place: Place) -> Metric:
-    """A metric in its place; loads no network. UsageError for an unknown name or option."""
+    """A metric in its scoring context; loads no network. UsageError for an unknown name or option."""
     chosen = choice(name)
     return _measure(chosen.module)(place, chosen.options)
 
@@ -88,7 +88,7 @@ def columns(name: str) -> tuple[str, ...]:
 
 
 def missing(name: str, place: Place) -> str:
-    """What metric `name` lacks here, in one line; empty where its weights are here."""
+    """What metric `name` lacks here, in one line; empty where its weights are available."""
     try:
         metric(name, place).judged_by  # noqa: B018 (raises)
     except Unavailable as e:
@@ -99,14 +99,14 @@ def missing(name: str, place: Place) -> str:
 def score(
     names: Sequence[str], images: Pictures, items: Sequence[Item], place: Place, keep: Outputs | None = None
 ) -> dict[str, Score]:
-    """Column -> score of each of the named metrics, over pictures (N) and their items (N), paired by position.
+    """Column -> score of each of the named metrics, over images (N) and their items (N), paired by position.
 
-    One batch of pictures is in memory at a time. What a judge says of a picture is put into `keep`, and what is there
-    already is not judged again. A metric that cannot be measured here, or of these pictures, has scores with value None
-    and a note that says why. The order of the pairs does not matter and, on a CPU, neither does `place.batch`.
+    One batch of images is in memory at a time. Per-image scorer outputs are cached in `keep`; a cached output is not
+    computed again. A metric that cannot be measured here, or on these images, has scores with value None and a note
+    with the reason. The order of the pairs does not matter and, on a CPU, neither does `place.batch`.
 
-    UsageError for an unknown name, for two metrics of one column and for a picture that cannot be read; ValueError
-    where pictures and items cannot be paired.
+    UsageError for an unknown name, for two metrics of one column and for an image that cannot be read; ValueError
+    where images and items cannot be paired.
     """
     names = list(dict.fromkeys(names))
     parameters.check_metrics(names)
@@ -114,7 +114,7 @@ def score(
         raise ValueError(f"{len(images)} images cannot be paired with {len(items)} items")
     keep = Outputs(None) if keep is None else keep
     seen = _Seen(images)
-    groups: dict[str, dict[str, Metric]] = {}  # judge -> the metrics that share it, by name
+    groups: dict[str, dict[str, Metric]] = {}  # scorer -> the metrics that share it, by name
     scores: dict[str, tuple[Score, ...]] = {}
 
     def unmeasured(name: str, note: str, backend: str = "") -> None:
@@ -128,7 +128,7 @@ def score(
             unmeasured(name, str(e))
             continue
         if not len(images):
-            unmeasured(name, "no pictures")
+            unmeasured(name, "no images")
         elif refused := one.refuses(seen, items):
             unmeasured(name, refused, judged_by)
         else:
@@ -151,27 +151,27 @@ def score(
 
 
 def judge(one: Metric, images: Pictures, items: Sequence[Item], keep: Outputs) -> np.ndarray:
-    """What the judge of a metric says of pictures (N) and their items (N): outputs (N, width), in their order.
+    """Outputs (N, width) of the scorer of a metric for images (N) and their items (N), in their order.
 
-    Nothing is scored. What is in `keep` is not judged again, as in `score`; raises what that does, and Unavailable.
+    No score is computed. Outputs in `keep` are not computed again, as in `score`. Raises as `score`, and Unavailable.
     """
     found, order = _judged(one.judged_by, one, _Seen(images), items, keep)
     return found[np.argsort(order)]
 
 
 def _finite(one: Score) -> Score:
-    """A value that is no number was not measured."""
+    """A score of NaN or inf becomes an unmeasured one."""
     if one.value is None or math.isfinite(one.value):
         return one
     return Score.unmeasured("; ".join(filter(None, [f"the value is {one.value}", one.note])), one.backend)
 
 
-# --- judging ----------------------------------------------------------------------------------------------------------
+# --- scoring ----------------------------------------------------------------------------------------------------------
 
 
 class _Seen:
-    """Pictures that are checked when they are read, and whose digests are remembered: in the list `digests` of the
-    `Pictures` that have one, as those of a run, which knows them, and files."""
+    """Images that are checked when they are read, and whose digests are stored. The list `digests` of the `Pictures`
+    is used where there is one: those of a run, which holds the digests already, and files."""
 
     def __init__(self, images: Pictures) -> None:
         self._images = images
@@ -189,7 +189,7 @@ class _Seen:
         return picture
 
     def key(self, index: int, prompt: str | None) -> str | None:
-        """The key of a picture; None before it is known."""
+        """The key of an image; None before it is known."""
         digest = self.digests[index]
         return None if digest is None else key(digest, prompt)
 
@@ -197,9 +197,9 @@ class _Seen:
 def _judged(
     judged_by: str, one: Metric, seen: _Seen, items: Sequence[Item], keep: Outputs
 ) -> tuple[np.ndarray, list[int]]:
-    """The judge's outputs (N, width) of all pictures and, for each row, the position of its picture.
+    """The scorer's outputs (N, width) for all images and, for each row, the index of its image.
 
-    The rows stand in the order of their keys, so that sums over them do not depend on the order of the pictures.
+    The rows are in the order of their keys, so that sums over them do not depend on the order of the images.
     """
     shelf = keep.shelf(judged_by)
     prompts = [item.prompt if one.reads_prompt else None for item in items]
@@ -220,7 +220,7 @@ def _judge(
     shelf: Shelf,
     todo: Sequence[int],
 ) -> None:
-    """Reads the pictures at the positions `todo` in batches, and puts on the shelf what it lacks."""
+    """Reads the images at the indices `todo` in batches, and adds the missing outputs to the cache."""
     judge: Judge | None = None
     size = one.place.batch
     interval = 0.2 if sys.stderr.isatty() else 20.0
@@ -228,14 +228,12 @@ def _judge(
     with (
         _exact(one.place.device),
         readers,
-        tqdm(
-            total=len(seen), initial=len(seen) - len(todo), desc=judged_by, unit="picture", mininterval=interval
-        ) as bar,
+        tqdm(total=len(seen), initial=len(seen) - len(todo), desc=judged_by, unit="image", mininterval=interval) as bar,
     ):
         for start in range(0, len(todo), size):
             rows = todo[start : start + size]
             found = list(readers.map(seen.__getitem__, rows))
-            owed: dict[str, int] = {}  # key -> place in the batch; equal pictures are judged once
+            owed: dict[str, int] = {}  # key -> index in the batch; equal images are scored once
             for place, i in enumerate(rows):
                 name = seen.key(i, prompts[i])
                 assert name is not None  # it was read

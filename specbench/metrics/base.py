@@ -1,8 +1,8 @@
-"""What all metrics share. A metric is a statistic over what a judge says of each picture.
+"""What all metrics share. A metric is a statistic over a scorer's outputs for each image.
 
-A judge is a network: it turns a picture, and for some its prompt, into a few numbers (features, a cosine, a reward).
-Its outputs are kept (see `outputs`), so that scoring resumes, several metrics share one pass, and two runs can be
-compared picture by picture. A metric turns the outputs of all pictures into one value a column. Imports nothing heavy.
+A scorer (`Judge`) is a network. It maps an image, and for some its prompt, to a few numbers (features, a cosine, a
+reward). Its outputs are cached (see `outputs`): scoring resumes, several metrics share one pass, and two runs can be
+compared image by image. A metric maps the outputs of all images to one value per column. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specbench.errors import unknown
 
 
 class Item(Protocol):
-    """What a metric needs of an entry of a data set (`specbench.data.Item`)."""
+    """What a metric needs from an entry of a data set (`specbench.data.Item`)."""
 
     @property
     def id(self) -> str: ...
@@ -32,7 +32,7 @@ class Item(Protocol):
 
 
 class Pictures(Protocol):
-    """Pictures that are read when they are asked for: each (H, W, 3) uint8, of its own size."""
+    """Images that are read on access: each (H, W, 3) uint8, of its own size."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> np.ndarray: ...
@@ -40,11 +40,11 @@ class Pictures(Protocol):
 
 @dataclass(frozen=True)
 class Score:
-    """One column's answer.
+    """The result of one column.
 
-    value: None where it was not measured; `note` then says why.
-    stderr: standard error of `value` over pictures; None where it cannot be estimated.
-    backend: the network that judged, the hash of its weights and what else fixes the value (resize, scale, prefix,
+    value: None where it was not measured; `note` then gives the reason.
+    stderr: standard error of `value` over images; None where it cannot be estimated.
+    backend: the scorer network, the hash of its weights and what else determines the value (resize, scale, prefix,
         reference), such as "scenes-reader@1a2b3c4d".
     note: one line on how to read the value; may be empty.
     """
@@ -61,9 +61,10 @@ class Score:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a metric works. assets: folder of the embedded evaluators; weights: of the real ones, in a sub-folder each
-    (`home.metrics_folder()` unless the user names another); reference: statistics of real pictures, None for those that
-    `specbench reference` made for `data`; data: the data set's name; device, batch: of the judge's forward passes."""
+    """The scoring context of a metric. assets: folder of the embedded evaluators; weights: of the real ones, in a
+    sub-folder each (`home.metrics_folder()` unless the user names another); reference: statistics of real images, None
+    for those that `specbench reference` made for `data`; data: the data set's name; device, batch: of the scorer's
+    forward passes."""
 
     assets: Path
     weights: Path
@@ -74,21 +75,21 @@ class Place:
 
 
 class Unavailable(Exception):  # noqa: N818 (no error: the run goes on)
-    """A metric cannot be measured here; the text says in one line what to fetch and where to put it."""
+    """A metric cannot be measured here; the text is one line on what to fetch and where to put it."""
 
 
 class Judge(ABC):
-    """A network on a device, ready to judge."""
+    """A scorer: a network on a device, ready to use."""
 
     @abstractmethod
     def __call__(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
-        """Outputs (B, width) float32 or float64 of B pictures (H, W, 3) uint8. Each row depends on its own picture and
-        item alone: not, on a CPU not in a bit, on the others in the batch."""
+        """Outputs (B, width) float32 or float64 of B images (H, W, 3) uint8. Each row depends on its own image and
+        item alone, not on the others in the batch; on a CPU this holds bit for bit."""
 
 
 class Solitary(Judge):
-    """A judge that takes one picture at a time on a CPU, whose kernels, and so the last bits, change with the size of a
-    batch; one picture of a large network keeps all cores busy."""
+    """A scorer that takes one image at a time on a CPU. The CPU kernels, and so the last bits, change with the batch
+    size; one image through a large network keeps all cores busy."""
 
     device: str
 
@@ -103,14 +104,14 @@ class Solitary(Judge):
 
 
 class Metric(ABC):
-    """One choice of conf/metrics: a statistic with its options, in a place.
+    """One choice of conf/metrics: a statistic with its options, in a scoring context.
 
-    options: the keys of the choice's file beside `metric`; a subclass checks them (see `chosen`) and raises UsageError
+    options: the keys of the choice's file except `metric`; a subclass checks them (see `chosen`) and raises UsageError
     naming the ones it has.
     """
 
-    reads_prompt: ClassVar[bool] = False  # whether a judge's output depends on the item, too
-    features: ClassVar[bool] = False  # whether a judge's output describes a picture, rather than rates it
+    reads_prompt: ClassVar[bool] = False  # whether a scorer's output depends on the item, too
+    features: ClassVar[bool] = False  # whether a scorer's output describes an image, rather than rates it
 
     def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
         self.place, self.options = place, dict(options)
@@ -123,45 +124,44 @@ class Metric(ABC):
     @property
     @abstractmethod
     def judged_by(self) -> str:
-        """What the judge's outputs depend on: its name, its weights' hash, its resize, such as
+        """What the scorer's outputs depend on: its name, its weights' hash, its resize, such as
         "inception@6726825d, 299 bilinear". Metrics with the same `judged_by` share the outputs. Loads no network.
         Raises Unavailable where the weights are not here."""
 
     def basis(self) -> str:
-        """Everything that fixes the value beside the pictures and items, as text: when it changes, a row is drawn up
-        anew. A metric with a reference adds what tells that one from another. Raises Unavailable as `judged_by`."""
+        """Everything that determines the value apart from the images and items, as text: when it changes, a row is
+        computed again. A metric with a reference adds that reference's label. Raises Unavailable as `judged_by`."""
         return f"{self.judged_by} {json.dumps(self.options, sort_keys=True)}"
 
     @abstractmethod
     def judge(self) -> Judge:
-        """The judge, loaded on the place's device. Raises Unavailable or UsageError for weights that are not right."""
+        """The scorer, loaded on the context's device. Raises Unavailable, or UsageError for wrong weights."""
 
     def refuses(self, pictures: Pictures, items: Sequence[Item]) -> str:
-        """Why these pictures and items cannot be judged, as a note; empty where they can. May be costly to ask."""
+        """Why these images and items cannot be scored, as a note; empty where they can. May be costly."""
         return ""
 
     @abstractmethod
     def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
-        """One `Score` for each of its columns (see conf/metrics), from the judge's outputs (N, width), paired with the
+        """One `Score` for each of its columns (see conf/metrics), from the scorer's outputs (N, width), paired with the
         items by
         position. Depends on the set of pairs alone, not on their order. Raises Unavailable where a reference is absent.
         """
 
     def each(self, outputs: np.ndarray) -> np.ndarray | None:
-        """The pictures' own scores (N,) float64, whose mean is the value of the first column, from the judge's outputs
+        """The images' own scores (N,) float64, whose mean is the value of the first column, from the scorer's outputs
         (N, width); None for a metric that is no such mean."""
         return None
 
     def influences(self, outputs: np.ndarray, items: Sequence[Item]) -> np.ndarray | None:
-        """How each picture moves the value of the first column where that is no mean, from what `score` takes: (N,)
-        float64 of mean zero, in row order. To first order a picture adds its influence / N, so that the value's
-        standard error is sqrt(sum influence^2) / N. None where it is not known, or for too few pictures."""
+        """How each image moves the value of the first column where that is no mean, from what `score` takes: (N,)
+        float64 of mean zero, in row order. To first order an image adds its influence / N, so that the value's
+        standard error is sqrt(sum influence^2) / N. None where it is not known, or for too few images."""
         return None
 
 
 def chosen(measure: type[Metric], options: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a metric that has those of `known`, whose values stand for what is not given. UsageError for
-    another one."""
+    """The options of a metric: those of `known`, whose values are the defaults. UsageError for another option."""
     for name in options:
         if name not in known:
             raise unknown(f"option of {measure.__module__.rpartition('.')[2]}", name, known)

@@ -1,7 +1,7 @@
-"""ImageReward's network: transformers' BLIP for pictures and text, and a few linear layers on the text's first state.
+"""ImageReward's network: transformers' BLIP for images and text, and a few linear layers on the text's first state.
 
-The official file holds the layout of BLIP's own code. `table` says where each of its tensors goes. Two projections of
-BLIP's pretraining are in the file and not used; neither is a list of positions, which some of its files have.
+The official file holds the layout of BLIP's own code. `table` maps each of its tensors. Two projections of BLIP's
+pretraining are in the file and not used; neither is a list of positions, which some of its files have.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ TEXT: dict[str, Any] = {
     "hidden_act": "gelu",
     "layer_norm_eps": 1e-12,
 }
-#: Widths behind the text tower's.
+#: Widths of the linear layers after the text tower.
 HEAD = (1024, 128, 64, 16, 1)
-#: What a reward is reduced by, and divided by, so that the training data's have mean 0 and deviation 1.
+#: Mean and standard deviation of the training data's rewards: a reward is reduced by one and divided by the other.
 MEAN, DEVIATION = 0.16717362830052426, 1.0333394966054072
-#: Tokens of a caption, the first and the last mark included.
+#: Tokens of a caption, including the first and the last mark.
 TOKENS = 35
 UNUSED = [r"blip\.(vision|text)_proj\.(weight|bias)", r"blip\.text_encoder\.embeddings\.position_ids"]
 
 
 class Blip(nn.Module):
-    """Pictures and captions -> rewards."""
+    """Images and captions -> rewards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Blip(nn.Module):
 
 
 def table() -> Table:
-    """Where each tensor of the official file goes in `Blip`."""
+    """Each tensor of the official file -> its parameter in `Blip`."""
     seen, said = "blip.visual_encoder.", "blip.text_encoder."
     places = {
         f"{seen}cls_token": "vision.embeddings.class_embedding",
@@ -132,7 +132,7 @@ class Captions:
         try:
             words = path.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as e:
-            raise UsageError(f"{path} is no readable vocabulary ({e}); fetch it again") from e
+            raise UsageError(f"{path} is not a readable vocabulary ({e}); fetch it again") from e
         marks = {name: words.index(name) if name in words else None for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]")}
         if len(words) != size or len(set(words)) != size or None in marks.values():
             raise UsageError(f"{path} is not the vocabulary of bert-base-uncased, {size} words; fetch it again")
@@ -152,7 +152,7 @@ class Captions:
 
 
 def as_input(x: np.ndarray) -> Tensor:
-    """Picture (S, S, 3) uint8 -> (3, S, S) float32 with CLIP's mean and deviation."""
+    """Image (S, S, 3) uint8 -> (3, S, S) float32 with CLIP's mean and deviation."""
     mean = torch.tensor([0.48145466, 0.4578275, 0.40821073])
     deviation = torch.tensor([0.26862954, 0.26130258, 0.27577711])
     return ((torch.from_numpy(x).float() / 255 - mean) / deviation).permute(2, 0, 1).contiguous()

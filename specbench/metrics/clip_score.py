@@ -1,4 +1,4 @@
-"""CLIP score (Hessel et al. 2021) by OpenAI's ViT-B/32 or ViT-B/16: the mean cosine between a picture and its caption.
+"""CLIP score (Hessel et al. 2021) by OpenAI's ViT-B/32 or ViT-B/16: the mean cosine between an image and its caption.
 
 Papers differ in four ways, each an option:
 
@@ -6,7 +6,7 @@ Papers differ in four ways, each an option:
     scale   1 (the cosine, 0.2 to 0.35) or 100 (torchmetrics' definition: the mean times 100, 0 where it is negative)
     prefix  put before each caption, such as Hessel et al.'s "A photo depicts "
     resize  own          what CLIP itself does: PIL's bicubic to 224
-            bilinear299  first all of it to 299x299, bilinear without antialiasing, rounded to whole levels (the
+            bilinear299  first the whole image to 299x299, bilinear without antialiasing, rounded to integer levels (the
                          released evaluation of SJD, evaluation_metrics.py, which SJD-PAC uses, too)
             lanczos256   first the centre square to 256x256, Lanczos, and some levels lowered by one (the released
                          evaluation of LANTERN, eval_fid_clip.py, which goes through floats and truncates)
@@ -50,7 +50,7 @@ def _lanczos(picture: np.ndarray) -> np.ndarray:
     return found
 
 
-#: Resize -> what comes before CLIP's own, and its name in a backend.
+#: Resize -> the step before CLIP's own, and its name in a backend.
 RESIZES: dict[str, tuple[towers.Resize | None, str]] = {
     "own": (None, "224 bicubic"),
     "bilinear299": (_bilinear, "299 bilinear, then 224 bicubic"),

@@ -1,4 +1,4 @@
-"""The common ground of the metrics whose network is an embedded evaluator: pictures of *scenes*, 64 x 64."""
+"""What the metrics of an embedded evaluator share: images of *scenes*, 64 x 64."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from specbench.metrics.base import Item, Judge, Metric, Place, Unavailable
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Pictures in a forward pass, always: a convolution picks the order of its sums by the size of a batch, and a picture's
-#: outputs must not depend on how many others stand beside it.
+#: Images in a forward pass, always: a convolution chooses the order of its sums by the batch size, and an image's
+#: outputs must not depend on the number of other images in the batch.
 GROUP = 32
 
 
@@ -45,14 +45,14 @@ class EmbeddedMetric(Metric):
 
 
 class EmbeddedJudge(Judge):
-    """Judges in groups of `GROUP`, the last one filled up with its last picture."""
+    """Scores in groups of `GROUP`. The last group is padded with its last image."""
 
     def __init__(self, metric: EmbeddedMetric) -> None:
         self.weights, self.device = metric.weights, metric.place.device
 
     @abstractmethod
     def outputs(self, x: Tensor, items: Sequence[Item]) -> Tensor:
-        """Outputs (GROUP, width) of pictures (GROUP, 3, 64, 64) float32 in [-1, 1]."""
+        """Outputs (GROUP, width) of images (GROUP, 3, 64, 64) float32 in [-1, 1]."""
 
     def __call__(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
         import torch
@@ -63,7 +63,7 @@ class EmbeddedJudge(Judge):
             height, width = picture.shape[:2]
             if (height, width) != (scenes.SIZE, scenes.SIZE):
                 size = f"{scenes.SIZE}x{scenes.SIZE}"
-                raise Unavailable(f"{self.weights} judges {size} pictures of scenes; these are {width}x{height}")
+                raise Unavailable(f"{self.weights} scores {size} images of scenes; these are {width}x{height}")
         said = []
         for start in range(0, len(pictures), GROUP):
             some, theirs = pictures[start : start + GROUP], items[start : start + GROUP]
@@ -83,7 +83,7 @@ def of_scenes(item: Item) -> bool:
 
 
 def of_classes(item: Item) -> bool:
-    """Whether an item states a class of scenes with one object, and not a whole scene: see `data.scenes_classes`."""
+    """Whether an item states a class of scenes with one object, and not a full scene: see `data.scenes_classes`."""
     from specbench.data import scenes
 
     background = list(scenes.ATTRIBUTES).index("background")

@@ -3,7 +3,7 @@
     d^2 = |mu - mu_r|^2 + Tr(S + S_r - 2 (S S_r)^{1/2})
 
 Moments in float64, torch-fidelity's function over them. The value is comparable only between runs with the same number
-of pictures, the same reference and the same resize (see `inception`), all of which the row names.
+of images, the same reference and the same resize (see `inception`), all of which the row names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Measure(ComparedMetric):
 
         n = len(outputs)
         if n < 2:
-            return (Score.unmeasured("a Fréchet distance needs at least two pictures", self.backend()),)
+            return (Score.unmeasured("a Fréchet distance needs at least two images", self.backend()),)
         reference = self.reference
         found = features(outputs[order(outputs, items)])
         moments = frechet.Moments.of(found)

@@ -3,7 +3,7 @@
     d^2 = |mu - mu_r|^2 + Tr(S + S_r - 2 (S S_r)^{1/2})
 
 What every such distance shares, whichever network the features come from: moments in float64, the distance itself by
-torchmetrics, its standard error, and the warning where there are too few pictures.
+torchmetrics, its standard error, and the warning where there are too few images.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BLOCK = 4096  # features that are widened to float64 at once
 
 
 class _Given(nn.Module):
-    """Stands for the network in torchmetrics' metric: the features are there already."""
+    """Replaces the network in torchmetrics' metric: the features are computed already."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Moments:
         return moments
 
     def add(self, features: Tensor) -> None:
-        """Takes in features (B, d) of any float type."""
+        """Adds features (B, d) of any float type."""
         wide = features.double()
         self.count += len(wide)
         self.total += wide.sum(0)
@@ -73,15 +73,15 @@ class Moments:
 
 
 def influences(features: Tensor, mean: Tensor, covariance: Tensor) -> Tensor | None:
-    """How each of the pictures with these features (N, d) of any float type moves the distance: (N,) float64, where the
+    """How each of the images with these features (N, d) of any float type moves the distance: (N,) float64, where the
     reference's mean (d,) and covariance (d, d) are held fixed.
 
-    To first order, picture i moves the distance by 1/N of its influence
+    To first order, image i moves the distance by 1/N of its influence
 
         I_i = 2 (mu - mu_r) . x_i + x_i^T (1 - A) x_i - Tr((1 - A) S),   x_i = f_i - mu,
 
-    where A = S_r^{1/2} (S_r^{1/2} S S_r^{1/2})^{-1/2} S_r^{1/2} is the optimal map from N(0, S) to N(0, S_r). It asks
-    for a well-conditioned S: None below 2 d pictures.
+    where A = S_r^{1/2} (S_r^{1/2} S S_r^{1/2})^{-1/2} S_r^{1/2} is the optimal map from N(0, S) to N(0, S_r). It
+    needs a well-conditioned S: None below 2 d images.
     """
     n, d = features.shape
     if n < 2 * d:
@@ -105,17 +105,17 @@ def influences(features: Tensor, mean: Tensor, covariance: Tensor) -> Tensor | N
 
 
 def standard_error(features: Tensor, mean: Tensor, covariance: Tensor) -> float | None:
-    """Standard error of the distance over the pictures, by their `influences` (delta method), which see.
+    """Standard error of the distance over the images, by their `influences` (delta method).
 
-    Unlike a bootstrap this needs no random numbers and knows no order. Between 2 d and 4 d pictures it is up to a
-    quarter too large, above that a tenth (on synthetic features, against the spread over fresh draws).
+    Unlike a bootstrap this needs no random numbers and does not depend on the order. Between 2 d and 4 d images it is
+    up to a quarter too large, above that a tenth (on synthetic features, against the spread over fresh draws).
     """
     found = influences(features, mean, covariance)
     return None if found is None else float(found.square().sum().sqrt() / len(found))
 
 
 def warning(n: int, d: int) -> str:
-    """What a reader of the distance of `n` pictures must know; empty where there are enough for `d` features."""
+    """A caution for a distance of `n` images; empty where there are enough for `d` features."""
     if n >= 16 * d:  # an estimated covariance is biased as 1 / n
         return ""
     far = "far " if n <= d else ""

@@ -1,11 +1,11 @@
-"""Human Preference Score v2 and v2.1 (Wu et al. 2023): CLIP ViT-H/14, trained on people's choices between pictures.
+"""Human Preference Score v2 and v2.1 (Wu et al. 2023): CLIP ViT-H/14, trained on people's choices between images.
 
-The score is the cosine between picture and caption, about 0.2 to 0.3, which the official code returns; its benchmark,
-and most papers, print the mean times 100 (option `scale`). A picture is brought to 224 by its longer side, bicubic, and
-black is added, as that code does; for square pictures this is CLIP's own preparation. That code computes in float16 on
+The score is the cosine between image and caption, about 0.2 to 0.3, which the official code returns; its benchmark,
+and most papers, print the mean times 100 (option `scale`). An image is brought to 224 by its longer side, bicubic, and
+black is added, as that code does; for square images this is CLIP's own preparation. That code computes in float16 on
 a GPU; here it is float32 throughout.
 
-v2 and v2.1 have weights of their own and do not compare. The official package takes v2 unless told otherwise.
+v2 and v2.1 have weights of their own and are not comparable. The default of the official package is v2.
 """
 
 from __future__ import annotations

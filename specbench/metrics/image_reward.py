@@ -1,7 +1,7 @@
-"""ImageReward (Xu et al. 2023): a reward for a picture and its caption, learnt from people's rankings.
+"""ImageReward (Xu et al. 2023): a reward for an image and its caption, learnt from people's rankings.
 
 The official weights run in transformers' BLIP, without the package image-reward, which needs an environment of its own
-(see `image_reward_package`); scripts/check_image_reward.py shows there that both give the same. A picture is brought to
+(see `image_reward_package`); scripts/check_image_reward.py shows there that both give the same. An image is brought to
 224 by its shorter side, PIL's bicubic, and the centre is cut out; a caption has at most 35 tokens, as in the package.
 """
 
@@ -45,7 +45,7 @@ class Reward(Solitary):
 
 
 def square(picture: np.ndarray, side: int) -> np.ndarray:
-    """Picture (H, W, 3) uint8 -> (side, side, 3) uint8: the shorter side becomes `side`, PIL's bicubic, and the centre
+    """Image (H, W, 3) uint8 -> (side, side, 3) uint8: the shorter side becomes `side`, PIL's bicubic, and the centre
     is cut out, with the roundings of torchvision's Resize and CenterCrop, which the package uses."""
     height, width = picture.shape[:2]
     short = min(height, width)

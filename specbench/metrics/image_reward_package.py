@@ -1,6 +1,6 @@
 """ImageReward by its makers' package image-reward: the second backend, to compare `image_reward` with.
 
-The package pins old libraries and cannot be installed beside the extra `metrics`; it has an extra of its own. It is
+The package pins old libraries and cannot be installed alongside the extra `metrics`; it has an extra of its own. It is
 given the same two files as `image_reward` and fetches nothing.
 """
 
@@ -23,7 +23,7 @@ from specbench.metrics.base import Item, Judge, Unavailable
 
 
 class Package(Judge):
-    """Outputs (B, 1) float32: the rewards, one picture after the other, as the package computes them."""
+    """Outputs (B, 1) float32: the rewards, one image after the other, as the package computes them."""
 
     def __init__(self, model: Any) -> None:
         """model: of `load`."""
@@ -40,7 +40,7 @@ class Package(Judge):
 def load(weights: Path, vocabulary: Path, device: str) -> Any:
     """The package's own model, filled from ImageReward.pt, with a tokenizer from vocab.txt.
 
-    Its `load` would fetch a configuration and a tokenizer, and take a file that lacks tensors. Raises UsageError.
+    Its own `load` fetches a configuration and a tokenizer, and accepts a file with missing tensors. Raises UsageError.
     """
     from ImageReward.ImageReward import ImageReward
     from ImageReward.models.BLIP import blip_pretrain
@@ -54,7 +54,7 @@ def load(weights: Path, vocabulary: Path, device: str) -> Any:
         made.add_special_tokens({"bos_token": "[DEC]", "additional_special_tokens": ["[ENC]"]})
         return made
 
-    blip.Captions(vocabulary)  # says what is wrong with the file
+    blip.Captions(vocabulary)  # raises for a bad file
     source = official.open_source(weights)
     settings = {**blip.TEXT, "add_cross_attention": True, "pad_token_id": 0, "type_vocab_size": 2}
     theirs, blip_pretrain.init_tokenizer = blip_pretrain.init_tokenizer, tokenizer

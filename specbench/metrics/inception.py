@@ -1,9 +1,9 @@
-"""Inception-V3 as a judge: the network of 2015-12-05 behind every published FID, KID and Inception Score.
+"""Inception-V3 as a feature extractor: the network of 2015-12-05 behind every published FID, KID and Inception Score.
 
 Layers and resize are torch-fidelity's, which reproduce TensorFlow's graph; the weights are that graph's, converted. One
 pass gives the 2048 features of the last pooling and the 1008 logits without their bias, as all the metrics read them.
 
-A picture is brought to 299x299 in one of three ways, which give different values and are therefore named in every row:
+An image is brought to 299x299 in one of three ways, which give different values and are therefore named in every row:
 
     tf       TensorFlow 1's bilinear of the original graph: no antialiasing, pixels at their corners; then
              (x - 128) / 128. torch-fidelity, ADM.
@@ -11,8 +11,8 @@ A picture is brought to 299x299 in one of three ways, which give different value
              al. 2022), which LANTERN's code uses.
     pytorch  bilinear, no antialiasing, pixels at their centres; then x / 127.5 - 1. pytorch-fid, which SJD's code uses.
 
-`crop` comes before: the centre square, resized to that side with Lanczos (LANTERN's evaluation, real pictures and
-generated ones alike). A picture that is such a square already is left as it is.
+`crop` comes before: the centre square, resized to that side with Lanczos (LANTERN's evaluation, real images and
+generated ones alike). An image that is such a square already is left as it is.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SIDE, FEATURES, CLASSES = 299, 2048, 1008
 RESIZES = ("tf", "clean", "pytorch")
 
 _OF_RESIZE = {"tf": "fid", "clean": "fid_clean", "pytorch": "fid_pytorch"}  # choices of metrics with them
-_CROP = ", crop "  # stands in a judge's name before the side
+_CROP = ", crop "  # precedes the side in a cache key (`judged_by`)
 
 
 class Inception(Solitary):
@@ -70,7 +70,7 @@ class Inception(Solitary):
         return outputs
 
     def _prepared(self, picture: np.ndarray) -> Tensor:
-        """A picture (H, W, 3) uint8 -> (1, 3, 299, 299) float32, about -1..1."""
+        """An image (H, W, 3) uint8 -> (1, 3, 299, 299) float32, about -1..1."""
         import torch
         from torch.nn import functional as F
         from torch_fidelity.interpolate_compat_tensorflow import interpolate_bilinear_2d_like_tensorflow1x
@@ -92,7 +92,7 @@ class Inception(Solitary):
 
 def blank() -> nn.Module:
     """torch-fidelity's network with weights that are not trained. Its class reads a weights file in a way that lets
-    the file execute code; here it reads the bytes of an empty dictionary, and takes nothing from them."""
+    the file execute code; here it reads the bytes of an empty dictionary instead."""
     import torch
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
@@ -132,10 +132,10 @@ def load(path: Path) -> nn.Module:
 
 
 class InceptionMetric(Metric):
-    """A statistic over Inception-V3's outputs. Options: `resize`, `crop`, and the whole numbers of `counts`."""
+    """A statistic over Inception-V3's outputs. Options: `resize`, `crop`, and the integers of `counts`."""
 
     features = True
-    counts: ClassVar[Mapping[str, int]] = {}  # further options and what they are by default
+    counts: ClassVar[Mapping[str, int]] = {}  # further options and their defaults
 
     def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
         known = {"resize": "tf", "crop": None, **self.counts}
@@ -145,7 +145,7 @@ class InceptionMetric(Metric):
         for name in ("crop", *self.counts):
             value = self.options[name]
             if not (name == "crop" and value is None) and (type(value) is not int or value < 1):
-                raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+                raise UsageError(f"{name} must be an integer of at least 1, not {value!r}")
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -165,10 +165,10 @@ class InceptionMetric(Metric):
 
 
 class ComparedMetric(InceptionMetric):
-    """One that compares with real pictures: those of the file `place.reference`, or of what `specbench reference` made
-    for the place's data."""
+    """A metric that compares with real images: those of the file `place.reference`, or those that `specbench reference`
+    read for the data set of the scoring context."""
 
-    needs_features: ClassVar[bool] = False  # of the real pictures one by one, not only their moments
+    needs_features: ClassVar[bool] = False  # of the real images one by one, not only their moments
 
     def basis(self) -> str:
         return f"{super().basis()} reference {self.reference.label}"
@@ -182,36 +182,34 @@ class ComparedMetric(InceptionMetric):
 
     @cached_property
     def reference(self) -> Reference:
-        """Statistics of real pictures, made by this judge as far as they say. Raises Unavailable where there are none,
-        UsageError where they are damaged or another judge's."""
+        """Statistics of real images, of this feature extractor where they name one. Raises Unavailable where there are
+        none, UsageError where they are damaged or of another feature extractor."""
         judge, options, data = self.judged_by, self.options, self.place.data
         crop = f" crop={options['crop']}" if options["crop"] else ""
         command = f"specbench reference data={data or 'NAME'} images=DIR metrics={_OF_RESIZE[options['resize']]}{crop}"
         path = self.place.reference or references.place(data, judge)
         if self.place.reference is None and not path.is_file():
             ready = ", such as ADM's VIRTUAL_imagenet256_labeled.npz" if data == "imagenet" else ""
-            raise Unavailable(
-                f"no statistics of real pictures: run `{command}`, or name some with reference=FILE{ready}"
-            )
+            raise Unavailable(f"no statistics of real images: run `{command}`, or name some with reference=FILE{ready}")
         found = references.read(path, FEATURES)
         if found.judge and found.judge.partition(_CROP)[0] != judge.partition(_CROP)[0]:
             raise UsageError(
-                f"{path} is of {found.judge}, this metric judges by {judge}: run `{command}`, or choose another metric"
+                f"{path} is of {found.judge}, this metric uses {judge}: run `{command}`, or choose another metric"
             )
         if self.needs_features and found.features is None:
-            raise Unavailable(f"{path} has mu and sigma alone, not the features of single pictures: run `{command}`")
+            raise Unavailable(f"{path} has mu and sigma alone, not the features of single images: run `{command}`")
         return found
 
     def backend(self) -> str:
         return f"{self.judged_by}, reference {self.reference.label}"
 
     def against(self) -> str:
-        """What the pictures are compared with, for the note."""
+        """What the images are compared with, for the note."""
         reference, crop = self.reference, self.judged_by.partition(_CROP)[2]
         if not reference.judge:
-            return f"against the statistics in {reference.name}, which do not say what made them"
+            return f"against the statistics in {reference.name}, which do not name their feature extractor"
         moments = reference.provenance.get("moments")
-        text = f"against {f'the moments in {moments} and ' if moments else ''}{reference.count} real pictures of"
+        text = f"against {f'the moments in {moments} and ' if moments else ''}{reference.count} real images of"
         text += f" {reference.name}"
         if (theirs := reference.judge.partition(_CROP)[2]) != crop:
             text += f" with crop {theirs or 'null'}, these with crop {crop or 'null'}"
@@ -219,7 +217,7 @@ class ComparedMetric(InceptionMetric):
 
 
 def features(outputs: np.ndarray) -> Tensor:
-    """The features of the last pooling (N, 2048) float32, of a judge's outputs."""
+    """The features of the last pooling (N, 2048) float32, of the feature extractor's outputs."""
     import torch
 
     return torch.from_numpy(np.ascontiguousarray(outputs[:, :FEATURES], np.float32))

@@ -1,7 +1,8 @@
-"""Inception Score (Salimans et al. 2016): exp of the mean KL divergence of a picture's class law to the mean one.
+"""Inception Score (Salimans et al. 2016): exp of the mean KL divergence between the class distribution of
+an image and the mean one.
 
-The mean over ten splits, as is the convention, by torch-fidelity's function on the logits without bias. It knows no
-real pictures and grows with the number of pictures in a split.
+The mean over ten splits, as is the convention, by torch-fidelity's function on the logits without bias. It uses no
+real images and grows with the number of images in a split.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from specbench.metrics.inception import CLASSES, FEATURES, InceptionMetric, orde
 
 
 class Measure(InceptionMetric):
-    """Options: `splits`. The splits are drawn by the items' ids (see `order`), so that the pictures' order is nothing.
-    The standard error is that of a mean over the splits."""
+    """Options: `splits`. The splits are drawn by the items' ids (see `order`): the order of the images does not
+    matter. The standard error is that of a mean over the splits."""
 
     counts = {"splits": 10}  # noqa: RUF012 (a ClassVar of the base)
 
@@ -28,7 +29,7 @@ class Measure(InceptionMetric):
         n, splits = len(outputs), self.options["splits"]
         backend = f"{self.judged_by}, {splits} splits"
         if n < splits:
-            return (Score.unmeasured(f"an Inception Score in {splits} splits needs as many pictures", backend),)
+            return (Score.unmeasured(f"an Inception Score in {splits} splits needs as many images", backend),)
         logits = torch.from_numpy(outputs[order(outputs, items)][:, FEATURES:])
         found = isc_features_to_metric(logits, splits, shuffle=False)
         # torch-fidelity divides the squares by the number of splits, an estimate by one less

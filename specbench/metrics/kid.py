@@ -1,7 +1,7 @@
 """Kernel Inception distance (Bińkowski et al. 2018): the unbiased squared maximum mean discrepancy of Inception-V3
-features of pictures x and real pictures y under the kernel k(a, b) = (a . b / 2048 + 1)^3.
+features of images x and real images y under the kernel k(a, b) = (a . b / 2048 + 1)^3.
 
-The mean over 100 random subsets of 1000 pictures a side, as is the convention, by torch-fidelity's function; of all of
+The mean over 100 random subsets of 1000 images a side, as is the convention, by torch-fidelity's function; of all of
 them where there are fewer. It may be below zero.
 """
 
@@ -15,7 +15,7 @@ from specbench.metrics.base import Item, Score
 from specbench.metrics.inception import ComparedMetric, features, order
 
 SEED = 2020  # of the subsets; torch-fidelity's own default
-MOST = 10_000  # pictures from which the standard error is estimated
+MOST = 10_000  # images from which the standard error is estimated
 
 
 class Measure(ComparedMetric):
@@ -33,7 +33,7 @@ class Measure(ComparedMetric):
         n, m, subsets = len(outputs), len(real), self.options["subsets"]
         size = min(self.options["subset_size"], n, m)
         if size < 2:
-            return (Score.unmeasured("a kernel distance needs at least two pictures a side", self.backend()),)
+            return (Score.unmeasured("a kernel distance needs at least two images a side", self.backend()),)
         found = features(outputs[order(outputs, items)])
         result = kid_features_to_metric(
             found, torch.from_numpy(real), kid_subsets=subsets, kid_subset_size=size, rng_seed=SEED, verbose=False
@@ -50,10 +50,10 @@ class Measure(ComparedMetric):
 
 
 def influences(found: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """How each of the pictures with features `found` (N, d) moves the squared discrepancy to real ones (M, d), which
+    """How each of the images with features `found` (N, d) moves the squared discrepancy to real ones (M, d), which
     are held fixed: (N,) float64 of mean zero.
 
-    To first order picture i moves it by 2 / N times its witness, less the mean of all:
+    To first order image i moves it by 2 / N times its witness, less the mean of all:
 
         h(x_i) = mean_{j != i} k(x_i, x_j) - mean_j k(x_i, y_j)
     """

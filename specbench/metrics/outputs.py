@@ -1,9 +1,9 @@
-"""What judges said of pictures, kept so that nothing is judged twice.
+"""The cache of scorer outputs for images, so that no output is computed twice.
 
-Under a run's folder, `scores/<judge>/` holds shards of outputs, each with the keys of its pictures; a shard stands as
-soon as its batch was judged, whole or not at all. A key is a hash of a picture and, for a judge that reads it, of its
-prompt: a picture that changed has no outputs here. A shard that cannot be read to its end counts as absent and is
-written anew. `scores/metrics.json` tells which judge stands behind the name of a metric.
+Under a run's folder, `scores/<scorer>/` holds shards of outputs, each with the keys of its images. A shard is
+written atomically as soon as its batch is scored. A key is a hash of an image and, for a scorer that reads it, of its
+prompt: an image that changed has no outputs here. A shard that cannot be read to its end counts as absent and is
+written again. `scores/metrics.json` maps the name of a metric to its scorer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DAMAGED = (OSError, ValueError, LookupError, EOFError, MemoryError, RuntimeErro
 
 
 def key(digest: str, prompt: str | None = None) -> str:
-    """The name under which a judge's outputs are kept: of a picture's digest and, where the judge reads it, its prompt.
+    """The cache key of a scorer's outputs: of an image's digest and, where the scorer reads it, its prompt.
 
     digest: `Record.sha256` in a run, `pictures.digest` elsewhere.
     """
@@ -34,7 +34,7 @@ def key(digest: str, prompt: str | None = None) -> str:
 
 
 class Shelf:
-    """The outputs of one judge: key -> (width,) float32 or float64. `folder` None keeps them in memory alone."""
+    """The cached outputs of one scorer: key -> (width,) float32 or float64. `folder` None keeps them in memory."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -55,9 +55,9 @@ class Shelf:
 
     def _put(self, keys: Sequence[str], outputs: np.ndarray) -> None:
         if outputs.dtype not in (np.float32, np.float64) or outputs.ndim != 2 or len(outputs) != len(keys):
-            raise ValueError(f"a judge must give ({len(keys)}, width) float32 or float64, not {_form(outputs)}")
+            raise ValueError(f"a scorer must give ({len(keys)}, width) float32 or float64, not {_form(outputs)}")
         if self._width not in (None, outputs.shape[1]):
-            raise ValueError(f"outputs of width {outputs.shape[1]} beside others of width {self._width}")
+            raise ValueError(f"outputs of width {outputs.shape[1]} next to others of width {self._width}")
         self._width = outputs.shape[1]
         self._rows |= zip(keys, outputs)
 
@@ -81,7 +81,7 @@ class Shelf:
 
 
 def _read(path: Path) -> tuple[list[str], np.ndarray]:
-    """Keys and outputs (N, width) of a shard; raises one of `_DAMAGED` for anything but a whole one."""
+    """Keys and outputs (N, width) of a shard; raises one of `_DAMAGED` for an incomplete one."""
     with zipfile.ZipFile(path) as archive:  # which checks the sums of what it reads
         if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
             raise ValueError("compressed")  # not by us: it may unfold to any size
@@ -97,7 +97,7 @@ def _form(array: np.ndarray) -> str:
 
 
 class Outputs:
-    """The outputs of all judges of one run, or of one folder of pictures."""
+    """The outputs of all scorers of one run, or of one folder of images."""
 
     def __init__(self, folder: Path | None) -> None:
         """folder: the run's; its `scores/` is made when there is something to keep. None keeps all in memory."""
@@ -113,18 +113,18 @@ class Outputs:
 
     @property
     def judges(self) -> dict[str, str]:
-        """Metric -> the judge behind its name, of all that were scored here."""
+        """Metric -> its scorer, of all that were scored here."""
         return dict(self._names)
 
     def shelf(self, judged_by: str) -> Shelf:
-        """The outputs of one judge (`Metric.judged_by`), read from disk."""
+        """The outputs of one scorer (`Metric.judged_by`), read from disk."""
         if self.folder is None:
             return self._shelves.setdefault(judged_by, Shelf(None))
         slug = re.sub(r"[^\w.@-]+", "_", judged_by)[:60]
         return Shelf(self.folder / f"{slug}-{hashlib.sha256(judged_by.encode()).hexdigest()[:8]}")
 
     def name(self, metric: str, judged_by: str) -> None:
-        """Notes which judge stands behind the name of a metric."""
+        """Records the scorer of a metric."""
         if self._names.get(metric) == judged_by:
             return
         self._names[metric] = judged_by
@@ -133,12 +133,12 @@ class Outputs:
             write_atomically(self.folder / "metrics.json", text.encode())
 
     def of(self, name: str, keys: Sequence[str]) -> np.ndarray:
-        """Outputs (N, width) of the pictures with these keys (see `key`), by the judge behind the metric `name`, or by
-        the judge so named (`Metric.judged_by`). UsageError where one is not kept here."""
+        """Outputs (N, width) of the images with these keys (see `key`), by the scorer of the metric `name`, or by
+        the scorer with this name (`Metric.judged_by`). UsageError where one is not cached here."""
         shelf = self.shelf(self._names.get(name, name))
         if absent := sum(key not in shelf for key in keys):
             where = self.folder.parent if self.folder else "memory"
             raise UsageError(
-                f"{where} keeps no {name} of {absent} of {len(keys)} pictures: score them with `specbench evaluate`"
+                f"{where} keeps no {name} of {absent} of {len(keys)} images: score them with `specbench evaluate`"
             )
         return shelf.rows(keys)

@@ -1,13 +1,13 @@
-"""Statistics of real pictures, to which generated ones are compared: a .npz that is made once and kept.
+"""Statistics of real images, to which generated ones are compared: a .npz that is made once.
 
 Arrays of a file that `specbench reference` writes:
 
     mu          (2048,) float64       mean of the features
     sigma       (2048, 2048) float64  their unbiased covariance
-    count       () int64              pictures
-    features    (m, 2048) float32     of at most 10,000 of the pictures, for KID, precision and recall
+    count       () int64              images
+    features    (m, 2048) float32     of at most 10,000 of the images, for KID, precision and recall
     provenance  () text               JSON: data, folder, pictures, files (a hash of their names and sizes), moments
-                                      (the file that mu and sigma come from where they are not the pictures' own),
+                                      (the file that mu and sigma come from where they are not the images' own),
                                       judge, crop, specbench, commit, date
 
 Files with mu and sigma alone are read, too: ADM's VIRTUAL_imagenet256_labeled.npz, whose further arrays are not looked
@@ -33,15 +33,15 @@ import numpy as np
 from specbench.errors import UsageError
 from specbench.storage import home
 
-KEPT = 10_000  # pictures whose features a file holds at most
+KEPT = 10_000  # images whose features a file holds at most
 _TEXT = 1 << 16  # characters of a provenance at most
 
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What is known of the features of real pictures.
+    """Statistics of the features of real images.
 
-    mean (d,) and covariance (d, d) float64; features (m, d) float32, or None; count: of pictures, None where the file
+    mean (d,) and covariance (d, d) float64; features (m, d) float32, or None; count: of images, None where the file
     does not say; name: the data set, or the file's name.
     """
 
@@ -54,7 +54,7 @@ class Reference:
 
     @cached_property
     def label(self) -> str:
-        """What a row calls it: the name, and the first eight digits of the SHA-256 of its numbers."""
+        """Its name in a row: the name, and the first eight digits of the SHA-256 of its numbers."""
         digest = hashlib.sha256(self.mean.tobytes() + self.covariance.tobytes())
         digest.update(b"" if self.features is None else self.features.tobytes())
         return f"{self.name}@{digest.hexdigest()[:8]}"
@@ -66,13 +66,13 @@ class Reference:
 
 
 def place(data: str, judged_by: str) -> Path:
-    """Where `specbench reference` keeps the statistics of a data set for a judge."""
+    """The path where `specbench reference` keeps the statistics of a data set for a feature extractor."""
     folder, file = (re.sub(r"[^\w.@+-]+", "-", text) for text in (data, judged_by))
     return home.home() / "references" / folder / f"{file}.npz"
 
 
 def write(path: Path, reference: Reference) -> None:
-    """Writes the statistics of a known number of pictures to a file, whole or not at all."""
+    """Writes the statistics of a known number of images to a file, atomically."""
     assert reference.count is not None
     arrays: dict[str, Any] = {"mu": reference.mean, "sigma": reference.covariance, "count": np.int64(reference.count)}
     arrays["provenance"] = np.array(json.dumps(reference.provenance, sort_keys=True))
@@ -90,14 +90,14 @@ def write(path: Path, reference: Reference) -> None:
 def read(path: Path, width: int) -> Reference:
     """A file's statistics of `width` features. Raises UsageError, naming file and fault, for any that has none."""
     if not path.is_file():
-        raise UsageError(f"there is no file {path} with statistics of real pictures; check its name and folder")
+        raise UsageError(f"there is no file {path} with statistics of real images; check its name and folder")
     with opened(path) as arrays:
         return _read(arrays, path, width)
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Arrays]:
-    """The arrays of an .npz. Raises UsageError for what is none."""
+    """The arrays of an .npz. Raises UsageError for a file of another format."""
     try:
         archive = zipfile.ZipFile(path)
     except Exception as e:  # of half a dozen kinds, for bytes that zipfile was not written for
@@ -118,12 +118,12 @@ def _read(arrays: Arrays, path: Path, width: int) -> Reference:
     count = int(arrays.whole("count"))
     features = arrays.floats("features", (None, width)).astype(np.float32) if "features" in arrays else None
     if count < 2 or (features is not None and not 1 <= len(features) <= count):
-        raise UsageError(f"{path}: {count} pictures cannot have these statistics; make the file again")
+        raise UsageError(f"{path}: {count} images cannot have these statistics; make the file again")
     return Reference(mean, covariance, provenance["data"] or path.stem, features, count, provenance)
 
 
 class Arrays:
-    """The arrays of an .npz, each read once its header is what it must be. Raises UsageError where it is not."""
+    """The arrays of an .npz, each read after its header is checked. Raises UsageError for a wrong header."""
 
     def __init__(self, archive: zipfile.ZipFile, path: Path) -> None:
         self.archive, self.path = archive, path

@@ -1,4 +1,4 @@
-"""CLIP score (Hessel et al. 2021) of the embedded two-tower model: the mean cosine between the embeddings of a picture
+"""CLIP score (Hessel et al. 2021) of the embedded two-tower model: the mean cosine between the embeddings of an image
 and of its caption, counted as 0 where it is negative. It is the cosine itself, as the papers print it, and not x100.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Cosine(EmbeddedJudge):
-    """Pictures and captions -> (N, 1) float64 cosines."""
+    """Images and captions -> (N, 1) float64 cosines."""
 
     def __init__(self, metric: Measure) -> None:
         super().__init__(metric)
@@ -35,7 +35,7 @@ class _Cosine(EmbeddedJudge):
 
 
 class Measure(EmbeddedMetric):
-    """Mean cosine between pictures and captions of the embedded two-tower model."""
+    """Mean cosine between images and captions of the embedded two-tower model."""
 
     weights = "scenes_two_tower.safetensors"
     reads_prompt = True
@@ -54,7 +54,7 @@ class Measure(EmbeddedMetric):
         if not unread:
             return ""
         return (
-            f"{unread} of {len(items)} captions hold words that the model has never seen, or none: it knows those of"
+            f"{unread} of {len(items)} captions hold words that the model has never seen, or none: it was trained on"
             " scenes only"
         )
 

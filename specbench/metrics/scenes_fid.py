@@ -1,4 +1,4 @@
-"""Fréchet distance (see `frechet`) in the embedded classifier's features, to real validation pictures of *scenes*.
+"""Fréchet distance (see `frechet`) in the embedded classifier's features, to real validation images of *scenes*.
 
 The value is comparable only between runs with the same backend. It is never a "FID" of Inception features.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Features(EmbeddedJudge):
-    """Pictures -> (N, 64) float32, the features of the classifier."""
+    """Images -> (N, 64) float32, the features of the classifier."""
 
     def __init__(self, metric: Measure) -> None:
         from specbench.models import evaluators as ev
@@ -33,7 +33,7 @@ class _Features(EmbeddedJudge):
 
 
 class Measure(EmbeddedMetric):
-    """Fréchet distance of classifier features to those of real validation pictures of *scenes*."""
+    """Fréchet distance of classifier features to those of real validation images of *scenes*."""
 
     weights = "scenes_classifier.safetensors"
     features = True
@@ -44,16 +44,16 @@ class Measure(EmbeddedMetric):
     def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
         n, d = outputs.shape
         if n < 2:
-            return (Score.unmeasured("a Fréchet distance needs at least two pictures", self.judged_by),)
+            return (Score.unmeasured("a Fréchet distance needs at least two images", self.judged_by),)
         import torch
 
         from specbench.metrics import frechet
 
         reference, single = self._reference(items)
-        notes = [f"against {reference.count} real validation pictures{' of one object' if single else ''}"]
+        notes = [f"against {reference.count} real validation images{' of one object' if single else ''}"]
         notes.append(frechet.warning(n, d))
         if strangers := sum(not of_scenes(item) for item in items):
-            notes.append(f"{strangers} of {n} prompts are not of scenes, the real pictures are")
+            notes.append(f"{strangers} of {n} prompts are not of scenes, the real images are")
         features = torch.from_numpy(outputs).double()
         value = frechet.distance(features, reference)
         stderr = frechet.standard_error(features, reference.mean, reference.covariance)
@@ -69,7 +69,7 @@ class Measure(EmbeddedMetric):
         return None if found is None else found.numpy()
 
     def _reference(self, items: Sequence[Item]) -> tuple[Reference, bool]:
-        """The real pictures that suit the items, and whether those are the ones with a single object."""
+        """The real images that suit the items, and whether those are the ones with a single object."""
         from specbench.metrics import scenes_reference
 
         single = all(map(of_classes, items))

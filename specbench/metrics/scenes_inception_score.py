@@ -1,5 +1,6 @@
-"""Inception Score (Salimans et al. 2016) by the embedded reader: exp of the mean KL divergence of a picture's law of
-classes, shape by colour, to the mean one. At most 40, the number of classes; it knows no real pictures and no prompts.
+"""Inception Score (Salimans et al. 2016) by the embedded reader: exp of the mean KL divergence of an image's
+distribution over classes, shape by colour, from the mean one. At most 40, the number of classes. It uses no real images
+and no prompts.
 
 The value is comparable only between runs with the same backend. It is never one of Inception-V3.
 """
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Classes(EmbeddedJudge):
-    """Pictures -> (N, 40) float32, log-probabilities of the classes of `data.scenes_classes`."""
+    """Images -> (N, 40) float32, log-probabilities of the classes of `data.scenes_classes`."""
 
     def __init__(self, metric: Measure) -> None:
         from specbench.models import evaluators as ev
@@ -38,20 +39,20 @@ class _Classes(EmbeddedJudge):
 
 
 def divergences(log_probabilities: np.ndarray) -> np.ndarray:
-    """KL divergence (N,) in nats of each law from their mean, of log-probabilities (N, K)."""
+    """KL divergence (N,) in nats of each distribution from their mean, of log-probabilities (N, K)."""
     logs = log_probabilities.astype(np.float64)
     mean = np.exp(logs).mean(0)
     return np.asarray((np.exp(logs) * (logs - np.log(np.maximum(mean, 1e-300)))).sum(1))
 
 
 class Measure(EmbeddedMetric):
-    """The score of all pictures at once, not of splits."""
+    """The score of all images at once, not of splits."""
 
     weights = "scenes_reader.safetensors"
 
     @property
     def judged_by(self) -> str:
-        """The reward reads by the same network, and keeps other outputs of it."""
+        """The reward uses the same network and caches other outputs of it."""
         return f"{super().judged_by}, classes"
 
     def judge(self) -> EmbeddedJudge:
@@ -60,7 +61,7 @@ class Measure(EmbeddedMetric):
     def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
         n, classes = outputs.shape
         if n < 2:
-            return (Score.unmeasured("an Inception Score needs at least two pictures", self.judged_by),)
+            return (Score.unmeasured("an Inception Score needs at least two images", self.judged_by),)
         apart = divergences(outputs)
         value = math.exp(apart.mean())
         note = f"of {classes} classes of shape and colour"
@@ -69,6 +70,6 @@ class Measure(EmbeddedMetric):
         return (Score(value, value * float(apart.std(ddof=1)) / math.sqrt(n), self.judged_by, note),)
 
     def influences(self, outputs: np.ndarray, items: Sequence[Item]) -> np.ndarray | None:
-        """A picture's divergence is its influence on their mean, the mean law's own part included."""
+        """An image's divergence is its influence on their mean, its part in the mean distribution included."""
         apart = divergences(outputs)
         return np.asarray(math.exp(apart.mean()) * (apart - apart.mean()))

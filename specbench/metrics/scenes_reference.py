@@ -1,4 +1,4 @@
-"""Statistics of real pictures of *scenes* in the embedded classifier's features, which `scenes_fid` compares with."""
+"""Statistics of real images of *scenes* in the embedded classifier's features, which `scenes_fid` compares with."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from specbench.metrics.frechet import Moments
 from specbench.models import evaluators as ev
 from specbench.storage import home
 
-FILE = "scenes_reference.safetensors"  # kept beside the weights
-COUNT = 2000  # validation pictures to render where those statistics are not at hand
-SINGLE = "/portraits"  # stands behind a backend's name where the real pictures are those with one object
+FILE = "scenes_reference.safetensors"  # stored next to the weights
+COUNT = 2000  # validation images to render where those statistics are not at hand
+SINGLE = "/portraits"  # stands behind a backend's name where the real images are those with one object
 
 
 class Reference(Moments):
@@ -31,7 +31,7 @@ class Reference(Moments):
 
     @classmethod
     def judged(cls, classifier: ev.Classifier, images: np.ndarray, backend: str, batch: int = 256) -> Reference:
-        """Of pictures (N, 64, 64, 3) uint8."""
+        """Of images (N, 64, 64, 3) uint8."""
         device = next(classifier.parameters()).device
         found = cls(classifier.num_features, backend)
         for i in range(0, len(images), batch):
@@ -57,7 +57,7 @@ class Reference(Moments):
 
 
 def whole_scenes(assets: Path, backend: str, device: str) -> Reference:
-    """Of validation pictures: the stored statistics where they are of these weights, else of pictures rendered now."""
+    """Of validation images: the stored statistics where they are of these weights, else of images rendered now."""
     path = assets / FILE
     if path.exists():
         stored = Reference.load(path)
@@ -68,7 +68,7 @@ def whole_scenes(assets: Path, backend: str, device: str) -> Reference:
 
 
 def single_objects(assets: Path, backend: str, device: str) -> Reference:
-    """The same of validation pictures with one object: rendered once, which takes seconds, and then kept under `home`.
+    """The same of validation images with one object: rendered once, which takes seconds, and then kept under `home`.
 
     backend: ends in `SINGLE`.
     """
@@ -80,7 +80,7 @@ def single_objects(assets: Path, backend: str, device: str) -> Reference:
         if (stored.backend, stored.count, stored.total.shape) == (backend, COUNT, shape):
             return stored
     except (OSError, SafetensorError, LookupError, TypeError, ValueError):
-        pass  # not there, or damaged: rendered anew
+        pass  # not there, or damaged: rendered again
     reference = Reference.judged(classifier, scenes_classes.pictures("validation", COUNT)[0], backend)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,15 @@
-"""The embedded reward: how surely a reader finds in a picture what its caption asked for.
+"""The embedded reward: the confidence of a reader that an image shows what its caption states.
 
 For a caption that states attributes a = 1..m (layout, background; shape, colour, size and fill of each object), with
 K_a choices each, and the reader's probability p_a of the stated choice,
 
     reward = 1/m sum_a (p_a - 1/K_a) / (1 - 1/K_a)
 
-1: the reader is certain of every attribute; 0: no better than a blind guess; negative: it is certain of something else
-(an attribute counts -1/(K_a - 1) then). A mean of log-probabilities would answer the same question, but one confident
-contradiction would outweigh a dozen attributes drawn well, and the network's calibration would set the scale. The share
-of attributes whose likeliest choice is the stated one ("attribute accuracy") is given in the note. A class of scenes
-with one object states three attributes: that there is one object, its shape and its colour.
+1: the reader is certain of every attribute; 0: no better than chance; negative: it is certain of something else (an
+attribute then counts -1/(K_a - 1)). A mean of log-probabilities would measure the same, but one confident contradiction
+would outweigh a dozen attributes drawn well, and the network's calibration would set the scale. The note gives the
+share of attributes whose most probable choice is the stated one ("attribute accuracy"). A class of scenes with one
+object states three attributes: that there is one object, its shape and its colour.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def rewards(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Reward (N,) float32 of each picture from the reader's logits (14 of (N, K_a)) and labels (N, 14) int64."""
+    """Reward (N,) float32 of each image from the reader's logits (14 of (N, K_a)) and labels (N, 14) int64."""
     import torch
 
     from specbench.data import scenes
@@ -38,7 +38,7 @@ def rewards(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
 
 
 class _Reader(EmbeddedJudge):
-    """Pictures and labels -> (N, 15) float32: the reward, and for each attribute whether it is read right, NaN where
+    """Images and labels -> (N, 15) float32: the reward, and for each attribute whether it is read right, NaN where
     the labels do not state it."""
 
     def __init__(self, metric: Measure) -> None:
@@ -69,7 +69,7 @@ class Measure(EmbeddedMetric):
     def refuses(self, pictures: Pictures, items: Sequence[Item]) -> str:
         if all(map(of_scenes, items)):
             return ""
-        return "these prompts come without labels of scenes, so nothing says what should be read"
+        return "these prompts come without labels of scenes, so there are no attributes to compare with"
 
     def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
         from specbench.data import scenes

@@ -1,7 +1,7 @@
-"""Judges with a tower for pictures and one for text, as open_clip builds them: the cosine of the two embeddings.
+"""Scorers with a tower for images and one for text, as open_clip builds them: the cosine of the two embeddings.
 
-OpenAI's networks use a quick form of GELU. open_clip's configuration of the plain name (ViT-B-32) has the usual GELU
-and, given OpenAI's weights as a file, takes them without a word; the names used here say -quickgelu.
+OpenAI's networks use a quick form of GELU. open_clip's configuration of the plain name (ViT-B-32) has the standard
+GELU and loads OpenAI's weights from a file without a warning; the names used here end in -quickgelu.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from specbench.metrics.base import Item, Metric, Place, Score, Solitary, chosen,
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: Picture (H, W, 3) uint8 -> one of the network's own size or of any other, (H', W', 3) uint8.
+#: Image (H, W, 3) uint8 -> one of the network's own size or of any other, (H', W', 3) uint8.
 Resize = Callable[[np.ndarray], np.ndarray]
 
 
 class Towers(Solitary):
-    """Outputs (B, 1) float64: the cosine between a picture's and its caption's embeddings, computed in float32."""
+    """Outputs (B, 1) float64: the cosine between an image's and its caption's embeddings, computed in float32."""
 
     def __init__(self, network: nn.Module, prepared: Callable[[np.ndarray], Tensor], prefix: str, device: str) -> None:
-        """network: of `load`; prepared: picture (H, W, 3) uint8 -> its input (3, S, S); prefix: put before captions."""
+        """network: of `load`; prepared: image (H, W, 3) uint8 -> its input (3, S, S); prefix: put before captions."""
         self.network, self.prepared, self.prefix, self.device = network, prepared, prefix, device
 
     def batch(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
@@ -59,7 +59,7 @@ def tokenizer() -> Any:
 
 
 def too_long(captions: Sequence[str]) -> int:
-    """How many captions do not fit into the text tower."""
+    """The number of captions that do not fit into the text tower."""
     tokens = tokenizer()
     return sum(len(tokens.encode(caption)) + 2 > tokens.context_length for caption in captions)
 
@@ -88,7 +88,7 @@ def load(path: Path, architecture: str, device: str, wrappers: Sequence[str] = (
 
 
 def preparation(size: int, mode: str, first: Resize | None) -> Callable[[np.ndarray], Tensor]:
-    """Picture (H, W, 3) uint8 -> input (3, size, size) float32: `first`, then open_clip's own preparation, which is
+    """Image (H, W, 3) uint8 -> input (3, size, size) float32: `first`, then open_clip's own preparation, which is
     PIL's antialiased bicubic and CLIP's mean and deviation.
 
     mode: open_clip's "shortest" (the shorter side becomes `size`, the centre is cut out) or "longest" (the longer side
@@ -110,7 +110,7 @@ class TowersMetric(Metric):
     """The mean cosine, times the option `scale`: 1 or 100."""
 
     reads_prompt = True
-    known: ClassVar[Mapping[str, Any]]  # options, and what they are by default
+    known: ClassVar[Mapping[str, Any]]  # options and their defaults
 
     def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
         super().__init__(place, chosen(type(self), options, self.known))
@@ -130,11 +130,11 @@ class TowersMetric(Metric):
     @property
     @abstractmethod
     def resize(self) -> str:
-        """How pictures come to the network's size, in a backend."""
+        """How images are resized to the network's size, in a backend."""
 
     @property
     def prefix(self) -> str:
-        """What is put before each caption."""
+        """The text before each caption."""
         return ""
 
     @property

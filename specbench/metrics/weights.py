@@ -1,4 +1,4 @@
-"""The files and packages of real evaluators: where they are, or one sentence on how to get them."""
+"""The files and packages of real evaluators: their paths, or one sentence on how to get them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from specbench.storage import home
 
 
 def find(place: Place, choice: str, part: str, *names: str) -> Path:
-    """The first of `names` that lies in the folder `part` of the place's weights; Unavailable where none does.
+    """The first of `names` in the folder `part` of the context's weights; Unavailable where there is none.
 
-    choice: the metric by whose name `specbench fetch metrics=` gets them.
+    choice: the metric whose name fetches them with `specbench fetch metrics=`.
     """
     folder = place.weights / part
     for name in names:

@@ -20,7 +20,7 @@ from specbench.models.text_official import ChameleonIds, ChameleonText, anole_pr
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens, padded, read
 
 PATCH = 16  # pixels a code stands for
-FIRST_CODE = 4  # where there is no tokenizer to ask
+FIRST_CODE = 4  # where there is no tokenizer
 LUMINA_SIZES, ANOLE_SIZE = (512, 768, 1024), 512
 
 FULL = UnifiedConfig(4096, 32, 32, 32, 11008, 65536, qk_norm=1)
@@ -29,7 +29,7 @@ REDUCED_CODES, REDUCED_SIZE = 64, 64
 
 
 def lumina_image(codes: Tensor, width: int, height: int, ids: ChameleonIds | None = None) -> ImageTokens:
-    """What follows the size tokens: rows of codes, each with its new line, then the image's end."""
+    """The grammar after the size tokens: rows of codes, each with its new line, then the image's end."""
     ids = ids or ChameleonIds()
     return image_tokens(codes, height // PATCH, width // PATCH, ids.new_line, [ids.image_end])
 

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from specbench.errors import UsageError
 
 Module = TypeVar("Module", bound=nn.Module)
-_EMBEDDED = "scenes-"  # before the kind of an embedded model's part; a drafter's file may do without
+_EMBEDDED = "scenes-"  # before the kind of an embedded model's part; a drafter's file may lack it
 
 
 def save(module: nn.Module, path: Path, kind: str, config: dict[str, Any], dtype: torch.dtype = torch.float16) -> None:
     """Write `module` atomically; floating tensors are stored as `dtype`.
 
-    A file that holds the same already stays as it is, since rows name weights by their file's digest.
+    A file with the same content is not rewritten, since rows name weights by their file's digest.
     """
     tensors = {
         k: v.detach().to(dtype if v.is_floating_point() else v.dtype).cpu().contiguous()
@@ -66,19 +66,19 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
             return config, tensors
     except (KeyError, ValueError, RecursionError):
         pass
-    raise UsageError(f"'{path}' says nothing about its network (metadata 'config'); fetch or train it again")
+    raise UsageError(f"'{path}' does not describe its network (no metadata 'config'); fetch or train it again")
 
 
 def load(path: Path, kind: str, module: Callable[[Any], Module], config: Callable[..., Any]) -> Module:
     """The network of a file written by `save`: `module` of `config`, filled."""
     values, tensors = read(path, kind)
-    most = sum(tensor.numel() for tensor in tensors.values())  # no size of a network is above that of its weights
+    most = sum(tensor.numel() for tensor in tensors.values())  # no size of a network exceeds that of its weights
     try:
         cfg = config(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
         if any(isinstance(v, int) and abs(v) > most for v in values.values()):
             raise ValueError("a size is larger than the file")
         built = module(cfg)
-    except Exception as e:  # of as many kinds as a network has ways to be none
+    except Exception as e:  # an invalid network raises exceptions of many kinds
         raise UsageError(
             f"{path.name} is damaged, or of another version of specbench; run `make train-scenes` without it"
         ) from e

@@ -1,8 +1,8 @@
 """The diffusion that MAR's head samples with: cosine schedule, respacing, and the arithmetic of one step.
 
-Noise is predicted (eps), the variance is learned as a place between two bounds. Facts: reference README (34) to (36),
-notes of the golden mar_diffusion_schedule; formulas of DDPM (Ho et al. 2020) and improved DDPM (Nichol and Dhariwal
-2021).
+Noise is predicted (eps), the variance is learned as a position between two bounds. Facts: reference README (34) to
+(36), notes of the golden mar_diffusion_schedule; formulas of DDPM (Ho et al. 2020) and improved DDPM (Nichol and
+Dhariwal 2021).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OFFSET = 0.008
 @dataclass(frozen=True)
 class Schedule:
     """Constants of each of n steps, index 0 the last one of sampling. Tensors (n,): `timestep` int64 is the step's
-    number among the trained ones, which is what the network is told; the others are floating."""
+    number among the trained ones, which is the network's input; the others are floating."""
 
     timestep: Tensor
     betas: Tensor
@@ -57,7 +57,7 @@ class Schedule:
         return self.sqrt_alphas_cumprod[index, None] * x0 + self.sqrt_one_minus_alphas_cumprod[index, None] * noise
 
     def x0(self, x: Tensor, eps: Tensor, index: Tensor) -> Tensor:
-        """The data that a state and its noise stand for; not clipped."""
+        """The data x0 of a state and its noise; not clipped."""
         return self.sqrt_recip_alphas_cumprod[index, None] * x - self.sqrt_recipm1_alphas_cumprod[index, None] * eps
 
     def mean(self, x: Tensor, x0: Tensor, index: Tensor) -> Tensor:
@@ -65,13 +65,13 @@ class Schedule:
         return self.posterior_mean_coef1[index, None] * x0 + self.posterior_mean_coef2[index, None] * x
 
     def log_variance(self, v: Tensor, index: Tensor) -> Tensor:
-        """Log variance of the next state that the network's second half v chooses: -1 the true posterior's, 1 that of
+        """Log variance of the next state at position v, the network's second half: -1 the true posterior's, 1 that of
         the forward process."""
         share = (v + 1) / 2
         return share * self.log_betas[index, None] + (1 - share) * self.posterior_log_variance_clipped[index, None]
 
     def bound(self, x0: Tensor, x: Tensor, eps: Tensor, v: Tensor, index: Tensor) -> Tensor:
-        """The term of the variational bound (n,) in bits a number that teaches the variance; the mean gets no gradient.
+        """The term of the variational bound (n,) in bits a number that trains the variance; the mean has no gradient.
 
         At index 0 it is the probability of a bin of width 2/255 around x0, as for 8-bit pixels. Bins at the ends are
         not open, since a latent has no ends.
@@ -95,8 +95,10 @@ def schedule(steps: int, device: torch.device | str | None = None) -> Schedule:
     Step i stands for the trained step round(i * 999 / (steps - 1)), halves to even. Raises UsageError.
     """
     if not 2 <= steps <= TRAINED_STEPS:
-        raise UsageError(f"a diffusion head samples in 2 to {TRAINED_STEPS} steps (got {steps}); 100 is usual")
-    with torch.inference_mode(False):  # what is kept must serve training as well
+        raise UsageError(
+            f"a diffusion head samples in 2 to {TRAINED_STEPS} steps (got {steps}); 100 is the default of MAR"
+        )
+    with torch.inference_mode(False):  # the cached tensors are used in training, too
         return _cosine(steps) if device is None else schedule(steps).to(device)
 
 

@@ -1,4 +1,4 @@
-"""The drafter networks of a target: found beside it or where drafter_weights= says, read, or made anew for training."""
+"""The drafter networks of a target: found next to it or at drafter_weights=, read, or newly made for training."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Drafters:
-    """What a bundle with a target of codes offers. A subclass has `name`, `target`, `device` and `dtype`, and says
-    where the files are and how a smaller model of its family is read."""
+    """What a bundle with a discrete target offers. A subclass has `name`, `target`, `device` and `dtype`, and
+    defines where the files are and how a smaller model of its family is read."""
 
     name: str
     target: Language
@@ -33,14 +33,14 @@ class Drafters:
     dtype: torch.dtype
     drafter_weights: Path | None
 
-    # --- what a subclass says -----------------------------------------------------------------------------------------
+    # --- what a subclass defines --------------------------------------------------------------------------------------
 
     def beside(self, part: str) -> Path | None:
         """The folder or file of a drafter that goes with the target's weights; None where those are random."""
         raise NotImplementedError
 
     def codes(self, pictures: Tensor) -> Tensor:
-        """Codes (N, h * w) int64 of pictures (N, 3, H, W) float32 in [-1, 1], as the target learned them."""
+        """Codes (N, h * w) int64 of images (N, 3, H, W) float32 in [-1, 1], as the target learned them."""
         raise NotImplementedError
 
     def smaller(self) -> Language:
@@ -54,7 +54,7 @@ class Drafters:
     # --- what all share -----------------------------------------------------------------------------------------------
 
     def untrained(self, kind: str, heads: int = 5) -> nn.Module:
-        """A drafter network of one of registry.KINDS that fits the target, as training begins with it."""
+        """A drafter network of one of registry.KINDS that fits the target, at the start of training."""
         if kind == "medusa":
             return medusa.like_target(self.target, heads)
         if kind == "draft_model":
@@ -62,7 +62,7 @@ class Drafters:
         return eagle.like_target(self.target, eagle.usual_taps(self.target) if kind == "eagle3" else ())
 
     def eagle(self, kind: str = "eagle") -> Eagle:
-        """kind: eagle, or eagle3. From LANTERN's layout (config.json beside the tensors), or one trained here."""
+        """kind: eagle, or eagle3. From LANTERN's layout (config.json next to the tensors), or one trained here."""
         path = self._at(kind)
         if path is None:
             return self._random(lambda: self.untrained(kind), 5)
@@ -80,15 +80,15 @@ class Drafters:
         return head
 
     def _eagle_config(self, path: Path, source: official.Source) -> EagleConfig:
-        """The shape of a drafter in LANTERN's layout: as its config.json says and, where there is none, as its tensors
-        say; heads, which no tensor tells, are then the target's."""
+        """The shape of a drafter in LANTERN's layout: from its config.json or, where there is none, from its tensors.
+        No tensor gives the number of heads; it is then the target's."""
         file = (path if path.is_dir() else path.parent) / "config.json"
         like, shapes = eagle.like_shape(self.target), {name: info.shape for name, info in source.tensors.items()}
         depth = _layers(source)
         c = official.config(file.parent) if file.is_file() else _told_by(shapes, like)
         for name in ("swin_norm", "rope_scaling", "attention_bias", "mlp_bias"):
             if c.get(name):
-                raise UsageError(f"{file}: {name} must be absent, false or null: no EAGLE drafter is known to have it")
+                raise UsageError(f"{file}: {name} must be absent, false or null: no known EAGLE drafter has it")
         try:
             heads = _whole(file, c, "num_attention_heads")
             cfg = EagleConfig(
@@ -110,13 +110,13 @@ class Drafters:
             raise UsageError(f"{file} lacks {e}; take the one published with the drafter") from e
         if cfg.n_layer != depth:
             raise UsageError(
-                f"{file} says num_hidden_layers={cfg.n_layer}, and {source.path} holds the tensors of {depth};"
+                f"{file} has num_hidden_layers={cfg.n_layer}, and {source.path} holds the tensors of {depth};"
                 " take both from one drafter"
             )
         of_norms = max(1, cfg.qk_norm)
         if cfg.dim % (2 * heads) or heads % cfg.block.n_kv_heads or heads % of_norms:
             raise UsageError(
-                f"{file}: {heads} heads, {cfg.n_kv_head} of keys and {of_norms} of norms do not go together in"
+                f"{file}: {heads} heads, {cfg.n_kv_head} of keys and {of_norms} of norms do not fit together in"
                 f" hidden_size {cfg.dim}; take the one published with the drafter"
             )
         return cfg
@@ -189,7 +189,7 @@ def own_file(path: Path) -> Path | None:
 
 
 def _layers(source: official.Source) -> int:
-    """How many layers the tensors of a drafter have, told from their names."""
+    """The number of layers of a drafter, from the names of its tensors."""
     numbers = {int(found[1]) for name in source.tensors if (found := re.match(r"layers\.(\d{1,6})\.", name))}
     if not numbers or numbers != set(range(len(numbers))):
         raise UsageError(
@@ -200,8 +200,8 @@ def _layers(source: official.Source) -> int:
 
 
 def _told_by(shapes: Mapping[str, tuple[int, ...]], like: EagleConfig) -> dict[str, Any]:
-    """What config.json would say, from shapes; a tensor that lacks, or is no matrix, is found by the check that
-    follows."""
+    """The values of config.json, from shapes. The check that follows finds a missing tensor, or one that is not a
+    matrix."""
 
     def rows(name: str, otherwise: int) -> int:
         shape = shapes.get(name, ())
@@ -220,10 +220,10 @@ def _told_by(shapes: Mapping[str, tuple[int, ...]], like: EagleConfig) -> dict[s
 
 
 def _whole(file: Path, c: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
-    """KeyError where a value lacks that nothing else gives."""
+    """KeyError where a required value is missing."""
     value = c[name] if otherwise is None or c.get(name) is not None else otherwise
     if type(value) is not int or value < 1:
-        raise UsageError(f"{file}: {name} must be a whole number of at least 1 (got {value!r}); correct it")
+        raise UsageError(f"{file}: {name} must be an integer of at least 1 (got {value!r}); correct it")
     return value
 
 

@@ -1,15 +1,15 @@
 """The EAGLE drafter: Transformer layers, as a rule one, that predict the target's next hidden state from (hidden state,
 next token).
 
-Entry e of its sequence pairs the target's hidden state at place e with the token at place e + 1, and its output stands
-for the hidden state at place e + 1; the target's own head turns it into a law. There is no norm after the last layer.
-The published drafters differ in three things (reference README (11) to (17)). LlamaGen's turns an entry with the grid
-cell of the token that it holds, has no norm before its first layer, and sees the padding of the prompt; every prefix
-place counts as token 0. Chameleon's turns it with the target's position of place e, has that norm, and does not see the
-padding. Every further layer has its norms in both families (goldens of the reference, notes).
+Entry e of its sequence pairs the target's hidden state at position e with the token at position e + 1. Its output
+predicts the hidden state at position e + 1; the target's own head maps it to a distribution. There is no norm after the
+last layer. The published drafters differ in three things (reference README (11) to (17)). LlamaGen's rotates an entry
+by the grid cell of its token, has no norm before its first layer, and attends to the padding of the prompt; every
+prefix position counts as token 0. Chameleon's rotates it by the target's position e, has that norm, and does not attend
+to the padding. Every further layer has its norms in both families (goldens of the reference, notes).
 
 With `taps` it is a drafter in the style of EAGLE-3 (Li et al. 2025): it reads the target's hidden states on several
-layers, fused into one vector, learns on its own outputs, and these are normed before the head reads them.
+layers, fused into one vector. It is trained on its own outputs, and these are normed before the head reads them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from specbench.models.unified import Unified
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """cls_token_num and block_size: places of the prefix and of the image, which size the grid; `line` positions have
-    none (block_size 0). input_norm: whether the first layer has the norm before its attention, as all others have;
+    """cls_token_num and block_size: positions of the prefix and of the image, which size the grid; `line` positions
+    have none (block_size 0). input_norm: whether the first layer has the norm before its attention, as all others have;
     fc_bias: whether the layer that joins token and hidden state has a bias."""
 
     dim: int
@@ -53,7 +53,7 @@ class EagleConfig:
     n_kv_head: int | None = None
     input_norm: bool = False
     qk_norm: int = 0
-    taps: tuple[int, ...] = ()  # blocks of the target whose outputs are read beside its hidden states
+    taps: tuple[int, ...] = ()  # blocks of the target whose outputs are read in addition to its hidden states
     n_layer: int = 1
     fc_bias: bool = True
 
@@ -76,8 +76,8 @@ class EagleConfig:
         )
 
     def to_dict(self) -> dict:
-        """Without the fields that are younger than the first files, where they say nothing new: rows name weights by
-        the digest of their file."""
+        """The fields, for a file. The later ones are left out at their defaults: rows name weights by the digest of
+        their file."""
         found = asdict(self)
         for name, usual in (("n_layer", 1), ("fc_bias", True)):
             if found[name] == usual:
@@ -99,7 +99,7 @@ class Eagle(nn.Module):
         init_weights(self)
 
     def rope(self, entries: int = 0) -> Tensor:
-        """Rotary rows of at least `entries` entries. On the grid an entry turns with the cell of the token it holds:
+        """Rotary rows of at least `entries` entries. On the grid an entry is rotated by the cell of its token:
         cls_token_num - 1 zero rows, then the cells; beyond the end, the last one."""
         c = self.cfg
         known = 0 if c.line else c.cls_token_num - 1 + c.block_size
@@ -114,7 +114,7 @@ class Eagle(nn.Module):
         return self._rope
 
     def turns(self, entries: Tensor, padding: Tensor) -> Tensor:
-        """Rotary rows (R, n, head_dim / 2, 2) of entries (R, n) int64; padding (R, 1): places before the prompt."""
+        """Rotary rows (R, n, head_dim / 2, 2) of entries (R, n) int64; padding (R, 1): positions before the prompt."""
         return self.rope()[(entries - padding).clamp_min(0) if self.cfg.line else entries]
 
     def new_cache(self, rows: int, slots: int) -> KVCache:
@@ -122,14 +122,14 @@ class Eagle(nn.Module):
         return KVCache(len(self.layers), rows, b.n_kv_heads, slots, b.head_dim, self.fc.weight)
 
     def hidden(self, ids: Tensor, known: Tensor, turn: Tensor, mask: Tensor, cache: KVCache, slots: Tensor) -> Tensor:
-        """Predicted hidden states (rows, n, dim) of entries holding the vocabulary ids (rows, n) beside what is `known`
-        of the places before them: the target's hidden states, as wide as its taps make them, or own outputs (rows, n,
-        dim). Turned by `turn`; keys go to `slots`."""
+        """Predicted hidden states (rows, n, dim) of entries with the vocabulary ids (rows, n) and the `known` vectors
+        of the positions before them: the target's hidden states, wider with taps, or own outputs (rows, n, dim).
+        Rotated by `turn`; keys go to `slots`."""
         return run_blocks(self.layers, self._enter(ids, known), turn, mask, cache, slots)
 
     def _enter(self, ids: Tensor, known: Tensor) -> Tensor:
         dim = self.cfg.dim
-        if known.shape[-1] > dim:  # residual streams grow from layer to layer, so each comes in at unit size
+        if known.shape[-1] > dim:  # residual streams grow from layer to layer, so each is scaled to unit size
             parts = [known[..., :dim], *(F.rms_norm(x, (dim,)) for x in known[..., dim:].split(dim, -1))]
             known = linear(torch.cat(parts, -1), self.fuse.weight)
         return linear(torch.cat([self.embed_tokens(ids), known], -1), self.fc.weight, self.fc.bias)
@@ -139,12 +139,13 @@ class Eagle(nn.Module):
         return self.norm(features) if self.cfg.taps else features
 
     def teach(self, hidden: Tensor, ids: Tensor, valid: Tensor, turns: int = 1) -> Iterator[Tensor]:
-        """Teacher forcing over whole sequences: `readable` outputs (N, S - 1, dim) of `turns` turns.
+        """Teacher forcing over whole sequences: `readable` outputs (N, S - 1, dim) of `turns` unroll steps.
 
-        hidden (N, S, width): the target's at places 0 .. S - 1; ids (N, S - 1) int64: what stands at places 1 .. S - 1;
-        valid (N, P) bool: the prefix's places. In the first turn an entry knows the target's hidden states before it.
-        In turn j (from 0) it knows those up to j entries before itself and, as in a draft of that depth, the outputs of
-        the turns before (EAGLE-3's training-time test); its first j entries mean nothing.
+        hidden (N, S, width): the target's at positions 0 .. S - 1; ids (N, S - 1) int64: the tokens at positions
+        1 .. S - 1; valid (N, P) bool: the prefix's positions. In the first unroll step an entry attends to the target's
+        hidden states before it. In unroll step j (from 0) it attends to those up to j entries before itself and, as in
+        a draft of that depth, to the outputs of the steps before (EAGLE-3's training-time test); its first j entries
+        are undefined.
         """
         rows, entries = ids.shape
         place = torch.arange(entries, device=ids.device)
@@ -156,7 +157,7 @@ class Eagle(nn.Module):
             usable[:, : valid.shape[1] - 1] = valid[:, :-1]
         else:
             usable, turn = usable[:1], turn[:1]
-        behind = place[:, None] - place  # (entries, keys): how far behind its entry a key is
+        behind = place[:, None] - place  # (entries, keys): distance of a key behind its entry
         cache, known = _Turns(), hidden[:, :-1]
         for j in range(turns):
             mask = (behind >= j) & usable[:, None]
@@ -170,17 +171,17 @@ class Eagle(nn.Module):
 
 
 class _Turns(KVCache):
-    """Keys and values of every layer, turn by turn (see `Eagle.teach`), with their gradients.
+    """Keys and values of every layer, one unroll step after the other (see `Eagle.teach`), with their gradients.
 
-    Of its own turns an entry sees one key each: turn i of entry e - j + i, from turn j. So these cost a product of
-    vectors, where a mask over the keys of all turns would cost as many matrices.
+    An entry attends to one key of each later unroll step: from step j, to entry e - j + i of step i. These cost one
+    product of vectors each, where a mask over the keys of all steps would cost as many matrices.
     """
 
     def __init__(self) -> None:
         self._held: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def attend(self, layer: int, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """mask: which keys of the first turn are seen."""
+        """mask: the keys of the first unroll step that are attended to."""
         each = q.shape[1] // k.shape[1]
         # norms of queries and keys leave these in float32 where values are not
         held = self._held.setdefault(layer, [])
@@ -195,7 +196,7 @@ class _Turns(KVCache):
             scaled = q * q.shape[-1] ** -0.5
             scores = (scaled @ first_k.transpose(-1, -2)).masked_fill(~mask, -1e4)
             seen = [(scaled * k).sum(-1, keepdim=True) for k, _ in moved]
-            for i, score in enumerate(seen[:-1], start=1):  # before the image's begin there is nothing
+            for i, score in enumerate(seen[:-1], start=1):  # before the start of the image there is no entry
                 seen[i - 1] = torch.cat(
                     [torch.full_like(score[:, :, : behind - i], -1e4), score[:, :, behind - i :]], 2
                 )
@@ -208,15 +209,15 @@ class _Turns(KVCache):
 
 
 def _moved(x: Tensor, by: int) -> Tensor:
-    """x (rows, heads, n, dim) with entry e - by in the place of entry e."""
+    """x (rows, heads, n, dim) with entry e - by at index e."""
     return F.pad(x[:, :, : x.shape[2] - by], (0, 0, by, 0))
 
 
 def like_shape(target: Language, taps: tuple[int, ...] = ()) -> EagleConfig:
     """The configuration of a drafter that fits a target, built as the published ones of its family.
 
-    With taps it has as many parameters as one without, but for a norm: its feed-forward part is smaller by what fusing
-    costs.
+    With taps it has as many parameters as without, except for a norm: its feed-forward part is smaller by the size
+    of the fusing layer.
     """
     if isinstance(target, LlamaGen):
         c = target.cfg
@@ -237,7 +238,7 @@ def like_shape(target: Language, taps: tuple[int, ...] = ()) -> EagleConfig:
             qk_norm=u.qk_norm,
         )
     else:
-        raise TypeError(f"no EAGLE drafter is known for {type(target).__name__}")
+        raise TypeError(f"there is no EAGLE drafter for {type(target).__name__}")
     if not taps:
         return like
     return replace(like, taps=taps, ffn_hidden=max(1, like.ffn_hidden - like.dim * (1 + len(taps)) // 3))

@@ -22,7 +22,7 @@ from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfi
 
 FIRST_CODE = 151854
 NEW_LINE, FRAME_END, IMAGE_END, SEQUENCE_END = 151846, 151847, 151853, 151850
-AREA = 720 * 720  # pixels of a picture
+AREA = 720 * 720  # pixels of an image
 TEXT_IDS = 151643  # ids below are of text
 
 FULL = UnifiedConfig(4096, 32, 32, 8, 14336, 184622, rope_base=1e6)
@@ -31,7 +31,7 @@ REDUCED_CODES, REDUCED_SIDE = 64, 4  # a row of codes
 
 
 def grid(area: int, ratio: str, patch: int) -> tuple[int, int]:
-    """(rows, columns) of codes of a picture of about `area` pixels; ratio "width:height", patch: pixels a code."""
+    """(rows, columns) of codes of an image of about `area` pixels; ratio "width:height", patch: pixels a code."""
     width, height = (int(x) for x in ratio.split(":"))
     unit = math.sqrt(area / (width * height))
     return round(height * unit / patch), round(width * unit / patch)
@@ -40,8 +40,8 @@ def grid(area: int, ratio: str, patch: int) -> tuple[int, int]:
 def image(codes: Tensor, rows: int, columns: int) -> ImageTokens:
     """Rows of codes, each with its new line, then the ends of frame, image and sequence.
 
-    The official constraint asks for a new line wherever a row would end, behind the picture too, which shows in
-    pictures of one or two columns (golden emu3_image_grammar).
+    The official constraint forces a new line wherever a row would end, also after the image, which is visible in
+    images of one or two columns (golden emu3_image_grammar).
     """
     made = image_tokens(codes, rows, columns, NEW_LINE, [FRAME_END, IMAGE_END, SEQUENCE_END])
     place = torch.arange(1, len(made.grammar) + 1)

@@ -1,6 +1,6 @@
 """Emu3's vision tokenizer: transformers' network, under the official tensor names or under transformers' own.
 
-One latent frame is decoded to four; a still picture is the first of them (reference README (30)). transformers computes
+One latent frame is decoded to four; a still image is the first of them (reference README (30)). transformers computes
 what the official code does (golden emu3_vision_tokenizer). Only names differ, and the shape of the attention's weights:
 1x1 convolutions officially, linear layers in transformers.
 """
@@ -43,7 +43,7 @@ def reduced(codebook_size: int) -> dict[str, Any]:
 
 def configured(values: Mapping[str, Any]) -> Emu3VQVAEConfig:
     """transformers' configuration from a config.json: the official one of Emu3-VisionTokenizer, transformers' own, or
-    that of a whole Emu3 (its `vq_config`). What it leaves out is as published; UsageError where no network has it."""
+    that of a complete Emu3 (its `vq_config`). Absent values are as published; UsageError for sizes of no network."""
     from transformers import Emu3VQVAE, Emu3VQVAEConfig
 
     try:
@@ -57,7 +57,7 @@ def configured(values: Mapping[str, Any]) -> Emu3VQVAEConfig:
             raise ValueError("attention is possible at the lowest resolution's width alone")
         with torch.device("meta"):
             Emu3VQVAE(cfg)
-    except Exception as e:  # whatever transformers says to numbers that make no network
+    except Exception as e:  # transformers raises many types for invalid sizes
         said = " ".join(str(e).split())
         raise UsageError(
             f"no vision tokenizer has these sizes ({said}); give the config.json that belongs to the weights"
@@ -80,7 +80,7 @@ class Emu3Vision(nn.Module):
         return 2 ** (len(self.cfg.channel_multiplier) - 1)
 
     def pre_quant(self, image: Tensor) -> Tensor:
-        """Encoder output before quantising, (B, 1, dim, h, w): a still picture is shown for all frames of a latent."""
+        """Encoder output before quantising, (B, 1, dim, h, w): a still image is shown for all frames of a latent."""
         frames = image.unsqueeze(1).repeat(1, self.cfg.temporal_downsample_factor, 1, 1, 1)
         return self.vq.quant_conv(self.vq.encoder(frames).transpose(1, 2)).transpose(1, 2)
 
@@ -121,8 +121,8 @@ def build(cfg: Emu3VQVAEConfig, names: Container[str]) -> Emu3Vision:
 
 
 def layout(cfg: Emu3VQVAEConfig, names: Container[str]) -> Layout:
-    """Where the tensors of a file go, told from the names it holds: Emu3-VisionTokenizer's, or transformers' own, alone
-    or inside a whole Emu3 (whose other tensors are not ours). The official names where neither fits."""
+    """The table and the ignored names, from the names in a file: Emu3-VisionTokenizer's, or transformers' own, alone or
+    inside a complete Emu3 (whose other tensors are ignored). The official names where neither fits."""
     with torch.device("meta"):
         ours = [name.removeprefix("vq.") for name in Emu3Vision(cfg).state_dict()]
     prefix = _prefix(names)
@@ -138,7 +138,7 @@ def _linear(model: nn.Module) -> Iterator[nn.Linear]:
 
 
 def _prefix(names: Container[str]) -> str | None:
-    """What transformers' names begin with in a file; None where they are the official ones, or unknown."""
+    """The prefix of transformers' names in a file; None where they are the official ones, or unknown."""
     prefixes = ("vqmodel.", "model.vqmodel.", "")
     return next((p for p in prefixes if f"{p}encoder.down_block.down.0.block.0.conv1.weight" in names), None)
 

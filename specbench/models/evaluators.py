@@ -1,8 +1,8 @@
-"""The embedded evaluators: three small networks that judge pictures of *scenes*.
+"""The embedded evaluators: three small networks that score images of *scenes*.
 
-- `Classifier`: its 64 penultimate features carry the Fréchet distance.
-- `AttributeReader`: reads every attribute of a picture; the reward is made of its probabilities.
-- `TwoTower`: pictures and captions in one space; the CLIP score is the cosine between them.
+- `Classifier`: the Fréchet distance uses its 64 penultimate features.
+- `AttributeReader`: reads every attribute of an image; the reward is computed from its probabilities.
+- `TwoTower`: images and captions in one space; the CLIP score is the cosine between them.
 
 They share building blocks and no weights, so that the three metrics err independently. Each is stored as one
 safetensors file whose metadata holds its configuration, and is named by that file's hash.
@@ -53,7 +53,7 @@ class _Residual(nn.Module):
 
 
 class _Trunk(nn.Module):
-    """Pictures (B, 3, 64, 64) -> maps (B, w1, 16, 16) and (B, w2, 8, 8)."""
+    """Images (B, 3, 64, 64) -> maps (B, w1, 16, 16) and (B, w2, 8, 8)."""
 
     def __init__(self, widths: tuple[int, int, int]) -> None:
         super().__init__()
@@ -67,10 +67,10 @@ class _Trunk(nn.Module):
 
 
 class _SlotTrunk(nn.Module):
-    """Pictures (B, 3, 64, 64) -> the whole scene (B, dim) and its object slots (B, 3, dim).
+    """Images (B, 3, 64, 64) -> the whole scene (B, dim) and its object slots (B, 3, dim).
 
-    Which object is the first depends on the layout, so the scene vector asks for the slots: its three queries attend to
-    the 16 x 16 map, whose keys know their place.
+    The layout determines which object is the first, so the slots come from the scene vector: its three queries attend
+    to the 16 x 16 map, whose keys contain their position.
     """
 
     def __init__(self, widths: tuple[int, int, int], dim: int) -> None:
@@ -109,7 +109,7 @@ class ClassifierConfig:
 class Classifier(nn.Module):
     """Predicts every attribute from `num_features` numbers by one linear map: the features of the Fréchet distance.
 
-    It also predicts how blurred and how noisy a picture is, so that the features hold its fidelity beside its content.
+    It also predicts how blurred and how noisy an image is, so that the features hold its fidelity and its content.
     """
 
     def __init__(self, cfg: ClassifierConfig) -> None:
@@ -117,7 +117,7 @@ class Classifier(nn.Module):
         self.cfg = cfg
         self.num_features = (1 + SLOTS) * cfg.part
         self.trunk = _SlotTrunk(cfg.widths, cfg.dim)
-        # unit variance for every feature, over the training pictures: a scale that training cannot shift
+        # unit variance for every feature, over the training images: a scale that training cannot shift
         self.of_scene, self.of_slot = (
             nn.Sequential(nn.Linear(cfg.dim, cfg.part), nn.BatchNorm1d(cfg.part, affine=False)) for _ in range(2)
         )
@@ -149,7 +149,7 @@ class ReaderConfig:
 
 
 class AttributeReader(nn.Module):
-    """Reads the attributes of a picture; the slots of the canonical order share one reading head."""
+    """Reads the attributes of an image; the slots of the canonical order share one reading head."""
 
     def __init__(self, cfg: ReaderConfig) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class AttributeReader(nn.Module):
     def forward(self, images: Tensor) -> list[Tensor]:
         """Logits (N, choices) per entry of `scenes.ATTRIBUTES`, of images (N, 3, 64, 64) in [-1, 1].
 
-        The logits of a slot mean something only where the picture has that object.
+        The logits of a slot mean something only where the image has that object.
         """
         scene, slots = self.trunk(images)
         out = list(self.of_scene(scene).split(_SCENE_CHOICES, -1))
@@ -182,7 +182,7 @@ class TwoTowerConfig:
 
 
 class TwoTower(nn.Module):
-    """Pictures and captions as unit vectors of one space; a caption lies near the pictures it describes."""
+    """Images and captions as unit vectors of one space; a caption lies near the images it describes."""
 
     def __init__(self, cfg: TwoTowerConfig) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ def captioned_probabilities(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
 
 
 def read_right(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """1 where the likeliest choice is the labelled one, else 0; (N, 14) float32, NaN where `ABSENT`."""
+    """1 where the most probable choice is the labelled one, else 0; (N, 14) float32, NaN where `ABSENT`."""
     right = torch.stack([one.argmax(-1) for one in logits], 1) == labels
     return torch.where(labels == scenes.ABSENT, torch.nan, right.float())
 

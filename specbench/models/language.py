@@ -1,7 +1,7 @@
 """What every autoregressive target shares: a Transformer over a prefix and image tokens, and a decoding session on it.
 
-A model file says what differs: what the prefix is (`condition`), how places turn (`turns`), which tokens its image
-grammar forces (`grammar`), and how a token is named in its vocabulary (`ids`).
+A model file defines the differences: the prefix (`condition`), the rotary embedding of a position (`turns`), the tokens
+that its image grammar forces (`grammar`), and a token's id in its vocabulary (`ids`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specbench.models.transformer import Block, BlockConfig, RMSNorm, run_blocks
 
 @dataclass
 class Prefix:
-    """What stands before the image tokens, for R rows: inputs (R, P, dim); valid (R, P) bool, false on the padding at
+    """The sequence before the image tokens, for R rows: inputs (R, P, dim); valid (R, P) bool, false on the padding at
     the left; ids (R, P) int64, the vocabulary ids that a drafter embeds in its stead."""
 
     inputs: Tensor
@@ -29,14 +29,14 @@ class Prefix:
     ids: Tensor
 
     def __len__(self) -> int:
-        """Places, P."""
+        """Positions, P."""
         return self.inputs.shape[1]
 
 
 @dataclass(frozen=True)
 class Grammar:
     """Which tokens an image is made of. Tokens 0 .. codes - 1 are codes of the pixel tokenizer; forced (T,) int64 holds
-    the one token that may stand at a place, or -1 where any code may."""
+    the one token that a position may hold, or -1 where any code may."""
 
     codes: int
     forced: Tensor
@@ -47,17 +47,17 @@ class Grammar:
 
     @property
     def free(self) -> Tensor:
-        """The places (codes an image,) int64 that hold codes, in raster order."""
+        """The positions (codes an image,) int64 that hold codes, in raster order."""
         return (self.forced < 0).nonzero().flatten()
 
 
 class Language(nn.Module):
-    """A decoder-only Transformer. A subclass calls `_build` in its constructor and says how its prefix is made."""
+    """A decoder-only Transformer. A subclass calls `_build` in its constructor and defines its prefix."""
 
     length: int  # image tokens
-    width: int  # places in a row of the image, raster order
-    vocab_size: int  # tokens that the head tells apart
-    grammar: Grammar | None = None  # None: every place may hold every token
+    width: int  # positions in a row of the image, raster order
+    vocab_size: int  # tokens in the head's output
+    grammar: Grammar | None = None  # None: every position may hold every token
     pads_see_all: bool = False  # see `Session`
     taps: tuple[int, ...] = ()  # see `tapping`
 
@@ -85,12 +85,12 @@ class Language(nn.Module):
         raise NotImplementedError
 
     def turns(self, places: Tensor, padding: Tensor) -> Tensor:
-        """Rotary rows (R, n, head_dim / 2, 2) of sequence places (R, n); padding (R, 1): places before the first valid
-        one."""
+        """Rotary rows (R, n, head_dim / 2, 2) of sequence positions (R, n); padding (R, 1): positions before the first
+        valid one."""
         raise NotImplementedError
 
     def reserve(self, places: int) -> None:
-        """Make room in rotary tables for this many places."""
+        """Make room in rotary tables for this many positions."""
 
     def tapping(self, taps: Sequence[int]) -> Self:
         """The same model, the same weights, whose hidden states are (..., dim * (1 + taps)): those after the final
@@ -100,7 +100,7 @@ class Language(nn.Module):
         return other
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits (..., vocab_size) of hidden states after the final norm; what is tapped behind them does not count."""
+        """Logits (..., vocab_size) of hidden states after the final norm; the tapped outputs after them are ignored."""
         return linear(hidden[..., : self.block.dim], self.output.weight)
 
     def new_cache(self, rows: int, slots: int) -> KVCache:
@@ -108,7 +108,7 @@ class Language(nn.Module):
         return KVCache(len(self.layers), rows, b.n_kv_heads, slots, b.head_dim, self.output.weight)
 
     def hidden(self, x: Tensor, turn: Tensor, mask: Tensor, cache: KVCache | None, slots: Tensor | None) -> Tensor:
-        """Hidden states after the final norm, (R, n, dim), of inputs x that turn by `turn`; keys go to `slots`. Wider
+        """Hidden states after the final norm, (R, n, dim), of inputs x rotated by `turn`; keys go to `slots`. Wider
         where the model is `tapping`."""
         out = run_blocks(self.layers, x, turn, mask, cache, slots, self.taps)
         if not self.taps:
@@ -118,7 +118,7 @@ class Language(nn.Module):
 
     def uncached(self, prefix: Prefix, tokens: Tensor) -> Tensor:
         """Hidden states (R, P + n, dim) of a prefix and image tokens (R, n) in one pass, without a cache: those that a
-        session has, and with gradients where they are wanted."""
+        session has, and with gradients where they are enabled."""
         rows, before = prefix.inputs.shape[:2]
         x = torch.cat([prefix.inputs, self.tok_embeddings(self.ids(tokens))], 1)
         places = torch.arange(x.shape[1], device=x.device)
@@ -139,8 +139,8 @@ class Language(nn.Module):
 
 
 def pads_see_all(mask: Tensor, valid: Tensor, keys: Tensor, known: Tensor) -> Tensor:
-    """A mask (R, 1, n, keys), n >= P, of a prefix valid (R, P) and what follows, in which a place of padding sees the
-    padding up to itself and what is `known` (R, keys); keys (keys,) int64 are their numbers."""
+    """A mask (R, 1, n, keys), n >= P, of a prefix valid (R, P) and what follows, in which a padding position attends
+    to the padding up to itself and to what is `known` (R, keys); keys (keys,) int64 are their numbers."""
     pad = ~valid
     behind = mask.shape[2] - pad.shape[1]
     rows = torch.arange(mask.shape[2], device=keys.device)[:, None]
@@ -149,16 +149,16 @@ def pads_see_all(mask: Tensor, valid: Tensor, keys: Tensor, known: Tensor) -> Te
 
 
 class Session:
-    """One prefilled batch: caches, prefix, and where everything stands.
+    """One prefilled batch: caches, prefix, and positions.
 
-    A sequence is the prefix (P places) followed by the image tokens; token j is place P + j. All but the prefix's last
-    place are prefilled, so that the first draft's root is that last place and every step has the same form. With c
-    committed tokens the root is place P - 1 + c, and draft node m of a step is kept in slot P - 1 + c + m until the
-    accepted path is compacted.
+    A sequence is the prefix (P positions) followed by the image tokens; token j is position P + j. All but the last
+    position of the prefix are prefilled: that position is the root of the first draft, and every step has the same
+    form. With c committed tokens the root is position P - 1 + c, and draft node m of a step is kept in slot
+    P - 1 + c + m until the accepted path is compacted.
 
-    A place of padding sees itself alone. With the model's `pads_see_all` it sees the padding up to itself and every
-    valid place of the prefix, as in LANTERN's code: nothing but a drafter reads these hidden states, and LANTERN's were
-    trained on them (golden llamagen_hf_lantern).
+    A padding position attends to itself alone. With the model's `pads_see_all` it attends to the padding up to itself
+    and to every valid position of the prefix, as in LANTERN's code: only a drafter reads these hidden states, and
+    LANTERN's were trained on them (golden llamagen_hf_lantern).
     """
 
     def __init__(self, model: Language, prefix: Prefix, guided: bool, nodes: int) -> None:
@@ -179,7 +179,7 @@ class Session:
         self.prefix_hidden = self._prefill()  # (R, P - 1, dim)
 
     def _prefill(self) -> Tensor:
-        through = self.prefix_length - (0 if self.model.pads_see_all else 1)  # the last one only to be seen
+        through = self.prefix_length - (0 if self.model.pads_see_all else 1)  # the last one only as a key
         places = torch.arange(through, device=self.keys.device).expand(len(self.usable), -1)
         mask = self.up_to(places)
         if self.model.pads_see_all:
@@ -191,17 +191,17 @@ class Session:
         return torch.cat([x, x]) if self.guided else x
 
     def up_to(self, places: Tensor) -> Tensor:
-        """Mask (R, 1, n, slots): every usable slot up to and including the own place (R, n)."""
+        """Mask (R, 1, n, slots): every usable slot up to and including the own position (R, n)."""
         own = places.unsqueeze(-1)
         return (((self.keys <= own) & self.usable.unsqueeze(1)) | (self.keys == own)).unsqueeze(1)
 
     def forced(self, places: Tensor) -> Tensor | None:
-        """The one token that the image grammar allows at image places (B, n), -1 where it allows every code; None
-        without a grammar. Beyond the image's end everything is as at its last place."""
+        """The one token that the image grammar allows at image positions (B, n), -1 where it allows every code; None
+        without a grammar. Beyond the image's end the last position counts."""
         return None if self._forced is None else self._forced[places.clamp(0, self.length - 1)]
 
     def constrain(self, logits: Tensor, places: Tensor) -> Tensor:
-        """Guided logits (B, n, V) of the tokens at image places (B, n), minus infinity where the grammar forbids."""
+        """Guided logits (B, n, V) of the tokens at image positions (B, n), minus infinity where the grammar forbids."""
         forced = self.forced(places)
         if forced is None:
             return logits
@@ -210,26 +210,26 @@ class Session:
         return logits.masked_fill(~allowed, -torch.inf)
 
     def ids_at(self, places: Tensor, history: Tensor) -> Tensor:
-        """Vocabulary ids (R, n) at sequence places (B, n): of the prefix, then of the committed tokens (B, *)."""
+        """Vocabulary ids (R, n) at sequence positions (B, n): of the prefix, then of the committed tokens (B, *)."""
         held = history.gather(1, (places - self.prefix_length).clamp_min(0))
         at = self.both(places)
         given = self.prefix.ids.gather(1, at.clamp_max(self.prefix_length - 1))
         return torch.where(at < self.prefix_length, given, self.both(self.model.ids(held)))
 
     def embed(self, tokens: Tensor, places: Tensor) -> Tensor:
-        """Inputs (R, n, dim) of sequence places (B, n): prefix entries where a place lies in the prefix, else tokens
-        (B, n)."""
+        """Inputs (R, n, dim) of sequence positions (B, n): prefix entries where a position lies in the prefix, else
+        tokens (B, n)."""
         x = self.both(self.model.tok_embeddings(self.model.ids(tokens)))
         index = self.both(places.clamp_max(self.prefix_length - 1))
         given = self.prefix.inputs.gather(1, index.unsqueeze(-1).expand_as(x))
         return torch.where(self.both(places < self.prefix_length).unsqueeze(-1), given, x)
 
     def feed(self, x: Tensor, places: Tensor, slots: Tensor, mask: Tensor) -> Tensor:
-        """Hidden states (R, n, dim) of inputs x; places and slots (R, n), mask (R, 1, n, slots)."""
+        """Hidden states (R, n, dim) of inputs x; positions and slots (R, n), mask (R, 1, n, slots)."""
         return self.model.hidden(x, self.model.turns(places, self.padding), mask, self.cache, slots)
 
     def feed_chain(self, tokens: Tensor, places: Tensor) -> Tensor:
-        """Logits (R, n, V) of consecutive tokens (B, n) at `places` (B, n), each seeing all before it."""
+        """Logits (R, n, V) of consecutive tokens (B, n) at `places` (B, n), each attending to all before it."""
         at = self.both(places)
         return self.model.head(self.feed(self.embed(tokens, places), at, at, self.up_to(at)))
 
@@ -241,7 +241,7 @@ class Session:
         x = self.embed(tokens, places)
         root, places = self.both(root), self.both(places)
         slots = root + torch.arange(nodes, device=root.device)
-        offset = self.keys - root  # (R, slots): a key's node number, negative for committed places
+        offset = self.keys - root  # (R, slots): a key's node number, negative for committed positions
         shape = (len(root), nodes, len(self.keys))
         among = tree.ancestors.expand(len(count), -1, -1)
         among = self.both(among).gather(2, offset.clamp(0, nodes - 1).unsqueeze(1).expand(shape)) & (
@@ -252,7 +252,7 @@ class Session:
         return self.model.head(hidden), hidden
 
     def commit(self, verdict: Any, tree: Any, count: Tensor) -> None:
-        if tree.is_chain:  # a chain's accepted path is where it belongs
+        if tree.is_chain:  # a chain's accepted path is in its slots already
             return
         root = count[:, None] + (self.prefix_length - 1)
         lane = torch.arange(1, verdict.path.shape[1] + 1, device=root.device).expand_as(verdict.path)

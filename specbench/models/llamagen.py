@@ -39,7 +39,7 @@ class LlamaGenConfig:
 
     @property
     def prefix_length(self) -> int:
-        """Places of the prefix in a session, which pads it to two."""
+        """Positions of the prefix in a session, which pads it to two."""
         return max(2, self.cls_token_num)
 
     @property
@@ -68,7 +68,7 @@ class CaptionEmbedder(nn.Module):
 
 
 class LabelEmbedder(nn.Module):
-    """The last row of the table stands for no class."""
+    """The last row of the table means no class."""
 
     def __init__(self, classes: int, dim: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class LlamaGen(Language):
         init_weights(self)
 
     def rope(self, extra: int = 0) -> Tensor:
-        """Rotary rows of the prefix, the image tokens, and at least `extra` places beyond the end."""
+        """Rotary rows of the prefix, the image tokens, and at least `extra` positions beyond the end."""
         prefix = self.cfg.prefix_length
         rows = prefix + self.cfg.block_size + extra
         if self._rope is None or len(self._rope) < rows or self._rope.device != self.output.weight.device:
@@ -126,18 +126,18 @@ class LlamaGen(Language):
         self.rope(max(0, places - self.cfg.prefix_length - self.cfg.block_size))
 
     def turns(self, places: Tensor, padding: Tensor) -> Tensor:
-        """A place's row does not depend on the padding: the prefix has none."""
+        """A position's row does not depend on the padding: the prefix has none."""
         return self.rope()[places]
 
     def condition(self, conditioning: Conditioning | ClassConditioning, guided: bool) -> Prefix:
         """Guidance appends the unconditional rows: under the same padding mask as the conditional ones (reference
-        README (4)), or of the class that stands for none."""
+        README (4)), or of the class that means none."""
         if isinstance(conditioning, ClassConditioning):
             assert isinstance(self.cls_embedding, LabelEmbedder)
             classes = conditioning.classes[:, None]
             if guided:
                 classes = torch.cat([classes, torch.full_like(classes, self.cfg.num_classes)])
-            # the padding that a session would put in front is put here, so that places count alike without one
+            # a session's padding is added here, so that positions count alike without a session
             x = F.pad(self.cls_embedding.embedding_table(classes), (0, 0, 1, 0))
             valid = F.pad(torch.ones_like(classes, dtype=torch.bool), (1, 0))
         else:

@@ -33,7 +33,7 @@ SIZES = {
     "llamagen_xl_c2i": replace(_CLASS, dim=1280, n_layer=36, n_head=20, ffn_hidden=3584),
     "llamagen_3b": replace(_CLASS, dim=3200, n_layer=24, n_head=32, ffn_hidden=8704),
 }
-#: Width -> heads of LlamaGen's own files (B, L, XL, XXL, 3B), which do not say it; of a reduced model too.
+#: Width -> heads of LlamaGen's own files (B, L, XL, XXL, 3B), which do not contain them; of a reduced model too.
 HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32, 64: 2, 48: 2}
 WRAPPERS = ("model", "module", "state_dict")
 
@@ -66,7 +66,7 @@ class LlamaGenModel(RealModel):
                         f"{self.folder / 'text'} gives features of width {self.text.dim}, the target reads"
                         f" {self.target.cfg.caption_dim}; put the files of google/flan-t5-xl there"
                     )
-        # Nothing but a drafter reads the hidden states of padding, and the published ones were trained on LANTERN's.
+        # Only a drafter reads the hidden states of padding, and the published ones were trained on LANTERN's.
         self.target.pads_see_all = True
         self.resolution = self.target.cfg.side * self.tokenizer.cfg.downsample
 
@@ -94,7 +94,7 @@ class LlamaGenModel(RealModel):
             cfg = self._from_shapes(source)
         if (cfg.block_size, cfg.num_classes > 0) != (self.shape.block_size, self.shape.num_classes > 0):
             raise UsageError(
-                f"{folder} holds another LlamaGen than {self.name}: it draws {cfg.block_size} tokens from"
+                f"{folder} holds another LlamaGen than {self.name}: it generates {cfg.block_size} tokens from"
                 f" {'classes' if cfg.num_classes else 'text'}; choose its model="
             )
         table, ignored = naming.for_llamagen(
@@ -103,7 +103,7 @@ class LlamaGenModel(RealModel):
         return official.load(lambda: LlamaGen(cfg), source, table, self.device, self.dtype, ignored)
 
     def _from_shapes(self, source: official.Source) -> LlamaGenConfig:
-        """LlamaGen's own files do not say their sizes; the picture's is the chosen model's."""
+        """LlamaGen's own files do not contain their sizes; the image's is the chosen model's."""
         t = {name: info.shape for name, info in source.tensors.items()}
         layers = {int(m[1]) for name in t if (m := re.match(r"layers\.(\d+)\.", name))}
         try:
@@ -125,7 +125,7 @@ class LlamaGenModel(RealModel):
             return replace(cfg, cls_token_num=tokens, caption_dim=width)
         except (KeyError, ValueError) as e:
             raise UsageError(
-                f"{source.path} is no LlamaGen file for {self.name} (it lacks {e}); fetch the official one"
+                f"{source.path} is not a LlamaGen file for {self.name} (it lacks {e}); fetch the official one"
             ) from e
 
     def smaller(self) -> LlamaGen:
@@ -157,7 +157,7 @@ class LlamaGenModel(RealModel):
 
 
 def from_lantern(c: Mapping[str, Any]) -> LlamaGenConfig:
-    """From the config.json of LANTERN's layout. Raises KeyError for what it lacks."""
+    """From the config.json of LANTERN's layout. Raises KeyError for a missing value."""
     return LlamaGenConfig(
         dim=c["hidden_size"],
         n_layer=c["num_hidden_layers"],

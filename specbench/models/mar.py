@@ -1,9 +1,9 @@
 """MAR (Li et al. 2024, arXiv 2406.11838): a masked encoder and decoder over continuous tokens, and a diffusion head.
 
-The encoder sees a class and the tokens that are known, in any order; the decoder says of every place what the head has
-to know, z; the head draws the place's token under z. Parameter names are those of the official checkpoints. Facts:
-reference README (31) to (38), the golden mar and its notes, the manifests of mar_base, mar_large and mar_huge; how MAR
-is trained is in the paper and its published configuration.
+The encoder reads a class and the known tokens, in any order; the decoder gives the condition z of every position for
+the head; the head samples the position's token under z. Parameter names are those of the official checkpoints. Facts:
+reference README (31) to (38), the golden mar and its notes, the manifests of mar_base, mar_large and mar_huge; the
+training of MAR is described in the paper and its published configuration.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _WAVES = 256  # width of a time's sinusoids
 
 @dataclass(frozen=True)
 class MARConfig:
-    """The defaults are MAR-B's. length: tokens L of an image, a square; token_dim: numbers D of a token; buffer: places
-    before the tokens that hold the class; steps: of the diffusion head when it samples; limit: what the head takes a
-    token's numbers for is held within plus and minus this (None: not, as officially). The first steps multiply the
-    network's error by hundreds: without a limit it takes long training to stay near the data."""
+    """The defaults are MAR-B's. length: tokens L of an image, a square; token_dim: numbers D of a token; buffer:
+    positions before the tokens that hold the class; steps: of the diffusion head when it samples; limit: the head's
+    estimate of a token's numbers is clamped to plus and minus this (None: not, as officially). The first steps multiply
+    the network's error by hundreds: without a limit it takes long training to stay near the data."""
 
     encoder_dim: int = 768
     encoder_depth: int = 12
@@ -125,7 +125,7 @@ class TimeEmbedding(nn.Module):
         return self.mlp(_waves(timestep.device)[timestep].to(next(self.mlp.parameters()).dtype))
 
 
-#: What a layer of the head is told: shift, one plus scale, and for a residual block the gate; (..., width) each.
+#: The modulation of a layer of the head: shift, one plus scale, and for a residual block the gate; (..., width) each.
 Told = tuple[Tensor, ...]
 
 
@@ -162,8 +162,8 @@ class FinalLayer(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """The head's network: of noisy tokens x (n, D) at original steps (n,) int64 under z (n, E) the noise and the place
-    of the variance, (n, 2 D)."""
+    """The head's network: of noisy tokens x (n, D) at original steps (n,) int64 under z (n, E), the noise and the
+    position of the variance, (n, 2 D)."""
 
     def __init__(self, cfg: MARConfig) -> None:
         super().__init__()
@@ -178,8 +178,8 @@ class Denoiser(nn.Module):
         return self.denoise(x, self.told(self.time_embed(timestep) + self.cond_embed(z)))
 
     def told(self, given: Tensor) -> list[Told]:
-        """What each layer makes of step and condition together, given (..., width): half of the head's weights, none
-        of which needs x."""
+        """The modulation of each layer by step and condition together, given (..., width): half of the head's weights,
+        none of which needs x."""
         return [layer.told(given) for layer in (*self.res_blocks, self.final_layer)]
 
     def denoise(self, x: Tensor, told: list[Told]) -> Tensor:
@@ -189,14 +189,14 @@ class Denoiser(nn.Module):
         return x
 
 
-#: A step of a trajectory: states (n, D) float32 and the step's number, the same for all; the next ones' moments.
+#: A step of a trajectory: states (n, D) float32 and the step's number, the same for all -> the next states' moments.
 Sampler = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-#: Numbers that a sampler may hold of what the head's layers are told.
+#: Numbers of the layers' modulation that a sampler may hold.
 _AT_ONCE = 1 << 24
 
 
 def _mixed(both: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Noise and place of the variance of what the network says (2 n, 2 D) with a class and without."""
+    """Noise and position of the variance, guided, from the network's outputs (2 n, 2 D) with a class and without."""
     assert scale is not None
     (eps, v), (free, _) = (half.chunk(2, -1) for half in both.chunk(2))
     return free + scale.unsqueeze(-1) * (eps - free), v
@@ -251,15 +251,15 @@ class MAR(nn.Module):
             else:
                 nn.init.xavier_uniform_(parameter)
 
-    # --- what the head is told ----------------------------------------------------------------------------------------
+    # --- conditions of the head ---------------------------------------------------------------------------------------
 
     def conditions(self, tokens: Tensor, known: Tensor, labels: Tensor, most: int | None = None) -> Tensor:
-        """z (R, L, E) of every place, from tokens (R, L, D) of which those are seen that `known` (R, L) bool says;
+        """z (R, L, E) of every position, from tokens (R, L, D), of which only those in `known` (R, L) bool are read;
         labels (R,) int64, of which `classes` means no class.
 
-        A row's z does not depend on the other rows, bit for bit on the CPU without gradients: there all L places go
-        through the encoder, unknown ones masked. Elsewhere as many do as the row with the most known tokens has; a
-        caller who knows an upper bound of them gives `most`, and the device is not asked.
+        A row's z does not depend on the other rows, bit for bit on the CPU without gradients: there all L positions
+        go through the encoder, unknown ones masked. Elsewhere the row with the most known tokens sets the number; with
+        an upper bound `most` from the caller, there is no synchronisation with the device.
         """
         if tokens.device.type == "cpu" and not torch.is_grad_enabled():
             most = self.cfg.length
@@ -268,8 +268,8 @@ class MAR(nn.Module):
         return self.decode(*self.encode(tokens, known, labels, most))
 
     def encode(self, tokens: Tensor, known: Tensor, labels: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The encoder's output (R, buffer + most, encoder_dim), whose last places are tokens `order` (R, most) int64,
-        the known ones first, in raster order; `seen` (R, most) bool: those that are known."""
+        """The encoder's output (R, buffer + most, encoder_dim), whose last positions are tokens `order` (R, most)
+        int64, the known ones first, in raster order; `seen` (R, most) bool: those that are known."""
         c = self.cfg
         order = known.int().argsort(dim=1, descending=True, stable=True)[:, :most]
         seen = known.gather(1, order)
@@ -306,8 +306,8 @@ class MAR(nn.Module):
         z_none: Tensor | None = None,
         scale: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Noise and place of the variance, each (n, D) float32, of x (n, D) at original steps (n,). With guidance
-        the noise alone is mixed, u + scale (c - u) (reference README (34))."""
+        """Noise and position of the variance, each (n, D) float32, of x (n, D) at original steps (n,). Guidance
+        applies to the noise alone, u + scale (c - u) (reference README (34))."""
         net, dtype = self.diffloss.net, self.mask_token.dtype
         if z_none is None:
             eps, v = net(x.to(dtype), timestep, z.to(dtype)).float().chunk(2, -1)
@@ -330,8 +330,8 @@ class MAR(nn.Module):
         return self._moments(x, index, *self.predict(x, s.timestep[index], z, z_none, scale))
 
     def sampler(self, z: Tensor, z_none: Tensor | None = None, scale: Tensor | None = None) -> Sampler:
-        """`moments` for whole trajectories under conditions that stay: what the head's layers are told of all steps is
-        computed at once, where that is not too much to hold."""
+        """`moments` for whole trajectories under fixed conditions: the modulation of the head's layers is computed for
+        all steps at once, or for as many as fit in `_AT_ONCE`."""
         net, dtype = self.diffloss.net, self.mask_token.dtype
         s = diffusion.schedule(self.cfg.steps, z.device)
         guided = z_none is not None
@@ -395,7 +395,7 @@ class MAR(nn.Module):
 
 def masks(count: int, length: int, generator: torch.Generator, least: float = 0.7, spread: float = 0.25) -> Tensor:
     """Masks (count, length) bool for training, on the generator's device: one share of tokens for all, drawn from a
-    normal law of mean 1 and this spread between `least` and 1, at random places of each."""
+    normal distribution of mean 1 and this spread between `least` and 1, at random positions of each."""
     device = generator.device
     low, high = (torch.special.ndtr(torch.tensor(x, device=device)) for x in ((least - 1) / spread, 0.0))
     share = 1 + spread * torch.special.ndtri(low + (high - low) * torch.rand((), generator=generator, device=device))
@@ -408,7 +408,7 @@ def masks(count: int, length: int, generator: torch.Generator, least: float = 0.
 
 @dataclass(frozen=True)
 class Guided:
-    """A MAR with its guidance: strength `scale`, 1 is none, growing as `kind` says."""
+    """A MAR with its guidance: strength `scale`, 1 is none, with the schedule `kind`."""
 
     model: MAR
     scale: float = 1.0
@@ -426,7 +426,7 @@ class Guided:
 
     @property
     def steps(self) -> int:
-        """Steps in which the head draws a token."""
+        """Steps in which the head samples a token."""
         return self.model.cfg.steps
 
     def open(self, conditioning: Tensor, rows: int) -> Session:
@@ -437,7 +437,7 @@ class Guided:
 
 
 class Session:
-    """A batch of images of classes `labels` (B,) int64, as the decode loop sees it.
+    """A batch of images of classes `labels` (B,) int64, for the decode loop.
 
     With guidance a condition holds z, z without a class, and the strength.
     """
@@ -446,9 +446,9 @@ class Session:
         self.guided, self.labels = guided, labels
 
     def condition(self, tokens: Tensor, known: Tensor, row: Tensor, place: Tensor, done: Tensor, most: int) -> Tensor:
-        """(R, n, E) or with guidance (R, n, 2 E + 1) float32, for the places (R, n) int64 of R copies of images `row`
-        (R,), whose tokens (R, L, D) are known where `known` (R, L) bool says so, `most` of a copy or fewer; done (R, n)
-        int64: the tokens known before the last one that the place's iteration draws."""
+        """(R, n, E) or with guidance (R, n, 2 E + 1) float32, for the positions (R, n) int64 of R copies of images
+        `row` (R,), whose tokens (R, L, D) are known where `known` (R, L) bool is true, at most `most` of a copy; done
+        (R, n) int64: the tokens known before the last one that the position's iteration draws."""
         g, labels = self.guided, self.labels[row]
         if g.scale == 1:
             return take(g.model.conditions(tokens, known, labels, most), place).float()
@@ -466,11 +466,11 @@ class Session:
 
     @property
     def head(self) -> Guided:
-        """What `sampler` computes with, beside z."""
+        """What `sampler` computes with, apart from z."""
         return self.guided
 
     def sampler(self, z: Tensor) -> Sampler:
-        """`moments` of all states at one step, from the last one down, under conditions z (n, ...) that stay."""
+        """`moments` of all states at one step, from the last one down, under fixed conditions z (n, ...)."""
         return self.guided.model.sampler(z) if self.guided.scale == 1 else self.guided.model.sampler(*self._halves(z))
 
     @staticmethod
@@ -480,7 +480,7 @@ class Session:
 
 
 def tokens_per_iteration(length: int, iterations: int) -> list[int]:
-    """How many tokens each iteration of MAR's cosine schedule draws (reference README (32)); they add up to
+    """The number of tokens that each iteration of MAR's cosine schedule draws (reference README (32)); they add up to
     `length`."""
     if not 1 <= iterations <= length:
         raise UsageError(f"an image of {length} tokens takes 1 to {length} iterations (got {iterations})")

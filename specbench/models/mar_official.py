@@ -49,7 +49,7 @@ SIZES = {
         head_width=1536,
     ),
 }
-#: Width -> heads of MAR's own files, which do not say it; of a reduced model too.
+#: Width -> heads of MAR's own files, which do not contain them; of a reduced model too.
 HEADS = {768: 12, 1024: 16, 1280: 16, 64: 2}
 WRAPPERS = ("model_ema", "model")  # images are made with the averaged weights (reference README (38))
 LATENT_SCALE = 0.2325  # tokens are the autoencoder's latents times this (reference README (37))
@@ -69,7 +69,7 @@ def _heads(width: int) -> int:
 
 
 def table(cfg: MARConfig) -> Table:
-    """Where the tensors of `checkpoint-last.pth` (under "model_ema") go: each to its own name."""
+    """The table of `checkpoint-last.pth` (under "model_ema"): each tensor keeps its own name."""
     with torch.device("meta"):
         return {name: Place(name) for name in MAR(cfg).state_dict()}
 
@@ -118,7 +118,7 @@ class MARModel(Bundle):
         return official.load(lambda: MAR(cfg), source, table(cfg), self.device, self.dtype)
 
     def _from_shapes(self, source: official.Source) -> MARConfig:
-        """MAR's files do not say their sizes."""
+        """MAR's files do not contain their sizes."""
         t = {name: info.shape for name, info in source.tensors.items()}
 
         def depth(blocks: str) -> int:
@@ -145,7 +145,7 @@ class MARModel(Bundle):
                 steps=self.shape.steps,
             )
         except (LookupError, ArithmeticError) as e:
-            raise UsageError(f"{source.path} is no MAR file (it lacks {e}); fetch the official one") from e
+            raise UsageError(f"{source.path} is not a MAR file (it lacks {e}); fetch the official one") from e
 
     def draft_model(self) -> Guided:
         """A smaller MAR of the same tokens, with the target's guidance."""

@@ -1,5 +1,5 @@
-"""The embedded class-conditional model of vectors: MAR's architecture over a small KL autoencoder, trained on the
-single objects of *scenes*, and the smaller MAR that drafts for it."""
+"""The embedded class-conditional model with continuous tokens: MAR's architecture over a small KL autoencoder, trained
+on the single objects of *scenes*, and the smaller MAR that drafts for it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Latents(KLModel):
-    """A KL autoencoder that knows the scale of its tokens. Tokens are (N, L, D), row by row."""
+    """A KL autoencoder with the scale of its tokens. Tokens are (N, L, D), row by row."""
 
     cfg: LatentConfig
 
     def law(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and spread of the tokens' normal law, each (N, L, D) float32, of images (N, 3, H, W) in [-1, 1]."""
+        """Mean and spread, each (N, L, D) float32, of the tokens' normal distribution; images (N, 3, H, W) in
+        [-1, 1]."""
         mean, log_variance = self.encode(images)
         return patchify(mean.float()) * self.cfg.scale, patchify((0.5 * log_variance.float()).exp()) * self.cfg.scale
 
@@ -38,7 +39,7 @@ class Latents(KLModel):
 
 
 class ScenesMAR(Bundle):
-    """What `pipeline.VectorPipeline` needs of a model; the drafter is loaded when a method asks for it."""
+    """What `pipeline.VectorPipeline` needs from a model; the drafter is loaded when a method needs it."""
 
     resolution = scenes.SIZE
 
@@ -52,8 +53,8 @@ class ScenesMAR(Bundle):
         side = self.target.model.cfg.side * self.autoencoder.cfg.downsample
         if self._tokens(self.target) != (*wanted, self.target.length) or side != self.resolution:
             raise UsageError(
-                f"scenes_mar and scenes_kl in {self.folder} are not of one training: run `make train-scenes`, or take"
-                " both from one folder"
+                f"scenes_mar and scenes_kl in {self.folder} are not from one training run: run `make train-scenes`, or"
+                " take both from one folder"
             )
 
     def _load(self, kind: str, module: Callable[[Any], M], config: Callable[..., Any], seed: int, dtype: Any) -> M:
@@ -86,7 +87,7 @@ class ScenesMAR(Bundle):
         for prompt, number in zip(prompts, found, strict=True):
             if number is None:
                 raise UsageError(
-                    f"{self.name} draws one object, and '{prompt[:40]}' is no class of it: name a colour"
+                    f"{self.name} draws one object, and '{prompt[:40]}' is not one of its classes: name a colour"
                     f" ({', '.join(scenes.COLOURS)}) and a shape ({', '.join(scenes.SHAPES)}), such as 'red circle', or"
                     f" a number from 0 to {len(scenes_classes.NAMES) - 1}; data=scenes_classes has them all"
                 )

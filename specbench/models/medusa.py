@@ -1,7 +1,7 @@
 """Medusa heads (Cai et al. 2024): one residual block and one linear layer each, on the target's hidden state.
 
-Head k (from 0) reads the hidden state from which the target predicts a token, and predicts the token k + 1 places
-further on. Tensor names are those of Medusa's released heads, under `medusa_head`.
+Head k (from 0) reads the hidden state from which the target predicts a token, and predicts the token k + 1 positions
+ahead. Tensor names are those of Medusa's released heads, under `medusa_head`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ResBlock(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.linear = nn.Linear(dim, dim)
-        nn.init.zeros_(self.linear.weight)  # a head begins as the target's own
+        nn.init.zeros_(self.linear.weight)  # a head starts as the target's own
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class Medusa(nn.Module):
 
 
 def like_target(target: Language, heads: int = 5) -> Medusa:
-    """Heads for this target, each beginning as the target's own output layer."""
+    """Heads for this target, each starting as the target's own output layer."""
     medusa = Medusa(MedusaConfig(target.block.dim, target.vocab_size, heads))
     with torch.no_grad():
         for name, parameter in medusa.named_parameters():

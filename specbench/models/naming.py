@@ -1,8 +1,8 @@
 """Where each tensor of an official checkpoint goes: tables from official names to this project's parameter names.
 
 A table depends on a model's shape alone. Official names are those of the files that users have (reference manifests);
-names on the right are the Transformer's, see `specbench.models.transformer`. What a file may hold besides, and nobody
-here needs, is a list of regular expressions of whole names.
+names on the right are the Transformer's, see `specbench.models.transformer`. A list of regular expressions,
+which match entire names, covers the tensors of a file that are not needed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Place:
 
 
 Table = dict[str, Place]
-#: A table, and what else such a file may hold: regular expressions of whole official names.
+#: A table, and the names that are ignored in such a file: regular expressions of entire official names.
 Layout = tuple[Table, list[str]]
 
 #: Rotary tables, which are computed here: LlamaGen's own, and those that releases of transformers before 4.32 stored.
@@ -93,11 +93,11 @@ def for_language(
     keep: Tensor | None = None,
     where: str = "the checkpoint",
 ) -> Layout:
-    """The layout of a Lumina-mGPT, Anole or Emu3 file, told from its names; a UsageError where none fits.
+    """The layout of a Lumina-mGPT, Anole or Emu3 file, from its names; a UsageError where none fits.
 
     `model.*` is the official layout and that of transformers' own language models. transformers' Emu3 with its vision
-    tokenizer writes `text_model.model.*`; its module calls the same tensors `model.text_model.*`, which is what a
-    state dict saved by hand holds. The pixel tokenizer inside such a file is not the language model's.
+    tokenizer writes `text_model.model.*`; its module calls the same tensors `model.text_model.*`, which are the
+    names in a state dict saved by hand. The pixel tokenizer inside such a file is not the language model's.
     """
     candidates = {
         "model.": ("lm_head.weight", r"(model\.)?vqmodel\..*"),
@@ -113,7 +113,7 @@ def for_language(
 def for_llamagen(
     source_names: Collection[str], layers: int, block: BlockConfig, text: bool = True, where: str = "the checkpoint"
 ) -> Layout:
-    """The layout of a LlamaGen file, told from its names: LlamaGen's own or LANTERN's; a UsageError where none fits."""
+    """The layout of a LlamaGen file, from its names: LlamaGen's own or LANTERN's; a UsageError where none fits."""
     if "tok_embeddings.weight" in source_names:
         return llamagen(layers, text), [*ROTARY]
     if "model.embed_tokens.weight" in source_names:
@@ -123,7 +123,7 @@ def for_llamagen(
 
 def for_medusa(source_names: Collection[str], heads: int, where: str = "the checkpoint") -> Layout:
     """The first `heads` heads of a Medusa file: with the prefix `medusa_head.`, or without it, as in Medusa's released
-    medusa_lm_head.pt, which holds the state dict of the list of heads. Heads stand alone, so further ones may stay
+    medusa_lm_head.pt, which holds the state dict of the list of heads. Heads are independent, so further ones may stay
     unused."""
     for prefix in ("medusa_head.", ""):
         if f"{prefix}0.0.linear.weight" in source_names:

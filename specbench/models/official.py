@@ -1,7 +1,7 @@
 """Weights in the formats their makers publish: safetensors and PyTorch files, single or in shards.
 
-A file that a user hands over may be hostile or broken: nothing is unpickled but tensors, everything is checked against
-the model before a value is read, and each mistake has its own sentence. Files are mapped into memory and read one
+A user's file may be hostile or broken: only tensors are unpickled, everything is checked against the model before a
+value is read, and each mistake has its own sentence. Files are mapped into memory and read one
 tensor after the other, so that loading needs the model and one shard, never the model twice.
 """
 
@@ -30,14 +30,14 @@ from specbench.models.naming import Place
 _LOG = logging.getLogger("specbench")
 Module = TypeVar("Module", bound=nn.Module)
 
-#: What is looked for in a folder, in this order (as transformers does).
+#: The files that are looked for in a folder, in this order (as transformers does).
 NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 CHUNK = 1 << 24  # values that are cast and checked at a time
 
 
 @dataclass(frozen=True)
 class Info:
-    """What a file says of a tensor before its values are read."""
+    """The header of a tensor, before its values are read."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -75,8 +75,8 @@ class Source:
                 self.tensors[name] = info
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) pairs in the order of the files. Drop a tensor before asking for the next one: as long as it
-        lives, its file stays in memory."""
+        """(name, tensor) pairs in the order of the files. Drop a tensor before reading the next one: as long as it
+        exists, its file stays in memory."""
         wanted: dict[Path, list[str]] = {}
         for name in names:
             wanted.setdefault(self.tensors[name].file, []).append(name)
@@ -90,10 +90,10 @@ def from_tensors(tensors: Mapping[str, Tensor], name: str = "memory") -> Source:
 
 
 def open_source(path: Path, wrappers: Sequence[str] = (), allowed: Sequence[type] = ()) -> Source:
-    """A weights file, or a folder that holds one of `NAMES`; a UsageError says what is wrong with it.
+    """A weights file, or a folder that holds one of `NAMES`; a UsageError names what is wrong with it.
 
     A PyTorch file may keep its tensors under one of the keys `wrappers`, which are tried in their order; it may also be
-    a bare state dict. `allowed` are types besides tensors that such a file may hold without being refused, such as
+    a bare state dict. `allowed` are types that such a file may hold in addition to tensors, such as
     argparse.Namespace.
     """
     if path.is_dir():
@@ -111,11 +111,11 @@ def open_source(path: Path, wrappers: Sequence[str] = (), allowed: Sequence[type
     listed = _index(found)
     names = sorted(set(listed.values()))
     if absent := [name for name in names if not (found.parent / name).is_file()]:
-        raise UsageError(f"{found} names {_few(absent)}, which is not beside it; fetch the absent files")
+        raise UsageError(f"{found} names {_few(absent)}, which are not next to it; fetch the absent files")
     source = Source(path, [_shard(found.parent / name, wrappers, allowed) for name in names])
     for tensor, name in listed.items():
         if tensor not in source.tensors or source.tensors[tensor].file.name != name:
-            raise UsageError(f"{found} says that tensor {tensor!r} is in {name}, which lacks it; fetch both again")
+            raise UsageError(f"{found} maps tensor {tensor!r} to {name}, which lacks it; fetch both again")
     return source
 
 
@@ -125,10 +125,10 @@ def config(folder: Path) -> dict[str, Any]:
 
 
 def check(module: nn.Module, source: Source, table: Mapping[str, Place], ignored: Sequence[str] = ()) -> None:
-    """Whether `source` holds exactly what `table` places in `module`, by names, shapes and kinds of dtype; reads no
-    values.
+    """Checks that `source` holds exactly what `table` assigns to `module`, by names, shapes and kinds of dtype; reads
+    no values.
 
-    `ignored` are regular expressions of whole official names that belong to nothing the module needs. Raises a
+    `ignored` are regular expressions of entire official names that the module does not need. Raises a
     UsageError for what is wrong with the file, a ValueError for what is wrong with the table.
     """
     own = module.state_dict(keep_vars=True)
@@ -165,7 +165,7 @@ def load(
     dtype: torch.dtype,
     ignored: Sequence[str] = (),
 ) -> Module:
-    """The module that `build` makes, filled from `source` as `table` says: on `device`, floating values as `dtype`, in
+    """The module that `build` makes, filled from `source` by `table`: on `device`, floating values as `dtype`, in
     evaluation mode, without gradients.
 
     `build` runs on the meta device, so that it costs nothing. Parameters and persistent buffers come from the source;
@@ -245,7 +245,7 @@ class _Safetensors:
 
 @dataclass(frozen=True)
 class _Pickled:
-    """A file of torch.save. Zip archives are mapped; files of the older format have to be read as a whole."""
+    """A file of torch.save. Zip archives are mapped; files of the older format have to be read completely."""
 
     file: Path
     wrappers: Sequence[str]
@@ -286,13 +286,13 @@ class _Pickled:
         device = "cpu" if mapped or values else "meta"
         try:
             with torch.serialization.safe_globals(list(self.allowed)), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what they say is in our sentences
+                warnings.simplefilter("ignore")  # our sentences replace them
                 return torch.load(str(self.file), map_location=device, weights_only=True, mmap=mapped)
         except Exception as e:  # a broken pickle raises anything
             raise self._refused(head, e) from e
 
     def _refused(self, head: bytes, error: Exception) -> UsageError:
-        """The sentence for what torch.load says: a pickle of more than tensors, or a broken file."""
+        """The sentence for an error of torch.load: a pickle of more than tensors, or a broken file."""
         refused = isinstance(error, pickle.UnpicklingError) and head[:2] in (
             b"PK",
             *(b"\x80%c" % n for n in range(2, 6)),
@@ -314,7 +314,7 @@ def _head(file: Path) -> bytes:
     try:
         with file.open("rb") as f:
             return f.read(100)
-    except OSError:  # reading it in earnest fails, too, and says why
+    except OSError:  # the read that follows fails, too, and reports why
         return b""
 
 
@@ -322,7 +322,7 @@ def _unreadable(file: Path, kind: str, error: Exception) -> UsageError:
     if _head(file).startswith(b"version https://git-lfs"):
         return UsageError(f"'{file}' is a pointer of Git LFS, not the file itself; fetch it with `git lfs pull`")
     said = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
-    return UsageError(f"'{file}' is no readable {kind}, or only a part of one ({said}); fetch it again")
+    return UsageError(f"'{file}' is not a readable {kind}, or only a part of one ({said}); fetch it again")
 
 
 def _index(file: Path) -> dict[str, str]:
@@ -332,7 +332,7 @@ def _index(file: Path) -> dict[str, str]:
         raise UsageError(f"{file} has no 'weight_map'; fetch it again")
     for tensor, name in listed.items():
         if not isinstance(name, str) or Path(name).name != name:
-            raise UsageError(f"{file} puts tensor {tensor!r} into {name!r}, which is no file name; fetch it again")
+            raise UsageError(f"{file} puts tensor {tensor!r} into {name!r}, which is not a file name; fetch it again")
     return listed
 
 
@@ -342,7 +342,7 @@ def _json_object(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as e:
         raise UsageError(f"cannot read {file} ({e}); fetch it again") from e
     if not isinstance(content, dict):
-        raise UsageError(f"{file} is no JSON object; fetch it again")
+        raise UsageError(f"{file} is not a JSON object; fetch it again")
     return content
 
 
@@ -368,7 +368,7 @@ def _kind(dtype: torch.dtype) -> str:
 
 
 def _span(parameter: Tensor, place: Place) -> tuple[int, int]:
-    """First row and row behind the last one that a place takes in a parameter; a scalar counts as one row."""
+    """First row and end row of an entry of the table in a parameter; a scalar counts as one row."""
     rows = parameter.shape[0] if parameter.ndim else 1
     return place.start, rows if place.rows is None else place.start + place.rows
 
@@ -386,7 +386,7 @@ def _fits(info: Info, parameter: Tensor, place: Place) -> bool:
 
 
 def _expected(parameter: Tensor, place: Place) -> Any:
-    """The official tensor's shape, for comparing and for telling."""
+    """The official tensor's shape, for the check and for its message."""
     if not parameter.ndim:
         return []
     first, behind = _span(parameter, place)
@@ -396,7 +396,7 @@ def _expected(parameter: Tensor, place: Place) -> Any:
 
 
 def _check_table(own: Mapping[str, Any], table: Mapping[str, Place]) -> None:
-    """Whether the table fills every row of every tensor of the module once; a mistake in it is ours, not the user's."""
+    """Checks that the table fills every row of every tensor of the module once; mistakes are ours, not the user's."""
     names: dict[int, str] = {}  # tied parameters are one tensor of several names
     spans: dict[int, list[tuple[int, int]]] = {}
     for name, tensor in own.items():
@@ -404,7 +404,7 @@ def _check_table(own: Mapping[str, Any], table: Mapping[str, Place]) -> None:
         spans.setdefault(id(tensor), [])
     for official, place in table.items():
         if place.name not in own:
-            raise ValueError(f"the table sends '{official}' to '{place.name}', which the module does not have")
+            raise ValueError(f"the table maps '{official}' to '{place.name}', which the module does not have")
         first, behind = _span(own[place.name], place)
         if place.pick is not None and len(place.pick) != behind - first:
             raise ValueError(f"'{official}' gives {len(place.pick)} rows for {behind - first} of '{place.name}'")
@@ -423,7 +423,7 @@ def _check_table(own: Mapping[str, Any], table: Mapping[str, Place]) -> None:
 
 
 def _allocate(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Replace every parameter and persistent buffer by an empty one, and move what else the module made."""
+    """Replace every parameter and persistent buffer by an empty one, and move the module's other tensors."""
     made: dict[Tensor, Tensor] = {}  # tied parameters stay tied
 
     def empty(old: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""The real targets' common ground: a folder of official files, or random weights, becomes what a pipeline needs.
+"""What the real targets share: from a folder of official files, or random weights, to what a pipeline needs.
 
 Folders: target/ (the language model), tokenizer/ (pixels), text/ (LlamaGen's captions), and of drafters eagle/,
-eagle3/, medusa/ and draft/ (a smaller model of the family), each where a method asks for it.
+eagle3/, medusa/ and draft/ (a smaller model of the family), each where a method needs it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BESIDE = (argparse.Namespace,)  # what trainers store next to the weights
 
 
 class Bundle:
-    """What models of codes and of vectors share: a folder of official files, or random weights."""
+    """What models with discrete and with continuous tokens share: a folder of official files, or random weights."""
 
     def __init__(self, cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
         self.name: str = cfg["model"]
@@ -49,19 +49,19 @@ class Bundle:
         return path
 
     def picture(self, tokens: Tensor) -> np.ndarray:
-        """One picture (1, H, W, 3) uint8 of its codes (1, h * w) or vectors (1, L, D)."""
+        """One image (1, H, W, 3) uint8 of its tokens, discrete (1, h * w) or continuous (1, L, D)."""
         raise NotImplementedError
 
     @torch.inference_mode()
     def pixels(self, tokens: Tensor) -> np.ndarray:
-        """Pictures (B, H, W, 3) uint8 of the target's tokens (B, T) or (B, L, D), each decoded on its own."""
+        """Images (B, H, W, 3) uint8 of the target's tokens (B, T) or (B, L, D), each decoded on its own."""
         return np.concatenate([self.picture(row[None].to(self.device)) for row in tokens])
 
     def random(self, build: Callable[[], M], seed: int, dtype: torch.dtype) -> M:
-        """A module with random weights of unit gain, made where it shall live: the host never holds it twice."""
+        """A module with random weights of unit gain, created on its device: the host never holds it twice."""
         with torch.device("meta"):
             module = build()
-        if self.device.type == "meta":  # where only the shapes are asked for
+        if self.device.type == "meta":  # where only the shapes are needed
             return module
         module = module.to(dtype).to_empty(device=self.device)
         rng = torch.Generator(self.device).manual_seed(seed)
@@ -86,24 +86,24 @@ def only(folder: Path, *endings: str) -> Path:
 
 
 def class_number(prompt: str, classes: int, model: str) -> int:
-    """A class-conditional model's prompt, which is a number in words."""
+    """The class number in a class-conditional model's prompt."""
     if re.fullmatch(r"\d{1,6}", prompt.strip()) and int(prompt) < classes:
         return int(prompt)
     raise UsageError(
-        f"{model} draws classes 0 to {classes - 1}, and '{prompt[:40]}' is none; use data=imagenet, or a file of class"
-        " numbers"
+        f"{model} draws classes 0 to {classes - 1}, and '{prompt[:40]}' is not one; use data=imagenet, or a file of"
+        " class numbers"
     )
 
 
 class RealModel(Drafters, Bundle):
-    """A model of codes. A subclass builds `target` and `tokenizer`, and says how prompts become conditioning and tokens
-    pictures."""
+    """A model with discrete tokens. A subclass builds `target` and `tokenizer`, and defines how prompts become
+    conditioning and tokens become images."""
 
     target: Language
     resolution: int
     tokenizer: Any
 
-    # --- what a subclass says -----------------------------------------------------------------------------------------
+    # --- what a subclass defines --------------------------------------------------------------------------------------
 
     def encode(self, prompts: list[str]) -> Any:
         raise NotImplementedError

@@ -23,7 +23,7 @@ from specbench.models.vq import VQConfig, VQModel
 
 
 class ScenesModel(Drafters):
-    """What a pipeline needs of a text-to-image model; drafters are loaded when a method asks for them."""
+    """What a pipeline needs from a text-to-image model; drafters are loaded when a method needs them."""
 
     name = "llamagen_scenes"
     resolution = 64
@@ -54,8 +54,8 @@ class ScenesModel(Drafters):
         return built.to(self.device, dtype).eval().requires_grad_(False)
 
     def codes(self, pictures: Tensor) -> Tensor:
-        """By the tokenizer in bfloat16, as `make train-scenes` does it: the table has codes that lie so close together
-        that float32 chooses others of them, which look the same, but which the target has not learned."""
+        """By the tokenizer in bfloat16, as `make train-scenes` does it: some codes of the table are so close together
+        that float32 chooses others, which decode alike, but which the target was not trained on."""
         with torch.autocast(self.device.type, torch.bfloat16):
             return self.tokenizer.encode(pictures.to(self.device))
 
@@ -72,14 +72,14 @@ class ScenesModel(Drafters):
 
     @torch.inference_mode()
     def encode(self, prompts: list[str]) -> Conditioning:
-        """Features of each prompt on its own, so that they do not depend on the batch."""
+        """Features of each prompt, encoded alone: they do not depend on the batch."""
         rows = [self.text(self.text.tokenize([p]).to(self.device)) for p in prompts]
         features = torch.cat(rows).to(self.dtype)
         return Conditioning(features, torch.ones(features.shape[:2], dtype=torch.bool, device=self.device))
 
     @torch.inference_mode()
     def pixels(self, tokens: Tensor) -> np.ndarray:
-        """Pictures (B, 64, 64, 3) uint8 of tokens (B, 256), each decoded on its own."""
+        """Images (B, 64, 64, 3) uint8 of tokens (B, 256), each decoded on its own."""
         return np.concatenate([to_uint8(self.tokenizer.decode(row[None].to(self.device))) for row in tokens])
 
 

@@ -43,7 +43,7 @@ class LatentConfig(VQConfig):
     scale: float = 1.0
 
 
-#: Three levels down: 8 x 8 tokens of 8 numbers. Wide where pictures are small, which costs least.
+#: Three levels down: 8 x 8 tokens of 8 numbers. Wide at low resolution, where it costs least.
 LATENTS = LatentConfig(
     ch=16,
     ch_mult=(1, 2, 4, 6),
@@ -55,7 +55,7 @@ LATENTS = LatentConfig(
     attention=False,
 )
 #: Steps of the diffusion head, of the 1000 that it is trained on, that the embedded pair samples with. A token's path
-#: is as long, so that half of MAR's 100 halves the time of every decode, and of every verification.
+#: has as many steps: half of MAR's 100 halves the time of every decode, and of every verification.
 DIFFUSION_STEPS = 50
 TOKEN_LIMIT = 4.0  # of a token's numbers, in standard deviations: hardly any is beyond
 MAR_TARGET = MARConfig(

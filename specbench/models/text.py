@@ -30,11 +30,11 @@ class TextConfig:
 
 class TextEncoder(nn.Module):
     """Words -> features (N, tokens, dim). Trained to let a linear reader of their *mean* recover what a caption
-    puts at every place of the picture.
+    puts at every position of the image.
 
     The mean, because LlamaGen's prefix keys vanish (`transformer.grid_rotary`): an image token attends evenly to the
-    prefix and sees nothing of it but a mean of values. By place, because an image token knows its place: which object
-    it belongs to is then one lookup, not two.
+    prefix and receives only a mean of values. By position, because an image token has its position: its object is then
+    one lookup, not two.
     """
 
     def __init__(self, cfg: TextConfig) -> None:
@@ -73,7 +73,7 @@ class TextEncoder(nn.Module):
 
     def reading_loss(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-entropy summed over attributes, and the share of the present ones read right. labels (N, attributes)
-        of `scenes.placed`, ABSENT where nothing stands."""
+        of `scenes.placed`, ABSENT where there is no object."""
         losses, right, present = [], features.new_zeros(()), (labels != scenes.ABSENT)
         for i, logits in enumerate(self.read(features)):
             wanted = torch.where(present[:, i], labels[:, i], logits.shape[-1] - 1)

@@ -1,9 +1,9 @@
 """Prompts as the official models read them: Flan-T5 features for LlamaGen, token ids for Lumina-mGPT, Anole and Emu3.
 
-Sources of the facts: the reference README, by its numbers, and beside it manifests/ and prompt_formats.json. Fixed
+Sources of the facts: the reference README, by its numbers, and next to it manifests/ and prompt_formats.json. Fixed
 wordings (an instruction, a quality suffix, a negative prompt) are settings: they come in as arguments.
 
-Nothing of a tokenizer's file is executed, and what a user writes never becomes a special token.
+Nothing of a tokenizer's file is executed, and a user's text never becomes a special token.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def clean(caption: str) -> str:
 
     Like the official cleaning (language/t5.py, called twice there) it decodes %xx, + and HTML entities, lower-cases,
     drops tags, makes one kind of dash and of quotation mark, puts a space for signs such as brackets, & and /, and one
-    behind a comma or a full stop inside a word, drops sizes such as 2x2 and numbers such as #41, and collapses white
-    space. Left out are what is aimed at web advertising (addresses, file names, article numbers, shipping, ...), the
+    after a comma or a full stop inside a word, drops sizes such as 2x2 and numbers such as #41, and collapses white
+    space. It leaves out the rules for web advertising (addresses, file names, article numbers, shipping, ...), the
     repair of broken Unicode and the removal of Chinese characters.
     """
     for _ in range(2):
@@ -101,7 +101,7 @@ class T5Features:
             model, told = cast(tuple[Any, dict[str, Any]], opened)
         except Exception as e:  # whatever a broken file makes the libraries raise
             said = str(e).strip().partition("\n")[0] or type(e).__name__
-            raise UsageError(f"{folder} is no readable T5 model ({said}); fetch it again") from e
+            raise UsageError(f"{folder} is not a readable T5 model ({said}); fetch it again") from e
         if missing := sorted(told["missing_keys"]):  # the library would fill them with random numbers
             raise UsageError(f"{folder}: tensor '{missing[0]}' is missing; fetch the text encoder's weights again")
         self.tokens, self.dim, self.device = tokens, int(model.config.d_model), torch.device(device)
@@ -112,7 +112,7 @@ class T5Features:
         """N prompts -> features (N, tokens, dim) of the model's dtype, and valid (N, tokens) bool, padded on the left.
 
         A prompt of more than `tokens` tokens loses its tail, with a warning that names its number: that of `numbers`,
-        or its place.
+        or its index.
         """
         features = torch.zeros(len(prompts), self.tokens, self.dim, dtype=self._model.dtype, device=self.device)
         mask = torch.zeros(len(prompts), self.tokens, dtype=torch.bool, device=self.device)
@@ -142,7 +142,7 @@ def left_pad_ids(
 ) -> tuple[Tensor, Tensor]:
     """N rows of token ids -> ids (N, length) int64 padded on the left with `pad`, and valid (N, length) bool.
 
-    Raises UsageError for a row that is longer, under its number in `numbers`, or its place.
+    Raises UsageError for a row that is longer, under its number in `numbers`, or its index.
     """
     ids = torch.full((len(rows), length), pad, dtype=torch.int64)
     valid = torch.zeros(len(rows), length, dtype=torch.bool)
@@ -192,7 +192,7 @@ def lumina_prompt(
     """
     ids = ids or ChameleonIds()
     if "{prompt}" not in instruction:
-        raise UsageError(f"the instruction {instruction!r} has no place for the prompt: write {{prompt}} into it")
+        raise UsageError(f"the instruction {instruction!r} has no field for the prompt: write {{prompt}} into it")
     for name, side in (("width", width), ("height", height)):
         if side < 32 or side % 32:
             raise UsageError(f"Lumina-mGPT draws sides of 32, 64, 96, ... pixels: {name} cannot be {side}")
@@ -210,7 +210,7 @@ def anole_prompt(encode: Encode, prompt: str, ids: ChameleonIds | None = None) -
 def emu3_prompt(
     encode: Encode, prompt: str, rows: int, columns: int, suffix: str, negative: str, ids: Emu3Ids | None = None
 ) -> Prompt:
-    """Emu3: [bos] prompt + suffix [boi] "rows*columns" as text [img]; `negative` stands in the same frame, without the
+    """Emu3: [bos] prompt + suffix [boi] "rows*columns" as text [img]; `negative` has the same format, without the
     suffix, in place of an unconditional prompt (manifest Emu3-Gen, reference README (28), (29)).
 
     rows and columns count codes: 90 and 90 for 720x720.
@@ -234,17 +234,17 @@ def _find(path: Path, *names: str) -> Path:
 def _open(file: Path) -> tuple[Tokenizer, dict[str, int]]:
     """A tokenizer of plain text, and every token's id by its name.
 
-    The file's special tokens are names only: the tokenizer does not know them, so that text cannot spell one.
+    The file's special tokens are names only: they are not in the tokenizer, so that text cannot spell one.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         ids = {**content["model"]["vocab"], **{t["content"]: t["id"] for t in content.get("added_tokens") or ()}}
         if not all(isinstance(i, int) for i in ids.values()):
-            raise ValueError("an id is not a whole number")
+            raise ValueError("an id is not an integer")
         plain = content | dict.fromkeys(("post_processor", "truncation", "padding")) | {"added_tokens": []}
         return Tokenizer.from_str(json.dumps(plain)), ids
     except Exception as e:  # the tokenizers library raises Exception itself
-        raise UsageError(f"{file} is no readable tokenizer ({type(e).__name__}: {e}); fetch it again") from e
+        raise UsageError(f"{file} is not a readable tokenizer ({type(e).__name__}: {e}); fetch it again") from e
 
 
 #: The names of Chameleon's special tokens.
@@ -335,7 +335,7 @@ def read_ranks(file: Path) -> dict[bytes, int]:
     try:
         lines = file.read_text(encoding="ascii").splitlines()
     except (OSError, ValueError) as e:
-        raise UsageError(f"{file} is no readable .tiktoken file ({type(e).__name__}); fetch it again") from e
+        raise UsageError(f"{file} is not a readable .tiktoken file ({type(e).__name__}); fetch it again") from e
     for number, line in enumerate(lines, 1):
         if not line:
             continue
@@ -377,20 +377,20 @@ def byte_pairs(ranks: Mapping[bytes, int]) -> Encode:
 
 
 def _hash(*words: Any) -> int:
-    """63 bits that are the same for the same words for ever, on every machine."""
+    """63 bits that are always the same for the same words, on every machine."""
     return int.from_bytes(hashlib.blake2b("\n".join(map(str, words)).encode(), digest_size=8).digest()) >> 1
 
 
 def hashed_ids(text: str, low: int, high: int) -> list[int]:
-    """One id in [low, high) a word, by a hash of the word. For weights=random, which know no language: equal words are
-    equal, prompts are as long as they are, and that is all that is asked."""
+    """One id in [low, high) a word, by a hash of the word. For weights=random, which were not trained: only
+    the equality of words and the length of prompts matter."""
     return [low + _hash(word) % (high - low) for word in text.split()]
 
 
 def hashed_features(prompts: Sequence[str], tokens: int, dim: int) -> tuple[Tensor, Tensor]:
-    """What T5Features gives, of normal numbers seeded by a hash of the prompt, and one place more than it has words.
+    """What T5Features gives, of normal numbers seeded by a hash of the prompt, and one position more than it has words.
 
-    For weights=random, which know no language. N prompts -> features (N, tokens, dim) float32 on the CPU, and valid
+    For weights=random, which were not trained. N prompts -> features (N, tokens, dim) float32 on the CPU, and valid
     (N, tokens) bool, padded on the left.
     """
     features = torch.zeros(len(prompts), tokens, dim)

@@ -20,8 +20,8 @@ from specbench.engine.ops import kernels as fused_kernels
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """rotary: which coordinates of a head turn together, (2i, 2i + 1) or (i, i + head_dim / 2); qk_norm: rows of the
-    LayerNorm on queries and keys, each serving as many heads (one: shared by all; 0: none); post_norm: norms stand
+    """rotary: which coordinates of a head form a rotated pair, (2i, 2i + 1) or (i, i + head_dim / 2); qk_norm: rows of
+    the LayerNorm on queries and keys, each serving as many heads (one: shared by all; 0: none); post_norm: norms come
     after attention and feed-forward (Chameleon's `swin_norm`)."""
 
     dim: int
@@ -55,8 +55,8 @@ class RMSNorm(nn.Module):
 def grid_rotary(side: int, head_dim: int, prefix: int, extra: int = 0, base: float = 10000.0) -> Tensor:
     """LlamaGen's rotary table (prefix + side*side + extra, head_dim / 2, 2) of (cos, sin), float32.
 
-    The first half of the pairs turns with the row, the second with the column. Prefix places are all zero (cos = sin =
-    0), so their keys and queries vanish: part of the trained model (reference README (1), (2)). `extra` rows repeat the
+    The row rotates the first half of the pairs, the column the second. Prefix positions are all zero (cos = sin = 0),
+    so their keys and queries vanish: part of the trained model (reference README (1), (2)). `extra` rows repeat the
     last cell; they serve draft nodes beyond the image's end, whose results are cut.
     """
     half = head_dim // 2
@@ -77,8 +77,8 @@ def line_rotary(places: int, head_dim: int, base: float) -> Tensor:
 
 
 def turning(table: Tensor, rotary: str) -> Tensor:
-    """A rotary table (rows or 1, n, head_dim / 2, 2) as `rotate` takes it, for all heads: complex where pairs stand
-    side by side."""
+    """A rotary table (rows or 1, n, head_dim / 2, 2) as `rotate` takes it, for all heads: complex where pairs are
+    adjacent."""
     return (torch.view_as_complex(table) if rotary == "interleaved" else table).unsqueeze(2)
 
 
@@ -110,9 +110,9 @@ class HeadNorm(nn.Module):
 
 @dataclass(frozen=True)
 class Frame:
-    """What all blocks of a pass share, of R rows of n places: rope (R or 1, n, head_dim / 2, 2), and the same as
-    `turning` gives it; mask (R, 1, n, keys) bool, True = may attend, or None: causal over the places themselves
-    (training); the cache, whose slots are the keys, and `slots` (R, n) int64, where the keys go."""
+    """What all blocks of a pass share, of R rows of n positions: rope (R or 1, n, head_dim / 2, 2), and its `turning`
+    form; mask (R, 1, n, keys) bool, True = may attend, or None: causal over the positions
+    themselves (training); the cache, whose slots are the keys, and `slots` (R, n) int64, where the keys go."""
 
     rows: int
     nodes: int
@@ -175,7 +175,7 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(cfg.dim, cfg.norm_eps)
 
     def forward(self, x: Tensor, frame: Frame, layer: int) -> Tensor:
-        """x (N, dim): the positions of all rows, one after the other; the same comes back."""
+        """x (N, dim): the positions of all rows, one after the other -> (N, dim)."""
         if (kernels := fused_kernels()) is not None and frame.cache is not None:
             fused: Tensor = kernels.block(self, x, frame, layer)
             return fused
@@ -195,10 +195,10 @@ def run_blocks(
     slots: Tensor | None = None,
     taps: Sequence[int] = (),
 ) -> Tensor:
-    """Outputs (R, n, dim) of inputs x (R, n, dim); the rest as of `Frame`. Behind them, of every block whose number is
-    in `taps`, its outputs: (R, n, dim * (1 + taps))."""
+    """Outputs (R, n, dim) of inputs x (R, n, dim); the rest as of `Frame`. After them, the outputs of every block
+    whose number is in `taps`: (R, n, dim * (1 + taps))."""
     rows, nodes, dim = x.shape
-    first: Any = blocks[0]  # all turn alike
+    first: Any = blocks[0]  # all rotate alike
     frame = Frame(rows, nodes, rope, turning(rope, first.attention.cfg.rotary), mask, cache, slots)
     flat = x.reshape(-1, dim)
     tapped = []

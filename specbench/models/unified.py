@@ -1,8 +1,8 @@
 """Targets with one vocabulary for text and images: Chameleon (Lumina-mGPT, Anole) and Emu3.
 
 The prefix is a prompt's token ids, padded on the left; image tokens follow in raster order with the grammar's own
-tokens (new lines, the image's end) between and behind them. Of the head only the rows of image tokens are kept, since
-the grammar forbids every other: a decode step reads less, and its law is the same.
+tokens (new lines, the image's end) between and after them. Of the head only the rows of image tokens are kept, since
+the grammar forbids every other: a decode step reads less, and its distribution is the same.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class UnifiedConfig:
 @dataclass(frozen=True)
 class ImageTokens:
     """The tokens of an image: ids (V,) int64 names them in the vocabulary (codes first, then the grammar's own), and
-    `width` is the places in a row."""
+    `width` is the positions in a row."""
 
     ids: Tensor
     grammar: Grammar
@@ -66,7 +66,7 @@ class ImageTokens:
 
 def image_tokens(codes: Tensor, rows: int, columns: int, new_line: int | None, tail: Sequence[int]) -> ImageTokens:
     """An image of rows x columns codes whose vocabulary ids are codes (C,). With new_line, that id ends every row, the
-    last one too; the ids of `tail` follow behind the image (reference README (23), (28))."""
+    last one too; the ids of `tail` follow the image (reference README (23), (28))."""
     count = len(codes)
     own = ([] if new_line is None else [new_line]) + list(tail)
     row = [-1] * columns + ([] if new_line is None else [count])
@@ -111,7 +111,7 @@ class Unified(Language):
             self._rope = line_rotary(places, self.block.head_dim, self.cfg.rope_base).to(device)
 
     def turns(self, places: Tensor, padding: Tensor) -> Tensor:
-        """Positions count from the first valid place."""
+        """Positions count from the first valid one."""
         assert self._rope is not None, "reserve() comes first"
         return self._rope[(places - padding).clamp_min(0)]
 
@@ -123,7 +123,7 @@ class Unified(Language):
 
 
 def padded(given: Sequence[Prompt], length: int, pad: int, device: torch.device) -> Prompts:
-    """Prompts as token ids, all padded to `length` places: what else is in the batch cannot matter. Raises UsageError
+    """Prompts as token ids, all padded to `length` positions: independent of the rest of the batch. Raises UsageError
     for a longer one."""
     ids, valid = left_pad_ids([p.conditional for p in given], length, pad)
     no_ids, no_valid = left_pad_ids([p.unconditional for p in given], length, pad)
@@ -131,7 +131,7 @@ def padded(given: Sequence[Prompt], length: int, pad: int, device: torch.device)
 
 
 def from_hugging_face(c: Mapping[str, Any], qk_norm: int) -> UnifiedConfig:
-    """From transformers' names; qk_norm: rows of the norms of queries and keys, which only the tensors tell. Raises
+    """From transformers' names; qk_norm: rows of the norms of queries and keys, which only the tensors give. Raises
     KeyError, TypeError or ValueError for what does not describe a language model."""
     rotary = c.get("rope_parameters") or {}
     return UnifiedConfig(
@@ -149,7 +149,7 @@ def from_hugging_face(c: Mapping[str, Any], qk_norm: int) -> UnifiedConfig:
 
 
 def configured(folder: Path, source: official.Source) -> UnifiedConfig:
-    """From the config.json of a Hugging Face folder: a language model's own, or that of a whole Chameleon or Emu3."""
+    """From the config.json of a Hugging Face folder: a language model's own, or a complete Chameleon's or Emu3's."""
     whole = official.config(folder)
     norm = next((i for n, i in source.tensors.items() if n.endswith("layers.0.self_attn.q_norm.weight")), None)
     try:

@@ -1,9 +1,9 @@
 """One convolutional autoencoder for LlamaGen's tokenizers, Chameleon's VQGAN, MAR's KL-16 and the embedded tokenizer.
 
 Encoder: residual blocks at falling resolution, attention at some levels and in the middle; the decoder mirrors it. The
-configuration says what differs. Our tensor names are those of LlamaGen's `vq_ds*.pt`; decoder levels are stored in the
-order they run, lowest resolution first. Facts: reference README (10), (26), (37) and the manifests of the files named
-at each configuration.
+configuration holds the differences. Our tensor names are those of LlamaGen's `vq_ds*.pt`; decoder levels are stored in
+the order they run, lowest resolution first. Facts: reference README (10), (26), (37) and the manifests of the files
+named at each configuration.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ResBlock(nn.Module):
 
 
 class AttnBlock(nn.Module):
-    """Single-head attention over all places of a feature map, scaled by channels ** -0.5."""
+    """Single-head attention over all positions of a feature map, scaled by channels ** -0.5."""
 
     def __init__(self, c: int, groups: int) -> None:
         super().__init__()
@@ -281,14 +281,14 @@ class KLModel(Autoencoder):
     """Images (B, 3, H, W) in [-1, 1]  <->  latents (B, dim, H/f, W/f), unscaled; `decode_latent` goes back."""
 
     def encode(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """(mean, log variance) of the latent's normal law, each (B, dim, H/f, W/f)."""
+        """(mean, log variance) of the latent's normal distribution, each (B, dim, H/f, W/f)."""
         mean, log_variance = self.pre_quant(image).chunk(2, 1)
         return mean, log_variance.clamp(-30, 20)  # the bounds of latent diffusion's autoencoders
 
 
 # --- official files ---------------------------------------------------------------------------------------------------
 
-#: names in LlamaGen's files that mean nothing at inference: which codes were used lately
+#: names in LlamaGen's files that inference does not use: the codes that were used lately
 LLAMAGEN_IGNORED = (r"quantize\.codebook_used",)
 #: in vqgan.ckpt and kl16.ckpt, which the official code reads with strict=False: the discriminator, a moving average
 TAMING_IGNORED = (r"loss\..*", r"model_ema\..*")
@@ -300,12 +300,12 @@ def _names(cfg: VQConfig) -> list[str]:
 
 
 def llamagen_table(cfg: VQConfig) -> Table:
-    """Where the tensors of `vq_ds*.pt` (under the key "model") go: each to its own name."""
+    """The table of `vq_ds*.pt` (under the key "model"): each tensor keeps its own name."""
     return {name: Place(name) for name in _names(cfg)}
 
 
 def taming_table(cfg: VQConfig) -> Table:
-    """Where the tensors of Chameleon's `vqgan.ckpt` (under "state_dict") and MAR's `kl16.ckpt` (under "model") go.
+    """The table of Chameleon's `vqgan.ckpt` (under "state_dict") and MAR's `kl16.ckpt` (under "model").
     Their decoder levels are numbered by resolution, 0 the highest (notes of the golden chameleon_vqgan)."""
     last = len(cfg.ch_mult) - 1
 
@@ -320,9 +320,9 @@ def taming_table(cfg: VQConfig) -> Table:
 
 def sized(official: VQConfig, shapes: Mapping[str, tuple[int, ...]], where: str = "the file") -> VQConfig:
     """`official` with the sizes of a file, read from the shapes of its tensors under either naming; UsageError where
-    they are none of an autoencoder's.
+    they do not fit an autoencoder.
 
-    The file formats carry no sizes. What no shape tells (norm groups, the codebook's use), and the levels with
+    The file formats carry no sizes. What no shape determines (norm groups, the codebook's use), and the levels with
     attention, stay as in `official`.
     """
     widths: dict[int, list[int]] = {}  # of the encoder's residual blocks, level by level
