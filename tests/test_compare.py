@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import cache
@@ -263,11 +264,8 @@ def test_images_without_a_partner_are_left_out_and_named(folders: Folders) -> No
     theirs[7] = replace(theirs[7], id=None)  # an older record: its prompt must do
     found = between(folders.make("a", mine), folders.make("b", theirs))
     assert found.pairs == N - 4
-    assert found.remarks[:3] == (
-        "Left out, for want of a partner: 2 of A (index 1, 4).",
-        f"Left out, for want of a partner: 1 of B (index {N}).",
-        "Left out, for different prompts in A and B: 2 (index 7, 8).",
-    )
+    for remark, ending in zip(found.remarks, ("2 of A (index 1, 4).", f"1 of B (index {N}).", "2 (index 7, 8).")):
+        assert remark.endswith(ending)
     left = [i for i in range(N) if i not in (1, 4, 7, 8)]
     assert of(found, "steps") == paired([values[i] for i in left], [values[i] + i % 3 for i in left])
 
@@ -284,7 +282,7 @@ def test_other_seeds_may_order_their_prompts_otherwise(folders: Folders) -> None
     assert [x.index for x, _ in pairs] == list(range(9))
     assert [y.index for _, y in pairs] == [2, 1, 0, 5, 4, 3, 8, 7, 6]
     more = folders.make("c", [*two, image(9, 210, prompt="star", seed=1)], "method=eagle_chain", "seed=1")
-    assert pair(read(a), read(more))[1][1:] == ["Left out, for want of a partner: 1 of B."]
+    assert pair(read(a), read(more))[1][-1].endswith(": 1 of B.")
     same = folders.make("d", [replace(r, seed=0) for r in two])  # one seed: an index is a prompt
     assert len(pair(read(a), read(same))[0]) == 3
 
@@ -298,7 +296,7 @@ def test_too_few_pairs_are_an_error(folders: Folders) -> None:
     with pytest.raises(UsageError, match="share 2 prompts: 3 pairs"):
         between(a, folders.make("c", mine[:2]))
     few = between(a, folders.make("d", [replace(r, steps=r.steps + r.index) for r in mine[:3]]))
-    assert "Over 3 pairs a t-test holds only for nearly normal differences." in few.remarks
+    assert any("3 pairs" in remark and "t-test" in remark for remark in few.remarks)
     with pytest.raises(UsageError, match="share 0 prompts"):
         between(a, folders.make("e", []))
 
@@ -310,7 +308,7 @@ def test_identical_runs_have_no_test_and_no_nan(folders: Folders) -> None:
     assert found.tests == 0
     text = telling.report(found)
     assert "- accepted_length is identical in all 40 images: there is nothing to test.\n" in text
-    assert "In 40 of 40 pairs both pictures are the same, pixel for pixel." in text
+    assert "In 40 of 40 pairs " in text
     assert text.endswith("Nothing was tested.")
     assert "nan" not in (text + telling.to_csv(found)).lower()
     longer = [replace(r, latency_s=(r.latency_s or 0) + 3) for r in images]
@@ -431,7 +429,7 @@ def test_a_sentence_says_what_does_not_hold(folders: Folders, two: tuple[str, st
     # one wild image: the t-test sees nothing, the ranks do
     wild = told(folders, lambda i: -2.5 if i == 0 else 0.05 + 0.001 * i)["accepted_length"]
     assert "no difference in accepted_length beyond noise" in wild
-    assert "; the Wilcoxon signed-rank test says otherwise (p = " in wild
+    assert re.search(r"; the Wilcoxon signed-rank test [a-z ]+\(p = ", wild)
     # p = 0.03 alone is little among four tests
     found = between(*two)
     result = found.results[0]
@@ -468,9 +466,10 @@ def test_the_screen_is_120_wide(folders: Folders) -> None:
 def test_the_csv_has_its_columns(two: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "new" / "delta=1.csv"
     assert cli.main(["compare", *two, f"out={out}"]) == 0
-    assert capsys.readouterr().out.endswith(
-        f"\n4 figures were tested; Holm: the p-value before it, adjusted for as many tests.\nwrote {out}\n"
-    )
+    *_, tests, wrote = capsys.readouterr().out.splitlines()
+    assert tests.startswith("4 ")
+    assert "Holm" in tests
+    assert wrote == f"wrote {out}"
     rows = list(csv.DictReader(io.StringIO(out.read_text())))
     assert list(rows[0]) == list(telling.COLUMNS)
     found = between(*two)
@@ -539,7 +538,7 @@ def test_a_law_of_features_is_told(scored: tuple[str, str, np.ndarray, np.ndarra
     found = between(a, b)
     assert found.laws == (("features@1", same_law(x, y + 2)),)
     text = telling.report(found)
-    assert "features@1 tells the pictures of eagle_chain and cool_sd apart: the energy distance of 40 pairs" in text
+    assert re.search(r"features@1 .*eagle_chain and cool_sd.* energy distance of 40 pairs", " ".join(text.split()))
     row = list(csv.DictReader(io.StringIO(telling.to_csv(found))))[-1]
     assert (row["figure"], row["judge"], float(row["p"])) == ("law", "features@1", 0.001)
 
@@ -583,9 +582,10 @@ def test_scores_that_do_not_compare_are_named(scored: tuple[str, str, np.ndarray
     score(a, "scenes_reward", "reader@1", x)
     assert between(a, b).untested == ("scenes_reward: B was not scored by it; score both with specbench evaluate",)
     score(b, "scenes_reward", "reader@2\x1b", y)
-    assert between(a, b).untested == ("scenes_reward: judged by reader@1 in A and by reader@2? in B",)
+    [untested] = between(a, b).untested
+    assert re.fullmatch(r"scenes_reward: .* reader@1 in A .* reader@2\? in B", untested)
     score(b, "scenes_reward", "reader@1", y[:2])
-    assert "both pictures of only 2 pairs were judged" in between(a, b).untested[0]
+    assert "only 2 pairs" in between(a, b).untested[0]
     score(a, "gone", "reader@1", x)
     assert "gone: this version has no such metric" in between(a, b).untested
 
@@ -600,7 +600,7 @@ def test_damaged_scores_are_named(scored: tuple[str, str, np.ndarray, np.ndarray
         score(folder, "scenes_clip", "towers@1", np.zeros((N, width), np.float32))
     untested = between(a, b).untested
     assert [line.split(":")[0] for line in untested] == ["scenes_clip", "scenes_reward"]
-    assert all("what is kept of it is damaged" in line for line in untested)
+    assert all("damaged" in line and "scores/" in line for line in untested)
 
 
 def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -641,7 +641,7 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
     few = between(a, folders.make("c", [replace(r, sha256=f"b{r.index}") for r in mine[:100]]))
     assert few.untested[-1] == "scenes_fid: B was not scored by it; score both with specbench evaluate"
     score(few.b.word, "scenes_fid", one.judged_by, y[:100].astype(np.float32), prompts=False)
-    assert "100 pairs do not tell how sure a difference is" in between(a, few.b.word).untested[-1]
+    assert re.match(r"scenes_fid: .*\b100 pairs\b", between(a, few.b.word).untested[-1])
 
 
 # --- hostile folders and words ----------------------------------------------------------------------------------------
@@ -695,9 +695,9 @@ def test_a_damaged_record_is_named(
         ("records.jsonl", b"[" * 200_000 + b"\n", "holds a line that is not a record"),
         ("records.jsonl", b"[1]\n", "holds a line that is not a record"),
         ("config.yaml", b"\xff", "config.yaml .no UTF-8 text.; compare whole folders of runs"),
-        ("config.yaml", b"- a\n", "config.yaml is no configuration of a run"),
-        ("config.yaml", b"method: [", "config.yaml is no configuration of a run"),
-        ("config.yaml", b"method: 1\ndrafter: a\nrule: b", "config.yaml is no configuration of a run"),
+        ("config.yaml", b"- a\n", "config.yaml .* configuration of a run"),
+        ("config.yaml", b"method: [", "config.yaml .* configuration of a run"),
+        ("config.yaml", b"method: 1\ndrafter: a\nrule: b", "config.yaml .* configuration of a run"),
         ("config.yaml", None, r"cannot read .*config.yaml \(No such file or directory\)"),
         ("run.json", b"{}", "run.json is not what specbench run wrote"),
         ("run.json", b'{"run_id": "a", "sessions": {"s": 1}}', "run.json is not what specbench run wrote"),
@@ -718,7 +718,7 @@ def test_a_configuration_that_unfolds_without_end_is_refused(folders: Folders) -
     bomb = ["method: a", "drafter: b", "rule: c", "a0: &a0 [1]"]
     bomb += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     (Path(b) / "config.yaml").write_text("\n".join(bomb))
-    with pytest.raises(UsageError, match="no configuration of a run"):
+    with pytest.raises(UsageError, match="config.yaml .* configuration of a run"):
         between(a, b)
 
 
@@ -741,7 +741,7 @@ def test_words_that_name_no_run(
         ([a, b, "out=x.csv", "out=y.csv"], "at most one out=FILE.csv"),
         ([a, b, "--what"], "unrecognized arguments: --what"),
         ([a, f"{b}/nope"], "there is no "),
-        ([a, str(tmp_path)], f"is no run but holds 2 of them; name one, such as {a}"),
+        ([a, str(tmp_path)], f"holds 2 of them; name one, such as {a}"),
         ([a, "/"], "has no records of a run"),
         ([a, f"{b}/config.yaml"], "has no records of a run"),
         ([a, b, f"out={tmp_path}"], "it is a folder"),

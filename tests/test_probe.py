@@ -88,10 +88,10 @@ def test_a_row_of_the_embedded_target(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["model=mar_scenes"], "mar_scenes draws vectors; a probe reads laws of codes"),
+    (["model=mar_scenes"], "mar_scenes draws .*choose another model"),
     (["probe.offsets=256", "n=1", "device=cpu"], "offsets=256 is beyond an image of 256 tokens"),
     (["probe.places=3"], "unknown parameter 'probe.places'"),
-    (["method=sjd"], "a probe looks at what the target draws alone"),
+    (["method=sjd"], "leave method= out"),
     (["delta=2"], "a probe has no 'delta'"),
 ])  # fmt: skip
 def test_mistakes_cost_one_sentence(words: list[str], message: str) -> None:

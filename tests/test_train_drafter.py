@@ -291,14 +291,16 @@ def test_mistakes_cost_one_sentence(tmp_path):
             command.main([*(w for w in line if w.split("=")[0] not in given), *more])
         return str(e.value)
 
-    assert "has a training with lr=0.0001: go on with the same words" in said("lr=1e-3")
+    assert "has a training with lr=0.0001" in said("lr=1e-3")
     assert "holds other examples (examples:" in said("n=11", f"examples={out / 'examples'}", folder=tmp_path / "other")
-    assert "source=pairs needs pictures, and data=prompts has none" in said("source=pairs", folder=tmp_path / "other")
+    assert "data=prompts has none" in said("source=pairs", folder=tmp_path / "other")
     assert "batch=20 is more than the 9 examples" in said("batch=20", folder=tmp_path / "third")
     with pytest.raises(UsageError, match="a draft model learns from prompts"):
         recipes.plan(["drafter=draft_model", "features=stored"])
     (tmp_path / "empty").mkdir()
-    assert "holds no pictures" in said("source=pairs", f"images={tmp_path / 'empty'}", folder=tmp_path / "other")
+    assert f"{tmp_path / 'empty'} holds no" in said(
+        "source=pairs", f"images={tmp_path / 'empty'}", folder=tmp_path / "other"
+    )
     shard = out / "examples" / "examples-00000.safetensors"
     before = {name: t.clone() for name, t in load_file(shard).items()}  # the file itself is mapped
     shard.write_bytes(shard.read_bytes()[:1000])  # cut off: made anew, the same

@@ -1,4 +1,5 @@
-"""Is a method lossless? Its real loop, rule and drafter decode models whose law is known; the sequences are counted.
+"""Is a method lossless? Its real loop, rule and drafter decode models of known distribution; the audit counts the
+sequences.
 
 row = measure(assemble(configuration.compose(["method=sjd", "window=3"]), model), model, 200_000)
 """
@@ -25,50 +26,50 @@ from specbench.decoding.trees import chain_paths, parse
 from specbench.harness import parts
 from specbench.rows import provenance
 
-#: Of every column, in order, its meaning: those that DESIGN fixes, then what else a row should say of itself.
+#: The meaning of every column, in order: first those that DESIGN fixes, then what else identifies a row.
 COLUMNS = {
     "method": "the preset",
     "V": "tokens of the vocabulary",
     "T": "tokens of a sequence",
     "samples": "decoded sequences",
-    "tv": "total variation between the sampled sequences and the target's exact law",
+    "tv": "total variation between the sampled sequences and the target's exact distribution",
     "tv_low": "lower end of the 95 % confidence interval of the method's true total variation",
     "tv_high": "its upper end",
     "tv_noise": "tv of as many samples of a plain sampler: the noise floor",
     "p_value": "goodness of fit, Bonferroni; 0 is beyond float64. Tables: chi-square over the first 1 .. T\n"
-    "tokens; vectors: two-sample Kolmogorov-Smirnov over tokens, sums, products, projections",
+    "tokens; continuous tokens: two-sample Kolmogorov-Smirnov over tokens, sums, products, projections",
     "tv_bound": "Cool-SD's Theorem 2 summed over all rounds; for chains drawn from the draft tables",
     "accepted_length": "draft tokens of the first draft that were accepted inside the sequence, plus one; mean",
     "accepted_length_expected": "its expectation by Theorem 2; for chains drawn from the draft tables",
     "verdict": "lossless or not lossless",
-    "model": "tables, built-in or of a file, or a built-in model of vectors",
+    "model": "tables, built-in or of a file, or a built-in model of continuous tokens",
     "accepted_length_low": "lower end of the 95 % confidence interval of accepted_length",
     "accepted_length_high": "its upper end",
     "tokens_per_step": "T / target forward passes over all steps, mean over sequences",
     "tv_exact": "the method's true total variation, enumerated; for chains drawn from the draft tables",
-    "drafter": "its place is taken by the model's own drafter where it needs a network",
+    "drafter": "the drafter; where it needs a network, the model's own drafter replaces it",
     "rule": "the acceptance rule",
     "parameters": "the flat parameters of drafter, rule and sampling",
     "seed": "audit.seed: random streams are keyed by (seed, sequence)",
     "specbench": "version of specbench",
     "commit": "git commit of the code; -dirty where specbench/ or conf/ differed from it",
-    "ks": "of vectors, as all below: the largest Kolmogorov-Smirnov distance between the decoded\n"
-    "sequences and as many drawn by the target alone",
+    "ks": "continuous tokens only, as all below: the largest Kolmogorov-Smirnov distance between the\n"
+    "decoded sequences and as many drawn by the target alone",
     "ks_noise": "the same between two sets drawn by the target alone: the noise floor",
     "energy": "energy distance between the decoded sequences and the target's, estimated without bias\n"
     "from the first 4,000 of each",
     "energy_noise": "standard deviation of energy where both sets are the target's",
     "dim": "numbers of a token",
-    "acceptance_rate": "accepted / judged draft tokens",
+    "acceptance_rate": "accepted / verified draft tokens",
     "tries": "proposals a token drawn after a rejection, mean",
     "fallbacks": "tokens drawn after a rejection for which tries= did not suffice",
 }
 
 #: A p-value below it is "not lossless". `--all` tests eleven exact presets on four models each: 44 true hypotheses, so
-#: that 1e-4 calls one of them lossy by chance in 44 x 1e-4 = 0.4 % of all seeds. Bonferroni errs on the safe side of
-#: that, since prefixes hold each other, and sums of tokens the tokens. A bias worth the name is not missed for it: one
-#: of a total variation of 0.02 in a first token of equally likely values gives p near 1e-68 at 200,000 samples, and a
-#: Kolmogorov-Smirnov distance of 0.01 one near 1e-7.
+#: 1e-4 rejects one of them by chance in 44 x 1e-4 = 0.4 % of all seeds. Bonferroni is conservative here, since prefixes
+#: contain each other, and sums of tokens contain the tokens. The test still finds a relevant bias: a total variation of
+#: 0.02 in a first token of equally likely values gives p near 1e-68 at 200,000 samples, and a Kolmogorov-Smirnov
+#: distance of 0.01 gives p near 1e-7.
 LEVEL = 1e-4
 
 SAMPLING = ("temperature", "top_k", "top_p")
@@ -94,15 +95,15 @@ class Method:
 
     @property
     def chain(self) -> int | None:
-        """The length of the chain, where drafts are chains drawn from the draft tables: the field of Theorem 2."""
+        """The length of the chain, where drafts are chains drawn from the draft tables: the case of Theorem 2."""
         d = self.drafter
         return d.tree.height if isinstance(d, TabularDrafter) and d.tree.is_chain and not d.chosen else None
 
 
 def assemble(cfg: Mapping[str, Any], model: Model) -> Method:
-    """The method of a checked configuration on a model. Tables have no guidance: cfg_scale is 1 whatever cfg says.
+    """The method of a checked configuration on a model. Tables have no guidance: cfg_scale is always 1.
 
-    Raises UsageError for parameters that do not go together, and for a rule that needs a codebook that is not there.
+    Raises UsageError for parameters that do not go together, and for a rule that needs a codebook the model lacks.
     """
     sampling = Sampling(**{name: cfg[name] for name in SAMPLING})
     drafter = _drafter(cfg, model)
@@ -111,8 +112,8 @@ def assemble(cfg: Mapping[str, Any], model: Model) -> Method:
 
 
 def _drafter(cfg: Mapping[str, Any], model: Model) -> Drafter:
-    """The real drafter where it drafts from the target itself; where it needs a network, the draft tables in the shape
-    of its drafts, drawn or, for Medusa and EAGLE-2, chosen as it does."""
+    """The real drafter where it drafts from the target itself. Where it needs a network: the draft tables in the shape
+    of its drafts, sampled or, for Medusa and EAGLE-2, deterministic."""
     name = cfg["drafter"]
     if not registry.entry("drafter", name).assets:
         built: Drafter = registry.find("drafter", name)(cfg, None)
@@ -127,7 +128,7 @@ def _drafter(cfg: Mapping[str, Any], model: Model) -> Drafter:
 def measure(
     method: Method, model: Model, samples: int, seed: int = 0, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Decodes `samples` sequences and draws up a row (`COLUMNS`); None: does not apply."""
+    """Decode `samples` sequences and return a row (`COLUMNS`); None: does not apply."""
     vocab, length, sampling = model.vocab, model.length, method.sampling
     filtered = [theorem.precise(sampling.law(t.log())) for t in model.p]
     law = sequence_law(filtered)
@@ -176,7 +177,7 @@ def measure(
 def _decode(
     method: Method, model: Model, samples: int, seed: int, progress: Progress | None
 ) -> tuple[Tensor, Tensor, float]:
-    """Counts (2, V**T) of the sequences of even and of odd number, a histogram (T + 1,) of the tokens accepted in the
+    """Counts (2, V**T) of the sequences of even and of odd index, a histogram (T + 1,) of the tokens accepted in the
     first step, and the mean of T / steps."""
     size, length = model.vocab**model.length, model.length
     rows = max(1, min(_MOST_ROWS, _AT_ONCE // (method.drafter.tree.nodes * model.vocab)))
@@ -200,7 +201,7 @@ def _decode(
 
 
 def described(cfg: Mapping[str, Any], sampling: Sequence[str] = SAMPLING) -> str:
-    """The parameters of a configuration that an audit heeds, as a command line has them."""
+    """The parameters of a configuration that affect an audit, as command-line arguments."""
     own = parameters.declared("drafter", cfg["drafter"]) | parameters.declared("rule", cfg["rule"])
     own -= {"drafter", "rule", "drafter_weights"}  # an audit's models have drafters of their own
     names = [name for name in cfg if name in sampling or name in own]

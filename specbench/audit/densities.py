@@ -1,8 +1,8 @@
-"""The audit of methods whose tokens are vectors: their real loop, rule and residual sampler decode small models, and
-what comes out is compared with what the target draws by itself.
+"""The audit of methods for continuous tokens: their real loop, rule and residual sampler decode small models, and the
+audit compares the result with what the target draws by itself.
 
-The law of such a model has no closed form, but samples of it cost little: N decoded sequences stand against N of the
-target's own, drawn by a plain loop that shares no random numbers with the method, and no code but the networks.
+The distribution of such a model has no closed form, but its samples cost little. The audit compares N decoded sequences
+with N of the target's own, drawn by a plain loop that shares no random numbers and only the networks with the method.
 
 row = measure(assemble(configuration.compose(["method=cspd", "model=mar_b"])), built_in("d1t4"), 200_000)
 """
@@ -28,18 +28,18 @@ from specbench.rows import provenance
 
 SAMPLING = ("temperature", "final_noise")
 _CONDITION, _HIDDEN = 4, 8  # numbers of a condition, and of the head's hidden layer
-_KEEP = 0.7  # share of a state that stays in the next one's mean
+_KEEP = 0.7  # share of a state in the next one's mean
 #: The spread of each kind of weights.
 _SPREAD = {"see": 0.5, "place": 0.5, "step": 0.5, "inner": 0.6, "outer": 0.3, "level": 0.2}
 _ROWS = 1 << 13  # sequences decoded at once
 _PROJECTIONS = 8
-_ENERGY = 4000  # sequences of each set for the energy distance, which takes a number for every pair
+_ENERGY = 4000  # sequences of each set for the energy distance, which computes a value for every pair
 
 
 @dataclass(frozen=True)
 class _Recipe:
-    """bend: how much the head's mean and variance depend on the state (0: the law of a token given those before it is
-    normal); distance: of the drafter's weights from the target's, in units of their own spread."""
+    """bend: how much the head's mean and variance depend on the state (0: the distribution of a token given those
+    before it is normal); distance: of the drafter's weights from the target's, in units of their own spread."""
 
     dim: int
     length: int
@@ -49,8 +49,8 @@ class _Recipe:
     seed: int
 
 
-#: Different enough in size, shape and drafter that a mistake which one hides shows in another. At temperature 1 and
-#: gamma=8 `criterion=exact` accepts 0.69, 0.61, 0.15 and 0.50 of the drafted tokens, in order.
+#: They differ enough in size, shape and drafter that one of them shows a mistake that another hides. At temperature 1
+#: and gamma=8 `criterion=exact` accepts 0.69, 0.61, 0.15 and 0.50 of the drafted tokens, in order.
 _BUILT_IN = {
     "d1t4": _Recipe(dim=1, length=4, steps=4, bend=0.0, distance=0.3, seed=1),
     "d1t5": _Recipe(dim=1, length=5, steps=8, bend=2.0, distance=0.2, seed=2),
@@ -61,10 +61,11 @@ BUILT_IN = tuple(_BUILT_IN)
 
 
 class Network(Session):
-    """A model of vectors, and its own session: one layer from the known tokens to a condition, a head of two.
+    """A model of continuous tokens, and its own session: one layer from the known tokens to a condition, a head of two.
 
-    see (L E, L (D + 1)) and place (L E,): what every place makes of every place's token, and of its being known; step
-    (T, H), inner (H, D + E), outer (2 D, H): the head; level (T,): log variance about which the learned one lies.
+    see (L E, L (D + 1)) and place (L E,): weights and biases from the tokens of all positions, and from which of them
+    are known, to every position's condition; step (T, H), inner (H, D + E), outer (2 D, H): the head; level (T,): log
+    variance around which the learned one lies.
     """
 
     def __init__(self, recipe: _Recipe, weights: Mapping[str, Tensor]) -> None:
@@ -130,7 +131,7 @@ def built_in(name: str) -> Pair:
 
 @dataclass(frozen=True)
 class Method:
-    """What decodes; cfg: the flat parameters behind it."""
+    """The decoding method; cfg: its flat parameters."""
 
     cfg: Mapping[str, Any]
     rule: Rule
@@ -142,13 +143,13 @@ class Method:
 
 def assemble(cfg: Mapping[str, Any]) -> Method:
     """The method of a checked configuration. These models have no guidance, and their own number of diffusion steps;
-    alone the target draws a token a pass. Raises UsageError for parameters that do not go together."""
+    alone, the target draws one token per pass. Raises UsageError for parameters that do not go together."""
     return Method(cfg, Rule(**{f.name: cfg[f.name] for f in fields(Rule) if f.name in cfg}))
 
 
 @dataclass
 class Sequences:
-    """tokens (N, L, D) float32, by place; order (N, L) int64: their places in the order in which they were drawn."""
+    """tokens (N, L, D) float32, by position; order (N, L) int64: their positions in the order of generation."""
 
     tokens: Tensor
     order: Tensor
@@ -180,8 +181,9 @@ def alone(model: Network, rule: Rule, samples: int, seed: int) -> Sequences:
 
 
 def numbers(sequences: Sequences) -> Iterator[Tensor]:
-    """What is compared of sequences, one number (N,) of each at a time: every coordinate by place and by turn, sums
-    and products of consecutive turns, the product of a token's first coordinates, and random projections."""
+    """The statistics of sequences that are compared, one (N,) at a time: every coordinate by position and by order of
+    generation, sums and products of consecutively generated tokens, the product of a token's first coordinates, and
+    random projections."""
     tokens, order = sequences.tokens, sequences.order
     length, dim = tokens.shape[1:]
     turns = take(tokens, order)
@@ -196,7 +198,7 @@ def numbers(sequences: Sequences) -> Iterator[Tensor]:
 
 def compare(one: Sequences, other: Sequences) -> tuple[float, float]:
     """The largest Kolmogorov-Smirnov distance of all `numbers` of two sets of sequences, and the p-value of the
-    hypothesis that both have one law: Bonferroni over the tests."""
+    hypothesis that both have one distribution: Bonferroni over the tests."""
     pairs = zip(numbers(one), numbers(other), strict=True)
     distances = [statistics.kolmogorov_smirnov(a.numpy(), b.numpy()) for a, b in pairs]
     effective = len(one.tokens) * len(other.tokens) / (len(one.tokens) + len(other.tokens))
@@ -206,7 +208,7 @@ def compare(one: Sequences, other: Sequences) -> tuple[float, float]:
 def measure(
     method: Method, pair: Pair, samples: int, seed: int = 0, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Decodes `samples` sequences and draws up a row (`audit.COLUMNS`); None: does not apply."""
+    """Decode `samples` sequences and return a row (`audit.COLUMNS`); None: does not apply."""
     counted = _decode(method, pair, samples, seed, progress)
     target, again = (alone(pair.target, method.rule, samples, 2 * seed + i) for i in range(2))
     ks, p_value = compare(counted.sequences, target)

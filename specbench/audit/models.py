@@ -19,7 +19,7 @@ from specbench.storage import home
 #: Sequences that an audit counts one by one: 32 MiB a count.
 LARGEST = 1 << 22
 _MOST_BYTES = 1 << 28  # of an array: tables of that many sequences, with room to spare
-_ROUNDING = 1e-4  # by which a row of a file may miss one: float32 sums do, float16's do not pass
+_ROUNDING = 1e-4  # tolerance of a row's sum around 1: float32 sums are within it, float16 sums are not
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Model:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """What `tabular.random_tables` makes a model of; a larger sharpness is a colder model."""
+    """Arguments of `tabular.random_tables`; a larger sharpness is a colder model."""
 
     vocab: int
     length: int
@@ -51,9 +51,9 @@ class _Recipe:
     seed: int
 
 
-#: Small enough to count every sequence, different enough in size, temperature and drafter that a mistake which one
-#: hides shows in another: at temperature 1 the drafter's steps are, in order, 0.25, 0.22, 0.32 and 0.34 away from the
-#: target's in total variation.
+#: Small enough to count every sequence; different enough in size, temperature and drafter that one of them shows a
+#: mistake that another hides. At temperature 1 the drafter's steps are, in order, 0.25, 0.22, 0.32 and 0.34 away from
+#: the target's in total variation.
 _BUILT_IN = {
     "v2t10": _Recipe(vocab=2, length=10, sharpness=1.0, distance=0.8, seed=1),
     "v3t5": _Recipe(vocab=3, length=5, sharpness=0.7, distance=0.8, seed=2),
@@ -75,9 +75,9 @@ def built_in(name: str) -> Model:
 
 def load(path: str) -> Model:
     """A model of an .npz file: arrays p0 .. p{T-1}, q0 .. q{T-1} and, for rules that need it, codebook (V, d); pt is
-    (V**t, V), the law of token t given the prefix coded base V, first token most significant.
+    (V**t, V), the distribution of token t given the prefix coded base V, first token most significant.
 
-    Raises UsageError saying what is wrong with it. Pickled objects are not read.
+    Raises UsageError with the fault of the file. Pickled objects are not read.
     """
     file = home.expanded(path)
     if not file.is_file():
@@ -152,7 +152,7 @@ def _tables(arrays: Mapping[str, np.ndarray], letter: str, path: str) -> Tables:
 
 
 def needed_codebook(model: Model, rule: str) -> Callable[[], Tensor]:
-    """The codebook, for a rule that asks for it."""
+    """The codebook, for a rule that needs it."""
 
     def codebook() -> Tensor:
         if model.codebook is None:

@@ -1,6 +1,6 @@
-"""What sampled sequences tell of the law behind them.
+"""Statistics of sampled sequences against a distribution.
 
-Counts and laws are (V**T,) over the sequences coded base V, first token most significant, so that a reshape to (V**t,
+Counts and distributions are (V**T,) over the sequences coded base V, first token most significant. A reshape to (V**t,
 -1) and a sum give those of the first t tokens.
 """
 
@@ -12,24 +12,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: What two-sided intervals of 95 % leave out at each end.
+#: The probability that two-sided intervals of 95 % leave out at each end.
 TAIL = 0.025
 _NORMAL = 1.959964  # standard normal quantile at 1 - TAIL
 _SMALLEST = 5.0  # expected counts below it are pooled
 
 
 def prefixes(counts: Tensor, vocab: int, length: int) -> list[Tensor]:
-    """Counts (or a law) of the first 1, 2 .. T tokens."""
+    """Counts (or a distribution) of the first 1, 2 .. T tokens."""
     return [counts.view(vocab**t, -1).sum(1) for t in range(1, length + 1)]
 
 
 def total_variation(counts: Tensor, law: Tensor) -> float:
-    """Between the empirical law of the counts and a law."""
+    """Between the empirical distribution of the counts and a distribution."""
     return 0.5 * float((counts / counts.sum() - law).abs().sum())
 
 
 def noise_floor(law: Tensor, samples: int, seed: int) -> float:
-    """The total variation of as many samples drawn plainly from the law itself."""
+    """The total variation of as many samples drawn directly from the distribution itself."""
     weights = law.numpy() / law.sum().item()
     drawn = np.random.default_rng(seed).multinomial(samples, weights)
     return total_variation(torch.from_numpy(drawn).double(), law)
@@ -40,7 +40,7 @@ def true_variation(one: Tensor, other: Tensor, law: Tensor, vocab: int, length: 
     number of samples and cells.
 
     Lower end: the total variation is the supremum over events A of P(A) - p(A). One half chooses, among the first t
-    tokens, A_t = {x : it was seen more often than p says}; the other half, which had no part in the choice, bounds its
+    tokens, A_t = {x : it occurred more often than p predicts}; the other half, independent of the choice, bounds its
     probability from below at level TAIL / T (`lower_bound`; Bonferroni over t, since the best of the T counts).
     Upper end: the plug-in estimate lies above the truth on average (Jensen), and one sample moves it by at most 1 / N,
     so it falls short of the truth by more than sqrt(ln(1 / TAIL) / 2N) with probability TAIL at most (McDiarmid).
@@ -70,10 +70,10 @@ def lower_bound(hits: float, n: float, tail: float) -> float:
 
 
 def goodness_of_fit(counts: Tensor, law: Tensor, vocab: int, length: int) -> float:
-    """p-value of the hypothesis that the counts are of independent samples of the law.
+    """p-value of the hypothesis that the counts are of independent samples of the distribution.
 
-    A long sequence has more possible values than an audit has samples: most are pooled, and a drift that is plain in
-    the first tokens drowns in the noise of the whole. So the first t tokens are tested, too, for every t: T chi-square
+    A long sequence has more possible values than an audit has samples: most are pooled, and the noise of the whole
+    sequence hides a clear drift in the first tokens. So the first t tokens are tested, too, for every t: T chi-square
     tests, combined by Bonferroni: T times the smallest p-value, at most 1.
     """
     tests = zip(prefixes(counts, vocab, length), prefixes(law, vocab, length), strict=True)
@@ -82,7 +82,7 @@ def goodness_of_fit(counts: Tensor, law: Tensor, vocab: int, length: int) -> flo
 
 def chi_square(counts: Tensor, law: Tensor) -> float:
     """p-value of Pearson's test. The cells of the smallest expectations are pooled: all below 5, and more until the
-    pool, too, expects 5. What has probability zero but was seen gives 0; a single cell gives 1."""
+    pool, too, expects 5. A count in a cell of probability zero gives 0; a single cell gives 1."""
     if counts[law == 0].any():
         return 0.0
     expected, order = (law * (counts.sum() / law.sum())).sort()
@@ -108,7 +108,7 @@ def mean(histogram: Tensor) -> tuple[float, float, float]:
     return float(middle), float(middle - _NORMAL * spread), float(middle + _NORMAL * spread)
 
 
-# --- vectors ----------------------------------------------------------------------------------------------------------
+# --- continuous tokens ------------------------------------------------------------------------------------------------
 
 
 def kolmogorov_smirnov(one: np.ndarray, other: np.ndarray) -> float:
@@ -122,8 +122,8 @@ def kolmogorov_smirnov(one: np.ndarray, other: np.ndarray) -> float:
 
 def kolmogorov(x: float) -> float:
     """P(K > x) for the limit K of sqrt(n m / (n + m)) times the Kolmogorov-Smirnov distance of two samples of one
-    continuous law (Smirnov 1939): 2 sum_{j >= 1} (-1)^(j-1) exp(-2 j^2 x^2), and for small x Kolmogorov's (1933) other
-    form, 1 - sqrt(2 pi) / x sum_{j >= 1} exp(-(2 j - 1)^2 pi^2 / 8 x^2)."""
+    continuous distribution (Smirnov 1939): 2 sum_{j >= 1} (-1)^(j-1) exp(-2 j^2 x^2), and for small x Kolmogorov's
+    (1933) other form, 1 - sqrt(2 pi) / x sum_{j >= 1} exp(-(2 j - 1)^2 pi^2 / 8 x^2)."""
     if x < 0.2:  # 1 - 4e-12 at 0.2
         return 1.0
     j = np.arange(1, 8)
@@ -133,13 +133,13 @@ def kolmogorov(x: float) -> float:
 
 
 def energy_distance(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """2 E|X - Y| - E|X - X'| - E|Y - Y'| (Szekely and Rizzo 2013), which is 0 for one law and more for two, from
-    samples (n, d) each; the estimate is unbiased, so it can fall below 0. With it its standard deviation were both of
-    the law of `other`, to leading order.
+    """2 E|X - Y| - E|X - X'| - E|Y - Y'| (Szekely and Rizzo 2013), which is 0 for equal distributions and else
+    positive, from samples (n, d) each; the estimate is unbiased, so it can be below 0. Returns it with its standard
+    deviation if both had the distribution of `other`, to leading order.
 
-    That is sqrt(8 E k(Y, Y')^2 / n (n - 1)), k being the distance less its means over either end and plus its mean: the
-    estimate is then the sum of two U-statistics of -k, each of variance 2 E k^2 / n (n - 1), and of a cross term twice
-    the mean of k, of variance 4 E k^2 / n^2; all are uncorrelated.
+    The latter is sqrt(8 E k(Y, Y')^2 / n (n - 1)). k is the distance less its means over either end and plus its mean:
+    the estimate is then the sum of two U-statistics of -k, each of variance 2 E k^2 / n (n - 1), and of a cross term
+    twice the mean of k, of variance 4 E k^2 / n^2; all are uncorrelated.
     """
     n = len(one)
     pairs = n * (n - 1)

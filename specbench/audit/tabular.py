@@ -1,4 +1,4 @@
-"""Tabular models: laws written down in full, so that what the loop does can be compared with what it should do."""
+"""Tabular models: explicit distributions, against which the output of the loop can be checked."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from specbench.decoding.sampling import Sampling, Streams, draw, draw_distinct
 from specbench.decoding.trees import Path, build
 from specbench.decoding.verify import DRAFT, Draft, Verdict
 
-#: tables[t] (V**t, V): the law of token t given the prefix coded base V, first token most significant.
+#: tables[t] (V**t, V): the distribution of token t given the prefix coded base V, first token most significant.
 Tables = list[Tensor]
 
 
 def random_tables(
     vocab: int, length: int, seed: int, sharpness: float = 1.0, near: Tables | None = None, distance: float = 0.5
 ) -> Tables:
-    """Softmax-normal laws; `near` mixes in another model's logits, so that `distance` in [0, 1] sets how far apart they
-    are."""
+    """Softmax-normal distributions; `near` mixes in another model's logits, so that `distance` in [0, 1] sets how far
+    apart they are."""
     g = torch.Generator().manual_seed(seed)
     out = []
     for t in range(length):
@@ -43,7 +43,7 @@ def codes(tokens: Tensor, vocab: int) -> Tensor:
 
 
 def sequence_law(tables: Tables) -> Tensor:
-    """The law of the whole sequence, (V**T,)."""
+    """The distribution of the whole sequence, (V**T,)."""
     law = torch.ones(1, dtype=torch.float64)
     for table in tables:
         law = (law[:, None] * table.double()).flatten()
@@ -51,7 +51,7 @@ def sequence_law(tables: Tables) -> Tensor:
 
 
 class _Lookup:
-    """All tables of a model in one tensor, so that a law is one gather away."""
+    """All tables of a model in one tensor, so that one gather gives a distribution."""
 
     def __init__(self, tables: Tables) -> None:
         self.length, self.size = len(tables), tables[0].shape[1]
@@ -70,19 +70,19 @@ class _Lookup:
         return code
 
     def nodes(self, root: Tensor, tokens: Tensor, parent: Tensor, depth: Tensor, height: int) -> Tensor:
-        """Codes (B, M) of draft nodes: the committed tokens, then the path from the root down to the node itself. Of
-        nodes deeper than the model is long: anything."""
+        """Codes (B, M) of draft nodes: the committed tokens, then the path from the root down to the node itself. The
+        codes of nodes beyond the model's length are arbitrary."""
         code = root[:, None].expand_as(tokens)
         for d in range(1, min(height, self.length) + 1):
             code = torch.where(depth == d, code.gather(1, parent) * self.size + tokens, code)
         return code
 
     def place(self, code: Tensor, number: Tensor) -> Tensor:
-        """Where the law of the tokens of this number (from 0) stands, after prefixes of these codes."""
+        """The row of the distribution of the tokens of this index (from 0), after prefixes of these codes."""
         return self.starts[number.clamp_max(self.length)] + torch.where(number < self.length, code, 0)
 
     def law(self, code: Tensor, number: Tensor) -> Tensor:
-        """The law (..., V) itself."""
+        """The distribution (..., V) itself."""
         return self.laws[self.place(code, number)]
 
 
@@ -100,7 +100,7 @@ class TabularSession:
     def __init__(self, lookup: _Lookup) -> None:
         self.lookup = lookup
         self.length, self.vocab_size = lookup.length, lookup.size
-        self.width = math.isqrt(self.length - 1) + 1  # as if it were a picture
+        self.width = math.isqrt(self.length - 1) + 1  # as if it were an image
         self.codes = self.vocab_size
 
     def forced(self, places: Tensor) -> Tensor | None:
@@ -126,9 +126,9 @@ class _State:
 
 
 class TabularDrafter:
-    """Drafts a chain or static tree from its own tables: children drawn without replacement or, with `chosen`, the
-    likeliest tokens. `rounds` limits how many steps draft at all: with rounds=1 what follows the first round is the
-    target's own, the virtual extension of Cool-SD's Theorem 2."""
+    """Drafts a chain or static tree from its own tables: children sampled without replacement or, with `chosen`, the
+    most probable tokens. `rounds` limits how many steps draft: with rounds=1 the target alone draws everything after
+    the first round, the virtual extension of Cool-SD's Theorem 2."""
 
     passes = 0
 
@@ -162,7 +162,7 @@ class TabularDrafter:
             for k, kid in enumerate(kids):
                 if kid in inner:
                     codes[kid] = codes[node] * size + picks[:, min(k, wanted - 1)]
-            if depth[node] + 1 >= lookup.length:  # codes of places beyond the end are not looked up, but could overflow
+            if depth[node] + 1 >= lookup.length:  # codes beyond the end are not looked up, but could overflow
                 codes |= {kid: start for kid in kids if kid in inner}
         live = self.rounds is None or state.steps < self.rounds
         state.steps += 1
@@ -181,7 +181,7 @@ class TabularDrafter:
 
 
 class TabularGrower:
-    """EAGLE-2's dynamic tree with draft tables in the place of the network."""
+    """EAGLE-2's dynamic tree with draft tables instead of the network."""
 
     passes = 0
 
@@ -193,7 +193,7 @@ class TabularGrower:
         return _State(sampling, streams)
 
     def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        """A grown tree holds no randomness: rows with the same prefix have the same, and it is grown once."""
+        """A grown tree is deterministic: rows with the same prefix have the same tree, so it is grown once."""
         lookup = self.lookup
         place = lookup.place(lookup.root(history, count), count)
         alike, row = place.unique(return_inverse=True)

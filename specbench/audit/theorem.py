@@ -2,16 +2,17 @@
 variation (Eq. 8), of one round and of a whole sequence, for any rule on a chain drawn from the draft tables.
 
 The theorem lets the residual G depend on the prefix only. A rule whose residual depends on the rejected token, too, has
-the same output law as one that draws from the mean of its residuals over the rejected tokens, and that is a G of the
-theorem's form.
+the same output distribution as one that draws from the mean of its residuals over the rejected tokens, and that is a G
+of the theorem's form.
 
-From one round to a sequence of many. Let P_t be the law of T tokens of which the first t come from the method and the
-others from the target: P_0 is the target's law, P_T the method's. P_t and P_{t-1} differ in token t alone, so
+From one round to a sequence of many: let P_t be the distribution of T tokens of which the first t come from the method
+and the others from the target. P_0 is the target's distribution, P_T the method's. P_t and P_{t-1} differ in token t
+alone, so
 
     TV(P_t, P_{t-1}) <= sum over prefixes and depths d of  Pr(prefix, token t is verified at depth d)
                         * 1/2 sum_x |Q(x) f_d(x) - P(x) + G_d(x) Pr(rejection)|,
 
-by the triangle inequality over d; the token that follows a fully accepted chain comes from the target and adds nothing.
+by the triangle inequality over d; the bonus token after a fully accepted chain comes from the target and adds nothing.
 The sum over t bounds TV(P_T, P_0). Sorted by the round in which a token is verified, it is the sum over rounds of Eq.
 8's right-hand side, each from the prefix where its round began; with a single round it is Eq. 8 itself. Tokens beyond
 the end of the sequence are cut and do not count.
@@ -33,7 +34,8 @@ _AT_ONCE = 1 << 22  # entries of (prefixes, rejected token, V)
 @dataclass(frozen=True)
 class Figures:
     """expected: E[min(tau, T) + 1] of the first round (Eq. 7 where the draft is not longer than the sequence); first:
-    Eq. 8 of the first round; bound: its sum over all rounds; law (V**T,) float64: of the sequences themselves."""
+    Eq. 8 of the first round; bound: its sum over all rounds; law (V**T,) float64: the distribution of the sequences
+    themselves."""
 
     expected: float
     first: float
@@ -42,11 +44,11 @@ class Figures:
 
 
 def chain_figures(p: Tables, q: Tables, rule: Rule, window: int, judged: Tables | None = None) -> Figures:
-    """What decoding with chains of `window` drafts comes to. p, q: the laws, filters applied; judged: the laws by which
-    the rule decides, where they are not p (`verify.verify`)."""
+    """The statistics of decoding with chains of `window` drafts. p, q: the distributions, filters applied; judged: the
+    distributions by which the rule decides, where they are not p (`verify.verify`)."""
     expected, first, bound = 1.0, 0.0, 0.0
-    # per depth at which the next token will be verified: the probability of every prefix; window + 1 is the token after
-    # a chain that was kept as a whole
+    # per depth at which the next token will be verified: the probability of every prefix; window + 1 is the bonus token
+    # after a fully accepted chain
     reach = {1: torch.ones(1, dtype=torch.float64)}
     for t, target in enumerate(p):
         p_t, q_t, judged_t = (precise(x) for x in (target, q[t], target if judged is None else judged[t]))
@@ -79,13 +81,13 @@ def round_figures(p: Tables, q: Tables, rule: Rule, window: int) -> tuple[float,
 
 
 def precise(table: Tensor) -> Tensor:
-    """In float64 and with rows that sum to one there, so that float32's rounding is not taken for a bias."""
+    """In float64, with rows that sum to 1 in float64, so that float32 rounding does not count as a bias."""
     return table.double() / table.double().sum(-1, keepdim=True)
 
 
 def _verified(rule: Rule, p: Tensor, q: Tensor, judged: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-    """Where a token (n, V) comes from at a depth, as probabilities: kept, q f; or drawn after a rejection, G times its
-    probability."""
+    """The probabilities (n, V) of a token at a depth, by its source: accepted, q f; or recovered after a rejection, G
+    times the probability of rejection."""
     size = p.shape[1]
     parts = []
     for p_n, q_n, r_n in zip(*(x.split(max(1, _AT_ONCE // size**2)) for x in (p, q, judged)), strict=True):

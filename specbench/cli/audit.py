@@ -1,5 +1,5 @@
-"""`specbench audit`: is the method lossless? Measured on models whose law is known exactly, with the bound, or for
-vectors on models that can be sampled without limit."""
+"""`specbench audit`: is the method lossless? Measured on models whose distribution is known exactly, with the bound;
+continuous tokens on models that can be sampled without limit."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from specbench.storage.files import writable, write_atomically
 
 SAMPLES, FEWEST, MOST = 200_000, 1000, 10_000_000
 
-#: The words of an audit's own, with their meanings.
+#: The arguments of an audit's own, with their meanings.
 WORDS = {
     "audit.samples": f"sequences to decode per row (default: {SAMPLES}; {FEWEST} to {MOST})",
     "audit.seed": "seed of the random streams and of the noise floor (default: 0)",
     "audit.model": f"one built-in model (default: all that the method suits): {', '.join(models.BUILT_IN)};\n"
-    f"of vectors {', '.join(densities.BUILT_IN)}",
+    f"of continuous tokens {', '.join(densities.BUILT_IN)}",
     "audit.tables": "an .npz file of your own: p0 .. p{T-1} (target), q0 .. q{T-1} (draft), pt of shape (V**t, V):\n"
-    "the law of token t given the prefix coded base V, first token most significant; codebook (V, d)\n"
-    "for rules that need it",
-    "out": "a .csv file for the rows; it grows row by row and is replaced as a whole each time",
+    "the distribution of token t given the prefix coded base V, first token most significant;\n"
+    "codebook (V, d) for rules that need it",
+    "out": "a .csv file for the rows; it is rewritten atomically after every row",
 }
-#: What says the same here as another word says in a run.
+#: Parameters of a run -> the audit's own for the same.
 _INSTEAD = {"n": "audit.samples", "seed": "audit.seed", "model": "audit.model or audit.tables"}
 
-#: What is audited on.
+#: The models of an audit.
 Subject = Model | Pair
 
-_KIND = {False: "codes", True: "vectors"}
+_KIND = {False: "discrete tokens", True: "continuous tokens"}
 _PARTS = ("drafter", "rule")
 
-# The draft tables stand for a network, whatever the preset's: these drafters give them the shape that was asked for.
+# The draft tables replace the network of any preset: these drafters give them the requested shape.
 _CHAIN, _TREE = "eagle", "eagle_tree"
 
 _FIRST = ("method", *_PARTS, "model")
@@ -63,7 +63,7 @@ def main(words: Sequence[str]) -> int:
     """`specbench audit [--all] [name=value ...]`. Returns the exit status: 0 whatever the verdicts.
 
     Raises:
-        UsageError: bad words, a bad file of tables, a place that cannot be written to.
+        UsageError: bad arguments, a bad file of tables, a path that cannot be written to.
     """
     line = asked("audit", words, ["--all"])
     if line.help:
@@ -94,12 +94,12 @@ def main(words: Sequence[str]) -> int:
 _HELP = """\
 usage: specbench audit [--all] [name=value ...]
 
-Decodes many sequences of small models whose law is known exactly, with the method's real loop, rule and drafter, and
-tells whether the sequences have the target's law. Takes the parameters of specbench run that belong to the method, its
-drafter, its rule and the sampling (temperature, top_k, top_p). A drafter that needs a network is replaced by the
-model's draft tables in the shape of its drafts; with window= they draft a chain, with tree= a tree, whatever the
-preset's shape. Where tokens are vectors (method=cspd) the models are small diffusion heads that can be sampled without
-limit: the sequences stand against as many of the target's own, and the sampling is temperature and final_noise.
+Decodes many sequences of small models of known distribution, with the method's real loop, rule and drafter, and tests
+whether the sequences have the target's distribution. Takes the parameters of specbench run that belong to the method,
+its drafter, its rule and the sampling (temperature, top_k, top_p). The model's draft tables replace a drafter that
+needs a network, in the shape of its drafts; with window= they draft a chain, with tree= a tree, whatever the preset's
+shape. For continuous tokens (method=cspd) the models are small diffusion heads that can be sampled without limit: the
+sequences are compared with as many of the target's own, and the sampling is temperature and final_noise.
 
   specbench audit method=sjd window=3 temperature=0.7
   specbench audit method=cool_sd delta=1.1 window=3 audit.tables=mine.npz out=mine.csv
@@ -117,7 +117,7 @@ def _help() -> str:
     return _HELP + "\n".join([*words, "", "columns:", *columns, "", verdict])
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- arguments --------------------------------------------------------------------------------------------------------
 
 
 def _key(word: str) -> str:
@@ -125,7 +125,7 @@ def _key(word: str) -> str:
 
 
 def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The audit's own words by name, and the overrides that remain. Refuses what only a run has."""
+    """The audit's own arguments by name, and the remaining overrides. Refuses what only a run has."""
     keys = [_key(word) for word in words]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise UsageError(f"'{twice}' is given {keys.count(twice)} times; give it once")
@@ -149,8 +149,8 @@ def _of_a_run() -> set[str]:
 
 
 def _models(own: Mapping[str, str], kinds: Sequence[bool]) -> dict[bool, list[Subject]]:
-    """Of codes (False) and of vectors (True): the models that the words name, or all built-in ones. `kinds`: those that
-    can be meant."""
+    """Of discrete (False) and continuous tokens (True): the models that the arguments name, or all built-in ones.
+    `kinds`: the possible ones."""
     if "audit.tables" in own and "audit.model" in own:
         raise UsageError("audit.tables and audit.model name two different things: give one of them")
     if "audit.tables" in own:
@@ -168,7 +168,7 @@ def _models(own: Mapping[str, str], kinds: Sequence[bool]) -> dict[bool, list[Su
 
 
 def _kinds(words: Sequence[str]) -> list[bool]:
-    """Whether these words' method is of codes (False) or of vectors (True); vanilla is of both."""
+    """Whether the method of these arguments is for discrete (False) or continuous (True) tokens; vanilla is both."""
     chosen = {_key(word): word.partition("=")[2] for word in words}
     method = chosen.get("method") or str(configuration.compose()["method"])
     drafter, rule = ({**parameters.parts_of(method), **chosen}.get(group, "") for group in ("drafter", "rule"))
@@ -179,7 +179,9 @@ def _kinds(words: Sequence[str]) -> list[bool]:
         suited = [
             f"{g} {', '.join(c for c in parameters.choices(g) if parameters.is_continuous(g, c))}" for g in _PARTS
         ]
-        raise UsageError(f"drafter {drafter} and rule {rule} do not go together: vectors take {' with '.join(suited)}")
+        raise UsageError(
+            f"drafter {drafter} and rule {rule} do not go together: continuous tokens take {' with '.join(suited)}"
+        )
     return ["continuous" in kinds]
 
 
@@ -201,10 +203,10 @@ def _jobs(
 
 
 def _configuration(words: Sequence[str], vectors: bool) -> dict[str, Any]:
-    """The checked configuration of one method, its draft tables shaped as the words ask."""
+    """The checked configuration of one method, with draft tables of the shape in the arguments."""
     if vectors:
         name = next(name for name in parameters.choices("model") if parameters.is_continuous("model", name))
-        return configuration.compose([*words, f"model={name}", "weights=random"])  # for the parameters' sake alone
+        return configuration.compose([*words, f"model={name}", "weights=random"])  # only for the parameters
     given = {_key(word) for word in words}
     if "drafter" not in given and given & {"window", "tree"}:
         base = configuration.compose([word for word in words if _key(word) in ("method", "rule")])
@@ -217,11 +219,12 @@ def _configuration(words: Sequence[str], vectors: bool) -> dict[str, Any]:
 
 
 def _presets(words: Sequence[str], chosen: Mapping[bool, Sequence[Subject]]) -> list[tuple[dict[str, Any], Subject]]:
-    """The configurations of every preset on the models that suit it, as far as the words apply to each and the models
-    can serve it.
+    """The configurations of every preset on the models that suit it, as far as the arguments apply to each and the
+    models can serve it.
 
-    A word reaches the presets that have its parameter; one that cannot take the value (a window too small for its tree)
-    keeps its own, and a preset that cannot be audited on the models is left out. Either is told on stderr.
+    An argument applies to the presets that have its parameter; a preset that cannot take the value (a window too small
+    for its tree) keeps its own, and a preset that cannot be audited on the models is left out. Both are reported on
+    stderr.
     """
     if any(_key(word) == "method" for word in words):
         raise UsageError("--all and method= contradict each other: give one of them")
@@ -272,7 +275,7 @@ def _presets(words: Sequence[str], chosen: Mapping[bool, Sequence[Subject]]) -> 
             continue
         if word not in refused:
             cfg, model = found[0]
-            _fitting([f"method={cfg['method']}", *parts, word], model)  # raises: nobody has it
+            _fitting([f"method={cfg['method']}", *parts, word], model)  # raises: no preset has it
         raise refused[word]
     for note in notes:
         print(f"specbench: {note}", file=sys.stderr)
@@ -280,14 +283,14 @@ def _presets(words: Sequence[str], chosen: Mapping[bool, Sequence[Subject]]) -> 
 
 
 def _fitting(words: Sequence[str], model: Subject) -> dict[str, Any]:
-    """The configuration of these words, whose parts go together and can be built for the model."""
+    """The configuration of these arguments, whose parts go together and can be built for the model."""
     cfg = _configuration(words, True) if isinstance(model, Pair) else configuration.compose(words)
     _assemble(cfg, model)
     return cfg
 
 
 def _assemble(cfg: Mapping[str, Any], model: Subject) -> Callable[[int, int, audit.Progress], dict[str, Any]]:
-    """What measures a configuration on a model, given the samples, the seed and who is told of progress."""
+    """The function that measures a configuration on a model, given the samples, the seed and the progress callback."""
     if isinstance(model, Pair):
         return partial(densities.measure, densities.assemble(cfg), model)
     return partial(audit.measure, audit.assemble(cfg, model), model)
@@ -297,15 +300,15 @@ def _assemble(cfg: Mapping[str, Any], model: Subject) -> Callable[[int, int, aud
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The columns up to the verdict, aligned, those of vectors in a table of their own; a cell that does not apply is
-    empty. Behind them the parameters of every method that was audited."""
+    """The columns up to the verdict, aligned, those of continuous tokens in a table of their own; a cell that does not
+    apply is empty. The parameters of every audited method follow."""
     kinds = (_PRINTED, [r for r in rows if r["dim"] is None]), (_PRINTED_OF_VECTORS, [r for r in rows if r["dim"]])
     audited = dict.fromkeys(f"{row['method']}: {_audited(row)}" for row in rows)
     return "\n\n".join([*(_aligned(names, some) for names, some in kinds if some), "\n".join(audited)])
 
 
 def _audited(row: Mapping[str, Any]) -> str:
-    """What decoded, as words of a command line: not the preset alone, of which the words may override any part."""
+    """The decoding parts as command-line arguments: not the preset alone, whose parts the arguments may override."""
     return " ".join([*(f"{part}={row[part]}" for part in _PARTS), row["parameters"]])
 
 

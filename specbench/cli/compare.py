@@ -13,19 +13,19 @@ from specbench.storage.files import writable, write_atomically
 _HELP = """\
 usage: specbench compare A B [out=FILE.csv]
 
-Compares two runs over the prompts that both decoded, image by image: what B has more or less than A, its 95 % interval,
-the paired t-test (Cool-SD, C.4), the Wilcoxon signed-rank test, Holm's adjustment for several tests, Cohen's d_z, and a
-sentence for each figure. A pair has the same index, prompt and id; an image without a partner is left out and named.
-Scores that metrics gave each picture are compared where both runs keep them, by the same judge; a Fréchet distance by
-the influence of each pair on it. Where a judge gives features, the energy distance between A's and B's tells whether
-the pictures have one law; give runs of different seeds for it, since pictures that share their noises are alike.
+Compares two runs over the prompts that both decoded, image by image: the difference of B from A, its 95 % interval, the
+paired t-test (Cool-SD, C.4), the Wilcoxon signed-rank test, Holm's adjustment for several tests, Cohen's d_z, and a
+sentence for each statistic. A pair has the same index, prompt and id; an image without a partner is left out and named.
+Metrics' scores per image are compared where both runs keep those of the same scorer; a Fréchet distance by the
+influence of each pair on it. For a feature extractor, the energy distance between A's and B's features tests whether
+the images have one distribution; give runs of different seeds for it, since images that share random numbers are alike.
 
   specbench compare runs/eagle runs/cool_sd
   specbench compare runs/cool_sd/baseline runs/cool_sd      # with the vanilla images of the same run
   specbench compare first second out=compared.csv
 
-  A, B             the folder of a run; with /baseline behind it, the vanilla images that it decoded for its speed-up
-  out=             a .csv file for the figures
+  A, B             the folder of a run; followed by /baseline, the vanilla images that it decoded for its speed-up
+  out=             a .csv file for the statistics
 
 columns of out=:
 """
@@ -34,7 +34,7 @@ columns of out=:
 def main(words: Sequence[str]) -> int:
     """`specbench compare A B [out=FILE.csv]`. Returns the exit status.
 
-    Raises UsageError for bad words, folders that are no runs, damaged records and too few pairs.
+    Raises UsageError for bad arguments, folders that are not runs, damaged records and too few pairs.
     """
     line = asked("compare", words)
     if line.help:

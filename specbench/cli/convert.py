@@ -37,14 +37,14 @@ _LANTERN = ("config.json", "pytorch_model.bin")
 
 
 def main(words: Sequence[str]) -> int:
-    """Returns the exit status. Raises UsageError for bad words, and for a drafter that has no such layout."""
+    """Returns the exit status. Raises UsageError for bad arguments, and for a drafter that has no such layout."""
     line = asked("convert", words)
     if line.help:
         print(_HELP + "\n".join(f"  {name + '=':<17} {text}" for name, text in WORDS.items()))
         return 0
     given = values(line.words, WORDS)
     if absent := [name for name in ("drafter_weights", "model", "out") if name not in given]:
-        raise UsageError(f"say {absent[0]}=, {WORDS[absent[0]]}")
+        raise UsageError(f"give {absent[0]}=, {WORDS[absent[0]]}")
     head, dtype = _read(given)
     out = home.expanded(given["out"])
     if drafters.own_file(home.expanded(given["drafter_weights"])) is None:
@@ -61,7 +61,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _read(given: dict[str, str]) -> tuple[Eagle, torch.dtype]:
-    """The drafter in float32, and the number format it was stored in. Of the target only its shape is made."""
+    """The drafter in float32, and the number format it was stored in. Only the target's shape is used."""
     known = ["reduced=true"] if given.get("reduced") == "true" else []
     words = [f"model={given['model']}", f"drafter_weights={configuration.quoted(given['drafter_weights'])}", *known]
     cfg = configuration.compose([*words, "weights=random", "method=eagle_chain", "device=cpu"])
@@ -80,10 +80,10 @@ def _is_bfloat16(files: Sequence[Path]) -> bool:
 
 def lantern(head: Eagle, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and the tensors of LANTERN's layout (reference manifests of its drafters). UsageError for a drafter
-    on several layers, which has none."""
+    on several layers, which has no such layout."""
     c = head.cfg
     if c.taps:
-        raise UsageError("a drafter that reads several layers of its target has no place in LANTERN's layout")
+        raise UsageError("LANTERN's layout cannot hold a drafter that reads several layers of its target")
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -1,4 +1,4 @@
-"""`specbench probe`: how sure a target is of its tokens, and which earlier ones it heeds."""
+"""`specbench probe`: how concentrated a target's distributions are, and which earlier tokens it attends to."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from specbench.probe.rows import OFFSETS, ROWS, row
 from specbench.storage.files import writable
 
 _FURTHEST = 10_000
-#: The words of a probe's own, with their meanings.
+#: The arguments of a probe's own, with their meanings.
 WORDS = {
     "probe.offsets": f"distances at which a token is hidden, 1 to this (default: {OFFSETS}; 0: none)",
     "out": "a .csv file that the row is added to",
 }
-#: Parameters that a probe heeds; the target draws alone.
+#: Parameters that affect a probe; the target draws alone.
 _TAKEN = frozenset(
     "method model weights size reduced device dtype data split caption prompts data_dir n seed temperature top_k top_p"
     " cfg_scale prompt_length instruction suffix negative".split()
@@ -25,9 +25,9 @@ _TAKEN = frozenset(
 _HELP = """\
 usage: specbench probe [name=value ...]
 
-Draws images with the target alone and looks at the law of each of their tokens: the mass of its likeliest tokens, its
-entropy, and how far it moves where an earlier token is hidden from the place that gives it. Takes the parameters of
-specbench run that belong to the model, the prompts and the sampling. The last line is JSON.
+Draws images with the target alone and measures the distribution of each of their tokens: the mass of its most probable
+tokens, its entropy, and how far it moves where an earlier token is hidden from the position that gives it. Takes the
+parameters of specbench run that belong to the model, the prompts and the sampling. The last line is JSON.
 
   specbench probe n=16
   specbench probe model=llamagen_xl data=coco2017 n=100 out=results/probe/mine.csv
@@ -39,7 +39,7 @@ def main(words: Sequence[str]) -> int:
     """Returns the exit status.
 
     Raises:
-        UsageError: bad words, a model of vectors, or a place that cannot be written to.
+        UsageError: bad arguments, a model of continuous tokens, or a path that cannot be written to.
     """
     line = asked("probe", words)
     if line.help:
@@ -58,14 +58,14 @@ def main(words: Sequence[str]) -> int:
         ROWS.read(out)
     offsets = whole("probe.offsets", own.get("probe.offsets", str(OFFSETS)), 0, _FURTHEST)
     if any(word.partition("=")[0] == "method" and word != "method=vanilla" for word in rest):
-        raise UsageError("a probe looks at what the target draws alone: leave method= out")
+        raise UsageError("in a probe the target draws alone: leave method= out")
     words = [word for word in rest if word != "method=vanilla"]
     found = row(configuration.compose(configuration.plain([*words, "method=vanilla"])), offsets)
     if out is not None:
         ROWS.append(out, found)
     likeliest, moved = json.loads(found["top_probabilities"]), json.loads(found["tv_by_distance"])
-    print(f"{found['model']}, {found['images']} images: the likeliest token has {likeliest[0]:.3f} on average, the ten")
-    print(f"likeliest {likeliest[min(9, len(likeliest) - 1)]:.3f}; entropy {found['entropy']:.2f} nats")
+    print(f"{found['model']}, {found['images']} images: the most probable token has {likeliest[0]:.3f} on average,")
+    print(f"the ten most probable {likeliest[min(9, len(likeliest) - 1)]:.3f}; entropy {found['entropy']:.2f} nats")
     if moved:
         print("total variation by distance: " + ", ".join(f"{i}: {tv:.3f}" for i, tv in enumerate(moved, 1)))
     print(json.dumps(found))

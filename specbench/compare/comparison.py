@@ -1,7 +1,7 @@
-"""Two passes, image by image: the pairs, and what every figure of an image and every metric's score says of them.
+"""Two passes, image by image: the pairs, and their comparison by every statistic of an image and every metric's score.
 
-A pair is the image of one prompt in A and in B. A Fréchet distance, which no single image has, is compared by the
-influence of each pair on the difference.
+A pair is the image of one prompt in A and in B. A Fréchet distance, which a single image does not have, is
+compared by the influence of each pair on the difference.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from specbench.metrics.outputs import Shelf
 
 FEWEST = 3  # pairs; two would leave one degree of freedom
-FEW = 20  # pairs, below which the t-test leans on differences that are nearly normal
-MOST = 2000  # pairs, of which features are compared; all their distances are in memory
+FEW = 20  # pairs, below which the t-test needs nearly normal differences
+MOST = 2000  # pairs whose features are compared; all their distances are in memory
 
 Pairs = Sequence[tuple[Record, Record]]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of an image, and how to say that B has {d} more of it than A, or less. The holes {a}, {b} and {d} stand
-    in the sentence as they are filled; a name may hold braces of its own."""
+    """A statistic of an image, and the sentences for B having {d} more or less of it than A. {a}, {b} and {d} are
+    placeholders in the sentences; a name may hold braces of its own."""
 
     name: str
     of: Callable[[Record], float | None]
@@ -85,8 +85,8 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class Result:
-    """What the pairs say of a figure; `judge`: whose scores it is of; `units`: what is paired. p_holm, wilcoxon_holm:
-    adjusted over all figures that were tested."""
+    """The comparison of one statistic; `judge`: cache key of the scorer; `units`: the units of a pair. p_holm,
+    wilcoxon_holm: adjusted over all tested statistics."""
 
     figure: Figure
     judge: str
@@ -98,7 +98,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """names: what A and B are called; remarks: what a reader must know first; untested: what was left out, and why."""
+    """names: labels of A and B; remarks: what a reader must know first; untested: what was left out, and why."""
 
     a: Pass
     b: Pass
@@ -107,11 +107,11 @@ class Comparison:
     remarks: tuple[str, ...]
     results: tuple[Result, ...]
     untested: tuple[str, ...]
-    laws: tuple[tuple[str, Law], ...] = ()  # by what judged the pictures
+    laws: tuple[tuple[str, Law], ...] = ()  # by cache key of the feature extractor
 
     @property
     def tests(self) -> int:
-        """Figures that were tested."""
+        """The number of tested statistics."""
         return sum(r.paired.test is not None for r in self.results)
 
 
@@ -124,9 +124,9 @@ def compare(a: Pass, b: Pass) -> Comparison:
     pairs, alone = pair(a, b)
     remarks = [*alone, *passes.apart(a, b, pairs)]
     if same := sum(x.sha256 == y.sha256 for x, y in pairs):
-        remarks.append(f"In {same} of {len(pairs)} pairs both pictures are the same, pixel for pixel.")
+        remarks.append(f"In {same} of {len(pairs)} pairs both images are the same, pixel for pixel.")
     if len(pairs) < FEW:
-        remarks.append(f"Over {len(pairs)} pairs a t-test holds only for nearly normal differences.")
+        remarks.append(f"Over {len(pairs)} pairs a t-test is valid only for nearly normal differences.")
     results, untested = _figures(pairs, names)
     scored, unscored, laws = _scores(a, b, pairs)
     adjusted = _adjusted([*results, *scored])
@@ -136,8 +136,8 @@ def compare(a: Pass, b: Pass) -> Comparison:
 def pair(a: Pass, b: Pass) -> tuple[list[tuple[Record, Record]], list[str]]:
     """The pairs, in the order of their index in A, and sentences that name the images without a partner.
 
-    A pair has one index, prompt and id. Where runs of different seeds have their prompts in different orders, as
-    classes are, the first image of a prompt in A stands beside the first in B, the second beside the second, and so on.
+    A pair has one index, prompt and id. Where runs of different seeds have their prompts in different orders, as with
+    classes, the first image of a prompt in A is paired with the first in B, the second with the second, and so on.
     """
     shared = sorted(a.records.keys() & b.records.keys())
     same = [i for i in shared if _same_prompt(a.records[i], b.records[i])]
@@ -147,7 +147,7 @@ def pair(a: Pass, b: Pass) -> tuple[list[tuple[Record, Record]], list[str]]:
         if len(pairs) > max(len(same), FEWEST - 1):
             return pairs, alone
     alone = [
-        f"Left out, for want of a partner: {len(left)} of {side} (index {_listed(left)})."
+        f"Left out, without a partner: {len(left)} of {side} (index {_listed(left)})."
         for side, left in (("A", sorted(a.records.keys() - b.records)), ("B", sorted(b.records.keys() - a.records)))
         if left
     ]
@@ -163,7 +163,7 @@ def pair(a: Pass, b: Pass) -> tuple[list[tuple[Record, Record]], list[str]]:
 
 
 def _by_prompt(a: Pass, b: Pass) -> tuple[list[tuple[Record, Record]], list[str]]:
-    """The pairs of runs whose prompts come in different orders, and what is to be said of that."""
+    """The pairs of runs whose prompts come in different orders, and sentences on that."""
     waiting: dict[str, list[Record]] = {}
     for _, record in sorted(b.records.items(), reverse=True):
         waiting.setdefault(record.prompt, []).append(record)
@@ -171,7 +171,7 @@ def _by_prompt(a: Pass, b: Pass) -> tuple[list[tuple[Record, Record]], list[str]
     said = ["A and B have their prompts in different orders: pairs share the prompt, not the index."]
     for side, one in (("A", a), ("B", b)):
         if left := len(one.records) - len(pairs):
-            said.append(f"Left out, for want of a partner: {left} of {side}.")
+            said.append(f"Left out, without a partner: {left} of {side}.")
     return pairs, said
 
 
@@ -185,7 +185,7 @@ def _listed(indices: Sequence[int]) -> str:
 
 
 def _adjusted(results: Sequence[Result]) -> tuple[Result, ...]:
-    """The results with Holm's adjustment, of either test over the figures that have one."""
+    """The results with Holm's adjustment, of either test over the statistics that have one."""
     found: list[dict[int, float]] = []
     for which in ("p", "wilcoxon"):
         p = {i: getattr(r.paired.test, which, None) for i, r in enumerate(results)}
@@ -194,11 +194,11 @@ def _adjusted(results: Sequence[Result]) -> tuple[Result, ...]:
     return tuple(replace(r, p_holm=found[0].get(i), wilcoxon_holm=found[1].get(i)) for i, r in enumerate(results))
 
 
-# --- figures of the records -------------------------------------------------------------------------------------------
+# --- statistics of the records ----------------------------------------------------------------------------------------
 
 
 def _figures(pairs: Pairs, names: tuple[str, str]) -> tuple[list[Result], list[str]]:
-    """What the records say of each image; and which figures they do not have."""
+    """The comparisons of the records' statistics; and the statistics that the records lack."""
     results, untested = [], []
     alone = all(r.latency_s is not None for two in pairs for r in two)
     for figure in FIGURES:
@@ -228,8 +228,8 @@ def _by_batch(pairs: Pairs, values: np.ndarray) -> np.ndarray:
 
 
 def _scores(a: Pass, b: Pass, pairs: Pairs) -> tuple[list[Result], list[str], dict[str, Law]]:
-    """What metrics say of the pictures, as far as both runs keep what the same judge said of them; and of judges whose
-    outputs are features, whether these have one law."""
+    """The comparisons of metrics' scores, as far as both runs cache outputs of the same scorer; and, for feature
+    extractors, whether the features have one distribution."""
     from specbench import metrics
 
     kept = metrics.Outputs(a.folder), metrics.Outputs(b.folder)
@@ -243,7 +243,7 @@ def _scores(a: Pass, b: Pass, pairs: Pairs) -> tuple[list[Result], list[str], di
                 raise UsageError(f"{lacking[0]} was not scored by it; score both with specbench evaluate")
             judge = judges[0][name]
             if judge != judges[1][name]:
-                raise UsageError(f"judged by {plain(judge)} in A and by {plain(judges[1][name])} in B")
+                raise UsageError(f"scored by {plain(judge)} in A and by {plain(judges[1][name])} in B")
             shelves = kept[0].shelf(judge), kept[1].shelf(judge)
             both = metrics.metric(name, _place(a)), metrics.metric(name, _place(b))
             if judge not in laws and both[0].features and (law := _law(both[0], shelves, pairs)):
@@ -252,7 +252,7 @@ def _scores(a: Pass, b: Pass, pairs: Pairs) -> tuple[list[Result], list[str], di
         except UsageError as e:
             untested.append(f"{plain(name)}: {e}")
         except (ArithmeticError, LookupError, RuntimeError, ValueError):  # of another width, or not finite
-            untested.append(f"{name}: what is kept of it is damaged; remove the folders scores/ and score anew")
+            untested.append(f"{name}: its cached outputs are damaged; remove the folders scores/ and score again")
         else:
             figure = f"{name} is {{d}} %s with {{b}} than with {{a}}"
             results.append(Result(Figure(name, lambda r: None, figure % "higher", figure % "lower"), judge, found))
@@ -260,13 +260,13 @@ def _scores(a: Pass, b: Pass, pairs: Pairs) -> tuple[list[Result], list[str], di
 
 
 def _judged(one: Metric, shelves: tuple[Shelf, Shelf], pairs: Pairs) -> tuple[list[int], list[np.ndarray]]:
-    """The pairs of which both pictures were judged, and the outputs of A and of B. UsageError for too few."""
+    """The pairs of which both images were scored, and the outputs of A and of B. UsageError for too few."""
     from specbench.metrics.outputs import key
 
     keys = [[key(r.sha256, r.prompt if one.reads_prompt else None) for r in two] for two in pairs]
     judged = [i for i, two in enumerate(keys) if two[0] in shelves[0] and two[1] in shelves[1]]
     if len(judged) < FEWEST:
-        raise UsageError(f"both pictures of only {len(judged)} pairs were judged; score both with specbench evaluate")
+        raise UsageError(f"both images of only {len(judged)} pairs were scored; score both with specbench evaluate")
     return judged, [shelf.rows([keys[i][side] for i in judged]) for side, shelf in enumerate(shelves)]
 
 
@@ -278,7 +278,7 @@ def _law(one: Metric, shelves: tuple[Shelf, Shelf], pairs: Pairs) -> Law | None:
 def _score(
     both: tuple[Metric, Metric], judge: str, of: tuple[Pass, Pass], shelves: tuple[Shelf, Shelf], pairs: Pairs
 ) -> Paired:
-    """One metric, as A and as B have it, over the pairs of which both pictures were judged. UsageError with the reason
+    """One metric, as in A and as in B, over the pairs of which both images were scored. UsageError with the reason
     where it cannot be compared."""
     from specbench import metrics
 
@@ -288,7 +288,7 @@ def _score(
         return paired(_finite(x), _finite(y))
     try:
         if any(one.judged_by != judge for one in both) or both[0].basis() != both[1].basis():
-            raise UsageError("A and B do not have the weights, or the real pictures, that are here in common")
+            raise UsageError("A and B do not share the weights, or the real images, that are here")
         items = [_items(one, [pairs[i][side] for i in judged]) for side, one in enumerate(of)]
         (value_a, moved_a), (value_b, moved_b) = map(_moved, both, outputs, items)
     except metrics.Unavailable as e:
@@ -303,17 +303,17 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 
 def _moved(metric: Metric, outputs: np.ndarray, items: Sequence[data.Item]) -> tuple[float, np.ndarray]:
-    """The value of a metric of all pictures together, and the influence of each. UsageError where it has none."""
+    """The value of a metric of all images together, and the influence of each. UsageError where it has none."""
     moved, value = metric.influences(outputs, items), metric.score(outputs, items)[0].value
     if moved is None or value is None:
         raise UsageError(
-            f"a figure of all pictures together, and {len(items)} pairs do not tell how sure a difference is"
+            f"a statistic of all images together, and {len(items)} pairs are too few for an interval of its difference"
         )
     return value, moved
 
 
 def _place(one: Pass) -> metrics.Place:
-    """Where a run's metrics find their weights and real pictures: what its configuration says."""
+    """Where a run's metrics find their weights and real images, by its configuration."""
     from specbench.harness.run import judging_place
 
     told = ((name, one.cfg.get(name)) for name in ("metrics_dir", "reference", "data"))  # of old runs, not all
@@ -321,11 +321,11 @@ def _place(one: Pass) -> metrics.Place:
 
 
 def _items(one: Pass, mine: Sequence[Record]) -> list[data.Item]:
-    """The prompts of these records; with their labels, where the data set is one that the code makes."""
+    """The prompts of these records; with their labels, where the code generates the data set."""
     if one.cfg.get("data") not in data.DRAWN:
         return [data.Item(r.index, r.prompt, None, r.id or str(r.index)) for r in mine]
     made = data.load({**one.cfg, "n": max(r.index for r in mine) + 1})
     items = [made[r.index] for r in mine]
     if any(item.prompt != r.prompt for item, r in zip(items, mine)):
-        raise UsageError(f"its prompts are not those that data={one.cfg['data']} has now")
+        raise UsageError(f"its prompts are not those of data={one.cfg['data']} now")
     return items

@@ -1,7 +1,7 @@
-"""Two samples that are paired, value by value: the difference, how sure it is, and how large.
+"""Two samples that are paired, value by value: the difference, its interval and tests, and its effect size.
 
-The t-test is the one of Cool-SD, Appendix C.4; the Wilcoxon signed-rank test beside it asks nothing of the differences'
-law but symmetry. scipy computes both.
+The t-test is the one of Cool-SD, Appendix C.4; the Wilcoxon signed-rank test next to it assumes only a symmetric
+distribution of the differences. scipy computes both.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 LEVEL = 0.95  # of intervals; 1 - LEVEL is the level of the tests
-#: Cohen's words (1988, section 2.2): an effect from this size on is called so.
+#: Cohen's names (1988, section 2.2) for effects from this size on.
 SIZES = ((0.8, "large"), (0.5, "medium"), (0.2, "small"), (0.0, "negligible"))
-_ROUNDING = 12  # decimal digits to which values are meant
+_ROUNDING = 12  # significant decimal digits of values
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Paired:
-    """What n pairs (a, b) say of b - a. `test` None: all differences are equal, so that nothing is left to chance."""
+    """Statistics of b - a over n pairs (a, b). `test` None: all differences are equal, so there is nothing to test."""
 
     n: int
     mean_a: float
@@ -45,10 +45,10 @@ class Paired:
 
 
 def paired(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> Paired:
-    """Compares finite values a and b, (n,) each, n >= 2, paired by position."""
+    """Compare finite values a and b, (n,) each, n >= 2, paired by position."""
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     n, means, scale = len(x), (float(x.mean()), float(y.mean())), float(max(np.abs(x).max(), np.abs(y).max()))
-    # Two differences that are equal but for rounding are equal, which matters to ranks.
+    # Differences that are equal but for rounding count as equal, which matters to ranks.
     ranked = np.round((y - x) / scale, _ROUNDING) if scale else np.zeros(n)
     if np.ptp(ranked) == 0:
         return Paired(n, *means, float(ranked[0] * scale), None)
@@ -63,10 +63,10 @@ def paired(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> 
 
 
 def by_influence(value_a: float, value_b: float, a: np.ndarray, b: np.ndarray) -> Paired:
-    """Compares two figures of whole sets by the influences a and b, (n,) each of mean zero, of their n paired members:
-    one of them moves its figure, to first order, by 1 / n of its influence.
+    """Compare two statistics of whole sets by the influences a and b, (n,) each of mean zero, of their n paired
+    members: one of them moves its statistic, to first order, by 1 / n of its influence.
 
-    The difference's standard error is then sqrt(sum (b - a)^2) / n, and its law nearly normal.
+    The difference's standard error is then sqrt(sum (b - a)^2) / n, and its distribution nearly normal.
     """
     n, difference = len(a), value_b - value_a
     error = math.sqrt(float(np.square(b - a).sum())) / n
@@ -81,9 +81,9 @@ def by_influence(value_a: float, value_b: float, a: np.ndarray, b: np.ndarray) -
 
 @dataclass(frozen=True)
 class Law:
-    """Whether pictures of A and B have one law, by n pairs of features: their energy distance, what it is on average
-    after swaps of random pairs, and the share `p` of the swaps, the pairs as they are counted among them, that give as
-    much. Where the two of a pair are independent given their prompt, p is exact: of equal laws it is at most x with
+    """Whether images of A and B have one distribution, by n pairs of features: their energy distance, its average after
+    swaps of random pairs, and the share `p` of the swaps, the unswapped pairs among them, that give at least as much.
+    Where the two of a pair are independent given their prompt, p is exact: for equal distributions it is at most x with
     probability at most x."""
 
     n: int
@@ -93,8 +93,8 @@ class Law:
 
 
 def same_law(a: np.ndarray, b: np.ndarray, swaps: int = 999) -> Law | None:
-    """Compares finite features a and b (n, d), paired by position, each number in units of its standard deviation over
-    both. None where all are the same. The swaps are random, but for n pairs always the same.
+    """Compare finite features a and b (n, d), paired by position, each dimension in units of its standard deviation
+    over both. None where all are the same. The swaps are random, but always the same for n pairs.
 
     Energy distance (Székely and Rizzo 2004): 2 E|x - y| - E|x - x'| - E|y - y'|.
     """
@@ -110,14 +110,14 @@ def same_law(a: np.ndarray, b: np.ndarray, swaps: int = 999) -> Law | None:
     weights = np.concatenate([np.ones((1, n), np.float32), signs])
     weights = np.concatenate([weights, -weights], 1)  # of A's, then of B's
     distances = -np.einsum("sn,sn->s", weights @ apart, weights).astype(np.float64) / n**2
-    # As much but for rounding: the same swap of all pairs is the same distance.
+    # At least as much but for rounding: a swap of all pairs gives the same distance.
     as_much = int((distances[1:] >= distances[0] * (1 - 1e-4)).sum())
     return Law(n, float(distances[0]), float(distances[1:].mean()), (1 + as_much) / (1 + swaps))
 
 
 def holm(p: Sequence[float]) -> list[float]:
     """Holm's adjusted p-values (1979), in the order given: the probability that any of the true hypotheses among these
-    has one of at most x is at most x, however the tests depend on each other."""
+    has one of at most x is at most x, for any dependence between the tests."""
     adjusted = [0.0] * len(p)
     largest = 0.0
     for rank, i in enumerate(sorted(range(len(p)), key=p.__getitem__)):
@@ -127,5 +127,5 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def size(d_z: float) -> str:
-    """Cohen's word for an effect size: "negligible", "small", "medium" or "large"."""
+    """Cohen's name for an effect size: "negligible", "small", "medium" or "large"."""
     return next(word for least, word in SIZES if abs(d_z) >= least)

@@ -1,5 +1,5 @@
-"""What is compared: the records of a run's pass over its prompts, and what the run says of itself. Files that nobody
-vouches for: whatever is wrong with them is a UsageError."""
+"""The input of a comparison: the records of a run's pass over its prompts, and the run's metadata. The files are not
+trusted: every fault in them is a UsageError."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specbench.storage import home
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a run over its prompts: the method's, or vanilla's beside it. `word` is how the user named it."""
+    """One pass of a run over its prompts: the method's, or vanilla's next to it. `word` is the user's argument."""
 
     word: str
     folder: Path
@@ -43,7 +43,7 @@ class Pass:
 
 
 def read(word: str) -> Pass:
-    """The pass that a word names: a run's folder, DIR/baseline, or one of their .jsonl files.
+    """The pass that an argument names: a run's folder, DIR/baseline, or one of their .jsonl files.
 
     Raises UsageError where there is none, or where it is damaged.
     """
@@ -66,7 +66,7 @@ def _no_run(path: Path) -> str:
         return f"there is no {path}; name the folder of a run"
     inside = sorted(path.glob("*/records.jsonl"))
     if inside:
-        return f"{path} is no run but holds {len(inside)} of them; name one, such as {inside[0].parent}"
+        return f"{path} is not a run but holds {len(inside)} of them; name one, such as {inside[0].parent}"
     return f"{path} has no records of a run (records.jsonl); name the folder of a run that decoded something"
 
 
@@ -79,18 +79,18 @@ def _text(path: Path) -> str:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """The configuration of a run; its method, drafter and rule are words."""
+    """The configuration of a run; its method, drafter and rule are strings."""
     text = _text(path)
     found: Any = None
     try:
-        # A run's file has no aliases; with them a short one can unfold to any size.
+        # A run's file has no aliases; with them a short file can expand to any size.
         if not any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
             found = OmegaConf.to_container(OmegaConf.create(text))
-    except Exception:  # whatever a hostile file makes YAML and OmegaConf raise
+    except Exception:  # a hostile file can make YAML and OmegaConf raise anything
         found = None
     if isinstance(found, dict) and all(isinstance(found.get(name), str) for name in ("method", "drafter", "rule")):
         return {str(name): value for name, value in found.items()}
-    raise UsageError(f"{path} is no configuration of a run; compare folders as specbench run left them")
+    raise UsageError(f"{path} is not the configuration of a run; compare folders as specbench run wrote them")
 
 
 def _records(path: Path) -> dict[int, Record]:
@@ -99,7 +99,7 @@ def _records(path: Path) -> dict[int, Record]:
         read = read_records(path)
     except OSError as e:
         raise UsageError(f"cannot read {path} ({e.strerror}); name another folder") from None
-    except (TypeError, RecursionError):  # what cannot be sorted, or is nested without end
+    except (TypeError, RecursionError):  # not sortable, or nested too deeply
         raise UsageError(f"{path} holds a line that is not a record; remove it") from None
     found: dict[int, Record] = {}
     for record in read:
@@ -110,16 +110,16 @@ def _records(path: Path) -> dict[int, Record]:
     return found
 
 
-# --- what tells two apart ---------------------------------------------------------------------------------------------
+# --- differences between two passes -----------------------------------------------------------------------------------
 
-#: What a timing depends on beside the method: parameters of a run, and facts of its processes.
+#: What a timing depends on besides the method: parameters of a run, and facts of its processes.
 _OF_TIMINGS = ("device", "device_name", "dtype", "engine", "batch", "warmup", "torch", "driver", "threads")
 _FACTS = ("weights", "commit", "device", "device_name", "torch", "driver", "threads")
 _LONGEST = 40  # characters of a value
 
 
 def names(a: Pass, b: Pass) -> tuple[str, str]:
-    """What to call two passes: their methods, with what tells them apart where that is not enough."""
+    """The labels of two passes: their methods and, where these are equal, what else differs."""
     told = [a.method, b.method]
     if told[0] == told[1] and not (a.baseline or b.baseline):
         apart = [k for k in sorted(parameters.of_methods()) if a.cfg.get(k) != b.cfg.get(k)]
@@ -132,7 +132,7 @@ def names(a: Pass, b: Pass) -> tuple[str, str]:
 
 
 def apart(a: Pass, b: Pass, pairs: Sequence[tuple[Record, Record]]) -> list[str]:
-    """A sentence on what differs beside the method over these pairs, and what follows; none where nothing does."""
+    """A sentence on what differs besides the method over these pairs, and what follows; none where nothing differs."""
     mine, theirs = (_facts(one, [two[side] for two in pairs]) for side, one in enumerate((a, b)))
     unlike = [name for name in mine if name in theirs and mine[name] != theirs[name]]
     if not unlike:
@@ -150,7 +150,7 @@ def _each(names: Sequence[str], mine: Mapping[str, str], theirs: Mapping[str, st
 
 
 def _facts(one: Pass, mine: Sequence[Record]) -> dict[str, str]:
-    """What fixes the images and timings of a pass beside its method: name -> value, printable."""
+    """What determines the images and timings of a pass besides its method: name -> value, printable."""
     from specbench.harness.run import MAY_CHANGE
 
     other = {*parameters.of_methods(), *MAY_CHANGE, "method", "drafter", "rule", "weights", "prompts", "seed"}

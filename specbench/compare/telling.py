@@ -19,16 +19,16 @@ _INTERVAL = f"{LEVEL * 100:g} % interval"
 
 #: The columns of a CSV, with their meanings.
 COLUMNS = {
-    "figure": "what is compared: accepted_length, steps, acceptance_rate, latency_s (of images decoded alone),\n"
-    "decode_s (its share of its batch), log_prob_mean, a metric of which both runs keep the scores,\n"
-    "or law: whether features of the pictures have one law, by their energy distance",
-    "judge": "what judged the pictures; empty where it is no metric",
-    "a": "what A is called in the sentences",
-    "b": "what B is called",
+    "figure": "the compared statistic: accepted_length, steps, acceptance_rate, latency_s (of images decoded alone),\n"
+    "decode_s (its share of its batch), log_prob_mean, a metric whose scores both runs keep,\n"
+    "or law: whether features of the images have one distribution, by their energy distance",
+    "judge": "cache key of the scorer or feature extractor; empty where the statistic is not a metric",
+    "a": "label of A in the sentences",
+    "b": "label of B",
     "run_a": "run_id of A",
     "run_b": "run_id of B",
     "pairs": "pairs of images; of decode_s those of batches, whose images share their seconds",
-    "mean_a": "mean of A over the pairs; of a figure of all pictures together, such as fid, its value",
+    "mean_a": "mean of A over the pairs; of a statistic of all images together, such as fid, its value",
     "mean_b": "the same of B",
     "difference": "that of B - that of A",
     "low": f"lower end of its {_INTERVAL}; empty, as all up to effect, where every pair differs by the same",
@@ -40,14 +40,14 @@ COLUMNS = {
     "p_wilcoxon": "two-sided p-value of the Wilcoxon signed-rank test",
     "p_wilcoxon_holm": "the same after Holm's adjustment",
     "d_z": "Cohen's d_z: mean difference / standard deviation of the differences",
-    "effect": "its size in words: negligible, small (from 0.2), medium (from 0.5), large (from 0.8)",
-    "tests": "figures that were tested",
-    "sentence": "all of it in words",
+    "effect": "its size: negligible, small (from 0.2), medium (from 0.5), large (from 0.8)",
+    "tests": "number of tested statistics",
+    "sentence": "the result as a sentence",
 }
 
 
 def sentence(result: Result, found: Comparison) -> str:
-    """A result in words."""
+    """A result as a sentence."""
     p, test, (a, b) = result.paired, result.paired.test, found.names
     if test is None:
         every = f"{p.n} {result.units}"
@@ -71,15 +71,15 @@ def sentence(result: Result, found: Comparison) -> str:
             f" ({_INTERVAL} {_range(test.low, test.high, places)}, {how})"
         )
     if result.wilcoxon_holm is not None and (result.wilcoxon_holm < level) != (result.p_holm < level):
-        text += f"; the Wilcoxon signed-rank test says otherwise (p {_p(result.wilcoxon_holm)} after Holm's adjustment)"
+        text += f"; the Wilcoxon signed-rank test disagrees (p {_p(result.wilcoxon_holm)} after Holm's adjustment)"
     return text + "."
 
 
 def of_law(judge: str, law: Law, found: Comparison) -> str:
-    """In words, whether the pictures of A and B have one law."""
+    """A sentence on whether the images of A and B have one distribution."""
     a, b = found.names
-    known = f"{plain(judge)} tells the pictures of {a} and {b} apart"
-    told = known if law.p < 1 - LEVEL else f"{known} no better than chance"
+    known = f"{plain(judge)} features of {a} and {b}"
+    told = f"{known} differ" if law.p < 1 - LEVEL else f"{known} do not differ beyond chance"
     return (
         f"{told}: the energy distance of {law.n} pairs of features is {law.distance:.3g}, and {law.swapped:.3g} on"
         f" average where pairs are swapped at random (p {_p(law.p)})."
@@ -89,7 +89,7 @@ def of_law(judge: str, law: Law, found: Comparison) -> str:
 def _claim(result: Result, found: Comparison, places: int) -> str:
     words = result.figure.more if result.paired.difference > 0 else result.figure.less
     holes = {"{a}": found.names[0], "{b}": found.names[1], "{d}": _number(abs(result.paired.difference), places)}
-    return re.sub(r"\{[abd]\}", lambda hole: holes[hole[0]], words)  # in one go: a name may hold braces
+    return re.sub(r"\{[abd]\}", lambda hole: holes[hole[0]], words)  # in one pass: a name may hold braces
 
 
 def _places(low: float, high: float) -> int:
@@ -118,7 +118,7 @@ def _p(p: float) -> str:
 
 
 def report(found: Comparison) -> str:
-    """The comparison for people: lines of at most `WIDTH` columns, as far as no word is longer."""
+    """The comparison as text: lines of at most `WIDTH` columns, unless a single word is longer."""
     lines = []
     for side, name, one in zip("AB", found.names, (found.a, found.b)):
         of = " ".join(plain(one.cfg[k]) for k in ("model", "data", "split") if one.cfg.get(k))
@@ -132,7 +132,7 @@ def report(found: Comparison) -> str:
         lines += _wrapped(f"- {of_law(judge, law, found)}", "  ")
     for left_out in found.untested:
         lines += _wrapped(f"- not compared: {left_out}.", "  ")
-    tests = f"{found.tests} figures were tested" if found.tests != 1 else "One figure was tested"
+    tests = f"{found.tests} statistics were tested" if found.tests != 1 else "One statistic was tested"
     said = (
         f"{tests}; Holm: the p-value before it, adjusted for as many tests." if found.tests else "Nothing was tested."
     )

@@ -1,1 +1,1 @@
-"""What the target's laws look like along its own images: how sure they are, and which earlier tokens they heed."""
+"""The target's distributions along its own images: their concentration, and the earlier tokens they depend on."""

@@ -1,8 +1,8 @@
-"""The laws of every token of images that the target drew alone.
+"""The distributions of every token of images that the target drew alone.
 
-How sure they are: the mean mass of the k likeliest tokens (LANTERN, Fig 2c). Which tokens they heed: how far a law
-moves, in total variation, where the place that gives it cannot see the keys and values of the one at some distance
-before it (SJD-PAC, Fig 4).
+Concentration: the mean mass of the k most probable tokens (LANTERN, Fig 2c). Dependence on earlier tokens: how far a
+distribution moves, in total variation, where the position that gives it cannot attend to the keys and values of the
+position at some distance before it (SJD-PAC, Fig 4).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
 from specbench.models.language import Language
 
-#: How many of the likeliest tokens are told apart.
+#: How many of the most probable tokens are measured one by one.
 TOP = 100
 
 
@@ -30,7 +30,7 @@ def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
     distances are 1 to `offsets`."""
     pipeline = Pipeline.load({**cfg, "method": "vanilla", "drafter": "none", "rule": "exact", "engine": "eager"})
     if not isinstance(pipeline, Pipeline):
-        raise UsageError(f"{cfg['model']} draws vectors; a probe reads laws of codes, choose another model")
+        raise UsageError(f"{cfg['model']} draws continuous tokens; a probe needs discrete tokens, choose another model")
     target, sampling = pipeline.model.target, pipeline.parts.sampling
     if offsets >= target.length:
         raise UsageError(f"offsets={offsets} is beyond an image of {target.length} tokens; give a smaller number")
@@ -48,7 +48,7 @@ def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
             entropy.append(-torch.xlogy(law, law).sum(-1).mean())
             for i, sums in enumerate(moved):
                 other = found.hidden_at(i + 1)[0, free]
-                inside = free > i + 1  # where what is hidden is a token of the image
+                inside = free > i + 1  # where the hidden token is one of the image
                 sums.append(0.5 * (other - law)[inside].abs().sum(-1).mean())
     return {
         "images": len(top),
@@ -67,31 +67,31 @@ def _stderr(values: list[Tensor]) -> float | None:
 
 
 def _free(target: Language, device: torch.device) -> Tensor:
-    """The places of an image (n,) whose tokens the grammar leaves free."""
+    """The positions of an image (n,) whose tokens the grammar leaves free."""
     if target.grammar is None:
         return torch.arange(target.length, device=device)
     return target.grammar.free.to(device)
 
 
 class Laws:
-    """The guided laws of the tokens of one image, tokens (1, T): with temperature (1 where it is 0), before top-k and
-    top-p."""
+    """The guided distributions of the tokens of one image, tokens (1, T): with temperature (1 where it is 0), before
+    top-k and top-p."""
 
     def __init__(self, target: Language, sampling: Sampling, conditioning: Any, tokens: Tensor) -> None:
         self.sampling, count = sampling, tokens.shape[1]
         session = self.session = target.open(conditioning, 1, sampling.guided, count)
         self.first = session.prefix_length
-        # the input at place i gives the law of the token at place i + 1
+        # the input at position i gives the distribution of the token at position i + 1
         self.places = torch.arange(self.first - 1, self.first - 1 + count, device=tokens.device)[None]
         self.x = session.embed(torch.cat([tokens[:, :1], tokens[:, :-1]], 1), self.places)
         at = session.both(self.places)
         self.law = self._law(session.feed(self.x, at, at, session.up_to(at)))
 
     def hidden_at(self, distance: int) -> Tensor:
-        """The laws (1, T, V) where a place does not see the one at `distance` before it, in any layer. What the others
-        see stays as it is: their keys and values are in the cache already."""
+        """The distributions (1, T, V) where a position does not attend to the one at `distance` before it, in any
+        layer. The others are unchanged: their keys and values are in the cache already."""
         session, at = self.session, self.session.both(self.places)
-        slots = at + len(session.keys) - int(self.places[0, -1]) - 1  # behind everything
+        slots = at + len(session.keys) - int(self.places[0, -1]) - 1  # after all others
         own = at.unsqueeze(-1)
         seen = (session.keys < own) & session.usable.unsqueeze(1) & (session.keys != own - distance)
         mask = seen | (session.keys == slots.unsqueeze(-1))

@@ -1,4 +1,4 @@
-"""What the embedded models reached: vanilla samples read back, and the model card that keeps every figure."""
+"""Results of the embedded models: attributes read from vanilla samples, and the model card with every statistic."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SAMPLES, BATCH = 256, 16
 
 
 def sample_figures(assets: Path, device: torch.device) -> dict[str, float]:
-    """Attribute accuracy of vanilla samples (validation captions, guidance 3, temperature 1), as the reader sees them.
+    """Attribute accuracy of vanilla samples (validation captions, guidance 3, temperature 1), by the reader.
 
     `reader_accuracy_vanilla` is the share of stated attributes that are read as stated; `..._renders` the same on the
-    real pictures of the same captions, and `..._tokenized` on those after the tokenizer, the ceiling of any sample.
+    real images of the same captions, and `..._tokenized` on those after the tokenizer, the ceiling of any sample.
     """
     cfg = {
         "model": "llamagen_scenes",
@@ -59,7 +59,7 @@ def sample_figures(assets: Path, device: torch.device) -> dict[str, float]:
 
 
 def weights_word(assets: Path) -> str:
-    """What weights= of a run says for this folder."""
+    """The value of weights= of a run for this folder."""
     return "embedded" if assets == registry.ASSETS else str(assets)
 
 
@@ -78,7 +78,7 @@ def _read(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) ->
 
 @dataclass(frozen=True)
 class Trial:
-    """What is sampled of the pair for its card: `count` vanilla pictures at each guidance `scale` (the model's own one
+    """The samples of the pair for its card: `count` vanilla images at each guidance scale of `scales` (the model's own
     among them), `drafted` with drafts of `gamma` tokens; `overrides` of the model's parameters."""
 
     count: int = 120
@@ -89,9 +89,9 @@ class Trial:
 
 
 def class_figures(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
-    """Shapes and colours that the reader finds as the class says, by guidance scale; none where there is no reader.
+    """Shares of shapes and colours that the reader finds as in the class, by guidance scale; empty without a reader.
 
-    `reader_accuracy_renders` is the same of real pictures, `..._decoded` of those after the autoencoder, and
+    `reader_accuracy_renders` is the same of real images, `..._decoded` of those after the autoencoder, and
     `..._vanilla` that of the model's own guidance, with its shares by attribute.
     """
     if not (assets / ev.READER).is_file():
@@ -120,8 +120,8 @@ def class_figures(assets: Path, device: torch.device, trial: Trial) -> dict[str,
 
 
 def draft_figures(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
-    """Share of judged draft tokens that pass, and tokens a target pass, under each exact criterion; at the model's own
-    guidance, and for `path` without any as well."""
+    """Share of verified draft tokens that are accepted, and tokens per target pass, under each exact criterion; at the
+    model's own guidance, and for `path` without guidance as well."""
     figures = {}
     items = scenes_classes.items({"seed": 0, "n": trial.drafted})
     for name, words in {
@@ -147,7 +147,7 @@ def _pipeline(assets: Path, device: torch.device, trial: Trial, *words: str) -> 
 
 
 def _sample(pipeline: VectorPipeline, items: Sequence[Item], batch: int = 64) -> tuple[np.ndarray, int, int, int]:
-    """Pictures of the items, and over all of them target passes, draft tokens judged and accepted."""
+    """Images of the items, and over all of them target passes, draft tokens verified and accepted."""
     pictures, counts = [], np.zeros(3, dtype=np.int64)
     for i in tqdm(range(0, len(items), batch), desc="samples of classes"):
         some = items[i : i + batch]
@@ -167,7 +167,7 @@ def _classes_read(reader: ev.AttributeReader, images: np.ndarray, labels: np.nda
 
 # --- the card ---------------------------------------------------------------------------------------------------------
 
-#: (stage, figure, what it is, lowest, highest): the figures the embedded world is meant to reach.
+#: (stage, name, meaning, lowest, highest): the goals of the embedded world.
 GOALS: list[tuple[str, str, str, float, float]] = [
     ("tokenizer", "psnr_db", "tokenizer PSNR on validation renders, dB", 26.0, np.inf),
     ("tokenizer", "codes_used", "share of the codebook in use", 0.80, 1.0),
@@ -182,7 +182,7 @@ GOALS: list[tuple[str, str, str, float, float]] = [
 
 @dataclass
 class Card:
-    """runs: what was trained when, where and with what, (stages, words) each; figures: stage -> figure -> value."""
+    """runs: (stages, origin) of every training; figures: stage -> name -> value."""
 
     runs: list[tuple[list[str], str]] = field(default_factory=list)
     figures: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -199,14 +199,14 @@ class Card:
         return cls(runs, figures)
 
     def add(self, figures: Mapping[str, dict[str, float]], words: str, order: Iterable[str]) -> None:
-        """Put the figures of some stages in the place of what was known of them."""
+        """Replace the statistics of some stages."""
         kept = [([stage for stage in stages if stage not in figures], old) for stages, old in self.runs]
         self.runs = [run for run in kept if run[0]] + [(list(figures), words)]
         together = self.figures | dict(figures)
         self.figures = {stage: together[stage] for stage in order if stage in together}
 
     def render(self) -> str:
-        """The card as Markdown: the goals with what was reached, then every figure of every stage."""
+        """The card as Markdown: the goals with the reached values, then every statistic of every stage."""
         lines = [
             "# The embedded models",
             "",
@@ -234,7 +234,7 @@ class Card:
 
 
 def origin(device: torch.device, budget: str, date: str) -> str:
-    """Where, when and with what figures were reached, in words."""
+    """The device, versions, date and budget of a training, as text."""
     found = provenance.environment(device)
     return (
         f"{found['device_name']}; torch {found['torch']}; specbench {found['specbench']}, commit {found['commit']};"

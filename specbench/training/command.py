@@ -26,27 +26,27 @@ from specbench.training.trainer import Alone, Processes, Recipe, Validation, fit
 
 _HELP = """\
 usage: specbench train drafter=KIND [model=NAME] [name=value ...]
-       specbench train scenes [--only STAGE,...]     the embedded models, from nothing
+       specbench train scenes [--only STAGE,...]     the embedded models, from scratch
 
-Trains a drafter for a target: gets its examples, learns, and writes weights with their card. Stopped at any moment, the
-same command goes on where it was. Several GPUs: accelerate launch --module specbench.cli train drafter=...
+Trains a drafter for a target: makes its examples, trains, and writes weights with their card. After an interruption,
+the same command resumes. Several GPUs: accelerate launch --module specbench.cli train drafter=...
 
   specbench train drafter=eagle                                                      the embedded target's, in minutes
   specbench train drafter=eagle model=llamagen_xl images=laion_coco                  LANTERN's recipe
-  specbench train drafter=eagle model=lumina_mgpt                                    Cool-SD's: the target draws
-  specbench run method=eagle1 drafter_weights=drafters/llamagen_scenes/eagle         what became of it
+  specbench train drafter=eagle model=lumina_mgpt                                    Cool-SD's: images by the target
+  specbench run method=eagle1 drafter_weights=drafters/llamagen_scenes/eagle         use the result
 
-Words (defaults: of conf/recipes.yaml; others are those of a run: model, weights, data, seed, temperature, ...)
+Arguments (defaults: conf/recipes.yaml; others are those of a run: model, weights, data, seed, temperature, ...)
 
 """
-HELD = 1000  # held-out examples that a validation looks at, at most
+HELD = 1000  # held-out examples of a validation, at most
 NOTE = Path("state", "plan.json")
-DEPTH = 3  # drafted places that the last validation of an EAGLE drafter looks at
+DEPTH = 3  # drafted positions in the last validation of an EAGLE drafter
 
 
 @dataclass
 class Trained:
-    """What came of a training: the weights' file, the figures they reached, and what they were trained on."""
+    """The result of a training: the weights' file, their statistics, and the number of training examples."""
 
     file: Path
     figures: dict[str, float]
@@ -54,7 +54,7 @@ class Trained:
 
 
 def main(words: Sequence[str]) -> int:
-    """Returns the exit status. Raises UsageError for bad words, absent weights or data."""
+    """Returns the exit status. Raises UsageError for bad arguments, absent weights or data."""
     if {"-h", "--help"} & set(words) or not words:
         print(_HELP + "\n".join(f"  {name + '=':<16} {p.line}" for name, p in TABLE.items()))
         return 0
@@ -67,7 +67,7 @@ def main(words: Sequence[str]) -> int:
     try:
         done = train(chosen, pipeline, together)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("stopped; the same command goes on where it was") from None
+        raise KeyboardInterrupt("stopped; run the same command to resume") from None
     if together.is_main_process:
         _card(chosen, pipeline, done, words)
         print("  ".join(f"{name} {value:.4g}" for name, value in done.figures.items()))
@@ -77,7 +77,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def train(chosen: Plan, pipeline: Pipeline, together: Processes | None = None) -> Trained:
-    """Trains as planned, going on where an earlier call with the same plan stopped."""
+    """Train as planned; resume where an earlier call with the same plan stopped."""
     together = together or Alone()
     kind, out, device = chosen["drafter"], chosen.out, pipeline.device
     bundle = pipeline.model
@@ -136,7 +136,7 @@ def recipe_of(chosen: Plan, rows: int) -> Recipe:
 
 
 def _write(network: nn.Module, file: Path, kind: str, dtype: torch.dtype) -> None:
-    """The weights, in half precision; what is measured afterwards is what was saved."""
+    """Save the weights in half precision, and load them back, so that the saved weights are measured."""
     config: Any = network.cfg
     checkpoints.save(
         network, file, kind, config.to_dict(), torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
@@ -145,7 +145,7 @@ def _write(network: nn.Module, file: Path, kind: str, dtype: torch.dtype) -> Non
 
 
 def _note(chosen: Plan, weights: str) -> dict[str, Any]:
-    """What a training is of, so that a later command cannot go on with another one's state."""
+    """The identity of a training, so that a later command cannot resume another training's state."""
     names = ("model", "seed", "dtype", "data", "split", "temperature", "top_k", "top_p", "cfg_scale")
     own = {name: value for name, value in chosen.words.items() if name not in WHERE}
     return own | {name: chosen.cfg[name] for name in names if name in chosen.cfg} | {"weights": weights}
@@ -154,7 +154,7 @@ def _note(chosen: Plan, weights: str) -> dict[str, Any]:
 def _check_note(out: Path, note: dict[str, Any]) -> None:
     if not (out / NOTE).exists():
         return
-    begin = f"give another out=, or remove {out / 'state'} to begin anew"
+    begin = f"give another out=, or remove {out / 'state'} to start again"
     try:
         before = json.loads((out / NOTE).read_text(encoding="utf-8"))
         changed = [k for k in sorted({*note, *before}) if note.get(k) != before.get(k)]
@@ -162,7 +162,7 @@ def _check_note(out: Path, note: dict[str, Any]) -> None:
         raise UsageError(f"{out / NOTE} is damaged; {begin}") from None
     if changed:
         told = ", ".join(f"{k}={before.get(k)}" for k in changed)
-        raise UsageError(f"{out} has a training with {told}: go on with the same words, {begin}")
+        raise UsageError(f"{out} has a training with {told}: resume it with the same arguments, {begin}")
 
 
 def _board(out: Path) -> Any:
@@ -177,16 +177,16 @@ _METHODS = {"eagle": "eagle1", "eagle3": "eagle3", "medusa": "medusa", "draft_mo
 
 
 def _use(chosen: Plan) -> str:
-    """The words of a run with what was trained."""
+    """The arguments of a run with the trained drafter."""
     model = chosen.cfg["model"]
     words = [f"model={model}"] if model != parameters.usual_choice("model") else []
     return shlex.join([*words, f"method={_METHODS[chosen['drafter']]}", f"drafter_weights={chosen.out}"])
 
 
 def _card(chosen: Plan, pipeline: Pipeline, done: Trained, words: Sequence[str]) -> None:
-    """card.md beside the weights: what they are, what they were trained on and how, and what they reached."""
+    """card.md next to the weights: their identity, training data, recipe and results."""
     where = provenance.environment(pipeline.device)
-    source = {"self": "drawn by the target", "pairs": "pictures with captions, by the model's tokenizer"}[
+    source = {"self": "drawn by the target", "pairs": "images with captions, by the model's tokenizer"}[
         chosen["source"]
     ]
     lines = [
@@ -197,7 +197,7 @@ def _card(chosen: Plan, pipeline: Pipeline, done: Trained, words: Sequence[str])
         f"- Made {time.strftime('%Y-%m-%d', time.gmtime())} by specbench {where['specbench']}, commit"
         f" {where['commit']}, on {where['device_name']} (torch {where['torch']}).",
         f"- Target: {chosen.cfg['model']}, weights {pipeline.weights}.",
-        f"- Examples: {done.examples} to learn from, {source} (data={chosen.cfg['data']}"
+        f"- Examples: {done.examples} for training, {source} (data={chosen.cfg['data']}"
         + (f", images={Path(chosen['images']).name}" if chosen["images"] else "")
         + f", seed={chosen.cfg['seed']}).",
         f"- Weights: `{done.file.name}`, SHA-256 {examples.sha256(done.file)}.",
@@ -207,9 +207,9 @@ def _card(chosen: Plan, pipeline: Pipeline, done: Trained, words: Sequence[str])
         "|---|---|",
         *(f"| {name} | {value:.4g} |" for name, value in done.figures.items()),
         "",
-        "tv: mean total variation to the target's law, one token behind what the target knows (tv_2 and on: on the"
-        " drafter's own outputs); top1_agreement, top3: the target's likeliest token is the drafter's likeliest, or"
-        " among its three likeliest. On held-out examples, temperature 1, no guidance.",
+        "tv: mean total variation to the target's distribution, one token after the target's last hidden state (tv_2"
+        " and on: on the drafter's own outputs); top1_agreement, top3: the target's top-1 token is the drafter's top-1,"
+        " or among its three most probable. On held-out examples, temperature 1, no guidance.",
         "",
         "| recipe | value |",
         "|---|---|",

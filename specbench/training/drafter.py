@@ -1,4 +1,4 @@
-"""What each kind of drafter learns from a frozen target, and the figures that tell how long its drafts will live."""
+"""The losses of each kind of drafter against a frozen target, and the statistics that predict its accepted length."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from specbench.training.trainer import Loss, Turn
 
 @dataclass(frozen=True)
 class Lines:
-    """What is learned, and how.
+    """The terms of the loss.
 
     dropout: share of sequences without their prompt, since guidance drafts those, too; noise: half-width of uniform
-    noise on the target's hidden states, which prepares for own errors; cross, regression: weights of the cross-entropy
-    and of the smooth L1 distance to the target's hidden states (EAGLE's two terms); turns: how deep an EAGLE drafter
-    learns on its own outputs; decay: weight of a turn, or of a Medusa head, beside that of the one before; labels: the
-    cross-entropy is to the target's law, or to the token that stands there.
+    noise on the target's hidden states, against the drafter's own errors; cross, regression: weights of the
+    cross-entropy and of the smooth L1 distance to the target's hidden states (EAGLE's two terms); turns: unroll steps
+    that an EAGLE drafter learns on its own outputs; decay: weight of an unroll step, or of a Medusa head, relative to
+    the one before; labels: the cross-entropy is to the target's distribution (law), or to the token of the sequence.
     """
 
     dropout: float = 0.1
@@ -40,7 +40,7 @@ class Lines:
 
 @dataclass
 class Guess:
-    """Logits (N, n, codes) of the tokens at image places `first` to first + n - 1; `features` (N, n, dim), where the
+    """Logits (N, n, codes) of the tokens at image positions `first` to first + n - 1; `features` (N, n, dim), where the
     drafter predicts hidden states too."""
 
     logits: Tensor
@@ -50,13 +50,13 @@ class Guess:
 
 class Pupil(Protocol):
     def __call__(self, lesson: Lesson, depth: int) -> Iterator[Guess]:
-        """What a drafter says of a lesson, for drafted places 1 .. depth in turn."""
+        """The outputs of a drafter for a batch, for drafted positions 1 .. depth in order."""
         ...
 
 
 def pupil(network: nn.Module, reader: Reader) -> Pupil:
-    """How a network of one of the kinds of drafters is asked."""
-    target, own = reader.target, next(network.parameters()).dtype  # which the target's may differ from
+    """The function that runs a network of one of the kinds of drafters."""
+    target, own = reader.target, next(network.parameters()).dtype  # may differ from the target's
 
     def eagle(lesson: Lesson, depth: int) -> Iterator[Guess]:
         assert isinstance(network, Eagle)
@@ -91,7 +91,7 @@ def pupil(network: nn.Module, reader: Reader) -> Pupil:
 
 
 def depth_of(network: nn.Module, turns: int) -> int:
-    """Drafted places that a network learns."""
+    """Drafted positions that a network learns."""
     return network.cfg.heads if isinstance(network, Medusa) else turns
 
 
@@ -103,7 +103,7 @@ class Order:
         self._epoch, self._permuted = -1, np.zeros(0, dtype=np.int64)
 
     def __call__(self, step: int) -> np.ndarray:
-        """The numbers (batch,) of step `step`, counted from 0."""
+        """The indices (batch,) of training step `step`, counted from 0."""
         return np.array([self._at(place) for place in range(step * self.batch, (step + 1) * self.batch)])
 
     def _at(self, place: int) -> int:
@@ -138,7 +138,7 @@ def loss_of(network: nn.Module, reader: Reader, lessons: Lessons, rows: np.ndarr
             log_q = guess.logits.log_softmax(-1)
             if lines.labels == "law":
                 cross = -(laws * log_q).sum(-1)
-            else:  # the grammar's own tokens are masked; any code serves there
+            else:  # the grammar's own tokens are masked; any code will do there
                 held = lesson.tokens[:, guess.first : guess.first + log_q.shape[1]]
                 cross = -log_q.gather(-1, held.clamp_max(log_q.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
             value = lines.cross * _mean(cross, where)
@@ -154,7 +154,7 @@ def loss_of(network: nn.Module, reader: Reader, lessons: Lessons, rows: np.ndarr
 
 
 def _wanted(lesson: Lesson, guess: Guess, reader: Reader, free: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The target's hidden states and laws where a guess is, and which of its places hold codes."""
+    """The target's hidden states and distributions at the positions of a guess, and which of these hold codes."""
     start = lesson.valid.shape[1] - 1 + guess.first
     n = guess.logits.shape[1]
     with torch.no_grad():
@@ -164,7 +164,7 @@ def _wanted(lesson: Lesson, guess: Guess, reader: Reader, free: Tensor) -> tuple
 
 
 def _mean(values: Tensor, where: Tensor) -> Tensor:
-    """Of values (N, n) at the places `where` (n,) bool."""
+    """Of values (N, n) at the positions `where` (n,) bool."""
     return (values * where).sum() / (where.sum() * len(values)).clamp_min(1)
 
 
@@ -177,11 +177,12 @@ def evaluate(
     depth: int = 1,
     batch: int = 64,
 ) -> dict[str, float]:
-    """How near a drafter is to the target at temperature 1 without guidance, one token behind what the target knows:
+    """The distance of a drafter from the target at temperature 1 without guidance, one token after the target's last
+    hidden state:
 
-    tv: mean total variation of their laws; top1_agreement, top3: the target's likeliest token is the drafter's
-    likeliest, or among its three likeliest. With depth > 1 also tv_2 ...: the same further on, on the drafter's own
-    outputs along the sequence that stands there.
+    tv: mean total variation of their distributions; top1_agreement, top3: the target's top-1 token is the drafter's
+    top-1, or among its three most probable. With depth > 1 also tv_2 ...: the same at later positions, on the drafter's
+    own outputs along the given sequence.
     """
     ask, free = pupil(network, reader), reader.free
     sums: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""`specbench train scenes`: the embedded world's models from nothing, resumable, with the figures they reached."""
+"""`specbench train scenes`: the embedded world's models from scratch, resumable, with their results."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ DRAFTERS = {"draft": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "medus
 
 @dataclass(frozen=True)
 class Budget:
-    """Recipes of the stages, the stages that need none, the words that change the drafters' recipe (conf/recipes.yaml),
-    how many scenes are drawn of each split, and what is sampled of the pair of vectors."""
+    """Recipes of the stages, the stages that need none, the arguments that override the drafters' recipe
+    (conf/recipes.yaml), the number of scenes of each split, and the samples of the continuous pair."""
 
     recipes: dict[str, Recipe]
     measured: tuple[str, ...] = (*DRAFTERS, "evaluators", "samples", "mar_samples")
@@ -46,7 +46,7 @@ class Budget:
 
 
 BUDGETS = {
-    "cpu": Budget(  # two cores: about two hours for the models of codes, and an hour and a quarter for those of vectors
+    "cpu": Budget(  # two cores: about two hours for the models of discrete tokens, 75 minutes for the continuous ones
         {
             "tokenizer": Recipe(steps=1800, batch=48, lr=2e-3),
             "text": Recipe(steps=2000, batch=128, lr=1.5e-3),
@@ -67,7 +67,7 @@ BUDGETS = {
         },
         drafters=("steps=6000", "batch=128", "ema=0.999"),
     ),
-    "smoke": Budget(  # seconds: that everything runs, not that it learns
+    "smoke": Budget(  # seconds: tests that everything runs, not that it learns
         {
             name: Recipe(steps=4, batch=4, lr=1e-3, warmup=1, ema=0.5)
             for name in ("tokenizer", "text", "target", "kl", "mar", "mar_draft")
@@ -96,7 +96,7 @@ class Scenes:
         self._made: dict[str, Any] = {}
 
     def make(self, stage: str) -> Any:
-        """What a stage gives; those that it needs are made first, and none twice."""
+        """The output of a stage; the stages it needs are made first, and none twice."""
         if stage not in self._made:
             self._made[stage] = getattr(self, stage)()
         return self._made[stage]
@@ -110,7 +110,7 @@ class Scenes:
         spent = fit()
         module.eval()
         checkpoints.save(module, self.path(name), f"scenes-{name}", config())
-        # what is measured below is what was saved, half precision included
+        # load the saved weights back, so that the statistics include half precision
         checkpoints.fill(module, checkpoints.read(self.path(name), f"scenes-{name}")[1], name)
         self.figures[name] = {k: v for k, v in spent.items() if k in ("seconds", "images")}
 
@@ -120,7 +120,7 @@ class Scenes:
             np.save(path, make())
         return np.load(path, mmap_mode="r")
 
-    # --- models of codes ----------------------------------------------------------------------------------------------
+    # --- models of discrete tokens ------------------------------------------------------------------------------------
 
     def tokenizer(self) -> VQModel:
         torch.manual_seed(0)
@@ -180,7 +180,7 @@ class Scenes:
         return model
 
     def _drafter(self, stage: str) -> None:
-        """By the command that everyone has, on examples that all drafters share."""
+        """By the public command, on examples that all drafters share."""
         for needed in ("tokenizer", "text", "target"):
             self.make(needed)
         words = [f"drafter={DRAFTERS[stage]}", f"n={self.budget.train}", *self.budget.drafters]
@@ -213,17 +213,17 @@ class Scenes:
     def samples(self) -> None:
         self.figures["samples"] = card.sample_figures(self.assets, self.device)
 
-    # --- models of vectors, of scenes with one object -----------------------------------------------------------------
+    # --- models of continuous tokens, of scenes with one object -------------------------------------------------------
 
     def portraits(self, split: str) -> tuple[np.ndarray, np.ndarray]:
-        """Pictures of one object, (N, 64, 64, 3) uint8, and their classes (N,) int64: as many as scenes with one object
-        are among those of the world."""
+        """Images of one object, (N, 64, 64, 3) uint8, and their classes (N,) int64: as many as the world has scenes
+        with one object."""
         n = (self.budget.train if split == "train" else self.budget.validation) // 3
         images, classes = (self.work / f"portraits-{split}-{n}.{what}.npy" for what in ("images", "classes"))
         if not classes.exists():
             for path, made in zip((images, classes), scenes_classes.pictures(split, n), strict=True):
                 np.save(path, made)
-        return np.load(images, mmap_mode="c"), np.load(classes)  # "c": PyTorch wants it writable
+        return np.load(images, mmap_mode="c"), np.load(classes)  # "c": PyTorch needs it writable
 
     def kl(self) -> Latents:
         torch.manual_seed(5)
@@ -234,7 +234,7 @@ class Scenes:
         return kl
 
     def latents(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Laws of the tokens and classes, of training pictures and their mirror images, and of validation pictures."""
+        """Distributions of the tokens and classes: of training images and their mirror images, of validation images."""
         kl = self.make("kl")
         images, classes = self.portraits("train")
         held, held_classes = self.portraits("validation")
@@ -278,7 +278,7 @@ class Scenes:
 
 
 def _chosen(only: str, until: str) -> list[str]:
-    """The stages that are asked for, in their order."""
+    """The requested stages, in their order."""
     if not only:
         return list(STAGES[: STAGES.index(until) + 1])
     names = only.split(",")
@@ -289,25 +289,23 @@ def _chosen(only: str, until: str) -> list[str]:
 
 
 def main(words: Sequence[str]) -> int:
-    parser = Parser(prog="specbench train", description="Train the embedded models from nothing.")
+    parser = Parser(prog="specbench train", description="Train the embedded models from scratch.")
     parser.add_argument("world", choices=["scenes"])
     parser.add_argument(
         "--work", type=Path, default=Path(".train"), help="checkpoints, rendered scenes, loss curves (resumed from)"
     )
-    parser.add_argument("--assets", type=Path, default=ASSETS, help="where the finished weights go")
+    parser.add_argument("--assets", type=Path, default=ASSETS, help="folder of the finished weights")
     parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="stop after this stage")
     parser.add_argument(
         "--only",
         default="",
         metavar="STAGE,...",
-        help=f"these stages, and those that they need; {','.join(VECTORS)} are those of mar_scenes",
+        help=f"these stages, and the stages they need; {','.join(VECTORS)} are those of mar_scenes",
     )
     parser.add_argument(
         "--no-distil", action="store_true", help="the smaller MAR learns from the data alone, not from the target too"
     )
-    parser.add_argument(
-        "--card", type=Path, default=Path("results/embedded_models.md"), help="where the model card goes"
-    )
+    parser.add_argument("--card", type=Path, default=Path("results/embedded_models.md"), help="file of the model card")
     parser.add_argument("--budget", choices=sorted(BUDGETS), default="gpu" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(list(words))
     if args.budget == "gpu" and not torch.cuda.is_available():

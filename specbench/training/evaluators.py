@@ -1,8 +1,8 @@
-"""Training of the embedded evaluators on *scenes*: what `make train-scenes` runs, and the figures it prints for them.
+"""Training of the embedded evaluators on *scenes*: what `make train-scenes` runs, and their statistics.
 
-The networks will judge pictures that came through a tokenizer, so half of what they see is blurred and noisy. The
-reader and the two-tower model learn to see through that; the classifier, whose features measure fidelity too, learns
-to tell how bad it is.
+The networks score images that a tokenizer has decoded, so half of every training batch is blurred and noisy. The reader
+and the two-tower model learn to ignore the damage; the classifier, whose features measure fidelity too, learns to
+predict it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLASSIFIER_RECIPE = Recipe(steps=800, batch=128, lr=2e-3, warmup=100, weight_dec
 READER_RECIPE = Recipe(steps=1200, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
 TWO_TOWER_RECIPE = Recipe(steps=1000, batch=128, lr=1.5e-3, warmup=150, weight_decay=0.05)
 
-RETRIEVAL = 100  # captions to choose from in the two-tower model's retrieval figure
+RETRIEVAL = 100  # captions to choose from in the two-tower model's retrieval accuracy
 
 
 class Pictures(Protocol):
@@ -51,7 +51,7 @@ class Pictures(Protocol):
 def degrade(x: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     """Blur and add noise to the first half of a batch (B, 3, H, W) in [-1, 1], as a tokenizer might.
 
-    Per picture: a Gaussian of 0.05 to 1.2 pixels, noise of 0 to 0.1, a colour shift of up to 0.05. Returns the batch
+    Per image: a Gaussian of 0.05 to 1.2 pixels, noise of 0 to 0.1, a colour shift of up to 0.05. Returns the batch
     and the strengths (B, 2) of blur and noise, 0 to 1.
     """
     n, side = len(x) // 2, x.shape[-1]
@@ -69,12 +69,12 @@ def degrade(x: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
 
 
 def _pick(images: np.ndarray, recipe: Recipe, rng: np.random.Generator) -> np.ndarray:
-    """Indices of a batch, in random order: its first half gets degraded, and that must be any pictures."""
+    """Indices of a batch, in random order: its first half is degraded, so it must be random images."""
     return rng.choice(len(images), min(recipe.batch, len(images)), replace=False)
 
 
 def _attention(device: torch.device) -> Any:
-    """On a CPU, attention over a few dozen words trains five times faster written out than fused."""
+    """On a CPU, attention over a few dozen words trains five times faster with explicit math than fused."""
     return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
 
 
@@ -122,7 +122,7 @@ def train_classifier(
 ) -> tuple[ev.Classifier, dict[str, float]]:
     """Train the network behind the Fréchet distance on uint8 images (N, 64, 64, 3) and labels (N, 14) int64.
 
-    Resumes from `work`. Returns it and the last logged figures of its training.
+    Resumes from `work`. Returns it and the last logged statistics of its training.
     """
     torch.manual_seed(recipe.seed)
     module = ev.Classifier(ev.ClassifierConfig()).to(device)
@@ -144,7 +144,7 @@ def train_reader(
 class WordEdits:
     """Makes a caption wrong by one word: "red" for "blue", or the colours of two objects exchanged.
 
-    Random captions differ in so much that telling them apart asks for no detail; these differ in one detail only.
+    Random captions differ so much that no detail is needed to distinguish them; these differ in one detail only.
     """
 
     def __init__(self, ids: dict[str, int]) -> None:
@@ -177,7 +177,7 @@ class WordEdits:
 def contrastive_loss(
     images: Tensor, captions: Tensor, edited: Tensor, wrong: Tensor, same: Tensor, scale: Tensor
 ) -> Tensor:
-    """Symmetric InfoNCE, in nats, of unit vectors (B, D), with one edited caption per picture as a further negative.
+    """Symmetric InfoNCE, in nats, of unit vectors (B, D), with one edited caption per image as a further negative.
 
     wrong: (B,) bool, which edited captions differ from their own; same: (B, B) bool, pairs that show the same scene and
     so are no negatives (the diagonal is the positives and ignored).
@@ -202,7 +202,7 @@ def train_two_tower(
 ) -> tuple[ev.TwoTower, dict[str, float]]:
     """Train the two-tower model on uint8 images (N, 64, 64, 3) and their captions; resumes from `work`.
 
-    With `labels` (N, 14), two pictures of the same scene are never taken for each other's negatives.
+    With `labels` (N, 14), two images of the same scene are never each other's negatives.
     """
     torch.manual_seed(recipe.seed + 2)
     module = ev.TwoTower(ev.TwoTowerConfig(vocabulary=tuple(scenes.vocabulary()))).to(device)
@@ -237,7 +237,7 @@ def train_two_tower(
     return module, fit("two_tower", module, loss, recipe, work)
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
+# --- statistics -------------------------------------------------------------------------------------------------------
 
 
 def _device(module: nn.Module) -> torch.device:
@@ -248,9 +248,9 @@ def _device(module: nn.Module) -> torch.device:
 def evaluate_attributes(
     module: ev.Classifier | ev.AttributeReader, images: np.ndarray, labels: np.ndarray
 ) -> dict[str, float]:
-    """Share of present attributes read right: "mean" over all of them, and one figure for each of `scenes.ATTRIBUTES`.
+    """Share of present attributes read right: "mean" over all of them, and one value for each of `scenes.ATTRIBUTES`.
 
-    images (N, 64, 64, 3) uint8; labels (N, 14) int64. An attribute that no picture has is left out.
+    images (N, 64, 64, 3) uint8; labels (N, 14) int64. An attribute that no image has is left out.
     """
     right = []
     for i in range(0, len(images), 256):
@@ -264,7 +264,7 @@ def evaluate_attributes(
 
 
 def evaluate_reader(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Accuracy of the attribute reader on pictures with known (or captioned) labels; see `evaluate_attributes`."""
+    """Accuracy of the attribute reader on images with known (or captioned) labels; see `evaluate_attributes`."""
     return evaluate_attributes(reader, images, labels)
 
 
@@ -277,12 +277,12 @@ def evaluate_classifier(classifier: ev.Classifier, images: np.ndarray, labels: n
 def evaluate_two_tower(
     module: ev.TwoTower, images: np.ndarray, captions: list[str], labels: np.ndarray
 ) -> dict[str, float]:
-    """Figures of the two-tower model on pictures (N, 64, 64, 3) uint8 with captions and labels (N, 14).
+    """Statistics of the two-tower model on images (N, 64, 64, 3) uint8 with captions and labels (N, 14).
 
-    - top1: the share of pictures whose nearest of `RETRIEVAL` captions (disjoint groups, one of them their own)
+    - top1: the share of images whose nearest of `RETRIEVAL` captions (disjoint groups, one of them their own)
       describes their scene; a caption of an identical scene counts as right.
-    - edits_told: the share of captions that lie nearer to their picture than the same caption with one word wrong.
-    - own_cosine, other_cosine: mean cosine of a picture with its own caption and with the other captions of its group.
+    - edits_told: the share of captions that lie nearer to their image than the same caption with one word wrong.
+    - own_cosine, other_cosine: mean cosine of an image with its own caption and with the other captions of its group.
     """
     device = _device(module)
     seen = torch.cat(
@@ -326,9 +326,9 @@ def train_all(
 ) -> dict[str, float]:
     """Train the evaluators whose files are missing in `assets`, write them, and measure every one as it was stored.
 
-    The reference statistics of the Fréchet distance (all of `world_validation`) are written beside the classifier, and
-    again whenever they are not of its weights. Returns flat figures such as "reader_accuracy" and "two_tower_top1".
-    `fid_of_real` is the distance of as many training pictures to that reference: what a perfect model would score.
+    The reference statistics of the Fréchet distance (all of `world_validation`) are written next to the classifier,
+    and again whenever they are not of its weights. Returns flat values such as "reader_accuracy" and "two_tower_top1".
+    `fid_of_real` is the distance of as many training images to that reference: the score of a perfect model.
     """
     figures: dict[str, float] = {}
     train, held = world_train, world_validation

@@ -1,10 +1,11 @@
-"""What drafters are trained on: sequences of tokens with their prompts, and the target's hidden states over them, on
+"""Training examples of drafters: sequences of tokens with their prompts, and the target's hidden states over them, on
 disk.
 
-A folder of shards, examples-00000.safetensors and on, each whole or not there: tokens (n, T) int32 and, where features
+A folder of shards, examples-00000.safetensors and on, each written atomically: tokens (n, T) int32 and, where features
 are stored, hidden (n, P - 1 + T, width) in the target's number format, ids (n, P) int32 and valid (n, P) bool of the
-prefix. A shard's metadata hold its prompts, the place of its first example and what the examples are of; manifest.json
-lists all shards with their digests when the last one is there. Stopped at any moment, the same command goes on.
+prefix. A shard's metadata hold its prompts, the index of its first example and the identity of the examples;
+manifest.json lists all shards with their digests when the last one is there. After an interruption, the same command
+resumes.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _FORMAT = "specbench-examples-1"
 
 @dataclass(frozen=True)
 class Pair:
-    """A prompt, under a name that stays, and what gives its picture; None: the target is to draw it."""
+    """A prompt, its stable name, and the function that gives its image; None: the target draws it."""
 
     name: str
     prompt: str
@@ -56,15 +57,15 @@ class Pair:
 
 
 def pairs(plan: Plan, classes: int) -> list[Pair]:
-    """The examples' prompts and pictures, in an order keyed by the seed; classes: how many a model of classes has, else
-    0. UsageError where there are no pictures, or captions for them."""
+    """The examples' prompts and images, in an order keyed by the seed; classes: the number of a class-conditional
+    model's classes, else 0. UsageError where there are no images, or captions for them."""
     cfg = plan.cfg
     if plan["source"] == "self":
         return [Pair(item.id, item.prompt) for item in data.load({**cfg, "n": plan["n"]})]
     if not plan["images"]:
         if cfg["data"] != "scenes":
             raise UsageError(
-                f"source=pairs needs pictures, and data={cfg['data']} has none of its own: name their folder with"
+                f"source=pairs needs images, and data={cfg['data']} has none of its own: name their folder with"
                 " images=DIR, or let the target draw them with source=self"
             )
         drawn = (scenes.sample(cfg["split"], i) for i in range(plan["n"]))
@@ -86,11 +87,11 @@ class _Scene:
 
 
 def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[Pair]:
-    """The pictures of a folder with their captions: from .txt files beside them, from sub-folders in their order (a
-    class each), or from the data set whose pictures they are."""
+    """The images of a folder with their captions: from .txt files next to them, from sub-folders in their order (a
+    class each), or from the data set of the images."""
     files = pictures.find(folder)
     if not files:
-        raise UsageError(f"images: {folder} holds no pictures")
+        raise UsageError(f"images: {folder} holds no images")
 
     def reads(path: Path) -> Callable[[], np.ndarray]:
         return lambda: pictures.read(path)
@@ -102,8 +103,8 @@ def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[Pair]
         groups = sorted({path.relative_to(folder).parts[0] for path in files if path.parent != folder})
         if not 0 < len(groups) <= classes or any(path.parent == folder for path in files):
             raise UsageError(
-                f"images: {folder} must hold one sub-folder a class, {classes} at most, and no pictures beside them (it"
-                f" has {len(groups)})"
+                f"images: {folder} must hold one sub-folder per class, {classes} at most, and no images next to them"
+                f" (it has {len(groups)})"
             )
         of = {group: str(i) for i, group in enumerate(groups)}
         return [Pair(name(path), of[path.relative_to(folder).parts[0]], reads(path)) for path in files]
@@ -112,7 +113,7 @@ def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[Pair]
         for path in files:
             text = read_text(path.with_suffix(".txt")).strip()
             if not text:
-                raise UsageError(f"{path.with_suffix('.txt')} is empty; write the picture's caption there")
+                raise UsageError(f"{path.with_suffix('.txt')} is empty; write the image's caption there")
             found.append(Pair(name(path), " ".join(text.split()), reads(path)))
         return found
     items = [item for item in data.load({**cfg, "n": None}) if item.reference] if cfg["data"] != "scenes" else []
@@ -120,8 +121,8 @@ def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[Pair]
     found = [Pair(item.id, item.prompt, reads(by_name[item.reference])) for item in items if item.reference in by_name]
     if not found:
         raise UsageError(
-            f"images: no caption is known for the pictures in {folder}: put NAME.txt beside NAME.jpg, or name the data"
-            " set that they belong to with data="
+            f"images: no caption was found for the images in {folder}: put NAME.txt next to NAME.jpg, or name their"
+            " data set with data="
         )
     return found
 
@@ -130,7 +131,7 @@ def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[Pair]
 
 
 def make(plan: Plan, pipeline: Pipeline, taps: tuple[int, ...], together: Processes) -> Examples:
-    """The examples of a plan, made where they are not there yet; several processes share the work.
+    """The examples of a plan, made where they are missing; several processes share the work.
 
     Raises UsageError where the folder holds other examples, and where the disk is too small.
     """
@@ -138,7 +139,7 @@ def make(plan: Plan, pipeline: Pipeline, taps: tuple[int, ...], together: Proces
     classes = int(getattr(getattr(target, "cfg", None), "num_classes", 0))
     found = pairs(plan, classes)
     if len(found) < 2:
-        raise UsageError(f"there are {len(found)} examples here; a training needs two at least")
+        raise UsageError(f"there are {len(found)} examples here; a training needs at least two")
     of = _identity(plan, pipeline, found, taps)
     live = Live(target.tapping(taps), np.zeros((0, target.length)), _Encoded(pipeline, [p.prompt for p in found]))
     size = _bytes(target, pipeline, found[0], taps) if plan["features"] == "stored" else 4 * target.length
@@ -183,7 +184,7 @@ def make(plan: Plan, pipeline: Pipeline, taps: tuple[int, ...], together: Proces
 
 
 def _identity(plan: Plan, pipeline: Pipeline, found: Sequence[Pair], taps: tuple[int, ...]) -> str:
-    """What examples are of, in JSON: equal for equal ones."""
+    """The identity of examples, in JSON: equal for equal examples."""
     cfg = plan.cfg
     names = hashlib.sha256(json.dumps([[p.name, p.prompt] for p in found]).encode()).hexdigest()[:12]
     kept = {name: cfg[name] for name in ("model", "reduced", "size", "dtype", "seed") if name in cfg}
@@ -200,14 +201,14 @@ def _file(folder: Path, rows: range, each: int) -> Path:
 
 
 def _is_there(path: Path, of: str, rows: range) -> bool:
-    """Whether a shard is there and whole. UsageError where it is of other examples."""
+    """Whether a shard is there and complete. UsageError where it is of other examples."""
     if not path.exists():
         return False
     try:
         with safe_open(path, framework="pt") as f:
             meta, whole = f.metadata() or {}, f.get_slice("tokens").get_shape()[0] == len(rows)
     except (SafetensorError, OSError):
-        return False  # damaged: made anew
+        return False  # damaged: made again
     if meta.get("of") != of or not whole:
         raise UsageError(
             f"{path.parent} holds other examples ({_difference(meta.get('of', '{}'), of)}); give another examples= or"
@@ -238,7 +239,7 @@ def _bytes(target: Language, pipeline: Pipeline, first: Pair, taps: tuple[int, .
 
 
 def _tokens(plan: Plan, pipeline: Pipeline, some: Sequence[Pair], first: int, bar: Any) -> Iterator[np.ndarray]:
-    """Tokens (n, T) int64 of pairs, the first of which is number `first`, a few at a time."""
+    """Tokens (n, T) int64 of pairs, the first of which has index `first`, a few at a time."""
     batch = plan["decode_batch"]
     if plan["source"] == "self":
         keys = [(plan.cfg["seed"], first + i) for i in range(len(some))]
@@ -268,7 +269,7 @@ def in_order(target: Language, codes: Tensor) -> Tensor:
 
 
 def _features(live: Live, tokens: np.ndarray, rows: np.ndarray, plan: Plan) -> dict[str, Tensor]:
-    """Hidden states and prefixes of one shard, whose prompts are dropped here and now."""
+    """Hidden states and prefixes of one shard; its prompts are dropped here, once for all epochs."""
     dropped = [np.random.default_rng([plan.cfg["seed"], int(i)]).uniform() < plan["dropout"] for i in rows]
     made: dict[str, list[Tensor]] = {"hidden": [], "ids": [], "valid": []}
     for i in range(0, len(rows), plan["decode_batch"]):
@@ -281,7 +282,7 @@ def _features(live: Live, tokens: np.ndarray, rows: np.ndarray, plan: Plan) -> d
 
 
 def _prefix_ids(lesson: Lesson) -> Tensor:
-    """The prefix's ids at places 1 and on, (N, P - 1)."""
+    """The prefix's ids at positions 1 and on, (N, P - 1)."""
     return lesson.ids[:, : lesson.valid.shape[1] - 1]
 
 
@@ -289,7 +290,7 @@ def _prefix_ids(lesson: Lesson) -> Tensor:
 
 
 class _Encoded:
-    """Conditioning of prompts, encoded once each and kept as long as there is room."""
+    """Conditioning of prompts, each encoded once and cached up to `room` bytes."""
 
     def __init__(self, pipeline: Pipeline, prompts: Sequence[str], room: int = 1 << 31) -> None:
         self.pipeline, self.prompts, self.room = pipeline, prompts, room
@@ -309,7 +310,7 @@ class _Encoded:
 
     def _encode(self, rows: list[int]) -> dict[int, Any]:
         found = self.pipeline.encode([self.prompts[i] for i in rows])
-        # clones: what an encoder made in inference mode cannot be learned from
+        # clones: tensors made in inference mode cannot be trained on
         return {
             i: type(found)(**{f.name: getattr(found, f.name)[n : n + 1].clone().cpu() for f in fields(found)})
             for n, i in enumerate(rows)
@@ -334,19 +335,19 @@ class Examples:
         return len(self.tokens)
 
     def lessons(self, target: Language) -> Lessons:
-        """What is learned from them; `target` as it is tapped."""
+        """The batches of training; `target`: with its hidden layers selected."""
         if self.stored:
             return _Stored(self, target)
         return Live(target, self.tokens, _Encoded(self.pipeline, self.prompts))
 
     def split(self, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the examples to train on and of those to validate on: the last ones."""
+        """Indices of the examples to train on and of those to validate on: the last ones."""
         held = min(len(self) - 1, max(1, math.ceil(share * len(self))))
         return np.arange(len(self) - held), np.arange(len(self) - held, len(self))
 
 
 class _Stored:
-    """Hidden states from the shards. Which prompts are dropped was decided when they were made."""
+    """Hidden states from the shards. Their prompts were dropped when the shards were made."""
 
     def __init__(self, examples: Examples, target: Language) -> None:
         self.examples, self.target, self.device = examples, target, target.output.weight.device

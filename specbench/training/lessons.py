@@ -1,4 +1,4 @@
-"""What a drafter learns from: sequences of a target, its hidden states over them, and the laws these stand for."""
+"""Training batches of a drafter: sequences of a target, its hidden states over them, and the distributions of these."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Conditions = Callable[[np.ndarray], Any]
 
 @dataclass
 class Lesson:
-    """N sequences. tokens (N, T) int64; hidden (N, P - 1 + T, width): the target's hidden states at all places but the
-    last, of which number P - 1 + t has the law of token t; ids (N, P - 2 + T): the vocabulary ids at places 1 and on;
-    valid (N, P) bool: the prefix's places. `given` is what a model of its own needs for its prefix (see `prefixed`),
-    None where hidden states were stored without it."""
+    """N sequences. tokens (N, T) int64; hidden (N, P - 1 + T, width): the target's hidden states at all positions
+    but the last; index P - 1 + t gives the distribution of token t; ids (N, P - 2 + T): the vocabulary ids at positions
+    1 and on; valid (N, P) bool: the prefix's positions. `given` is the input of a separate model's prefix (see
+    `prefixed`), None where hidden states were stored without it."""
 
     tokens: Tensor
     hidden: Tensor
@@ -33,29 +33,29 @@ class Lesson:
 class Lessons(Protocol):
     def __len__(self) -> int: ...
     def lesson(self, rows: np.ndarray, drop: np.ndarray) -> Lesson:
-        """Of examples `rows` (n,) int64, those of them without their prompt where `drop` (n,) bool says so."""
+        """Of examples `rows` (n,) int64, without their prompt where `drop` (n,) bool is true."""
         ...
 
 
 def prefixed(model: Language, conditioning: Any, drop: Tensor) -> Prefix:
-    """The prefix of N prompts, or where `drop` (N,) bool says so the unconditional one that guidance has beside it."""
+    """The prefix of N prompts; where `drop` (N,) bool is true, the unconditional prefix of guidance."""
     both, n = model.condition(conditioning, guided=True), len(drop)
     rows = torch.arange(n, device=drop.device) + n * drop
     return Prefix(both.inputs[rows], both.valid[rows], both.ids[rows])
 
 
 def hidden_over(model: Language, prefix: Prefix, tokens: Tensor) -> Tensor:
-    """Hidden states (N, P - 1 + T, width) over a prefix and tokens (N, T), the last of which nothing is read from."""
+    """Hidden states (N, P - 1 + T, width) over a prefix and tokens (N, T), whose last token is not an input."""
     return model.uncached(prefix, tokens[:, :-1])
 
 
 def followed(model: Language, prefix: Prefix, tokens: Tensor) -> Tensor:
-    """The vocabulary ids (N, P - 2 + T) at places 1 and on, up to the one before the last."""
+    """The vocabulary ids (N, P - 2 + T) at positions 1 and on, up to the one before the last."""
     return torch.cat([prefix.ids[:, 1:], model.ids(tokens[:, :-1])], 1)
 
 
 class Live:
-    """Hidden states are computed when they are wanted, from tokens (N, T) and their prompts."""
+    """Hidden states are computed on demand, from tokens (N, T) and their prompts."""
 
     def __init__(self, target: Language, tokens: np.ndarray, conditions: Conditions) -> None:
         self.target, self.tokens, self.conditions = target, tokens, conditions
@@ -85,20 +85,20 @@ class Live:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads laws from hidden states: the target's, over the codes that its grammar allows."""
+    """Computes distributions from hidden states: the target's, over the codes that its grammar allows."""
 
     target: Language
 
     @property
     def free(self) -> Tensor:
-        """Which image places hold codes, (T,) bool; the others hold the one token that the grammar asks for."""
+        """Which image positions hold codes, (T,) bool; the others hold the one token that the grammar forces."""
         grammar, device = self.target.grammar, self.target.output.weight.device
         if grammar is None:
             return torch.ones(self.target.length, dtype=torch.bool, device=device)
         return (grammar.forced < 0).to(device)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Float32 logits (..., codes) of hidden states as the head reads them."""
+        """Float32 logits (..., codes) of hidden states, the inputs of the head."""
         return self.codes(self.target.head(hidden.to(self.target.output.weight.dtype)))
 
     def codes(self, logits: Tensor) -> Tensor:

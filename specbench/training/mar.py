@@ -1,5 +1,5 @@
 """Training of the embedded pair of MAR models: a KL autoencoder, the target on its latents, and a smaller model that
-learns the target's law, to draft for it."""
+learns the target's distribution, to draft for it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from specbench.models.mar import MAR
 from specbench.models.mar_scenes import Latents
 from specbench.training.trainer import Recipe, Turn, fit
 
-#: Weight of the divergence from a standard normal, in nats a latent number, beside the pixels' squared error. Less
-#: makes sharper pictures; more leaves every token more noise of its own, a floor below which two models need not agree
-#: for a draft to pass. At ten times as much half of the numbers are left to noise, and shapes cannot be told any more.
+#: Weight of the divergence from a standard normal, in nats per latent dimension, relative to the pixels' squared error.
+#: Less makes sharper images; more leaves every token more noise of its own, a floor below which two models need not
+#: agree for a draft to be accepted. At ten times as much, half of the dimensions are noise, and shapes are lost.
 KL_WEIGHT = 2e-4
-#: Shares of masked tokens in training: at least none, and a normal law of this spread below all. MAR's own are above
-#: 0.7; decoding token by token asks for every share alike.
+#: Shares of masked tokens in training: at least none, and a normal distribution of this spread below all. MAR's own
+#: are above 0.7; decoding token by token uses every share equally.
 LEAST, SPREAD = 0.0, 0.5
-#: How often each token is noised in a batch: the head costs less than what comes before it.
+#: How often each token is noised in a batch: the head costs less than the layers before it.
 REPEATS = 4
 
 
@@ -33,8 +33,8 @@ REPEATS = 4
 
 
 def train_kl(kl: Latents, images: np.ndarray, recipe: Recipe, work: Path) -> dict[str, float]:
-    """Train on uint8 images (N, H, W, 3), and set the scale of its tokens, which are of unit variance then. Returns the
-    last figures (PSNR in dB, nats a latent number)."""
+    """Train on uint8 images (N, H, W, 3), and set the scale of its tokens, so that they have unit variance. Returns the
+    last statistics (PSNR in dB, nats per latent dimension)."""
     device = next(kl.parameters()).device
 
     def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
@@ -57,17 +57,17 @@ def train_kl(kl: Latents, images: np.ndarray, recipe: Recipe, work: Path) -> dic
 
 
 def vividness(images: Tensor) -> Tensor:
-    """How much each pixel counts, (N, H, W) with a mean of 1, of images (N, 3, H, W): a third for all alike, the rest
-    by its squared distance from the picture's mean colour. An object is small and vivid; without this its outline is
-    worth less than the grain of what is behind it."""
+    """The weight of each pixel, (N, H, W) with a mean of 1, of images (N, 3, H, W): a third equal for all, the rest by
+    its squared distance from the image's mean colour. An object is small and vivid; without this its outline weighs
+    less than the grain of the background."""
     distance = (images - images.mean((2, 3), keepdim=True)).square().mean(1)
     return (1 + 2 * distance / distance.mean((1, 2), keepdim=True).clamp_min(1e-6)) / 3
 
 
 @torch.no_grad()
 def encode_all(kl: Latents, images: np.ndarray, batch: int = 128) -> np.ndarray:
-    """Laws of the tokens, mean and spread (2, N, L, D) float16, of uint8 images (N, H, W, 3): computed once and
-    kept."""
+    """Distributions of the tokens, mean and spread (2, N, L, D) float16, of uint8 images (N, H, W, 3): computed once
+    and kept."""
     device = next(kl.parameters()).device
     laws = []
     for i in range(0, len(images), batch):
@@ -78,15 +78,15 @@ def encode_all(kl: Latents, images: np.ndarray, batch: int = 128) -> np.ndarray:
 
 
 def mirrored(images: np.ndarray) -> np.ndarray:
-    """Pictures (N, H, W, 3), and behind them the same with left and right exchanged: of scenes with one object these
-    have the same law and the same labels, and are twice as many."""
+    """Images (N, H, W, 3), followed by the same with left and right exchanged: for scenes with one object these have
+    the same distribution and the same labels, and are twice as many."""
     return np.concatenate([images, images[:, :, ::-1]])
 
 
 @torch.no_grad()
 def evaluate_kl(kl: Latents, images: np.ndarray, limit: float) -> dict[str, float]:
-    """PSNR in dB (mean over images) of what tokens drawn from their law decode to, in float32; nats a token; and the
-    share of the tokens' numbers beyond `limit`."""
+    """PSNR in dB (mean over images) of images decoded from tokens drawn from their distribution, in float32; nats
+    per token; and the share of the tokens' values beyond `limit`."""
     device = next(kl.parameters()).device
     rng = torch.Generator().manual_seed(0)
     psnr, nats, beyond = [], [], []
@@ -108,8 +108,8 @@ def evaluate_kl(kl: Latents, images: np.ndarray, limit: float) -> dict[str, floa
 def draw(
     laws: np.ndarray, labels: np.ndarray, seed: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
-    """Tokens (n, L, D) float32 from their laws (2, n, L, D), their labels (n,) int64, which of them are masked (n, L)
-    bool, and the generator for what else is drawn."""
+    """Tokens (n, L, D) float32 from their distributions (2, n, L, D), their labels (n,) int64, which of them are masked
+    (n, L) bool, and the generator for further draws."""
     generator = torch.Generator().manual_seed(seed)
     mean, spread = torch.as_tensor(laws.astype(np.float32))
     tokens = mean + spread * torch.randn(mean.shape, generator=generator)
@@ -127,8 +127,8 @@ def _draw_some(
 def train_target(
     model: MAR, laws: np.ndarray, labels: np.ndarray, recipe: Recipe, work: Path, dropout: float = 0.1
 ) -> dict[str, float]:
-    """MAR's own training on tokens drawn from `laws` (2, N, L, D), of classes `labels` (N,) int64, which a share
-    `dropout` of the rows lose, so that guidance has its unconditional half."""
+    """MAR's own training on tokens drawn from `laws` (2, N, L, D), of classes `labels` (N,) int64; a share `dropout` of
+    the rows lose theirs, so that guidance has its unconditional half."""
     device = model.mask_token.device
 
     def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
@@ -149,13 +149,13 @@ def train_draft(
     work: Path,
     dropout: float = 0.3,
 ) -> dict[str, float]:
-    """The same for the smaller model, and beside it, unless `target` is None, distillation: the two models'
-    `divergence` along a token's path.
+    """The same for the smaller model, with distillation unless `target` is None: the two models' `divergence` along a
+    token's path.
 
-    A draft passes with probability 1 - TV of the two laws of a path (criterion=path), which the divergence bounds
-    (Pinsker); the data alone teach what the world does, which a draft need not know where the target does not. The
-    logarithm keeps the first steps, where the two have nothing in common, from drowning the rest. `dropout`: share of
-    unconditional rows, since a guided draft runs those too.
+    A draft is accepted with probability 1 - TV of the two distributions of a path (criterion=path), which the
+    divergence bounds (Pinsker). The data alone teach the data distribution, which a draft need not learn where the
+    target has not. The logarithm keeps the first training steps, where the two models are far apart, from dominating
+    the rest. `dropout`: share of unconditional rows, since a guided draft runs those too.
     """
     device = draft.mask_token.device
     if target is not None:
@@ -181,8 +181,8 @@ def train_draft(
 def divergence(
     target: MAR, draft: MAR, x0: Tensor, z: Tensor, z_draft: Tensor, generator: torch.Generator, repeats: int = 2
 ) -> Tensor:
-    """KL divergence (repeats n,) in nats of the draft's law of a step from the target's, at one random sampling step of
-    each token x0 (n, D); times the number of steps and averaged it is that of whole paths."""
+    """KL divergence (repeats n,) in nats of the draft's distribution of a step from the target's, at one random
+    sampling step of each token x0 (n, D); its mean times the number of steps is the divergence of whole paths."""
     x0, z, z_draft = (x.repeat(repeats, 1) for x in (x0, z, z_draft))
     schedule = diffusion.schedule(draft.cfg.steps, x0.device)
     index = torch.randint(0, len(schedule), (len(x0),), generator=generator).to(x0.device)
@@ -197,7 +197,7 @@ def divergence(
 def _batches(
     laws: np.ndarray, labels: np.ndarray, device: torch.device, batch: int = 64
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, torch.Generator]]:
-    """As of `draw`, every image once, and the same whenever asked."""
+    """Batches as of `draw`: every image once, the same at every call."""
     for i in range(0, len(labels), batch):
         yield draw(laws[:, i : i + batch], labels[i : i + batch], i, device)
 
@@ -214,7 +214,7 @@ def evaluate_target(model: MAR, laws: np.ndarray, labels: np.ndarray) -> dict[st
 
 @torch.no_grad()
 def evaluate_draft(target: MAR, draft: MAR, laws: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """`evaluate_target` of the draft, and its divergence from the target in nats a token's path, without guidance."""
+    """`evaluate_target` of the draft, and its divergence from the target in nats per token's path, without guidance."""
     nats = []
     for tokens, classes, masked, generator in _batches(laws, labels, draft.mask_token.device):
         z, z_draft = (m.conditions(tokens, ~masked, classes)[masked] for m in (target, draft))

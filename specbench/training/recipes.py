@@ -1,4 +1,4 @@
-"""How a drafter is trained, from the words of a command line and a recipe in conf/recipes.yaml. Imports no torch."""
+"""The plan of a drafter's training, from command-line arguments and a recipe in conf/recipes.yaml. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from specbench.config.parameters import Parameter
 from specbench.errors import UsageError, unknown, values
 from specbench.storage import home
 
-#: Every word of a training; the others are those of a run: model, weights, data, seed, temperature, ...
+#: Every argument of a training; the others are those of a run: model, weights, data, seed, temperature, ...
 TABLE: dict[str, Parameter] = {
     "drafter": Parameter("word", "the network that is trained", choices=tuple(registry.KINDS)),
-    "recipe": Parameter("word", "the recipe in conf/recipes.yaml that the other words begin with"),
-    "out": Parameter("path", "folder of the weights, their card, the curves, the examples and what resuming needs"),
+    "recipe": Parameter("word", "the recipe in conf/recipes.yaml with the defaults of the other arguments"),
+    "out": Parameter("path", "folder of the weights, their card, the curves, the examples and the state for resuming"),
     "examples": Parameter("path", "folder of the examples, for trainings that share them", null="examples/ in out"),
     "images": Parameter(
         "path",
-        "folder of pictures: those that data= names, or each with its caption in a .txt beside it; for a model of"
-        " classes a folder a class",
-        null="the pictures that data= draws itself",
+        "folder of images: those that data= names, or each with its caption in a .txt next to it; for a"
+        " class-conditional model a folder per class",
+        null="the images that data= draws itself",
     ),
     "source": Parameter(
         "word",
-        "tokens of pictures with captions, by the model's tokenizer, or those that the target draws",
+        "tokens of images with captions, by the model's tokenizer, or those that the target draws",
         choices=("pairs", "self"),
     ),
     "features": Parameter(
-        "word", "the target's hidden states are kept on disk, or computed on the fly", choices=("stored", "live")
+        "word", "the target's hidden states are stored on disk, or computed on the fly", choices=("stored", "live")
     ),
     "n": Parameter("whole", "examples", low=2, high=10_000_000),
-    "held_out": Parameter("number", "share of the examples that is validated on", low=0, above=True, high=0.5),
-    "epochs": Parameter("number", "passes over the examples", low=0, high=1e6, above=True, null="steps says it"),
-    "steps": Parameter("whole", "optimiser steps", low=1, high=10**9, null="epochs says it"),
-    "batch": Parameter("whole", "examples a step", low=1, high=2**16),
+    "held_out": Parameter("number", "share of the examples held out for validation", low=0, above=True, high=0.5),
+    "epochs": Parameter("number", "passes over the examples", low=0, high=1e6, above=True, null="given by steps"),
+    "steps": Parameter("whole", "optimiser steps", low=1, high=10**9, null="given by epochs"),
+    "batch": Parameter("whole", "examples per step", low=1, high=2**16),
     "accumulate": Parameter("whole", "passes that share a step's examples", low=1, high=2**12),
     "decode_batch": Parameter("whole", "images that the target draws, or tokenizes, at once", low=1, high=2**12),
     "lr": Parameter("number", "peak learning rate", low=0, above=True),
@@ -58,12 +58,14 @@ TABLE: dict[str, Parameter] = {
     "noise": Parameter("number", "half-width of the noise on the target's hidden states", low=0),
     "cross": Parameter("number", "weight of the cross-entropy", low=0),
     "regression": Parameter("number", "weight of the distance to the target's hidden states", low=0),
-    "turns": Parameter("whole", "drafted places that an EAGLE drafter learns on its own outputs", low=1, high=32),
+    "turns": Parameter("whole", "unroll steps that an EAGLE drafter learns on its own outputs", low=1, high=32),
     "decay": Parameter(
-        "number", "weight of a place, or of a Medusa head, beside that of the one before", low=0, high=1
+        "number", "weight of an unroll step, or of a Medusa head, relative to the one before", low=0, high=1
     ),
     "freeze": Parameter("flag", "the token table stays the target's (EAGLE drafters)"),
-    "labels": Parameter("word", "the cross-entropy is to the target's law or to the token", choices=("law", "token")),
+    "labels": Parameter(
+        "word", "the cross-entropy is to the target's distribution or to the token", choices=("law", "token")
+    ),
     "heads": Parameter("whole", "Medusa heads", low=1, high=16),
     "keep": Parameter(
         "word",
@@ -76,13 +78,13 @@ TABLE: dict[str, Parameter] = {
 }
 _FILE = "recipes.yaml"
 _FREE = {"out": None, "examples": None, "images": None, "decode_batch": 16, "tensorboard": False}
-#: What changes nothing about the weights that come out, and may change between one command and the next.
+#: Arguments that do not affect the weights, and may change between one command and the next.
 WHERE = ("out", "examples", "save_every", "tensorboard", "decode_batch")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A checked command line: `words` as of `TABLE`, and the run's configuration, in which the target stands."""
+    """A checked command line: `words` as of `TABLE`, and the run's configuration, which names the target."""
 
     words: Mapping[str, Any]
     cfg: Mapping[str, Any]
@@ -111,13 +113,15 @@ def plan(words: Sequence[str]) -> Plan:
     kind = mine.get("drafter")
     if kind is None:
         raise UsageError(
-            f"name what is to be trained: drafter={'|'.join(TABLE['drafter'].choices)}, or `specbench train scenes` for"
+            f"name the drafter to train: drafter={'|'.join(TABLE['drafter'].choices)}, or `specbench train scenes` for"
             " the embedded models"
         )
     parameters_of = values(theirs, {w.partition("=")[0] for w in theirs})
     model = parameters_of.get("model", parameters.usual_choice("model"))
     if model in parameters.choices("model") and parameters.is_continuous("model", model):
-        raise UsageError(f"{model} draws vectors; its smaller drafter is a MAR of its own, which is not trained here")
+        raise UsageError(
+            f"{model} draws continuous tokens; its drafter is a smaller MAR, which this command does not train"
+        )
     recipe = mine.get("recipe", _usual_recipe(model))
     settled = settings(recipe, _checked("drafter", kind))
     run = settled.pop("run")
@@ -126,7 +130,7 @@ def plan(words: Sequence[str]) -> Plan:
         if one in mine and other not in mine:
             settled[other] = None
     if (settled["epochs"] is None) == (settled["steps"] is None):
-        raise UsageError("say how long: epochs=, or steps=, and not both")
+        raise UsageError("give the length of the training: either epochs= or steps=")
     if settled["source"] == "self" and settled["images"]:
         raise UsageError("images= are for source=pairs; with source=self the target draws them")
     if kind == "draft_model" and settled["features"] == "stored":
@@ -140,8 +144,8 @@ def plan(words: Sequence[str]) -> Plan:
 
 
 def settings(recipe: str, kind: str) -> dict[str, Any]:
-    """What a recipe says of a kind of drafter, with `run`, the words of a run that it brings. UsageError for one that
-    does not exist, and for one that does not say everything, or more."""
+    """The settings of a recipe for a kind of drafter, with `run`, its arguments of a run. UsageError for a recipe that
+    does not exist, and for missing or unknown settings."""
     known = _recipes()
     if recipe not in known:
         raise unknown("recipe", recipe, known)
@@ -153,7 +157,7 @@ def settings(recipe: str, kind: str) -> dict[str, Any]:
     wanted = set(TABLE) - set(_FREE) - {"drafter", "recipe"}
     if odd := sorted(wanted ^ set(found)):
         raise UsageError(
-            f"recipe {recipe} in conf/{_FILE} must say {', '.join(sorted(wanted))} (look at: {', '.join(odd)})"
+            f"recipe {recipe} in conf/{_FILE} must set {', '.join(sorted(wanted))} (check: {', '.join(odd)})"
         )
     checked = {name: _checked(name, value) for name, value in found.items()}
     return {**_FREE, **checked, "drafter": kind, "recipe": recipe, "run": run}
@@ -171,7 +175,7 @@ def _usual_recipe(model: str) -> str:
 
 
 def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The training's own words, and those of a run."""
+    """The training's own arguments, and those of a run."""
     mine = [word for word in words if word.partition("=")[0] in TABLE]
     return values(mine, TABLE), [word for word in words if word not in mine]
 

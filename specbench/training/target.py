@@ -20,7 +20,7 @@ from specbench.training.trainer import Recipe, Turn, fit
 def train_text(
     text: TextEncoder, captions: list[str], labels: np.ndarray, recipe: Recipe, work: Path
 ) -> dict[str, float]:
-    """Train the text encoder to state what its caption puts where; labels (N, 14) as of `scenes.render`."""
+    """Train the text encoder to predict the scene's attributes by position; labels (N, 14) as of `scenes.render`."""
     device = text.places.device
     ids, y = text.tokenize(captions), torch.as_tensor(scenes.placed(labels))
 
@@ -42,7 +42,7 @@ def features_of(text: TextEncoder, captions: list[str], batch: int = 512) -> Ten
 
 
 def lessons(model: LlamaGen, tokens: np.ndarray, features: Tensor) -> Live:
-    """Token rows (N, T) with their captions' features (N, P, dim), which fill their prefix."""
+    """Token rows (N, T) with their captions' features (N, P, dim), which form their prefix."""
     device = model.output.weight.device
 
     def conditions(rows: np.ndarray) -> Conditioning:

@@ -36,7 +36,7 @@ class _Trainer(nn.Module):
 def train(
     vq: VQModel, images: np.ndarray, recipe: Recipe, work: Path, decay: float = 0.98, commitment: float = 0.5
 ) -> dict[str, float]:
-    """Train `vq` on uint8 images (N, H, W, 3). Returns the last figures (PSNR in dB, perplexity of the codes)."""
+    """Train `vq` on uint8 images (N, H, W, 3). Returns the last statistics (PSNR in dB, perplexity of the codes)."""
     t = _Trainer(vq)
     device = next(vq.parameters()).device
     t.to(device)

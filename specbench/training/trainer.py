@@ -1,7 +1,7 @@
-"""A small, resumable training loop. It knows nothing of images: a stage is a module, a loss and a recipe.
+"""A small, resumable training loop, independent of images: a stage is a module, a loss and a recipe.
 
-Every step draws what it needs from a generator seeded by (recipe seed, step), so a run that was killed continues with
-the batches it would have seen. Several processes, started by `accelerate launch`, share a step's batch.
+Every step draws from a generator seeded by (recipe seed, step), so a killed run resumes with the same batches.
+Several processes, started by `accelerate launch`, share a step's batch.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Recipe:
         return self.lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * t)))
 
 
-#: Where parameters of the blocks of a Transformer stand.
+#: Name prefixes of the parameters of a Transformer's blocks.
 BLOCKS = ("layers.", "encoder_blocks.", "decoder_blocks.")
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One pass of a step: number `part` of `parts`, which share the step's batch, all processes' counted."""
+    """One pass of a training step: index `part` of `parts` over all processes, which share the step's batch."""
 
     step: int
     seed: int
@@ -70,7 +70,7 @@ class Turn:
 
     @property
     def rng(self) -> np.random.Generator:
-        """What all parts draw alike."""
+        """The generator of draws that all parts share."""
         return np.random.Generator(np.random.Philox(key=[self.seed, self.step]))
 
     def generator(self, device: torch.device) -> torch.Generator:
@@ -79,14 +79,14 @@ class Turn:
         return torch.Generator(device).manual_seed(int(key >> 1))
 
 
-#: loss(turn) -> (scalar loss, a mean over the examples of this part; figures to log)
+#: loss(turn) -> (scalar loss, a mean over the examples of this part; statistics to log)
 Loss = Callable[[Turn], tuple[Tensor, dict[str, float]]]
 
 
 @dataclass(frozen=True)
 class Validation:
-    """figures() every `every` steps; with `best`, the weights that are kept are those with the highest figure of that
-    name, else the last ones."""
+    """figures() every `every` steps; with `best`, the weights with the highest statistic of that name are kept, else
+    the last ones."""
 
     figures: Callable[[], dict[str, float]]
     every: int
@@ -94,7 +94,7 @@ class Validation:
 
 
 class Processes(Protocol):
-    """Who else trains. Hugging Face accelerate's Accelerator has these."""
+    """The processes of a training. Hugging Face accelerate's Accelerator has this interface."""
 
     num_processes: int
     process_index: int
@@ -117,7 +117,7 @@ class Alone:
 
 
 def processes() -> tuple[Processes, torch.device | None]:
-    """The processes that `accelerate launch` or torchrun started, and this one's device; alone, and None, else."""
+    """The processes that `accelerate launch` or torchrun started, and this one's device; otherwise `Alone` and None."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return Alone(), None
     try:
@@ -146,7 +146,7 @@ def _optimisers(module: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer
 
 
 def _save(path: Path, state: dict[str, Any]) -> None:
-    """Atomically; what is written is on disk before it has its name."""
+    """Save atomically: the data are on disk before the file has its name."""
     tmp = path.with_suffix(".tmp")
     with tmp.open("wb") as f:
         torch.save(state, f)
@@ -156,7 +156,7 @@ def _save(path: Path, state: dict[str, Any]) -> None:
 
 
 class _Fit:
-    """A training in progress, whose state goes to a file and comes back from it."""
+    """A training in progress, whose state is saved to a file and loaded from it."""
 
     def __init__(self, name: str, module: nn.Module, recipe: Recipe, work: Path) -> None:
         self.name, self.module, self.recipe = name, module, recipe
@@ -176,7 +176,7 @@ class _Fit:
             optimiser.load_state_dict(saved)
         self.shadow, self.step, self.figures = state["shadow"], state["step"], state["figures"]
         self.seconds, self.best, self.kept = state["seconds"], state.get("best", -math.inf), state.get("kept", [])
-        for file in (self.curve, self.held):  # what was logged after the state was saved comes again
+        for file in (self.curve, self.held):  # rows logged after the saved state are logged again
             _forget_after(file, self.step)
 
     def save(self, seconds: float) -> None:
@@ -191,7 +191,7 @@ class _Fit:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within, the module has the weights that it would end with now."""
+        """Within, the module has the weights it would have if training ended now."""
         own = [p.detach().clone() for p in self.params] if self.shadow else []
         self.put(self.shadow)
         self.module.eval()
@@ -225,11 +225,11 @@ def fit(
     together: Processes | None = None,
     board: Any = None,
 ) -> dict[str, float]:
-    """Train `module` in place; resume from `work/<name>.pt` where it exists. Returns the last logged figures.
+    """Train `module` in place; resume from `work/<name>.pt` where it exists. Returns the last logged statistics.
 
     `after_step(step)` runs without gradients after each optimiser step (codebook upkeep and the like). The loss curve
-    goes to `work/<name>.csv`, the validation's figures to `work/<name>-validation.csv`; both to `board`, a TensorBoard
-    writer, where there is one. Raises FloatingPointError for a gradient that is not finite.
+    goes to `work/<name>.csv`, the validation's statistics to `work/<name>-validation.csv`; both to `board`, a
+    TensorBoard writer, where there is one. Raises FloatingPointError for a gradient that is not finite.
     """
     work.mkdir(parents=True, exist_ok=True)
     together = together or Alone()
@@ -290,7 +290,7 @@ def fit(
 
 
 def _add_up(params: list[nn.Parameter], together: Processes) -> None:
-    """Gradients of all processes, in one message."""
+    """Sum the gradients of all processes, in one message."""
     if together.num_processes == 1:
         return
     grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in params]
@@ -300,7 +300,7 @@ def _add_up(params: list[nn.Parameter], together: Processes) -> None:
 
 
 def _mean(figures: list[dict[str, float]], device: torch.device, together: Processes) -> dict[str, float]:
-    """Of the parts of a step, on all processes."""
+    """The mean over the parts of a step, on all processes."""
     own = torch.tensor([[float(v) for v in part.values()] for part in figures], dtype=torch.float64).mean(0)
     shared = together.reduce(own.to(device, torch.float32), "mean")
     return dict(zip(figures[0], shared.tolist(), strict=True))
@@ -319,7 +319,7 @@ def _log(path: Path, row: Mapping[str, float], board: Any = None, name: str = ""
 
 
 def _forget_after(path: Path, step: int) -> None:
-    """Leaves of a curve what belongs to the first `step` steps; a line that was cut off goes, too."""
+    """Keep the rows of a curve up to training step `step`; drop a truncated line, too."""
     if not path.exists():
         return
     with path.open(newline="") as f:
