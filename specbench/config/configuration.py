@@ -318,7 +318,7 @@ def _check_form(o: Override) -> None:
 
 
 def described(overrides: Sequence[str]) -> dict[str, Any]:
-    """The flat configuration of one run, for its help: neither complete nor checked as a whole. Of parameters with
+    """The flat configuration of one run, for its help: neither complete nor checked. Of parameters with
     several values it has the default."""
     with _session():
         several = {o.key_or_group for o in _parse(tidy(overrides)) if o.is_sweep_override()}
