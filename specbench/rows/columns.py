@@ -96,7 +96,7 @@ _WHERE = {
     "device": "device that decoded",
     "device_name": "its name",
     "dtype": "number format of the models",
-    "engine": "how a step was executed",
+    "engine": "execution of a step",
     "torch": "version of PyTorch",
     "driver": "version of the CUDA driver",
     "python": "version of Python",
