@@ -194,7 +194,7 @@ def test_depths_that_contradict_each_other_are_refused(tmp_path):
         ("one", c | {"num_hidden_layers": 1}, t, "num_hidden_layers=1, and .* holds the tensors of 2"),
         ("three", c | {"num_hidden_layers": 3}, t, "num_hidden_layers=3, and .* holds the tensors of 2"),
         ("many", c | {"num_hidden_layers": 10**9}, t, "num_hidden_layers=1000000000, and"),
-        ("text", c | {"num_hidden_layers": "2"}, t, "num_hidden_layers must be a whole number"),
+        ("text", c | {"num_hidden_layers": "2"}, t, "num_hidden_layers must be an integer"),
         ("gap", c, {k.replace("layers.1", "layers.2"): v for k, v in t.items()}, "must be layers.0, layers.1"),
         ("norm", c, lacking, "tensor 'layers.1.input_layernorm.weight' is missing"),
         ("heads", c | {"num_attention_heads": 3}, t, "do not go together"),

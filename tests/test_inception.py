@@ -185,10 +185,10 @@ def test_absent_weights_leave_the_columns_empty(tmp_path: Path) -> None:
     [
         ({"resise": "tf"}, "unknown option of kid 'resise' .*crop, resize, subset_size, subsets"),
         ({"resize": "bicubic"}, "unknown resize of Inception 'bicubic' .*clean, pytorch, tf"),
-        ({"crop": 0}, "crop must be a whole number"),
-        ({"crop": True}, "crop must be a whole number"),
-        ({"subsets": None}, "subsets must be a whole number"),
-        ({"subsets": 2.0}, "subsets must be a whole number"),
+        ({"crop": 0}, "crop must be an integer"),
+        ({"crop": True}, "crop must be an integer"),
+        ({"subsets": None}, "subsets must be an integer"),
+        ({"subsets": 2.0}, "subsets must be an integer"),
     ],
 )
 def test_options_are_checked(options: dict[str, object], message: str) -> None:
