@@ -228,10 +228,10 @@ def test_vectors_are_timed_with_their_diffusion_steps(call: Call) -> None:
         (("out=a.csv", "out=b.csv"), "'out' is given twice"),
         (("forced_accept=much",), "forced_accept must be a number of at least 1"),
         (("method=sd", "window=3", "forced_accept=4.5"), "forced_accept=4.5 is more than the 4 tokens"),
-        (("bench.context=3",), "bench.context=3 is outside the image: its tokens stand at places"),
+        (("bench.context=3",), "bench.context=3 is outside the image: its tokens have the positions"),
         (("window=3,4",), "-m"),
-        (("model=mar_b", "method=cspd", "forced_accept=2"), "forced_accept= is for models of codes"),
-        (("out=foreign.csv",), "foreign.csv is no file of benchmarks (it has a column mine)"),
+        (("model=mar_b", "method=cspd", "forced_accept=2"), "forced_accept= needs discrete tokens"),
+        (("out=foreign.csv",), "foreign.csv is not a file of benchmarks (it has a column mine)"),
     ],
 )
 def test_bad_words_cost_one_sentence(call: Call, tmp_path: Path, words: tuple[str, ...], message: str) -> None:

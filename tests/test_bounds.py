@@ -226,7 +226,7 @@ def test_a_pipe_among_the_pictures_is_not_waited_for(call: Call, tmp_path: Path)
     os.mkfifo(tmp_path / "pictures/0.png")
     code, _, err = call("evaluate", "pictures", "metrics=scenes_fid", "out=scored")
     assert code == 2
-    assert "0.png is no file" in err
+    assert "0.png is not a file" in err
 
 
 # --- names ------------------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
         (["run", "delta=0"], "delta must be a number above 0 (got 0)"),
         (["run", "delta=1,2"], "add -m"),
         (["run", "delta=["], "cannot read 'delta=['"),
-        (["run", "n=0"], "n must be a whole number of at least 1"),
+        (["run", "n=0"], "n must be an integer of at least 1"),
         (["run", "data=prompts"], "prompts must be a file of prompts, as in prompts=my.txt (got null)"),
         (
             ["run", "data=coco2017", "n=1", "out=here"],
@@ -142,7 +142,7 @@ def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
         (["run", "prompts=absent.txt", "split=train"], "has no parameter 'split' (it belongs to data coco2014, "),
         (["run", "weights=/not/there"], "there is no folder '/not/there'"),
         (["run", "n=1", "out=/proc/x"], "cannot write into /proc/x (No such file or directory); choose another out="),
-        (["run", "workers=0"], "workers must be a whole number of at least 1"),
+        (["run", "workers=0"], "workers must be an integer of at least 1"),
         (["run", "n=1", "out=/dev/null/x"], "cannot write into /dev/null/x (Not a directory)"),
         (["run", "-m", "n=1", "delta=1,2", "out=/dev/null/x"], "cannot write into /dev/null/x (Not a directory)"),
         (["run", "-m", "delta=1,0"], "job delta=0: delta must be"),

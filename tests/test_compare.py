@@ -659,7 +659,7 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
         ({"accepted_length": 1e200}, "no number as accepted_length"),
         ({"accepted_length": True}, "no number as accepted_length"),
         ({"steps": 0}, "index 0 has steps 0"),
-        ({"steps": 1.5}, r"no whole number as steps \(1.5\)"),
+        ({"steps": 1.5}, r"no integer as steps \(1.5\)"),
         ({"drafted": -1}, "has drafted -1"),
         ({"accepted": 10**6}, "accepted 1000000 of 500 drafts"),
         ({"prompt": None}, "no text as prompt"),

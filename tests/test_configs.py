@@ -66,7 +66,7 @@ def test_models_of_vectors_have_methods_of_their_own() -> None:
     for words, said in (
         (
             ["model=mar_b", "method=sjd"],
-            "mar_b has continuous tokens, which drafter sjd does not go with; use method=cspd, ",
+            "mar_b has continuous tokens, which drafter sjd does not support; use method=cspd, ",
         ),
         (["model=mar_b", "method=cspd", "rule=cool"], "which drafter cspd and rule cool do not go with"),
         (["method=cspd"], "llamagen_scenes has discrete tokens, which drafter cspd and rule density do not go with"),
@@ -240,17 +240,17 @@ def test_what_a_preset_sets_for_an_exchanged_part_is_dropped(monkeypatch: pytest
         ("floor=-1", "floor must be"),
         ("schedule=steep", "schedule must be one of exponential, linear"),
         ("resample=other", "resample must be one of optimal, vanilla"),
-        ("n=0", "n must be a whole number of at least 1 and at most 1000000, or all (got 0)"),
-        ("n=1.5", "n must be a whole number"),
-        ("n=al", "n must be a whole number of at least 1 and at most 1000000, or all (got 'al')"),
+        ("n=0", "n must be an integer of at least 1 and at most 1000000, or all (got 0)"),
+        ("n=1.5", "n must be an integer"),
+        ("n=al", "n must be an integer of at least 1 and at most 1000000, or all (got 'al')"),
         ("n=all", "data=scenes has no last prompt"),
-        ("batch=all", "batch must be a whole number of at least 1 and at most 4096 (got 'all')"),
-        ("n=true", "n must be a whole number"),
+        ("batch=all", "batch must be an integer of at least 1 and at most 4096 (got 'all')"),
+        ("n=true", "n must be an integer"),
         ("batch=0", "batch must be"),
         ("seed=-1", "seed must be"),
         ("warmup=-1", "warmup must be"),
         ("baseline=1", "baseline must be true or false"),
-        ("top_k=0", "top_k must be a whole number of at least 1 and at most 2147483647, or null (off)"),
+        ("top_k=0", "top_k must be an integer of at least 1 and at most 2147483647, or null (off)"),
         ("top_k=-3", "top_k must be"),
         ("top_p=0", "top_p must be a number above 0 and at most 1"),
         ("top_p=1.1", "top_p must be"),
@@ -275,7 +275,7 @@ def test_what_a_preset_sets_for_an_exchanged_part_is_dropped(monkeypatch: pytest
         ("++typo=1", "unknown parameter 'typo'"),
         ("delt=1", "did you mean 'delta'?"),
         ("model.width=1", "unknown parameter 'model.width'"),
-        ("~delta", "cannot be taken away"),
+        ("~delta", "cannot be removed"),
         ("delta=1,2", "add -m"),
         ("experiment=coolsd_delta", "add -m"),
         ("delta=[", "cannot read 'delta=['"),
@@ -314,7 +314,7 @@ def test_a_launcher_that_is_not_installed_names_its_extra(
 
 
 def test_windows_of_chains_are_at_least_one() -> None:
-    with pytest.raises(UsageError, match="window must be a whole number of at least 1"):
+    with pytest.raises(UsageError, match="window must be an integer of at least 1"):
         configuration.compose(["method=sd", "window=0"])
 
 

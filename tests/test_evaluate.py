@@ -137,14 +137,14 @@ def test_shuffling_and_renaming_changes_no_score(call: Call, folder: Path, tmp_p
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (lambda f: (f / "2.png").unlink(), "no picture has the name of 1 prompt (2): name each picture by the id"),
-        (lambda f: (f / "2.png").rename(f / "7.png"), "no prompt has the id of 1 picture (7.png) and no picture has"),
-        (lambda f: shutil.copy(f / "2.png", f / "b.png"), "no prompt has the id of 1 picture (b.png)"),
+        (lambda f: (f / "2.png").unlink(), "no image has the name of 1 prompt (2): name each image by the id"),
+        (lambda f: (f / "2.png").rename(f / "7.png"), "no prompt has the id of 1 image (7.png) and no image has"),
+        (lambda f: shutil.copy(f / "2.png", f / "b.png"), "no prompt has the id of 1 image (b.png)"),
         (lambda f: shutil.copy(f / "2.png", f / "02.png"), "02.png and "),
-        (lambda f: shutil.copytree(f, f / "copy"), "are both named like the prompt 0; keep one of them"),
+        (lambda f: shutil.copytree(f, f / "copy"), "both have the name of prompt 0; keep one of them"),
         (lambda f: (f / "2.png").write_bytes(b""), "2.png is empty"),
         (lambda f: (f / "2.png").write_bytes(b"GIF89a"), "2.png"),
-        (lambda f: [p.unlink() for p in f.iterdir()], "holds no pictures (.png, .jpg,"),
+        (lambda f: [p.unlink() for p in f.iterdir()], "holds no images (.png, .jpg,"),
     ],
 )
 def test_what_does_not_pair_is_named_in_one_sentence(
@@ -163,10 +163,10 @@ def test_some_of_the_pictures_suffice_when_asked(call: Call, folder: Path) -> No
     assert call(*WORDS, "partial=true", "out=some")[0] == 0
     row = row_of("some")
     assert row["n"] == N - 1
-    assert "1 of 6 prompts have no picture" in row["note"]
+    assert "1 of 6 prompts have no image" in row["note"]
     for path in folder.iterdir():
         path.rename(folder / f"a{path.name}")
-    assert "no prompt has the id of 5 pictures" in call(*WORDS, "partial=true")[2]
+    assert "no prompt has the id of 5 images" in call(*WORDS, "partial=true")[2]
 
 
 def test_names_of_the_real_pictures_pair_too(call: Call, folder: Path, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_names_of_the_real_pictures_pair_too(call: Call, folder: Path, tmp_path:
     assert row_of("every")["n"] == N
     code, _, err = call(*words, "n=3", "out=few")
     assert code == 2
-    assert "no prompt has the id of 3 pictures (" in err
+    assert "no prompt has the id of 3 images (" in err
 
 
 def test_prompts_are_needed_by_what_reads_them(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def test_prompts_are_needed_by_what_reads_them(call: Call, folder: Path, monkeyp
     named = row_of("out")
     assert named["fid"] == alone["fid"] > 0
     assert "not paired with prompts, which no metric here reads" in named["note"]
-    assert "no prompt has the id of 6 pictures" in call("pictures", "metrics=scenes_fid", "prompts=prompts.tsv")[2]
+    assert "no prompt has the id of 6 images" in call("pictures", "metrics=scenes_fid", "prompts=prompts.tsv")[2]
 
 
 def test_absent_weights_leave_a_metric_empty(call: Call, folder: Path) -> None:
@@ -237,9 +237,9 @@ def test_absent_weights_leave_a_metric_empty(call: Call, folder: Path) -> None:
         (["pictures", "prompts=absent.tsv", "metrics=scenes_clip"], "there is no file absent.tsv"),
         (["pictures", "data=nope"], "unknown data 'nope'"),
         (["pictures", "data=scenes", "metrics=nope"], "unknown metric 'nope'"),
-        (["pictures", "data=scenes", "metrics=none"], "there is nothing to score by"),
+        (["pictures", "data=scenes", "metrics=none"], "name some with metrics="),
         (["pictures", "data=scenes", "metrics=[scenes_fid,fid]"], "both fill the column fid"),
-        (["pictures", "data=scenes", "batch=0"], "batch must be a whole number of at least 1"),
+        (["pictures", "data=scenes", "batch=0"], "batch must be an integer of at least 1"),
         (["pictures", "data=scenes", "device=tpu"], "device must be"),
         (["pictures", "data=scenes", "partial=maybe"], "partial must be true or false"),
         (["pictures", "data=scenes", "out=pictures"], "pictures holds 0.png; choose an empty or a new folder as out="),
@@ -352,7 +352,7 @@ def test_stopping_is_told_with_the_way_on(call: Call, folder: Path, monkeypatch:
     monkeypatch.setattr(Measure, "judge", stop)
     code, _, err = call(*WORDS, "out=scored")
     assert code == 130
-    assert "stopped; what was judged is kept in scored, the same command goes on there" in err
+    assert "cached in scored" in err
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
@@ -445,8 +445,8 @@ def test_a_folder_of_runs_is_no_folder_of_pictures(call: Call, finished: Path, t
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("data=scenes",), "holds a run, which has its prompts and its place: leave data= away"),
-        (("out=there",), "leave out= away"),
+        (("data=scenes",), "leave data= out"),
+        (("out=there",), "leave out= out"),
         (("metrics=nope",), "unknown metric 'nope'"),
     ],
 )

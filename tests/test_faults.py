@@ -337,8 +337,8 @@ def test_resume_goes_on_by_the_folders_own_words(call: Call, tmp_path: Path, mon
         (["resume"], "name one folder of a run"),
         (["resume", "absent"], "absent holds no run"),
         (["resume", "here", "delta=2"], "unknown parameter 'delta' (choose from: "),
-        (["resume", "here", "n=0"], "n must be a whole number of at least 1"),
-        (["resume", "here", "workers=x"], "workers must be a whole number of at least 1"),
+        (["resume", "here", "n=0"], "n must be an integer of at least 1"),
+        (["resume", "here", "workers=x"], "workers must be an integer of at least 1"),
     ],
 )
 def test_a_mistake_costs_one_sentence(words: list[str], sentence: str, call: Call, tmp_path: Path) -> None:

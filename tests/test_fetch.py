@@ -127,19 +127,19 @@ def tree(folder: Path) -> set[str]:
         (["metrics=fid", "data=parti"], "name what to fetch: model=NAME, metrics=NAMES or data=NAME, one of them"),
         (["metrics=clip"], "unknown metric 'clip' (choose from: clip_b16, clip_b16_x100"),
         (["metrics=fid,"], "unknown metric ''"),
-        (["metrics=fid", "weights=here"], "'weights' has no meaning beside metrics="),
+        (["metrics=fid", "weights=here"], "'weights' has no meaning with metrics="),
         (["anole"], "'anole' (choose from: data, data_dir"),
         (["model="], "'model=' lacks its value"),
         (["model=anole", "model=emu3"], "'model' is given twice"),
         (["model=llamagen_scenes"], "unknown model 'llamagen_scenes' (choose from: anole, emu3"),
         (["data=scenes"], "unknown data 'scenes' (choose from: coco2014, coco2017, parti)"),
-        (["data=parti", "weights=here"], "'weights' has no meaning beside data="),
-        (["model=anole", "data_dir=here"], "'data_dir' has no meaning beside model="),
+        (["data=parti", "weights=here"], "'weights' has no meaning with data="),
+        (["model=anole", "data_dir=here"], "'data_dir' has no meaning with model="),
         (["model=anole", "size=512"], "anole has one size"),
         (["model=lumina_mgpt", "size=640"], "unknown size '640' (choose from: 1024, 512, 768)"),
         (["model=anole", "drafter=sjd"], "unknown drafter with weights 'sjd' (choose from: cspd, draft_model, eagle"),
         (["model=lumina_mgpt", "drafter=eagle"], "no eagle weights are published for lumina_mgpt: put your own into"),
-        (["model=anole", "repository=../x"], "'../x' is no repository of the Hugging Face hub"),
+        (["model=anole", "repository=../x"], "'../x' is not a repository of the Hugging Face hub"),
         (["model=anole", "--now"], "unrecognized arguments: --now (see specbench fetch --help)"),
     ],
 )
@@ -227,7 +227,7 @@ def test_an_interrupted_fetch_goes_on_at_the_same_commit(call: Call, hub: FakeHu
 
     hub.before = stop
     code, _, err = call("model=llamagen_xl", "--yes")
-    assert (code, err) == (130, "specbench: stopped; the same command goes on where it was\n")
+    assert (code, err) == (130, "specbench: stopped; the same command continues where it stopped\n")
     folder = home.model_folder("llamagen_xl")
     assert (folder / "target").is_dir()
     assert not (folder / "text").exists()  # a folder that is there is complete
@@ -322,7 +322,7 @@ def test_no_room_is_told_before_anything_is_fetched(call: Call, hub: FakeHub, mo
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 90, 10))
     code, _, err = call("model=llamagen_xl", "--yes")
     assert (code, hub.got) == (2, [])
-    assert "has room for 10 B, and" in err
+    assert "has 10 B of disk space, and" in err
     assert "weights=DIR" in err
 
 
@@ -355,7 +355,7 @@ def test_a_damaged_record_is_told(call: Call, hub: FakeHub) -> None:
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        ("GatedRepoError", f"{T2I} is open only to who accepted its terms"),
+        ("GatedRepoError", f"{T2I} requires the acceptance of its terms"),
         ("RevisionNotFoundError", f"{T2I} has no revision 'main'"),
         ("RepositoryNotFoundError", f"the Hugging Face hub shows no repository {T2I}"),
         ("ConnectError", f"cannot get {T2I} from the Hugging Face hub (ConnectError: no route): try again, or put"),
@@ -385,7 +385,7 @@ def test_offline_mode_is_honoured(call: Call, hub: FakeHub, monkeypatch: pytest.
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     code, _, err = call("model=anole", "--yes")
     assert (code, hub.asked) == (2, [])
-    assert "HF_HUB_OFFLINE forbids to ask for leloy/Anole-7b-v0.1-hf: unset it, or put the files of" in err
+    assert "HF_HUB_OFFLINE forbids requests for leloy/Anole-7b-v0.1-hf: unset it, or put the files of" in err
 
 
 # --- the tables -------------------------------------------------------------------------------------------------------

@@ -201,7 +201,7 @@ def test_a_row_edited_by_hand_costs_a_sentence(
 def test_a_table_that_is_no_text_costs_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = content(tmp_path / "rows.csv", b"run_id,config_hash\n\xff,b\n")
     told = refused(capsys, "report", path, f"out={tmp_path / 'x.html'}")
-    assert told == f"{path} is no UTF-8 text; save it as UTF-8"
+    assert told == f"{path} is not UTF-8 text; save it as UTF-8"
 
 
 def run_folder(folder: Path, run_id: str, image: str) -> None:

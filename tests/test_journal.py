@@ -161,10 +161,10 @@ def test_a_folder_in_the_place_of_the_records_is_told(tmp_path: Path) -> None:
 
 def test_a_changed_picture_is_noticed(journal: Journal) -> None:
     Image.fromarray(picture(9)).save(journal.path.parent / "images/00001.png")
-    with pytest.raises(UsageError, match=r"00001.png is not the picture of its record"):
+    with pytest.raises(UsageError, match=r"00001.png is not the image of its record"):
         journal.picture(1)
     (journal.path.parent / "images/00001.png").write_bytes(b"no PNG")
-    with pytest.raises(UsageError, match=r"00001.png is not the picture of its record"):
+    with pytest.raises(UsageError, match=r"00001.png is not the image of its record"):
         journal.picture(1)
 
 

@@ -393,7 +393,7 @@ def test_scores_of_pictures_merge(call: Call, folder: Path, weights: dict[str, s
     third, told = scored(call, "metrics=clip_b16", "prompts=prompts.tsv", "partial=true")
     assert f"clip_score {third['clip_score']:.6g}" in told
     assert third["kid"] == before["kid"]
-    assert "clip_b32 of each picture is no longer in scored/pictures.csv" in told
+    assert "clip_b32 of each image is no longer in scored/pictures.csv" in told
     weights["clip_b32"] = "broken"
     fourth, told = scored(call, "metrics=clip_b32", "prompts=prompts.tsv", "partial=true")
     assert fourth["clip_score"] == third["clip_score"]
@@ -410,7 +410,7 @@ def test_other_pictures_are_scored_again_or_named(call: Call, folder: Path, weig
     assert after["clip_score"] is None
     assert "clip_score is no longer in the row: it reads prompts, and none are given" in told
     assert unnamed(before, after, told) == []
-    assert "clip_b32 of each picture is no longer in" in told
+    assert "clip_b32 of each image is no longer in" in told
     del weights["kid"]
     (folder / "3.png").unlink()
     last, told = scored(call, "metrics=image_reward")

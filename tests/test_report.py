@@ -171,9 +171,9 @@ def test_mistakes_cost_one_sentence(results: Path, tmp_path: Path) -> None:
         ([str(results), "runs=nowhere"], "there is no folder nowhere with runs"),
         ([str(results), "out=page.txt"], "out= must be a .html file"),
         ([str(results), "pictures=few"], "pictures .* from 0 to 10000"),
-        ([str(results), "picture=3"], "report has no word 'picture=3'"),
+        ([str(results), "picture=3"], "report has no argument 'picture=3'"),
         ([str(results), "out="], "lacks its value"),
-        ([str(results), f"runs={results / 'runs'},"], "remove the superfluous comma"),
+        ([str(results), f"runs={results / 'runs'},"], "remove the extra comma"),
         ([str(results), "runs=~nobody-of-this-name/x"], "there is no folder"),
         ([str(results), f"runs={results / 'runs/a/images'}"], "there are no runs in .*images"),
         ([str(results / "runs/a/images")], "there are no runs in .*images"),
@@ -212,7 +212,7 @@ def grid(grown: Path, tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch
 def test_a_folder_of_runs_is_shown_with_its_pictures(grid: Path, call: Any) -> None:
     for words in (["deep"], ["deep/grid", "deep/one"], ["~/deep"], ["deep/grid", "runs=~/deep/one/more"]):
         code, out, _ = call("report", *words, "pictures=1")
-        assert (code, "5 runs, 5 pictures" in out) == (0, True), words
+        assert (code, "5 runs, 5 images" in out) == (0, True), words
         assert sorted(shown().values()) == [
             *[("sjd window=4", 1)] * 2,
             *[("sjd window=8", 1)] * 2,

@@ -292,12 +292,12 @@ def test_other_weights_and_other_prompts_are_refused(bench: Bench, monkeypatch: 
     bench.run("n=2")
     with monkeypatch.context() as patch:
         patch.setattr(FakePipeline, "weights", "fake:1")
-        with pytest.raises(UsageError, match="begun with weights fake:0, and here are fake:1"):
+        with pytest.raises(UsageError, match="started with weights fake:0, not fake:1"):
             bench.run("n=3")
     with monkeypatch.context() as patch:  # trained anew: a finished run does not stand for the new weights
         patch.setattr(run, "_load_pipeline", FakePipeline)
         patch.setattr(run, "_weights_here", lambda cfg: "embedded:2")
-        with pytest.raises(UsageError, match="begun with weights fake:0, and here are embedded:2"):
+        with pytest.raises(UsageError, match="started with weights fake:0, not embedded:2"):
             run.execute(bench.one.cfg, bench.out)
     same = data.load(bench.one.cfg | {"n": 3})
     for other in (replace(same[1], prompt="else"), replace(same[1], id="else")):
@@ -361,7 +361,7 @@ def test_a_deleted_picture_is_decoded_anew_and_a_changed_one_refused(bench: Benc
     assert bench.pipelines[1].decoded == [("method", 3)] * 2
     assert bench.files() == before
     (bench.out / "images/00003.png").write_bytes(before["images/00002.png"])
-    with pytest.raises(UsageError, match="00003.png is not the picture"):
+    with pytest.raises(UsageError, match="00003.png is not the image"):
         bench.run("n=7")
 
 

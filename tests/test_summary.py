@@ -128,7 +128,7 @@ def test_the_heat_map() -> None:
     assert summary.is_accepted_draft(made[0]).reshape(3, 3).tolist() == first.astype(bool).tolist()
     assert (summary.acceptance_by_position(made[:1]) == first).all()
     assert (summary.acceptance_by_position(made) == first / 2).all()
-    with pytest.raises(ValueError, match="8 tokens are no square"):
+    with pytest.raises(ValueError, match="8 tokens do not form a square"):
         summary.acceptance_by_position([replace(r, tokens=8) for r in made])
     with pytest.raises(ValueError, match="8, 9 tokens"):
         summary.acceptance_by_position([made[0], replace(made[1], tokens=8)])

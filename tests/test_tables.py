@@ -788,7 +788,7 @@ def test_another_model_has_files_of_its_own(tables: Callable[..., int], tmp_path
         (["nope"], "unknown table 'nope' .*coolsd_table1"),
         (["--format", "html"], "unknown format 'html' .*md, latex, csv"),
         (["--format", ","], "--format names no format .*md, latex, csv"),
-        (["--n", "0"], r"--n must be a whole number of at least 1 \(got 0\)"),
+        (["--n", "0"], r"--n must be an integer of at least 1 \(got 0\)"),
         (["--n", "many"], "invalid int value: 'many'"),
         (["--nope"], "unrecognized arguments: --nope"),
     ],

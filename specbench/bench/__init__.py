@@ -1,1 +1,1 @@
-"""`specbench bench`: how long a decoding step takes, part by part, beside what this device's memory allows."""
+"""`specbench bench`: how long a decoding step takes, part by part, next to this device's memory floor."""

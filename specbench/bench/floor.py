@@ -1,7 +1,7 @@
-"""The memory floor of a step: bytes that must be read, over the bandwidth that this device was measured to have.
+"""The memory floor of a step: bytes that must be read, over the measured bandwidth of this device.
 
-Every weight of a network is read once for each of its passes, whatever the number of rows and nodes, and every key and
-value that is held up to the step's place once for the target's pass. Embedding tables count nothing: a row is read.
+Every weight of a network is read once for each of its passes, whatever the number of rows and nodes, and every cached
+key and value up to the step's position once for the target's pass. Embedding tables do not count: only rows are read.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ def passes(target: Any, drafter: Any) -> list[tuple[nn.Module, str]]:
 
 
 def of_cache(model: Language, rows: int, context: int) -> int:
-    """Bytes of keys and values that a pass reads: of `rows` sequences of `context` places."""
+    """Bytes of keys and values that a pass reads: of `rows` sequences of `context` positions."""
     b = model.block
     return 2 * len(model.layers) * rows * b.n_kv_heads * b.head_dim * context * model.output.weight.element_size()
 
 
 def operations(model: Language, rows: int, context: int) -> int:
-    """Floating-point operations of a pass for each node: two a weight, and attention over the places before."""
+    """Floating-point operations of a pass for each node: two per weight, and attention over the positions before."""
     weights = of_target(model) // model.output.weight.element_size()
     return rows * (2 * weights + 4 * len(model.layers) * model.block.n_heads * model.block.head_dim * context)
 
 
 def of_head(model: MAR) -> int:
-    """Bytes of weights that one diffusion step of the head reads. What its layers are told of step and condition needs
-    no state, and so no place in the step."""
+    """Bytes of weights that one diffusion step of the head reads. The embeddings of step and condition do not depend on
+    the state, and so are not part of the step."""
     net = model.diffloss.net
     return nbytes(net.input_proj, net.final_layer.linear) + sum(
         nbytes(block.get_submodule("mlp")) for block in net.res_blocks
@@ -82,7 +82,7 @@ def of_places(model: MAR) -> int:
     return nbytes(model.z_proj, model.decoder_embed, *blocks)
 
 
-# --- what the device can do -------------------------------------------------------------------------------------------
+# --- limits of the device ---------------------------------------------------------------------------------------------
 
 
 def seconds(call: Callable[[], object], device: torch.device, least: float = 0.05, samples: int = 7) -> list[float]:

@@ -1,4 +1,4 @@
-"""Times the steps of a configuration: the real loop, at one place of the image, part by part."""
+"""Times the steps of a configuration: the real loop, at one position of the image, part by part."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PARTS = ("draft", "forward", "head", "verify", "commit", "rest")
 
 @dataclass(frozen=True)
 class Plan:
-    """steps: timed, after `warmup` more; context: places before a step's root, the prefix among them (None: half of the
-    image); nodes: numbers of nodes for which the target's pass is timed alone; images: whole ones to decode, by the
-    method and by vanilla AR (0: none); forced: accepted length that every draft is made to have on average."""
+    """steps: timed, after `warmup` more; context: positions before a step's root, including the prefix (None: half of
+    the image); nodes: numbers of nodes for which the target's pass is timed alone; images: whole images to decode, by
+    the method and by vanilla AR (0: none); forced: mean accepted length to which the drafts are forced."""
 
     steps: int = 30
     warmup: int = 5
@@ -41,9 +41,9 @@ class Plan:
 
 
 class ForcedLength:
-    """Puts a fixed pattern of accepted tokens in the place of a verdict: step s accepts floor((s + 1) x) - floor(s x)
-    tokens of the draft's deepest path, x = length - 1, so that the mean over steps is `length` tokens a step. It stands
-    behind the rule's own work, which is done all the same."""
+    """Overrides a verdict with a fixed pattern of accepted tokens: step s accepts floor((s + 1) x) - floor(s x) tokens
+    of the draft's deepest path, x = length - 1, so that the mean over steps is `length` tokens per step. The rule still
+    runs and is timed."""
 
     def __init__(self, length: float) -> None:
         self.extra = length - 1
@@ -55,7 +55,7 @@ class ForcedLength:
         deepest = depth.argmax(1, keepdim=True)
         length = torch.minimum(wanted.long(), depth.gather(1, deepest)[:, 0]).clamp_max(most)
         above = tree.ancestors.expand(len(length), -1, -1)
-        above = above.gather(1, deepest.unsqueeze(-1).expand(-1, -1, above.shape[-1]))  # (B, 1, M): those on the path
+        above = above.gather(1, deepest.unsqueeze(-1).expand(-1, -1, above.shape[-1]))  # (B, 1, M): nodes on the path
         level = torch.arange(most + 1, device=length.device)
         walked = (above & (tree.depth.unsqueeze(1) == level[:, None])).long().argmax(-1)  # (B, D + 1): by depth
         walked = walked.gather(1, torch.minimum(level, length[:, None]))
@@ -65,7 +65,7 @@ class ForcedLength:
 
 
 def measure(cfg: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-    """Figures of a checked configuration, by the names of `rows.COLUMNS`; times are medians over steps, in
+    """Values of a checked configuration, by the names of `rows.COLUMNS`; times are medians over steps, in
     milliseconds."""
     pipeline = Pipeline.load(cfg)
     rows = int(cfg["batch"])
@@ -88,7 +88,7 @@ def _of_codes(pipeline: Pipeline, conditioning: Any, plan: Plan, rows: int) -> d
         if plan.forced > drafter.tree.height + 1:
             raise UsageError(
                 f"forced_accept={plan.forced:g} is more than the {drafter.tree.height + 1} tokens that a step of this"
-                " method can come to; give a smaller one, or longer drafts"
+                " method can commit; give a smaller one, or longer drafts"
             )
         pipeline = pipeline.amended(ForcedLength(plan.forced))
     vanilla = pipeline.vanilla()
@@ -148,18 +148,18 @@ def _of_codes(pipeline: Pipeline, conditioning: Any, plan: Plan, rows: int) -> d
 
 
 def _before(decoding: Decoding) -> int:
-    """Places before the image."""
+    """Positions before the image."""
     session: Any = decoding.session
     return int(session.prefix_length)
 
 
 def _place(decoding: Decoding, plan: Plan) -> int:
-    """Where the timed steps stand, in places before the root."""
+    """The number of positions before the root of the timed steps."""
     prefix = _before(decoding)
     context = prefix + decoding.total // 2 if plan.context is None else plan.context
     if not prefix < context < prefix + decoding.total:
         raise UsageError(
-            f"bench.context={context} is outside the image: its tokens stand at places {prefix + 1} to"
+            f"bench.context={context} is outside the image: its tokens have the positions {prefix + 1} to"
             f" {prefix + decoding.total - 1}"
         )
     return context
@@ -172,20 +172,20 @@ def _steps(decoding: Decoding, clock: Clock, plan: Plan, context: int) -> dict[s
 
 
 def _take(decoding: Decoding, plan: Plan, context: int, passes: Passes | None = None) -> None:
-    """Steps that all begin at the same place, among random tokens."""
+    """Runs steps that all start at the same position, among random tokens."""
     rng = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, decoding.session.codes, decoding.history.shape, generator=rng)
     decoding.history.copy_(tokens)
     for _ in range(plan.warmup + plan.steps):
         decoding.count = torch.full_like(decoding.count, context - _before(decoding))
-        decoding.steps = torch.zeros_like(decoding.steps)  # there is room for as many as the image has tokens
+        decoding.steps = torch.zeros_like(decoding.steps)  # the buffers hold as many steps as the image has tokens
         if passes is not None:
             passes.begin()
         decoding.step()
 
 
 def _recorded(engine: Graphs, decoding: Decoding, plan: Plan, context: int) -> float:
-    """Median seconds of a step that is replayed as a whole, at the same place."""
+    """Median seconds of a step that is replayed as one graph, at the same position."""
     recorded = engine.record(decoding)
     place = torch.full_like(decoding.count, context - _before(decoding))
 
@@ -205,7 +205,7 @@ def _medians(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _pass(pipeline: Pipeline, conditioning: Any, rows: int, nodes: int, context: int, plan: Plan) -> float:
-    """Median seconds of the target's pass over a chain of so many nodes, the root among them."""
+    """Median seconds of the target's pass over a chain of so many nodes, including the root."""
     device = pipeline.device
     tree = build(chain_paths(nodes - 1)).to(device)
     session = pipeline.model.target.open(conditioning, rows, pipeline.parts.sampling.guided, tree.nodes)
@@ -219,9 +219,9 @@ def _pass(pipeline: Pipeline, conditioning: Any, rows: int, nodes: int, context:
 
 
 def _of_vectors(pipeline: VectorPipeline, conditioning: Any, plan: Plan, rows: int) -> dict[str, Any]:
-    """Of whole images: a pass of encoder and decoder looks at all places, wherever it stands."""
+    """Times whole images: a pass of encoder and decoder processes all positions at every step."""
     if plan.forced is not None:
-        raise UsageError("forced_accept= is for models of codes; for vectors, gamma= sets a draft's length")
+        raise UsageError("forced_accept= needs discrete tokens; with continuous tokens, gamma= sets a draft's length")
     device, target, vanilla = pipeline.device, pipeline.model.target, pipeline.vanilla()
     both = (pipeline, Clock(device)), (vanilla, Clock(device))
     ways = [partial(one.decode, conditioning, clock=clock) for one, clock in both]
@@ -254,13 +254,14 @@ Way = Callable[[list[tuple[int, int]]], Decoded[Any]]
 
 
 def _in_turn(ways: Sequence[Way], rows: int, seeds: Iterable[int]) -> list[list[Decoded[Any]]]:
-    """Whole images, from prefill to the last token, by one way after the other: of each, what came of every seed."""
+    """Decodes whole images, from prefill to the last token, alternating the ways; returns the output of every seed for
+    each way."""
     done = [[way([(seed, i) for i in range(rows)]) for way in ways] for seed in seeds]
     return [list(some) for some in zip(*done, strict=True)]
 
 
 def _compared(tokens: int, done: Sequence[Sequence[Decoded[Any]]]) -> dict[str, Any]:
-    """Figures of whole images; done: by the method, and by vanilla AR."""
+    """Statistics of whole images; done: by the method, and by vanilla AR."""
     method, vanilla = done
     rows = len(method[0].tokens)
     seconds, plain = (statistics.fmean(out.seconds for out in some) for some in (method, vanilla))

@@ -1,4 +1,4 @@
-"""The roofline of a device with the target's passes in it: what a pass over more nodes costs, and why."""
+"""The roofline of a device with the target's passes: the cost of a pass over more nodes, and its cause."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-#: Okabe and Ito's colours, told apart by colour-blind readers, each with a marker of its own for print.
+#: Okabe and Ito's colours, distinguishable for colour-blind readers, each with its own marker for print.
 _STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "v"), ("#E69F00", "D"), ("#56B4E9", "P"))
 
 
 def draw(rows: Sequence[Mapping[str, str]], stem: Path) -> list[Path]:
-    """Draw the passes that rows (as read from their file) timed by number of nodes, as SVG and PNG; nothing where no
-    row has any. Returns the files written. The ceilings are those of the newest row."""
+    """Draws the passes timed by number of nodes in rows (as read from their file), as SVG and PNG; nothing where no row
+    has any. Returns the files written. The ceilings are those of the newest row."""
     shown = [row for row in rows if row["by_nodes"] and row["node_gflop"]]
     if not shown:
         return []
@@ -58,4 +58,4 @@ def draw(rows: Sequence[Mapping[str, str]], stem: Path) -> list[Path]:
 
 
 def _name(row: Mapping[str, str]) -> str:
-    return f"{row['model']}, {row['rows']} rows, {row['context']} places before ({row['dtype']})"
+    return f"{row['model']}, {row['rows']} rows, {row['context']} positions before ({row['dtype']})"

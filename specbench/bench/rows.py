@@ -1,4 +1,4 @@
-"""The rows of `specbench bench`: their columns, and a row in words."""
+"""The rows of `specbench bench`: their columns, and a row as text."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ COLUMNS = {
     "commit": "of the code; -dirty where specbench/ or conf/ differed from it",
     "config_hash": "hash of the configuration, as a run's",
     "model": "target model",
-    "weights": "where its weights come from",
+    "weights": "origin of its weights",
     "method": "preset",
     "drafter": "drafter",
     "rule": "rule",
     "parameters": "the drafter's and the rule's, and the sampling",
     "batch": "images at once",
     "rows": "sequences at once: twice the batch with guidance",
-    "forced_accept": "accepted length that drafts were made to have",
-    "context": "places before the timed steps",
-    "nodes": "nodes of the target's pass, the root among them",
+    "forced_accept": "accepted length to which drafts were forced",
+    "context": "positions before the timed steps",
+    "nodes": "nodes of the target's pass, including the root",
     "steps": "steps timed; every _ms is the median over them",
     "step_ms": "a step: the sum of its parts",
     "draft_ms": "drafting",
-    "forward_ms": "the target's pass (vectors: encoder and decoder)",
-    "head_ms": "the target's own draws by its diffusion head (vectors)",
-    "verify_ms": "guidance, laws and the rule",
-    "commit_ms": "caches and drafter learn the outcome",
+    "forward_ms": "the target's pass (continuous tokens: encoder and decoder)",
+    "head_ms": "the target's own samples by its diffusion head (continuous tokens)",
+    "verify_ms": "guidance, distributions and the rule",
+    "commit_ms": "update of caches and drafter",
     "rest_ms": "bookkeeping",
     "passes_ms": "of it inside the networks' passes, the target's and the drafter's",
     "passes_share": "share of the step inside them; the rest is the method's own work",
     "overhead": "(step - target's pass) / target's pass",
     "recorded_step_ms": "a step replayed as one recorded graph (engine=graph); its parts are timed kernel by kernel",
     "vanilla_recorded_step_ms": "the same of vanilla AR",
-    "vanilla_step_ms": "a step of vanilla AR at the same place",
+    "vanilla_step_ms": "a step of vanilla AR at the same position",
     "vanilla_forward_ms": "the target's pass in it",
-    "bandwidth_gb_s": "bytes a second that this device was measured to read",
-    "arithmetic_gflop_s": "floating-point operations a second that it was measured to do in matrix products",
+    "bandwidth_gb_s": "measured memory bandwidth of this device",
+    "arithmetic_gflop_s": "its measured floating-point operations per second in matrix products",
     "node_gflop": "operations of the target's pass for each node, all rows",
     "weights_gb": "weights that a pass of the target reads",
     "cache_gb": "keys and values that it reads",
     "draft_weights_gb": "weights that drafting reads",
-    "forward_floor_ms": "what the target's pass must read, at that bandwidth",
-    "draft_floor_ms": "what drafting must read",
+    "forward_floor_ms": "time to read the target's weights and cache at that bandwidth",
+    "draft_floor_ms": "time to read the drafter's weights",
     "step_floor_ms": "both",
-    "bandwidth_share": "floor of the target's pass / what it takes",
+    "bandwidth_share": "floor of the target's pass / its time",
     "diffusion_step_ms": "one step of the diffusion head in vanilla AR",
     "diffusion_floor_ms": "its floor",
     "by_nodes": "JSON: the target's pass in ms by number of nodes, alone",
@@ -69,7 +69,7 @@ COLUMNS = {
     "device": "device",
     "device_name": "its name",
     "dtype": "number format of the models",
-    "engine": "how a step was executed",
+    "engine": "execution of a step",
     "torch": "version of PyTorch",
     "driver": "version of the CUDA driver",
     "threads": "CPU threads of PyTorch",
@@ -79,7 +79,7 @@ ROWS = Sheet(COLUMNS, "benchmarks")
 
 
 def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None = None) -> dict[str, Any]:
-    """The row of a configuration, of the figures that `measure.measure` found."""
+    """The row of a configuration, from the values of `measure.measure`."""
     from specbench.harness.pipeline import resolve_device
 
     parts = [p for p in parameters.TABLE if p in cfg and p in _described()]
@@ -106,9 +106,9 @@ def _described() -> set[str]:
 
 
 def told(row: Mapping[str, Any]) -> str:
-    """A row in words, part by part."""
+    """A row as text, part by part."""
     head = f"{row['model']} ({row['weights']}), {row['method']}, batch {row['batch']}, {row['device_name']}"
-    place = f", {row['context']} places before" if row["context"] else ""
+    place = f", {row['context']} positions before" if row["context"] else ""
     lines = [f"{head}: {row['nodes']} nodes a step{place}"]
     names = {
         "draft": "draft",

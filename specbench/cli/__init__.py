@@ -26,14 +26,14 @@ usage: specbench COMMAND ...
   resume     go on with the run in a folder                                                 specbench resume DIR
   list       models, methods, drafters, rules, data, metrics, and whether their weights are here
   fetch      weights of the real models and metrics, and data: sizes and licences first     specbench fetch --help
-  evaluate   score pictures that are there already, whoever made them                       specbench evaluate --help
-  compare    two runs, picture by picture: paired tests, intervals, effect sizes            specbench compare --help
-  reference  statistics of real pictures, which FID and its like compare with               specbench reference --help
-  audit      is a method lossless? measured on models whose law is known                    specbench audit --help
-  bench      milliseconds per step, part by part, beside the memory floor                   specbench bench --help
-  probe      how sure a target is of its tokens, and which earlier ones it heeds            specbench probe --help
-  tables     the papers' tables, measured beside published                                  specbench tables --help
-  report     one page of results to read and to send: leaderboard, plots, pictures, audits  specbench report --help
+  evaluate   score existing images from any source                                          specbench evaluate --help
+  compare    two runs, image by image: paired tests, intervals, effect sizes                specbench compare --help
+  reference  statistics of real images, for FID and the like                                specbench reference --help
+  audit      is a method lossless? measured on models whose distribution is known           specbench audit --help
+  bench      milliseconds per step, part by part, next to the memory floor                  specbench bench --help
+  probe      a target's confidence in its tokens, and the earlier tokens it attends to      specbench probe --help
+  tables     the papers' tables, measured next to published                                 specbench tables --help
+  report     one page of results to read and share: leaderboard, plots, images, audits      specbench report --help
   train      a drafter for a target; the embedded models                                    specbench train --help
   convert    an EAGLE drafter to and from LANTERN's layout                                  specbench convert --help
 

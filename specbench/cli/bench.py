@@ -1,4 +1,4 @@
-"""`specbench bench`: milliseconds per step, part by part, beside the memory floor of this device."""
+"""`specbench bench`: milliseconds per step, part by part, next to the memory floor of this device."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from specbench.config import configuration
 from specbench.errors import UsageError, asked, values, whole
 from specbench.storage.files import writable
 
-#: The words of a benchmark's own, with their meanings.
+#: The arguments of benchmarks only, with their meanings.
 WORDS = {
     "bench.steps": "steps to time (default: 30)",
-    "bench.context": "places before the timed steps, the prompt among them (default: the middle of the image)",
+    "bench.context": "positions before the timed steps, including the prompt (default: the middle of the image)",
     "bench.nodes": "numbers of nodes for which the target's pass is timed alone (default: 1,6,16,32,64)",
     "bench.images": "whole images to decode, by the method and by vanilla AR; 0: none (default: 1)",
-    "forced_accept": "accepted length that every draft is made to have on average, whatever the rule says, so that a\n"
-    "published one can be timed without weights",
-    "out": "a .csv file that the rows are added to; the picture lies beside it",
+    "forced_accept": "mean accepted length to which drafts are forced, whatever the rule decides, so that a published\n"
+    "one can be timed without weights",
+    "out": "a .csv file for the rows; the figure is written next to it",
 }
 _MOST = 10**6
-#: Parameters of a run that a benchmark has no use for.
+#: Parameters of a run that a benchmark does not use.
 _UNUSED = frozenset(
     "n seed shard shards baseline warmup data split prompts metrics protocol reference metrics_dir data_dir"
     " workers ray_address".split()
@@ -34,8 +34,8 @@ _HELP = """\
 usage: specbench bench [-m] [name=value ...]
 
 Times decoding steps of any model, method and batch size, with the real loop: drafting, the target's pass, verification,
-commit and rest, at one place of the image; each beside its floor, the bytes that it must read over the bandwidth that
-this device was measured to have. Time does not depend on weights: weights=random needs none. Takes the parameters of
+commit and rest, at one position of the image; each next to its floor, the bytes that it must read over the measured
+bandwidth of this device. Time does not depend on weights: weights=random needs none. Takes the parameters of
 specbench run that belong to model, method, drafter, rule, batch and device. The last line is JSON.
 
   specbench bench
@@ -50,7 +50,7 @@ def main(words: Sequence[str]) -> int:
     """Returns 0 when everything was measured.
 
     Raises:
-        UsageError: bad words, or a place that cannot be written to.
+        UsageError: bad arguments, or a path that cannot be written.
     """
     line = asked("bench", words, ["-m", "--multirun"])
     if line.help:
@@ -86,7 +86,7 @@ def _help() -> str:
     return _HELP + "\n".join([*words, "", "columns:", *columns])
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- arguments --------------------------------------------------------------------------------------------------------
 
 
 def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -8,8 +8,8 @@ from specbench.cli.commands import COMMANDS
 
 
 def complete(words: list[str]) -> int:
-    """The shell's question `specbench -sc query=bash`: completes the sub-command and what `_offered` knows; the words
-    of a run are Hydra's to complete."""
+    """The shell's query `specbench -sc query=bash`: completes the sub-command and the arguments of `_offered`; Hydra
+    completes the arguments of a run."""
     line = os.environ.get("COMP_LINE", "").split(" ", 2)
     if len(line) == 2:
         print(" ".join(name for name in COMMANDS if name.startswith(line[1])))
@@ -26,7 +26,7 @@ def complete(words: list[str]) -> int:
 
 
 def _offered(command: str) -> list[str]:
-    """The words that a sub-command takes, beside names of files, which the shell completes."""
+    """The arguments of a sub-command, except file names, which the shell completes."""
     if command == "list":
         from specbench.cli.choices import GROUPS
 

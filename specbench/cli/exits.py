@@ -13,7 +13,7 @@ USAGE, FAILED, STOPPED = 2, 1, 130  # exit codes next to 0
 def fail(what: object, code: int) -> int:
     if debug() and isinstance(what, BaseException):
         raise what
-    print(f"specbench: {plain(what)}", file=sys.stderr)  # names and cells of files that nobody vouches for
+    print(f"specbench: {plain(what)}", file=sys.stderr)  # names and cells of untrusted files
     return code
 
 

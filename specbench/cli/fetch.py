@@ -1,8 +1,8 @@
-"""`specbench fetch`: weights of models and of evaluators, data sets, from their makers, shown before, resumed after an
-interruption.
+"""`specbench fetch`: weights of models and of evaluators, data sets, from their publishers, listed before the download,
+resumed after an interruption.
 
-What is unfinished lies in .fetch/ of the destination and moves into place when it is whole, so that a folder that is
-there is complete. SOURCE.json beside it says where every file came from.
+Unfinished files are in .fetch/ of the destination and move into place when they are complete, so that an existing
+folder is complete. SOURCE.json next to it records the origin of every file.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from specbench.storage.sources import Data, File, Part
 
 RECORD, STAGING = "SOURCE.json", ".fetch"
 TIMEOUT = 10.0  # seconds without an answer
-TRIES, PAUSE = 4, 2.0  # of a connection that brings nothing, and seconds between them
+TRIES, PAUSE = 4, 2.0  # attempts without new bytes, and seconds between them
 CHUNK = 1 << 20
 
-#: The words of the command, with their meanings.
+#: The arguments of the command, with their meanings.
 WORDS = {
     "model": "the model whose weights to fetch: " + ", ".join(sources.MODELS),
-    "weights": "where to put them (default: what weights=official of a run means)",
+    "weights": "where to put them (default: the folder of weights=official in a run)",
     "drafter": "a drafter of a run whose published weights to fetch, too: " + ", ".join(sources.DRAFTERS),
-    "size": "of lumina_mgpt: 768 (default), 512 or 1024 pixels, each a checkpoint of its own",
+    "size": "of lumina_mgpt: 768 (default), 512 or 1024 pixels, each with its own checkpoint",
     "repository": "another Hugging Face repository for the target, as in OWNER/NAME",
     "revision": "branch or commit of the target's repository (default: as listed below)",
     "data": "the data set to fetch: " + ", ".join(sources.DATA),
@@ -65,8 +65,8 @@ usage: specbench fetch model=NAME [drafter=NAME] [weights=DIR] [--yes]
        specbench fetch metrics=NAME[,NAME...] [metrics_dir=DIR] [--yes]
        specbench fetch data=NAME [data_dir=DIR] [--yes]
 
-Shows the files, their sizes and licences, asks, and fetches what is not there yet. Stopped at any moment, the same
-command goes on where it was. Set HF_TOKEN, or run `hf auth login`, for repositories that ask for it.
+Shows the files, their sizes and licences, asks, and fetches the missing ones. After an interruption, the same command
+continues where it stopped. Set HF_TOKEN, or run `hf auth login`, for repositories that require it.
 
 """
 
@@ -75,7 +75,7 @@ def main(words: Sequence[str]) -> int:
     """`specbench fetch model=NAME|metrics=NAMES|data=NAME [name=value ...] [--yes]`. Returns the exit status.
 
     Raises:
-        UsageError: bad words, no consent, no room, nobody to fetch from, or a file that is not the published one.
+        UsageError: bad arguments, no consent, no disk space, no server, or a file that is not the published one.
     """
     line = asked("fetch", words, ["--yes"])
     if line.help:
@@ -92,7 +92,7 @@ def main(words: Sequence[str]) -> int:
         else:
             _fetch_data(given, line.yes)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("stopped; the same command goes on where it was") from None
+        raise KeyboardInterrupt("stopped; the same command continues where it stopped") from None
     return 0
 
 
@@ -115,7 +115,7 @@ def _read(words: Sequence[str]) -> dict[str, str]:
         )
     (kind,) = kinds
     if foreign := sorted(set(given) - {kind} - _OF[kind]):
-        raise UsageError(f"'{foreign[0]}' has no meaning beside {kind}=: leave it out")
+        raise UsageError(f"'{foreign[0]}' has no meaning with {kind}=: leave it out")
     return given
 
 
@@ -123,7 +123,7 @@ def _read(words: Sequence[str]) -> dict[str, str]:
 
 
 class Record:
-    """SOURCE.json: of each part of a folder its origin, and the size and SHA-256 of every file."""
+    """SOURCE.json: the origin of each part of a folder, and the size and SHA-256 of every file."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / RECORD
@@ -133,14 +133,16 @@ class Record:
                 content = json.loads(self.path.read_text(encoding="utf-8"))
                 self.parts = {name: dict(entry, files=dict(entry["files"])) for name, entry in content["parts"].items()}
             except (OSError, ValueError, TypeError, KeyError, AttributeError) as e:
-                raise UsageError(f"{self.path} is damaged ({e}); remove it, and what is there is checked anew") from e
+                raise UsageError(
+                    f"{self.path} is damaged ({e}); remove it, and run again to check the existing files"
+                ) from e
 
     def save(self) -> None:
         text = json.dumps({"specbench": __version__, "parts": self.parts}, indent=1, ensure_ascii=False)
         write_atomically(self.path, text.encode() + b"\n")
 
     def begin(self, name: str, origin: Mapping[str, str]) -> None:
-        """Keeps what is known of the files where the origin is the same."""
+        """Keeps the recorded files where the origin is the same."""
         self.parts.setdefault(name, {"files": {}}).update(origin, complete=False)
         self.save()
 
@@ -158,7 +160,7 @@ class Record:
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a repository: its path there, its bytes, and its SHA-256 where the hub tells it."""
+    """A file of a repository: its path there, its bytes, and its SHA-256 if the hub provides it."""
 
     name: str
     size: int
@@ -166,10 +168,10 @@ class HubFile:
 
 
 class HuggingFace:
-    """The hub, with huggingface_hub's own resuming and progress. Every call names what it tries first."""
+    """The hub, with huggingface_hub's own resuming and progress. `files` prints the repository first."""
 
     def files(self, repository: str, revision: str) -> tuple[str, list[HubFile]]:
-        """The commit behind a revision, and its files."""
+        """The commit of a revision, and its files."""
         from huggingface_hub import HfApi
 
         print(f"asking the Hugging Face hub for {repository} at {revision}", file=sys.stderr, flush=True)
@@ -178,7 +180,7 @@ class HuggingFace:
         return str(info.sha), listed
 
     def get(self, repository: str, commit: str, name: str, folder: Path) -> Path:
-        """Puts a file below `folder`, going on with what is there of it."""
+        """Puts a file below `folder`, continuing a partial one."""
         from huggingface_hub import hf_hub_download
 
         return Path(hf_hub_download(repository, name, revision=commit, local_dir=folder))
@@ -197,9 +199,9 @@ class Releases:
         return revision, [HubFile(name, size) for name, size in self._part.sizes.items()]
 
     def get(self, repository: str, commit: str, name: str, folder: Path) -> Path:
-        """Puts a file into `folder`, going on with what is there of it."""
+        """Puts a file into `folder`, continuing a partial one."""
         path, size = folder / name, self._part.sizes[name]
-        if _size(path) != size:  # else put there by hand, as `download` advises
+        if _size(path) != size:  # else the user put it there, as `download` advises
             folder.mkdir(parents=True, exist_ok=True)
             download(f"{self.ADDRESS}/{repository}/releases/download/{commit}/{name}", path, size)
         return path
@@ -211,12 +213,12 @@ def _hub(part: Part) -> HuggingFace | Releases:
 
 @contextlib.contextmanager
 def _hub_mistakes(part: Part, revision: str, otherwise: str) -> Iterator[None]:
-    """What the hub's client raises, as a sentence."""
-    if part.sizes:  # no client: `download` says what is wrong
+    """Turns exceptions of the hub's client into UsageError."""
+    if part.sizes:  # no client: `download` raises the UsageError
         yield
         return
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        raise UsageError(f"HF_HUB_OFFLINE forbids to ask for {part.repository}: unset it, or {otherwise}")
+        raise UsageError(f"HF_HUB_OFFLINE forbids requests for {part.repository}: unset it, or {otherwise}")
     try:
         yield
     except UsageError:
@@ -225,7 +227,7 @@ def _hub_mistakes(part: Part, revision: str, otherwise: str) -> Iterator[None]:
         kinds = {kind.__name__ for kind in type(e).__mro__}
         if "GatedRepoError" in kinds:
             raise UsageError(
-                f"{part.repository} is open only to who accepted its terms: accept them on huggingface.co/"
+                f"{part.repository} requires the acceptance of its terms: accept them on huggingface.co/"
                 f"{part.repository}, then run `hf auth login`"
             ) from e
         if "RevisionNotFoundError" in kinds:
@@ -243,7 +245,7 @@ def _hub_mistakes(part: Part, revision: str, otherwise: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Listed:
-    """What a part will hold: the commit, and its files with their names in the part's folder."""
+    """The content of a part: the commit, and its files with their names in the part's folder."""
 
     part: Part
     commit: str
@@ -253,7 +255,8 @@ class Listed:
 def _fetch_parts(
     title: str, parts: Mapping[str, Part], folder: Path, given: Mapping[str, str], yes: bool, elsewhere: str
 ) -> bool:
-    """Fetches what is not in `folder` yet; whether there was anything. `elsewhere` names another folder, in a word."""
+    """Fetches what is not in `folder` yet; returns whether anything was missing. `elsewhere`: the argument that names
+    another folder."""
     record = Record(folder)
     todo = {name: part for name, part in parts.items() if not _whole(record, name, part, folder, given, elsewhere)}
     if not todo:
@@ -324,7 +327,7 @@ def _evaluators(names: Sequence[str]) -> list[str]:
 
 
 def _chosen(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
-    """The parts that the words name, and the folder they go to by default."""
+    """The parts that the arguments name, and their default folder."""
     model = given["model"]
     if model not in sources.MODELS:
         raise unknown("model", model, sources.MODELS)
@@ -341,7 +344,7 @@ def _chosen(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
     if "repository" in given:
         name = given["repository"]
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
-            raise UsageError(f"'{name}' is no repository of the Hugging Face hub: write OWNER/NAME")
+            raise UsageError(f"'{name}' is not a repository of the Hugging Face hub: write OWNER/NAME")
         known = {part.repository: part for part in (*entry.instead, parts["target"], *entry.sizes.values())}
         parts["target"] = known.get(name) or sources.hugging_face(name, "see its page")
     if "revision" in given:
@@ -357,7 +360,7 @@ def _chosen(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
 
 
 def _whole(record: Record, name: str, part: Part, folder: Path, given: Mapping[str, str], elsewhere: str) -> bool:
-    """Whether a part was fetched before, all of it. Refuses to mix origins."""
+    """Whether a part is completely fetched. Refuses to mix origins."""
     entry = record.parts.get(name)
     if entry is None:
         return False
@@ -378,7 +381,7 @@ def _whole(record: Record, name: str, part: Part, folder: Path, given: Mapping[s
 
 
 def _list(name: str, part: Part, record: Record, by_hand: str) -> Listed:
-    """The files of a part at its commit: the recorded one where a fetch began before, also of a branch that moved."""
+    """The files of a part at its commit: the recorded one where a fetch started before, even if a branch has moved."""
     revision = record.parts.get(name, {}).get("commit") or part.revision
     with _hub_mistakes(part, revision, by_hand):
         commit, found = _hub(part).files(part.repository, revision)
@@ -400,7 +403,7 @@ def _list(name: str, part: Part, record: Record, by_hand: str) -> Listed:
 
 
 def _there(folder: Path, name: str, file: str, found: Listed, elsewhere: str) -> bool:
-    """Whether a file is in place. One that is there and is not the published one is the user's: never overwritten."""
+    """Whether a file is in place. An existing file that is not the published one is the user's: never overwritten."""
     size = _size(folder / name / file)
     if size is None:
         return False
@@ -463,7 +466,7 @@ def _fetch_data(given: Mapping[str, str], yes: bool) -> None:
     print(f"  licence: {data.licence}")
     staged = [folder / STAGING / f"{file.name}{end}" for file in todo for end in ("", ".part")]
     size = max(0, sum(file.size for file in todo) - sum(_size(path) or 0 for path in staged))
-    # An archive and what was in it are there together for a while, and little of it shrinks.
+    # An archive and its unpacked content exist together for a while, and the compression is small.
     _go(folder, size, size + sum(file.size for file in todo if file.unpack), yes, "data_dir=DIR")
     with _only_one(folder) as staging:
         for file in todo:
@@ -472,7 +475,7 @@ def _fetch_data(given: Mapping[str, str], yes: bool) -> None:
 
 
 def _unpacked(record: Record, file: File, folder: Path) -> bool:
-    """Whether a file was fetched before, and everything that was in it is still there."""
+    """Whether a file was fetched before, and its whole content still exists."""
     entry = record.parts.get(file.name)
     if entry is None or not entry.get("complete") or entry.get("sha256") != file.sha256:
         return False
@@ -510,7 +513,9 @@ def _unpack(archive: Path, patterns: Sequence[str], into: Path) -> dict[str, dic
                 chosen = [info for info in files if fnmatch.fnmatchcase(info.filename, pattern)]
                 for info in tqdm(chosen, desc=f"unpacking {archive.name}", unit="file", disable=None):
                     if any(step in ("", ".", "..") for step in info.filename.split("/")) or "\\" in info.filename:
-                        raise UsageError(f"{archive} holds the unsafe name {info.filename!r}: it is not the real one")
+                        raise UsageError(
+                            f"{archive} holds the unsafe name {info.filename!r}: it is not the published file"
+                        )
                     z.extract(info, into)
                 if not chosen:
                     raise UsageError(f"{archive} holds no {pattern}: it is not the published file")
@@ -526,7 +531,7 @@ def _unpack(archive: Path, patterns: Sequence[str], into: Path) -> dict[str, dic
 
 
 def download(address: str, path: Path, size: int) -> None:
-    """Fetches a file of a known size into `path`, through `path`.part, going on with what is there of it.
+    """Fetches a file of a known size into `path`, through `path`.part, continuing a partial one.
 
     Raises UsageError where the server does not answer or has another file.
     """
@@ -542,14 +547,14 @@ def download(address: str, path: Path, size: int) -> None:
                 failed = "the connection broke"
             except urllib.error.HTTPError as e:
                 failed = f"it answers {e.code} {e.reason}"
-                if e.code == 416:  # what is there is no beginning of the server's file
+                if e.code == 416:  # the partial file is not the start of the server's file
                     part.unlink(missing_ok=True)
                 elif e.code < 500:
                     break
             except (OSError, http.client.HTTPException) as e:
                 failed = str(getattr(e, "reason", e)) or type(e).__name__
                 if isinstance(e, urllib.error.URLError) and have == first:
-                    break  # nobody there
+                    break  # no server
             now = _size(part) or 0
             vain = 0 if now > have else vain + 1
             if now < size:
@@ -562,9 +567,9 @@ def download(address: str, path: Path, size: int) -> None:
 
 
 def _receive(address: str, part: Path, mark: Path, size: int, bar: Any) -> None:
-    """One request, for what is missing. Returns when the server closes, whether all came or not."""
+    """One request, for the missing bytes. Returns when the server closes, with or without all of them."""
     if not address.startswith(("http://", "https://")):
-        raise UsageError(f"'{address}' is no address of a web server")
+        raise UsageError(f"'{address}' is not an address of a web server")
     have = _size(part) or 0
     request = urllib.request.Request(address, headers={"User-Agent": f"specbench/{__version__}"})  # noqa: S310
     tag = mark.read_text(encoding="ascii") if have and mark.exists() else ""
@@ -578,7 +583,7 @@ def _receive(address: str, part: Path, mark: Path, size: int, bar: Any) -> None:
         if going_on and (
             answer.headers.get("Content-Range") != f"bytes {have}-{size - 1}/{size}" or new != (tag or new)
         ):
-            part.unlink()  # of another file: the next try starts anew
+            part.unlink()  # part of another file: the next try starts again
             return
         if not going_on:
             have = bar.n = 0
@@ -593,17 +598,17 @@ def _receive(address: str, part: Path, mark: Path, size: int, bar: Any) -> None:
             os.fsync(f.fileno())
 
 
-# --- what both do -----------------------------------------------------------------------------------------------------
+# --- shared -----------------------------------------------------------------------------------------------------------
 
 
 def _go(folder: Path, size: int, needed: int, yes: bool, elsewhere: str) -> None:
-    """Checks the room, then asks. Raises UsageError for no."""
+    """Checks the disk space, then asks for consent. Raises UsageError without either."""
     above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(above).free
     print(f"  to fetch: {home.size(size)}; free there: {home.size(free)}", flush=True)
     if needed > free:
         raise UsageError(
-            f"{folder} has room for {home.size(free)}, and {home.size(needed)} are needed: make room, or give"
+            f"{folder} has {home.size(free)} of disk space, and {home.size(needed)} are needed: free some, or give"
             f" {elsewhere}"
         )
     if yes:
@@ -619,7 +624,7 @@ def _go(folder: Path, size: int, needed: int, yes: bool, elsewhere: str) -> None
 
 
 def _licences(of: Mapping[str, str]) -> None:
-    """Says plainly what restricts the use."""
+    """Prints the licences that restrict the use."""
     for licence, meaning in sources.NON_COMMERCIAL.items():
         if names := [f"{name}/" for name, found in of.items() if found == licence]:
             print(f"  licence of {', '.join(names)}: {licence}, {meaning}")
@@ -627,7 +632,7 @@ def _licences(of: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _only_one(folder: Path) -> Iterator[Path]:
-    """The folder of unfinished files, which no other process writes to; removed when all is done."""
+    """The folder of unfinished files, locked against other processes; removed when all is done."""
     staging = folder / STAGING
     try:
         staging.mkdir(parents=True, exist_ok=True)
@@ -641,7 +646,7 @@ def _only_one(folder: Path) -> Iterator[Path]:
 
 
 def _checked(path: Path, size: int, sha256: str | None, md5: str | None, ours: bool) -> str:
-    """The SHA-256 of a file that is the published one; else UsageError, and it is removed where it is `ours`."""
+    """The SHA-256 of a file, which must be the published one; else UsageError, and the file is removed if `ours`."""
     digest, old = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
     with (
         path.open("rb") as f,
@@ -662,7 +667,7 @@ def _checked(path: Path, size: int, sha256: str | None, md5: str | None, ours: b
 
 
 def _move_in(staged: Path, place: Path) -> None:
-    """Moves a staged folder into place: whole where nothing is there, else file by file, replacing none."""
+    """Moves a staged folder into place: at once if there is no folder yet, else file by file, replacing none."""
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
         os.replace(staged, place)

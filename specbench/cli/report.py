@@ -1,4 +1,4 @@
-"""`specbench report`: one HTML page of rows, pictures and audits, which works from a file."""
+"""`specbench report`: one HTML page of rows, images and audits, which works from a file."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from specbench.report.page import page
 from specbench.storage import home
 from specbench.storage.files import write_atomically
 
-#: The words, with their meanings.
+#: The arguments, with their meanings.
 WORDS = {
-    "out": "where the page goes (default: report.html)",
-    "runs": "more folders, separated by commas, whose runs are shown with their pictures: of one run, of several,\n"
-    "of a grid (default: results/gallery, where it is, for pictures alone)",
-    "keep": "a folder that takes the pictures shown, so that another report can show them without the runs",
-    "pictures": "prompts whose pictures are shown, the first ones of every run (default: 8)",
+    "out": "file of the page (default: report.html)",
+    "runs": "more folders, separated by commas, whose runs are shown with their images: of one run, of several,\n"
+    "of a grid (default: results/gallery if it exists, for images only)",
+    "keep": "a folder for the shown images, so that another report can show them without the runs",
+    "pictures": "prompts whose images are shown, the first ones of every run (default: 8)",
 }
 _GALLERY = Path("results/gallery")
 _MOST_NOTES = 8
@@ -26,10 +26,10 @@ _MOST_NOTES = 8
 _HELP = """\
 usage: specbench report [FILE.csv or FOLDER ...] [name=value ...]
 
-Draws one page from rows (default: those in results/): a leaderboard, a trade-off plot, the pictures of the same prompt
-under several methods, maps of acceptance, audit verdicts, and the command behind every number. The page is one file and
-fetches nothing. A FILE.csv gives its rows. A FOLDER gives the rows of its CSV files, and rows and pictures of every run
-at or below it, a grid's included.
+Draws one page from rows (default: those in results/): a leaderboard, a trade-off plot, the images of the same prompt
+under several methods, maps of acceptance, audit verdicts, and the command for every number. The page is one file and
+fetches nothing. A FILE.csv gives its rows. A FOLDER gives the rows of its CSV files, and rows and images of every run
+at or below it, including those of a grid.
 
   specbench report
   specbench report runs/2026-11-21
@@ -42,7 +42,7 @@ def main(words: Sequence[str]) -> int:
     """Returns the exit status.
 
     Raises:
-        UsageError: bad words, no rows, or a place that cannot be written to.
+        UsageError: bad arguments, no rows, or a path that cannot be written.
     """
     line = asked("report", words)
     if line.help:
@@ -52,14 +52,14 @@ def main(words: Sequence[str]) -> int:
     given = values([word for word in line.words if word.partition("=")[0] in WORDS], WORDS)
     sources = [home.expanded(word) for word in line.words if word.partition("=")[0] not in WORDS]
     if wrong := [str(source) for source in sources if "=" in source.name and not source.exists()]:
-        raise UsageError(f"report has no word '{wrong[0]}'; it takes {', '.join(f'{name}=' for name in WORDS)}")
+        raise UsageError(f"report has no argument '{wrong[0]}'; it takes {', '.join(f'{name}=' for name in WORDS)}")
     out = home.expanded(given.get("out", "report.html"))
     if out.suffix != ".html":
         raise UsageError(f"out= must be a .html file (got {out})")
     pictures = whole("pictures", given.get("pictures", "8"), 0, 10_000)
     parts = given["runs"].split(",") if "runs" in given else []
     if not all(parts):
-        raise UsageError(f"runs={given['runs']} names a folder without a name; remove the superfluous comma")
+        raise UsageError(f"runs={given['runs']} has an empty folder name; remove the extra comma")
     gallery = [_GALLERY] if sources and "runs" not in given and _GALLERY.is_dir() else []
     found = gather.gather(sources or [Path("results")], [home.expanded(part) for part in parts], pictures, gallery)
     for note in found.notes[:_MOST_NOTES]:
@@ -69,6 +69,6 @@ def main(words: Sequence[str]) -> int:
     if "keep" in given:
         gather.keep(found, home.expanded(given["keep"]))
     write_atomically(out, page(found).encode())
-    shown = f"{len(found.rows)} runs, {sum(map(len, found.shots.values()))} pictures, {len(found.audits)} audits"
+    shown = f"{len(found.rows)} runs, {sum(map(len, found.shots.values()))} images, {len(found.audits)} audits"
     print(f"wrote {out}: {shown}, {out.stat().st_size / 1e6:.1f} MB")
     return 0

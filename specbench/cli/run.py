@@ -64,7 +64,7 @@ def main(words: list[str]) -> int:
 
 
 def _start(overrides: list[str], cfg: dict[str, Any], own: list[str]) -> int:
-    """Runs one job, by Hydra where it has a say; `own` are the user's words, without what goes without saying."""
+    """Runs one job, by Hydra where arguments concern it; `own` are the user's arguments, without implied ones."""
     global _outcomes
     from specbench.config import configuration
     from specbench.harness.run import Run
@@ -96,8 +96,8 @@ def _execute(one: Run) -> None:
 _RESUME = """\
 usage: specbench resume DIR [name=value ...]
 
-Goes on with the run in a folder, by the configuration that stands there. Parameters that do not change what an image
-is may be given again: n (a number, or all), metrics, metrics_dir, reference, baseline, data_dir, workers, ray_address.
+Continues the run in a folder, with the configuration in it. Parameters that do not change an image may be given again:
+n (a number, or all), metrics, metrics_dir, reference, baseline, data_dir, workers, ray_address.
 """
 
 
@@ -203,8 +203,8 @@ def _make(folder: Path) -> None:
 
 
 def job(_: DictConfig) -> None:
-    """What Hydra starts: one job. Its configuration is composed anew from the job's words, because in a grid Hydra's
-    lacks what goes without saying for one job alone."""
+    """The function that Hydra starts: one job. Its configuration is composed again from the job's arguments, because in
+    a grid Hydra's lacks the implied arguments of a single job."""
     try:
         _job()
     except Exception as e:
@@ -255,7 +255,7 @@ def by_hydra(words: list[str]) -> int:
     root = logging.getLogger()
     before = sys.argv, os.environ.get("HYDRA_FULL_ERROR"), root.handlers[:], root.level
     sys.argv = [sys.argv[0], *words]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise to `main`, which says it in one sentence
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise to `main`, which prints one sentence
     try:
         decorated()
     except SystemExit as e:

@@ -64,7 +64,7 @@ def main(
     if not formats:
         raise UsageError(f"--format names no format (choose from: {', '.join(render.FORMATS)})")
     if args.n is not None and args.n < 1:
-        raise UsageError(f"--n must be a whole number of at least 1 (got {args.n})")
+        raise UsageError(f"--n must be an integer of at least 1 (got {args.n})")
     bench = bench or LocalBench()
     for table in tables:
         todo = plan(table, args.model or table.model, args.n, results, bench)

@@ -1,8 +1,8 @@
-"""From the words of a command line to checked configurations.
+"""From the arguments of a command line to checked configurations.
 
-Hydra reads the words and composes, but for plain choices of files, which `composition` does faster; this module says
-in one sentence what is wrong with the words. A grid (`-m`) is expanded and checked here in full before its first job
-starts. Imports Hydra, but no torch.
+Hydra parses the arguments and composes, except for plain choices of files, which `composition` composes faster. This
+module reports bad arguments in one sentence. It expands and checks a grid (`-m`) in full before its first job starts.
+Imports Hydra, but no torch.
 """
 
 from __future__ import annotations
@@ -127,18 +127,18 @@ def quoted(value: str) -> str:
 
 
 def literal(words: Sequence[str], multirun: bool = False, own: Collection[str] = ()) -> list[str]:
-    """The words of a command line with the paths in them quoted, so that Hydra's grammar does not read their commas,
-    brackets and spaces: the shell has taken its own quotes away. Quotes that are there stay, and mean the same. In a
-    grid the commas of all paths but out= separate values, each of which may have quotes of its own.
+    """The arguments of a command line with their paths quoted, so that Hydra's grammar does not parse commas, brackets
+    and spaces in them: the shell has removed its own quotes. Existing quotes stay, and mean the same. In a grid the
+    commas of all paths but out= separate values, each of which may have its own quotes.
 
-    own: words that the command reads itself. UsageError for one that is too long to be any value.
+    own: arguments that the command reads itself. UsageError for one that is too long to be any value.
     """
     found = []
     for word in words:
         name, equals, value = word.partition("=")
         if len(word) > parameters.LONGEST:
             raise UsageError(
-                f"the word {name[:100]!r} has {len(word)} characters; give {parameters.LONGEST} at most, and longer"
+                f"the argument {name[:100]!r} has {len(word)} characters; give {parameters.LONGEST} at most, and longer"
                 " things in a file"
             )
         if re.search(r"\d{400}", value):  # of which Python makes no number without being asked to
@@ -182,7 +182,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _unsaid(words: Sequence[str]) -> list[str]:
-    """The words of one job that go without saying, see `plain`."""
+    """The implied arguments of one job, see `plain`."""
     pairs = (word.split("=", 1) for word in words if "=" in word)
     given: dict[str, Any] = {key: value.strip(" '\"") for key, value in pairs}
     chosen = parameters.of_experiment(given.get("experiment", "")) | given
@@ -212,7 +212,7 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
 
 @cache
 def _parsed(text: str) -> Override:
-    """One word. Tables and grids repeat the same ones, and Hydra's parser takes a millisecond for each."""
+    """One argument. Tables and grids repeat the same ones, and Hydra's parser takes a millisecond for each."""
     try:
         [parsed] = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides([text])
         return parsed
@@ -223,7 +223,7 @@ def _parsed(text: str) -> Override:
 
 
 def is_hydras(key: str) -> bool:
-    """Whether a word, or its key, is about Hydra itself."""
+    """Whether an argument, or its key, is about Hydra itself."""
     return key.lstrip("+~").startswith(("hydra.", "hydra/"))
 
 
@@ -269,7 +269,7 @@ _PLUGINS = {
 
 
 def _check_plugin(o: Override) -> None:
-    """Says which extra has a launcher or a sweeper that is not installed; Hydra would list those that are."""
+    """Raises UsageError naming the extra of a launcher or sweeper that is not installed."""
     word = f"{o.key_or_group}={o.get_value_element_as_str()}" if is_hydras(o.key_or_group) else ""
     module, extra = _PLUGINS.get(word, ("", ""))
     if module and not _installed(f"hydra_plugins.{module}"):
@@ -298,12 +298,12 @@ def _values(o: Override) -> list[str]:
 
 
 def _check_form(o: Override) -> None:
-    """Refuses what Hydra would take silently or explain in a page."""
+    """Raises UsageError for overrides that Hydra would accept silently or explain at length."""
     key = o.key_or_group
     if is_hydras(key):
         return
     if o.is_delete():
-        raise UsageError(f"'{o.input_line}': a parameter cannot be taken away, only set: {key}=value")
+        raise UsageError(f"'{o.input_line}': a parameter cannot be removed, only set: {key}=value")
     if o.package is not None:
         raise UsageError(f"'{o.input_line}': parameters are flat, write {key}=value")
     if key not in parameters.groups() or o.is_sweep_override():
@@ -318,7 +318,7 @@ def _check_form(o: Override) -> None:
 
 
 def described(overrides: Sequence[str]) -> dict[str, Any]:
-    """The flat configuration of one run, for its help: neither complete nor checked as a whole. Of parameters with
+    """The flat configuration of one run, for its help: neither complete nor checked. Of parameters with
     several values it has the default."""
     with _session():
         several = {o.key_or_group for o in _parse(tidy(overrides)) if o.is_sweep_override()}
@@ -349,7 +349,7 @@ def _flat(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _is_choice(o: Override) -> bool:
-    """Whether a word chooses a file, is about Hydra itself, or refers to other values."""
+    """Whether an argument chooses a file, is about Hydra itself, or refers to other values."""
     key = o.key_or_group
     if key in parameters.TABLE and parameters.TABLE[key].kind == "path":
         return False  # a name may hold ${
@@ -357,7 +357,7 @@ def _is_choice(o: Override) -> bool:
 
 
 def _chosen(words: Sequence[Override]) -> dict[str, Any]:
-    """The values in the files that these words choose, from Hydra only where it alone can tell."""
+    """The values in the files that these arguments choose, from Hydra only where needed."""
     if all(o.key_or_group in parameters.groups() and not o.is_sweep_override() for o in words):
         choices = {o.key_or_group: o.value() for o in words}
         if (cfg := composition.compose(choices)) is not None:
@@ -374,7 +374,7 @@ def _by_hydra(_conf: Path, words: tuple[str, ...]) -> dict[str, Any]:
 
 @cache
 def _sweeper(_conf: Path, words: tuple[str, ...]) -> dict[str, Any]:
-    """Hydra's own section on grids, with these words."""
+    """Hydra's own section on grids, with these arguments."""
     found = OmegaConf.to_container(hydra.compose(CONFIG, list(words), return_hydra_config=True).hydra.sweeper)
     assert isinstance(found, dict)
     return {str(key): value for key, value in found.items()}

@@ -1,8 +1,8 @@
-"""Every flat parameter of a run, what it may be, and which part of a method declares it.
+"""Every flat parameter of a run, its allowed values, and the part of a method that declares it.
 
-`TABLE` is the one place that documents and checks a parameter's value. Which parameters a run *has* is written in
-`conf/`: the keys of config.yaml and of the chosen model, data, engine, drafter and rule files, and nothing else. So a
-new part brings its parameters in its own YAML; a parameter that nobody had before also gets its line here.
+`TABLE` alone documents and checks a parameter's value. `conf/` defines which parameters a run *has*: the keys of
+config.yaml and of the chosen model, data, engine, drafter and rule files, and nothing else. A new part therefore
+declares its parameters in its own YAML; a parameter that no part had before also gets a line here.
 
 Imports neither torch nor Hydra.
 """
@@ -29,11 +29,11 @@ Kind = Literal["whole", "number", "word", "text", "flag", "names", "tree", "path
 PARTS = ("model", "data", "engine", "drafter", "rule")
 
 
-#: Bounds of counts that a run holds in memory before its work begins; a legitimate run stays well below.
+#: Bounds of counts that a run holds in memory before its work starts; a legitimate run stays well below.
 PROMPTS = 1_000_000
 DRAFT = 2000  # tokens of a draft: a depth takes up to two of the purposes of a step's random numbers (`PURPOSES`)
 DEEP = 1000  # levels of a drafted tree, candidates of a node
-LONGEST = 10_000  # characters of a word: Hydra's grammar takes seconds for more
+LONGEST = 10_000  # characters of an argument: Hydra's grammar takes seconds for more
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Parameter:
     above: bool = False  # `low` itself is excluded
     choices: tuple[str, ...] = ()
     pattern: str = ""  # for words with a free part
-    null: str = ""  # what null means; empty: null is an error
-    also: tuple[str, ...] = ()  # words that a number may be, too
+    null: str = ""  # the meaning of null; empty: null is an error
+    also: tuple[str, ...] = ()  # words that are allowed instead of a number
 
     def wanted(self) -> str:
-        """What a value must be, in words."""
+        """What a value must be, as text."""
         if self.choices:
             text = "one of " + ", ".join(self.choices)
         elif self.kind == "flag":
@@ -63,7 +63,7 @@ class Parameter:
         elif self.kind in ("word", "text", "path"):
             text = self.line if self.pattern else f"a {self.kind}"
         else:
-            text = "a whole number" if self.kind == "whole" else "a number"
+            text = "an integer" if self.kind == "whole" else "a number"
             if self.low is not None:
                 text += f" {'above' if self.above else 'of at least'} {self.low:g}"
             if self.high is not None:  # every parameter with an upper end has a lower one
@@ -72,7 +72,7 @@ class Parameter:
         return text + (f", or null ({self.null})" if self.null else "")
 
     def read(self, value: Any) -> Any:
-        """The value in its canonical form; raises ValueError for what it must not be."""
+        """The value in its canonical form; raises ValueError for a value that is not allowed."""
         if value is None:
             if not self.null:
                 raise ValueError
@@ -126,11 +126,11 @@ TABLE: dict[str, Parameter] = {
     "model": Parameter("word", "target model"),
     "weights": Parameter("word", "embedded or official (fetched), random, or a folder of weight files"),
     "reduced": Parameter("flag", "the same architecture, small: for tests, and for weights of that size"),
-    "size": Parameter("whole", "side of a picture in pixels", low=64, high=4096),
-    "prompt_length": Parameter("whole", "places that every prompt is padded to, in tokens", low=4, high=8192),
-    "instruction": Parameter("word", "what the prompt is wrapped in: text with {width}, {height} and {prompt}"),
-    "suffix": Parameter("text", "what is put behind every prompt"),
-    "negative": Parameter("text", "the prompt that guidance leads away from"),
+    "size": Parameter("whole", "side of an image in pixels", low=64, high=4096),
+    "prompt_length": Parameter("whole", "length that every prompt is padded to, in tokens", low=4, high=8192),
+    "instruction": Parameter("word", "text around the prompt, with {width}, {height} and {prompt}"),
+    "suffix": Parameter("text", "text after every prompt"),
+    "negative": Parameter("text", "negative prompt of the guidance"),
     "method": Parameter("word", "preset of a drafter, a rule and their parameters"),
     "drafter": Parameter("word", "which tokens are drafted, and from which distribution each was sampled"),
     "rule": Parameter("word", "the probability with which a drafted token is accepted"),
@@ -140,7 +140,7 @@ TABLE: dict[str, Parameter] = {
     "depth": Parameter(
         "whole", "levels of a drafted tree; for sjd with tree=full the root is one of them", low=1, high=DEEP
     ),
-    "width": Parameter("whole", "candidates a node of a drafted tree; 1 is a chain", low=1, high=DEEP),
+    "width": Parameter("whole", "candidates per node of a drafted tree; 1 is a chain", low=1, high=DEEP),
     "init": Parameter(
         "word",
         "how new positions of a Jacobi window are initialised",
@@ -153,11 +153,12 @@ TABLE: dict[str, Parameter] = {
         choices=("none", "maximal", "gumbel"),
     ),
     "gamma": Parameter("whole", "draft length γ of continuous speculative decoding, in tokens", low=1, high=DRAFT),
-    "prefill": Parameter("number", "share of the image that the target draws before the first draft", low=0, high=1),
+    "prefill": Parameter("number", "share of the image that the target samples before the first draft", low=0, high=1),
     "align": Parameter("flag", "drafter and target sample a token from the same noise (trajectory alignment)"),
     "criterion": Parameter(
         "word",
-        "what judges a drafted vector: the last step's densities (exact), with the paper's factor, or the whole path's",
+        "verification of a continuous token: densities of the last step (exact), with the paper's factor, or of the"
+        " path",
         choices=("exact", "paper", "path"),
     ),
     "verify": Parameter(
@@ -166,7 +167,7 @@ TABLE: dict[str, Parameter] = {
         choices=("causal", "parallel"),
     ),
     "on_reject": Parameter(
-        "word", "a rejection drops the tokens behind it, or only that one is drawn again", choices=("stop", "continue")
+        "word", "a rejection drops the tokens after it, or only resamples that one", choices=("stop", "continue")
     ),
     "inner_temperature": Parameter(
         "number", "divides distances before densities are compared; 1 is off", low=0, above=True
@@ -174,23 +175,23 @@ TABLE: dict[str, Parameter] = {
     "tries": Parameter("whole", "most proposals for the token after a rejection", low=1, high=1000),
     "delta": Parameter(
         "number",
-        "relaxation budget δ (1 with the uniform rule is exact); LANTERN's bound on the law",
+        "relaxation budget δ (1 with the uniform rule is exact); LANTERN's bound on the distribution",
         low=0,
         above=True,
     ),
     "lam": Parameter("number", "LANTERN++'s bound λ on a neighbourhood's mass, in units of its token's", low=0),
-    "k": Parameter("whole", "nearest codes that may count for a token", low=1, high=2**20),
+    "k": Parameter("whole", "nearest codes that may count towards a token", low=1, high=2**20),
     "bound": Parameter(
         "word",
         "what is bounded: the distribution's change (tvd, jsd), or the mass of all (total) or others (neighbours)",
         choices=("tvd", "jsd", "total", "neighbours"),
     ),
-    "proximity": Parameter("word", "nearness of codes", choices=("l2", "cosine", "random")),
+    "proximity": Parameter("word", "distance between codes", choices=("l2", "cosine", "random")),
     "group": Parameter("whole", "codes in a group, the token's own included; 1 is exact", low=1, high=2**20),
     "epsilon": Parameter("number", "typical acceptance: probability that always suffices", low=0, high=1),
     "alpha": Parameter("number", "typical acceptance: share of exp(-entropy) that suffices", low=0),
     "nu": Parameter("number", "decay ν of the relaxation over draft positions (Cool-SD Eq. 16); 0 is uniform", low=0),
-    "schedule": Parameter("word", "how the relaxation falls over positions", choices=("exponential", "linear")),
+    "schedule": Parameter("word", "how the relaxation decays over positions", choices=("exponential", "linear")),
     "floor": Parameter("number", "least relaxation ω of any position; 0 is the paper's schedule", low=0),
     "resample": Parameter(
         "word",
@@ -199,7 +200,7 @@ TABLE: dict[str, Parameter] = {
         choices=("optimal", "vanilla", "paper", "released"),
     ),
     "temperature": Parameter("number", "softmax temperature; 0 is greedy", low=0),
-    "top_k": Parameter("whole", "keep the k likeliest tokens", low=1, high=2**31 - 1, null="off"),
+    "top_k": Parameter("whole", "keep the k most probable tokens", low=1, high=2**31 - 1, null="off"),
     "top_p": Parameter("number", "keep the smallest set of tokens of this mass; 1 is off", low=0, above=True, high=1),
     "cfg_scale": Parameter("number", "classifier-free guidance scale; 1 is off", low=0),
     "cfg_schedule": Parameter(
@@ -210,12 +211,12 @@ TABLE: dict[str, Parameter] = {
         "passes in which the target alone fills the image (MAR's mask schedule)",
         low=1,
         high=2**16,
-        null="one a token",
+        null="one per token",
     ),
-    "diffusion_steps": Parameter("whole", "steps in which the diffusion head draws a token", low=2, high=1000),
-    "final_noise": Parameter("flag", "the head's last step is drawn, too; MAR's own sampler ends with its mean"),
+    "diffusion_steps": Parameter("whole", "steps in which the diffusion head samples a token", low=2, high=1000),
+    "final_noise": Parameter("flag", "also sample the head's last step; MAR's own sampler ends with its mean"),
     "drafter_weights": Parameter(
-        "path", "folder of a drafter's weights, as `specbench train` writes it", null="those beside the target's"
+        "path", "folder of a drafter's weights, as `specbench train` writes it", null="those next to the target's"
     ),
     "protocol": Parameter(
         "word", "protocol that the run follows, name@version", pattern=r"[a-z0-9_]+@[0-9]+", null="none"
@@ -224,7 +225,7 @@ TABLE: dict[str, Parameter] = {
     "split": Parameter("word", "split of the data set", choices=("train", "validation")),
     "caption": Parameter(
         "word",
-        "which of an image's captions is its prompt; random is by seed, running_longest as SJD's code has it",
+        "which of an image's captions is its prompt; random is by seed, running_longest as in SJD's code",
         choices=("first", "longest", "running_longest", "random"),
     ),
     "data_dir": Parameter("path", "folder of the data set's files", null="where `specbench fetch` puts them"),
@@ -237,7 +238,7 @@ TABLE: dict[str, Parameter] = {
     ),
     "n": Parameter(
         "whole",
-        "number of prompts; a larger n extends a smaller one; all: every prompt there is, as with prompts=FILE alone",
+        "number of prompts; a larger n extends a smaller one; all: every prompt, the default with prompts=FILE",
         low=1,
         high=PROMPTS,
         also=("all",),
@@ -245,19 +246,19 @@ TABLE: dict[str, Parameter] = {
     "batch": Parameter("whole", "prompts decoded together; latency is measured at 1 only", low=1, high=4096),
     "device": Parameter("word", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|mps|cuda(:\d+)?"),
     "dtype": Parameter("word", "number format of the models", choices=("float32", "bfloat16", "float16")),
-    "engine": Parameter("word", "how a step is executed"),
+    "engine": Parameter("word", "execution of a step"),
     "metrics": Parameter("names", "quality metrics to compute"),
     "metrics_dir": Parameter(
-        "path", "folder of the evaluators' weights, a sub-folder each", null="where `specbench fetch` puts them"
+        "path", "folder of the evaluators' weights, one subfolder each", null="where `specbench fetch` puts them"
     ),
     "reference": Parameter(
-        "path", "statistics of real pictures, .npz", null="what `specbench reference` made for the data set"
+        "path", "statistics of real images, .npz", null="what `specbench reference` made for the data set"
     ),
     "baseline": Parameter("flag", "also decode the same prompts with vanilla AR, for the speed-up"),
     "warmup": Parameter("whole", "untimed decodes before the first timed one", low=0, high=1000),
     "workers": Parameter(
         "whole",
-        "processes that decode: one a GPU, or of one thread each on a CPU; more than one need Ray",
+        "decoding processes: one per GPU, or of one thread each on a CPU; more than one need Ray",
         low=1,
         high=1024,
     ),
@@ -265,7 +266,7 @@ TABLE: dict[str, Parameter] = {
     "out": Parameter("path", "folder of the run", null="a new folder under runs/"),
 }
 
-#: Parameter -> what its number counts or measures; the others have no unit.
+#: Parameter -> its unit; the others have none.
 UNITS = {
     "size": "pixels",
     "prompt_length": "tokens",
@@ -291,18 +292,18 @@ UNITS = {
 # --- conf/ ------------------------------------------------------------------------------------------------------------
 
 
-#: Keys of the files under conf/ that describe a choice, and are no parameters of a run.
+#: Keys of the files under conf/ that describe a choice and are not parameters of a run.
 METADATA = ("kind", "preferred", "network")
 
 
 @cache
 def conf_dir() -> Path:
-    """The folder of configurations: inside the package when installed, beside it in a checkout."""
+    """The folder of configurations: inside the package when installed, next to it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     for candidate in (package / "conf", package.parent / "conf"):
         if (candidate / "config.yaml").is_file():
             return candidate
-    raise UsageError(f"the configurations are missing: no conf/config.yaml in or beside {package}; install again")
+    raise UsageError(f"the configurations are missing: no conf/config.yaml in or next to {package}; install again")
 
 
 @cache
@@ -315,7 +316,7 @@ def groups() -> tuple[str, ...]:
 
 @cache
 def choices(group: str) -> dict[str, str]:
-    """Name -> one-line description of every choice of a group: the file's first line of comment, a whole sentence."""
+    """Name -> one-line description of every choice of a group: the file's first comment line, a full sentence."""
     found = {}
     for path in sorted((conf_dir() / group).glob("*.yaml")):
         comments = (line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
@@ -325,7 +326,7 @@ def choices(group: str) -> dict[str, str]:
 
 @cache
 def content(group: str, name: str) -> dict[str, Any]:
-    """What a choice's file holds; nothing where there is no such file."""
+    """The content of a choice's file; empty where there is no such file."""
     path = conf_dir() / group / f"{name}.yaml"
     loaded = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
     assert isinstance(loaded, dict)
@@ -334,37 +335,37 @@ def content(group: str, name: str) -> dict[str, Any]:
 
 @cache
 def declared(group: str, name: str) -> frozenset[str]:
-    """The flat parameters that a choice of a group brings, those of the files that it builds on included."""
+    """The flat parameters that a choice of a group declares, including those of the files that it builds on."""
     held = content(group, name)
     inherited = [declared(group, d) for d in held.get("defaults", []) if isinstance(d, str) and d != "_self_"]
     return frozenset(held).difference(("defaults", "hydra", *METADATA)).union(*inherited)
 
 
 def preferred(model: str) -> dict[str, str]:
-    """The data and the method of a model for which the general defaults make no sense, as its file names them."""
+    """The data and the method of a model for which the general defaults do not fit, from its file."""
     return dict(default("model", model, "preferred") or {}) if model in choices("model") else {}
 
 
 def own_data(model: str) -> str:
-    """The data set of a model whose prompts no other data set has: an embedded one, or one of classes; else empty."""
+    """The data set of a model that needs its own prompts (an embedded one, or one of classes); else empty."""
     embedded = default("model", model, "weights") == "embedded"
     return preferred(model).get("data", usual_choice("data") if embedded else "")
 
 
 def default(group: str, name: str, parameter: str) -> Any:
-    """What a choice's file sets a parameter to; None where it does not."""
+    """The value of a parameter in a choice's file; None where it is not set."""
     return content(group, name).get(parameter)
 
 
 @cache
 def common() -> frozenset[str]:
-    """The parameters that every run has, whatever it chooses."""
+    """The parameters that every run has."""
     return declared("", "config") | {"method"}
 
 
 @cache
 def of_methods() -> frozenset[str]:
-    """The parameters that a drafter or a rule declares: what makes a method, beside the model and the sampling."""
+    """The parameters that a drafter or a rule declares: those of a method, without the model and the sampling."""
     parts = (declared(group, name) for group in ("drafter", "rule") for name in choices(group))
     return frozenset().union(*parts)
 
@@ -378,19 +379,19 @@ def possible(model: str) -> frozenset[str]:
 
 
 def parts_of(method: str) -> dict[str, str]:
-    """Group -> choice of what a method's preset names: {"drafter": "eagle_tree", "rule": "cool"}."""
+    """Group -> choice in a method's preset: {"drafter": "eagle_tree", "rule": "cool"}."""
     return _chosen(content("method", method))
 
 
 def of_experiment(name: str) -> dict[str, Any]:
-    """What an experiment's file chooses and sets, by group and parameter; nothing for one that does not exist."""
+    """The choices and values of an experiment's file, by group and parameter; empty for one that does not exist."""
     held = content("experiment", name) if name in choices("experiment") else {}
     return _chosen(held) | {key: value for key, value in held.items() if key not in ("defaults", "hydra", *METADATA)}
 
 
 @cache
 def usual_choice(group: str) -> str:
-    """The choice of a group in a run that names none."""
+    """The default choice of a group."""
     return _chosen(content("", "config"))[group]
 
 
@@ -407,7 +408,7 @@ def parameters_of(cfg: Mapping[str, Any]) -> list[str]:
 
 
 def owners(name: str) -> list[str]:
-    """Who has a parameter: "rule cool (method cool_sd)"."""
+    """The choices that have a parameter: "rule cool (method cool_sd)"."""
     found = []
     for group in PARTS:
         for choice in choices(group):
@@ -418,7 +419,7 @@ def owners(name: str) -> list[str]:
 
 
 def no_parameter(name: str, cfg: Mapping[str, Any]) -> UsageError:
-    """The sentence for a parameter that a run with these choices does not have."""
+    """The error for a parameter that a run with these choices does not have."""
     has = [p for p in parameters_of(cfg) if p not in groups()]
     who = f"method '{cfg.get('method')}' (drafter {cfg.get('drafter')}, rule {cfg.get('rule')})"
     if owned := owners(name):
@@ -434,7 +435,7 @@ def no_parameter(name: str, cfg: Mapping[str, Any]) -> UsageError:
 
 
 def check(name: str, value: Any, table: Mapping[str, Parameter] = TABLE) -> Any:
-    """One value in its canonical form. Raises UsageError saying what it must be."""
+    """One value in its canonical form. Raises UsageError with the allowed values."""
     try:
         return table[name].read(value)
     except ValueError:
@@ -443,10 +444,10 @@ def check(name: str, value: Any, table: Mapping[str, Parameter] = TABLE) -> Any:
 
 
 def _short(value: Any) -> str:
-    """A value as a message shows it."""
+    """A value as a message displays it."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes out no number of thousands of digits
+    except ValueError:  # Python refuses to format integers of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= 200 else f"{text[:200]}..., {len(text)} characters"
 
@@ -485,12 +486,12 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-#: What `kind:` in the file of a model, drafter, rule or method may be: for tokens that are indices, vectors, or either.
+#: Values of `kind:` in the file of a model, drafter, rule or method: discrete tokens, continuous tokens, or either.
 KINDS = ("discrete", "continuous", "any")
 
 
 def kind(group: str, name: str) -> str:
-    """One of `KINDS`, as the file of a choice or one that it builds on declares it; discrete where none does."""
+    """One of `KINDS`, from the file of a choice or one that it builds on; discrete if none declares it."""
     held = content(group, name)
     if "kind" not in held:
         inherited = [kind(group, d) for d in held.get("defaults", []) if isinstance(d, str) and d != "_self_"]
@@ -501,12 +502,13 @@ def kind(group: str, name: str) -> str:
 
 
 def is_continuous(group: str, name: str) -> bool:
-    """Whether a choice is for models of continuous tokens alone."""
+    """Whether a choice is only for models with continuous tokens."""
     return kind(group, name) == "continuous"
 
 
 def _check_kinds(cfg: Mapping[str, Any]) -> None:
-    """Discrete drafters and rules go with models of discrete tokens, continuous ones with the other models."""
+    """UsageError unless drafter and rule fit the model: discrete ones need discrete tokens, continuous ones continuous
+    tokens."""
     mine = kind("model", cfg["model"])
     parts = {group: cfg[group] for group in ("drafter", "rule") if kind(group, cfg[group]) != "any"}
     kinds = {kind(group, name) for group, name in parts.items()}
@@ -516,12 +518,12 @@ def _check_kinds(cfg: Mapping[str, Any]) -> None:
     shown = " and ".join(f"{group} {name}" for group, name in parts.items())
     does = "do" if len(parts) > 1 else "does"
     raise UsageError(
-        f"{cfg['model']} has {mine} tokens, which {shown} {does} not go with; use method={', '.join(suited)}"
+        f"{cfg['model']} has {mine} tokens, which {shown} {does} not support; use method={', '.join(suited)}"
     )
 
 
 def single_metrics() -> dict[str, str]:
-    """Name -> what it measures, in one line, of every metric that is not a set of others."""
+    """Name -> one-line description of every metric that is not a set of others."""
     return {name: line for name, line in choices("metrics").items() if name in declared("metrics", name)}
 
 
@@ -551,9 +553,9 @@ def _and(names: Iterable[str]) -> str:
 def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
     """A configuration as Hydra composed it -> the flat one that `validate` checks.
 
-    The metrics, one switch a file in conf/metrics, become a list of names, and a protocol its name and version. What a
-    method's preset sets for a part that was exchanged (`method=cool_sd rule=exact`) is dropped, unless it is among the
-    names `given` by the user: that one stays, and `validate` says that the run does not have it.
+    The metrics, one switch per file in conf/metrics, become a list of names, and a protocol its name and version. The
+    values that a method's preset sets for a replaced part (`method=cool_sd rule=exact`) are dropped, except the names
+    `given` by the user: those stay, and `validate` raises that the run does not have them.
     """
     flat = dict(cfg)
     if isinstance(flat.get("protocol"), Mapping):

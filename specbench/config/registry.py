@@ -23,7 +23,7 @@ from specbench.storage import home, sources
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 #: A drafter trained here, in this project's own format, in its folder.
 DRAFTER_FILE = "specbench.safetensors"
-#: Every kind of drafter network that can be trained -> its folder's name beside a target's.
+#: Every kind of drafter network that can be trained -> its folder's name next to a target's.
 KINDS = {"eagle": "eagle", "eagle3": "eagle3", "medusa": "medusa", "draft_model": "draft"}
 
 

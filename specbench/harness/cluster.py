@@ -1,7 +1,7 @@
 """Several processes that decode one run, by Ray: on this machine, or on a cluster's (`ray_address`).
 
-The process that holds the run's folder keeps the queue of prompts and is the only one that writes. It hands every
-worker a batch at a time, and gives what a dead worker held to another one: each image is there once, whoever dies when.
+The process that holds the run's folder keeps the queue of prompts and is the only one that writes. It gives every
+worker one batch at a time, and reassigns the batch of a dead worker: each image exists once, whichever worker dies.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ MOST_DEATHS = 3  # of workers over one image, or before any of them is ready
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anyone
-    "RAY_worker_niceness": "0",  # a worker that yields to everything else measures everything else
+    "RAY_worker_niceness": "0",  # a worker with low priority would measure the other processes
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-_STORE_BYTES = 128 * 2**20  # of this machine's memory, for pictures under way; Ray would take a third of all
+_STORE_BYTES = 128 * 2**20  # of this machine's memory, for images in transit; Ray's default is a third of all
 
 
 class _Hand:
-    """What runs in a worker process. Loading is no part of its construction, so that a bad word there is told as such
-    and not as a death."""
+    """The worker actor of a process. Loading is not part of its construction, so that a bad argument is reported as
+    such and not as a death."""
 
     def __init__(self, cfg: Mapping[str, Any], loader: Loader, together: int, shared: bool) -> None:
         self._given = cfg, loader, together, shared
@@ -49,7 +49,7 @@ class _Hand:
 
 @dataclass(frozen=True)
 class _Task:
-    """What a worker is at: decoding some prompts, or loading (none)."""
+    """The task of a worker: decoding some prompts, or loading (none)."""
 
     hand: Any
     items: Sequence[data.Item] = ()
@@ -61,7 +61,7 @@ class Workers:
     def __init__(self, cfg: Mapping[str, Any], loader: Loader) -> None:
         self._cfg, self._loader, self._together = dict(cfg), loader, int(cfg["workers"])
         self._idle: list[Any] = []
-        self._busy: dict[Any, _Task] = {}  # by the reference to what will come of it
+        self._busy: dict[Any, _Task] = {}  # by the reference to its result
         self._stillborn = 0  # workers that died while loading, since the last one that did not
 
     def __enter__(self) -> Self:
@@ -82,7 +82,7 @@ class Workers:
         self._ray.shutdown()
 
     def _device(self) -> str:
-        """What each worker decodes on. UsageError where there are not enough of them."""
+        """The device of each worker. UsageError where there are not enough of them."""
         there, wanted = self._ray.cluster_resources(), self._cfg["device"]
         if wanted not in ("auto", "cpu", "cuda"):
             raise UsageError(f"workers take a GPU each, whichever is free: give device=cuda instead of {wanted}")
@@ -94,7 +94,7 @@ class Workers:
         return device
 
     def decode(self, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool]) -> Iterator[list[Event]]:
-        """As `Worker.decode`; what is done first is told first."""
+        """As `Worker.decode`; events come in the order in which batches finish."""
         size = self._cfg["batch"]
         queue = deque(items[start : start + size] for start in range(0, len(items), size))
         deaths: Counter[tuple[int, int]] = Counter()  # by a batch's first index and its size
@@ -117,10 +117,11 @@ class Workers:
     def _come(
         self, reference: Any, task: _Task, queue: deque[Sequence[data.Item]], deaths: Counter[tuple[int, int]]
     ) -> list[Event]:
-        """What came of a task. What a dead worker was at goes back into the queue, in halves where it died twice."""
+        """The events of a finished task. The batch of a dead worker goes back into the queue, in halves after two
+        deaths."""
         try:
             found: list[Event] = self._ray.get(reference)
-        except self._ray.exceptions.RayTaskError as e:  # the worker is well, and says what is wrong
+        except self._ray.exceptions.RayTaskError as e:  # the worker is alive and raised an error
             raise e.cause if isinstance(e.cause, Exception) else e from None
         except self._ray.exceptions.RayError as e:  # killed, out of memory, its machine is gone, its answer is lost
             return self._lost(task, queue, deaths, f"{type(e).__name__}: {_last_line(e)}")
@@ -149,7 +150,7 @@ class Workers:
 
 
 def _last_line(error: Exception) -> str:
-    """What Ray's page of text about a death comes to."""
+    """The last line of Ray's long text about a death."""
     return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")[:200]
 
 
@@ -168,7 +169,7 @@ def _connected(together: int, address: str | None) -> Any:
             why = " ".join(str(e).split())[:200]
             raise UsageError(f"cannot connect to ray_address={address}: {why}") from None
         return ray
-    for last in (False, True):  # on a busy machine Ray's own patience may end
+    for last in (False, True):  # on a busy machine Ray's own timeout may expire
         try:
             ray.init("local", num_cpus=together, object_store_memory=_STORE_BYTES, include_dashboard=False, **quiet)
             break

@@ -1,9 +1,8 @@
-"""`specbench evaluate DIR`: scores for pictures that are there already, whoever made them.
+"""`specbench evaluate DIR`: scores of existing images from any source.
 
-DIR is a run's folder, whose records pair pictures and prompts and whose row gets the scores; or any folder of pictures,
-each named by the id of its prompt. Nothing is decoded. Scores join those that are there already (see `merge`). What a
-judge said of a picture is kept, in the run's folder or in `out=`, so that a scoring that was stopped or killed goes on
-where it was.
+DIR is a run's folder, whose records pair images and prompts and whose row gets the scores; or any folder of images,
+each named by the id of its prompt. Nothing is decoded. Scores join existing scores (see `merge`). Per-image scorer
+outputs are cached in the run's folder or in `out=`, so a scoring that was stopped or killed continues where it was.
 """
 
 from __future__ import annotations
@@ -34,35 +33,35 @@ from specbench.rows.csv_files import csv_lines, read_rows, to_csv
 from specbench.storage import home, pictures
 from specbench.storage.files import locked, write_atomically
 
-#: What may stand behind DIR, for a folder of pictures and for a run.
+#: The arguments after DIR: for a run, and for a folder of images.
 _JUDGING = ("metrics", "metrics_dir", "reference", "device", "batch")
 _WORDS = (*_JUDGING, "prompts", "data", "data_dir", "split", "caption", "seed", "n", "out", "partial")
 
-#: Columns of a row that say of which prompts it is.
+#: Columns of a row that identify its prompts.
 _OF_PROMPTS = ("data", "split", "caption", "prompts", "seed")
 
-_MEMORY = "evaluation.json"  # in out=: whose pictures, and what fixed the scores of the row
+_MEMORY = "evaluation.json"  # in out=: the folder of the images, and what determined the scores of the row
 
 _HELP = """\
 usage: specbench evaluate DIR [name=value ...]
 
-Scores pictures that are there already. DIR is the folder of a run, or any folder of pictures (folders in it included).
+Scores existing images. DIR is the folder of a run, or any folder of images (including its subfolders).
 
-For the folder of a run, pictures and prompts are paired by its records, and the scores go into its row.csv.
-Any other folder needs prompts, unless no chosen metric reads them; a picture's file name without its ending is the id
-of its prompt (0007.png: 0007 or 7). Its row, the scores of each picture and what was judged so far stand in out=.
-Scores of other metrics that are there already stay while the pictures are the same; what changes is printed.
+For the folder of a run, its records pair images and prompts, and the scores go into its row.csv.
+Any other folder needs prompts, unless no chosen metric reads them; an image's file name without its extension is the
+id of its prompt (0007.png: 0007 or 7). out= holds its row, the scores of each image and the cached scorer outputs.
+Existing scores of other metrics stay while the images are the same; changes are printed.
 
   prompts=FILE        .txt, .tsv, .csv, .json or .jsonl with ids and prompts (see the README); or
   data=NAME           a data set: scenes, coco2017, ... with data_dir=, split=, caption=; n= and seed= choose n of it
-                      (default, and n=all: every prompt; of scenes, scenes_classes and imagenet one for each picture)
-  partial=true        score the pictures that are there, though other prompts have none
-  metrics=NAME|[..]   what to measure (specbench list metrics); for a run what it measured, for scenes scenes,
+                      (default, and n=all: every prompt; of scenes, scenes_classes and imagenet one for each image)
+  partial=true        score the existing images although other prompts have none
+  metrics=NAME|[..]   what to measure (specbench list metrics); default: for a run its metrics, for scenes scenes,
                       for imagenet imagenet, else coco
-  metrics_dir=DIR     weights of the evaluators, where they are not where `specbench fetch` puts them
-  reference=FILE      statistics of real pictures, where they are not what `specbench reference` made for the data set
-  device=, batch=     where the networks run (auto), and how many pictures at a time (64)
-  out=DIR             a folder for the results (runs/evaluate/...); the same one again goes on where it stopped
+  metrics_dir=DIR     weights of the evaluators (default: where `specbench fetch` puts them)
+  reference=FILE      statistics of real images (default: what `specbench reference` made for the data set)
+  device=, batch=     where the networks run (auto), and the number of images per batch (64)
+  out=DIR             a folder for the results (runs/evaluate/...); an existing one continues where it stopped
 """
 
 
@@ -78,7 +77,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _sorted_out(words: Sequence[str]) -> tuple[Path, dict[str, str]]:
-    """The folder, and the parameters as they were given."""
+    """The folder, and the parameters as given."""
     folders = []
     given: dict[str, str] = {}
     for word in words:
@@ -97,12 +96,12 @@ def _sorted_out(words: Sequence[str]) -> tuple[Path, dict[str, str]]:
         raise UsageError("name one folder: specbench evaluate DIR [name=value ...] (see specbench evaluate --help)")
     folder = home.expanded(folders[0])
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}; name one with pictures, or the folder of a run")
+        raise UsageError(f"there is no folder {folder}; name one with images, or the folder of a run")
     return folder, given
 
 
 def _composed(given: Mapping[str, str], **more: str) -> dict[str, Any]:
-    """The checked parameters behind the user's words, `n` and the like at their usual values where not given."""
+    """The checked parameters from the user's arguments; absent ones have their default values."""
     words = []
     for name, value in {**more, **given}.items():
         words.append(f"{name}={value}")
@@ -116,7 +115,7 @@ def _run(folder: Path, given: Mapping[str, str]) -> str:
     """Scores a run's images; returns the report."""
     for name in given:
         if name not in _JUDGING:
-            raise UsageError(f"{folder} holds a run, which has its prompts and its place: leave {name}= away")
+            raise UsageError(f"{folder} holds a run, which has its own prompts and folder: leave {name}= out")
     checked = _composed(given)
     try:
         theirs = stored(folder)
@@ -124,7 +123,7 @@ def _run(folder: Path, given: Mapping[str, str]) -> str:
         raise UsageError(f"{e}; score the folder {folder / 'images'} instead") from None
     new = {name: checked[name] for name in given if name in ("metrics", "metrics_dir", "reference")}
     one = Run({**theirs, **new, "weights": "random"}, folder)
-    one.cfg["weights"] = theirs.get("weights")  # which need not be here
+    one.cfg["weights"] = theirs.get("weights")  # these need not exist
     if "device" in given:
         one.judging_device = checked["device"]
     if "batch" in given:
@@ -135,12 +134,12 @@ def _run(folder: Path, given: Mapping[str, str]) -> str:
     return _table(f"{folder}: {row['n']} images of {row['model']}, method {row['method']}", filled, row, [one.row_path])
 
 
-# --- pictures ---------------------------------------------------------------------------------------------------------
+# --- images -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Paired:
-    """Pictures and the items they were made for, by position; `remark` says what a reader must know of the pairing."""
+    """Images and their items, by index; `remark`: what a reader must know about the pairing."""
 
     paths: list[Path]
     items: list[data.Item]
@@ -148,12 +147,12 @@ class _Paired:
 
 
 def _pictures(folder: Path, given: dict[str, str]) -> str:
-    """Scores a folder of pictures; returns the report."""
+    """Scores a folder of images; returns the report."""
     if runs := sorted(path.parent.name for path in folder.glob("*/records.jsonl")):
         raise UsageError(f"{folder} holds {_some(runs, 'runs')}: score them one by one")
     paths = pictures.find(folder)
     if not paths:
-        raise UsageError(f"{folder} holds no pictures ({', '.join(pictures.ENDINGS)}), nor a run")
+        raise UsageError(f"{folder} holds no images ({', '.join(pictures.ENDINGS)}) and no run")
     if "prompts" in given and given.setdefault("data", "prompts") != "prompts":
         raise UsageError("prompts= and data= name two sets of prompts; give one of them")
     if given.get("n") == "all":
@@ -165,7 +164,7 @@ def _pictures(folder: Path, given: dict[str, str]) -> str:
         raise UsageError(f"partial must be true or false (got {partial!r})")
     cfg = _composed(given, metrics=sets.get(source, "coco"), data=source or "scenes")
     if not cfg["metrics"]:
-        raise UsageError("there is nothing to score by: name some with metrics=")
+        raise UsageError("no metrics are chosen: name some with metrics=")
     reading = [name for name in cfg["metrics"] if metrics.metric(name, judging_place(cfg)).reads_prompt]
     pairs = _paired(paths, cfg, given, source, reading, partial == "true")
     out = home.expanded(cfg["out"]) if cfg["out"] else _usual_out(folder)
@@ -181,7 +180,7 @@ def _paired(
     reading: Sequence[str],
     partial: bool,
 ) -> _Paired:
-    """Pictures paired with prompts by name; unpaired where no metric reads prompts and the names are not theirs."""
+    """Images paired with prompts by name; unpaired where no metric reads prompts and the names do not match."""
     unpaired = [data.Item(i, "", None) for i in range(len(paths))]
     if not source:
         if reading:
@@ -197,9 +196,9 @@ def _paired(
 
 
 def _by_name(paths: list[Path], items: Sequence[data.Item], partial: bool) -> _Paired:
-    """Each item with the picture whose file is named like its id, or like its real picture; in the order of the items.
+    """Each item with the image whose file is named like its id, or like its real image; in the order of the items.
 
-    UsageError naming pictures without a prompt, prompts without a picture and pictures of the same prompt.
+    UsageError naming images without a prompt, prompts without an image and images of the same prompt.
     """
     known = {item.id: item for item in items}
     for item in items:
@@ -212,20 +211,20 @@ def _by_name(paths: list[Path], items: Sequence[data.Item], partial: bool) -> _P
         if plain not in known:
             strangers.append(path.name)
         elif (other := found.setdefault(known[plain].index, path)) is not path:
-            raise UsageError(f"{other} and {path} are both named like the prompt {known[plain].id}; keep one of them")
+            raise UsageError(f"{other} and {path} both have the name of prompt {known[plain].id}; keep one of them")
     lonely = [item.id for item in items if item.index not in found]
     faults = []
     if strangers:
-        faults.append(f"no prompt has the id of {_some(strangers, 'pictures')}")
+        faults.append(f"no prompt has the id of {_some(strangers, 'images')}")
     if lonely and not (partial and found):
-        faults.append(f"no picture has the name of {_some(lonely, 'prompts')}")
+        faults.append(f"no image has the name of {_some(lonely, 'prompts')}")
     if faults:
         raise UsageError(
-            f"{' and '.join(faults)}: name each picture by the id of its prompt, and give the prompts that were drawn"
+            f"{' and '.join(faults)}: name each image by the id of its prompt, and give the prompts of these images"
             + (" (or partial=true)" if not strangers and found else "")
         )
     kept = [item for item in items if item.index in found]
-    remark = f"{len(lonely)} of {len(items)} prompts have no picture" if lonely else ""
+    remark = f"{len(lonely)} of {len(items)} prompts have no image" if lonely else ""
     return _Paired([found[item.index] for item in kept], kept, remark)
 
 
@@ -236,15 +235,15 @@ def _some(names: Sequence[str], what: str) -> str:
 
 
 def _usual_out(folder: Path) -> Path:
-    """The same folder gets the same one every time, so that scoring goes on there."""
+    """The same folder always gets the same path, so that scoring continues there."""
     here = folder.resolve()
     return Path("runs", "evaluate", f"{here.name}-{hashlib.sha256(str(here).encode()).hexdigest()[:8]}")
 
 
 @contextmanager
 def _opened(out: Path, folder: Path) -> Iterator[dict[str, Any]]:
-    """Makes and locks the folder of the results, checks that it is one for these pictures, and gives what it remembers:
-    run_id, pictures and, once there is a row, what fixed its scores."""
+    """Makes and locks the folder of the results, checks that it belongs to these images, and yields its memory: run_id,
+    pictures and, once there is a row, what determined its scores."""
     note, origin = out / _MEMORY, str(folder.resolve())
     memory: dict[str, Any] = {
         "pictures": origin,
@@ -268,7 +267,7 @@ def _opened(out: Path, folder: Path) -> Iterator[dict[str, Any]]:
             raise UsageError(f"{out} holds the scores of {theirs}; choose another out=")
 
     with locked(out, check):
-        check()  # another process may have been here before the lock
+        check()  # another process may have written before the lock
         if not note.exists():
             _remember(out, memory)
         yield memory
@@ -280,11 +279,13 @@ def _remember(out: Path, memory: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _told(out: Path) -> Iterator[None]:
-    """Ctrl-C ends in a sentence."""
+    """Ctrl-C ends with a one-sentence message."""
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped; what was judged is kept in {out}, the same command goes on there") from None
+        raise KeyboardInterrupt(
+            f"stopped; the scores so far are cached in {out}, the same command continues there"
+        ) from None
 
 
 def _scored(
@@ -296,7 +297,7 @@ def _scored(
     source: str,
     given: Mapping[str, str],
 ) -> str:
-    """Scores the pairs, writes the row and the pictures' own scores, and returns the report."""
+    """Scores the pairs, writes the row and the per-image scores, and returns the report."""
     batch = cfg["batch"] if "batch" in given else metrics.Place.batch
     place = judging_place({**cfg, "data": source}, judging_device(cfg["device"]), batch)
     keep, files = metrics.Outputs(out), pictures.Files(pairs.paths)
@@ -309,14 +310,14 @@ def _scored(
     bases = {name: _basis(name, place) for name in {*had, *names}}
 
     def can_again(name: str) -> bool:
-        """Whether an earlier metric might say something else today, and has what it reads."""
+        """Whether an earlier metric may give another value today, and has its inputs."""
         stays = same and bases[name] == memory["metrics"][name] and paired == memory.get("paired")
         return not stays and bool(source or not metrics.metric(name, place).reads_prompt)
 
     again = [name for name in names if name not in cfg["metrics"] and can_again(name)]
     scores = metrics.score([*cfg["metrics"], *again], files, pairs.items, place, keep)
     told = []
-    for name in cfg["metrics"]:  # a metric without a value leaves the column to the one that had it
+    for name in cfg["metrics"]:  # a metric without a value leaves the column to the metric that had it
         others = [other for other in merge.rivals(name, had) if other not in names]
         if others and all(scores[column].value is None for column in metrics.columns(name)):
             told.append(
@@ -340,7 +341,7 @@ def _scored(
         row |= {name: cfg[name] for name in own if name in COLUMNS}
     if any(item.id for item in pairs.items):
         row["prompts_hash"] = data.prompts_hash(pairs.items)
-    if before and same and row["prompts_hash"] is None:  # the scores that stay are of those prompts
+    if before and same and row["prompts_hash"] is None:  # the scores that stay belong to those prompts
         row |= {name: before[name] for name in ("prompts_hash", *_OF_PROMPTS) if row[name] is None}
     sides = {side for size in files.sizes for side in (size or (None,))}
     row["resolution"] = sides.pop() if len(sides) == 1 else None  # all known, square and equal
@@ -366,11 +367,11 @@ def _scored(
     for text in told:
         print(plain(text), file=sys.stderr, flush=True)
     shown = [*scores, *(name for name in both if name not in scores)]
-    return _table(f"{folder}: {len(files)} pictures", shown, row, [out / "row.csv", out / "pictures.csv"])
+    return _table(f"{folder}: {len(files)} images", shown, row, [out / "row.csv", out / "pictures.csv"])
 
 
 def _basis(name: str, place: metrics.Place) -> str:
-    """What fixes the value of a metric beside pictures and prompts; why it has none here."""
+    """What determines the value of a metric besides images and prompts, or why it has no value here."""
     try:
         return metrics.metric(name, place).basis()
     except metrics.Unavailable as e:
@@ -378,19 +379,19 @@ def _basis(name: str, place: metrics.Place) -> str:
 
 
 def _pictured(files: pictures.Files) -> str:
-    """What tells these pictures from others, in any order: a hash of the bytes of their files."""
+    """Identifies these images, in any order: a hash of the bytes of their files."""
     found = []
     for path in files.paths:
         with (
             suppress(OSError),
             _regular(path).open("rb") as f,
-        ):  # a file that cannot be read is told where it is to be judged
+        ):  # an unreadable file is reported when it is scored
             found.append(hashlib.file_digest(f, "sha256").hexdigest())
     return _hash(sorted(found))
 
 
 def _regular(path: Path) -> Path:
-    """A path that opening does not wait for; OSError for a pipe and the like."""
+    """The path of a regular file, whose opening does not block; OSError for a pipe and the like."""
     if not path.is_file():
         raise FileNotFoundError(path)
     return path
@@ -408,8 +409,8 @@ def _each(
     pairs: _Paired,
     scores: Mapping[str, metrics.Score],
 ) -> dict[str, Sequence[object]]:
-    """Column -> cells, a line a picture: its file, id, prompt, and its own score by each metric that is a mean of
-    such."""
+    """Column -> cells, one line per image: its file, id, prompt, and its score by each metric that is a mean over
+    images."""
     table: dict[str, Sequence[object]] = {
         "file": [path.name for path in files.paths],
         "id": [item.id for item in pairs.items],
@@ -429,8 +430,11 @@ def _each(
 
 
 def _take_along(path: Path, table: dict[str, Sequence[object]], gone: set[str] | None) -> list[str]:
-    """Adds to a table of the pictures' own scores the columns that it lacks of the one in a file, which is over the
-    same pictures unless `gone`, the metrics whose columns others took, is None; names what goes."""
+    """Adds to a table of per-image scores the columns that it lacks from the table in a file. Returns a sentence for
+    each column that is dropped.
+
+    gone: the metrics whose columns others took; None where the table in the file is over other images.
+    """
     if not path.is_file():
         return []
     columns, lines = csv_lines(path)
@@ -444,7 +448,7 @@ def _take_along(path: Path, table: dict[str, Sequence[object]], gone: set[str] |
         if fits and name not in (gone or ()):
             table[name] = [rows[str(file)][name] for file in table["file"]]
         elif name not in table or name not in ("id", "prompt"):
-            told.append(f"{name} of each picture is no longer in {path}")
+            told.append(f"{name} of each image is no longer in {path}")
     return told
 
 
@@ -456,7 +460,7 @@ def _csv(table: Mapping[str, Sequence[object]]) -> str:
     return text.getvalue()
 
 
-# --- what is printed --------------------------------------------------------------------------------------------------
+# --- printed output ---------------------------------------------------------------------------------------------------
 
 
 def _table(head: str, columns: Sequence[str], row: Mapping[str, Any], files: Sequence[Path]) -> str:

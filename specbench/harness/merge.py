@@ -1,7 +1,7 @@
-"""Two rows of the same images become one: scores that still hold stay, and every value that changes or goes is named.
+"""Merges two rows of the same images: scores that still hold stay, and every changed or dropped value is named.
 
-A score belongs to the images that it was computed over. While these are the same, it stays in its column until another
-metric takes that column. When they differ, it is computed again, or it goes.
+A score belongs to the images over which it was computed. While these are the same, it stays in its column until another
+metric takes that column. When they differ, it is computed again or dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specbench.rows.columns import COLUMNS, METRICS
 #: The columns that a metric can fill.
 SCORES = tuple(name for name in METRICS if name != "perplexity")
 
-_UNNAMED = ("note", "protocol", "commit")  # columns that are no measurements, and may become empty
+_UNNAMED = ("note", "protocol", "commit")  # columns that are not measurements and may become empty
 
 
 def scores(row: Mapping[str, Any]) -> dict[str, Score]:
@@ -44,21 +44,21 @@ def rivals(name: str, others: Iterable[str]) -> list[str]:
 
 
 def names(had: Sequence[str], asked: Sequence[str]) -> list[str]:
-    """The metrics of a row that had some, once others are asked for: these win the columns that both fill. The order of
-    the earlier ones stays, so that the same question has the same configuration."""
+    """The metrics of a row after a request for others: the requested ones win the columns that both fill. The earlier
+    ones keep their order, so that the same request has the same configuration."""
     kept = [name for name in had if name in asked or not rivals(name, asked)]
     return [*kept, *(name for name in asked if name not in kept)]
 
 
 def both(old: Mapping[str, Score], new: Mapping[str, Score]) -> dict[str, Score]:
-    """The scores of a row over the same images: a new one replaces an old one, unless it is no value."""
+    """The scores of a row over the same images: a new one replaces an old one, unless it has no value."""
     kept = {name: one for name, one in old.items() if one.value is not None and _empty(new.get(name))}
     found = {**old, **new, **kept}
     return {name: found[name] for name in SCORES if name in found}
 
 
 def unmeasured(old: Mapping[str, Score], new: Mapping[str, Score]) -> list[str]:
-    """A sentence for each score that could not be computed again, and so is the earlier one."""
+    """A sentence for each score that could not be computed again, so that the earlier one stays."""
     return [
         f"{name} could not be measured ({one.note or 'no value'}): the row keeps {_shown(old[name])} from before"
         for name, one in new.items()

@@ -32,8 +32,7 @@ def rule(cfg: Mapping[str, Any], height: int, codebook: Callable[[], Tensor]) ->
 
 
 def cached_neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
-    """`proximity.neighbours`. The table of a large codebook is read from the cache where that codebook has been there
-    before."""
+    """`proximity.neighbours`. The table of a large codebook is read from the cache if it exists there."""
     codes = codebook.detach().to("cpu", torch.float32).contiguous()
     if len(codes) < _WORTH_KEEPING:
         return neighbours(codebook, k, proximity)
@@ -54,7 +53,7 @@ def cached_neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor
             np.save(Path(scratch, path.name), table.int().cpu().numpy())
             os.replace(Path(scratch, path.name), path)
     except OSError:
-        pass  # a cache that cannot be written costs time, nothing else
+        pass  # an unwritable cache only costs time
     return table
 
 
@@ -62,7 +61,7 @@ def check_draft(cfg: Mapping[str, Any]) -> None:
     """Raises UsageError for a draft that is longer than an image; loads no model."""
     module = importlib.import_module(registry.entry("model", cfg["model"]).target.partition(":")[0])
     tokens = None if cfg.get("reduced") or not hasattr(module, "tokens_of_image") else module.tokens_of_image(cfg)
-    if tokens is None:  # only its weights tell
+    if tokens is None:  # only the weights define it
         return
     found = {name: cfg[name] for name in ("window", "nodes") if name in cfg}
     if "tree" in cfg and "window" not in cfg:

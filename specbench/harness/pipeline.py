@@ -1,5 +1,4 @@
-"""A model, a drafter and a rule put together: prompts in, tokens and pictures out. The harness sees nothing below
-this."""
+"""A model, a drafter and a rule combined: prompts in, tokens and images out. The harness uses nothing below this."""
 
 from __future__ import annotations
 
@@ -39,14 +38,16 @@ def resolve_device(name: str) -> torch.device:
 
 
 def engine_of(cfg: Mapping[str, Any], device: torch.device) -> Eager | Graphs:
-    """What executes the steps. Raises UsageError where it cannot."""
+    """The engine that executes the steps. Raises UsageError where it cannot run here."""
     name = cfg["engine"]
     if name == "eager":
         return ENGINES[name]()
     if device.type != "cuda":
         raise UsageError(f"engine={name} records CUDA graphs, and the device is {device}; use engine=eager")
     if name == "triton" and parameters.is_continuous("model", cfg["model"]):
-        raise UsageError(f"engine=triton is for models of codes, and {cfg['model']} draws vectors; use engine=graph")
+        raise UsageError(
+            f"engine=triton needs discrete tokens, and {cfg['model']} has continuous tokens; use engine=graph"
+        )
     if name == "triton" and importlib.util.find_spec("triton") is None:
         raise UsageError("engine=triton needs Triton, which comes with PyTorch's CUDA builds; use engine=graph")
     return ENGINES[name]()
@@ -61,8 +62,8 @@ def _load_model(cfg: Mapping[str, Any]) -> tuple[torch.device, Any]:
 
 @dataclass
 class Finished:
-    """Images that are done: their places among the prompts, what came of them, seconds of text encoding since the ones
-    before, and how many images were decoded at once."""
+    """Finished images: their prompt indices, their decoded batch, seconds of text encoding since the previous ones, and
+    how many images were decoded at once."""
 
     which: list[int]
     decoded: Decoded[Any]
@@ -88,7 +89,7 @@ def in_batches(
 
 @contextmanager
 def _naming(model: str) -> Iterator[None]:
-    """Puts the model's name before what is said of its numbers."""
+    """Puts the model's name before the message of a NumberError."""
     try:
         yield
     except NumberError as e:
@@ -96,7 +97,7 @@ def _naming(model: str) -> Iterator[None]:
 
 
 class _Base(ABC):
-    """A loaded model on its device, its name, and what a row calls its weights (see registry.weights_label)."""
+    """A loaded model on its device, its name, and the label of its weights in a row (see registry.weights_label)."""
 
     def __init__(self, model: Any, device: torch.device, name: str, weights: str, engine: Eager | Graphs) -> None:
         self.model, self.device, self.name, self.weights, self.engine = model, device, name, weights, engine
@@ -114,7 +115,7 @@ class _Base(ABC):
 
     @abstractmethod
     def images(self, conditioning: Any, streams: Streams) -> Images:
-        """One image per row of `streams`, to be decoded step by step."""
+        """One image per row of `streams`, for decoding step by step."""
 
     @property
     @abstractmethod
@@ -123,12 +124,12 @@ class _Base(ABC):
 
     @property
     def stepper(self) -> Eager | Graphs:
-        """What executes the steps of `images`."""
+        """The engine that executes the steps of `images`."""
         return self.engine
 
     def stream(self, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int) -> Iterator[Finished]:
-        """Decodes one image per prompt, `batch` at a time, in whatever order they are done; keys: (seed, prompt index)
-        of each. Where images are uneven, a row that is done takes the next one."""
+        """Decodes one image per prompt, `batch` at a time, and yields them in the order in which they finish; keys:
+        (seed, prompt index) of each. Where images are uneven, a finished row takes the next one."""
         if batch == 1 or not self.uneven:
             yield from in_batches(self, prompts, keys, batch)
             return
@@ -164,7 +165,7 @@ class _Base(ABC):
 
 
 class Pipeline(_Base):
-    """A model of codes; `decode` gives tokens (B, T) int64."""
+    """A model with discrete tokens; `decode` returns tokens (B, T) int64."""
 
     def __init__(
         self, model: Any, parts: Parts, device: torch.device, name: str, weights: str, engine: Eager | Graphs
@@ -174,23 +175,23 @@ class Pipeline(_Base):
 
     @classmethod
     def load(cls, cfg: Mapping[str, Any]) -> Pipeline | VectorPipeline:
-        """From flat parameters: model, weights, device, dtype, drafter, rule, and what those declare."""
+        """From flat parameters: model, weights, device, dtype, drafter, rule, and the parameters that those declare."""
         if parameters.is_continuous("model", cfg["model"]):
             return VectorPipeline.load(cfg)
         device, model = _load_model(cfg)
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
         rule = build_rule(cfg, drafter.tree.height, model.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
-        taps = getattr(drafter, "taps", ())  # what it reads of the target beside its last hidden states
+        taps = getattr(drafter, "taps", ())  # the target's layers that it reads besides the last hidden states
         parts = Parts(model.target.tapping(taps) if taps else model.target, drafter, rule, sampling)
         return cls(model, parts, device, cfg["model"], registry.weights_label(cfg), engine_of(cfg, device))
 
     def vanilla(self) -> Pipeline:
-        """The same loaded target with the empty draft: the baseline, by an engine of the same kind."""
+        """The same loaded target with the empty draft: the baseline, on an engine of the same kind."""
         return self._of(Parts(self.model.target, NoDraft(), exact(), self.parts.sampling))
 
     def amended(self, amend: Amend) -> Pipeline:
-        """The same, with other verdicts in the place of the rule's."""
+        """The same pipeline with verdicts that override the rule's."""
         return self._of(replace(self.parts, amend=amend))
 
     def _of(self, parts: Parts) -> Pipeline:
@@ -212,8 +213,8 @@ class Pipeline(_Base):
 
 
 def vector_rule(cfg: Mapping[str, Any], length: int) -> continuous.Rule:
-    """How vectors are drafted and judged, from flat parameters; length: tokens of an image, 0 where only the parameters
-    are to be checked."""
+    """How continuous tokens are drafted and verified, from flat parameters; length: tokens of an image, 0 to check the
+    parameters only."""
     from specbench.models.mar import tokens_per_iteration
 
     common = {"temperature": cfg["temperature"], "final_noise": cfg["final_noise"]}
@@ -221,13 +222,13 @@ def vector_rule(cfg: Mapping[str, Any], length: int) -> continuous.Rule:
         turns = tuple(tokens_per_iteration(length, cfg["iterations"])) if cfg["iterations"] and length else ()
         return continuous.Rule(turns=turns, **common)
     if cfg["iterations"]:
-        raise UsageError(f"method {cfg['method']} judges token by token: leave iterations= out, or give null")
+        raise UsageError(f"method {cfg['method']} verifies token by token: leave iterations= out, or give null")
     names = ("gamma", "prefill", "align", "criterion", "verify", "on_reject", "inner_temperature", "tries")
     return continuous.Rule(**{name: cfg[name] for name in names}, **common)
 
 
 class VectorPipeline(_Base):
-    """A model of vectors and its smaller drafter; `decode` gives vectors (B, T, D) for tokens."""
+    """A model with continuous tokens and its smaller drafter; `decode` returns tokens (B, T, D)."""
 
     def __init__(
         self,
@@ -252,7 +253,7 @@ class VectorPipeline(_Base):
         return cls(model, drafter, rule, device, cfg["model"], weights, engine_of(cfg, device))
 
     def vanilla(self) -> VectorPipeline:
-        """The same loaded target alone, a token a pass: the baseline."""
+        """The same loaded target alone, one token per pass: the baseline."""
         rule = continuous.Rule(temperature=self.rule.temperature, final_noise=self.rule.final_noise)
         return VectorPipeline(self.model, None, rule, self.device, self.name, self.weights, self.engine.fresh())
 
@@ -268,7 +269,7 @@ class VectorPipeline(_Base):
 
     @property
     def stepper(self) -> Eager:
-        """A pass is done by the host, its trajectories by the engine."""
+        """The host runs a pass, the engine its trajectories."""
         return Eager()
 
     def decode(

@@ -2,14 +2,14 @@
 
     row = execute(configuration.compose(["method=cool_sd", "delta=1.1", "n=16"]), "first")
 
-The folder of a run is its memory. Every image has a record (see `rows.journal`), every image's random stream is keyed
-by (seed, prompt index), so running the same configuration in the same folder goes on where it stopped and ends with the
-images of an undisturbed run. `n`, `metrics` with what they read, and `baseline` may change between two runs in one
-folder, and the row never loses by it (see `merge`): a larger n adds prompts, other metrics join those of the row,
-`baseline=false` leaves the speed-ups where the baseline's images are there, and what no longer holds is computed again
-or named. A smaller n shows its row and leaves row.csv over the larger one. Other prompts, and any other parameter but
-`data_dir`, would mix two measurements in one row, and are refused. What the metrics' networks said of each picture is
-kept in the folder, too (see `metrics.outputs`).
+The folder of a run is its memory. Every image has a record (see `rows.journal`), and the key of its random stream is
+(seed, prompt index). The same configuration in the same folder therefore continues where it stopped and ends with the
+images of an uninterrupted run. `n`, `metrics` with their inputs, and `baseline` may change between two runs in one
+folder, and the row loses nothing (see `merge`): a larger n adds prompts, other metrics join those of the row,
+`baseline=false` leaves the speed-ups where the baseline's images exist, and values that no longer hold are computed
+again or named. A smaller n shows its row and leaves row.csv over the larger one. Other prompts, and any other parameter
+but `data_dir`, would mix two measurements in one row, and are refused. The folder also caches the per-image outputs of
+the metrics' networks (see `metrics.outputs`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from specbench.storage.files import append_line, locked, write_atomically
 
 
 class Crew(Protocol):
-    """What decodes: a `worker.Worker` in this process, or a `cluster.Workers` in others."""
+    """An executor: a `worker.Worker` in this process, or a `cluster.Workers` in others."""
 
     def decode(self, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool]) -> Iterator[list[Event]]: ...
 
@@ -59,12 +59,12 @@ class Crew(Protocol):
 #: Parameters that may change between two runs in the same folder.
 MAY_CHANGE = ("n", "metrics", "metrics_dir", "reference", "baseline", "out", "data_dir", "workers", "ray_address")
 
-#: The file in a run's folder with the images that could not be decoded, one a line; `specbench status` tells them.
+#: The file in a run's folder with the images that could not be decoded, one per line; `specbench status` shows them.
 FAILURES = "failures.jsonl"
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)  # errors that no other word would mend
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)  # errors that no other argument can fix
 
-_LOG_BYTES, _LOG_FILES = 10 * 2**20, 3  # of run.log, and how many older ones are kept beside it
+_LOG_BYTES, _LOG_FILES = 10 * 2**20, 3  # of run.log, and how many older ones are kept
 
 _UNMEASURED = "cannot be measured here: "
 
@@ -72,7 +72,7 @@ _LOG = logging.getLogger("specbench")
 
 
 class Stopped(KeyboardInterrupt):
-    """The user stopped a run. The message says how far it came in which folder."""
+    """The user stopped a run. The message gives its progress and its folder."""
 
     def __init__(self, message: str, folder: Path) -> None:
         super().__init__(message)
@@ -80,7 +80,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def execute(cfg: Mapping[str, Any], out: str | Path | None = None, *, loader: Loader | None = None) -> dict[str, Any]:
-    """Runs a configuration, or what is left of it, in its folder, and returns its row (`COLUMNS`).
+    """Runs a configuration, or the rest of it, in its folder, and returns its row (`COLUMNS`).
 
     Args:
         cfg: flat parameters, as `configuration.compose` gives them.
@@ -88,8 +88,8 @@ def execute(cfg: Mapping[str, Any], out: str | Path | None = None, *, loader: Lo
         loader: makes the pipeline; None takes `specbench.harness.pipeline.Pipeline.load`.
 
     Raises UsageError for bad parameters, absent weights and a folder that holds something else, RunError where the disk
-    or the memory did not suffice, and Stopped on Ctrl-C: on the first one behind the image that is begun and a row over
-    what is there, on the second one at once.
+    or the memory did not suffice, and Stopped on Ctrl-C: the first one finishes the current image and writes a row over
+    the finished images, the second one stops at once.
     """
     return Run(cfg, out, loader=loader).execute()
 
@@ -100,9 +100,9 @@ def new_folder(now: float | None = None) -> Path:
 
 
 class Run:
-    """A configuration and its folder. `asked` is what was given; after `execute`, `cfg` is that of the row, which may
-    have more metrics and a baseline. `nothing_left` then tells whether everything was there already, and `larger` the n
-    of the folder's row where that is over more images than were asked for: it stays, and nothing is written."""
+    """A configuration and its folder. `asked` is the given configuration; after `execute`, `cfg` is that of the row,
+    which may have more metrics and a baseline. `nothing_left` is then true if everything existed already. `larger` is
+    the n of the folder's row if that covers more images than requested: it stays, and nothing is written."""
 
     def __init__(self, cfg: Mapping[str, Any], out: str | Path | None = None, *, loader: Loader | None = None) -> None:
         self.asked = data.counted(parameters.validate(cfg))
@@ -116,7 +116,7 @@ class Run:
         self._made = False  # by this process
         self._announced = False
         self._failed = 0  # images, in this process
-        # Vanilla AR is its own baseline; it is known by its empty draft and a token a pass, not by the preset's name.
+        # Vanilla AR is its own baseline. Its empty draft and one token per pass identify it, not the preset's name.
         self.is_vanilla = self.cfg["drafter"] == "none" and not self.cfg.get("iterations")
         self._before: dict[str, Any] | None = None  # the folder's row
         self._had: list[str] = []  # its metrics
@@ -150,21 +150,21 @@ class Run:
             except (UsageError, RunError) as e:
                 _LOG.error("%s", e)
                 if isinstance(e, UsageError) and self._made and not method.records:
-                    shutil.rmtree(self.folder)  # a run that could not begin leaves nothing
+                    shutil.rmtree(self.folder)  # a run that could not start leaves nothing
                 raise
             except Exception as e:
                 _LOG.exception("failed" if not self._disk(e) else "cannot write")
                 raise
 
     def _done(self, method: Journal, vanilla: Journal | None) -> str:
-        """How far the run came, in words."""
+        """The progress of the run, as text."""
         n = self.cfg["n"]
         done = f"{n - len(method.missing(n))} of {n} images"
         return done + (f" and {n - len(vanilla.missing(n))} of {n} baseline images" if vanilla is not None else "")
 
     def _row_so_far(self, method: Journal, vanilla: Journal | None) -> int:
-        """Writes the row of a run that was stopped, unscored, over the images before the first that is missing, and
-        returns how many these are. It is the row of a run with that n, and without a baseline where there is none."""
+        """Writes the unscored row of a stopped run over the images before the first missing one, and returns their
+        number. It is the row of a run with that n, and without a baseline if the baseline lacks images."""
         n = next(iter(method.missing(self.cfg["n"])), self.cfg["n"])
         beside = vanilla if vanilla is not None and not vanilla.missing(n) else None
         if not n or (self._before and (self._before["n"] or 0) >= n):
@@ -175,14 +175,14 @@ class Run:
             part.cfg |= {"baseline": False}
         row = part._row(method, beside, data.load(part.cfg), {})
         if self._before and merge.changes(self._before, row | {"n": self._before["n"]}, {}):
-            return 0  # the row of fewer images says more
+            return 0  # the row of fewer images has more values
         row["note"] = "; ".join(filter(None, [f"stopped after {n} of {self.cfg['n']} images", row["note"]]))
         self._put(row, method, {})
         return n
 
     def _execute(self, method: Journal, vanilla: Journal | None) -> dict[str, Any]:
         n = self.cfg["n"]
-        # A finished run says nothing about weights trained since. (A loader of its own has weights of its own.)
+        # Weights trained since do not belong to a finished run. (A custom loader has its own weights.)
         if self._loader is _load_pipeline and (here := _weights_here(self.cfg)) is not None:
             self._check_same("weights", here)
         left = bool(method.missing(n) or (vanilla is not None and vanilla.missing(n)))
@@ -208,8 +208,8 @@ class Run:
         return self._draw_up(method, vanilla, items, bases)
 
     def rescore(self) -> dict[str, Any]:
-        """Computes the metrics of a run whose images are all there, and draws up its row anew. Decodes nothing and
-        needs no weights but those of the metrics. UsageError where images are missing."""
+        """Computes the metrics of a run with all its images, and builds its row again. Decodes nothing and needs only
+        the weights of the metrics. UsageError where images are missing."""
         with self._opened():
             method = Journal(self.folder / "records.jsonl")
             vanilla = Journal(self.folder / "baseline.jsonl") if self.wants_baseline else None
@@ -218,7 +218,7 @@ class Run:
                 if journal is not None and (missing := journal.missing(n)):
                     raise UsageError(
                         f"{self.folder} has {n - len(missing)} of the {n} images in {journal.path.name}: finish it"
-                        f" first, with the `specbench run` that began it and out={self.folder}"
+                        f" first, with the `specbench run` that started it and out={self.folder}"
                     )
             items = _prompts_here(self.cfg) or _prompts_of(method, self.cfg)
             _check_prompts(method, items)
@@ -229,7 +229,7 @@ class Run:
             return self._draw_up(method, vanilla, items, bases)
 
     def alone(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The row that was asked for, from the folder's, which `execute` gave and which may have more metrics and a
+        """The requested row, from the folder's row, which `execute` returned and which may have more metrics and a
         baseline."""
         asked = provenance.config_hash(self.asked)
         if row["config_hash"] == asked:
@@ -249,8 +249,8 @@ class Run:
         items: Sequence[data.Item],
         bases: Mapping[str, str],
     ) -> dict[str, Any]:
-        """Scores the images, draws the sheet and writes the row; of fewer images than the folder's row is over, gives
-        the row alone."""
+        """Scores the images, draws the sheet and writes the row. For fewer images than the folder's row covers, only
+        returns the row."""
         if self.larger:
             scores = self._score(self.cfg["metrics"], method, items)
             return as_read(self._row(method, vanilla, items, quality(scores)))
@@ -273,17 +273,17 @@ class Run:
         self._write_config()
         self._put(row, method, {name: basis for name, basis in bases.items() if self._decided(name)})
         _LOG.info("row written to %s", self.row_path)
-        return as_read(row)  # the same, value for value, as a later call would give
+        return as_read(row)  # the values that a later call would return
 
     def _put(self, row: Mapping[str, Any], method: Journal, bases: Mapping[str, str]) -> None:
-        """Writes the row and, behind it, what fixed its metrics."""
+        """Writes the row and then what determined its metrics."""
         write_atomically(self.row_path, to_csv([row]).encode())
         self._remember(self._memory() | {"metrics": dict(bases), "images": _pictured(method, row["n"])})
 
-    # --- what the folder's row has already ----------------------------------------------------------------------------
+    # --- the existing row of the folder -------------------------------------------------------------------------------
 
     def _take_over(self, theirs: Mapping[str, Any] | None) -> None:
-        """Reads the folder's row, over which this run must not fall back; `theirs`: the folder's configuration."""
+        """Reads the folder's row, of which this run must lose nothing; `theirs`: the folder's configuration."""
         rows = read_rows(self.row_path) if theirs is not None and self.row_path.exists() else []
         if not rows:
             return
@@ -297,27 +297,27 @@ class Run:
         self._had = [m for m in theirs["metrics"] if m in known and (scored is None or m in scored)]
         baseline = self.folder / "baseline.jsonl"
         if self._before["baseline_run_id"] and not self.cfg["baseline"] and baseline.exists():
-            # Nothing is decoded for it: the speed-ups stay where all images of the baseline are there.
+            # Nothing is decoded for it: the speed-ups stay if all images of the baseline exist.
             self.cfg = self.cfg | {"baseline": not Journal(baseline).missing(self.cfg["n"])}
 
     def _same_images(self, method: Journal) -> bool:
-        """Whether the folder's row is over the images that are there now."""
+        """Whether the folder's row covers the images that exist now."""
         n = self.cfg["n"]
         if not self._before or self._before["n"] != n or method.missing(n):
             return False
         pictured = _pictured(method, n)
-        return self._memory().get("images", pictured) == pictured  # older versions did not say
+        return self._memory().get("images", pictured) == pictured  # older versions did not record it
 
     def _settled(self, method: Journal, bases: Mapping[str, str]) -> set[str]:
-        """The metrics whose answer of today the folder's row has already."""
+        """The metrics whose current value is in the folder's row already."""
         if not self._same_images(method):
             return set()
         scored = self._memory().get("metrics", {})
         return {name for name, basis in bases.items() if scored.get(name) == basis}
 
     def _name_metrics(self, method: Journal, bases: Mapping[str, str]) -> None:
-        """Chooses the metrics of the row: those that it has, and those that are asked for, which win a column that both
-        fill, unless they were tried on these images and had no value."""
+        """Chooses the metrics of the row: its existing ones and the requested ones. A requested metric wins a column
+        that both fill, unless it was tried on these images and had no value."""
         if self.larger:
             return
         settled = self._settled(method, bases)
@@ -336,7 +336,7 @@ class Run:
         method: Journal,
         items: Sequence[data.Item],
     ) -> dict[str, metrics.Score]:
-        """Gives columns back to the metrics that had them where the new one has no value."""
+        """Returns columns to the metrics that had them where the new metric has no value."""
         found = dict(scores)
         for name in self.cfg["metrics"]:
             columns = [column for column in metrics.columns(name) if column in scores]
@@ -350,7 +350,7 @@ class Run:
             }
             for column in columns:
                 del found[column]
-            if not old:  # of other images
+            if not old:  # the old scores belong to other images
                 found |= self._score(others, method, items)
         return found
 
@@ -368,15 +368,15 @@ class Run:
             handler = _Log(self.folder / "run.log", maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8")
             handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
             _LOG.setLevel(logging.INFO)
-            _LOG.propagate = False  # a traceback belongs into the log, not onto the screen
+            _LOG.propagate = False  # a traceback belongs in the log, not on the screen
             _LOG.addHandler(handler)
             try:
                 yield
             except OSError as e:
                 if why := self._disk(e):
                     raise RunError(
-                        f"cannot write into {self.folder} any more ({why}); every image that was recorded is safe. When"
-                        f" that is mended, go on with: specbench resume {shlex.quote(str(self.folder))}"
+                        f"cannot write into {self.folder} any more ({why}); every recorded image is safe. Fix"
+                        f" that, then continue with: specbench resume {shlex.quote(str(self.folder))}"
                     ) from None
                 raise
             finally:
@@ -385,7 +385,7 @@ class Run:
                 handler.close()
 
     def _disk(self, error: Exception) -> str:
-        """What is wrong with the disk, or with the folder on it; empty where an error says nothing of them."""
+        """What is wrong with the disk, or with the folder on it; empty for other errors."""
         if not isinstance(error, OSError):
             return ""
         if not self.folder.is_dir():
@@ -393,10 +393,10 @@ class Run:
         return error.strerror or "error" if error.errno in _DISK else ""
 
     def _check_ours(self) -> None:
-        """A folder that holds other things is not filled with ours."""
+        """UsageError for a folder that holds other things."""
         if (self.folder / "config.yaml").exists():
             return
-        # What a process that was killed before config.yaml stood can have left.
+        # Files that a process killed before it wrote config.yaml can leave.
         others = {p.name for p in self.folder.iterdir()} - {".lock", "run.log", "config.yaml.tmp"}
         if others:
             raise UsageError(
@@ -404,7 +404,7 @@ class Run:
             )
 
     def _check_folder(self) -> dict[str, Any] | None:
-        """Compares the configuration with the folder's, which it gives; None where there is none yet."""
+        """Compares the configuration with the folder's, and returns the latter; None where there is none yet."""
         path = self.folder / "config.yaml"
         mine = self._kept_config()
         if not path.exists():
@@ -422,7 +422,7 @@ class Run:
             shown = [name for i, name in enumerate(different) if name not in different[:i]][:3]
             raise UsageError(
                 f"{self.folder} holds a run with {_values(theirs, shown)}, not {_values(mine, shown)};"
-                " choose another out=, or give the parameters in its config.yaml to go on with it"
+                " choose another out=, or give the parameters in its config.yaml to continue it"
             )
         return _completed({str(name): value for name, value in theirs.items()})
 
@@ -430,7 +430,7 @@ class Run:
         return {name: value for name, value in self.cfg.items() if name != "out"}
 
     def _write_config(self) -> None:
-        """Leaves the configuration of the row in the folder."""
+        """Writes the configuration of the row into the folder."""
         if self.larger:
             return  # that row is not this one
         text = OmegaConf.to_yaml(OmegaConf.create(self._kept_config())).encode()
@@ -439,14 +439,14 @@ class Run:
             write_atomically(path, text)
 
     def _finished_row(self, method: Journal, bases: Mapping[str, str]) -> dict[str, Any] | None:
-        """The row in the folder, if it is this configuration's and its metrics would say the same today."""
+        """The row in the folder, if it is this configuration's and its metrics would give the same values today."""
         if not self._before or not set(self.cfg["metrics"]) <= self._settled(method, bases):
             return None
         same = self._same_images(method) and self._before["config_hash"] == provenance.config_hash(self.cfg)
         return self._before if same else None
 
     def _memory(self) -> dict[str, Any]:
-        """run.json: the run's name, the processes that decoded for it, and what fixed the metrics of its row."""
+        """run.json: the run's name, the processes that decoded for it, and what determined the metrics of its row."""
         path = self.folder / "run.json"
         if path.exists():
             return read_memory(path)
@@ -456,13 +456,14 @@ class Run:
         write_atomically(self.folder / "run.json", (json.dumps(memory, indent=1) + "\n").encode())
 
     def _enter(self, joined: Joined) -> None:
-        """Notes a process that decodes in run.json. Raises UsageError where it would not continue what others did."""
+        """Records a decoding process in run.json. Raises UsageError where its weights or device differ from those of
+        earlier processes."""
         for name in ("weights", "device"):
             self._check_same(name, joined.session[name])
         memory = self._memory()
         memory["sessions"][joined.name] = joined.session
         if not self._announced:
-            memory["begun"] = time.time()  # of the latest start, from which `specbench status` tells the speed
+            memory["begun"] = time.time()  # of the latest start, from which `specbench status` computes the speed
             self._announced = True
             self._announce(joined.session)
         self._remember(memory)
@@ -473,7 +474,7 @@ class Run:
         for other in self._memory()["sessions"].values():
             if other.get(name) != mine:
                 raise UsageError(
-                    f"{self.folder} was begun with {name} {other.get(name)}, and here are {mine}: choose another out="
+                    f"{self.folder} was started with {name} {other.get(name)}, not {mine}: choose another out="
                 )
 
     # --- decoding -----------------------------------------------------------------------------------------------------
@@ -485,13 +486,13 @@ class Run:
                 self._decode(crew, vanilla, items, True, stop)
         if self._failed:
             raise RunError(
-                f"{self._failed} images could not be decoded, see {self.folder / FAILURES}; the others are done: the"
-                " same command tries those once more"
+                f"{self._failed} images could not be decoded, see {self.folder / FAILURES}; the others are done. The"
+                " same command tries them again"
             )
 
     @contextmanager
     def _crew(self) -> Iterator[Crew]:
-        """What decodes: a pipeline in this process, or workers in others."""
+        """The executor: a pipeline in this process, or workers in others."""
         if self.cfg["workers"] > 1 or self.cfg["ray_address"]:
             from specbench.harness import cluster
 
@@ -510,7 +511,7 @@ class Run:
         """Decodes the prompts that have no record yet, and records each image."""
         left = [items[i] for i in journal.missing(len(items))]
         label = "vanilla" if baseline else self.cfg["method"]
-        # Where nobody watches, a line now and then shows that the run is alive.
+        # Without a terminal, an occasional line shows that the run is alive.
         interval = 0.2 if sys.stderr.isatty() else 20.0
         with tqdm(
             total=len(items), initial=len(items) - len(left), desc=label, unit="image", mininterval=interval
@@ -528,13 +529,13 @@ class Run:
             raise KeyboardInterrupt
 
     def _note(self, event: Event, label: str) -> None:
-        """Writes down and says what else happens while images are decoded."""
+        """Records and prints the other events of decoding."""
         if isinstance(event, Joined):
             self._enter(event)
         elif isinstance(event, Shrunk):
             memory = self._memory()
             self._remember(memory | {"smallest_batch": min(event.batch, memory.get("smallest_batch", event.batch))})
-            self._warn(f"out of memory: going on in batches of {event.batch}")
+            self._warn(f"out of memory: continuing in batches of {event.batch}")
         elif isinstance(event, Failure):
             self._failed += 1
             told = {"time": _utc(), "pass": label, "index": event.index, "reason": event.reason}
@@ -548,16 +549,16 @@ class Run:
         tqdm.write(text, file=sys.stderr)
 
     def _announce(self, session: Mapping[str, Any]) -> None:
-        """Says what the images that are left will take on disk, before the first one is there."""
+        """Prints the disk space that the remaining images will take, before the first one is decoded."""
         passes = 2 if self.wants_baseline else 1
         done = sum(1 for name in ("images", "baseline")[:passes] for _ in (self.folder / name).glob("*.png"))
         left = passes * self.cfg["n"] - done
-        # A picture takes no more than its pixels, a record some bytes a token.
+        # An image takes no more than its pixels, a record a few bytes per token.
         most = left * (3 * session["resolution"] ** 2 + 12 * session["tokens"] + 2000)
         free = shutil.disk_usage(self.folder).free
         text = f"{left} images to decode: at most {home.size(most)} in {self.folder}, where {home.size(free)} are free"
         if most > free:
-            self._warn(f"{text}: the disk may fill up; what is done then stays, and can be gone on with")
+            self._warn(f"{text}: the disk may fill up; finished images stay, and the run can be continued")
         else:
             _LOG.info("%s", text)
             _say(text)
@@ -565,8 +566,8 @@ class Run:
     # --- the row ------------------------------------------------------------------------------------------------------
 
     def _bases(self) -> dict[str, str]:
-        """Metric -> what fixes its value beside the pictures and prompts, or why it has none here; of those that are
-        asked for and those that the row has."""
+        """Metric -> what determines its value besides the images and prompts, or why it has no value here; of the
+        requested metrics and those of the row."""
         found = {}
         for name in dict.fromkeys([*self._had, *self.asked["metrics"]]):
             try:
@@ -597,7 +598,9 @@ class Run:
         used = {record.session for record in [*mine, *(reference or [])]}
         sessions = {name: session for name, session in memory["sessions"].items() if name in used}
         if unknown := sorted(used - set(sessions)):
-            raise UsageError(f"{self.folder}/run.json lacks the process {unknown[0]:.40} of its records; mend it")
+            raise UsageError(
+                f"{self.folder}/run.json lacks the process {unknown[0]:.40} of its records; restore its entry"
+            )
         last = sessions[max(sessions, key=lambda name: str(sessions[name].get("started")))]
         row: dict[str, Any] = dict.fromkeys(COLUMNS)
         row |= {name: value for name, value in self.cfg.items() if name in COLUMNS}
@@ -644,11 +647,11 @@ class Run:
         sheet.save(self.sheet_path, title, cells)
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
+# --- values of a row --------------------------------------------------------------------------------------------------
 
 
 def judging_place(cfg: Mapping[str, Any], device: str = "cpu", batch: int = metrics.Place.batch) -> metrics.Place:
-    """Where the metrics of a configuration work: its `metrics_dir`, `reference` and `data`."""
+    """The scoring context of a configuration: its `metrics_dir`, `reference` and `data`."""
     folder, reference = cfg["metrics_dir"], cfg["reference"]
     return metrics.Place(
         metrics.ASSETS,
@@ -661,11 +664,11 @@ def judging_place(cfg: Mapping[str, Any], device: str = "cpu", batch: int = metr
 
 
 def judging_device(device: str) -> str:
-    """Where the metrics' networks run for device=...; UsageError where that is not here."""
+    """Where the metrics' networks run for device=...; UsageError for an absent device."""
     from specbench.harness.pipeline import resolve_device
 
     found = str(resolve_device(device))
-    return "cpu" if found == "mps" else found  # which has no float64
+    return "cpu" if found == "mps" else found  # mps has no float64
 
 
 def quality(scores: Mapping[str, metrics.Score]) -> dict[str, Any]:
@@ -678,7 +681,7 @@ def quality(scores: Mapping[str, metrics.Score]) -> dict[str, Any]:
 
 
 class _Log(logging.handlers.RotatingFileHandler):
-    """The run's log. A full disk is told once, by what failed, and not by every line of a log."""
+    """The run's log. The operation that failed reports a full disk, once; log lines do not repeat it."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         pass
@@ -689,7 +692,7 @@ class _Log(logging.handlers.RotatingFileHandler):
 
 
 class _Recorded:
-    """The pictures of the first n records, each read when it is asked for."""
+    """The images of the first n records, each read on demand."""
 
     def __init__(self, journal: Journal, n: int) -> None:
         self._journal = journal
@@ -703,12 +706,12 @@ class _Recorded:
 
 
 def _pictured(journal: Journal, n: int) -> str:
-    """What tells the first n images from others: a hash of their pixels."""
+    """Identifies the first n images: a hash of their pixels."""
     return hashlib.sha256("".join(record.sha256 for record in journal.first(n)).encode()).hexdigest()[:16]
 
 
 def _judge(row: Mapping[str, Any]) -> str:
-    """What a row's perplexity is measured under: "target:llamagen_scenes@1a2b3c4d, cfg_scale 3, temperature 1"."""
+    """The conditions of a row's perplexity: "target:llamagen_scenes@1a2b3c4d, cfg_scale 3, temperature 1"."""
     digest = row["weights"].rpartition(":")[2].partition("+")[0]  # the target's; see registry.weights_label
     return f"target:{row['model']}@{digest}, cfg_scale {row['cfg_scale']:g}, temperature {row['temperature'] or 1:g}"
 
@@ -722,7 +725,7 @@ def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]]) 
     if any(session.get("shared") for session in sessions.values()):
         remarks.append(
             f"decoded by {together} workers that shared a processor: no latency is measured, and the other seconds are"
-            " those of one of them beside the others"
+            " those of one of them next to the others"
         )
     if len(sessions) > 1:
         remarks.append(f"decoded in {len(sessions)} processes: timings of several processes are mixed")
@@ -733,7 +736,7 @@ def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]]) 
 
 
 def describe(cfg: Mapping[str, Any]) -> str:
-    """A method in words: "cool_sd (drafter eagle_tree, rule cool, delta 1.1)"."""
+    """A method as text: "cool_sd (drafter eagle_tree, rule cool, delta 1.1)"."""
     parts = [f"drafter {cfg['drafter']}", f"rule {cfg['rule']}"]
     parts += [f"{name} {cfg[name]:g}" for name in ("window", "delta") if cfg.get(name) is not None]
     return f"{cfg['method']} ({', '.join(parts)})"
@@ -750,7 +753,7 @@ def _check_prompts(journal: Journal, items: Sequence[data.Item]) -> None:
 
 
 def _prompts_here(cfg: Mapping[str, Any]) -> list[data.Item]:
-    """The prompts as their files say now; none where they have no file, or it is not here any more."""
+    """The prompts as in their files now; none where they have no file, or it is gone."""
     try:
         return [] if cfg["data"] in data.DRAWN else data.load(cfg)
     except UsageError:
@@ -758,31 +761,31 @@ def _prompts_here(cfg: Mapping[str, Any]) -> list[data.Item]:
 
 
 def _prompts_of(journal: Journal, cfg: Mapping[str, Any]) -> list[data.Item]:
-    """The prompts as they stand in the records of a run, for a data set whose files are not here any more."""
+    """The prompts from the records of a run, for a data set whose files are gone."""
     if cfg["data"] in data.DRAWN:
         return data.load(cfg)
     return [data.Item(r.index, r.prompt, None, r.id or str(r.index)) for r in journal.first(cfg["n"])]
 
 
 def stored(folder: Path) -> dict[str, Any]:
-    """The configuration of the run in a folder; parameters that came after the run have their usual values. UsageError
-    where there is none that can be read."""
+    """The configuration of the run in a folder; parameters that were added after the run have their default values.
+    UsageError where there is none that can be read."""
     path = folder / "config.yaml"
     try:
         theirs = OmegaConf.to_container(OmegaConf.load(path))
     except Exception:
         raise UsageError(f"cannot read {path}" if path.exists() else f"{folder} holds no run") from None
     if not isinstance(theirs, dict):
-        raise UsageError(f"{path} is no configuration")
+        raise UsageError(f"{path} is not a configuration")
     return _completed({str(name): value for name, value in theirs.items()})
 
 
 def _completed(known: dict[str, Any]) -> dict[str, Any]:
-    """A configuration that a folder holds, with today's parameters and names."""
+    """A configuration from a folder, with the current parameters and names."""
     files = [("", "config"), *((group, str(known.get(group))) for group in parameters.PARTS)]
     usual = {k: v for group, name in files for k, v in parameters.content(group, name).items()}
     usual = {k: v for k, v in usual.items() if k in parameters.TABLE}
-    if "metrics_dir" not in known and isinstance(known.get("metrics"), list):  # of before the real metrics
+    if "metrics_dir" not in known and isinstance(known.get("metrics"), list):  # from before the real metrics
         known["metrics"] = [provenance.RENAMED.get(str(name), name) for name in known["metrics"]]
     return {**usual, **known, "out": None}
 
@@ -797,7 +800,7 @@ def _utc() -> str:
 
 @contextmanager
 def _patience() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C is only noted, and what this yields says so from then on; the second one interrupts."""
+    """Yields a function that returns true after the first Ctrl-C; the second one interrupts."""
     if threading.current_thread() is not threading.main_thread():
         yield worker.never
         return
@@ -807,7 +810,7 @@ def _patience() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked.append(number)
-        _say("\nfinishing what is begun; Ctrl-C again stops at once")
+        _say("\nfinishing the images in progress; Ctrl-C again stops at once")
 
     before = signal.signal(signal.SIGINT, note)
     try:
@@ -828,7 +831,7 @@ def _load_pipeline(cfg: Mapping[str, Any]) -> Decoder:
 
 
 def _weights_here(cfg: Mapping[str, Any]) -> str | None:
-    """What a row would call the weights that are here now; None where they are not. Loads nothing."""
+    """The label in a row of the weights that exist now; None where they are absent. Loads nothing."""
     from specbench.config import registry
 
     try:
@@ -838,7 +841,7 @@ def _weights_here(cfg: Mapping[str, Any]) -> str | None:
 
 
 def check(cfg: Mapping[str, Any]) -> None:
-    """Raises UsageError for what can be told before a model is loaded: absent weights, a bad tree, an absent device."""
+    """Raises UsageError for faults that show before a model is loaded: absent weights, a bad tree, an absent device."""
     import torch
 
     from specbench.config import registry
@@ -855,8 +858,8 @@ def check(cfg: Mapping[str, Any]) -> None:
 
 
 def report(run: Run, row: Mapping[str, Any]) -> str:
-    """The key figures of a row, for people, with their standard errors over images, and where everything lies; before
-    them, whether nothing was left to do."""
+    """The key values of a row as text, with their standard errors over images, and the paths of the files; before them,
+    whether nothing was left to do."""
 
     def figure(name: str, unit: str = "", digits: int = 2) -> str:
         if row.get(name) is None:

@@ -1,4 +1,4 @@
-"""The contact sheet: a run's pictures, enlarged, with their prompts beneath them, in one PNG."""
+"""The contact sheet: a run's images, enlarged, with their prompts below them, in one PNG."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from specbench.storage.files import write_atomically
 
-SIDE = 192  # pixels that a picture is enlarged to, by a whole factor, so that no pixel is blurred
-WIDTH = 1640  # of a page, at most, where a single prompt is not wider
-LIMIT = 32  # prompts that a run shows on its sheet
+SIDE = 192  # pixels; an image is enlarged by an integer factor up to this side, so that no pixel is blurred
+WIDTH = 1640  # pixels; maximum width of a page, unless a single prompt is wider
+LIMIT = 32  # prompts on the sheet of a run
 LONGEST = 500  # characters of a caption; a longer one is cut
 _PAD, _GAP, _TEXT, _TITLE = 14, 4, 14, 20
 _INK, _FAINT, _PAPER = (20, 20, 20), (110, 110, 110), (255, 255, 255)
@@ -22,14 +22,14 @@ _INK, _FAINT, _PAPER = (20, 20, 20), (110, 110, 110), (255, 255, 255)
 
 @dataclass(frozen=True)
 class Cell:
-    """One prompt: its caption and its pictures, (H, W, 3) uint8, each with the label that stands above it."""
+    """One prompt: its caption and its images, (H, W, 3) uint8, each with the label above it."""
 
     caption: str
     pictures: Sequence[tuple[str, np.ndarray]]
 
 
 def draw(title: str, cells: Sequence[Cell]) -> Image.Image:
-    """The sheet of some prompts, each with the same number of pictures of the same size."""
+    """The sheet of some prompts, each with the same number of images of the same size."""
     height, width = cells[0].pictures[0][1].shape[:2]
     factor = max(1, SIDE // max(height, width))
     height, width = height * factor, width * factor
@@ -69,7 +69,7 @@ def _cut(text: str) -> str:
 
 
 def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:
-    """Lines of whole words that fit `width` pixels; a word that is wider has a line of its own."""
+    """Lines of unbroken words that fit `width` pixels; a wider word has its own line."""
     lines: list[str] = []
     for word in text.split():
         if lines and font.getlength(f"{lines[-1]} {word}") <= width:

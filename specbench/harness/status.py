@@ -1,4 +1,4 @@
-"""`specbench status DIR`: how far a run is, read from its folder without touching it; also while it is at work."""
+"""`specbench status DIR`: how far a run is, read from its folder without changing it; also while it is running."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import read_records
 from specbench.storage import home
 
-_RECENT = 200  # images of which the speed is told
+_RECENT = 200  # images over which the speed is computed
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over the prompts: images that are there and that are left, and images a second of the latest start; None
-    where it has not done two."""
+    """One pass over the prompts: finished and remaining images, and images per second since the latest start; None
+    before the second image."""
 
     done: int
     left: int
@@ -32,8 +32,8 @@ class Pass:
 
 @dataclass(frozen=True)
 class Status:
-    """A run's folder. state: running, finished or stopped; time_left_s: None where a pass that is left has no speed
-    yet; failures: of images that are still missing."""
+    """A run's folder. state: running, finished or stopped; time_left_s: None where an unfinished pass has no speed yet;
+    failures: of images that are still missing."""
 
     folder: str
     state: str
@@ -49,7 +49,7 @@ class Status:
 
 def of_run(folder: Path) -> Status:
     """The state of the run in a folder. UsageError where it holds none that can be read."""
-    run = Run({**stored(folder), "weights": "random"}, folder)  # whose weights need not be here
+    run = Run({**stored(folder), "weights": "random"}, folder)  # the weights need not exist here
     memory = _memory(folder / "run.json")
     begun = memory.get("begun")
     images = _pass(folder / "records.jsonl", run.cfg["n"], begun)
@@ -85,7 +85,7 @@ def _pass(path: Path, n: int, begun: float | None) -> Pass:
     done = len({record.index for record in here if record.index < n})
     times = sorted((r.done, r.batch) for r in here if r.done is not None and begun is not None and r.done >= begun)
     recent = times[-_RECENT:]
-    together = recent[0][1] if recent else 0  # images of the first batch, which took their time before it
+    together = recent[0][1] if recent else 0  # images of the first batch, whose time is before it
     span = recent[-1][0] - recent[0][0] if recent else 0.0
     return Pass(done, n - done, (len(recent) - together) / span if span > 0 and len(recent) > together else None)
 
@@ -103,9 +103,9 @@ def _locked(path: Path) -> bool:
 
 
 def _row(run: Run, memory: Mapping[str, Any]) -> bool:
-    """Whether the row is over all images, and scored by all metrics."""
+    """Whether the row covers all images and all metrics."""
     rows = read_rows(run.row_path) if run.row_path.is_file() else []
-    scored = memory.get("metrics", run.cfg["metrics"])  # older versions did not say
+    scored = memory.get("metrics", run.cfg["metrics"])  # older versions did not record it
     return bool(rows) and rows[0]["n"] == run.cfg["n"] and set(run.cfg["metrics"]) <= set(scored)
 
 
@@ -157,7 +157,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _told(one: Status) -> str:
-    """A run's status for people."""
+    """A run's status as text."""
     lines = [f"{one.folder}: {one.method} on {one.model}, n={one.n}: {one.state}"]
     for name, some in (("images", one.images), ("baseline", one.baseline)):
         if some is not None:
@@ -176,5 +176,5 @@ def _told(one: Status) -> str:
         )
     lines.append(f"  on disk    {home.size(one.bytes)}")
     if one.state == "stopped":
-        lines.append(f"  go on with specbench resume {shlex.quote(one.folder)}")
+        lines.append(f"  continue with specbench resume {shlex.quote(one.folder)}")
     return "\n".join(lines)

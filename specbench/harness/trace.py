@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def of_images(trace: Trace | VectorTrace, steps: Sequence[int], passes: int) -> list[dict[str, Any]]:
-    """The fields of `Record` that a batch's trace gives, a dict an image.
+    """The fields of `Record` from a batch's trace, one dict per image.
 
-    steps: target forward passes of each image; passes: drafter network forward passes a step. Copies to the host, so
-    not to be called while something is timed.
+    steps: target forward passes of each image; passes: drafter network forward passes per step. Copies to the host: do
+    not call it while something is timed.
     """
     given = vars(trace)
     on_host = {name: value.cpu().numpy() for name, value in given.items() if hasattr(value, "cpu")}
@@ -51,9 +51,9 @@ def _of_vectors(trace: dict[str, np.ndarray], steps: int, passes: int) -> dict[s
 def _of_image(trace: dict[str, np.ndarray], steps: int, passes: int) -> dict[str, Any]:
     accepted, offered = trace["accepted"][:steps], trace["offered"][:steps]
     depth = np.arange(1, offered.max() + 1)
-    # what lies below a rejected token is not verified
+    # tokens below a rejected one are not verified
     verified = ((offered[:, None] >= depth) & (accepted[:, None] >= depth - 1)).sum(0)
-    verified = verified[verified > 0]  # it falls with the depth, so these are the first ones
+    verified = verified[verified > 0]  # it decreases with the depth, so these are the first ones
     log_prob, drafts = trace["log_prob"].astype(np.float64), offered > 0
     of_draft = {"draft_tv": "tv", "first_accept": "first", "draft_top1": "top1", "draft_top3": "top3"}
     return {

@@ -1,7 +1,7 @@
-"""What decodes: a loaded pipeline, and a record of every image that comes of it. It knows prompts, but no folder.
+"""A worker: a loaded pipeline that yields a record of every decoded image. It uses prompts, but no folder.
 
-A run has one in its own process, or several in others (see `cluster`). What happens is told in events, and the process
-that holds the run's folder writes it down.
+A run has one in its own process, or several in others (see `cluster`). A worker yields events, and the process that
+holds the run's folder records them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Decoded(Protocol):
 
 
 class Decoder(Protocol):
-    """All that a run asks of a model and its decoding (`specbench.harness.pipeline.Pipeline`)."""
+    """All that a run uses of a model and its decoding (`specbench.harness.pipeline.Pipeline`)."""
 
     @property
     def weights(self) -> str: ...  # a short name with a hash of the content
@@ -78,7 +78,7 @@ Loader = Callable[[Mapping[str, Any]], Decoder]
 
 @dataclass(frozen=True)
 class Joined:
-    """A process is ready to decode. session: what run.json says of it, under its name."""
+    """A process is ready to decode. session: its entry in run.json, under its name."""
 
     name: str
     session: dict[str, Any]
@@ -86,7 +86,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Image:
-    """An image is done; picture (H, W, 3) uint8."""
+    """A finished image; picture: (H, W, 3) uint8."""
 
     record: Record
     picture: np.ndarray
@@ -94,14 +94,14 @@ class Image:
 
 @dataclass(frozen=True)
 class Shrunk:
-    """Memory did not suffice: from here on `batch` prompts are decoded together."""
+    """Out of memory: from here on `batch` prompts are decoded together."""
 
     batch: int
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An image that could not be decoded, alone neither."""
+    """An image that could not be decoded, even alone."""
 
     index: int
     reason: str
@@ -125,7 +125,7 @@ def never() -> bool:
 
 
 class Worker:
-    """A pipeline and, where it is asked for, the baseline of the same target.
+    """A pipeline and, on request, the baseline of the same target.
 
     Args:
         cfg: flat parameters.
@@ -159,11 +159,11 @@ class Worker:
     def decode(
         self, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool] = never
     ) -> Iterator[list[Event]]:
-        """Decodes prompts by the method, or by vanilla AR, and yields what happened as soon as it did. Once `stop` says
-        so, what is begun is finished and nothing new is.
+        """Decodes prompts by the method, or by vanilla AR, and yields events as they happen. After `stop` returns true,
+        images in progress are finished and no new ones are started.
 
-        Where memory does not suffice, what is left is decoded in batches of half the size, and an image that is too
-        large alone is a `Failure`.
+        When memory does not suffice, the rest is decoded in batches of half the size, and an image that is too large
+        alone is a `Failure`.
         """
         left = list(items)
         while left and not stop():
@@ -207,7 +207,7 @@ class Worker:
         return pipeline
 
     def _images(self, pipeline: Decoder, finished: Finished, items: Sequence[data.Item], baseline: bool) -> list[Image]:
-        """A record and a picture of each image that is done; `items`: the prompts that were asked for."""
+        """A record and the pixels of each finished image; `items`: the requested prompts."""
         decoded, rows = finished.decoded, len(finished.which)
         pipeline.synchronize()
         before_pixels = time.perf_counter()
@@ -262,7 +262,7 @@ def draft_passes(cfg: Mapping[str, Any]) -> int:
 
 
 def drafter(cfg: Mapping[str, Any]) -> Drafter:
-    """The drafter of a configuration without its networks: its tree and what a step costs."""
+    """The drafter of a configuration without its networks: its tree and its passes per step."""
     from specbench.config import registry
 
     found: Drafter = registry.find("drafter", cfg["drafter"])(cfg, _NoModel())
@@ -285,7 +285,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def _release(device: torch.device) -> None:
-    """Gives back what nothing refers to any more."""
+    """Frees unreferenced memory."""
     import torch
 
     gc.collect()

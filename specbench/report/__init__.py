@@ -1,1 +1,1 @@
-"""One self-contained HTML page of results: leaderboard, trade-offs, pictures side by side, maps, audits, provenance."""
+"""One self-contained HTML page of results: leaderboard, trade-offs, images side by side, maps, audits, provenance."""

@@ -1,4 +1,4 @@
-"""What a report shows, as plain data: rows of runs with their commands, audits, pictures. Nothing here is HTML."""
+"""The content of a report as plain data: rows of runs with their commands, audits, images. No HTML."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specbench.rows.csv_files import csv_lines, has_runs, read_header, read_rows
 from specbench.rows.journal import PICTURE
 from specbench.storage.files import write_atomically
 
-#: Figures of a row that a leaderboard can show and a plot can have on an axis, in order: label, better side, digits.
+#: Columns of a row for leaderboards and plot axes, in order: label, better side, digits.
 FIGURES: dict[str, tuple[str, str, int]] = {
     "accepted_length_mean": ("Accepted length (tokens/pass)", "up", 2),
     "step_compression": ("Step compression (×)", "up", 2),
@@ -43,17 +43,17 @@ FIGURES: dict[str, tuple[str, str, int]] = {
     "residual_tries": ("Tries of a residual", "down", 2),
     "peak_memory_mib": ("Peak memory (MiB)", "down", 0),
 }
-#: Columns of a row that are no figures and too long for a list of facts.
+#: Columns of a row that are not numbers and too long for a list of facts.
 _ELSEWHERE = ("drafted_by_place", "acceptance_by_turn")
 
 
-#: Columns that can tell two runs with the same label apart, in the order in which they are tried.
+#: Columns that can distinguish two runs with the same label, in the order in which they are tried.
 APART = (*(name for name in parameters.TABLE if name in COLUMNS), "device_name", "time", "run_id")
 
 
 @dataclass(frozen=True)
 class Shot:
-    """An image of a run: its PNG file, and the prompt that it was decoded for."""
+    """An image of a run: its PNG file and its prompt."""
 
     png: bytes
     prompt: str
@@ -61,8 +61,8 @@ class Shot:
 
 @dataclass
 class Found:
-    """rows: of runs, each with the file it comes from; audits: rows of `specbench audit`; shots: run_id -> images by
-    prompt index; notes: what was left out, and why."""
+    """rows: of runs, each with its source file; audits: rows of `specbench audit`; shots: run_id -> images by prompt
+    index; notes: what was left out, and why."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     audits: list[dict[str, str]] = field(default_factory=list)
@@ -72,14 +72,13 @@ class Found:
 
 def gather(sources: Sequence[Path], runs: Sequence[Path], pictures: int, gallery: Sequence[Path] = ()) -> Found:
     """The rows of the CSV files `sources`, of the CSV files in the folders `sources`, and of every run at or below
-    these folders and the folders `runs`; of those runs also the first `pictures` images. Folders `gallery` give images
-    of these rows, and no rows.
+    these folders and the folders `runs`; of those runs also the first `pictures` images. Folders `gallery` provide
+    images of these rows, and no rows.
 
     A run_id appears once. Of several rows of one configuration in CSV files the newest is shown; a run whose folder is
     given is always shown. A damaged or foreign row.csv below a folder is left out, with a note.
 
-    Raises UsageError where a source is not there or cannot be read, where a folder has no runs, or where there is no
-    row at all.
+    Raises UsageError for a source that is absent or unreadable, for a folder without runs, or if there is no row.
     """
     found, by_id = Found(), dict[str, dict[str, Any]]()
     folders: list[tuple[Path, str]] = []  # of runs, with their run_id
@@ -114,7 +113,7 @@ _ROW = "row.csv"
 
 
 def _take_table(path: Path, by_id: dict[str, dict[str, Any]], found: Found) -> bool:
-    """The rows of one CSV file, and whether it is a table of runs or audits; another one has none."""
+    """Takes the rows of one CSV file; returns whether it is a table of runs or audits. Other files have no rows."""
     if has_runs(path):
         for row in read_rows(path):
             _take_row(row, path.name, by_id, found)
@@ -126,7 +125,7 @@ def _take_table(path: Path, by_id: dict[str, dict[str, Any]], found: Found) -> b
 
 
 def _take_runs(place: Path, by_id: dict[str, dict[str, Any]], found: Found, needed: bool) -> list[tuple[Path, str]]:
-    """The rows of the runs at or below a folder, as grids nest them. UsageError where there are none, and `needed`."""
+    """The rows of the runs at or below a folder, nested as in grids. UsageError if there are none but `needed`."""
     taken: list[tuple[Path, str]] = []
     faults: list[str] = []
     for path in sorted(place.rglob(_ROW)):
@@ -144,7 +143,7 @@ def _take_runs(place: Path, by_id: dict[str, dict[str, Any]], found: Found, need
 
 
 def _run(path: Path) -> dict[str, Any]:
-    """The one row of a run's folder. UsageError where it is none."""
+    """The one row of a run's folder. UsageError for any other file."""
     if not has_runs(path):
         raise UsageError(f"{path} is not the row of a run; leave its folder out")
     rows = read_rows(path)
@@ -154,7 +153,7 @@ def _run(path: Path) -> dict[str, Any]:
 
 
 def _take_row(row: dict[str, Any], file: str, by_id: dict[str, dict[str, Any]], found: Found) -> bool:
-    """Whether a row can be shown; of one run_id the newest is, and of equal ones the first."""
+    """Takes a row and returns whether it can be shown; of one run_id the newest is shown, of equal ones the first."""
     if row["model"] is None or row["method"] is None:  # images that specbench evaluate scored, from elsewhere
         found.notes.append(f"left out: run {plain(row['run_id'])} of {file} names no model and method")
         return False
@@ -179,8 +178,8 @@ def _shown(by_id: Mapping[str, dict[str, Any]], always: set[str]) -> list[dict[s
 
 
 def command(row: Mapping[str, Any]) -> tuple[str, bool]:
-    """The command line of the run behind a row, and whether it was found to give the very configuration: a row lacks
-    some of a run's parameters, and those of an older version may mean something else today."""
+    """The command line of the run of a row, and whether it gives exactly the same configuration: a row lacks some of a
+    run's parameters, and those of an older version may have another meaning today."""
     words = [f"model={row['model']}", f"method={row['method']}"]
     try:
         plain = _composed(tuple(words))
@@ -228,17 +227,17 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else _word(value)
 
 
-# --- pictures ---------------------------------------------------------------------------------------------------------
+# --- images -----------------------------------------------------------------------------------------------------------
 
 
 def _take_pictures(folder: Path, run_id: str, most: int, found: Found) -> None:
-    """The first images of a run; those that another folder of it has given stay."""
+    """Takes the first images of a run; those from another folder of the same run stay."""
     try:
         lines = (folder / "records.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return
     except OSError as e:
-        found.notes.append(f"no pictures of {folder}: cannot read its records.jsonl ({e.strerror})")
+        found.notes.append(f"no images of {folder}: cannot read its records.jsonl ({e.strerror})")
         return
     shots, unreadable = found.shots.get(run_id, {}), 0
     for line in lines:
@@ -247,7 +246,7 @@ def _take_pictures(folder: Path, run_id: str, most: int, found: Found) -> None:
             index, name, prompt = record["index"], record["image"], record["prompt"]
         except (ValueError, LookupError, TypeError, RecursionError):
             continue  # a half-written line
-        # A name as a run gives it: no record leads out of the folder.
+        # A name in the form that a run writes: no record points outside the folder.
         told = type(index) is int and isinstance(prompt, str) and isinstance(name, str)
         if not told or not 0 <= index < most or index in shots or not re.fullmatch(PICTURE, name):
             continue
@@ -260,18 +259,18 @@ def _take_pictures(folder: Path, run_id: str, most: int, found: Found) -> None:
         else:
             unreadable += 1
     if unreadable:
-        found.notes.append(f"{unreadable} pictures of {folder} are absent or no PNG files")
+        found.notes.append(f"{unreadable} images of {folder} are absent or not PNG files")
     if shots:
         found.shots[run_id] = shots
 
 
 def keep(found: Found, folder: Path) -> None:
-    """Puts the pictures that are shown, with what is needed to show them again, into a folder of small run folders."""
+    """Writes the shown images, with what is needed to show them again, into a folder of small run folders."""
     for row in found.rows:
         shots = found.shots.get(str(row["run_id"]), {})
         if not shots:
             continue
-        place = folder / re.sub(r"[^\w-]+", "_", str(row["run_id"]))  # whoever wrote the row, a name and no path
+        place = folder / re.sub(r"[^\w-]+", "_", str(row["run_id"]))  # a name and not a path, for untrusted rows too
         (place / "images").mkdir(parents=True, exist_ok=True)
         lines = []
         for index, shot in sorted(shots.items()):
@@ -283,11 +282,11 @@ def keep(found: Found, folder: Path) -> None:
         write_atomically(place / _ROW, to_csv([told]).encode())
 
 
-# --- what the page reads ----------------------------------------------------------------------------------------------
+# --- input of the page ------------------------------------------------------------------------------------------------
 
 
 def page_data(found: Found) -> dict[str, Any]:
-    """The JSON that the page draws everything from."""
+    """The JSON from which the page draws everything."""
     rows = []
     for row in found.rows:
         told = {k: v for k, v in row.items() if v is not None and k not in _ELSEWHERE and k != "file"}
@@ -334,7 +333,7 @@ def page_data(found: Found) -> dict[str, Any]:
 
 
 def _numbers(text: str | None) -> list[float] | None:
-    """A JSON list of numbers; None for anything else, since a cell may hold whatever somebody wrote into it."""
+    """A JSON list of numbers; None for anything else, since a cell may hold any text."""
     try:
         found = json.loads(text) if text else None
     except (ValueError, RecursionError):
@@ -344,7 +343,7 @@ def _numbers(text: str | None) -> list[float] | None:
 
 
 def label(row: Mapping[str, Any]) -> str:
-    """A method and what makes it differ from its preset, such as "cool_sd delta=2"."""
+    """A method and its differences from its preset, such as "cool_sd delta=2"."""
     try:
         plain = _composed((f"model={row['model']}", f"method={row['method']}"))
     except UsageError:
@@ -356,6 +355,6 @@ def label(row: Mapping[str, Any]) -> str:
         for name in of_method
         if name in plain and name not in ("drafter", "rule") and _word(row.get(name)) != _word(plain[name])
     ]
-    # a parameter that another drafter or rule has not is none of this method
+    # a parameter without a value does not belong to this method's drafter or rule
     words = [f"{name}={_short(row[name])}" for name in (*parts, *sorted(own)) if row.get(name) is not None]
     return " ".join([str(row["method"]), *words])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from specbench.config import parameters
 
-#: Columns of every metric that DESIGN knows; each has `_stderr` and `_backend` beside it.
+#: Columns of every metric; each also has the columns `_stderr` and `_backend`.
 METRICS = (
     "fid", "clip_score", "image_reward", "hpsv2", "inception_score", "kid", "precision", "recall", "perplexity",
 )  # fmt: skip
@@ -14,7 +14,7 @@ METRICS = (
 
 _IDENTITY = {
     "run_id": "name of the run, unique",
-    "time": "when the row was drawn up, UTC",
+    "time": "when the row was built, UTC",
     "specbench": "version of specbench",
     "commit": "git commit of the code that decoded; -dirty where specbench/ or conf/ differed from it",
     "config_hash": "hash of the configuration, see provenance.config_hash",
@@ -31,10 +31,10 @@ _TEXTS = (
     "accepted_histogram",
     "drafted_by_place",
     "acceptance_by_turn",
-)  # among the figures
+)  # the columns of _FIGURES that hold text
 
 
-# Where things lie, and what the columns show by being filled or by the backends that they name.
+# File locations, and parameters that show in which columns are filled or in their backends.
 _NOT_IN_ROW = ("out", "data_dir", "metrics", "metrics_dir", "reference", "baseline", "workers", "ray_address")
 
 
@@ -55,14 +55,15 @@ _SPEED = {
     " means that the depths above it were accepted",
     "accepted_histogram": "JSON list: shares of the steps that accepted 0, 1, 2, ... draft tokens, over all images",
     "drafted_by_place": "JSON list over an image's tokens: share of the images in which it was an accepted draft token",
-    "acceptance_by_turn": "JSON list over the turns in which the tokens were drawn: accepted / judged drafts (models of"
-    " vectors), null where none was judged",
+    "acceptance_by_turn": "JSON list over the order of generation of the tokens: accepted / verified drafts (continuous"
+    " tokens), null where none was verified",
     "first_accept": "probability with which the rule keeps a draft's first candidate, mean over all steps with a draft",
-    "draft_tv": "total variation between the drafter's and the target's law of the next token, mean over the same",
-    "draft_top1": "share of the same steps in which the drafter's likeliest next token is the target's likeliest",
-    "draft_top3": "share of the same steps in which it is among the drafter's three likeliest",
+    "draft_tv": "total variation between the drafter's and the target's distribution of the next token, mean over the"
+    " same",
+    "draft_top1": "share of the same steps in which the drafter's top-1 next token is the target's top-1",
+    "draft_top3": "share of the same steps in which the target's top-1 is in the drafter's top-3",
     "draft_passes": "forward passes of a drafter network in the steps, mean over images",
-    "residual_tries": "proposals for the token after a rejection, mean over all rejections (models of vectors)",
+    "residual_tries": "proposals for the token after a rejection, mean over all rejections (continuous tokens)",
     "residual_fallbacks": "rejections after which the proposals did not suffice, over all images",
     "draft_cost": "seconds to draft a token / seconds of vanilla AR for one, same batch size (c in CSpD's Eq. 35)",
     "speedup_expected": "CSpD's Eq. 35 from acceptance_rate, gamma and draft_cost",
@@ -83,7 +84,7 @@ _SPEED = {
 }
 
 
-#: Figures of `_LIKELIHOOD` and `_SPEED` that are means or ratios over images, and so have a standard error.
+#: Columns of `_LIKELIHOOD` and `_SPEED` that are means or ratios over images, and so have a standard error.
 _ESTIMATES = frozenset(
     "log_prob_mean accepted_length_mean steps step_compression acceptance_rate first_accept draft_tv draft_top1"
     " draft_top3 draft_passes residual_tries latency_s_mean tokens_per_s images_per_s text_s pixels_s speedup_latency"
@@ -95,7 +96,7 @@ _WHERE = {
     "device": "device that decoded",
     "device_name": "its name",
     "dtype": "number format of the models",
-    "engine": "how a step was executed",
+    "engine": "execution of a step",
     "torch": "version of PyTorch",
     "driver": "version of the CUDA driver",
     "python": "version of Python",
@@ -104,13 +105,13 @@ _WHERE = {
 
 
 def stderr_of(column: str) -> str:
-    """The column with the standard error of another: steps -> steps_stderr, latency_s_mean -> latency_s_stderr (beside
-    latency_s_std)."""
+    """The column with the standard error of another: steps -> steps_stderr, latency_s_mean -> latency_s_stderr (next
+    to latency_s_std)."""
     return f"{column.removesuffix('_mean')}_stderr"
 
 
 def _with_errors(lines: Mapping[str, str]) -> dict[str, str]:
-    """Columns and their meanings, and the standard errors beside those that have one."""
+    """Columns and their meanings, each followed by its standard error if it has one."""
     found: dict[str, str] = {}
     for name, line in lines.items():
         found[name] = line
@@ -122,7 +123,7 @@ def _with_errors(lines: Mapping[str, str]) -> dict[str, str]:
 _FIGURES = _with_errors(_LIKELIHOOD) | _with_errors(_SPEED)
 
 
-#: Every column of a row, in order, with its meaning. The one place that fixes the format.
+#: Every column of a row, in order, with its meaning. The only definition of the format.
 COLUMNS: dict[str, str] = {
     **_IDENTITY,
     **{k: p.line for k, p in parameters.TABLE.items() if k not in (*_NOT_IN_ROW, *_WHERE_PARAMETERS)},
@@ -135,12 +136,12 @@ COLUMNS: dict[str, str] = {
         for suffix, line in {
             "": "quality metric",
             "_stderr": f"standard error of {m}",
-            "_backend": f"what computed {m}; values of different backends do not compare",
+            "_backend": f"what computed {m}; values of different backends are not comparable",
         }.items()
     },
     **_FIGURES,
     **_WHERE,
-    "note": "what to watch",
+    "note": "remarks on the measurement",
 }
 
 
@@ -150,13 +151,13 @@ COLUMNS["weights"] = "weights that decoded: random, or where they come from and 
 COLUMNS["n"] = "number of prompts, and of images"
 
 
-COLUMNS["prompts"] = "file of prompts, as it was named; prompts_hash tells its content"
+COLUMNS["prompts"] = "file of prompts, as given; prompts_hash identifies its content"
 
 
 COLUMNS["perplexity"] = "exp(-log_prob_mean)"
 
 
-#: What every row has.
+#: Columns that every row fills.
 _NEEDED = ("run_id",)
 
 

@@ -20,13 +20,13 @@ from specbench.storage.files import write_atomically
 
 
 def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows as CSV text with the header of `COLUMNS`. Raises ValueError for a key that is no column."""
+    """Rows as CSV text with the header of `COLUMNS`. Raises ValueError for a key that is not a column."""
     return csv_text(COLUMNS, [{name: _cell(value) for name, value in row.items()} for row in rows])
 
 
 def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows as CSV text below a header; None or nothing is an empty cell. Raises ValueError for a key that is no
-    column."""
+    """Rows as CSV text below a header; None or an absent key is an empty cell. Raises ValueError for a key that is not
+    a column."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
     writer.writeheader()
@@ -35,7 +35,7 @@ def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def as_read(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row, value for value, as `read_rows` would give it."""
+    """A row as `read_rows` would return it."""
     return {name: _value(name, _cell(row.get(name)), "the row") for name in COLUMNS}
 
 
@@ -52,8 +52,8 @@ def _cell(value: Any) -> str:
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a CSV, numbers as numbers and empty cells as None; columns that an older version lacked are None.
 
-    Raises UsageError for a file that cannot be read, columns that this version does not know, a number that is none
-    and a row without a name.
+    Raises UsageError for a file that cannot be read, columns unknown to this version, a cell that is not a number
+    where one is needed, and a row without a name.
     """
     columns, lines = csv_lines(Path(path))
     if foreign := [name for name in columns if name not in COLUMNS]:
@@ -64,7 +64,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     for number, line in lines:
         row = {name: _value(name, line.get(name, ""), f"{path}, line {number}") for name in COLUMNS}
         if lacking := [name for name in _NEEDED if row[name] is None]:
-            raise UsageError(f"{path}, line {number}: a row needs its {lacking[0]}; remove the line, or mend it")
+            raise UsageError(f"{path}, line {number}: a row needs its {lacking[0]}; remove or fix the line")
         rows.append(row)
     return rows
 
@@ -81,18 +81,18 @@ def _value(name: str, text: str, where: str) -> Any:
         return int(text) if text.lstrip("-").isdecimal() else number
     except ValueError:
         raise UsageError(
-            f"{where}: {name} must be a number, or empty where it was not measured (got {text[:40]!r}); mend the cell"
+            f"{where}: {name} must be a number, or empty where it was not measured (got {text[:40]!r}); fix the cell"
         ) from None
 
 
 def csv_lines(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """The header of a CSV file, and its rows by column, each with the number of its line. UsageError for what is none:
-    no UTF-8, a cell without end, a row that is longer or shorter than the header, a column twice."""
+    """The header of a CSV file, and its rows by column, each with its line number. UsageError for a file that is not
+    CSV: not UTF-8, an unterminated cell, a row longer or shorter than the header, a duplicate column."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as f:
             text = f.read()
     except UnicodeDecodeError:
-        raise UsageError(f"{path} is no UTF-8 text; save it as UTF-8") from None
+        raise UsageError(f"{path} is not UTF-8 text; save it as UTF-8") from None
     except OSError as e:
         raise UsageError(f"cannot read {path} ({e.strerror}); name another file") from None
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -106,17 +106,17 @@ def csv_lines(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
                 continue  # a blank line
             if len(cells) != len(columns):
                 raise UsageError(
-                    f"{path}, line {reader.line_num}: {len(cells)} cells below a header of {len(columns)}; mend the row"
+                    f"{path}, line {reader.line_num}: {len(cells)} cells below a header of {len(columns)}; fix the row"
                 )
             lines.append((reader.line_num, dict(zip(columns, cells, strict=True))))
     except csv.Error as e:
-        raise UsageError(f"{path}, line {reader.line_num}: cannot read this row ({e}); mend it") from None
+        raise UsageError(f"{path}, line {reader.line_num}: cannot read this row ({e}); fix it") from None
     return columns, lines
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """CSV files of other rows than those of runs, as text. columns: their names and meanings; of: what they hold."""
+    """CSV files with rows other than runs, as text. columns: their names and meanings; of: what they hold."""
 
     columns: Mapping[str, str]
     of: str
@@ -127,18 +127,18 @@ class Sheet:
             return []
         columns, lines = csv_lines(path)
         if foreign := [name for name in columns if name not in self.columns]:
-            raise UsageError(f"{path} is no file of {self.of} (it has a column {foreign[0]}); choose another out=")
+            raise UsageError(f"{path} is not a file of {self.of} (it has a column {foreign[0]}); choose another out=")
         return [{name: row.get(name, "") for name in self.columns} for _, row in lines]
 
     def append(self, path: Path, row: Mapping[str, Any]) -> None:
-        """Adds a row to a file, under a lock; the file is replaced as a whole."""
+        """Adds a row to a file, under a lock; the whole file is replaced atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):
             write_atomically(path, csv_text(self.columns, [*self.read(path), row]).encode())
 
 
 def read_header(path: Path) -> list[str]:
-    """The first line of a CSV file, split; nothing where it cannot be read."""
+    """The cells of the first line of a CSV file; none where it cannot be read."""
     try:
         with path.open(newline="", encoding="utf-8-sig", errors="replace") as f:
             return next(csv.reader(f), [])
@@ -147,15 +147,15 @@ def read_header(path: Path) -> list[str]:
 
 
 def has_runs(path: Path) -> bool:
-    """Whether a CSV file has rows of runs; audits, benchmarks and probes have other ones."""
+    """Whether a CSV file has rows of runs; audits, benchmarks and probes have other columns."""
     return {"run_id", "config_hash"} <= set(read_header(path))
 
 
 def append_row(path: str | Path, row: Mapping[str, Any]) -> None:
     """Adds a row to a CSV of rows, under a lock; a row of the same `run_id` is replaced.
 
-    The file is replaced as a whole, so a kill leaves the old one or the new one. A file of an older version, whose
-    columns are a subset, is widened. Raises UsageError where it has other columns.
+    The whole file is replaced atomically, so a kill leaves the old one or the new one. A file of an older version,
+    whose columns are a subset, gets the new columns. Raises UsageError where it has other columns.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

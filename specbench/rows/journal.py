@@ -1,7 +1,7 @@
 """Records: an object for each image, in an append-only journal.
 
-A record is one JSON object a line with a checksum of its own, appended and fsynced only when that image's PNG is in
-place. A process that is killed at any instant so loses at most the image that it was decoding. Reading repairs what a
+A record is one JSON object per line with its own checksum, appended and fsynced only when that image's PNG is in place.
+A process that is killed at any instant therefore loses at most the image that it was decoding. Reading repairs what a
 kill can leave: a half-written last line is dropped, and so is a record whose image is gone.
 """
 
@@ -28,9 +28,9 @@ from specbench.storage.files import append_line, write_atomically
 
 @dataclass(frozen=True)
 class Record:
-    """One image. Times are wall seconds; those of a batch are shared out evenly over its images."""
+    """One image. Times are wall seconds; those of a batch are divided evenly over its images."""
 
-    index: int  # place of the prompt among the chosen ones; with the seed, the key of the random stream
+    index: int  # index of the prompt among the chosen ones; with the seed, the key of the random stream
     prompt: str
     seed: int
     tokens: int  # generated tokens T
@@ -47,37 +47,37 @@ class Record:
     image: str  # file name of the PNG, relative to the run's folder
     sha256: str  # of the pixels, row by row, as uint8 RGB
     session: str  # the process that decoded it, an entry of run.json
-    # How its steps went (see `harness.trace`); None in records of older versions. Figures of drafts are over the steps
-    # that had one, and None where none had.
+    # Its steps (see `harness.trace`); None in records of older versions. Statistics of drafts are over the steps with a
+    # draft, and None without any.
     accepted_per_step: list[int] | None = None  # draft tokens accepted inside the image
     accepted_by_depth: list[int] | None = None  # steps that accepted a draft token at depth 1, 2, ...
     verified_by_depth: list[int] | None = None  # steps that verified one there: it was offered, those above it accepted
     log_prob_mean: float | None = None  # natural-log probability of a token under the target, mean over the tokens;
     log_prob_std: float | None = None  # its standard deviation. With guidance and temperature, before top-k and top-p
-    draft_tv: float | None = None  # total variation of drafter's and target's laws of the next token, mean of drafts
+    draft_tv: float | None = None  # total variation of drafter's and target's next-token distributions, mean of drafts
     first_accept: float | None = None  # probability with which the rule keeps the first candidate, mean of drafts
-    draft_top1: float | None = None  # share of drafts whose likeliest next token is the target's likeliest
-    draft_top3: float | None = None  # share of drafts that have it among their three likeliest
+    draft_top1: float | None = None  # share of drafts whose top-1 next token is the target's top-1
+    draft_top3: float | None = None  # share of drafts with the target's top-1 in their top-3
     draft_passes: int | None = None  # forward passes of a drafter network in its steps
-    # Of models of vectors. In the order in which the tokens were drawn: their places, and for each "1" an accepted
-    # draft, "0" a rejected one, "." no draft that was judged.
+    # Of models with continuous tokens. In order of generation: the positions of the tokens, and for each "1" an
+    # accepted draft, "0" a rejected one, "." no verified draft.
     order: list[int] | None = None
     drafts: str | None = None
     tries: list[int] | None = None  # proposals for each token after a rejection
-    fallbacks: int | None = None  # of those, how many were taken for want of further tries
+    fallbacks: int | None = None  # of those, how many were accepted because no tries were left
     draft_s: float | None = None  # its share of the drafting time of its batch
-    made: int | None = None  # tokens drafted, those that were never judged included
-    # Name of the prompt in its data set, under which metrics pair; None in records of older versions.
+    made: int | None = None  # tokens drafted, including those that were never verified
+    # Name of the prompt in its data set, by which metrics pair; None in records of older versions.
     id: str | None = None
     done: float | None = None  # when it was decoded, seconds since 1970; None in records of older versions
 
 
 class Journal:
     """The records of one pass over the prompts, by index, and the only way to add to them. Records of an older version
-    are widened."""
+    get the new fields."""
 
     def __init__(self, path: Path) -> None:
-        """Reads `path`, and mends it. Raises UsageError for a line that no kill can explain."""
+        """Reads `path`, and repairs it. Raises UsageError for a line that no kill can explain."""
         self.path = path
         self.records: dict[int, Record] = {}
         if path.exists() and not path.is_file():
@@ -108,11 +108,11 @@ class Journal:
         return [i for i in range(n) if i not in self.records]
 
     def first(self, n: int) -> list[Record]:
-        """The records of the indices below `n`, in order; all must be there."""
+        """The records of the indices below `n`, in order; all must exist."""
         return [self.records[i] for i in range(n)]
 
     def add(self, record: Record, picture: np.ndarray) -> None:
-        """Puts the picture, (H, W, 3) uint8, in its place, and only then appends the record; both are then on disk."""
+        """Writes the image, (H, W, 3) uint8, and only then appends the record; both are then on disk."""
         if record.index in self.records:
             raise ValueError(f"index {record.index} is already in {self.path}")
         if self.records and not self.path.exists():
@@ -120,13 +120,13 @@ class Journal:
         encoded = io.BytesIO()
         Image.fromarray(picture).save(encoded, "PNG")
         place = self.path.parent / record.image
-        place.parent.mkdir(exist_ok=True)  # but not the run's folder: one that was removed is not begun anew
+        place.parent.mkdir(exist_ok=True)  # but not the run's folder: a removed one is not created again
         write_atomically(place, encoded.getvalue())
         append_line(self.path, _to_line(record))
         self.records[record.index] = record
 
     def picture(self, index: int) -> np.ndarray:
-        """The picture of a record, (H, W, 3) uint8. Raises UsageError when it is not the one that was recorded."""
+        """The image of a record, (H, W, 3) uint8. Raises UsageError when it is not the recorded one."""
         record = self.records[index]
         path = self.path.parent / record.image
         try:
@@ -134,7 +134,7 @@ class Journal:
         except UsageError:
             pixels = np.zeros((0, 0, 3), np.uint8)
         if pixel_digest(pixels) != record.sha256:
-            raise UsageError(f"{path} is not the picture of its record; delete it and run again to decode it anew")
+            raise UsageError(f"{path} is not the image of its record; delete it and run again to decode it again")
         return pixels
 
 
@@ -163,14 +163,14 @@ _LARGEST = 1e100  # its square is still a number
 
 
 def fault(r: Record) -> str:
-    """What is wrong with a record that nobody vouches for; empty where nothing is."""
+    """What is wrong with an untrusted record; empty where nothing is."""
     for name in (*_WHOLE, *_MEASURED, *_OPTIONAL):
         value = getattr(r, name)
         if value is None and name in _OPTIONAL:
             continue
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not (whole or (isinstance(value, float) and name not in _WHOLE)) or not abs(value) < _LARGEST:
-            return f"has no {'whole ' if name in _WHOLE else ''}number as {name} ({plain(value):.40})"
+            return f"has no {'integer' if name in _WHOLE else 'number'} as {name} ({plain(value):.40})"
         least = 1 if name in ("tokens", "steps", "batch") else 0
         if name != "log_prob_mean" and value < least:
             return f"has {name} {value}"
@@ -179,21 +179,21 @@ def fault(r: Record) -> str:
         if values is not None and not (
             isinstance(values, list) and all(type(v) is int and 0 <= v < 2**53 for v in values)
         ):
-            return f"has no list of whole numbers as {name}"
+            return f"has no list of integers as {name}"
     if texts := [name for name in _WORDS if not isinstance(getattr(r, name), str)]:
         return f"has no text as {texts[0]}"
     for name in ("id", "drafts"):
         if not isinstance(getattr(r, name), str | None):
             return f"has no text as {name}"
-    # A name as a run gives it, so that no record leads out of the run's folder.
+    # A name in the form that a run writes, so that no record points outside the run's folder.
     if not re.fullmatch(PICTURE, r.image):
-        return f"has no picture of its run as image ({plain(r.image):.40})"
+        return f"has no image of its run as image ({plain(r.image):.40})"
     return f"accepted {r.accepted} of {r.drafted} drafts" if r.accepted > r.drafted else ""
 
 
 def read_memory(path: Path) -> dict[str, Any]:
-    """What run.json says: run_id, sessions (the processes by name), and maybe metrics (what fixed those of the row).
-    UsageError where it is not as a run left it."""
+    """The content of run.json: run_id, sessions (the processes by name), and maybe metrics (what determined those of
+    the row). UsageError where a run cannot have written it."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         run_id, sessions, bases = found["run_id"], found["sessions"], found.get("metrics", {})
@@ -201,7 +201,7 @@ def read_memory(path: Path) -> dict[str, Any]:
             return {str(name): value for name, value in found.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
-    raise UsageError(f"{path} is not what specbench run wrote; take another folder, or one as it left it")
+    raise UsageError(f"{path} is not as specbench run wrote it; restore the file, or name another folder")
 
 
 def read_records(path: Path) -> list[Record]:
@@ -217,7 +217,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def _lines(text: bytes) -> Iterator[tuple[int, bytes, bool]]:
-    """(line number, line, is it ended by a newline) for every line that is not empty."""
+    """(line number, line, whether a newline ends it) for every line that is not empty."""
     lines = text.split(b"\n")
     for i, line in enumerate(lines):
         if line:
@@ -230,11 +230,11 @@ def _to_line(record: Record) -> bytes:
 
 
 def _from_line(line: bytes) -> Record:
-    """The record of a line. ValueError, TypeError or RecursionError where it is none, or its checksum is another's; one
-    of an older version has none."""
+    """The record of a line. ValueError, TypeError or RecursionError where it is not a record, or its checksum differs;
+    a record of an older version has no checksum."""
     values = json.loads(line)
     if not isinstance(values, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     check = values.pop("check", None)
     if check is not None and check != _check(json.dumps(values, ensure_ascii=False)):
         raise ValueError("the checksum differs")
@@ -246,5 +246,5 @@ def _check(text: str) -> str:
 
 
 def pixel_digest(pixels: np.ndarray) -> str:
-    """SHA-256 of a picture's pixels: independent of how the file is compressed."""
+    """SHA-256 of an image's pixels: independent of the compression of the file."""
     return hashlib.sha256(np.ascontiguousarray(pixels).tobytes()).hexdigest()

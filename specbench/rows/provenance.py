@@ -12,21 +12,21 @@ from typing import Any
 
 from specbench._version import __version__
 
-#: The embedded metrics were called by their columns before the real ones took these names.
+#: The embedded metrics had the names of their columns before the real metrics took these names.
 RENAMED = {"fid": "scenes_fid", "clip_score": "scenes_clip", "image_reward": "scenes_reward"}
 
 
-# A hash exchanges older and newer names, so that rows of that time keep theirs and no two metrics have the same.
+# A hash exchanges older and newer names, so that old rows keep their hash and no two metrics share one.
 _HASHED_AS = RENAMED | {new: old for old, new in RENAMED.items()}
 
 
 def config_hash(cfg: Mapping[str, Any]) -> str:
     """Hash of a checked configuration: equal for equal measurements.
 
-    Over every parameter but `out`, `data_dir` and `metrics_dir`, which are only where things lie, `workers` and
-    `ray_address`, which are only who does the work (a row's note tells), and `protocol`, whose values are parameters
-    themselves; `reference` and `drafter_weights` count where they are given. `batch`, `device`, `dtype`, `engine` and
-    `warmup` count, because they are part of what a latency means, although on a CPU they leave every image as it is.
+    Over every parameter but `out`, `data_dir` and `metrics_dir` (file locations), `workers` and `ray_address` (which
+    processes work; a row's note reports them), and `protocol`, whose values are parameters themselves; `reference` and
+    `drafter_weights` count if given. `batch`, `device`, `dtype`, `engine` and `warmup` count, because a latency depends
+    on them, although on a CPU they change no image.
     """
     left_out = {"out", "data_dir", "metrics_dir", "protocol", "workers", "ray_address"}
     left_out |= {name for name in ("reference", "drafter_weights") if cfg.get(name) is None}

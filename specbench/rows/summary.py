@@ -1,8 +1,8 @@
 """Records of decoded images -> columns of a row, with their standard errors.
 
-A step is one target forward pass. One that begins with c committed tokens and accepts a draft tokens commits the places
-c to c + a, of which the last holds the step's own token (none where a fills the image), so that
-`Record.accepted_per_step` tells how every token of an image came about.
+A step is one target forward pass. A step that starts with c committed tokens and accepts a draft tokens commits the
+positions c to c + a. The last one holds the step's own token (none where a fills the image). `Record.accepted_per_step`
+therefore determines how every token of an image was produced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Estimate(NamedTuple):
-    """A figure over images and its standard error; None: nothing to divide by, or too few images to tell."""
+    """A statistic over images and its standard error; None: a zero denominator, or too few images."""
 
     value: float | None
     stderr: float | None
@@ -30,13 +30,13 @@ class Estimate(NamedTuple):
 def ratio(above: Sequence[float], below: Sequence[float], groups: Sequence[int] | None = None) -> Estimate:
     """sum(above) / sum(below) of N independent images, (N,) each, and its standard error by the delta method.
 
-    To first order image i moves the ratio r by e_i / sum(below), e_i = above_i - r below_i, so that
+    To first order, image i moves the ratio r by e_i / sum(below), e_i = above_i - r below_i, so that
 
         stderr = sqrt(G / (G - 1) sum_g (sum of e_i in g)^2) / |sum(below)|
 
     over the G groups (N,) of images that are not independent of each other (None: each image is one; Cochran 1977,
-    chapter 6). With below = 1 that is the standard deviation over sqrt(N), the standard error of a mean. Images
-    with nothing below say nothing; with fewer than two groups left the error is unknown.
+    chapter 6). With below = 1 that is the standard deviation over sqrt(N), the standard error of a mean. Images with
+    below = 0 are left out; with fewer than two groups left, the error is unknown.
     """
     y, x = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
     group = np.arange(len(x)) if groups is None else np.asarray(groups)
@@ -58,8 +58,8 @@ def mean(values: Sequence[float], groups: Sequence[int] | None = None) -> Estima
 
 
 def with_error(value: float, stderr: float | None, digits: int) -> str:
-    """ "1.858 ± 0.014": `digits` places, or more where the error needs them to show two significant ones; no error that
-    is unknown, or nothing but rounding."""
+    """ "1.858 ± 0.014": `digits` decimals, or more where the error needs them for two significant digits; without an
+    error that is unknown or only rounding."""
     if stderr is None or stderr <= 1e-12 * abs(value):
         return f"{value:.{digits}f}"
     places = min(9, max(digits, 1 - math.floor(math.log10(stderr))))
@@ -73,8 +73,7 @@ def _with_errors(estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
 def speed(images: Sequence[Record]) -> dict[str, Any]:
     """The speed columns of some images; what was not measured is None.
 
-    Images that were decoded together share their seconds: in the errors of what is counted by the clock such a batch
-    counts once.
+    Images that were decoded together share their seconds: in the standard errors of timings such a batch counts once.
     """
     lengths = [r.accepted_length for r in images]
     tokens, steps, seconds = [r.tokens for r in images], [r.steps for r in images], [r.decode_s for r in images]
@@ -106,7 +105,7 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
 def versus(images: Sequence[Record], vanilla: Sequence[Record]) -> dict[str, Any]:
     """The speed-up columns of some images against vanilla AR on the same prompts, in the same order.
 
-    Both passes have the same prompts, so an error is that of a ratio of paired means.
+    Both passes have the same prompts, so the error is that of a ratio of paired means.
     """
     estimates = {"speedup_step": ratio([r.steps for r in vanilla], [r.steps for r in images])}
     mine, theirs = ([r.latency_s for r in some if r.latency_s is not None] for some in (images, vanilla))
@@ -119,8 +118,8 @@ def versus(images: Sequence[Record], vanilla: Sequence[Record]) -> dict[str, Any
 
 
 def together(*passes: Sequence[Record]) -> list[int]:
-    """The number of the group of each image, where images that a batch of any of the passes decoded together are in one
-    group. The passes have the same images in the same order."""
+    """The group number of each image. Images that any of the passes decoded in one batch are in one group. The passes
+    have the same images in the same order."""
     parent = list(range(len(passes[0])))
 
     def root(i: int) -> int:
@@ -131,7 +130,7 @@ def together(*passes: Sequence[Record]) -> list[int]:
     for images in passes:
         first: dict[object, int] = {}
         for i, r in enumerate(images):
-            # A batch shares out its times evenly, and no two batches take equally long to the last digit.
+            # A batch divides its times evenly, and no two batches take equally long to the last digit.
             batch = (r.session, r.decode_s, r.text_s, r.pixels_s) if r.batch > 1 else i
             parent[root(i)] = root(first.setdefault(batch, i))
     return [root(i) for i in range(len(parent))]
@@ -143,13 +142,13 @@ def _std(values: Sequence[float]) -> float | None:
 
 
 def columns(images: Sequence[Record]) -> dict[str, Any]:
-    """The row's columns of the steps and tokens of some images: those of drafts None where nothing was drafted; no
-    columns at all where a record of an older version has no figures."""
+    """The row's columns of the steps and tokens of some images. Those of drafts are None where nothing was drafted;
+    there are no columns where a record of an older version lacks these statistics."""
     if any(r.accepted_per_step is None for r in images):
         return {}
     by_depth = acceptance_by_depth(images)
     told: dict[str, Any] = {}
-    if images[0].drafts is None:  # a vector has a density, which is no probability
+    if images[0].drafts is None:  # a continuous token has a density, not a probability
         log_prob, std = log_probability(images)
         assert log_prob.value is not None
         perplexity = math.exp(-log_prob.value)
@@ -180,8 +179,9 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
 
 
 def expected_speedup(images: Sequence[Record], vanilla: Sequence[Record], gamma: int) -> dict[str, float]:
-    """CSpD's Eq. 35, (1 - a^(gamma + 1)) / ((1 - a) (gamma c + 1)), with a the share of judged drafts that were
-    accepted and c the time to draft a token over vanilla's time for one. With c; nothing where nothing was drafted."""
+    """CSpD's Eq. 35, (1 - a^(gamma + 1)) / ((1 - a) (gamma c + 1)), with a the share of verified drafts that were
+    accepted and c the time to draft a token over vanilla's time for one. Includes c; empty where nothing was
+    drafted."""
     made, judged = sum(r.made or 0 for r in images), sum(r.drafted for r in images)
     if not made or not judged or {r.batch for r in images} != {r.batch for r in vanilla}:
         return {}
@@ -193,8 +193,8 @@ def expected_speedup(images: Sequence[Record], vanilla: Sequence[Record], gamma:
 
 
 def acceptance_by_turn(images: Sequence[Record]) -> np.ndarray:
-    """Share (L,) of the judged drafts that were accepted, by the turn in which a token was drawn; nan where none was
-    judged (CSpD, Figs. 8 and 11). For models of vectors."""
+    """Share (L,) of the verified drafts that were accepted, by order of generation of the token; nan where none was
+    verified (CSpD, Figs. 8 and 11). For models with continuous tokens."""
     drafts = np.array([list(_there(r.drafts, r)) for r in images])
     kept, judged = (drafts == "1").sum(0), (drafts != ".").sum(0)
     return np.divide(kept, judged, out=np.full(len(kept), np.nan), where=judged > 0)
@@ -205,7 +205,7 @@ def _list(values: np.ndarray) -> list[float | None]:
 
 
 def _mean_over_drafts(images: Sequence[Record], figure: Callable[[Record], float | None]) -> Estimate:
-    """Mean over all steps with a draft, of whichever image; None where there is none, or no such figure."""
+    """Mean over all steps with a draft of all images; None where there is none, or no such statistic."""
     given = [((r.verified_by_depth or [0])[0], figure(r)) for r in images]  # a draft offers a token at depth 1
     return ratio([n * (f or 0.0) for n, f in given], [0 if f is None else n for n, f in given])
 
@@ -221,7 +221,7 @@ def log_probability(images: Sequence[Record]) -> tuple[Estimate, float]:
     return found, math.sqrt(math.fsum(squares) / sum(tokens))
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
+# --- distributions over depths and positions --------------------------------------------------------------------------
 
 
 def accepted_histogram(images: Sequence[Record]) -> np.ndarray:
@@ -234,8 +234,8 @@ def acceptance_by_depth(images: Sequence[Record]) -> np.ndarray:
     """Share (D,) of the draft tokens at depth 1, ..., D that were accepted, of those that were verified; D: the deepest
     verified, 0 where nothing was drafted.
 
-    Conditional: of the steps that accepted the depths before. In a tree a depth is one event, whichever of its
-    candidates is kept, and an accepted path that ends before the tree does counts as rejected there.
+    Conditional: of the steps that accepted the depths before. In a tree a depth is one event, whichever candidate is
+    kept, and an accepted path that ends before the tree does counts as rejected there.
     """
     lists = [(_there(r.accepted_by_depth, r), _there(r.verified_by_depth, r)) for r in images]
     accepted, verified = np.zeros((2, max(len(v) for _, v in lists)))
@@ -246,21 +246,23 @@ def acceptance_by_depth(images: Sequence[Record]) -> np.ndarray:
 
 
 def acceptance_by_position(images: Sequence[Record], width: int | None = None) -> np.ndarray:
-    """Share (rows, width) of the images in which the token at a place was an accepted draft token, not the step's own:
-    the heat maps of SJD (Fig. 13) and CSpD (Fig. 16). Row by row from the top left, as the tokens are decoded.
+    """Share (rows, width) of the images in which the token at a position was an accepted draft token, not the step's
+    own: the heat maps of SJD (Fig. 13) and CSpD (Fig. 16). Row by row from the top left, as the tokens are decoded.
 
-    width: tokens in a row, a new line included; tokens behind the last full row (an image's end) are left out. Without
-    it the image is a square. Raises ValueError where the tokens are no square or less than a row, or not equally many
-    in all images.
+    width: tokens in a row, including a newline token; tokens after the last full row (an image's end) are left out.
+    Without it the image is a square. Raises ValueError where the tokens do not form a square or fill no row, or their
+    number differs between images.
     """
     count, *others = sorted({r.tokens for r in images})
     if others:
-        raise ValueError(f"the images have {', '.join(map(str, (count, *others)))} tokens; a map needs equally many")
+        raise ValueError(
+            f"the images have {', '.join(map(str, (count, *others)))} tokens; a map needs the same number in all"
+        )
     if width is None and math.isqrt(count) ** 2 != count:
-        raise ValueError(f"{count} tokens are no square; name the tokens in a row")
+        raise ValueError(f"{count} tokens do not form a square; give the tokens in a row")
     width = width or math.isqrt(count)
     if count < width:
-        raise ValueError(f"{count} tokens are less than a row of {width}")
+        raise ValueError(f"{count} tokens are fewer than a row of {width}")
     drafted = np.mean([is_accepted_draft(r) for r in images], axis=0)
     rows = count // width
     return drafted[: rows * width].reshape(rows, width)
@@ -272,7 +274,7 @@ def is_accepted_draft(record: Record) -> np.ndarray:
         drafted = np.zeros(record.tokens, dtype=bool)
         drafted[_there(record.order, record)] = np.array(list(record.drafts)) == "1"
         return drafted
-    own = np.cumsum(_steps(record) + 1) - 1  # the place of each step's own token; beyond the end, the image is full
+    own = np.cumsum(_steps(record) + 1) - 1  # the position of each step's own token; beyond the end, the image is full
     drafted = np.ones(record.tokens, dtype=bool)
     drafted[own[own < record.tokens]] = False
     return drafted
@@ -285,7 +287,7 @@ def _steps(record: Record) -> np.ndarray:
 def _there(value: T | None, record: Record) -> T:
     if value is None:
         raise UsageError(
-            f"{record.image} was decoded by an older specbench, which recorded nothing about its steps: decode it anew"
+            f"{record.image} was decoded by an older specbench, which recorded nothing about its steps: decode it again"
             " with another out="
         )
     return value

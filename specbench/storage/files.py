@@ -1,4 +1,4 @@
-"""Files that a kill leaves whole: written at once, appended line by line, locked."""
+"""Files that survive a kill: written atomically, appended line by line, locked."""
 
 from __future__ import annotations
 

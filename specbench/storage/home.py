@@ -52,7 +52,7 @@ def digest(path: Path) -> bytes:
         if kept["of"] == mine:
             return bytes.fromhex(kept["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # not there, or damaged: hashed anew
+        pass  # absent or damaged: hashed again
     with path.open("rb") as f:
         found = hashlib.file_digest(f, "sha256")
     try:

@@ -1,4 +1,4 @@
-"""Pictures as arrays (H, W, 3) uint8, from files that nobody vouches for. Imports neither torch nor a network."""
+"""Images as arrays (H, W, 3) uint8, from untrusted files. Imports neither torch nor a network."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from specbench.errors import UsageError, plain
 
-LARGEST = 2**26  # pixels of a picture; a small file can unfold to any number
-NARROWEST = 1000  # of the longer side to the shorter one; judges enlarge the shorter one to hundreds of pixels
-#: What is read, and the endings of its files' names. (Pillow knows formats that start other programs, too.)
+LARGEST = 2**26  # pixels of an image; a small file can decompress to any number
+NARROWEST = 1000  # ratio of the longer side to the shorter one; scorers enlarge the shorter one to hundreds of pixels
+#: The supported formats and their file name extensions. (Some formats of Pillow start other programs.)
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 
 
 def read(path: Path) -> np.ndarray:
-    """The picture in a file, (H, W, 3) uint8, turned as its EXIF data say; of several in one file the first.
+    """The image in a file, (H, W, 3) uint8, rotated according to its EXIF data; the first of several in one file.
 
-    Grey becomes three equal channels, transparent parts show white, 16 bits lose the lower 8, CMYK is converted without
-    a colour profile. UsageError naming the file for one that is empty, cut off, damaged, larger than `LARGEST`, or no
-    picture in one of `FORMATS`.
+    Grey becomes three equal channels, transparent parts become white, 16 bits lose the lower 8, CMYK is converted
+    without a colour profile. UsageError naming the file if it is empty, cut off, damaged, larger than `LARGEST`, or not
+    an image in one of `FORMATS`.
     """
     try:
         if not path.is_file():
-            raise UsageError(f"{path} is no file; name a folder or a file of pictures that is there")
+            raise UsageError(f"{path} is not a file; name an existing file or folder of images")
         if not path.stat().st_size:
-            raise UsageError(f"{path} is empty; make that picture anew, or remove the file")
+            raise UsageError(f"{path} is empty; make that image again, or remove the file")
         with Image.open(path, formats=FORMATS) as opened:
             width, height = opened.size
             if width * height > LARGEST:
-                raise UsageError(f"{path} has {width}x{height} pixels, more than {LARGEST:,}; give a smaller picture")
+                raise UsageError(f"{path} has {width}x{height} pixels, more than {LARGEST:,}; give a smaller image")
             if max(width, height) > NARROWEST * min(width, height):
                 raise UsageError(
-                    f"{path} has {width}x{height} pixels, which is too narrow to judge; give another picture"
+                    f"{path} has {width}x{height} pixels, which is too narrow to score; give another image"
                 )
             if opened.format == "PNG":
-                opened.verify()  # the sums of its parts, which reading skips; it has to be opened again
+                opened.verify()  # the checksums of its chunks, which reading skips; the file must be opened again
         with Image.open(path, formats=FORMATS) as opened:
             return np.array(_rgb(ImageOps.exif_transpose(opened)))
     except UsageError:
         raise
     except UnidentifiedImageError:
-        raise UsageError(f"{path} is no picture in a form that is read here ({', '.join(FORMATS)})") from None
+        raise UsageError(f"{path} is not an image in a supported format ({', '.join(FORMATS)})") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise UsageError(f"{path} has more than {LARGEST:,} pixels; give a smaller picture") from None
-    except Exception as e:  # each of Pillow's readers has its own ways to stumble over a damaged file
+        raise UsageError(f"{path} has more than {LARGEST:,} pixels; give a smaller image") from None
+    except Exception as e:  # each of Pillow's readers has its own errors for a damaged file
         text = " ".join(str(e).split())[:200]
-        raise UsageError(f"cannot read the picture {path} ({text}); it is cut off or damaged: make it anew") from None
+        raise UsageError(f"cannot read the image {path} ({text}); it is cut off or damaged: make it again") from None
 
 
 def _rgb(picture: Image.Image) -> Image.Image:
@@ -65,7 +65,7 @@ def _rgb(picture: Image.Image) -> Image.Image:
             raise ValueError("its values have more than 16 bits")
         return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
     if mode == "F":
-        raise ValueError("its values are no whole numbers")
+        raise ValueError("its values are not integers")
     if "transparency" in picture.info or mode in ("LA", "PA", "RGBA", "La", "RGBa"):
         seen = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", seen.size, (255, 255, 255, 255)), seen).convert("RGB")
@@ -73,8 +73,8 @@ def _rgb(picture: Image.Image) -> Image.Image:
 
 
 def find(folder: Path) -> list[Path]:
-    """The pictures in a folder and the folders below it, by their names' endings, sorted; hidden ones are skipped.
-    UsageError for a name that no table could hold, since it is no UTF-8."""
+    """The images in a folder and its subfolders, by file name extension, sorted; hidden ones are skipped. UsageError
+    for a name that is not UTF-8, which no table could hold."""
     found: list[Path] = []
     for where, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -83,37 +83,37 @@ def find(folder: Path) -> list[Path]:
         try:
             str(path).encode()
         except UnicodeEncodeError:
-            raise UsageError(f"the name of the picture {plain(path)} is no UTF-8; rename it") from None
+            raise UsageError(f"the name of the image {plain(path)} is not UTF-8; rename it") from None
     return sorted(found)
 
 
 def check(picture: np.ndarray) -> None:
-    """ValueError for what is no picture (H, W, 3) uint8."""
+    """ValueError for anything but an image (H, W, 3) uint8."""
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3 or not picture.size:
-        raise ValueError(f"a picture must be uint8 (H, W, 3), not {picture.dtype} {picture.shape}")
+        raise ValueError(f"an image must be uint8 (H, W, 3), not {picture.dtype} {picture.shape}")
 
 
 def centre(picture: np.ndarray, side: int) -> np.ndarray:
-    """The centre square of a picture (H, W, 3) uint8, resized to `side` with Lanczos."""
+    """The centre square of an image (H, W, 3) uint8, resized to `side` with Lanczos."""
     height, width = picture.shape[:2]
     if height == width == side:
         return picture
     short = min(height, width)
-    # an odd rest is halved as torchvision's center_crop does, so that the square is LANTERN's to the pixel
+    # an odd margin is halved as in torchvision's center_crop, so that the square is LANTERN's to the pixel
     top, left = round((height - short) / 2), round((width - short) / 2)
     square = Image.fromarray(np.ascontiguousarray(picture[top : top + short, left : left + short]))
     return np.asarray(square.resize((side, side), Image.Resampling.LANCZOS))
 
 
 def digest(picture: np.ndarray) -> str:
-    """The SHA-256 of a picture's size and pixels, in hexadecimal digits."""
+    """The SHA-256 of an image's size and pixels, in hexadecimal digits."""
     found = hashlib.sha256(f"{picture.shape} ".encode())
     found.update(np.ascontiguousarray(picture).data)
     return found.hexdigest()
 
 
 class Array:
-    """Pictures that are in memory: (N, H, W, 3) uint8."""
+    """Images in memory: (N, H, W, 3) uint8."""
 
     def __init__(self, images: np.ndarray) -> None:
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
@@ -128,7 +128,7 @@ class Array:
 
 
 class Files:
-    """Pictures in files, each read when it is asked for. Remembers of what was read once its digest and (H, W)."""
+    """Images in files, each read on demand. Remembers the digest and (H, W) of every image that was read."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = list(paths)

@@ -317,12 +317,12 @@ def part_of(entry: Model, name: str) -> Part | None:
 
 
 def places(parts: Mapping[str, Part]) -> str:
-    """What goes into which folder, in words."""
+    """The folder of each part's files, as text."""
     return ", ".join(f"{names(part)} into {name}/" for name, part in parts.items())
 
 
 def names(part: Part) -> str:
-    """A part's files in words."""
+    """A part's files as text."""
     folder = f"{part.repository}/{part.subfolder}" if part.subfolder else part.repository
     if any(c in name for name in part.files for c in "*|"):
         return f"the files of {folder}"

@@ -1,1 +1,1 @@
-"""The papers' tables: measured rows beside published numbers, run where missing, drawn as Markdown, LaTeX and CSV."""
+"""The papers' tables: measured rows next to published numbers, run where missing, as Markdown, LaTeX and CSV."""

@@ -1,4 +1,4 @@
-"""Our own questions to the harness, beside the papers' tables: which rule pays, what Jacobi windows save, and what an
+"""Our own experiments, besides the papers' tables: which rule pays, what Jacobi windows save, and what an
 EAGLE-3-style drafter gains.
 
 They take an hour or more on a CPU, so `specbench tables` runs them only when they are named; `make comparisons` does.

@@ -11,7 +11,7 @@ from dataclasses import replace
 from specbench.tables.definitions import QUALITY, SYMBOLS, Column, Curve, Figure, Line, Maps, Panel, Series, Table
 
 _GAMMAS = ("32", "16", "8", "4")
-#: One picture after the other takes a CPU long, and their latencies hardly differ.
+#: One image after the other takes long on a CPU, and the latencies hardly differ.
 _FEWER = {"1": ("n=16",), "8": ("n=32",)}
 #: Exact verification sees a copy of the image for every drafted token: on a CPU only a short draft is affordable.
 _EXACT_GAMMAS = ("2",)

@@ -1,4 +1,4 @@
-"""Which runs a paper's table needs, which of their columns it shows, and which printed lines stand beside them.
+"""Which runs a paper's table needs, which of their columns it shows, and which printed lines stand next to them.
 
 The tables of a paper are in its own module; a new one is one more entry there and one more file under `published/`.
 """
@@ -68,7 +68,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One row of a figure's axes; `baseline`: the line beside it, where that is not the figure's."""
+    """One row of a figure's axes; `baseline`: its reference line, if that is not the figure's."""
 
     label: str
     curves: tuple[Curve, ...]
@@ -77,7 +77,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Columns `y` against `x`, a column or a parameter of the runs (`AXES`), beside the line `baseline`, if any."""
+    """Columns `y` against `x`, a column or a parameter of the runs (`AXES`), next to the line `baseline`, if any."""
 
     x: str
     y: tuple[str, ...]
@@ -87,8 +87,8 @@ class Figure:
 
 @dataclass(frozen=True)
 class Series:
-    """Lists that the rows hold in column `key`, entry by entry from `first` on, one curve a line, or bars. `shares`:
-    beside it, what the entries, numbers of tokens, contribute to what is gained over one token a step."""
+    """Lists in column `key` of the rows, entry by entry from `first` on, one curve per line, or bars. `shares`: also
+    the contribution of the entries, numbers of tokens, to the gain over one token per step."""
 
     key: str
     x: str
@@ -100,7 +100,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Maps:
-    """Lists that the rows hold in column `key`, one number for every token of a square image, as pictures."""
+    """Lists in column `key` of the rows, one number for every token of a square image, as heat maps."""
 
     key: str
     label: str
@@ -114,9 +114,9 @@ class Stack:
     label: str
 
 
-#: What parameters are called in print.
+#: Names of parameters in print.
 SYMBOLS = {"cfg_scale": "guidance", "delta": "δ", "gamma": "γ", "lam": "λ"}
-#: And on an axis.
+#: Names of parameters on an axis.
 AXES = {
     "cfg_scale": "guidance scale",
     "gamma": "draft length γ (tokens)",
@@ -132,7 +132,7 @@ class Test:
     """Whether the means of a column differ between two lines, by Welch's t-test from the rows alone."""
 
     key: str
-    spread: str  # the column with the standard deviation over pictures
+    spread: str  # the column with the standard deviation over images
     line: str
     other: str
 
@@ -293,7 +293,7 @@ ENTROPY = Column(  # of a probe
     spread_is="standard error",
     measured_as="of the guided law of a token, mean over tokens",
 )
-#: Protocols of the embedded runs: one picture after the other, with vanilla decoding timed beside it; or in batches,
+#: Protocols of the embedded runs: one image after the other, with vanilla decoding timed alongside; or in batches,
 #: where seconds mean nothing.
 ALONE = ("batch=1", "seed=0")
 TOGETHER = ("batch=50", "seed=0", "baseline=false")

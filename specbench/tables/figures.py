@@ -214,7 +214,7 @@ def _point(row: Row | None, x: str, y: Column) -> tuple[float, float, float, flo
 
 def _stderr(row: Row, key: str) -> float:
     """The standard error of a column, 0 of a parameter; rows of older versions have the standard deviation over their
-    pictures, or neither, which counts as 0."""
+    images, or neither, which counts as 0."""
     if text := row.get(stderr_of(key)):
         return float(text)
     std = row.get(f"{key.removesuffix('_mean')}_std") or 0.0

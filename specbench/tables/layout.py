@@ -123,7 +123,7 @@ def build(
     commands: Mapping[str, str],
     command: str,
 ) -> Sheet:
-    """Put the measured rows (line key -> row, None = not measured) beside the printed ones.
+    """Put the measured rows (line key -> row, None = not measured) next to the printed ones.
 
     `commands` maps a line's key to the command of its run, `command` is the one that fills the whole table. Every line
     of the definition appears once as measured for `model`, then once for each model that the paper prints, and with
@@ -257,7 +257,7 @@ def _difference(table: Table, line: Line, row: Row, printed: PublishedRow, notes
 def _tested(
     table: Table, test: Test, model: str, rows: Mapping[str, Row | None], published: Sequence[PublishedRow]
 ) -> str:
-    """A test in a sentence, and the printed ones beside it."""
+    """A test as a sentence, next to the printed ones."""
     labels = {line.key: line.label for line in table.lines}
     what = next(column.label for column in table.columns if column.key == test.key)
     pair = [rows.get(key) for key in (test.line, test.other)]

@@ -33,7 +33,7 @@ _METHODS = (
     ("sjd_pac", "SJD-PAC", "sjd_pac"),
 )
 
-#: Words of the runs whose tree is larger than the preset's window.
+#: Arguments of the runs whose tree is larger than the preset's window.
 _ROOM = {(4, 4): ("window=96",)}
 
 
