@@ -699,9 +699,9 @@ def test_a_damaged_record_is_named(
         ("config.yaml", b"method: [", "config.yaml .* configuration of a run"),
         ("config.yaml", b"method: 1\ndrafter: a\nrule: b", "config.yaml .* configuration of a run"),
         ("config.yaml", None, r"cannot read .*config.yaml \(No such file or directory\)"),
-        ("run.json", b"{}", "run.json is not what specbench run wrote"),
-        ("run.json", b'{"run_id": "a", "sessions": {"s": 1}}', "run.json is not what specbench run wrote"),
-        ("run.json", b"[" * 200_000, "run.json is not what specbench run wrote"),
+        ("run.json", b"{}", "run.json is not as specbench run wrote it"),
+        ("run.json", b'{"run_id": "a", "sessions": {"s": 1}}', "run.json is not as specbench run wrote it"),
+        ("run.json", b"[" * 200_000, "run.json is not as specbench run wrote it"),
     ],
 )
 def test_a_damaged_folder_is_named(folders: Folders, file: str, content: bytes | None, sentence: str) -> None:

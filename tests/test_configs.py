@@ -68,8 +68,8 @@ def test_models_of_vectors_have_methods_of_their_own() -> None:
             ["model=mar_b", "method=sjd"],
             "mar_b has continuous tokens, which drafter sjd does not support; use method=cspd, ",
         ),
-        (["model=mar_b", "method=cspd", "rule=cool"], "which drafter cspd and rule cool do not go with"),
-        (["method=cspd"], "llamagen_scenes has discrete tokens, which drafter cspd and rule density do not go with"),
+        (["model=mar_b", "method=cspd", "rule=cool"], "which drafter cspd and rule cool do not support"),
+        (["method=cspd"], "llamagen_scenes has discrete tokens, which drafter cspd and rule density do not support"),
         (["model=mar_b", "top_k=3"], "has no parameter 'top_k'"),
     ):
         with pytest.raises(UsageError, match=said):

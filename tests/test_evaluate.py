@@ -94,7 +94,7 @@ def test_a_folder_is_scored_and_described(call: Call, folder: Path) -> None:
     assert "scored/row.csv" in out
     assert (row["n"], row["data"], row["split"], row["resolution"]) == (N, "scenes", "validation", 64)
     assert str(folder) in row["note"]
-    assert "picture" in err  # the progress
+    assert "image" in err  # the progress
     unknown = (
         "model",
         "weights",

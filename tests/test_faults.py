@@ -356,7 +356,7 @@ def test_a_broken_configuration_is_told(call: Call, tmp_path: Path) -> None:
     for command in ("status", "resume"):
         assert call(command, ".") == (2, "", "specbench: cannot read config.yaml\n")
     (tmp_path / "config.yaml").write_text("- a\n")
-    with pytest.raises(UsageError, match="is no configuration"):
+    with pytest.raises(UsageError, match="is not a configuration"):
         run.stored(tmp_path)
 
 

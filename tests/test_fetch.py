@@ -396,7 +396,8 @@ def test_every_real_model_and_drafter_has_its_entry() -> None:
     assert {name: set(parts) for name, parts in real.items() if parts} == {
         name: set(entry.parts) for name, entry in sources.MODELS.items()
     }
-    with_weights = {name: e.parts[0] for name, e in registry._LISTED["drafter"].items() if e.parts}
+    drafters = {name: registry.entry("drafter", name) for name in parameters.choices("drafter")}
+    with_weights = {name: entry.parts[0] for name, entry in drafters.items() if entry.parts}
     assert with_weights == sources.DRAFTERS
     assert set(sources.DATA) < set(parameters.choices("data"))
 

@@ -182,11 +182,11 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 @pytest.mark.parametrize(
     ("cell", "sentence"),
     [
-        ("quick", "steps must be a number, or empty where it was not measured (got 'quick'); mend the cell"),
-        ("nan", "steps must be a number, or empty where it was not measured (got 'nan'); mend the cell"),
-        ('"1', "cannot read this row (unexpected end of data); mend it"),
-        ("1,2,3", "5 cells below a header of 3; mend the row"),
-        ("²", "steps must be a number, or empty where it was not measured (got '²'); mend the cell"),
+        ("quick", "steps must be a number, or empty where it was not measured (got 'quick'); fix the cell"),
+        ("nan", "steps must be a number, or empty where it was not measured (got 'nan'); fix the cell"),
+        ('"1', "cannot read this row (unexpected end of data); fix it"),
+        ("1,2,3", "5 cells below a header of 3; fix the row"),
+        ("²", "steps must be a number, or empty where it was not measured (got '²'); fix the cell"),
     ],
 )
 def test_a_row_edited_by_hand_costs_a_sentence(
@@ -260,11 +260,11 @@ def test_a_folder_with_two_rows_is_no_run(tmp_path: Path, capsys: pytest.Capture
 def test_a_damaged_run_json_costs_a_sentence(tmp_path: Path, text: str) -> None:
     """It was a JSONDecodeError, an AssertionError or a KeyError, whichever command came upon it."""
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(UsageError, match=r"run\.json is not what specbench run wrote"):
+    with pytest.raises(UsageError, match=r"run\.json is not as specbench run wrote it"):
         read_memory(tmp_path / "run.json")
     (tmp_path / "config.yaml").write_text("method: a\ndrafter: b\nrule: c\n")
     (tmp_path / "records.jsonl").write_text("")
-    with pytest.raises(UsageError, match=r"run\.json is not what specbench run wrote"):
+    with pytest.raises(UsageError, match=r"run\.json is not as specbench run wrote it"):
         passes.read(str(tmp_path))
 
 
@@ -278,7 +278,7 @@ def test_a_file_name_reaches_neither_terminal_nor_table_raw(tmp_path: Path, caps
     assert "?[2J?]0;owned?.png" in told
     (tmp_path / "b").mkdir()
     content(Path(os.fsdecode(os.fsencode(tmp_path) + b"/b/\xff.png")), b"")
-    assert refused(capsys, "evaluate", tmp_path / "b", "data=scenes").endswith("/?.png is no UTF-8; rename it")
+    assert refused(capsys, "evaluate", tmp_path / "b", "data=scenes").endswith("/?.png is not UTF-8; rename it")
 
 
 def test_a_header_that_promises_more_than_there_is_costs_a_sentence(

@@ -88,7 +88,7 @@ def test_metadata_is_no_parameter() -> None:
 
 @pytest.mark.parametrize("words", [["model=mar_scenes", "method=sjd"], ["method=cspd"], ["method=sjd", "rule=density"]])
 def test_parts_of_another_kind_are_refused(words: list[str]) -> None:
-    with pytest.raises(UsageError, match=r"(discrete|continuous) tokens, which .* not go with; use method=.*vanilla"):
+    with pytest.raises(UsageError, match=r"(discrete|continuous) tokens, which .* not support; use method=.*vanilla"):
         configuration.compose(sorted(words))
 
 

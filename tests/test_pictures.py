@@ -179,7 +179,7 @@ def test_numbers_that_are_no_picture_are_named(tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "a.png", tmp_path):
-        with pytest.raises(UsageError, match="is no file"):
+        with pytest.raises(UsageError, match="is not a file"):
             pictures.read(path)
 
 

@@ -135,7 +135,7 @@ def test_the_heat_map() -> None:
     # rows with a new line each, and a token behind the last
     wide = summary.acceptance_by_position([replace(r, tokens=9) for r in made[:1]], width=4)
     assert wide.tolist() == first.flatten()[:8].reshape(2, 4).tolist()
-    with pytest.raises(ValueError, match="less than a row of 10"):
+    with pytest.raises(ValueError, match="fewer than a row of 10"):
         summary.acceptance_by_position(made[:1], width=10)
 
 

@@ -211,7 +211,7 @@ TABLE: dict[str, Parameter] = {
         "passes in which the target alone fills the image (MAR's mask schedule)",
         low=1,
         high=2**16,
-        null="one per token",
+        null="one a token",
     ),
     "diffusion_steps": Parameter("whole", "steps in which the diffusion head samples a token", low=2, high=1000),
     "final_noise": Parameter("flag", "also sample the head's last step; MAR's own sampler ends with its mean"),
