@@ -143,9 +143,9 @@ class Metric(ABC):
 
     @abstractmethod
     def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
-        """One `Score` for each of its columns (see conf/metrics), from the scorer's outputs (N, width), paired with the
-        items by
-        position. Depends on the set of pairs alone, not on their order. Raises Unavailable where a reference is absent.
+        """One `Score` for each of its columns (see conf/metrics), from the scorer's outputs (N, width), N >= 1, paired
+        with the items by position. Depends on the set of pairs alone, not on their order. Raises Unavailable where a
+        reference is absent.
         """
 
     def each(self, outputs: np.ndarray) -> np.ndarray | None:
