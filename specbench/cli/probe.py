@@ -63,9 +63,9 @@ def main(words: Sequence[str]) -> int:
     found = row(configuration.compose(configuration.plain([*words, "method=vanilla"])), offsets)
     if out is not None:
         ROWS.append(out, found)
-    likeliest, moved = json.loads(found["top_probabilities"]), json.loads(found["tv_by_distance"])
-    print(f"{found['model']}, {found['images']} images: the most probable token has {likeliest[0]:.3f} on average,")
-    print(f"the ten most probable {likeliest[min(9, len(likeliest) - 1)]:.3f}; entropy {found['entropy']:.2f} nats")
+    top, moved = json.loads(found["top_probabilities"]), json.loads(found["tv_by_distance"])
+    print(f"{found['model']}, {found['images']} images: the most probable token has {top[0]:.3f} on average,")
+    print(f"the ten most probable {top[min(9, len(top) - 1)]:.3f}; entropy {found['entropy']:.2f} nats")
     if moved:
         print("total variation by distance: " + ", ".join(f"{i}: {tv:.3f}" for i, tv in enumerate(moved, 1)))
     print(json.dumps(found))

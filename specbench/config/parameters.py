@@ -487,17 +487,17 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 #: Values of `kind:` in the file of a model, drafter, rule or method: discrete tokens, continuous tokens, or either.
-KINDS = ("discrete", "continuous", "any")
+TOKEN_KINDS = ("discrete", "continuous", "any")
 
 
 def kind(group: str, name: str) -> str:
-    """One of `KINDS`, from the file of a choice or one that it builds on; discrete if none declares it."""
+    """One of `TOKEN_KINDS`, from the file of a choice or one that it builds on; discrete if none declares it."""
     held = content(group, name)
     if "kind" not in held:
         inherited = [kind(group, d) for d in held.get("defaults", []) if isinstance(d, str) and d != "_self_"]
         return inherited[0] if inherited else "discrete"
-    if held["kind"] not in KINDS:
-        raise UsageError(f"conf/{group}/{name}.yaml: kind must be one of {', '.join(KINDS)} (got {held['kind']})")
+    if held["kind"] not in TOKEN_KINDS:
+        raise UsageError(f"conf/{group}/{name}.yaml: kind must be one of {', '.join(TOKEN_KINDS)} (got {held['kind']})")
     return str(held["kind"])
 
 

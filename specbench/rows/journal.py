@@ -96,9 +96,9 @@ class Journal:
                 ) from None
             if record.index not in self.records and (path.parent / record.image).is_file():
                 self.records[record.index] = record
-        mended = b"".join(map(_to_line, self.records.values()))
-        if mended != text:
-            write_atomically(path, mended)
+        repaired = b"".join(map(_to_line, self.records.values()))
+        if repaired != text:
+            write_atomically(path, repaired)
 
     def __contains__(self, index: int) -> bool:
         return index in self.records
