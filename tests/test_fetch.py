@@ -154,7 +154,7 @@ def test_a_mistake_costs_one_sentence(words: list[str], sentence: str, call: Cal
 def test_help_names_every_word(call: Call) -> None:
     code, out, _ = call("--help")
     assert code == 0
-    assert all(f"\n  {word}= " in out for word in fetch.WORDS)
+    assert all(f"\n  {word}= " in out for word in fetch.ARGUMENTS)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def _checked(line: str) -> None:
         _checked(shlex.join(["specbench", *words[3:]]))
     elif tool == "specbench":
         command, *rest = words
-        overrides = [word for word in rest if word != "-m" and word.partition("=")[0] not in bench.WORDS]
+        overrides = [word for word in rest if word != "-m" and word.partition("=")[0] not in bench.ARGUMENTS]
         check: dict[str, Callable[[], object]] = {
             "fetch": lambda: _fetched(rest),
             "reference": lambda: reference._read(rest),

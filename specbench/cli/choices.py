@@ -18,7 +18,7 @@ GROUPS = {
 }
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """`specbench list [models|methods|drafters|rules|data|metrics|protocols ...] [--json]`."""
     parser = Parser(
         prog="specbench list", description="What there is to choose from, and whether its weights are here."
@@ -28,7 +28,7 @@ def main(words: list[str]) -> int:
         "--json", action="store_true", help="as JSON: name, line, weights (true, false, null: needs none)"
     )
     try:
-        asked = parser.parse_args(words)
+        asked = parser.parse_args(arguments)
     except SystemExit as e:  # --help
         return int(e.code or 0)
     wanted = [

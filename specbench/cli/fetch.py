@@ -42,7 +42,7 @@ TRIES, PAUSE = 4, 2.0  # attempts without new bytes, and seconds between them
 CHUNK = 1 << 20
 
 #: The arguments of the command, with their meanings.
-WORDS = {
+ARGUMENTS = {
     "model": "the model whose weights to fetch: " + ", ".join(sources.MODELS),
     "weights": "where to put them (default: the folder of weights=official in a run)",
     "drafter": "a drafter of a run whose published weights to fetch, too: " + ", ".join(sources.DRAFTERS),
@@ -71,15 +71,15 @@ continues where it stopped. Set HF_TOKEN, or run `hf auth login`, for repositori
 """
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """`specbench fetch model=NAME|metrics=NAMES|data=NAME [name=value ...] [--yes]`. Returns the exit status.
 
     Raises:
         UsageError: bad arguments, no consent, no disk space, no server, or a file that is not the published one.
     """
-    line = asked("fetch", words, ["--yes"])
+    line = asked("fetch", arguments, ["--yes"])
     if line.help:
-        print(_HELP + "\n".join(f"  {name + '=':<12} {line}" for name, line in WORDS.items()))
+        print(_HELP + "\n".join(f"  {name + '=':<12} {line}" for name, line in ARGUMENTS.items()))
         print(f"  {'--yes':<12} do not ask\n")
         print("\n".join(_revisions()))
         return 0
@@ -106,8 +106,8 @@ def _revisions() -> list[str]:
     return [head, *(f"  {repository:<{width}}  {revision}" for repository, revision in sorted(at.items()))]
 
 
-def _read(words: Sequence[str]) -> dict[str, str]:
-    given = values(words, WORDS)
+def _read(arguments: Sequence[str]) -> dict[str, str]:
+    given = values(arguments, ARGUMENTS)
     kinds = [kind for kind in _OF if kind in given]
     if len(kinds) != 1:
         raise UsageError(
@@ -295,10 +295,10 @@ def _fetch_model(given: Mapping[str, str], yes: bool) -> None:
     folder = default if asked == "official" else home.expanded(asked)
     if not _fetch_parts(model, parts, folder, given, yes, "weights=DIR"):
         return
-    words = f"model={model}" + (f" size={given['size']}" if "size" in given else "")
+    arguments = f"model={model}" + (f" size={given['size']}" if "size" in given else "")
     if folder != home.model_folder(model):
-        words += f" weights={folder}"
-    print(f"{model} is in {folder}: specbench run {words} ...")
+        arguments += f" weights={folder}"
+    print(f"{model} is in {folder}: specbench run {arguments} ...")
 
 
 def _fetch_metrics(given: Mapping[str, str], yes: bool) -> None:
@@ -308,8 +308,8 @@ def _fetch_metrics(given: Mapping[str, str], yes: bool) -> None:
     if not parts:
         print(f"{names}: nothing to fetch, these evaluators are part of specbench")
     elif _fetch_parts(names, parts, folder, given, yes, "metrics_dir=DIR"):
-        words = f"metrics={names}" + (f" metrics_dir={folder}" if folder != home.metrics_folder() else "")
-        print(f"{names}: the weights are in {folder}: specbench run {words} ...")
+        arguments = f"metrics={names}" + (f" metrics_dir={folder}" if folder != home.metrics_folder() else "")
+        print(f"{names}: the weights are in {folder}: specbench run {arguments} ...")
 
 
 def _evaluators(names: Sequence[str]) -> list[str]:

@@ -38,7 +38,7 @@ BLOCK = 4096  # images whose outputs are in memory at once
 _BYTES = 1 << 28  # of images that are read together from one file
 
 #: The arguments of the command, with their meanings.
-WORDS = {
+ARGUMENTS = {
     "data": "the data set that the images belong to: where runs with it look for the statistics",
     "images": "folder of the real images, its sub-folders included, or ADM's .npz",
     "metrics": "metrics that will compare with them (default: fid); one file for each network and resize",
@@ -62,15 +62,15 @@ After an interruption, the same command resumes.
 """
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """`specbench reference data=NAME images=DIR [name=value ...]`. Returns the exit status.
 
     Raises:
         UsageError: bad arguments, absent or wrong weights, no images, an unreadable image.
     """
-    line = asked("reference", words)
+    line = asked("reference", arguments)
     if line.help:
-        print(_HELP + "\n".join(f"  {name + '=':<13} {line}" for name, line in WORDS.items()))
+        print(_HELP + "\n".join(f"  {name + '=':<13} {line}" for name, line in ARGUMENTS.items()))
         return 0
     given = _read(line.words)
     judges = _judges(given)
@@ -91,8 +91,8 @@ def main(words: Sequence[str]) -> int:
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _read(words: Sequence[str]) -> dict[str, str]:
-    given = values(words, WORDS)
+def _read(arguments: Sequence[str]) -> dict[str, str]:
+    given = values(arguments, ARGUMENTS)
     if "images" not in given:
         raise UsageError("name the folder of real images: images=DIR (see specbench reference --help)")
     if "data" not in given and "out" not in given:
@@ -140,10 +140,10 @@ def _judges(given: Mapping[str, str]) -> list[ComparedMetric]:
     return list(found.values())
 
 
-def _crop(word: str) -> int | None:
-    if word != "null" and not (word.isdecimal() and int(word) > 0):
-        raise UsageError(f"crop={word} must be an integer of at least 1, or null (whole images)")
-    return None if word == "null" else int(word)
+def _crop(argument: str) -> int | None:
+    if argument != "null" and not (argument.isdecimal() and int(argument) > 0):
+        raise UsageError(f"crop={argument} must be an integer of at least 1, or null (whole images)")
+    return None if argument == "null" else int(argument)
 
 
 def _destination(given: Mapping[str, str], one: ComparedMetric) -> Path:
