@@ -170,9 +170,9 @@ def _checked(line: str) -> None:
 
 
 def _fetched(words: list[str]) -> object:
-    given = fetch._read(words)
+    given = fetch._parse(words)
     if "model" in given:
-        return fetch._chosen(given)
+        return fetch._chosen_parts(given)
     return fetch._evaluators([given["metrics"]]) if "metrics" in given else sources.DATA[given["data"]]
 
 
