@@ -258,7 +258,9 @@ def _fetch_parts(
     """Fetches what is not in `folder` yet; returns whether anything was missing. `elsewhere`: the argument that names
     another folder."""
     record = FetchRecord(folder)
-    todo = {name: part for name, part in parts.items() if not _is_complete(record, name, part, folder, given, other_folder)}
+    todo = {
+        name: part for name, part in parts.items() if not _is_complete(record, name, part, folder, given, other_folder)
+    }
     if not todo:
         print(f"{title}: nothing to fetch, {', '.join(f'{name}/' for name in parts)} are in {folder}")
         return False
@@ -359,7 +361,9 @@ def _chosen_parts(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
     return parts, folder
 
 
-def _is_complete(record: FetchRecord, name: str, part: Part, folder: Path, given: Mapping[str, str], other_folder: str) -> bool:
+def _is_complete(
+    record: FetchRecord, name: str, part: Part, folder: Path, given: Mapping[str, str], other_folder: str
+) -> bool:
     """Whether a part is completely fetched. Refuses to mix origins."""
     entry = record.parts.get(name)
     if entry is None:
