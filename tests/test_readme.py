@@ -246,12 +246,12 @@ def test_every_extra_stands_in_the_table_of_extras() -> None:
 
 def test_every_preset_has_been_audited():
     """Every preset of discrete tokens on every built-in model, and in the table of the audit; those of continuous
-    tokens are in audit_vectors.csv."""
+    tokens are in audit_continuous.csv."""
     every = parameters.choices("method")
     discrete = {name for name in every if not parameters.is_continuous("rule", parameters.parts_of(name)["rule"])}
     for file, presets, built_in in (
         ("audit.csv", discrete, models.BUILT_IN),
-        ("audit_vectors.csv", set(every) - discrete, densities.BUILT_IN),
+        ("audit_continuous.csv", set(every) - discrete, densities.BUILT_IN),
     ):
         with (ROOT / "results" / file).open(newline="") as f:
             rows = {(row["method"], row["model"]) for row in csv.DictReader(f)}
