@@ -155,7 +155,7 @@ def test_text_stays_text(text: str) -> None:
 def test_a_path_means_itself_or_is_told(name: str) -> None:
     """Whatever the shell leaves of its quotes."""
     assume(name not in ("", "null") and not re.fullmatch(r"'.*'|\".*\"", name, re.DOTALL))
-    cfg = or_told(lambda: configuration.compose(configuration.literal([f"out={name}"])))
+    cfg = or_told(lambda: configuration.compose(configuration.quote_paths([f"out={name}"])))
     assert cfg is None or cfg["out"] == name
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specbench.config import configuration, registry
-from specbench.errors import UsageError, asked, values
+from specbench.errors import UsageError, parse_arguments, values
 from specbench.models import checkpoints, drafters, naming, official
 from specbench.models.eagle import Eagle
 from specbench.storage import home
@@ -38,11 +38,11 @@ _LANTERN = ("config.json", "pytorch_model.bin")
 
 def main(words: Sequence[str]) -> int:
     """Returns the exit status. Raises UsageError for bad arguments, and for a drafter that has no such layout."""
-    line = asked("convert", words)
+    line = parse_arguments("convert", words)
     if line.help:
         print(_HELP + "\n".join(f"  {name + '=':<17} {text}" for name, text in WORDS.items()))
         return 0
-    given = values(line.words, WORDS)
+    given = values(line.arguments, WORDS)
     if absent := [name for name in ("drafter_weights", "model", "out") if name not in given]:
         raise UsageError(f"give {absent[0]}=, {WORDS[absent[0]]}")
     head, dtype = _read(given)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from specbench.config import configuration
-from specbench.errors import UsageError, asked, values, whole
+from specbench.errors import UsageError, integer, parse_arguments, values
 from specbench.probe.rows import OFFSETS, ROWS, row
 from specbench.storage.files import writable
 
@@ -41,11 +41,11 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: bad arguments, a model of continuous tokens, or a path that cannot be written to.
     """
-    line = asked("probe", words)
+    line = parse_arguments("probe", words)
     if line.help:
         print(_HELP + "\n".join(f"  {name + '=':<15} {told}" for name, told in WORDS.items()))
         return 0
-    tidied = configuration.tidy(configuration.literal(line.words, own=WORDS))
+    tidied = configuration.normalized(configuration.quote_paths(line.arguments, own=WORDS))
     ours = [word for word in tidied if word.partition("=")[0] in WORDS or word.startswith("probe.")]
     own = values(ours, WORDS, "parameter")
     rest = [word for word in tidied if word not in ours]
@@ -56,7 +56,7 @@ def main(words: Sequence[str]) -> int:
     out = writable(own["out"]) if "out" in own else None
     if out is not None:
         ROWS.read(out)
-    offsets = whole("probe.offsets", own.get("probe.offsets", str(OFFSETS)), 0, _FURTHEST)
+    offsets = integer("probe.offsets", own.get("probe.offsets", str(OFFSETS)), 0, _FURTHEST)
     if any(word.partition("=")[0] == "method" and word != "method=vanilla" for word in rest):
         raise UsageError("in a probe the target draws alone: leave method= out")
     words = [word for word in rest if word != "method=vanilla"]

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from specbench.errors import UsageError, asked, values, whole
+from specbench.errors import UsageError, integer, parse_arguments, values
 from specbench.report import gather
 from specbench.report.page import page
 from specbench.storage import home
@@ -44,19 +44,19 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: bad arguments, no rows, or a path that cannot be written.
     """
-    line = asked("report", words)
+    line = parse_arguments("report", words)
     if line.help:
         lines = (f"  {name + '=':<10} " + told.replace("\n", "\n" + " " * 13) for name, told in WORDS.items())
         print(_HELP + "\n".join(lines))
         return 0
-    given = values([word for word in line.words if word.partition("=")[0] in WORDS], WORDS)
-    sources = [home.expanded(word) for word in line.words if word.partition("=")[0] not in WORDS]
+    given = values([word for word in line.arguments if word.partition("=")[0] in WORDS], WORDS)
+    sources = [home.expanded(word) for word in line.arguments if word.partition("=")[0] not in WORDS]
     if wrong := [str(source) for source in sources if "=" in source.name and not source.exists()]:
         raise UsageError(f"report has no argument '{wrong[0]}'; it takes {', '.join(f'{name}=' for name in WORDS)}")
     out = home.expanded(given.get("out", "report.html"))
     if out.suffix != ".html":
         raise UsageError(f"out= must be a .html file (got {out})")
-    pictures = whole("pictures", given.get("pictures", "8"), 0, 10_000)
+    pictures = integer("pictures", given.get("pictures", "8"), 0, 10_000)
     parts = given["runs"].split(",") if "runs" in given else []
     if not all(parts):
         raise UsageError(f"runs={given['runs']} has an empty folder name; remove the extra comma")
