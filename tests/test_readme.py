@@ -156,7 +156,7 @@ def _checked(line: str) -> None:
         _checked(shlex.join(["specbench", *words[3:]]))
     elif tool == "specbench":
         command, *rest = words
-        overrides = [word for word in rest if word != "-m" and word.partition("=")[0] not in bench.WORDS]
+        overrides = [word for word in rest if word != "-m" and word.partition("=")[0] not in bench.ARGUMENTS]
         check: dict[str, Callable[[], object]] = {
             "fetch": lambda: _fetched(rest),
             "reference": lambda: reference._read(rest),
@@ -170,9 +170,9 @@ def _checked(line: str) -> None:
 
 
 def _fetched(words: list[str]) -> object:
-    given = fetch._read(words)
+    given = fetch._parse(words)
     if "model" in given:
-        return fetch._chosen(given)
+        return fetch._chosen_parts(given)
     return fetch._evaluators([given["metrics"]]) if "metrics" in given else sources.DATA[given["data"]]
 
 

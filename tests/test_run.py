@@ -161,7 +161,7 @@ def test_vanilla_is_its_own_baseline(bench: Bench) -> None:
     drafts = (
         "acceptance_rate",
         "acceptance_by_depth",
-        "drafted_by_place",
+        "drafted_by_position",
         "first_accept",
         "draft_tv",
         "draft_top1",
@@ -465,7 +465,7 @@ def test_an_older_versions_images_are_gone_on_with(bench: Bench) -> None:
     empty = {name for name in row if row[name] is not None and again[name] is None}
     assert {name for name in empty if not name.endswith("_stderr")} == {
         "perplexity", "perplexity_backend", "log_prob_mean", "log_prob_std", "acceptance_by_depth",
-        "accepted_histogram", "drafted_by_place", "first_accept", "draft_tv", "draft_top1", "draft_top3",
+        "accepted_histogram", "drafted_by_position", "first_accept", "draft_tv", "draft_top1", "draft_top3",
         "draft_passes",
     }  # fmt: skip
     same = set(row) - empty - {"time", "note"}

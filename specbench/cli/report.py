@@ -13,7 +13,7 @@ from specbench.storage import home
 from specbench.storage.files import write_atomically
 
 #: The arguments, with their meanings.
-WORDS = {
+ARGUMENTS = {
     "out": "file of the page (default: report.html)",
     "runs": "more folders, separated by commas, whose runs are shown with their images: of one run, of several,\n"
     "of a grid (default: results/gallery if it exists, for images only)",
@@ -38,21 +38,21 @@ at or below it, including those of a grid.
 """
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Returns the exit status.
 
     Raises:
         UsageError: bad arguments, no rows, or a path that cannot be written.
     """
-    line = parse_arguments("report", words)
+    line = parse_arguments("report", arguments)
     if line.help:
-        lines = (f"  {name + '=':<10} " + told.replace("\n", "\n" + " " * 13) for name, told in WORDS.items())
+        lines = (f"  {name + '=':<10} " + told.replace("\n", "\n" + " " * 13) for name, told in ARGUMENTS.items())
         print(_HELP + "\n".join(lines))
         return 0
-    given = values([word for word in line.arguments if word.partition("=")[0] in WORDS], WORDS)
-    sources = [home.expanded(word) for word in line.arguments if word.partition("=")[0] not in WORDS]
+    given = values([argument for argument in line.arguments if argument.partition("=")[0] in ARGUMENTS], ARGUMENTS)
+    sources = [home.expanded(argument) for argument in line.arguments if argument.partition("=")[0] not in ARGUMENTS]
     if wrong := [str(source) for source in sources if "=" in source.name and not source.exists()]:
-        raise UsageError(f"report has no argument '{wrong[0]}'; it takes {', '.join(f'{name}=' for name in WORDS)}")
+        raise UsageError(f"report has no argument '{wrong[0]}'; it takes {', '.join(f'{name}=' for name in ARGUMENTS)}")
     out = home.expanded(given.get("out", "report.html"))
     if out.suffix != ".html":
         raise UsageError(f"out= must be a .html file (got {out})")

@@ -30,7 +30,7 @@ from specbench.harness.run import Run, quality, scoring_context, scoring_device,
 from specbench.rows import provenance, summary
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
-from specbench.storage import home, pictures
+from specbench.storage import home, image_files
 from specbench.storage.files import locked, write_atomically
 
 #: The arguments after DIR: for a run, and for a folder of images.
@@ -150,9 +150,9 @@ def _image_folder(folder: Path, given: dict[str, str]) -> str:
     """Scores a folder of images; returns the report."""
     if runs := sorted(path.parent.name for path in folder.glob("*/records.jsonl")):
         raise UsageError(f"{folder} holds {_some(runs, 'runs')}: score them one by one")
-    paths = pictures.find(folder)
+    paths = image_files.find(folder)
     if not paths:
-        raise UsageError(f"{folder} holds no images ({', '.join(pictures.ENDINGS)}) and no run")
+        raise UsageError(f"{folder} holds no images ({', '.join(image_files.ENDINGS)}) and no run")
     if "prompts" in given and given.setdefault("data", "prompts") != "prompts":
         raise UsageError("prompts= and data= name two sets of prompts; give one of them")
     if given.get("n") == "all":
@@ -300,7 +300,7 @@ def _scored(
     """Scores the pairs, writes the row and the per-image scores, and returns the report."""
     batch = cfg["batch"] if "batch" in given else metrics.Place.batch
     place = scoring_context({**cfg, "data": source}, scoring_device(cfg["device"]), batch)
-    cache, files = metrics.Outputs(out), pictures.Files(pairs.paths)
+    cache, files = metrics.Outputs(out), image_files.ImageFiles(pairs.paths)
     images_hash, paired = _images_hash(files), _hash([[item.id, item.prompt, item.labels] for item in pairs.items])
     rows = read_rows(out / "row.csv") if (out / "row.csv").is_file() else []
     before = rows[0] if rows else None
@@ -378,7 +378,7 @@ def _basis(name: str, place: metrics.Place) -> str:
         return str(e)
 
 
-def _images_hash(files: pictures.Files) -> str:
+def _images_hash(files: image_files.ImageFiles) -> str:
     """Identifies these images, in any order: a hash of the bytes of their files."""
     found = []
     for path in files.paths:
@@ -405,7 +405,7 @@ def _each(
     names: Sequence[str],
     place: metrics.Place,
     cache: metrics.Outputs,
-    files: pictures.Files,
+    files: image_files.ImageFiles,
     pairs: _Paired,
     scores: Mapping[str, metrics.Score],
 ) -> dict[str, Sequence[object]]:
