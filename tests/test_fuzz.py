@@ -105,7 +105,7 @@ def test_pictures_arrays_and_rows_of_any_bytes(tmp_path: Path, data: bytes) -> N
 
 @many
 @given(name=st.sampled_from(list(COLUMNS)), text=TEXT)
-def test_a_cell_is_a_number_or_told(tmp_path: Path, name: str, text: str) -> None:
+def test_a_cell_is_a_number_or_usage_error(tmp_path: Path, name: str, text: str) -> None:
     out = io.StringIO()
     csv.writer(out).writerows([["run_id", name][name == "run_id" :], ["a", text][name == "run_id" :]])
     for one in or_usage_error(lambda: read_rows(content(tmp_path / "rows.csv", out.getvalue().encode()))) or []:
@@ -115,7 +115,7 @@ def test_a_cell_is_a_number_or_told(tmp_path: Path, name: str, text: str) -> Non
 
 @many
 @given(name=st.sampled_from(list(asdict(record(0)))), value=JSON)
-def test_a_record_is_whole_or_told(tmp_path: Path, name: str, value: Any) -> None:
+def test_a_record_is_whole_or_usage_error(tmp_path: Path, name: str, value: Any) -> None:
     line = json.dumps(asdict(record(0)) | {name: value})
     path = content(tmp_path / "records.jsonl", line.encode() + b"\n")
     (tmp_path / "images").mkdir(exist_ok=True)
@@ -155,7 +155,7 @@ def test_text_stays_text(text: str) -> None:
 def test_a_path_means_itself_or_is_told(name: str) -> None:
     """Whatever the shell leaves of its quotes."""
     assume(name not in ("", "null") and not re.fullmatch(r"'.*'|\".*\"", name, re.DOTALL))
-    cfg = or_usage_error(lambda: configuration.compose(configuration.literal([f"out={name}"])))
+    cfg = or_usage_error(lambda: configuration.compose(configuration.quote_paths([f"out={name}"])))
     assert cfg is None or cfg["out"] == name
 
 

@@ -249,7 +249,7 @@ def test_every_preset_has_been_audited():
     """Every preset of discrete tokens on every built-in model, and in the table of the audit; those of continuous
     tokens are in audit_continuous.csv."""
     every = parameters.choices("method")
-    discrete = {name for name in every if not parameters.is_continuous("rule", parameters.parts_of(name)["rule"])}
+    discrete = {name for name in every if not parameters.is_continuous("rule", parameters.method_choices(name)["rule"])}
     for file, presets, built_in in (
         ("audit.csv", discrete, models.BUILT_IN),
         ("audit_continuous.csv", set(every) - discrete, densities.BUILT_IN),

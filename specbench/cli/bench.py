@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from specbench.bench.rows import COLUMNS, ROWS, row, told
 from specbench.config import configuration
-from specbench.errors import UsageError, asked, values, whole
+from specbench.errors import UsageError, integer, parse_arguments, values
 from specbench.storage.files import writable
 
 #: The arguments of benchmarks only, with their meanings.
@@ -52,21 +52,23 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: bad arguments, or a path that cannot be written.
     """
-    line = asked("bench", arguments, ["-m", "--multirun"])
+    line = parse_arguments("bench", arguments, ["-m", "--multirun"])
     if line.help:
         print(_help())
         return 0
-    own, given = _sorted_out(configuration.tidy(configuration.literal(line.words, line.multirun, ARGUMENTS)))
+    own, given = _sorted_out(
+        configuration.normalized(configuration.quote_paths(line.arguments, line.multirun, ARGUMENTS))
+    )
     plan = _plan(own)
     out = writable(own["out"]) if "out" in own else None
     if out is not None:
         ROWS.read(out)  # a file of something else is refused before anything is measured
     jobs = configuration.grid(given, line.multirun)
     from specbench.bench import measure, roofline
-    from specbench.harness import parts
+    from specbench.harness.method import check_draft
 
     for cfg in jobs:
-        parts.check_draft(cfg)
+        check_draft(cfg)
     rows = []
     for cfg in tqdm(jobs, desc="bench", unit="job", disable=len(jobs) == 1):
         rows.append(row(cfg, measure.measure(cfg, plan), plan.forced))
@@ -107,9 +109,11 @@ def _plan(own: Mapping[str, str]) -> Any:
     chosen: dict[str, Any] = {}
     for name, least in (("steps", 1), ("context", 1), ("images", 0)):
         if text := own.get(f"bench.{name}"):
-            chosen[name] = whole(f"bench.{name}", text, least, _MOST)
+            chosen[name] = integer(f"bench.{name}", text, least, _MOST)
     if text := own.get("bench.nodes"):
-        chosen["nodes"] = tuple(sorted({whole("bench.nodes", part, 1, _MOST) for part in text.strip("[]").split(",")}))
+        chosen["nodes"] = tuple(
+            sorted({integer("bench.nodes", part, 1, _MOST) for part in text.strip("[]").split(",")})
+        )
     if text := own.get("forced_accept"):
         try:
             chosen["forced"] = float(text)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specbench.config import configuration, registry
-from specbench.errors import UsageError, asked, values
+from specbench.errors import UsageError, parse_arguments, values
 from specbench.models import checkpoints, drafters, naming, official
 from specbench.models.eagle import Eagle
 from specbench.storage import home
@@ -38,11 +38,11 @@ _LANTERN = ("config.json", "pytorch_model.bin")
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit status. Raises UsageError for bad arguments, and for a drafter that has no such layout."""
-    line = asked("convert", arguments)
+    line = parse_arguments("convert", arguments)
     if line.help:
         print(_HELP + "\n".join(f"  {name + '=':<17} {text}" for name, text in ARGUMENTS.items()))
         return 0
-    given = values(line.words, ARGUMENTS)
+    given = values(line.arguments, ARGUMENTS)
     if absent := [name for name in ("drafter_weights", "model", "out") if name not in given]:
         raise UsageError(f"give {absent[0]}=, {ARGUMENTS[absent[0]]}")
     head, dtype = _read(given)

@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from specbench._version import __version__
 from specbench.config import parameters
-from specbench.errors import UsageError, asked, unknown, values
+from specbench.errors import UsageError, parse_arguments, unknown, values
 from specbench.storage import home, sources
 from specbench.storage.files import write_atomically
 from specbench.storage.sources import Data, File, Part
@@ -77,13 +77,13 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: bad arguments, no consent, no disk space, no server, or a file that is not the published one.
     """
-    line = asked("fetch", arguments, ["--yes"])
+    line = parse_arguments("fetch", arguments, ["--yes"])
     if line.help:
         print(_HELP + "\n".join(f"  {name + '=':<12} {line}" for name, line in ARGUMENTS.items()))
         print(f"  {'--yes':<12} do not ask\n")
         print("\n".join(_revisions()))
         return 0
-    given = _parse(line.words)
+    given = _parse(line.arguments)
     try:
         if "model" in given:
             _fetch_model(given, line.yes)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from specbench.config import configuration
-from specbench.errors import UsageError, asked, values, whole
+from specbench.errors import UsageError, integer, parse_arguments, values
 from specbench.probe.rows import OFFSETS, ROWS, row
 from specbench.storage.files import writable
 
@@ -41,11 +41,11 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: bad arguments, a model of continuous tokens, or a path that cannot be written to.
     """
-    line = asked("probe", arguments)
+    line = parse_arguments("probe", arguments)
     if line.help:
         print(_HELP + "\n".join(f"  {name + '=':<15} {told}" for name, told in ARGUMENTS.items()))
         return 0
-    tidied = configuration.tidy(configuration.literal(line.words, own=ARGUMENTS))
+    tidied = configuration.normalized(configuration.quote_paths(line.arguments, own=ARGUMENTS))
     ours = [argument for argument in tidied if argument.partition("=")[0] in ARGUMENTS or argument.startswith("probe.")]
     own = values(ours, ARGUMENTS, "parameter")
     rest = [argument for argument in tidied if argument not in ours]
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     out = writable(own["out"]) if "out" in own else None
     if out is not None:
         ROWS.read(out)
-    offsets = whole("probe.offsets", own.get("probe.offsets", str(OFFSETS)), 0, _FURTHEST)
+    offsets = integer("probe.offsets", own.get("probe.offsets", str(OFFSETS)), 0, _FURTHEST)
     if any(argument.partition("=")[0] == "method" and argument != "method=vanilla" for argument in rest):
         raise UsageError("in a probe the target draws alone: leave method= out")
     arguments = [argument for argument in rest if argument != "method=vanilla"]

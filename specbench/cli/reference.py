@@ -24,7 +24,7 @@ from specbench import metrics
 from specbench._version import __version__
 from specbench.config import parameters
 from specbench.data.base import Item, key
-from specbench.errors import UsageError, asked, unknown, values
+from specbench.errors import UsageError, parse_arguments, unknown, values
 from specbench.metrics import reference as references
 from specbench.metrics.base import Pictures, Place, Unavailable
 from specbench.metrics.inception import FEATURES, ComparedMetric
@@ -68,11 +68,11 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: bad arguments, absent or wrong weights, no images, an unreadable image.
     """
-    line = asked("reference", arguments)
+    line = parse_arguments("reference", arguments)
     if line.help:
         print(_HELP + "\n".join(f"  {name + '=':<13} {line}" for name, line in ARGUMENTS.items()))
         return 0
-    given = _read(line.words)
+    given = _read(line.arguments)
     judges = _judges(given)
     real = source(home.expanded(given["images"]))
     try:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from specbench.errors import UsageError, asked, values, whole
+from specbench.errors import UsageError, integer, parse_arguments, values
 from specbench.report import gather
 from specbench.report.page import page
 from specbench.storage import home
@@ -44,19 +44,19 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: bad arguments, no rows, or a path that cannot be written.
     """
-    line = asked("report", arguments)
+    line = parse_arguments("report", arguments)
     if line.help:
         lines = (f"  {name + '=':<10} " + told.replace("\n", "\n" + " " * 13) for name, told in ARGUMENTS.items())
         print(_HELP + "\n".join(lines))
         return 0
-    given = values([argument for argument in line.words if argument.partition("=")[0] in ARGUMENTS], ARGUMENTS)
-    sources = [home.expanded(argument) for argument in line.words if argument.partition("=")[0] not in ARGUMENTS]
+    given = values([argument for argument in line.arguments if argument.partition("=")[0] in ARGUMENTS], ARGUMENTS)
+    sources = [home.expanded(argument) for argument in line.arguments if argument.partition("=")[0] not in ARGUMENTS]
     if wrong := [str(source) for source in sources if "=" in source.name and not source.exists()]:
         raise UsageError(f"report has no argument '{wrong[0]}'; it takes {', '.join(f'{name}=' for name in ARGUMENTS)}")
     out = home.expanded(given.get("out", "report.html"))
     if out.suffix != ".html":
         raise UsageError(f"out= must be a .html file (got {out})")
-    pictures = whole("pictures", given.get("pictures", "8"), 0, 10_000)
+    pictures = integer("pictures", given.get("pictures", "8"), 0, 10_000)
     parts = given["runs"].split(",") if "runs" in given else []
     if not all(parts):
         raise UsageError(f"runs={given['runs']} has an empty folder name; remove the extra comma")
