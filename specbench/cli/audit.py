@@ -11,8 +11,8 @@ from typing import Any
 from tqdm import tqdm
 
 from specbench.audit import audit, densities, models
-from specbench.audit.densities import Pair
-from specbench.audit.models import Model
+from specbench.audit.densities import DensityPair
+from specbench.audit.models import TabularModel
 from specbench.config import configuration, parameters, registry
 from specbench.errors import UsageError, asked, unknown, values, whole
 from specbench.rows.csv_files import csv_text
@@ -35,7 +35,7 @@ WORDS = {
 _INSTEAD = {"n": "audit.samples", "seed": "audit.seed", "model": "audit.model or audit.tables"}
 
 #: The models of an audit.
-Subject = Model | Pair
+Subject = TabularModel | DensityPair
 
 _KIND = {False: "discrete tokens", True: "continuous tokens"}
 _PARTS = ("drafter", "rule")
@@ -261,7 +261,7 @@ def _presets(words: Sequence[str], chosen: Mapping[bool, Sequence[Subject]]) -> 
         found += [(cfg, model) for model in suited]
     if elsewhere:
         [named] = chosen[False] or chosen[True]
-        vectors = isinstance(named, Pair)
+        vectors = isinstance(named, DensityPair)
         notes.insert(
             0,
             f"{', '.join(elsewhere)} left out: for {_KIND[not vectors]}, and {named.name} is a model of"
@@ -284,14 +284,14 @@ def _presets(words: Sequence[str], chosen: Mapping[bool, Sequence[Subject]]) -> 
 
 def _fitting(words: Sequence[str], model: Subject) -> dict[str, Any]:
     """The configuration of these arguments, whose parts go together and can be built for the model."""
-    cfg = _configuration(words, True) if isinstance(model, Pair) else configuration.compose(words)
+    cfg = _configuration(words, True) if isinstance(model, DensityPair) else configuration.compose(words)
     _assemble(cfg, model)
     return cfg
 
 
 def _assemble(cfg: Mapping[str, Any], model: Subject) -> Callable[[int, int, audit.Progress], dict[str, Any]]:
     """The function that measures a configuration on a model, given the samples, the seed and the progress callback."""
-    if isinstance(model, Pair):
+    if isinstance(model, DensityPair):
         return partial(densities.measure, densities.assemble(cfg), model)
     return partial(audit.measure, audit.assemble(cfg, model), model)
 
