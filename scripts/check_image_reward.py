@@ -23,7 +23,7 @@ from torch import Tensor
 
 from specbench.errors import UsageError, install
 from specbench.metrics import blip, image_reward, image_reward_package
-from specbench.storage import pictures
+from specbench.storage import image_files
 
 PROMPTS = (
     "a red circle left of a large blue square",
@@ -76,7 +76,7 @@ def made_up_vocabulary() -> str:
 
 def check(weights: Path, vocabulary: Path, given: list[Path], device: str, tolerance: float) -> bool:
     """Print each picture's rewards and the largest difference; whether it is within the tolerance."""
-    shown: list[np.ndarray] = [pictures.read(path) for path in given]
+    shown: list[np.ndarray] = [image_files.read(path) for path in given]
     if not shown:
         stream = np.random.default_rng(0)
         coarse = [stream.integers(0, 256, (8, 8, 3), dtype=np.uint8) for _ in SIZES]
@@ -109,7 +109,7 @@ def main(argv: list[str]) -> int:
     try:
         if importlib.util.find_spec("ImageReward") is None:
             raise UsageError(f"the package is not here: {install('image-reward')}")
-        given = pictures.find(asked.pictures)[:16] if asked.pictures else []
+        given = image_files.find(asked.pictures)[:16] if asked.pictures else []
         if asked.pictures and not given:
             raise UsageError(f"there are no pictures in {asked.pictures}; name a folder of pictures")
         with tempfile.TemporaryDirectory() as folder:

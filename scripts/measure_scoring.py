@@ -22,7 +22,7 @@ from specbench import metrics
 from specbench.data.base import Item
 from specbench.metrics import frechet, inception
 from specbench.metrics import reference as references
-from specbench.storage import home, pictures
+from specbench.storage import home, image_files
 
 LIMIT_GB = 3.0
 SIDE = 512
@@ -74,7 +74,7 @@ def main(count: int) -> int:
         print(f"before: {gigabytes():.2f} GB at most", flush=True)
         began = time.perf_counter()
         items = [Item(i, "", None, str(i)) for i in range(count)]
-        score = metrics.score(["fid"], pictures.Files(paths), items, place)["fid"]
+        score = metrics.score(["fid"], image_files.ImageFiles(paths), items, place)["fid"]
         if score.value is None:
             print(f"not scored: {score.note}")
             return 1

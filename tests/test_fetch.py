@@ -154,7 +154,7 @@ def test_a_mistake_costs_one_sentence(words: list[str], sentence: str, call: Cal
 def test_help_names_every_word(call: Call) -> None:
     code, out, _ = call("--help")
     assert code == 0
-    assert all(f"\n  {word}= " in out for word in fetch.WORDS)
+    assert all(f"\n  {word}= " in out for word in fetch.ARGUMENTS)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -479,7 +479,7 @@ class Web:
     def __init__(self) -> None:
         self.content: dict[str, bytes] = {}
         self.tag = '"one"'
-        self.ranges = self.heeds_if_range = True
+        self.ranges = self.honours_if_range = True
         self.breaks: list[int] = []
         self.length: int | None = None
         self.asked: list[tuple[str, str | None, str | None]] = []
@@ -496,7 +496,7 @@ class Web:
                     self.send_error(404)
                     return
                 content = web.content[self.path]
-                fits = given[1] in (None, web.tag) or not web.heeds_if_range
+                fits = given[1] in (None, web.tag) or not web.honours_if_range
                 start = int(given[0][6:-1]) if given[0] and web.ranges and fits else None
                 if start is not None and start >= len(content):
                     self.send_error(416)
@@ -589,20 +589,20 @@ def test_ctrl_c_keeps_what_came(call: Call, parti: Web, monkeypatch: pytest.Monk
     assert parti.asked[-1][1] == "bytes=2000-"
 
 
-def test_a_server_without_ranges_begins_anew(call: Call, parti: Web) -> None:
+def test_a_server_without_ranges_sends_the_file_again(call: Call, parti: Web) -> None:
     parti.breaks, parti.ranges = [1000], False
     assert call("data=parti", "--yes")[0] == 0
     assert (home.data_folder("parti") / "PartiPrompts.tsv").read_bytes() == PROMPTS
 
 
-@pytest.mark.parametrize("heeds", [True, False])
-def test_a_part_of_an_older_file_is_not_continued(heeds: bool, call: Call, parti: Web) -> None:
+@pytest.mark.parametrize("honoured", [True, False])
+def test_a_part_of_an_older_file_is_not_continued(honoured: bool, call: Call, parti: Web) -> None:
     parti.breaks = [1000, *[0] * 10]
     assert call("data=parti", "--yes")[0] == 2
     part = home.data_folder("parti") / fetch.STAGING / "PartiPrompts.tsv.part"
     assert part.read_bytes() == PROMPTS[:1000]
     part.write_bytes(b"?" * 1000)
-    parti.breaks, parti.tag, parti.heeds_if_range = [], '"two"', heeds
+    parti.breaks, parti.tag, parti.honours_if_range = [], '"two"', honoured
     assert call("data=parti", "--yes")[0] == 0
     assert (home.data_folder("parti") / "PartiPrompts.tsv").read_bytes() == PROMPTS
 

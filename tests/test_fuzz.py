@@ -42,7 +42,7 @@ from specbench.report import gather
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
 from specbench.rows.journal import Journal, read_memory
-from specbench.storage import pictures
+from specbench.storage import image_files
 from specbench.tables import render
 
 many = settings(
@@ -96,7 +96,7 @@ def test_pictures_arrays_and_rows_of_any_bytes(tmp_path: Path, data: bytes) -> N
     path = content(tmp_path / "file", data)
     assert or_told(lambda: reference.read(path, 4)) is None
     assert or_told(lambda: models.load(str(path))) is None
-    or_told(lambda: pictures.read(path))
+    or_told(lambda: image_files.read(path))
     or_told(lambda: read_rows(path))
     or_told(lambda: csv_lines(path))
     or_told(lambda: Journal(path))
@@ -155,7 +155,7 @@ def test_text_stays_text(text: str) -> None:
 def test_a_path_means_itself_or_is_told(name: str) -> None:
     """Whatever the shell leaves of its quotes."""
     assume(name not in ("", "null") and not re.fullmatch(r"'.*'|\".*\"", name, re.DOTALL))
-    cfg = or_told(lambda: configuration.compose(configuration.literal([f"out={name}"])))
+    cfg = or_told(lambda: configuration.compose(configuration.quote_paths([f"out={name}"])))
     assert cfg is None or cfg["out"] == name
 
 

@@ -29,7 +29,7 @@ from specbench.errors import UsageError, install
 from specbench.metrics import blip, clip_score, hpsv2, image_reward, towers
 from specbench.metrics.base import Place, Unavailable
 from specbench.storage import home, sources
-from specbench.storage.pictures import read
+from specbench.storage.image_files import read
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import check_image_reward

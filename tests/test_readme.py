@@ -156,7 +156,7 @@ def _checked(line: str) -> None:
         _checked(shlex.join(["specbench", *words[3:]]))
     elif tool == "specbench":
         command, *rest = words
-        overrides = [word for word in rest if word != "-m" and word.partition("=")[0] not in bench.WORDS]
+        overrides = [word for word in rest if word != "-m" and word.partition("=")[0] not in bench.ARGUMENTS]
         check: dict[str, Callable[[], object]] = {
             "fetch": lambda: _fetched(rest),
             "reference": lambda: reference._read(rest),
@@ -170,9 +170,9 @@ def _checked(line: str) -> None:
 
 
 def _fetched(words: list[str]) -> object:
-    given = fetch._read(words)
+    given = fetch._parse(words)
     if "model" in given:
-        return fetch._chosen(given)
+        return fetch._chosen_parts(given)
     return fetch._evaluators([given["metrics"]]) if "metrics" in given else sources.DATA[given["data"]]
 
 
@@ -248,7 +248,7 @@ def test_every_preset_has_been_audited():
     """Every preset of discrete tokens on every built-in model, and in the table of the audit; those of continuous
     tokens are in audit_vectors.csv."""
     every = parameters.choices("method")
-    discrete = {name for name in every if not parameters.is_continuous("rule", parameters.parts_of(name)["rule"])}
+    discrete = {name for name in every if not parameters.is_continuous("rule", parameters.method_choices(name)["rule"])}
     for file, presets, built_in in (
         ("audit.csv", discrete, models.BUILT_IN),
         ("audit_vectors.csv", set(every) - discrete, densities.BUILT_IN),

@@ -601,12 +601,12 @@ def test_the_sheet_holds_every_picture_enlarged(tmp_path: Path) -> None:
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 0, 255), (0, 255, 255)]
     pictures = [np.full((64, 64, 3), c, np.uint8) for c in colours]
     caption = "a very long caption that needs more than a single line to be shown beneath so small a picture"
-    cells = [sheet.Cell(caption, [("vanilla", p), ("cool_sd", p[::-1])]) for p in pictures]
+    cells = [sheet.SheetCell(caption, [("vanilla", p), ("cool_sd", p[::-1])]) for p in pictures]
     page = np.asarray(sheet.draw("title", cells))
     for colour in colours:
         assert (page == colour).all(-1).sum() == 2 * 192 * 192  # three times as large, twice, nothing blurred or hidden
     assert page.shape[1] <= sheet.WIDTH
-    alone = np.asarray(sheet.draw("title", [sheet.Cell("short", [("cool_sd", pictures[0])])]))
+    alone = np.asarray(sheet.draw("title", [sheet.SheetCell("short", [("cool_sd", pictures[0])])]))
     assert (alone == colours[0]).all(-1).sum() == 192 * 192
 
 

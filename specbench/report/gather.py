@@ -348,7 +348,7 @@ def label(row: Mapping[str, Any]) -> str:
         plain = _composed((f"model={row['model']}", f"method={row['method']}"))
     except UsageError:
         return str(row["method"])
-    of_method = {*parameters.of_methods(), "temperature", "top_k", "top_p", "cfg_scale"}
+    of_method = {*parameters.method_parameters(), "temperature", "top_k", "top_p", "cfg_scale"}
     parts = [name for name in ("drafter", "rule") if row[name] and row[name] != plain[name]]
     own = [
         name

@@ -167,7 +167,7 @@ _NEEDED = ("run_id",)
 
 
 _NUMBERS = frozenset(
-    [k for k, p in parameters.TABLE.items() if p.kind in ("whole", "number")]
+    [k for k, p in parameters.TABLE.items() if p.kind in ("integer", "number")]
     + [m + suffix for m in METRICS for suffix in ("", "_stderr")]
     + [k for k in _FIGURES if k not in _TEXTS]
     + ["resolution", "tokens", "threads"]
