@@ -103,7 +103,7 @@ TABLES = (
                 3,
                 spread="draft_tv_stderr",
                 spread_is="standard error",
-                measured_as="between the drafter's and the target's distribution of the first draft token, mean of steps",
+                measured_as="between the drafter's and the target's distribution of the first draft token, mean",
                 published="tv_distance",
                 published_as="mean over tokens",
             ),

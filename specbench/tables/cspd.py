@@ -79,8 +79,8 @@ def _speed() -> Table:
         (_ACCEPTANCE, _STEPS, _SPEEDUP, _EXPECTED),
         lines,
         "The lines of CSpD are measured as its released code decodes, which is not lossless (`specbench audit`), with "
-        "the first 15 % of an image sampled without drafts, as the paper's values must have been; the exact lines verify "
-        "full paths.",
+        "the first 15 % of an image sampled without drafts, as the paper's values must have been; the exact lines "
+        "verify full paths.",
     )
 
 

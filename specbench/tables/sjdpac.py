@@ -143,8 +143,8 @@ TABLES = (
         lines=(Line("image", "images", (), None),),
         remarks=(
             "Total variation between a token's distribution and the one where the position that gives it does not "
-            "attend to the keys and values of the position at that distance before it; 16 is the row above. The paper's "
-            "curves are typed into the authors' script: at distances 1, 3, 5 and 15 of images 0.32, 0.06, 0.042 and 0.024.",
+            "attend to the keys and values of the position at that distance before it; 16 is the row above. The values "
+            "of the paper's curves are in the authors' script: 0.32, 0.06, 0.042 and 0.024 at distances 1, 3, 5, 15.",
         ),
         figure=Series("tv_by_distance", "distance (tokens)", "total variation", first=1),
         rows_of="probe",
