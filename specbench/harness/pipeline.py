@@ -125,7 +125,7 @@ class _Base(ABC):
 
     @abstractmethod
     def images(self, conditioning: Any, rng: RandomStreams) -> Images:
-        """One image per row of `streams`, for decoding step by step."""
+        """One image per row of `rng`, for decoding step by step."""
 
     @property
     @abstractmethod
@@ -230,7 +230,7 @@ def continuous_rule(cfg: Mapping[str, Any], length: int) -> continuous.Continuou
     common = {"temperature": cfg["temperature"], "final_noise": cfg["final_noise"]}
     if cfg["drafter"] == "none":
         pass_sizes = tuple(tokens_per_iteration(length, cfg["iterations"])) if cfg["iterations"] and length else ()
-        return continuous.ContinuousRule(turns=pass_sizes, **common)
+        return continuous.ContinuousRule(tokens_per_pass=pass_sizes, **common)
     if cfg["iterations"]:
         raise UsageError(f"method {cfg['method']} verifies token by token: leave iterations= out, or give null")
     names = ("gamma", "prefill", "align", "criterion", "verify", "on_reject", "inner_temperature", "tries")
