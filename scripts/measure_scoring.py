@@ -1,4 +1,4 @@
-"""How much memory scoring takes: N pictures of 512x512 through Inception-V3 (random weights) and the Fréchet distance.
+"""How much memory scoring takes: N images of 512x512 through Inception-V3 (random weights) and the Fréchet distance.
 
     python scripts/measure_scoring.py 1000
 
@@ -79,7 +79,7 @@ def main(count: int) -> int:
             print(f"not scored: {score.note}")
             return 1
         spent = time.perf_counter() - began
-        print(f"{count} pictures of {SIDE}x{SIDE} in {spent:.0f} s: {gigabytes():.2f} GB at most; {score.note}")
+        print(f"{count} images of {SIDE}x{SIDE} in {spent:.0f} s: {gigabytes():.2f} GB at most; {score.note}")
     return int(gigabytes() > LIMIT_GB)
 
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from specbench._version import __version__
 from specbench.audit import statistics
 from specbench.audit.audit import COLUMNS, LEVEL, Progress, described
-from specbench.decoding.continuous import Rule, Session, decode
-from specbench.decoding.sampling import Streams
+from specbench.decoding.continuous import ContinuousRule, ContinuousSession, decode
+from specbench.decoding.sampling import RandomStreams
 from specbench.engine.ops import linear, take
 from specbench.errors import unknown
 from specbench.rows import provenance
@@ -60,7 +60,7 @@ _BUILT_IN = {
 BUILT_IN = tuple(_BUILT_IN)
 
 
-class DensityNetwork(Session):
+class DensityNetwork(ContinuousSession):
     """A model of continuous tokens, and its own session: one layer from the known tokens to a condition, a head of two.
 
     input (L E, L (D + 1)) and input_bias (L E,): weights and biases from the tokens of all positions, and from which of
@@ -136,7 +136,7 @@ class DensityMethod:
     """The decoding method; cfg: its flat parameters."""
 
     cfg: Mapping[str, Any]
-    rule: Rule
+    rule: ContinuousRule
 
     @property
     def name(self) -> str:
@@ -146,7 +146,7 @@ class DensityMethod:
 def assemble(cfg: Mapping[str, Any]) -> DensityMethod:
     """The method of a checked configuration. These models have no guidance, and their own number of diffusion steps;
     alone, the target samples one token per pass. Raises UsageError for parameters that do not go together."""
-    return DensityMethod(cfg, Rule(**{f.name: cfg[f.name] for f in fields(Rule) if f.name in cfg}))
+    return DensityMethod(cfg, ContinuousRule(**{f.name: cfg[f.name] for f in fields(ContinuousRule) if f.name in cfg}))
 
 
 @dataclass
@@ -158,7 +158,7 @@ class Sequences:
 
 
 @torch.inference_mode()
-def alone(model: DensityNetwork, rule: Rule, samples: int, seed: int) -> Sequences:
+def alone(model: DensityNetwork, rule: ContinuousRule, samples: int, seed: int) -> Sequences:
     """Samples of the target alone, under the rule's temperature and last step."""
     g = torch.Generator().manual_seed(seed)
     parts = []
@@ -268,7 +268,7 @@ def _decode(method: DensityMethod, pair: DensityPair, samples: int, seed: int, p
     tokens, orders = [], []
     for begin in range(0, samples, _ROWS):
         keys = [(seed, i) for i in range(begin, min(begin + _ROWS, samples))]
-        out = decode(pair.target, pair.drafter, method.rule, None, Streams(keys))
+        out = decode(pair.target, pair.drafter, method.rule, None, RandomStreams(keys))
         trace = out.trace
         step = (trace.offered > 0).long().argmax(1, keepdim=True)  # of the first draft; 0 where there is none
         found.first += torch.bincount(trace.accepted.gather(1, step)[:, 0], minlength=length + 1)

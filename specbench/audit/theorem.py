@@ -99,7 +99,7 @@ def _verified(rule: Rule, p: Tensor, q: Tensor, pre_argmax: Tensor, depth: int) 
         r, q_each = (x.unsqueeze(1).expand(*shape, size) for x in (r_n, q_n))
         accepted = q_n * rule.accept(r, q_each, token, level)
         rejected = q_n - accepted
-        if rule.certain:
+        if rule.deterministic:
             recovered = p_n * rejected.sum(-1, keepdim=True)
         else:
             recovered = (rejected.unsqueeze(-1) * rule.residual(r, q_each, token, level)).sum(1)

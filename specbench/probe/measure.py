@@ -33,7 +33,7 @@ def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
         raise UsageError(
             f"{cfg['model']} is a model of continuous tokens; a probe needs discrete tokens, choose another"
         )
-    target, sampling = pipeline.model.target, pipeline.parts.sampling
+    target, sampling = pipeline.model.target, pipeline.config.sampling
     if offsets >= target.length:
         raise UsageError(f"offsets={offsets} is beyond an image of {target.length} tokens; give a smaller number")
     top: list[Tensor] = []
@@ -100,6 +100,6 @@ class TokenDistributions:
         return self._probs(session.feed(self.x, at, slots, mask.unsqueeze(1)))
 
     def _probs(self, hidden: Tensor) -> Tensor:
-        mixed = self.sampling.mix(self.session.model.head(hidden)).float()
+        mixed = self.sampling.apply_guidance(self.session.model.head(hidden)).float()
         mixed = self.session.constrain(mixed, self.positions - (self.first - 1))
         return (mixed / (self.sampling.temperature or 1.0)).softmax(-1)
