@@ -24,7 +24,7 @@ from specbench import cli
 from specbench.cli import fetch
 from specbench.config import parameters, registry
 from specbench.storage import home, sources
-from specbench.storage.sources import Data, File, Model
+from specbench.storage.sources import Data, File, ModelSource
 
 ROOT = Path(__file__).resolve().parents[1]
 Call = Callable[..., tuple[int, str, str]]
@@ -889,4 +889,4 @@ def test_a_model_whose_parts_are_all_here_needs_no_client(tmp_path: Path) -> Non
         "sys.exit(any(name in sys.modules for name in ('torch', 'huggingface_hub', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120).returncode == 0
-    assert isinstance(sources.MODELS["anole"], Model)
+    assert isinstance(sources.MODELS["anole"], ModelSource)

@@ -262,7 +262,7 @@ def _fetch_parts(
     if not todo:
         print(f"{title}: nothing to fetch, {', '.join(f'{name}/' for name in parts)} are in {folder}")
         return False
-    by_hand = f"put {sources.places(todo)} of {folder}"
+    by_hand = f"put {sources.listing(todo)} of {folder}"
     listed = {name: _list(name, part, record, by_hand) for name, part in todo.items()}
     missing = {
         name: [file for file in found.files if not _there(folder, name, file, found, elsewhere)]

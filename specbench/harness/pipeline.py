@@ -182,8 +182,15 @@ class Pipeline(_Base):
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
         rule = build_rule(cfg, drafter.tree.height, model.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
-        taps = getattr(drafter, "taps", ())  # the target's layers that it reads besides the last hidden states
-        parts = Parts(model.target.tapping(taps) if taps else model.target, drafter, rule, sampling)
+        aux_hidden_layers = getattr(
+            drafter, "taps", ()
+        )  # the target's layers that it reads besides the last hidden states
+        parts = Parts(
+            model.target.with_aux_hidden_layers(aux_hidden_layers) if aux_hidden_layers else model.target,
+            drafter,
+            rule,
+            sampling,
+        )
         return cls(model, parts, device, cfg["model"], registry.weights_label(cfg), engine_of(cfg, device))
 
     def vanilla(self) -> Pipeline:
