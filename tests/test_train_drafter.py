@@ -33,7 +33,7 @@ from specbench.training.dataset import LiveDataset, TargetHead
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("taps", "layers"), [((), 1), ((0, 1), 1), ((), 2)])
+@pytest.mark.parametrize(("aux_hidden_layers", "layers"), [((), 1), ((0, 1), 1), ((), 2)])
 @pytest.mark.parametrize("family", ["classes", "lumina", "emu3"])
 def test_what_is_taught_is_what_is_drafted(family, aux_hidden_layers, layers):
     """The laws of a drafted chain, from caches, are those that teaching gives for the same tokens: depth j + 1 in its
@@ -208,7 +208,7 @@ def test_stored_features_teach_what_live_ones_do(tmp_path):
     same(live, stored, atol=2e-3, rtol=2e-3)
     manifest = json.loads((tmp_path / "stored" / "examples" / "manifest.json").read_text())
     assert manifest["examples"] == 12
-    assert manifest["of"]["taps"] == [0, 1]
+    assert manifest["of"]["aux_hidden_layers"] == [0, 1]
 
 
 def test_passes_that_share_a_step_make_the_same_step(tmp_path):

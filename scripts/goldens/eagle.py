@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from goldens.common import Compared, Tensors, load, weights
-from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.drafters.eagle import Eagle as Eagle1
+from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import parse
 from specbench.engine.ops import KVCache

@@ -202,7 +202,7 @@ def _identity(
     if plan["source"] == "self":
         identity |= {name: cfg[name] for name in ("temperature", "top_k", "top_p", "cfg_scale")}
     if plan["features"] == "stored":
-        identity |= {"taps": list(aux_hidden_layers), "dropout": plan["dropout"]}
+        identity |= {"aux_hidden_layers": list(aux_hidden_layers), "dropout": plan["dropout"]}
     return json.dumps(identity, sort_keys=True)
 
 
