@@ -859,7 +859,7 @@ def test_the_hub_s_own_client_fetches_from_a_hub(tmp_path: Path) -> None:
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     code = (
         "import sys; from specbench import cli; from specbench.storage import sources\n"
-        "sources.MODELS['anole'] = sources.Model({'target': sources.hugging_face('o/m', 'MIT')})\n"
+        "sources.MODELS['anole'] = sources.ModelSource({'target': sources.hugging_face('o/m', 'MIT')})\n"
         "sys.exit(cli.main(['fetch', 'model=anole', '--yes']))"
     )
     environment = {

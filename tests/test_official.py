@@ -688,7 +688,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from specbench.models import official
-from specbench.models.naming import Place
+from specbench.models.naming import ParameterSlice
 
 torch.set_num_threads(1)
 
@@ -700,7 +700,7 @@ def build(n):
     return nn.ModuleList(nn.Linear(1024, 2048, False) for _ in range(n))
 
 def load(folder, n):
-    table = {f"official.{i}": Place(f"{i}.weight") for i in range(n)}
+    table = {f"official.{i}": ParameterSlice(f"{i}.weight") for i in range(n)}
     return official.load(lambda: build(n), official.open_source(Path(folder)), table, "cpu", torch.bfloat16)
 
 load(sys.argv[1], 1)  # whatever the first call imports
