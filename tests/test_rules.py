@@ -25,7 +25,7 @@ from specbench.decoding.trees import build, from_parents
 from specbench.decoding.verify import VERIFY, Draft, verify
 from specbench.engine.ops import take
 from specbench.errors import UsageError
-from specbench.harness.parts import cached_neighbours
+from specbench.harness.method import cached_neighbours
 
 HEIGHT = 5  # the schedules' L
 

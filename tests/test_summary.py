@@ -107,11 +107,11 @@ def test_the_columns_of_a_row() -> None:
         **dict.fromkeys(["first_accept_stderr", "draft_tv_stderr", "draft_top1_stderr", "draft_top3_stderr"]),
     }  # only one image has drafts
     assert {k: row[k] for k in errors} == pytest.approx(errors)
-    assert row["drafted_by_place"] == [
+    assert row["drafted_by_position"] == [
         round(float(x), 4) for x in summary.acceptance_by_position(images(trace(), [4, 9], 5)).flatten()
     ]
-    assert row["acceptance_by_turn"] is None  # tokens of codes are drawn in the order of their places
-    others = {"acceptance_by_depth", "accepted_histogram", "drafted_by_place", "acceptance_by_turn"}
+    assert row["acceptance_by_step"] is None  # tokens of codes are drawn in the order of their places
+    others = {"acceptance_by_depth", "accepted_histogram", "drafted_by_position", "acceptance_by_step"}
     assert {*expected, *errors, *others} == set(row) <= set(COLUMNS)
 
 
@@ -455,13 +455,13 @@ def test_the_record_of_an_image_of_vectors() -> None:
     assert row["draft_tv"] is None
     assert row["residual_tries_stderr"] == 0  # the two images are one image twice
     assert row["acceptance_by_depth"] == [round(2 / 3, 4), 1.0, 0.5]
-    assert row["drafted_by_place"] == [1, 0, 1, 0, 0, 0, 1, 1, 1]
-    assert row["acceptance_by_turn"] == [None, 1, 1, 0, 1, 1, 1, None, 0]
+    assert row["drafted_by_position"] == [1, 0, 1, 0, 0, 0, 1, 1, 1]
+    assert row["acceptance_by_step"] == [None, 1, 1, 0, 1, 1, 1, None, 0]
 
 
 def test_where_and_when_vectors_are_accepted() -> None:
     assert summary.acceptance_by_position([vector_record()]).tolist() == [[1, 0, 1], [0, 0, 0], [1, 1, 1]]
-    by_turn = summary.acceptance_by_turn([vector_record()])
+    by_turn = summary.acceptance_by_step([vector_record()])
     assert np.isnan(by_turn[[0, 7]]).all()
     assert by_turn[[1, 2, 3, 4, 5, 6, 8]].tolist() == [1, 1, 0, 1, 1, 1, 0]
 

@@ -23,7 +23,7 @@ from specbench.decoding.loop import Drafter, Parts, decode
 from specbench.decoding.rules import Rule
 from specbench.decoding.sampling import Sampling, Streams
 from specbench.decoding.trees import chain_paths, parse
-from specbench.harness import parts
+from specbench.harness.method import build_rule
 from specbench.rows import provenance
 
 #: The meaning of every column, in order: first those that DESIGN fixes, then what else identifies a row.
@@ -107,7 +107,7 @@ def assemble(cfg: Mapping[str, Any], model: Model) -> Method:
     """
     sampling = Sampling(**{name: cfg[name] for name in SAMPLING})
     drafter = _drafter(cfg, model)
-    rule = parts.rule(cfg, drafter.tree.height, needed_codebook(model, cfg["rule"]))
+    rule = build_rule(cfg, drafter.tree.height, needed_codebook(model, cfg["rule"]))
     return Method(cfg, drafter, rule, sampling)
 
 

@@ -20,7 +20,7 @@ from specbench.decoding.verify import Draft, Verdict
 from specbench.engine.clock import Clock, Passes
 from specbench.engine.graph import Graphs
 from specbench.errors import UsageError
-from specbench.harness.pipeline import Pipeline, VectorPipeline
+from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.harness.worker import peak_memory_mib, reset_peak_memory
 
 PARTS = ("draft", "forward", "head", "verify", "commit", "rest")
@@ -71,7 +71,7 @@ def measure(cfg: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     rows = int(cfg["batch"])
     conditioning = pipeline.encode([item.prompt for item in data.load({**cfg, "n": rows})])
     reset_peak_memory(pipeline.device)
-    if isinstance(pipeline, VectorPipeline):
+    if isinstance(pipeline, ContinuousPipeline):
         found = _of_vectors(pipeline, conditioning, plan, rows)
     else:
         found = _of_codes(pipeline, conditioning, plan, rows)
@@ -218,7 +218,7 @@ def _pass(pipeline: Pipeline, conditioning: Any, rows: int, nodes: int, context:
     return statistics.median(spent)
 
 
-def _of_vectors(pipeline: VectorPipeline, conditioning: Any, plan: Plan, rows: int) -> dict[str, Any]:
+def _of_vectors(pipeline: ContinuousPipeline, conditioning: Any, plan: Plan, rows: int) -> dict[str, Any]:
     """Times whole images: a pass of encoder and decoder processes all positions at every step."""
     if plan.forced is not None:
         raise UsageError("forced_accept= needs discrete tokens; with continuous tokens, gamma= sets a draft's length")

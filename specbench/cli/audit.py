@@ -14,7 +14,7 @@ from specbench.audit import audit, densities, models
 from specbench.audit.densities import Pair
 from specbench.audit.models import Model
 from specbench.config import configuration, parameters, registry
-from specbench.errors import UsageError, asked, unknown, values, whole
+from specbench.errors import UsageError, integer, parse_arguments, unknown, values
 from specbench.rows.csv_files import csv_text
 from specbench.storage.files import writable, write_atomically
 
@@ -65,13 +65,13 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: bad arguments, a bad file of tables, a path that cannot be written to.
     """
-    line = asked("audit", words, ["--all"])
+    line = parse_arguments("audit", words, ["--all"])
     if line.help:
         print(_help())
         return 0
-    own, given = _sorted_out(configuration.plain(configuration.literal(line.words, own=WORDS)))
-    samples = whole("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST, MOST)
-    seed = whole("audit.seed", own.get("audit.seed", "0"), 0)
+    own, given = _sorted_out(configuration.plain(configuration.quote_paths(line.arguments, own=WORDS)))
+    samples = integer("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST, MOST)
+    seed = integer("audit.seed", own.get("audit.seed", "0"), 0)
     kinds = [False, True] if line.all else _kinds(given)
     chosen = _models(own, kinds)
     out = writable(own["out"]) if "out" in own else None
@@ -145,7 +145,7 @@ def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 def _of_a_run() -> set[str]:
     """The parameters and groups that are neither a method's nor the sampling's."""
     every = {*parameters.TABLE, *parameters.groups()}
-    return every.difference(parameters.of_methods(), audit.SAMPLING, densities.SAMPLING)
+    return every.difference(parameters.method_parameters(), audit.SAMPLING, densities.SAMPLING)
 
 
 def _models(own: Mapping[str, str], kinds: Sequence[bool]) -> dict[bool, list[Subject]]:
@@ -171,7 +171,7 @@ def _kinds(words: Sequence[str]) -> list[bool]:
     """Whether the method of these arguments is for discrete (False) or continuous (True) tokens; vanilla is both."""
     chosen = {_key(word): word.partition("=")[2] for word in words}
     method = chosen.get("method") or str(configuration.compose()["method"])
-    drafter, rule = ({**parameters.parts_of(method), **chosen}.get(group, "") for group in ("drafter", "rule"))
+    drafter, rule = ({**parameters.method_choices(method), **chosen}.get(group, "") for group in ("drafter", "rule"))
     kinds = [parameters.kind(*part) for part in (("drafter", drafter), ("rule", rule))]
     if kinds == ["any", "any"]:
         return [False, True]

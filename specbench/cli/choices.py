@@ -18,7 +18,7 @@ GROUPS = {
 }
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """`specbench list [models|methods|drafters|rules|data|metrics|protocols ...] [--json]`."""
     parser = Parser(
         prog="specbench list", description="What there is to choose from, and whether its weights are here."
@@ -28,17 +28,17 @@ def main(words: list[str]) -> int:
         "--json", action="store_true", help="as JSON: name, line, weights (true, false, null: needs none)"
     )
     try:
-        asked = parser.parse_args(words)
+        options = parser.parse_args(arguments)
     except SystemExit as e:  # --help
         return int(e.code or 0)
     wanted = [
-        next((name for name in GROUPS if given in (name, name.removesuffix("s"))), given) for given in asked.groups
+        next((name for name in GROUPS if given in (name, name.removesuffix("s"))), given) for given in options.groups
     ]
     for name in wanted:
         if name not in GROUPS:
             raise unknown("group", name, GROUPS)
     found = {name: _entries(group) for name, group in GROUPS.items() if not wanted or name in wanted}
-    if asked.json:
+    if options.json:
         print(json.dumps(found, indent=1, ensure_ascii=False))
         return 0
     for title, entries in found.items():

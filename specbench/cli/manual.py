@@ -76,7 +76,7 @@ def _sections(cfg: Mapping[str, Any]) -> dict[str, list[str]]:
 def _section(name: str) -> str:
     if name in _SAMPLING:
         return "sampling"
-    if name in ("method", "drafter", "rule") or name in parameters.of_methods():
+    if name in ("method", "drafter", "rule") or name in parameters.method_parameters():
         return "method"
     for group, others in (("model", _MODEL), ("data", _DATA)):
         declared = (parameters.declared(group, choice) for choice in parameters.choices(group))
@@ -119,11 +119,11 @@ def _range(name: str, parameter: Parameter) -> str:
         text = ", ".join(parameter.choices)
     else:
         kinds = {
-            "whole": "integer",
+            "integer": "integer",
             "flag": "true, false",
             "names": "names",
             "tree": "a name, or paths",
-            "word": "text",
+            "string": "text",
         }
         text = kinds.get(parameter.kind, parameter.kind)
         if parameter.low is not None and parameter.high is not None and not parameter.above:

@@ -24,12 +24,12 @@ from specbench import metrics
 from specbench._version import __version__
 from specbench.config import parameters
 from specbench.data.base import Item, key
-from specbench.errors import UsageError, asked, unknown, values
+from specbench.errors import UsageError, parse_arguments, unknown, values
 from specbench.metrics import reference as references
 from specbench.metrics.base import Pictures, Place, Unavailable
 from specbench.metrics.inception import FEATURES, ComparedMetric
 from specbench.rows import provenance
-from specbench.storage import home, pictures
+from specbench.storage import home, image_files
 
 if TYPE_CHECKING:
     from specbench.metrics.reference import Reference
@@ -38,7 +38,7 @@ BLOCK = 4096  # images whose outputs are in memory at once
 _BYTES = 1 << 28  # of images that are read together from one file
 
 #: The arguments of the command, with their meanings.
-WORDS = {
+ARGUMENTS = {
     "data": "the data set that the images belong to: where runs with it look for the statistics",
     "images": "folder of the real images, its sub-folders included, or ADM's .npz",
     "metrics": "metrics that will compare with them (default: fid); one file for each network and resize",
@@ -62,17 +62,17 @@ After an interruption, the same command resumes.
 """
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """`specbench reference data=NAME images=DIR [name=value ...]`. Returns the exit status.
 
     Raises:
         UsageError: bad arguments, absent or wrong weights, no images, an unreadable image.
     """
-    line = asked("reference", words)
+    line = parse_arguments("reference", arguments)
     if line.help:
-        print(_HELP + "\n".join(f"  {name + '=':<13} {line}" for name, line in WORDS.items()))
+        print(_HELP + "\n".join(f"  {name + '=':<13} {line}" for name, line in ARGUMENTS.items()))
         return 0
-    given = _read(line.words)
+    given = _read(line.arguments)
     judges = _judges(given)
     real = source(home.expanded(given["images"]))
     try:
@@ -91,8 +91,8 @@ def main(words: Sequence[str]) -> int:
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _read(words: Sequence[str]) -> dict[str, str]:
-    given = values(words, WORDS)
+def _read(arguments: Sequence[str]) -> dict[str, str]:
+    given = values(arguments, ARGUMENTS)
     if "images" not in given:
         raise UsageError("name the folder of real images: images=DIR (see specbench reference --help)")
     if "data" not in given and "out" not in given:
@@ -140,10 +140,10 @@ def _judges(given: Mapping[str, str]) -> list[ComparedMetric]:
     return list(found.values())
 
 
-def _crop(word: str) -> int | None:
-    if word != "null" and not (word.isdecimal() and int(word) > 0):
-        raise UsageError(f"crop={word} must be an integer of at least 1, or null (whole images)")
-    return None if word == "null" else int(word)
+def _crop(argument: str) -> int | None:
+    if argument != "null" and not (argument.isdecimal() and int(argument) > 0):
+        raise UsageError(f"crop={argument} must be an integer of at least 1, or null (whole images)")
+    return None if argument == "null" else int(argument)
 
 
 def _destination(given: Mapping[str, str], one: ComparedMetric) -> Path:
@@ -187,18 +187,18 @@ class Folder:
     def __init__(self, folder: Path) -> None:
         self.name = _text(folder.resolve().name)
         self._paths: dict[str, Path] = {}
-        for path in pictures.find(folder):
+        for path in image_files.find(folder):
             self._paths[_text(path.relative_to(folder).as_posix())] = path
         self.names = sorted(self._paths)
         if len(self.names) < 2:
             what = f"are fewer than two images in {folder}" if folder.is_dir() else f"is no folder {folder}"
-            raise UsageError(f"there {what}: give images= a folder with {', '.join(pictures.ENDINGS)} files")
+            raise UsageError(f"there {what}: give images= a folder with {', '.join(image_files.ENDINGS)} files")
         lines = [f"{self._paths[name].stat().st_size} {name}\n" for name in self.names]
         self.files = hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def blocks(self) -> Iterator[Pictures]:
         for start in range(0, len(self.names), BLOCK):
-            yield pictures.Files([self._paths[name] for name in self.names[start : start + BLOCK]])
+            yield image_files.ImageFiles([self._paths[name] for name in self.names[start : start + BLOCK]])
 
     def moments(self, one: ComparedMetric) -> None:
         return None
@@ -229,7 +229,7 @@ class Archive:
             for start in range(0, n, size):
                 count = min(size, n - start)
                 content = arrays.parsed("arr_0", partial(_exactly, size=count * math.prod(one)), f)
-                yield pictures.Array(np.frombuffer(content, np.uint8).reshape(count, *one))
+                yield image_files.ImageArray(np.frombuffer(content, np.uint8).reshape(count, *one))
 
     def moments(self, one: ComparedMetric) -> tuple[np.ndarray, np.ndarray] | None:
         with references.opened(self.path) as arrays:

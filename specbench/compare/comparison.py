@@ -314,10 +314,10 @@ def _moved(metric: Metric, outputs: np.ndarray, items: Sequence[data.Item]) -> t
 
 def _place(one: Pass) -> metrics.Place:
     """Where a run's metrics find their weights and real images, by its configuration."""
-    from specbench.harness.run import judging_place
+    from specbench.harness.run import scoring_context
 
     told = ((name, one.cfg.get(name)) for name in ("metrics_dir", "reference", "data"))  # of old runs, not all
-    return judging_place({name: str(value) if value else "" for name, value in told})
+    return scoring_context({name: str(value) if value else "" for name, value in told})
 
 
 def _items(one: Pass, mine: Sequence[Record]) -> list[data.Item]:

@@ -122,7 +122,7 @@ def names(a: Pass, b: Pass) -> tuple[str, str]:
     """The labels of two passes: their methods and, where these are equal, what else differs."""
     told = [a.method, b.method]
     if told[0] == told[1] and not (a.baseline or b.baseline):
-        apart = [k for k in sorted(parameters.of_methods()) if a.cfg.get(k) != b.cfg.get(k)]
+        apart = [k for k in sorted(parameters.method_parameters()) if a.cfg.get(k) != b.cfg.get(k)]
         for i, one in enumerate((a, b)):
             told[i] = " ".join([told[i], *(plain(f"{k}={one.cfg.get(k)}")[:_LONGEST] for k in apart)])
     if told[0] == told[1]:
@@ -153,7 +153,7 @@ def _facts(one: Pass, mine: Sequence[Record]) -> dict[str, str]:
     """What determines the images and timings of a pass besides its method: name -> value, printable."""
     from specbench.harness.run import MAY_CHANGE
 
-    other = {*parameters.of_methods(), *MAY_CHANGE, "method", "drafter", "rule", "weights", "prompts", "seed"}
+    other = {*parameters.method_parameters(), *MAY_CHANGE, "method", "drafter", "rule", "weights", "prompts", "seed"}
     told: dict[str, Any] = {name: value for name, value in one.cfg.items() if name not in other}
     sessions = [one.sessions[name] for name in sorted({r.session for r in mine}) if name in one.sessions]
     for name in _FACTS:

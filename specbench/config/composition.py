@@ -47,11 +47,11 @@ def _compose(choices: Choices) -> dict[str, Any]:
             order += entry
     if order[0] != "_self_" or len(set(order)) != len(order) or not set(choices) <= set(order):
         raise _AskHydraError
-    usual = {group: name for entry in defaults if isinstance(entry, dict) for group, name in entry.items()}
+    defaults_of = {group: name for entry in defaults if isinstance(entry, dict) for group, name in entry.items()}
     # The last group decides first: an experiment chooses the method, and a method its drafter and rule.
     for position in reversed(range(1, len(order))):
         group = order[position]
-        name = chosen.setdefault(group, usual[group])
+        name = chosen.setdefault(group, defaults_of[group])
         for other, theirs in _overridden(group, name):
             if other not in order[1:position]:
                 raise _AskHydraError

@@ -52,7 +52,7 @@ class Protocol:
         """As a row names it: "coolsd_table1@1"."""
         return f"{self.name}@{self.version}"
 
-    def says(self, model: str, data: str | None) -> dict[str, Any]:
+    def values_for(self, model: str, data: str | None) -> dict[str, Any]:
         """Parameter -> what the protocol has for it in a run of this model on this data set. `data` is among them: the
         same one, or, where the protocol does not have that one, its first."""
         known = dict(self.sets)
@@ -69,12 +69,12 @@ def read(name: str) -> Protocol:
     return Protocol(**parameters.content("protocol", name))
 
 
-def name_of(word: str) -> str:
+def name_of(argument: str) -> str:
     """The name in "coolsd_table1" or "coolsd_table1@1".
 
     Raises UsageError where this specbench has another version of it. A name that does not exist is left to others.
     """
-    name, at, version = word.partition("@")
+    name, at, version = argument.partition("@")
     if at and name in parameters.choices("protocol") and version != str(read(name).version):
         raise UsageError(
             f"protocol {name} has version {read(name).version} here, not {version}: write protocol={name}, or take a"
@@ -99,7 +99,7 @@ def values(name: str, model: str, given: Mapping[str, Any]) -> dict[str, Any]:
         has |= parameters.declared("data", data)
     return {
         key: _options(key, value)[0]
-        for key, value in protocol.says(model, data).items()
+        for key, value in protocol.values_for(model, data).items()
         if value is not None and key in has and key not in given and (key != "data" or value == data)
     }
 
@@ -113,7 +113,7 @@ def remarks(cfg: Mapping[str, Any]) -> list[str]:
         return []
     protocol = read(name_of(cfg["protocol"]))
     departs, open_, several, code = [], [], [], []
-    for key, value in protocol.says(cfg["model"], cfg["data"]).items():
+    for key, value in protocol.values_for(cfg["model"], cfg["data"]).items():
         if key not in cfg:
             continue
         mine = f"{key} {_shown(key, cfg[key])}"

@@ -84,7 +84,7 @@ _LISTED: dict[str, dict[str, Entry]] = {
         "cool": Entry("specbench.decoding.rules.relaxed:build_cool"),
         "lantern": Entry("specbench.decoding.rules.lantern:build_lantern"),
         "lantern_pp": Entry("specbench.decoding.rules.lantern:build_lantern_pp"),
-        "density": Entry("specbench.harness.pipeline:vector_rule"),
+        "density": Entry("specbench.harness.pipeline:continuous_rule"),
     },
 }
 
@@ -163,8 +163,8 @@ def check_weights(cfg: Mapping[str, Any]) -> None:
                 " weights=DIR, or try weights=random"
             )
         return
-    beside = () if cfg.get("drafter_weights") else entry("drafter", cfg["drafter"]).parts
-    needed = (*entry("model", model).parts, *beside)
+    drafter_folders = () if cfg.get("drafter_weights") else entry("drafter", cfg["drafter"]).parts
+    needed = (*entry("model", model).parts, *drafter_folders)
     if absent := [part for part in needed if not (folder / part).is_dir()]:
         raise UsageError(f"{folder} lacks {', '.join(f'{part}/' for part in absent)}: {advice(model, absent)}")
 

@@ -71,8 +71,8 @@ def spread(classes: int, cfg: Mapping[str, Any]) -> list[tuple[int, int, str]]:
     """(index, class number, id) of `n` images, spread evenly: every `classes` in a row have each class once, in an
     order keyed by `seed`. The id "7-3" is the fourth image of class 7."""
     order = sorted(range(classes), key=lambda label: key("class", cfg["seed"], label))
-    turns = ((i, order[i % classes], i // classes) for i in range(cfg["n"]))
-    return [(i, label, f"{label}-{turn}") for i, label, turn in turns]
+    rounds = ((i, order[i % classes], i // classes) for i in range(cfg["n"]))
+    return [(i, label, f"{label}-{round_}") for i, label, round_ in rounds]
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

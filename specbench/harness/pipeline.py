@@ -23,7 +23,7 @@ from specbench.decoding.sampling import Sampling, Streams
 from specbench.engine.clock import Clock
 from specbench.engine.graph import ENGINES, Eager, Graphs
 from specbench.errors import NumberError, UsageError
-from specbench.harness.parts import rule as build_rule
+from specbench.harness.method import build_rule
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -33,7 +33,7 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError(f"device={name} was asked for but no CUDA device is visible (use device=cpu or device=auto)")
+        raise UsageError(f"device={name} needs CUDA, and no CUDA device is visible (use device=cpu or device=auto)")
     return torch.device(name)
 
 
@@ -75,13 +75,13 @@ def in_batches(
     pipeline: Any, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int
 ) -> Iterator[Finished]:
     """Decodes one batch after the other; keys: (seed, prompt index) of each prompt."""
-    for start in range(0, len(prompts), batch):
-        some = slice(start, start + batch)
+    for first in range(0, len(prompts), batch):
+        some = slice(first, first + batch)
         pipeline.synchronize()
-        began = time.perf_counter()
+        before = time.perf_counter()
         conditioning = pipeline.encode(list(prompts[some]))
         pipeline.synchronize()
-        text_s = time.perf_counter() - began
+        text_s = time.perf_counter() - before
         decoded = pipeline.decode(conditioning, list(keys[some]))
         which = list(range(len(prompts))[some])
         yield Finished(which, decoded, text_s, len(which))
@@ -138,10 +138,10 @@ class _Base(ABC):
         def encode(some: list[int]) -> Any:
             nonlocal spent
             self.synchronize()
-            began = time.perf_counter()
+            before = time.perf_counter()
             conditioning = self.encode([prompts[i] for i in some])
             self.synchronize()
-            spent += time.perf_counter() - began
+            spent += time.perf_counter() - before
             return conditioning
 
         def streams(some: list[int]) -> Streams:
@@ -157,8 +157,8 @@ class _Base(ABC):
             spent = 0.0
 
     def pixels(self, tokens: Tensor) -> np.ndarray:
-        pictures: np.ndarray = self.model.pixels(tokens)
-        return pictures
+        pixels: np.ndarray = self.model.pixels(tokens)
+        return pixels
 
     def synchronize(self) -> None:
         synchronize(self.device)
@@ -174,10 +174,10 @@ class Pipeline(_Base):
         self.parts = parts
 
     @classmethod
-    def load(cls, cfg: Mapping[str, Any]) -> Pipeline | VectorPipeline:
+    def load(cls, cfg: Mapping[str, Any]) -> Pipeline | ContinuousPipeline:
         """From flat parameters: model, weights, device, dtype, drafter, rule, and the parameters that those declare."""
         if parameters.is_continuous("model", cfg["model"]):
-            return VectorPipeline.load(cfg)
+            return ContinuousPipeline.load(cfg)
         device, model = _load_model(cfg)
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
         rule = build_rule(cfg, drafter.tree.height, model.codebook)
@@ -219,22 +219,22 @@ class Pipeline(_Base):
         return self.parts.drafter.tree.height > 0
 
 
-def vector_rule(cfg: Mapping[str, Any], length: int) -> continuous.Rule:
+def continuous_rule(cfg: Mapping[str, Any], length: int) -> continuous.Rule:
     """How continuous tokens are drafted and verified, from flat parameters; length: tokens of an image, 0 to check the
     parameters only."""
     from specbench.models.mar import tokens_per_iteration
 
     common = {"temperature": cfg["temperature"], "final_noise": cfg["final_noise"]}
     if cfg["drafter"] == "none":
-        turns = tuple(tokens_per_iteration(length, cfg["iterations"])) if cfg["iterations"] and length else ()
-        return continuous.Rule(turns=turns, **common)
+        pass_sizes = tuple(tokens_per_iteration(length, cfg["iterations"])) if cfg["iterations"] and length else ()
+        return continuous.Rule(turns=pass_sizes, **common)
     if cfg["iterations"]:
         raise UsageError(f"method {cfg['method']} verifies token by token: leave iterations= out, or give null")
     names = ("gamma", "prefill", "align", "criterion", "verify", "on_reject", "inner_temperature", "tries")
     return continuous.Rule(**{name: cfg[name] for name in names}, **common)
 
 
-class VectorPipeline(_Base):
+class ContinuousPipeline(_Base):
     """A model with continuous tokens and its smaller drafter; `decode` returns tokens (B, T, D)."""
 
     def __init__(
@@ -255,14 +255,14 @@ class VectorPipeline(_Base):
         """From flat parameters, as `Pipeline.load`."""
         device, model = _load_model(cfg)
         drafter = model.draft_model() if cfg["drafter"] != "none" else None
-        rule = vector_rule(cfg, model.target.length)
+        rule = continuous_rule(cfg, model.target.length)
         weights = registry.weights_label(cfg)
         return cls(model, drafter, rule, device, cfg["model"], weights, engine_of(cfg, device))
 
-    def vanilla(self) -> VectorPipeline:
+    def vanilla(self) -> ContinuousPipeline:
         """The same loaded target alone, one token per pass: the baseline."""
         rule = continuous.Rule(temperature=self.rule.temperature, final_noise=self.rule.final_noise)
-        return VectorPipeline(self.model, None, rule, self.device, self.name, self.weights, self.engine.fresh())
+        return ContinuousPipeline(self.model, None, rule, self.device, self.name, self.weights, self.engine.fresh())
 
     def images(self, conditioning: Any, streams: Streams) -> continuous.Decoding:
         """As of `_Base`."""

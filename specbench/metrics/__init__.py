@@ -25,7 +25,7 @@ from specbench.config import parameters
 from specbench.config.registry import ASSETS
 from specbench.metrics.base import Item, Judge, Metric, Pictures, Place, Score, Unavailable
 from specbench.metrics.outputs import Outputs, Shelf, key
-from specbench.storage import pictures
+from specbench.storage import image_files
 
 __all__ = [
     "ASSETS",
@@ -183,9 +183,9 @@ class _Seen:
 
     def __getitem__(self, index: int) -> np.ndarray:
         picture = self._images[index]
-        pictures.check(picture)
+        image_files.check(picture)
         if self.digests[index] is None:
-            self.digests[index] = pictures.digest(picture)
+            self.digests[index] = image_files.digest(picture)
         return picture
 
     def key(self, index: int, prompt: str | None) -> str | None:

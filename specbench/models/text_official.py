@@ -185,7 +185,7 @@ class Emu3Ids:
 def lumina_prompt(
     encode: Encode, prompt: str, width: int, height: int, instruction: str, ids: ChameleonIds | None = None
 ) -> Prompt:
-    """Lumina-mGPT: [bos] instruction [end of turn] [image start, height, width]; without a prompt only the last three
+    """Lumina-mGPT: [bos] instruction [end_of_turn] [image start, height, width]; without a prompt only the last three
     (reference README (21), (24)).
 
     `instruction` holds {width}, {height} and {prompt}; width and height are pixels, multiples of 32.
@@ -202,7 +202,7 @@ def lumina_prompt(
 
 
 def anole_prompt(encode: Encode, prompt: str, ids: ChameleonIds | None = None) -> Prompt:
-    """Anole: [bos] prompt [end of turn, image start]; without a prompt [bos, image start] (reference README (24))."""
+    """Anole: [bos] prompt [end_of_turn, image start]; without a prompt [bos, image start] (reference README (24))."""
     ids = ids or ChameleonIds()
     return Prompt([ids.bos, *encode(prompt), ids.end_of_turn, ids.image_start], [ids.bos, ids.image_start])
 

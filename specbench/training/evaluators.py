@@ -24,7 +24,7 @@ from specbench.data import Item, scenes
 from specbench.metrics import scenes_reference
 from specbench.metrics.scenes_reference import Reference
 from specbench.models import evaluators as ev
-from specbench.storage import home, pictures
+from specbench.storage import home, image_files
 from specbench.training.trainer import MicroStep, Recipe, fit
 from specbench.training.world import World
 
@@ -344,7 +344,7 @@ def train_all(
         reference.save(path)
     real = [Item(i, caption, None) for i, caption in enumerate(train.captions[: len(held.images)])]
     place = metrics.Place(assets, home.metrics_folder(), device=str(device))
-    score = metrics.score(["scenes_fid"], pictures.Array(train.images[: len(real)]), real, place)["fid"]
+    score = metrics.score(["scenes_fid"], image_files.ImageArray(train.images[: len(real)]), real, place)["fid"]
     statistics["fid_of_real"] = float("nan") if score.value is None else score.value
 
     if not paths[ev.READER].exists():

@@ -79,7 +79,7 @@ class MicroStep:
         return torch.Generator(device).manual_seed(int(key >> 1))
 
 
-#: loss(turn) -> (scalar loss, a mean over the examples of this part; statistics to log)
+#: loss(micro_step) -> (scalar loss, a mean over the examples of this part; statistics to log)
 Loss = Callable[[MicroStep], tuple[Tensor, dict[str, float]]]
 
 
