@@ -13,8 +13,8 @@ from test_text_official import chameleon_names, save_chameleon, t5, tiktoken  # 
 
 from specbench.cli import main
 from specbench.config import configuration, parameters, registry
-from specbench.decoding.loop import Parts, decode
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.errors import UsageError
 from specbench.harness.method import build_rule
 from specbench.models import chameleon, eagle, emu3, emu3_vision, llamagen_official, naming, vq
@@ -69,7 +69,7 @@ def test_every_method_runs_on_every_real_target(model):
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
         rule = build_rule(cfg, drafter.tree.height, bundle.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
-        out = decode(Parts(bundle.target, drafter, rule, sampling), given, Streams([(0, 0), (0, 1)]))
+        out = decode(DecoderConfig(bundle.target, drafter, rule, sampling), given, RandomStreams([(0, 0), (0, 1)]))
         assert out.tokens.shape == (2, bundle.target.length), method
         assert (out.steps + out.accepted >= bundle.target.length).all(), method
         assert (out.drafted.sum() > 0) == (cfg["drafter"] != "none"), method
