@@ -81,7 +81,7 @@ def single_objects(assets: Path, backend: str, device: str) -> Reference:
             return stored
     except (OSError, SafetensorError, LookupError, TypeError, ValueError):
         pass  # not there, or damaged: rendered again
-    reference = Reference.judged(classifier, scenes_classes.pictures("validation", COUNT)[0], backend)
+    reference = Reference.judged(classifier, scenes_classes.portraits("validation", COUNT)[0], backend)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         mine = path.with_suffix(f".{os.getpid()}.safetensors")
