@@ -61,7 +61,7 @@ class ForcedLength:
         path = path.gather(1, torch.minimum(level, length[:, None]))
         next_token = verdict.tokens.gather(1, verdict.length[:, None])
         tokens = torch.cat([draft.tokens.gather(1, path[:, 1:]), next_token], 1).scatter(1, length[:, None], next_token)
-        return Verdict(path[:, 1:], length, tokens, verdict.probs, verdict.first)
+        return Verdict(path[:, 1:], length, tokens, verdict.next_probs, verdict.first)
 
 
 def measure(cfg: Mapping[str, Any], plan: BenchPlan) -> dict[str, Any]:
