@@ -15,7 +15,7 @@ from torch import Tensor
 from specbench.config.registry import ASSETS
 from specbench.data import scenes
 from specbench.errors import UsageError
-from specbench.metrics.scenes_reference import FILE, Reference
+from specbench.metrics.scenes_reference import FILE, ScenesReference
 from specbench.models import evaluators as ev
 from specbench.training import evaluators as te
 from specbench.training.trainer import Recipe
@@ -252,7 +252,7 @@ def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monke
     wanted = {"classifier_accuracy", "fid_of_real", "reader_accuracy", "reader_accuracy_fill2", "two_tower_top1"}
     assert wanted | {"reader_seconds"} <= set(figures)
     assert all(math.isfinite(value) for value in figures.values())
-    reference = Reference.load(assets / FILE)
+    reference = ScenesReference.load(assets / FILE)
     assert (reference.backend, reference.count) == (ev.backend(assets / ev.CLASSIFIER), 20)
 
     before = {name: (assets / name).read_bytes() for name in files}
@@ -327,6 +327,6 @@ def test_committed_evaluators_reach_their_figures() -> None:
 
 def test_committed_evaluators_are_small_and_their_reference_is_theirs() -> None:
     assert sum(p.stat().st_size for p in COMMITTED) < 6e6
-    reference = Reference.load(ASSETS / FILE)
+    reference = ScenesReference.load(ASSETS / FILE)
     assert reference.backend == ev.backend(ASSETS / ev.CLASSIFIER)
     assert reference.count >= 1000

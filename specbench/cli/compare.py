@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specbench.compare import telling
+from specbench.compare import wording
 from specbench.compare.comparison import compare
 from specbench.compare.passes import read
 from specbench.errors import UsageError, asked
@@ -38,7 +38,7 @@ def main(words: Sequence[str]) -> int:
     """
     line = asked("compare", words)
     if line.help:
-        print(_HELP + "\n".join(f"  {k:<16} " + v.replace("\n", "\n" + " " * 19) for k, v in telling.COLUMNS.items()))
+        print(_HELP + "\n".join(f"  {k:<16} " + v.replace("\n", "\n" + " " * 19) for k, v in wording.COLUMNS.items()))
         return 0
     outs = [word.removeprefix("out=") for word in line.words if word.startswith("out=")]
     runs = [word for word in line.words if not word.startswith("out=")]  # a folder may be called delta=1.1
@@ -46,8 +46,8 @@ def main(words: Sequence[str]) -> int:
         raise UsageError("compare takes two runs and at most one out=FILE.csv (see specbench compare --help)")
     out = writable(outs[0]) if outs else None
     found = compare(read(runs[0]), read(runs[1]))
-    print(telling.report(found))
+    print(wording.report(found))
     if out is not None:
-        write_atomically(out, telling.to_csv(found).encode())
+        write_atomically(out, wording.to_csv(found).encode())
         print(f"wrote {out}")
     return 0

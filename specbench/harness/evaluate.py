@@ -26,7 +26,7 @@ from specbench._version import __version__
 from specbench.config import configuration, parameters
 from specbench.errors import UsageError, plain
 from specbench.harness import merge
-from specbench.harness.run import Run, judging_device, judging_place, quality, stored
+from specbench.harness.run import Run, quality, scoring_context, scoring_device, stored
 from specbench.rows import provenance, summary
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
@@ -125,9 +125,9 @@ def _run(folder: Path, given: Mapping[str, str]) -> str:
     one = Run({**theirs, **new, "weights": "random"}, folder)
     one.cfg["weights"] = theirs.get("weights")  # these need not exist
     if "device" in given:
-        one.judging_device = checked["device"]
+        one.scoring_device = checked["device"]
     if "batch" in given:
-        one.judging_batch = checked["batch"]
+        one.scoring_batch = checked["batch"]
     with _told(folder):
         row = one.rescore()
     filled = [column for name in one.cfg["metrics"] for column in metrics.columns(name)]
@@ -165,7 +165,7 @@ def _pictures(folder: Path, given: dict[str, str]) -> str:
     cfg = _composed(given, metrics=sets.get(source, "coco"), data=source or "scenes")
     if not cfg["metrics"]:
         raise UsageError("no metrics are chosen: name some with metrics=")
-    reading = [name for name in cfg["metrics"] if metrics.metric(name, judging_place(cfg)).reads_prompt]
+    reading = [name for name in cfg["metrics"] if metrics.metric(name, scoring_context(cfg)).reads_prompt]
     pairs = _paired(paths, cfg, given, source, reading, partial == "true")
     out = home.expanded(cfg["out"]) if cfg["out"] else _usual_out(folder)
     with _opened(out, folder) as memory, _told(out):
@@ -298,24 +298,24 @@ def _scored(
     given: Mapping[str, str],
 ) -> str:
     """Scores the pairs, writes the row and the per-image scores, and returns the report."""
-    batch = cfg["batch"] if "batch" in given else metrics.Place.batch
-    place = judging_place({**cfg, "data": source}, judging_device(cfg["device"]), batch)
-    keep, files = metrics.Outputs(out), pictures.Files(pairs.paths)
+    batch = cfg["batch"] if "batch" in given else metrics.ScoringContext.batch
+    context = scoring_context({**cfg, "data": source}, scoring_device(cfg["device"]), batch)
+    cached, files = metrics.Outputs(out), pictures.Files(pairs.paths)
     pictured, paired = _pictured(files), _hash([[item.id, item.prompt, item.labels] for item in pairs.items])
     rows = read_rows(out / "row.csv") if (out / "row.csv").is_file() else []
     before = rows[0] if rows else None
     same = before is not None and memory.get("images", pictured) == pictured and before["n"] == len(files)
     had = [name for name in memory.get("metrics", {}) if name in metrics.available()] if before else []
     names = merge.names(had, cfg["metrics"])
-    bases = {name: _basis(name, place) for name in {*had, *names}}
+    bases = {name: _basis(name, context) for name in {*had, *names}}
 
     def can_again(name: str) -> bool:
         """Whether an earlier metric may give another value today, and has its inputs."""
         stays = same and bases[name] == memory["metrics"][name] and paired == memory.get("paired")
-        return not stays and bool(source or not metrics.metric(name, place).reads_prompt)
+        return not stays and bool(source or not metrics.metric(name, context).reads_prompt)
 
     again = [name for name in names if name not in cfg["metrics"] and can_again(name)]
-    scores = metrics.score([*cfg["metrics"], *again], files, pairs.items, place, keep)
+    scores = metrics.score([*cfg["metrics"], *again], files, pairs.items, context, cached)
     told = []
     for name in cfg["metrics"]:  # a metric without a value leaves the column to the metric that had it
         others = [other for other in merge.rivals(name, had) if other not in names]
@@ -327,7 +327,7 @@ def _scored(
             names = [*(other for other in names if other != name), *others]
             scores = {column: one for column, one in scores.items() if column not in metrics.columns(name)}
             more = [other for other in others if can_again(other)]
-            scores |= metrics.score(more, files, pairs.items, place, keep) if more else {}
+            scores |= metrics.score(more, files, pairs.items, context, cached) if more else {}
             again += more
     old = merge.scores(before) if before and same else {}
     told += merge.unmeasured(old, scores)
@@ -352,11 +352,11 @@ def _scored(
     if before:
         reasons = {column: one.note for column, one in scores.items() if one.note}
         if not source:
-            prompted = (m for m in had if m in names and metrics.metric(m, place).reads_prompt)
+            prompted = (m for m in had if m in names and metrics.metric(m, context).reads_prompt)
             reasons |= {c: "it reads prompts, and none are given" for m in prompted for c in metrics.columns(m)}
         told += merge.changes(before, row, reasons)
-    scored = [m for m in names if m in keep.judges and any(scores.get(c) for c in metrics.columns(m))]
-    each = _each(scored, place, keep, files, pairs, scores)
+    scored = [m for m in names if m in cached.scorers and any(scores.get(c) for c in metrics.columns(m))]
+    each = _each(scored, context, cached, files, pairs, scores)
     if before:
         told += _take_along(out / "pictures.csv", each, {m for m in had if m not in names} if same else None)
     write_atomically(out / "pictures.csv", _csv(each).encode())
@@ -370,10 +370,10 @@ def _scored(
     return _table(f"{folder}: {len(files)} images", shown, row, [out / "row.csv", out / "pictures.csv"])
 
 
-def _basis(name: str, place: metrics.Place) -> str:
+def _basis(name: str, context: metrics.ScoringContext) -> str:
     """What determines the value of a metric besides images and prompts, or why it has no value here."""
     try:
-        return metrics.metric(name, place).basis()
+        return metrics.metric(name, context).basis()
     except metrics.Unavailable as e:
         return str(e)
 
@@ -403,8 +403,8 @@ def _hash(value: object) -> str:
 
 def _each(
     names: Sequence[str],
-    place: metrics.Place,
-    keep: metrics.Outputs,
+    context: metrics.ScoringContext,
+    cached: metrics.Outputs,
     files: pictures.Files,
     pairs: _Paired,
     scores: Mapping[str, metrics.Score],
@@ -419,12 +419,12 @@ def _each(
     for name in names:
         if scores[metrics.columns(name)[0]].value is None:
             continue
-        one = metrics.metric(name, place)
+        one = metrics.metric(name, context)
         keys = [
-            metrics.key(digest or "", item.prompt if one.reads_prompt else None)
+            metrics.image_key(digest or "", item.prompt if one.reads_prompt else None)
             for digest, item in zip(files.digests, pairs.items, strict=True)
         ]
-        if (values := one.each(keep.of(name, keys))) is not None:
+        if (values := one.per_image(cached.of(name, keys))) is not None:
             table[name] = values.tolist()
     return table
 

@@ -110,8 +110,8 @@ class Run:
         self.folder = home.expanded(out or self.cfg["out"] or new_folder())
         self.nothing_left = False
         self.larger = 0
-        self.judging_device: str = self.cfg["device"]  # of the metrics' networks
-        self.judging_batch = metrics.Place.batch
+        self.scoring_device: str = self.cfg["device"]  # of the metrics' networks
+        self.scoring_batch = metrics.ScoringContext.batch
         self._loader = loader or _load_pipeline
         self._made = False  # by this process
         self._announced = False
@@ -571,7 +571,7 @@ class Run:
         found = {}
         for name in dict.fromkeys([*self._had, *self.asked["metrics"]]):
             try:
-                found[name] = metrics.metric(name, judging_place(self.cfg)).basis()
+                found[name] = metrics.metric(name, scoring_context(self.cfg)).basis()
             except metrics.Unavailable as e:
                 found[name] = f"{_UNMEASURED}{e}"
         return found
@@ -581,8 +581,8 @@ class Run:
         if not names:
             return {}
         _say(f"scoring: {', '.join(names)}")
-        place = judging_place(self.cfg, judging_device(self.judging_device), self.judging_batch)
-        return metrics.score(names, _Recorded(method, len(items)), items, place, metrics.Outputs(self.folder))
+        context = scoring_context(self.cfg, scoring_device(self.scoring_device), self.scoring_batch)
+        return metrics.score(names, _Recorded(method, len(items)), items, context, metrics.Outputs(self.folder))
 
     def _row(
         self,
@@ -609,7 +609,7 @@ class Run:
         row["prompts_hash"] = data.prompts_hash(items)
         row |= summary.speed(mine) | summary.columns(mine)
         if row["perplexity"] is not None:
-            row["perplexity_backend"] = _judge(row)
+            row["perplexity_backend"] = _perplexity_backend(row)
         if reference:
             row |= summary.versus(mine, reference)
             if "gamma" in self.cfg:
@@ -650,10 +650,12 @@ class Run:
 # --- values of a row --------------------------------------------------------------------------------------------------
 
 
-def judging_place(cfg: Mapping[str, Any], device: str = "cpu", batch: int = metrics.Place.batch) -> metrics.Place:
+def scoring_context(
+    cfg: Mapping[str, Any], device: str = "cpu", batch: int = metrics.ScoringContext.batch
+) -> metrics.ScoringContext:
     """The scoring context of a configuration: its `metrics_dir`, `reference` and `data`."""
     folder, reference = cfg["metrics_dir"], cfg["reference"]
-    return metrics.Place(
+    return metrics.ScoringContext(
         metrics.ASSETS,
         home.expanded(folder) if folder else home.metrics_folder(),
         home.expanded(reference) if reference else None,
@@ -663,7 +665,7 @@ def judging_place(cfg: Mapping[str, Any], device: str = "cpu", batch: int = metr
     )
 
 
-def judging_device(device: str) -> str:
+def scoring_device(device: str) -> str:
     """Where the metrics' networks run for device=...; UsageError for an absent device."""
     from specbench.harness.pipeline import resolve_device
 
@@ -710,7 +712,7 @@ def _pictured(journal: Journal, n: int) -> str:
     return hashlib.sha256("".join(record.sha256 for record in journal.first(n)).encode()).hexdigest()[:16]
 
 
-def _judge(row: Mapping[str, Any]) -> str:
+def _perplexity_backend(row: Mapping[str, Any]) -> str:
     """The conditions of a row's perplexity: "target:llamagen_scenes@1a2b3c4d, cfg_scale 3, temperature 1"."""
     digest = row["weights"].rpartition(":")[2].partition("+")[0]  # the target's; see registry.weights_label
     return f"target:{row['model']}@{digest}, cfg_scale {row['cfg_scale']:g}, temperature {row['temperature'] or 1:g}"
