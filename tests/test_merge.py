@@ -64,7 +64,7 @@ class Light(base.Metric):
         move = float(len(self.basis())) + self.name.count("2")
         return tuple(Score(outputs.mean() + move + i, 0.5, self.basis(), "few") for i in range(len(self.columns)))
 
-    def each(self, outputs: np.ndarray) -> np.ndarray | None:
+    def per_image(self, outputs: np.ndarray) -> np.ndarray | None:
         return outputs[:, 0]
 
 
