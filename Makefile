@@ -1,5 +1,5 @@
-# Every target sets up what it needs in .venv (Python 3.11 or newer with venv is all it asks for) and does so once:
-# again only when pyproject.toml or constraints.txt changed. ARGS="..." goes on to the command.
+# Every target sets up what it needs in .venv, which requires Python 3.11 or newer with venv. Set-up is repeated only when
+# pyproject.toml or constraints.txt changed. ARGS="..." is passed to the command.
 
 PYTHON  ?= python3
 WORKERS ?= 2
@@ -10,11 +10,11 @@ READY    := .venv/.ready
 DEV      := .venv/.ready-dev
 DOCS     := .venv/.ready-docs
 REPORT   := build/tests.xml
-# ARGS goes before the default run's own words; one that chooses a method replaces them.
+# ARGS goes before the arguments of the default run, or replaces them where it chooses a method.
 DEFAULT  := method=cool_sd delta=1.1 n=16
 RUN_ARGS  = $(if $(filter method=% experiment=%,$(ARGS)),,$(foreach d,$(DEFAULT),$(if $(filter $(firstword $(subst =, ,$(d)))=%,$(ARGS)),,$(d)))) $(ARGS)
 
-# Imports compile once: without files of bytecode every process that a test starts compiles torch anew, for seconds.
+# Imports compile once: without bytecode files every process of a test compiles torch again, which takes seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -25,13 +25,13 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
-run: $(READY) ## decode, score and time 16 pictures with the embedded model (ARGS="method=eagle1 n=4" for another run)
+run: $(READY) ## decode, score and time 16 images with the embedded model (ARGS="method=eagle1 n=4" for another run)
 	"$(BIN)/specbench" run $(RUN_ARGS)
 
 tables: $(READY) ## run what the tables still need, then draw them (ARGS="--list" shows their state; MODEL=llamagen_xl)
 	"$(BIN)/specbench" tables $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
-comparisons: $(READY) ## our own comparisons on the embedded model: 75 runs of 500 pictures, hours on a CPU
+comparisons: $(READY) ## our own comparisons on the embedded model: 75 runs of 500 images, hours on a CPU
 	"$(BIN)/specbench" tables rules_tradeoff jacobi_windows eagle3_gain $(ARGS)
 
 bench: $(READY) ## time steps at real sizes with random weights; needs a CUDA device (rows to results/bench/)

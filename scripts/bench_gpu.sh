@@ -6,7 +6,7 @@ specbench=${1:-.venv/bin/specbench}
 folder=${2:-results/bench}
 mkdir -p "$folder"
 
-bench() { # file of rows, then the words of one line
+bench() { # file of rows, then the arguments of one line
     out=$folder/$1.csv
     shift
     "$specbench" bench weights=random device=cuda bench.steps=50 "$@" "out=$out"
@@ -18,11 +18,11 @@ for engine in eager graph triton; do
     bench llamagen_xl model=llamagen_xl engine=$engine method=cool_sd drafter=eagle window=5 forced_accept=2.73 bench.images=3
     bench llamagen_xl model=llamagen_xl engine=$engine method=cool_sd forced_accept=2.73 bench.images=3
     bench llamagen_xl model=llamagen_xl engine=$engine method=vanilla batch=8
-    # 7B at 2,400 places: vanilla, EAGLE and SJD-PAC at the published accepted lengths
+    # 7B at 2,400 positions: vanilla, EAGLE and SJD-PAC at the published accepted lengths
     bench lumina_mgpt model=lumina_mgpt engine=$engine method=vanilla bench.context=2400
     bench lumina_mgpt model=lumina_mgpt engine=$engine method=eagle1 forced_accept=2.76 bench.context=2400
     bench lumina_mgpt model=lumina_mgpt engine=$engine method=sjd_pac window=64 forced_accept=4.51 bench.context=2400
-    # Emu3 at 4,100 places
+    # Emu3 at 4,100 positions
     bench emu3 model=emu3 engine=$engine method=vanilla bench.context=4100 bench.images=0
 done
 # MAR-L: the diffusion head at batch 8, and a batch of CSpD (of the criteria that let a pass go on without the host)

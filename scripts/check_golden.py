@@ -1,6 +1,6 @@
 """Compare the project's implementation with a golden: `python scripts/check_golden.py GOLDEN.json [...]`.
 
-A golden is a .json (configuration, tolerance) beside a .safetensors (`param/*` official weights, `in/*`, `out/*`).
+A golden is a .json (configuration, tolerance) with a .safetensors (`param/*` official weights, `in/*`, `out/*`).
 Prints the largest error of each compared output; exits 1 where one is beyond the stated tolerance, 2 where a file is
 unusable.
 """

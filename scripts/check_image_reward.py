@@ -1,7 +1,7 @@
 """Compare ImageReward's two backends, `image_reward` and `image_reward_package`: the same rewards from the same files?
 
 Runs in the environment of the extra image-reward: `uv pip install -e '.[image-reward]'` where the extra metrics is not.
-Scores a few pictures by both and prints the largest difference; exits 1 where it is beyond the tolerance, 2 where a
+Scores a few images with both and prints the largest difference; exits 1 where it is beyond the tolerance, 2 where a
 file is unusable. With --weights and --vocabulary these are the official files; without them random weights of the
 official layout (1.8 GB in a temporary folder) and a made-up vocabulary, which shows the same.
 """
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from specbench.errors import UsageError, install
 from specbench.metrics import blip, image_reward, image_reward_package
-from specbench.storage import pictures
+from specbench.storage import image_files
 
 PROMPTS = (
     "a red circle left of a large blue square",
@@ -36,7 +36,7 @@ SIZES = ((256, 256), (512, 512), (300, 401), (97, 64))  # height and width
 
 @dataclass(frozen=True)
 class Line:
-    """A picture's item."""
+    """An image's item."""
 
     prompt: str
     labels: tuple[int, ...] | None = None
@@ -44,7 +44,7 @@ class Line:
 
 def random_weights(seed: int) -> dict[str, Tensor]:
     """Tensors of ImageReward.pt's names and shapes. Each layer keeps the size of what goes through it, so that rewards
-    differ from picture to picture: rewards of the usual small random weights agree whatever the network does."""
+    differ between images: with the default small random weights any two networks give equal rewards."""
     with torch.device("meta"):
         network = blip.Blip().state_dict()
     wide, text = blip.VISION["hidden_size"], blip.TEXT["hidden_size"]
@@ -66,7 +66,7 @@ def random_weights(seed: int) -> dict[str, Tensor]:
 
 
 def made_up_vocabulary() -> str:
-    """As many words as bert-base-uncased has, its marks in their places, letters to write any English word with."""
+    """A vocabulary of the size of bert-base-uncased, with its special tokens at their indices and all letters."""
     letters = [*string.ascii_lowercase, *string.digits, *string.punctuation]
     words = ["[PAD]", *(f"[unused{i}]" for i in range(99)), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     words += [*letters, *(f"##{c}" for c in letters), "circle", "avocado", "##chair"]
@@ -75,8 +75,8 @@ def made_up_vocabulary() -> str:
 
 
 def check(weights: Path, vocabulary: Path, given: list[Path], device: str, tolerance: float) -> bool:
-    """Print each picture's rewards and the largest difference; whether it is within the tolerance."""
-    shown: list[np.ndarray] = [pictures.read(path) for path in given]
+    """Print each image's rewards and the largest difference; whether it is within the tolerance."""
+    shown: list[np.ndarray] = [image_files.read(path) for path in given]
     if not shown:
         stream = np.random.default_rng(0)
         coarse = [stream.integers(0, 256, (8, 8, 3), dtype=np.uint8) for _ in SIZES]
@@ -89,8 +89,8 @@ def check(weights: Path, vocabulary: Path, given: list[Path], device: str, toler
     print("loading the native model", flush=True)
     native = image_reward.ImageRewardScorer(blip.load(weights, device), blip.Captions(vocabulary), device)
     ours = native(shown, items)[:, 0]
-    for picture, a, b in zip(shown, theirs, ours):
-        print(f"{picture.shape[1]:5d} x {picture.shape[0]:<5d} package {a:+.6f}  native {b:+.6f}")
+    for image, a, b in zip(shown, theirs, ours):
+        print(f"{image.shape[1]:5d} x {image.shape[0]:<5d} package {a:+.6f}  native {b:+.6f}")
     difference, spread = float(np.abs(theirs - ours).max()), float(np.ptp(theirs))
     fine = bool(np.isfinite(difference)) and difference <= tolerance
     telling = len(shown) == 1 or spread > 100 * tolerance
@@ -104,16 +104,16 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--weights", type=Path, help="ImageReward.pt")
     parser.add_argument("--vocabulary", type=Path, help="vocab.txt of bert-base-uncased")
-    parser.add_argument("--pictures", type=Path, help="a folder of pictures")
+    parser.add_argument("--images", type=Path, help="a folder of images")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tolerance", type=float, default=1e-4)
     asked = parser.parse_args(argv)
     try:
         if importlib.util.find_spec("ImageReward") is None:
             raise UsageError(f"the package is not here: {install('image-reward')}")
-        given = pictures.find(asked.pictures)[:16] if asked.pictures else []
-        if asked.pictures and not given:
-            raise UsageError(f"there are no pictures in {asked.pictures}; name a folder of pictures")
+        given = image_files.find(asked.images)[:16] if asked.images else []
+        if asked.images and not given:
+            raise UsageError(f"there are no images in {asked.images}; name a folder of images")
         with tempfile.TemporaryDirectory() as folder:
             weights, vocabulary = asked.weights, asked.vocabulary
             if weights is None:

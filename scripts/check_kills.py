@@ -2,7 +2,7 @@
 
     python scripts/check_kills.py [KILLS] [N] [name=value ...]      # 50 kills, 64 images, 2 workers
 
-Every run must end with N images and N records, none twice, the pictures and the row (but for its times) of an
+Every run must end with N images and N records, none twice, the images and the row (but for its times) of an
 undisturbed run in one process. A run that is done before the last kill is checked, and the next one begins. Exit 1
 where one differs.
 """
@@ -29,23 +29,23 @@ ITS_OWN = ("run_id", "time", "note", "baseline_run_id", "speedup_expected", "thr
 PATIENCE = 900  # seconds for a run that is left alone
 
 
-def command(out: Path, n: int, words: list[str]) -> list[str]:
+def command(out: Path, n: int, arguments: list[str]) -> list[str]:
     base = ["method=sjd", f"n={n}", "warmup=0", "baseline=false", "device=cpu", f"out={out}"]
-    given = {word.partition("=")[0] for word in words}
+    given = {argument.partition("=")[0] for argument in arguments}
     return [
         sys.executable,
         "-m",
         "specbench.cli",
         "run",
         *(w for w in base if w.partition("=")[0] not in given),
-        *words,
+        *arguments,
     ]
 
 
-def start(out: Path, n: int, words: list[str], log: Path) -> subprocess.Popen[bytes]:
+def start(out: Path, n: int, arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_TMPDIR": str(log.parent / "r")}
     with log.open("ab") as f:
-        return subprocess.Popen(command(out, n, words), env=environment, stdout=f, stderr=f)
+        return subprocess.Popen(command(out, n, arguments), env=environment, stdout=f, stderr=f)
 
 
 def hands(pid: int, doing: bytes = b"") -> list[int]:
@@ -89,26 +89,26 @@ def outcome(out: Path) -> tuple[dict[int, str], dict[str, object]]:
     journal = Journal(out / "records.jsonl")
     for index in found:
         journal.picture(index)  # is the one that was recorded
-    assert len(list((out / "images").glob("*.png"))) == len(found), "pictures without a record"
+    assert len(list((out / "images").glob("*.png"))) == len(found), "images without a record"
     assert not list(out.rglob("*.tmp")), "half-written files are left"
     [row] = read_rows(out / "row.csv")
     return found, {k: v for k, v in row.items() if k not in ITS_OWN and not any(part in k for part in TIMED)}
 
 
 def main() -> int:
-    words = sys.argv[1:]
-    numbers = [int(word) for word in words if word.isdigit()]
-    words = [word for word in words if not word.isdigit()]
+    arguments = sys.argv[1:]
+    numbers = [int(argument) for argument in arguments if argument.isdigit()]
+    arguments = [argument for argument in arguments if not argument.isdigit()]
     kills, n = [*numbers, *(50, 64)[len(numbers) :]][:2]
     chance = random.Random(0)
     root = Path(tempfile.mkdtemp(prefix="k", dir="/tmp"))
     calm = root / "calm"
-    if start(calm, n, [*words, "workers=1"], root / "log").wait(PATIENCE):
+    if start(calm, n, [*arguments, "workers=1"], root / "log").wait(PATIENCE):
         print((root / "log").read_text())
         return 1
     wanted = outcome(calm)
     counts = {"driver": 0, "worker": 0, "driver while loading": 0}
-    runs, starts, begun = 0, 0, time.monotonic()
+    runs, starts, started = 0, 0, time.monotonic()
     while sum(counts.values()) < kills or runs == 0:
         out, driver = root / f"run{runs}", None
         while True:
@@ -119,7 +119,7 @@ def main() -> int:
                     print((root / "log").read_text()[-3000:])
                     print(f"the driver ended by itself with {driver.returncode}")
                     return 1
-                driver, starts = start(out, n, [*words, "workers=2"], root / "log"), starts + 1
+                driver, starts = start(out, n, [*arguments, "workers=2"], root / "log"), starts + 1
                 since = time.monotonic()
             if sum(counts.values()) >= kills:
                 driver.wait(PATIENCE)
@@ -151,9 +151,9 @@ def main() -> int:
             print(f"run {runs} differs: {len(found[0])} images, columns {sorted(differing)}; see {root}")
             return 1
         runs += 1
-        print(f"run {runs}: {n} images, {n} records, pictures and row as undisturbed", flush=True)
+        print(f"run {runs}: {n} images, {n} records, images and row as undisturbed", flush=True)
     print(f"{sum(counts.values())} kills ({counts}) in {runs} runs of {n} images, {starts} starts,", end=" ")
-    print(f"{time.monotonic() - begun:.0f} s: every picture and every row is that of the undisturbed run")
+    print(f"{time.monotonic() - started:.0f} s: every image and every row is that of the undisturbed run")
     shutil.rmtree(root)
     return 0
 

@@ -462,7 +462,7 @@ def counts(rng: random.Random, box: Path) -> list[str]:
     if rng.random() < 0.2:
         paths = ",".join(f"[{rng.randrange(9)}]" for _ in range(rng.choice([2100, 4000, 1_000_000])))
         return ["run", "method=eagle1", f"tree=[{paths}]", "out=out/r"]
-    name = rng.choice([n for n, p in parameters.TABLE.items() if p.kind == "whole" and p.high is not None])
+    name = rng.choice([n for n, p in parameters.TABLE.items() if p.kind == "integer" and p.high is not None])
     high = parameters.TABLE[name].high
     assert high is not None
     value = int(high) + 1 if rng.random() < 0.3 else int(high) * 10 ** rng.choice([1, 3, 9, 50, 300, 5000])

@@ -29,11 +29,11 @@ def resident_mib() -> float:
 
 
 def main() -> int:
-    words = sys.argv[1:]
-    n = next((int(word) for word in words if word.isdigit()), 1000)
-    given = [word for word in words if not word.isdigit()]
+    arguments = sys.argv[1:]
+    n = next((int(argument) for argument in arguments if argument.isdigit()), 1000)
+    given = [argument for argument in arguments if not argument.isdigit()]
     usual = ["method=sjd", "batch=10", "baseline=false", "metrics=none", "device=cpu"]
-    named = {word.partition("=")[0] for word in given}
+    named = {argument.partition("=")[0] for argument in given}
     cfg = configuration.compose([*(w for w in usual if w.partition("=")[0] not in named), *given, f"n={n}"])
     seen: list[float] = []
     add = Journal.add

@@ -1,4 +1,4 @@
-"""How much memory scoring takes: N pictures of 512x512 through Inception-V3 (random weights) and the Fréchet distance.
+"""How much memory scoring takes: N images of 512x512 through Inception-V3 (random weights) and the Fréchet distance.
 
     python scripts/measure_scoring.py 1000
 
@@ -22,7 +22,7 @@ from specbench import metrics
 from specbench.data.base import Item
 from specbench.metrics import frechet, inception
 from specbench.metrics import reference as references
-from specbench.storage import home, pictures
+from specbench.storage import home, image_files
 
 LIMIT_GB = 3.0
 SIDE = 512
@@ -76,12 +76,12 @@ def main(count: int) -> int:
         print(f"before: {gigabytes():.2f} GB at most", flush=True)
         began = time.perf_counter()
         items = [Item(i, "", None, str(i)) for i in range(count)]
-        score = metrics.score(["fid"], pictures.Files(paths), items, context)["fid"]
+        score = metrics.score(["fid"], image_files.ImageFiles(paths), items, context)["fid"]
         if score.value is None:
             print(f"not scored: {score.note}")
             return 1
         spent = time.perf_counter() - began
-        print(f"{count} pictures of {SIDE}x{SIDE} in {spent:.0f} s: {gigabytes():.2f} GB at most; {score.note}")
+        print(f"{count} images of {SIDE}x{SIDE} in {spent:.0f} s: {gigabytes():.2f} GB at most; {score.note}")
     return int(gigabytes() > LIMIT_GB)
 
 

@@ -44,32 +44,32 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
-def asked(command: str, words: Sequence[str], *flags: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments `words` of a command line in any order: plain words, `help`, and which flags are given."""
+def parse_arguments(command: str, arguments: Sequence[str], *flags: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments `words` of a command line in any order: values, `help`, and which flags are given."""
     parser = Parser(prog=f"specbench {command}", add_help=False, allow_abbrev=False)
     for flag in (("-h", "--help"), *flags):
         parser.add_argument(*flag, action="store_true")
-    parser.add_argument("words", nargs="*")
-    return parser.parse_intermixed_args(list(words))
+    parser.add_argument("arguments", nargs="*")
+    return parser.parse_intermixed_args(list(arguments))
 
 
-def values(words: Iterable[str], known: Collection[str], kind: str = "argument") -> dict[str, str]:
+def values(arguments: Iterable[str], known: Collection[str], kind: str = "argument") -> dict[str, str]:
     """The arguments `name=value` of a command line. UsageError for a name that is unknown, given twice or without its
     value; kind: the noun for an unknown one."""
     given: dict[str, str] = {}
-    for word in words:
-        name, _, value = word.partition("=")
+    for argument in arguments:
+        name, _, value = argument.partition("=")
         if name not in known:
             raise unknown(kind, name, known)
         if name in given:
             raise UsageError(f"'{name}' is given twice; give it once")
         if not value:
-            raise UsageError(f"'{word}' lacks its value: {name}=...")
+            raise UsageError(f"'{argument}' lacks its value: {name}=...")
         given[name] = value
     return given
 
 
-def whole(name: str, text: str, least: int, most: int = 2**53) -> int:
+def integer(name: str, text: str, least: int, most: int = 2**53) -> int:
     """The integer in `text`, such as 100, 1_000 or 1e6. UsageError where it is not an integer, below `least` or above
     `most`."""
     value = 0.0

@@ -23,11 +23,11 @@ from specbench.audit.models import BUILT_IN, built_in
 from specbench.audit.tabular import TabularGrower, TabularTarget, codes, random_tables, sequence_law
 from specbench.config import configuration, parameters
 from specbench.decoding import rules
-from specbench.decoding.loop import Parts, decode
+from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.typical import Typical
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.sampling import RandomStreams, Sampling
 
 #: A configuration as `configuration.compose` gives it, of which an audit reads these.
 PLAIN = {"temperature": 1.0, "top_k": None, "top_p": 1.0}
@@ -249,13 +249,13 @@ def test_a_row_depends_on_the_seed_and_not_on_how_it_was_cut(monkeypatch: pytest
 def test_a_tree_grown_once_for_rows_alike_is_each_rows_own() -> None:
     model = built_in("v3t5")
     grower = TabularGrower(model.q, nodes=12, depth=3, width=3)
-    sampling, streams = Sampling(), Streams([(0, i) for i in range(200)])
-    state = grower.open(None, None, sampling, streams)
+    sampling, rng = Sampling(), RandomStreams([(0, i) for i in range(200)])
+    state = grower.open(None, None, sampling, rng)
     g = torch.Generator().manual_seed(0)
     history, count = torch.randint(3, (200, 9), generator=g), torch.randint(7, (200,), generator=g)
     shared = grower.propose(state, history, count, torch.zeros_like(count))
     own = grower._grow(state, history, count)
-    for name in ("tokens", "laws", "valid", "drawn"):
+    for name in ("tokens", "probs", "valid", "sampled"):
         assert torch.equal(getattr(shared, name), getattr(own, name))
     for name, value in vars(own.tree).items():
         found = getattr(shared.tree, name)
@@ -312,7 +312,7 @@ class Enumeration:
         for x in range(self.vocab):
             token = torch.tensor(x)
             keep = float(self.rule.accept(p, q, token, level))
-            after = p if self.rule.certain else self.rule.residual(p, q, token, level)
+            after = p if self.rule.deterministic else self.rule.residual(p, q, token, level)
             made[x] += q[x] * keep
             made += q[x] * (1 - keep) * after
             if depth == t + 1:
@@ -357,10 +357,10 @@ def test_the_enumerated_law_is_the_decoded_one() -> None:
     for given in (cfg, COOL, cfg | {"temperature": 0.0}):
         method = assemble(given | {"method": "any"}, model)
         sampling = method.sampling
-        p, q = ([sampling.law(t.log()) for t in tables] for tables in (model.p, model.q))
-        found = theorem.chain_figures(p, q, method.rule, 3, model.p if method.rule.soft else None)
-        streams = Streams([(0, i) for i in range(20_000)])
-        out = decode(Parts(TabularTarget(model.p), method.drafter, method.rule, sampling), None, streams)
+        p, q = ([sampling.probs(t.log()) for t in tables] for tables in (model.p, model.q))
+        found = theorem.chain_figures(p, q, method.rule, 3, model.p if method.rule.uses_pre_argmax_probs else None)
+        rng = RandomStreams([(0, i) for i in range(20_000)])
+        out = decode(DecoderConfig(TabularTarget(model.p), method.drafter, method.rule, sampling), None, rng)
         seen = torch.bincount(codes(out.tokens, 3), minlength=3**5).double()
         law = found.law / found.law.sum()
         assert statistics.goodness_of_fit(seen, law, 3, 5) > 1e-4  # one seed in 10,000

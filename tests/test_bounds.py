@@ -19,9 +19,10 @@ from specbench.config import configuration, parameters
 from specbench.data import base
 from specbench.decoding import trees
 from specbench.decoding.drafters.dynamic import Grower
-from specbench.decoding.sampling import Streams
+from specbench.decoding.sampling import RandomStreams
 from specbench.errors import UsageError
-from specbench.harness import parts, run
+from specbench.harness import run
+from specbench.harness.method import check_draft
 from specbench.rows.csv_files import read_rows
 
 Call = Callable[..., tuple[int, str, str]]
@@ -94,9 +95,9 @@ def test_the_bounds_refuse_nothing_that_anyone_runs() -> None:
     for word in ("n=50000", "n=1000000", "batch=512", "seed=9223372036854775807", "workers=256"):
         configuration.compose([word])
     run.check(configuration.compose(["weights=random", "method=sjd", "window=256", "device=cpu"]))
-    Streams([(2**63 - 1, 999_999)])  # what a seed is for
+    RandomStreams([(2**63 - 1, 999_999)])  # what a seed is for
     with pytest.raises((ValueError, RuntimeError, OverflowError)):
-        Streams([(2**63, 0)])
+        RandomStreams([(2**63, 0)])
 
 
 @pytest.mark.parametrize("word", ["seed=" + "9" * 6000, "n=" + "9" * 400, "delta=" + "9" * 5000])
@@ -116,7 +117,7 @@ def test_an_image_has_fewer_tokens_than_the_draft(monkeypatch: pytest.MonkeyPatc
         cfg = configuration.compose([f"model={model}", "data=scenes", "weights=random", "device=cpu", *words])
         with pytest.raises(UsageError, match=f"an image of {model} has {tokens}"):
             run.check(cfg)
-    parts.check_draft(configuration.compose(["model=mar_scenes", "data=scenes_classes"]))  # only its weights tell
+    check_draft(configuration.compose(["model=mar_scenes", "data=scenes_classes"]))  # only its weights tell
 
 
 def test_the_tokens_that_the_bound_knows_are_the_models() -> None:
@@ -151,7 +152,7 @@ def test_a_tree_is_counted_before_it_is_built(make: Callable[[], Any]) -> None:
 
 def test_a_tree_of_a_million_paths_is_refused_as_a_word_and_as_a_list(call: Call) -> None:
     word = f"tree=[{','.join(['[0]'] * 1_000_000)}]"
-    assert f"give {parameters.LONGEST} at most" in refused(call, "run", word)
+    assert f"at most {parameters.LONGEST}" in refused(call, "run", word)
     with pytest.raises(UsageError, match=f"at most {parameters.DRAFT}"):
         parameters.check("tree", [[0]] * 1_000_000)
 
@@ -242,8 +243,8 @@ def test_a_name_means_itself(name: str) -> None:
     """The shell has taken its own quotes away, and Hydra's grammar used to read what is in them."""
     words = [f"prompts={name}.txt", f"out={name}", f"metrics_dir={name}/a", "n=1"]
     for found in (
-        configuration.compose(configuration.literal(words)),
-        configuration.grid(configuration.plain(configuration.literal(words)), False)[0],
+        configuration.compose(configuration.quote_paths(words)),
+        configuration.grid(configuration.plain(configuration.quote_paths(words)), False)[0],
     ):
         assert (found["prompts"], found["out"], found["metrics_dir"]) == (f"{name}.txt", name, f"{name}/a")
 
@@ -293,8 +294,8 @@ def test_a_run_of_any_name_can_be_gone_on_with(
     ],
 )
 def test_quotes_that_are_there_stay(word: str, value: str | None) -> None:
-    assert configuration.compose(configuration.literal([word]))["out"] == value
-    assert configuration.literal(configuration.literal([word])) == configuration.literal([word])
+    assert configuration.compose(configuration.quote_paths([word]))["out"] == value
+    assert configuration.quote_paths(configuration.quote_paths([word])) == configuration.quote_paths([word])
 
 
 @pytest.mark.parametrize("name", [*NAMES, "a\\", "\\'", "a\\\\b", "a\\\\", " x "])

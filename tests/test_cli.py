@@ -79,11 +79,17 @@ def rows(help_: str) -> list[list[str]]:
 
 
 def test_help_of_every_method_and_model_has_every_parameter_and_fits(call: Call) -> None:
-    presets = [(parameters.usual_choice("model"), method) for method in parameters.choices("method")]
+    presets = [(parameters.default_choice("model"), method) for method in parameters.choices("method")]
     for model, method in [*presets, *((model, "vanilla") for model in parameters.choices("model"))]:
         _, out, _ = call("run", f"model={model}", f"method={method}", "--help")
         shown = [row[0] for row in rows(out)]
-        cfg = {"model": model, "method": method, "data": "scenes", "engine": "eager", **parameters.parts_of(method)}
+        cfg = {
+            "model": model,
+            "method": method,
+            "data": "scenes",
+            "engine": "eager",
+            **parameters.method_choices(method),
+        }
         wanted = set(parameters.parameters_of(cfg)) - parameters.declared("data", "scenes")
         assert wanted <= set(shown), (model, method)
         assert len(shown) == len(set(shown))

@@ -21,7 +21,7 @@ RULES, DRAFTERS = (
     [name for name in parameters.choices(group) if not parameters.is_continuous(group, name)]
     for group in ("rule", "drafter")
 )
-METHODS = [name for name in parameters.choices("method") if parameters.parts_of(name)["rule"] in RULES]
+METHODS = [name for name in parameters.choices("method") if parameters.method_choices(name)["rule"] in RULES]
 
 #: What the presets of the issue name: method -> (drafter, rule).
 PRESETS = {
@@ -173,10 +173,10 @@ def test_every_choice_has_a_line_and_every_parameter_is_documented() -> None:
     for group in parameters.groups():
         for choice, line in parameters.choices(group).items():
             assert line.endswith("."), f"the first comment of {group}/{choice} is no whole sentence: {line!r}"
-            if group in parameters.PARTS:
+            if group in parameters.PARAMETER_GROUPS:
                 assert parameters.declared(group, choice) <= set(parameters.TABLE)
     assert parameters.common() <= set(parameters.TABLE)
-    assert {name for name in parameters.UNITS if parameters.TABLE[name].kind in ("whole", "number")} == set(
+    assert {name for name in parameters.UNITS if parameters.TABLE[name].kind in ("integer", "number")} == set(
         parameters.UNITS
     )
 

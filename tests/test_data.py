@@ -23,7 +23,7 @@ from specbench.metrics import scenes_clip
 from specbench.metrics.embedded import of_scenes
 from specbench.models import evaluators
 from specbench.rows import provenance
-from specbench.storage.pictures import Array
+from specbench.storage.image_files import ImageArray
 
 SHARED = Path(specbench.__file__).resolve().parents[2] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the real prompt files are not beside the repository")
@@ -478,7 +478,7 @@ def test_a_look_at_the_choices_reads_nothing() -> None:
 def test_metrics_of_scenes_do_not_judge_other_prompts(items: list[Item]) -> None:
     pictures = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
     context = metrics.ScoringContext(metrics.ASSETS, metrics.ASSETS)
-    scores = metrics.score(["scenes_clip", "scenes_reward"], Array(pictures), items, context)
+    scores = metrics.score(["scenes_clip", "scenes_reward"], ImageArray(pictures), items, context)
     assert scores["image_reward"].value is None
     assert "without labels of scenes" in scores["image_reward"].note
     assert scores["clip_score"].value is None

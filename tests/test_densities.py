@@ -17,7 +17,7 @@ from specbench.audit.audit import COLUMNS, LEVEL
 from specbench.audit.densities import BUILT_IN, alone, assemble, built_in, measure
 from specbench.config import configuration
 from specbench.decoding import continuous
-from specbench.decoding.continuous import Rule
+from specbench.decoding.continuous import ContinuousRule
 
 #: A configuration as `configuration.compose` gives it, of which an audit reads these.
 CSPD = {
@@ -156,7 +156,7 @@ def test_a_drafter_is_poor_and_the_others_are_not() -> None:
 
 def test_what_the_target_draws_by_itself() -> None:
     pair = built_in("d2t3")
-    one, same, other = (alone(pair.target, Rule(), 300, seed) for seed in (1, 1, 2))
+    one, same, other = (alone(pair.target, ContinuousRule(), 300, seed) for seed in (1, 1, 2))
     assert torch.equal(one.tokens, same.tokens)
     assert not torch.isclose(one.tokens, other.tokens).all(-1).any()
     assert one.tokens.shape == (300, 3, 2)
@@ -164,7 +164,7 @@ def test_what_the_target_draws_by_itself() -> None:
     # the law of the first token in the order is the head's under an empty image: its mean and spread at temperature 0
     # of all steps but x_T, where the linear model's token is keep**T x_T + constant
     line = built_in("d1t4").target
-    drawn = alone(line, Rule(temperature=0.0), 4000, 0)
+    drawn = alone(line, ContinuousRule(temperature=0.0), 4000, 0)
     first = drawn.tokens.gather(1, drawn.order[:, :1, None])[:, 0, 0]
     at_place = [first[drawn.order[:, 0] == place] for place in range(4)]
     for some in at_place:  # about 1,000 each: the deviation of a deviation is 2.2 % of it
@@ -175,7 +175,7 @@ def test_what_the_target_draws_by_itself() -> None:
 def test_there_is_something_to_compare_in_every_token_pair_and_direction() -> None:
     for name in BUILT_IN:
         pair = built_in(name)
-        drawn = alone(pair.target, Rule(), 50, 0)
+        drawn = alone(pair.target, ContinuousRule(), 50, 0)
         found = torch.stack(list(densities.numbers(drawn)))
         own, pairs = pair.length * pair.dim, (pair.length - 1) * pair.dim
         assert len(found) == 2 * own + 2 * pairs + (pair.length if pair.dim > 1 else 0) + 16
@@ -190,7 +190,7 @@ def test_there_is_something_to_compare_in_every_token_pair_and_direction() -> No
 def test_a_change_of_any_kind_is_seen() -> None:
     """Each moves one thing that the others leave: a token, a token by turn, the dependence of two."""
     target = built_in("d1t4").target
-    one, other = (alone(target, Rule(), 20_000, seed) for seed in (0, 1))
+    one, other = (alone(target, ContinuousRule(), 20_000, seed) for seed in (0, 1))
     assert densities.compare(one, other)[1] > LEVEL
     g = torch.Generator().manual_seed(0)
     place = other.tokens + 0.1 * (torch.arange(4) == 2)[:, None]
@@ -252,13 +252,13 @@ def test_a_biased_method_is_caught(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["d1t4", "d1t5", "d2t3", "d2t4"])
 def test_an_acceptance_without_the_ratio_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    weigh = continuous._Judge.weigh
+    log_ratios = continuous._Verifier.log_ratios
 
     def always(self, *args):
-        gain, own, sigma = weigh(self, *args)
+        gain, own, sigma = log_ratios(self, *args)
         return torch.zeros_like(gain), own, sigma
 
-    monkeypatch.setattr(continuous._Judge, "weigh", always)
+    monkeypatch.setattr(continuous._Verifier, "log_ratios", always)
     row = row_of(name, 5000)
     assert row["acceptance_rate"] == 1
     assert row["p_value"] < 1e-12
@@ -267,13 +267,13 @@ def test_an_acceptance_without_the_ratio_is_caught(name: str, monkeypatch: pytes
 @pytest.mark.parametrize("criterion", ["exact", "path"])
 def test_a_residual_that_forgets_the_draft_is_caught(criterion: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a rejection the target's own law in the place of Norm([p - q]_+): the classic mistake."""
-    residual = continuous._Judge.residual
+    residual = continuous._Verifier.residual
 
     def forgetful(self, *args):
         self.rule = replace(self.rule, tries=1)  # the first proposal is taken, whatever it is
         return residual(self, *args)
 
-    monkeypatch.setattr(continuous._Judge, "residual", forgetful)
+    monkeypatch.setattr(continuous._Verifier, "residual", forgetful)
     row = row_of("d1t5", 20_000, criterion=criterion)
     assert row["p_value"] < LEVEL / 100
 
@@ -309,8 +309,8 @@ def test_the_first_draft_is_counted_wherever_it_begins() -> None:
     for prefill in (0.0, 0.5):
         method, pair = assemble(CSPD | {"gamma": 1, "prefill": prefill}), built_in("d1t4")
         row = measure(method, pair, 2000)
-        streams = continuous.Streams([(0, i) for i in range(2000)])
-        out = continuous.decode(pair.target, pair.drafter, method.rule, None, streams)
+        rng = continuous.RandomStreams([(0, i) for i in range(2000)])
+        out = continuous.decode(pair.target, pair.drafter, method.rule, None, rng)
         step = round(4 * prefill)
         assert row["accepted_length"] == pytest.approx(1 + float(out.trace.accepted[:, step].double().mean()))
         assert row["tokens_per_step"] == pytest.approx(float((4 / out.steps.double()).mean()))

@@ -83,17 +83,24 @@ def test_the_guide_works(tmp_path: Path) -> None:
         else:
             assert not path.exists()
             path.write_text(content)
-    for i, words in enumerate(lines):
-        words += [word for word in SMALL[words[0]] if word.split("=")[0] not in {w.split("=")[0] for w in words}]
-        if words[0] == "audit":
-            words += [f"out=audit{i}.csv"]
-        if words[0] == "run":
-            words += [f"out=run{i}", *([] if any(w.startswith("metrics=") for w in words) else ["metrics=none"])]
+    for i, arguments in enumerate(lines):
+        arguments += [
+            argument
+            for argument in SMALL[arguments[0]]
+            if argument.split("=")[0] not in {w.split("=")[0] for w in arguments}
+        ]
+        if arguments[0] == "audit":
+            arguments += [f"out=audit{i}.csv"]
+        if arguments[0] == "run":
+            arguments += [
+                f"out=run{i}",
+                *([] if any(w.startswith("metrics=") for w in arguments) else ["metrics=none"]),
+            ]
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     argv = [sys.executable, "-c", TOGETHER, json.dumps(lines)]
     ran = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    assert [words[0] for words in lines] == ["run", "audit", "run", "audit", "run", "bench", "run", "list"]
+    assert [arguments[0] for arguments in lines] == ["run", "audit", "run", "audit", "run", "bench", "run", "list"]
     for run, mark in ((0, "lazy"), (2, "sjd_uniform"), (4, "greys"), (6, "mean of the pixels")):
         assert mark in (tmp_path / f"run{run}/row.csv").read_text()
     for audit in (1, 3):

@@ -54,7 +54,7 @@ def test_a_greedy_window_gives_the_greedy_sequence(name):
 @pytest.mark.parametrize("shape", [(5, 2, 2), (12, 3, 4), (3, 3, 1), (40, 3, 9)])
 def test_a_dynamic_tree_is_lossless(shape, sampling):
     out = run(TabularGrower(Q, *shape), rules.exact(), sampling=sampling)
-    assert fit(out.tokens, sequence_law([sampling.law(t.log()) for t in P])) > ALPHA
+    assert fit(out.tokens, sequence_law([sampling.probs(t.log()) for t in P])) > ALPHA
     assert out.steps.float().mean() < 4
 
 
@@ -107,9 +107,9 @@ def test_a_dynamic_tree_holds_the_likeliest_paths():
         assert (place >= 0) == bool(below)  # the leaves are no inner nodes
         if below:
             assert [paths[k - 1] for k in tree.children[0, place].tolist() if k >= 0] == below
-            assert torch.equal(draft.laws[0, place], laws[len(path)][code[path]])
+            assert torch.equal(draft.probs[0, place], laws[len(path)][code[path]])
     assert tree.inner[0, 0] == 0
-    assert all((tree.children[0, some:, m] < 0).all() for m, some in enumerate(tree.fan))
+    assert all((tree.children[0, some:, m] < 0).all() for m, some in enumerate(tree.parents_per_rank))
     assert draft.tree.depth[0, 1:].tolist() == [len(p) for p in paths]
 
 

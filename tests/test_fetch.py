@@ -103,9 +103,9 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capture
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(fetch, "PAUSE", 0)
 
-    def run_it(*words: str) -> tuple[int, str, str]:
+    def run_it(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
-        code = cli.main(["fetch", *words])
+        code = cli.main(["fetch", *arguments])
         out, err = capsys.readouterr()
         return code, out, err
 
@@ -116,11 +116,11 @@ def tree(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- arguments --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "sentence"),
     [
         ([], "name what to fetch: model=NAME, metrics=NAMES or data=NAME"),
         (["model=anole", "data=parti"], "name what to fetch: model=NAME, metrics=NAMES or data=NAME, one of them"),
@@ -143,8 +143,8 @@ def tree(folder: Path) -> set[str]:
         (["model=anole", "--now"], "unrecognized arguments: --now (see specbench fetch --help)"),
     ],
 )
-def test_a_mistake_costs_one_sentence(words: list[str], sentence: str, call: Call, hub: FakeHub) -> None:
-    code, out, err = call(*words)
+def test_a_mistake_costs_one_sentence(arguments: list[str], sentence: str, call: Call, hub: FakeHub) -> None:
+    code, out, err = call(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("specbench: ")
     assert sentence in err
@@ -154,7 +154,7 @@ def test_a_mistake_costs_one_sentence(words: list[str], sentence: str, call: Cal
 def test_help_names_every_word(call: Call) -> None:
     code, out, _ = call("--help")
     assert code == 0
-    assert all(f"\n  {word}= " in out for word in fetch.WORDS)
+    assert all(f"\n  {argument}= " in out for argument in fetch.ARGUMENTS)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_a_model_arrives_with_its_record(call: Call, hub: FakeHub) -> None:
     code, out, _ = call("model=llamagen_xl", "drafter=eagle2", "--yes")
     assert code == 0
     assert [name for name, _ in hub.asked[asked:]] == [DRAFTER]
-    assert tree(folder / "eagle") == {"config.json", "model.safetensors"}  # not the pickle beside it
+    assert tree(folder / "eagle") == {"config.json", "model.safetensors"}  # not the pickle next to it
     (folder / "text/spiece.model").unlink()
     assert call("model=llamagen_xl", "--yes")[0] == 0
     assert hub.got[-1] == "spiece.model"
@@ -414,11 +414,11 @@ def test_every_evaluator_is_pinned_and_hashed() -> None:
 
 def test_pins_are_whole_commits(call: Call) -> None:
     parts = [p for m in sources.MODELS.values() for p in (*m.parts.values(), *m.drafters.values(), *m.sizes.values())]
-    told = dict(
+    message = dict(
         line.split() for line in call("--help")[1].splitlines() if re.fullmatch(r"  [\w.-]+/[\w.-]+ +\S+", line)
     )
     for part in parts:
-        assert told[part.repository] == part.revision
+        assert message[part.repository] == part.revision
         assert part.revision == "main" or re.fullmatch(r"[0-9a-f]{40}", part.revision), part
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", part.repository)
     assert {p.licence for p in parts} == {"MIT", "Apache 2.0", sources.CHAMELEON}
@@ -431,7 +431,7 @@ def test_pins_are_whole_commits(call: Call) -> None:
 REFERENCE = ROOT.parent / "shared"
 
 
-@pytest.mark.skipif(not REFERENCE.exists(), reason="the reference facts are not beside this checkout")
+@pytest.mark.skipif(not REFERENCE.exists(), reason="the reference facts are not next to this checkout")
 def test_the_tables_agree_with_the_facts_at_hand() -> None:
     parti = REFERENCE / "data" / "PartiPrompts.tsv"
     [file] = sources.DATA["parti"].files
@@ -479,7 +479,7 @@ class Web:
     def __init__(self) -> None:
         self.content: dict[str, bytes] = {}
         self.tag = '"one"'
-        self.ranges = self.heeds_if_range = True
+        self.ranges = self.honours_if_range = True
         self.breaks: list[int] = []
         self.length: int | None = None
         self.asked: list[tuple[str, str | None, str | None]] = []
@@ -496,7 +496,7 @@ class Web:
                     self.send_error(404)
                     return
                 content = web.content[self.path]
-                fits = given[1] in (None, web.tag) or not web.heeds_if_range
+                fits = given[1] in (None, web.tag) or not web.honours_if_range
                 start = int(given[0][6:-1]) if given[0] and web.ranges and fits else None
                 if start is not None and start >= len(content):
                     self.send_error(416)
@@ -589,20 +589,20 @@ def test_ctrl_c_keeps_what_came(call: Call, parti: Web, monkeypatch: pytest.Monk
     assert parti.asked[-1][1] == "bytes=2000-"
 
 
-def test_a_server_without_ranges_begins_anew(call: Call, parti: Web) -> None:
+def test_a_server_without_ranges_sends_the_file_again(call: Call, parti: Web) -> None:
     parti.breaks, parti.ranges = [1000], False
     assert call("data=parti", "--yes")[0] == 0
     assert (home.data_folder("parti") / "PartiPrompts.tsv").read_bytes() == PROMPTS
 
 
-@pytest.mark.parametrize("heeds", [True, False])
-def test_a_part_of_an_older_file_is_not_continued(heeds: bool, call: Call, parti: Web) -> None:
+@pytest.mark.parametrize("honoured", [True, False])
+def test_a_part_of_an_older_file_is_not_continued(honoured: bool, call: Call, parti: Web) -> None:
     parti.breaks = [1000, *[0] * 10]
     assert call("data=parti", "--yes")[0] == 2
     part = home.data_folder("parti") / fetch.STAGING / "PartiPrompts.tsv.part"
     assert part.read_bytes() == PROMPTS[:1000]
     part.write_bytes(b"?" * 1000)
-    parti.breaks, parti.tag, parti.heeds_if_range = [], '"two"', heeds
+    parti.breaks, parti.tag, parti.honours_if_range = [], '"two"', honoured
     assert call("data=parti", "--yes")[0] == 0
     assert (home.data_folder("parti") / "PartiPrompts.tsv").read_bytes() == PROMPTS
 

@@ -1,4 +1,4 @@
-"""Files that nobody vouches for: whatever they hold, a reader gives what it promises or one sentence.
+"""Untrusted files: for any content a reader returns what it promises or raises a UsageError.
 
 `scripts/fuzz.py` does the same through whole commands, by the thousand. The second half are bugs that it found.
 """
@@ -42,7 +42,7 @@ from specbench.report import gather
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
 from specbench.rows.journal import Journal, read_memory
-from specbench.storage import pictures
+from specbench.storage import image_files
 from specbench.tables import render
 
 many = settings(
@@ -69,8 +69,8 @@ def content(path: Path, data: bytes) -> Path:
     return path
 
 
-def or_told(read: Callable[[], Any]) -> Any:
-    """What a reader gives; None where it told what is wrong. Anything else that it raises is a bug."""
+def or_usage_error(read: Callable[[], Any]) -> Any:
+    """What a reader returns; None after a UsageError. Any other exception is a bug."""
     with contextlib.suppress(UsageError):
         return read()
     return None
@@ -83,7 +83,7 @@ def or_told(read: Callable[[], Any]) -> Any:
 @many
 @given(data=BYTES | JSON.map(lambda value: json.dumps(value).encode()))
 def test_prompts(tmp_path: Path, ending: str, data: bytes) -> None:
-    found = or_told(lambda: prompts.read(content(tmp_path / f"p{ending}", data)))
+    found = or_usage_error(lambda: prompts.read(content(tmp_path / f"p{ending}", data)))
     for entry in found or []:
         assert entry.prompt.strip()
         assert "\0" not in entry.prompt + entry.id
@@ -94,33 +94,33 @@ def test_prompts(tmp_path: Path, ending: str, data: bytes) -> None:
 @given(data=BYTES)
 def test_pictures_arrays_and_rows_of_any_bytes(tmp_path: Path, data: bytes) -> None:
     path = content(tmp_path / "file", data)
-    assert or_told(lambda: reference.read(path, 4)) is None
-    assert or_told(lambda: models.load(str(path))) is None
-    or_told(lambda: pictures.read(path))
-    or_told(lambda: read_rows(path))
-    or_told(lambda: csv_lines(path))
-    or_told(lambda: Journal(path))
-    or_told(lambda: read_memory(path))
+    assert or_usage_error(lambda: reference.read(path, 4)) is None
+    assert or_usage_error(lambda: models.load(str(path))) is None
+    or_usage_error(lambda: image_files.read(path))
+    or_usage_error(lambda: read_rows(path))
+    or_usage_error(lambda: csv_lines(path))
+    or_usage_error(lambda: Journal(path))
+    or_usage_error(lambda: read_memory(path))
 
 
 @many
 @given(name=st.sampled_from(list(COLUMNS)), text=TEXT)
-def test_a_cell_is_a_number_or_told(tmp_path: Path, name: str, text: str) -> None:
+def test_a_cell_is_a_number_or_usage_error(tmp_path: Path, name: str, text: str) -> None:
     out = io.StringIO()
     csv.writer(out).writerows([["run_id", name][name == "run_id" :], ["a", text][name == "run_id" :]])
-    for one in or_told(lambda: read_rows(content(tmp_path / "rows.csv", out.getvalue().encode()))) or []:
+    for one in or_usage_error(lambda: read_rows(content(tmp_path / "rows.csv", out.getvalue().encode()))) or []:
         value = one[name]
         assert value is None or isinstance(value, str) or np.isfinite(float(value))
 
 
 @many
 @given(name=st.sampled_from(list(asdict(record(0)))), value=JSON)
-def test_a_record_is_whole_or_told(tmp_path: Path, name: str, value: Any) -> None:
+def test_a_record_is_whole_or_usage_error(tmp_path: Path, name: str, value: Any) -> None:
     line = json.dumps(asdict(record(0)) | {name: value})
     path = content(tmp_path / "records.jsonl", line.encode() + b"\n")
     (tmp_path / "images").mkdir(exist_ok=True)
     Image.fromarray(picture(0)).save(tmp_path / "images/00000.png")
-    journal = or_told(lambda: Journal(path))
+    journal = or_usage_error(lambda: Journal(path))
     for kept in journal.records.values() if journal else []:
         assert isinstance(kept.steps, int)
         assert (tmp_path / kept.image).resolve().is_relative_to(tmp_path.resolve())
@@ -144,10 +144,10 @@ def test_text_stays_text(text: str) -> None:
     one = plain_row() | {"note": text, "prompts": text, "file": text, "command": text, "command_exact": True}
     shots = {"x": {0: gather.Shot(b"", text)}}
     page = report.page(gather.Found([one], [{"verdict": text}], shots))
-    told = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
-    assert told is not None
-    assert not set("<>&") & set(told[1])
-    assert json.loads(told[1])["rows"][0]["pictures"]["0"]["prompt"] == text
+    message = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
+    assert message is not None
+    assert not set("<>&") & set(message[1])
+    assert json.loads(message[1])["rows"][0]["pictures"]["0"]["prompt"] == text
 
 
 @many
@@ -155,7 +155,7 @@ def test_text_stays_text(text: str) -> None:
 def test_a_path_means_itself_or_is_told(name: str) -> None:
     """Whatever the shell leaves of its quotes."""
     assume(name not in ("", "null") and not re.fullmatch(r"'.*'|\".*\"", name, re.DOTALL))
-    cfg = or_told(lambda: configuration.compose(configuration.literal([f"out={name}"])))
+    cfg = or_usage_error(lambda: configuration.compose(configuration.quote_paths([f"out={name}"])))
     assert cfg is None or cfg["out"] == name
 
 
@@ -171,9 +171,9 @@ def test_a_count_above_its_bound_is_told(name: str, above: int) -> None:
 # --- bugs that were found ---------------------------------------------------------------------------------------------
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """The one sentence of a command that cannot work."""
-    assert cli.main([str(word) for word in words]) == 2
+    assert cli.main([str(argument) for argument in arguments]) == 2
     [line] = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("specbench: ")
     return line.removeprefix("specbench: ")
@@ -200,8 +200,8 @@ def test_a_row_edited_by_hand_costs_a_sentence(
 
 def test_a_table_that_is_no_text_costs_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = content(tmp_path / "rows.csv", b"run_id,config_hash\n\xff,b\n")
-    told = refused(capsys, "report", path, f"out={tmp_path / 'x.html'}")
-    assert told == f"{path} is not UTF-8 text; save it as UTF-8"
+    message = refused(capsys, "report", path, f"out={tmp_path / 'x.html'}")
+    assert message == f"{path} is not UTF-8 text; save it as UTF-8"
 
 
 def run_folder(folder: Path, run_id: str, image: str) -> None:
@@ -216,8 +216,8 @@ def run_folder(folder: Path, run_id: str, image: str) -> None:
 def test_the_name_of_a_run_becomes_no_path(tmp_path: Path, run_id: str) -> None:
     """`report keep=` used to make a folder wherever the run_id of an edited row led."""
     run_folder(tmp_path / "in/run", run_id, "images/00000.png")
-    words = [tmp_path / "in/run/row.csv", f"runs={tmp_path / 'in'}", f"keep={tmp_path / 'out/kept'}"]
-    assert cli.main(["report", *map(str, words), f"out={tmp_path / 'out/x.html'}"]) == 0
+    arguments = [tmp_path / "in/run/row.csv", f"runs={tmp_path / 'in'}", f"keep={tmp_path / 'out/kept'}"]
+    assert cli.main(["report", *map(str, arguments), f"out={tmp_path / 'out/x.html'}"]) == 0
     [kept] = (tmp_path / "out/kept").iterdir()
     assert re.fullmatch(r"[\w-]+", kept.name)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
@@ -229,8 +229,8 @@ def test_a_row_may_differ_from_that_of_its_folder(tmp_path: Path) -> None:
     run_folder(tmp_path / "in/run", "a", "images/00000.png")
     edited = tmp_path / "edited.csv"
     edited.write_text(to_csv([row("a", "method=vanilla", split="another")]))
-    words = [edited, f"runs={tmp_path / 'in'}", f"keep={tmp_path / 'kept'}", f"out={tmp_path / 'x.html'}"]
-    assert cli.main(["report", *map(str, words)]) == 0
+    arguments = [edited, f"runs={tmp_path / 'in'}", f"keep={tmp_path / 'kept'}", f"out={tmp_path / 'x.html'}"]
+    assert cli.main(["report", *map(str, arguments)]) == 0
     assert json.loads((tmp_path / "kept/a/records.jsonl").read_text())["prompt"] == "a"
 
 
@@ -250,8 +250,8 @@ def test_a_folder_with_two_rows_is_no_run(tmp_path: Path, capsys: pytest.Capture
     run_folder(tmp_path / "run", "a", "images/00000.png")
     path = tmp_path / "run/row.csv"
     path.write_text(to_csv([row("a", "method=vanilla"), row("b", "method=vanilla")]))
-    told = refused(capsys, "report", path, f"runs={tmp_path}", f"out={tmp_path / 'x.html'}")
-    assert told == f"{path} has 2 rows, where a run has one; leave its folder out"
+    message = refused(capsys, "report", path, f"runs={tmp_path}", f"out={tmp_path / 'x.html'}")
+    assert message == f"{path} has 2 rows, where a run has one; leave its folder out"
 
 
 @pytest.mark.parametrize(
@@ -270,12 +270,12 @@ def test_a_damaged_run_json_costs_a_sentence(tmp_path: Path, text: str) -> None:
 
 def test_a_file_name_reaches_neither_terminal_nor_table_raw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An escape sequence in a name used to reach the terminal, and a name that is no UTF-8 was a UnicodeEncodeError
-    after all pictures had been judged."""
+    after all images had been scored."""
     (tmp_path / "a").mkdir()
     Image.fromarray(picture(0)).save(tmp_path / "a/\x1b[2J\x1b]0;owned\x07.png")
-    told = refused(capsys, "evaluate", tmp_path / "a", "data=scenes", f"out={tmp_path / 'out'}")
-    assert told.isprintable()
-    assert "?[2J?]0;owned?.png" in told
+    message = refused(capsys, "evaluate", tmp_path / "a", "data=scenes", f"out={tmp_path / 'out'}")
+    assert message.isprintable()
+    assert "?[2J?]0;owned?.png" in message
     (tmp_path / "b").mkdir()
     content(Path(os.fsdecode(os.fsencode(tmp_path) + b"/b/\xff.png")), b"")
     assert refused(capsys, "evaluate", tmp_path / "b", "data=scenes").endswith("/?.png is not UTF-8; rename it")
@@ -289,8 +289,8 @@ def test_a_header_that_promises_more_than_there_is_costs_a_sentence(
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as z:
         z.writestr("p0.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + head.encode())
     path = tmp_path / "a.npz"
-    told = refused(capsys, "audit", "method=sd", f"audit.tables={path}")
-    assert told == f"audit.tables: p0 of {path} is damaged or not an array of numbers"
+    message = refused(capsys, "audit", "method=sd", f"audit.tables={path}")
+    assert message == f"audit.tables: p0 of {path} is damaged or not an array of numbers"
 
 
 @dataclass(frozen=True)

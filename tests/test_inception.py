@@ -29,7 +29,7 @@ from specbench.metrics.base import Metric, ScoringContext, Unavailable
 from specbench.metrics.inception import InceptionScorer
 from specbench.metrics.outputs import image_key
 from specbench.metrics.reference import ReferenceStatistics
-from specbench.storage import home, pictures
+from specbench.storage import home, image_files
 
 PUBLISHED = inception.SHA256
 WIDTH = 24  # of the statistics' tests: they are the same at any
@@ -109,12 +109,14 @@ def test_resizes(network: torch.nn.Module) -> None:
 def test_the_crop_is_lanterns(size: tuple[int, int]) -> None:
     shown = picture(*size)
     square = tv.center_crop(Image.fromarray(shown), min(size))
-    np.testing.assert_array_equal(pictures.centre(shown, 32), np.asarray(square.resize((32, 32), Image.LANCZOS)))
+    np.testing.assert_array_equal(
+        image_files.center_crop(shown, 32), np.asarray(square.resize((32, 32), Image.LANCZOS))
+    )
 
 
 def test_a_crop_leaves_a_square_of_its_side_alone(network: torch.nn.Module) -> None:
     shown = picture(64, 64)
-    assert pictures.centre(shown, 64) is shown
+    assert image_files.center_crop(shown, 64) is shown
     cropped = InceptionScorer(network, crop=64)
     assert torch.equal(cropped._prepared(shown), InceptionScorer(network)._prepared(shown))
     wide = np.concatenate([np.zeros((64, 10, 3), np.uint8), shown, np.zeros((64, 10, 3), np.uint8)], 1)
@@ -169,7 +171,7 @@ def test_only_the_published_weights_are_loaded(
 
 def test_absent_weights_leave_the_columns_empty(tmp_path: Path) -> None:
     context = ScoringContext(Path(), tmp_path)
-    shown = pictures.Array(np.zeros((2, 8, 8, 3), np.uint8))
+    shown = image_files.ImageArray(np.zeros((2, 8, 8, 3), np.uint8))
     found = metrics.score(["fid", "kid", "inception_score", "precision_recall"], shown, some_items(2), context)
     assert list(found) == ["fid", "kid", "inception_score", "precision", "recall"]
     for score in found.values():
@@ -386,7 +388,7 @@ def test_scores_of_pictures_in_any_batch(narrow: None, published: Path, tmp_path
     names, cached = ["fid", "kid", "precision_recall", "inception_score"], metrics.Outputs(None)
     found = metrics.score(names, Sizes(), some_items(4), context, cached)
     assert found == metrics.score(names, Sizes(), some_items(4), dataclasses.replace(context, batch=4))
-    said = cached.of(cache_key, [image_key(pictures.digest(Sizes()[i])) for i in range(4)])
+    said = cached.of(cache_key, [image_key(image_files.digest(Sizes()[i])) for i in range(4)])
     assert said.shape == (4, 2048 + 1008)
     assert found["fid"].value == pytest.approx(by_singular_values(said[:, :WIDTH], reals), rel=1e-4)
     assert "n = 4 for 24 features: biased far upwards" in found["fid"].note

@@ -181,7 +181,7 @@ def test_the_columns_are_those_of_the_design() -> None:
         resample temperature top_k top_p cfg_scale data split seed n resolution fid fid_stderr fid_backend clip_score
         image_reward hpsv2 inception_score perplexity perplexity_stderr perplexity_backend log_prob_mean log_prob_std
         accepted_length_mean accepted_length_std steps step_compression acceptance_rate acceptance_by_depth
-        accepted_histogram drafted_by_place first_accept draft_tv draft_top1 draft_top3 draft_passes latency_s_mean
+        accepted_histogram drafted_by_position first_accept draft_tv draft_top1 draft_top3 draft_passes latency_s_mean
         latency_s_std latency_s_p50 latency_s_p95 tokens_per_s images_per_s speedup_latency speedup_step
         baseline_run_id peak_memory_mib device dtype engine torch driver note
     """
@@ -229,6 +229,15 @@ def test_an_older_file_is_widened_and_a_foreign_one_refused(tmp_path: Path) -> N
     with pytest.raises(UsageError, match="colour"):
         append_row(path, row("new"))
     assert path.read_text() == "run_id,colour\nold,4\n"
+
+
+def test_older_names_of_columns_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('run_id,drafted_by_place,acceptance_by_turn\nold,"[0,1]",[0.5]\n')
+    append_row(path, row("new"))
+    read = [(r["run_id"], r["drafted_by_position"], r["acceptance_by_step"]) for r in read_rows(path)]
+    assert read == [("old", "[0,1]", "[0.5]"), ("new", None, None)]
+    assert "drafted_by_place" not in path.read_text()
 
 
 def test_a_key_that_is_no_column_is_an_error() -> None:

@@ -17,7 +17,7 @@ from specbench.errors import UsageError
 ROOT = Path(__file__).resolve().parents[1]
 #: A drafter that uses a network of the target's, a discrete drafter with a parameter that continuous drafters have, and
 #: a rule with one that continuous rules have.
-PARTS = {
+PARAMETER_GROUPS = {
     "specbench/decoding/drafters/twig.py": """
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.trees import chain_paths
@@ -66,7 +66,7 @@ TOGETHER = "import json, sys; from specbench import cli; sys.exit(any([cli.main(
 
 def test_every_preset_has_the_kind_of_its_parts() -> None:
     for method in parameters.choices("method"):
-        parts = {parameters.kind(group, name) for group, name in parameters.parts_of(method).items()} - {"any"}
+        parts = {parameters.kind(group, name) for group, name in parameters.method_choices(method).items()} - {"any"}
         assert parts <= {parameters.kind("method", method)} or (
             parameters.kind("method", method) == "any" and not parts
         )
@@ -97,7 +97,7 @@ def test_discrete_parts_may_have_the_parameters_of_continuous_ones(tmp_path: Pat
     for part in ("specbench", "conf"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("assets", "__pycache__"))
     (tmp_path / "specbench/assets").symlink_to(ROOT / "specbench/assets")
-    for name, text in PARTS.items():
+    for name, text in PARAMETER_GROUPS.items():
         (tmp_path / name).write_text(text.lstrip())
     parts = ["method=sjd", "drafter=steady", "rule=strict", "gamma=3"]
     head = ["method=eagle_chain", "drafter=twig"]

@@ -12,8 +12,8 @@ from specbench.audit.tabular import TabularDrafter, TabularTarget, codes, random
 from specbench.audit.theorem import round_figures
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import Parts, decode
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.decoding.verify import _walk
 
@@ -30,7 +30,9 @@ TREES = {
 
 def run(drafter, rule, count=COUNT, sampling=PLAIN, seed=0, target=P):
     return decode(
-        Parts(TabularTarget(target), drafter, rule, sampling), None, Streams([(seed, i) for i in range(count)])
+        DecoderConfig(TabularTarget(target), drafter, rule, sampling),
+        None,
+        RandomStreams([(seed, i) for i in range(count)]),
     )
 
 
@@ -76,7 +78,7 @@ def test_the_exact_rule_is_lossless_when_candidates_are_chosen_not_drawn():
     class Chosen(TabularDrafter):
         def propose(self, state, history, count, step):
             draft = super().propose(state, history, count, step)
-            draft.drawn = torch.zeros_like(draft.valid)
+            draft.sampled = torch.zeros_like(draft.valid)
             return draft
 
     # the token a chosen candidate holds must not depend on the target's randomness, only on the prefix; here it comes
@@ -86,7 +88,7 @@ def test_the_exact_rule_is_lossless_when_candidates_are_chosen_not_drawn():
 
 def test_filters_apply_to_target_and_draft_alike():
     sampling = Sampling(temperature=0.7, top_k=3, top_p=0.9)
-    filtered = [sampling.law(t.log()) for t in P]
+    filtered = [sampling.probs(t.log()) for t in P]
     out = run(TabularDrafter(Q, TREES["bushy"]), rules.exact(), sampling=sampling)
     assert fit(out.tokens, sequence_law(filtered)) > ALPHA
 
@@ -144,13 +146,15 @@ def test_rows_do_not_depend_on_the_batch_or_its_order():
     drafter = TabularDrafter(Q, TREES["bushy"])
     together = run(drafter, rules.cool(2.0, 3), 64)
     for index in (0, 17, 63):
-        alone = decode(Parts(TabularTarget(P), drafter, rules.cool(2.0, 3), Sampling()), None, Streams([(0, index)]))
+        alone = decode(
+            DecoderConfig(TabularTarget(P), drafter, rules.cool(2.0, 3), Sampling()), None, RandomStreams([(0, index)])
+        )
         assert torch.equal(alone.tokens[0], together.tokens[index])
         assert alone.steps[0] == together.steps[index]
     backwards = decode(
-        Parts(TabularTarget(P), drafter, rules.cool(2.0, 3), Sampling()),
+        DecoderConfig(TabularTarget(P), drafter, rules.cool(2.0, 3), Sampling()),
         None,
-        Streams([(0, i) for i in range(63, -1, -1)]),
+        RandomStreams([(0, i) for i in range(63, -1, -1)]),
     )
     assert torch.equal(backwards.tokens.flip(0), together.tokens)
 
@@ -174,9 +178,9 @@ def test_the_papers_schedule(nu, delta, wanted):
 
 
 def test_numbers_of_several_purposes_at_once_are_those_of_each() -> None:
-    streams, step = Streams([(0, 3), (5, 1)]), torch.tensor([4, 9])
-    several = streams.uniforms(step, 2, 6, 3)
-    assert torch.equal(several, torch.stack([streams.uniform(step, 2 + i, 3) for i in range(6)], 1))
+    rng, step = RandomStreams([(0, 3), (5, 1)]), torch.tensor([4, 9])
+    several = rng.uniforms(step, 2, 6, 3)
+    assert torch.equal(several, torch.stack([rng.uniform(step, 2 + i, 3) for i in range(6)], 1))
 
 
 def test_a_chain_is_walked_as_a_tree_is() -> None:

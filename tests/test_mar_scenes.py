@@ -23,7 +23,7 @@ from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_scenes import Latents
 from specbench.models.scenes_config import DIFFUSION_STEPS, MAR_CONFIGS, LatentConfig
 from specbench.rows.csv_files import read_rows
-from specbench.storage.pictures import Array
+from specbench.storage.image_files import ImageArray
 from specbench.training import card
 from specbench.training import embedded as training_cli
 from specbench.training import mar as training
@@ -134,7 +134,7 @@ def judged():
 
 def measure(name, images, items):
     context = metrics.ScoringContext(metrics.ASSETS, metrics.ASSETS)
-    [score] = metrics.score([name], Array(images), items, context).values()
+    [score] = metrics.score([name], ImageArray(images), items, context).values()
     return score
 
 

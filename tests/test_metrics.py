@@ -28,7 +28,7 @@ from specbench.metrics.frechet import Moments, standard_error
 from specbench.models import evaluators as ev
 from specbench.rows import columns as rows
 from specbench.rows.columns import METRICS
-from specbench.storage.pictures import Array, digest
+from specbench.storage.image_files import ImageArray, digest
 
 NAMES = ["scenes_fid", "scenes_clip", "scenes_reward"]
 COLUMNS = ["fid", "clip_score", "image_reward"]
@@ -77,7 +77,7 @@ def items() -> list[Item]:
 def measure(
     names: list[str], images: np.ndarray, items: Sequence[Item], assets: Path = ASSETS, batch: int = 128
 ) -> dict[str, metrics.Score]:
-    return metrics.score(names, Array(images), items, metrics.ScoringContext(assets, assets, batch=batch))
+    return metrics.score(names, ImageArray(images), items, metrics.ScoringContext(assets, assets, batch=batch))
 
 
 def value_of(score: metrics.Score) -> float:
@@ -487,7 +487,7 @@ def test_metrics_of_one_judge_share_its_pass(network: Brightness) -> None:
 
 
 def test_equal_pictures_are_judged_once_each_prompt(network: Brightness) -> None:
-    same = Array(np.zeros((30, 4, 4, 3), np.uint8))
+    same = ImageArray(np.zeros((30, 4, 4, 3), np.uint8))
     assert value_of(metrics.score(["light"], same, prompts(30), HERE)["fid"]) == 0.0
     assert network.asked == [1]
     metrics.score(["length"], same, prompts(30), HERE)
@@ -528,15 +528,15 @@ def test_a_picture_or_a_prompt_that_changed_is_judged_anew(network: Brightness, 
     images = np.arange(5, dtype=np.uint8)[:, None, None, None].repeat(4, 1).repeat(4, 2).repeat(3, 3)
     items = prompts(5)
     names = ["light", "length"]
-    metrics.score(names, Array(images), items, HERE, metrics.Outputs(tmp_path))
+    metrics.score(names, ImageArray(images), items, HERE, metrics.Outputs(tmp_path))
     network.asked.clear()
     images[3] += 100
-    metrics.score(names, Array(images), items, HERE, metrics.Outputs(tmp_path))
+    metrics.score(names, ImageArray(images), items, HERE, metrics.Outputs(tmp_path))
     assert network.asked == [1, 1]
     items[2] = Item(2, "another prompt", None, "2")
-    found = metrics.score(names, Array(images), items, HERE, metrics.Outputs(tmp_path))
+    found = metrics.score(names, ImageArray(images), items, HERE, metrics.Outputs(tmp_path))
     assert network.asked == [1, 1, 1]  # by the judge that reads it
-    assert found == metrics.score(names, Array(images), items, HERE)
+    assert found == metrics.score(names, ImageArray(images), items, HERE)
 
 
 def _cut(path: Path) -> None:

@@ -29,7 +29,7 @@ from specbench.errors import UsageError, install
 from specbench.metrics import blip, clip_score, hpsv2, image_reward, towers
 from specbench.metrics.base import ScoringContext, Unavailable
 from specbench.storage import home, sources
-from specbench.storage.pictures import read
+from specbench.storage.image_files import read
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import check_image_reward
@@ -656,8 +656,8 @@ def test_the_check_of_both_backends(
     assert check_image_reward.main(given) == 1
     assert "BEYOND THE TOLERANCE" in capsys.readouterr().out
     assert check_image_reward.main([*given[2:], "--weights", str(folder / "nothing.pt")]) == 2
-    assert check_image_reward.main([*given, "--pictures", str(folder / "nowhere")]) == 2
-    assert "there are no pictures in" in capsys.readouterr().err
+    assert check_image_reward.main([*given, "--images", str(folder / "nowhere")]) == 2
+    assert "there are no images in" in capsys.readouterr().err
 
 
 def test_the_check_without_files_is_of_rewards_that_differ(

@@ -107,10 +107,10 @@ def _instructions() -> dict[str, str]:
 
 
 def test_no_instruction_installs_a_stranger_s_package() -> None:
-    told = [
+    message = [
         name for name, text in _instructions().items() if re.search(r"pip3? install .*\bspecbench\b(?!-image)", text)
     ]
-    assert told == []
+    assert message == []
     assert [name for name, text in _instructions().items() if "specbench[" in text.replace("specbench[-", "")] == []
 
 
@@ -174,9 +174,9 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
-def _make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def _make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if k not in ("ARGS", "PYTHON", "WORKERS", "MAKEFLAGS", "MAKELEVEL")}
-    return subprocess.run(["make", *words], cwd=folder, env=env, capture_output=True, text=True)
+    return subprocess.run(["make", *arguments], cwd=folder, env=env, capture_output=True, text=True)
 
 
 @needs_make
@@ -239,7 +239,7 @@ def test_set_up_is_repeated_only_when_its_inputs_change(clone: Path) -> None:
 
 @needs_make
 @pytest.mark.parametrize(
-    ("words", "run"),
+    ("arguments", "run"),
     [
         ("", "method=cool_sd delta=1.1 n=16"),
         ("n=4", "method=cool_sd delta=1.1 n=4"),
@@ -248,7 +248,7 @@ def test_set_up_is_repeated_only_when_its_inputs_change(clone: Path) -> None:
         ("-m experiment=coolsd_delta", "-m experiment=coolsd_delta"),
     ],
 )
-def test_make_run_forwards_its_arguments(clone: Path, words: str, run: str) -> None:
-    """A parameter given twice would be an error, so ARGS takes the default's place."""
-    last = _make(clone, "--dry-run", "run", f"ARGS={words}").stdout.splitlines()[-1]
+def test_make_run_forwards_its_arguments(clone: Path, arguments: str, run: str) -> None:
+    """A parameter given twice would be an error, so ARGS replaces the default."""
+    last = _make(clone, "--dry-run", "run", f"ARGS={arguments}").stdout.splitlines()[-1]
     assert last.split() == ['".venv/bin/specbench"', "run", *run.split()]

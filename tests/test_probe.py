@@ -12,9 +12,9 @@ import torch
 
 from specbench.cli import probe as cli
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import Parts, decode
+from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rules import exact
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.errors import UsageError
 from specbench.probe import rows
 from specbench.probe.measure import Laws
@@ -23,8 +23,8 @@ from specbench.probe.measure import Laws
 def laws(scale: float, side: int = 3) -> tuple[Laws, torch.Tensor]:
     """The laws along an image that the target drew, and the log-probabilities that decoding recorded of it."""
     target, sampling = tiny.llamagen(side=side), Sampling(temperature=0.8, cfg_scale=scale)
-    parts = Parts(target, NoDraft(), exact(), sampling)
-    drawn = decode(parts, tiny.prompts(1), Streams([(3, 0)]))
+    config = DecoderConfig(target, NoDraft(), exact(), sampling)
+    drawn = decode(config, tiny.prompts(1), RandomStreams([(3, 0)]))
     with torch.inference_mode():
         found = Laws(target, sampling, tiny.prompts(1), drawn.tokens)
     return found, drawn.trace.log_prob - found.law.gather(-1, drawn.tokens.unsqueeze(-1)).log().squeeze(-1)

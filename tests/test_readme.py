@@ -1,10 +1,9 @@
 """Every command in README.md and docs/*.md works as it is printed.
 
-Commands stand in indented blocks. They run here one after the other, as a reader would type them from the top: in one
-folder, with a file of prompts, pictures and two small data sets of their own, and a fake pipeline, so that every
-method and model decodes in no time. `SMALLER` makes a command quick, mechanically; `NOT_RUN` names those that need
-weights, a network, a GPU or hours, with the reason, and each of them is checked as far as its words go. A command that
-no test knows what to do with fails.
+Commands are in indented blocks. They run here one after the other, from the top, in one folder with a file of prompts,
+images and two small data sets, and with a fake pipeline, so that every method and model decodes at once. `SMALLER`
+makes a command quick. `NOT_RUN` names the commands that need weights, a network, a GPU or hours, with the reason; their
+arguments are checked. Any other command that is not `specbench` fails.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from specbench.storage import sources
 ROOT = Path(__file__).resolve().parents[1]
 FILES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
-#: Sub-command -> the words that a command gets in place of its own of the same name; None only takes its own away.
+#: Sub-command -> arguments that replace those of the same name; None only removes them.
 SMALLER: dict[str, dict[str, str | None]] = {
     "run": {"n": "3", "warmup": "0", "workers": None, "hydra.launcher.n_jobs": "1", "metrics": "none"},
     "resume": {"workers": "1", "ray_address": None},
@@ -44,7 +43,7 @@ SMALLER: dict[str, dict[str, str | None]] = {
     "bench": {"bench.steps": "2", "bench.images": "0", "bench.nodes": "1"},
     "probe": {"n": "1"},
 }
-#: Values that only a command which has the word gets.
+#: Replaced only in commands that have the argument.
 IF_GIVEN = ("workers", "hydra.launcher.n_jobs")
 
 WEIGHTS = "needs a real model's weights"
@@ -78,22 +77,22 @@ ALL = [(path, line) for path in FILES for line in commands(path)]
 SKIPPED = {line: why for start, why in NOT_RUN.items() for _, line in ALL if line.startswith(start)}
 
 
-def smaller(words: list[str]) -> list[str]:
-    """A command's words, with those of `SMALLER` in place of its own."""
-    command, *rest = words
+def smaller(arguments: list[str]) -> list[str]:
+    """A command's arguments, with those of `SMALLER` replaced."""
+    command, *rest = arguments
     if "--help" in rest:
-        return words
-    given = {word.split("=", 1)[0] for word in rest}
+        return arguments
+    given = {argument.split("=", 1)[0] for argument in rest}
     instead = {k: v for k, v in SMALLER.get(command, {}).items() if k in given or k not in IF_GIVEN}
     if "n=all" in rest or "prompts" in given:  # of few prompts
         instead.pop("n")
-    kept = [word for word in rest if word.split("=", 1)[0] not in instead]
-    return [command, *kept, *(f"{name}={value}" for name, value in instead.items() if value is not None)]
+    others = [argument for argument in rest if argument.split("=", 1)[0] not in instead]
+    return [command, *others, *(f"{name}={value}" for name, value in instead.items() if value is not None)]
 
 
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with what a reader has: a file of prompts, pictures, fetched data, a trained drafter, the project's
+    """A folder with what a reader has: a file of prompts, images, fetched data, a trained drafter, the project's
     rows."""
     home = tmp_path / "home"
     (home / "data/parti").mkdir(parents=True)
@@ -141,22 +140,24 @@ def test_every_command_works(reader: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def _checked(line: str) -> None:
-    """Checks a command's words without running it."""
-    tool, *words = shlex.split(line)
+    """Check a command's arguments without running it."""
+    tool, *arguments = shlex.split(line)
     if tool == "make":
-        done = subprocess.run([tool, *words, "--dry-run"], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run([tool, *arguments, "--dry-run"], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        if "tables" in words:  # with what it hands on
+        if "tables" in arguments:  # with what it hands on
             [handed] = re.findall(r'specbench" tables(.*)', done.stdout)
             assert cli.main(["tables", "--list", *shlex.split(handed)]) == 0
     elif tool == "uv":
-        assert re.fullmatch(r"pip install -e \.\[\w+\]", " ".join(words))  # test_packaging knows the extras
+        assert re.fullmatch(r"pip install -e \.\[\w+\]", " ".join(arguments))  # test_packaging knows the extras
     elif tool == "accelerate":
-        assert words[:4] == ["launch", "--module", "specbench.cli", "train"]
-        _checked(shlex.join(["specbench", *words[3:]]))
+        assert arguments[:4] == ["launch", "--module", "specbench.cli", "train"]
+        _checked(shlex.join(["specbench", *arguments[3:]]))
     elif tool == "specbench":
-        command, *rest = words
-        overrides = [word for word in rest if word != "-m" and word.partition("=")[0] not in bench.WORDS]
+        command, *rest = arguments
+        overrides = [
+            argument for argument in rest if argument != "-m" and argument.partition("=")[0] not in bench.ARGUMENTS
+        ]
         check: dict[str, Callable[[], object]] = {
             "fetch": lambda: _fetched(rest),
             "reference": lambda: reference._read(rest),
@@ -166,20 +167,20 @@ def _checked(line: str) -> None:
         }
         check[command]()
     elif tool != "eval":
-        assert (ROOT / (words[0] if tool == "python" else tool)).is_file()
+        assert (ROOT / (arguments[0] if tool == "python" else tool)).is_file()
 
 
-def _fetched(words: list[str]) -> object:
-    given = fetch._read(words)
+def _fetched(arguments: list[str]) -> object:
+    given = fetch._parse(arguments)
     if "model" in given:
-        return fetch._chosen(given)
+        return fetch._chosen_parts(given)
     return fetch._evaluators([given["metrics"]]) if "metrics" in given else sources.DATA[given["data"]]
 
 
-def _plan(words: list[str]) -> object:
+def _plan(arguments: list[str]) -> object:
     from specbench.training.recipes import plan
 
-    return plan(words)
+    return plan(arguments)
 
 
 @pytest.mark.parametrize("line", sorted(SKIPPED))
@@ -246,12 +247,12 @@ def test_every_extra_stands_in_the_table_of_extras() -> None:
 
 def test_every_preset_has_been_audited():
     """Every preset of discrete tokens on every built-in model, and in the table of the audit; those of continuous
-    tokens are in audit_vectors.csv."""
+    tokens are in audit_continuous.csv."""
     every = parameters.choices("method")
-    discrete = {name for name in every if not parameters.is_continuous("rule", parameters.parts_of(name)["rule"])}
+    discrete = {name for name in every if not parameters.is_continuous("rule", parameters.method_choices(name)["rule"])}
     for file, presets, built_in in (
         ("audit.csv", discrete, models.BUILT_IN),
-        ("audit_vectors.csv", set(every) - discrete, densities.BUILT_IN),
+        ("audit_continuous.csv", set(every) - discrete, densities.BUILT_IN),
     ):
         with (ROOT / "results" / file).open(newline="") as f:
             rows = {(row["method"], row["model"]) for row in csv.DictReader(f)}

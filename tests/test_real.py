@@ -13,10 +13,10 @@ from test_text_official import chameleon_names, save_chameleon, t5, tiktoken  # 
 
 from specbench.cli import main
 from specbench.config import configuration, parameters, registry
-from specbench.decoding.loop import Parts, decode
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.errors import UsageError
-from specbench.harness import parts
+from specbench.harness.method import build_rule
 from specbench.models import chameleon, eagle, emu3, emu3_vision, llamagen_official, naming, vq
 from specbench.models.medusa import Medusa, MedusaConfig
 from specbench.models.official import exported
@@ -29,7 +29,7 @@ MODELS = [
 METHODS = [
     name
     for name in parameters.choices("method")
-    if not parameters.is_continuous("rule", parameters.parts_of(name)["rule"])
+    if not parameters.is_continuous("rule", parameters.method_choices(name)["rule"])
 ]
 TINY = ("weights=random", "reduced=true", "dtype=float32")
 
@@ -63,13 +63,13 @@ def test_every_method_runs_on_every_real_target(model):
     """Of targets that are another one in another size a method for every drafter."""
     _, bundle = loaded(model, *TINY)
     given = bundle.encode(prompts_of(bundle, 2))
-    methods = {parameters.parts_of(name)["drafter"]: name for name in METHODS}.values()
+    methods = {parameters.method_choices(name)["drafter"]: name for name in METHODS}.values()
     for method in methods if model in ("llamagen_l", "llamagen_3b", "llamagen_xl_512") else METHODS:
         cfg = configuration.compose([f"model={model}", *TINY, f"method={method}"])
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
-        rule = parts.rule(cfg, drafter.tree.height, bundle.codebook)
+        rule = build_rule(cfg, drafter.tree.height, bundle.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
-        out = decode(Parts(bundle.target, drafter, rule, sampling), given, Streams([(0, 0), (0, 1)]))
+        out = decode(DecoderConfig(bundle.target, drafter, rule, sampling), given, RandomStreams([(0, 0), (0, 1)]))
         assert out.tokens.shape == (2, bundle.target.length), method
         assert (out.steps + out.accepted >= bundle.target.length).all(), method
         assert (out.drafted.sum() > 0) == (cfg["drafter"] != "none"), method

@@ -19,7 +19,7 @@ from specbench.metrics import inception
 from specbench.metrics import reference as references
 from specbench.metrics.base import Scorer, ScoringContext, Unavailable
 from specbench.metrics.inception import ComparedMetric
-from specbench.storage import pictures
+from specbench.storage import image_files
 
 D = 6  # width of the files that are only read
 
@@ -91,7 +91,7 @@ def test_statistics_are_those_of_the_pictures(
         path for path in folder.rglob("*") if path.suffix.lower() in (".png", ".jpg") and path.stem[0] != "."
     )
     assert len(names) == 7
-    features = scorer([pictures.read(path) for path in names], [])[:, :8]
+    features = scorer([image_files.read(path) for path in names], [])[:, :8]
     np.testing.assert_allclose(found.mean, features.mean(0), rtol=1e-6)
     np.testing.assert_allclose(found.covariance, np.cov(features, rowvar=False), rtol=1e-5, atol=1e-7)
     assert found.features is not None
@@ -342,7 +342,7 @@ def test_a_damaged_file_costs_one_sentence(tmp_path: Path) -> None:
 
 
 def score(names: list[str], where: ScoringContext) -> dict[str, metrics.Score]:
-    shown = pictures.Array(np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8))
+    shown = image_files.ImageArray(np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8))
     return metrics.score(names, shown, [Item(i, "", None, str(i)) for i in range(4)], where)
 
 
@@ -396,6 +396,6 @@ def test_with_the_network_itself(tmp_path: Path, folder: Path, monkeypatch: pyte
     np.testing.assert_array_equal(found.features[0], found.features[1])  # the same picture under two names
     np.testing.assert_allclose(found.covariance, 0, atol=1e-9 * found.mean.max() ** 2)
     judged = metrics.metric("fid", context(tmp_path)).scorer()(
-        [pictures.centre(pictures.read(folder / "4.JPG"), 32)], []
+        [image_files.center_crop(image_files.read(folder / "4.JPG"), 32)], []
     )
     np.testing.assert_array_equal(judged[0, :2048], found.features[0])

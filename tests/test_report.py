@@ -60,7 +60,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "method=eagle1",
             accepted_length_mean=2.0,
             perplexity=8.1,
-            drafted_by_place=json.dumps([0.0, 0.5, 0.75, 1.0]),
+            drafted_by_position=json.dumps([0.0, 0.5, 0.75, 1.0]),
         ),
         row("c", "method=sjd", accepted_length_mean=1.5, perplexity=8.6, note=EVIL),
         row(
@@ -69,7 +69,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "batch=2",
             accepted_length_mean=1.9,
             perplexity=8.2,
-            drafted_by_place=json.dumps([0.5, 0.5, 0.5, 0.5]),
+            drafted_by_position=json.dumps([0.5, 0.5, 0.5, 0.5]),
         ),
     ]
     rng = np.random.default_rng(0)

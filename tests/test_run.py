@@ -161,7 +161,7 @@ def test_vanilla_is_its_own_baseline(bench: Bench) -> None:
     drafts = (
         "acceptance_rate",
         "acceptance_by_depth",
-        "drafted_by_place",
+        "drafted_by_position",
         "first_accept",
         "draft_tv",
         "draft_top1",
@@ -465,7 +465,7 @@ def test_an_older_versions_images_are_gone_on_with(bench: Bench) -> None:
     empty = {name for name in row if row[name] is not None and again[name] is None}
     assert {name for name in empty if not name.endswith("_stderr")} == {
         "perplexity", "perplexity_backend", "log_prob_mean", "log_prob_std", "acceptance_by_depth",
-        "accepted_histogram", "drafted_by_place", "first_accept", "draft_tv", "draft_top1", "draft_top3",
+        "accepted_histogram", "drafted_by_position", "first_accept", "draft_tv", "draft_top1", "draft_top3",
         "draft_passes",
     }  # fmt: skip
     same = set(row) - empty - {"time", "note"}
@@ -605,12 +605,12 @@ def test_the_sheet_holds_every_picture_enlarged(tmp_path: Path) -> None:
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 0, 255), (0, 255, 255)]
     pictures = [np.full((64, 64, 3), c, np.uint8) for c in colours]
     caption = "a very long caption that needs more than a single line to be shown beneath so small a picture"
-    cells = [sheet.Cell(caption, [("vanilla", p), ("cool_sd", p[::-1])]) for p in pictures]
+    cells = [sheet.SheetCell(caption, [("vanilla", p), ("cool_sd", p[::-1])]) for p in pictures]
     page = np.asarray(sheet.draw("title", cells))
     for colour in colours:
         assert (page == colour).all(-1).sum() == 2 * 192 * 192  # three times as large, twice, nothing blurred or hidden
     assert page.shape[1] <= sheet.WIDTH
-    alone = np.asarray(sheet.draw("title", [sheet.Cell("short", [("cool_sd", pictures[0])])]))
+    alone = np.asarray(sheet.draw("title", [sheet.SheetCell("short", [("cool_sd", pictures[0])])]))
     assert (alone == colours[0]).all(-1).sum() == 192 * 192
 
 

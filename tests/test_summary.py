@@ -16,14 +16,14 @@ from test_journal import FIGURES, record
 
 from specbench.audit.tabular import TabularDrafter, TabularTarget, random_tables, sequence_law
 from specbench.decoding import rules
-from specbench.decoding.continuous import Trace as VectorTrace
+from specbench.decoding.continuous import ContinuousTrace
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
-from specbench.decoding.loop import Decoded, Parts, Trace, decode
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.loop import Decoded, DecoderConfig, Trace, decode
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.errors import UsageError
 from specbench.harness.trace import of_images
@@ -107,11 +107,11 @@ def test_the_columns_of_a_row() -> None:
         **dict.fromkeys(["first_accept_stderr", "draft_tv_stderr", "draft_top1_stderr", "draft_top3_stderr"]),
     }  # only one image has drafts
     assert {k: row[k] for k in errors} == pytest.approx(errors)
-    assert row["drafted_by_place"] == [
+    assert row["drafted_by_position"] == [
         round(float(x), 4) for x in summary.acceptance_by_position(images(trace(), [4, 9], 5)).flatten()
     ]
-    assert row["acceptance_by_turn"] is None  # tokens of codes are drawn in the order of their places
-    others = {"acceptance_by_depth", "accepted_histogram", "drafted_by_place", "acceptance_by_turn"}
+    assert row["acceptance_by_step"] is None  # tokens of codes are drawn in the order of their places
+    others = {"acceptance_by_depth", "accepted_histogram", "drafted_by_position", "acceptance_by_step"}
     assert {*expected, *errors, *others} == set(row) <= set(COLUMNS)
 
 
@@ -339,8 +339,8 @@ COUNT = 3000
 
 
 def run(drafter: Any) -> tuple[Decoded, list[Record]]:
-    streams = Streams([(0, i) for i in range(COUNT)])
-    out = decode(Parts(TabularTarget(P), drafter, rules.exact(), Sampling()), None, streams)
+    rng = RandomStreams([(0, i) for i in range(COUNT)])
+    out = decode(DecoderConfig(TabularTarget(P), drafter, rules.exact(), Sampling()), None, rng)
     return out, [
         replace(record(0), tokens=4, steps=n, **fields)
         for n, fields in zip(out.steps.tolist(), of_images(out.trace, out.steps.tolist(), 0))
@@ -398,7 +398,7 @@ def test_a_drafter_knows_its_passes(name: str, build: Any) -> None:
     for network in (networks["draft"].layers[0], networks["eagle"].layers[0], networks["medusa"]):
         network.register_forward_pre_hook(count)
     drafter = build(networks)
-    out = decode(Parts(target, drafter, rules.exact(), Sampling()), tiny.prompts(1), Streams([(0, 0)]))
+    out = decode(DecoderConfig(target, drafter, rules.exact(), Sampling()), tiny.prompts(1), RandomStreams([(0, 0)]))
     prefill = 1 if name.startswith(("draft", "eagle")) else 0
     assert calls["all"] == prefill + drafter.passes * int(out.steps)
 
@@ -406,7 +406,7 @@ def test_a_drafter_knows_its_passes(name: str, build: Any) -> None:
 # --- vectors ----------------------------------------------------------------------------------------------------------
 
 
-def vector_trace() -> VectorTrace:
+def vector_trace() -> ContinuousTrace:
     """One image of nine vectors, gamma = 3, the first drawn by the target alone. Step 1 drafts turns 1 to 3 and keeps
     two, step 2 drafts 4 to 6 and keeps all (turn 7 comes free), step 3 drafts 8 and rejects it."""
     by_step = torch.zeros(5, 1, 9)
@@ -417,7 +417,7 @@ def vector_trace() -> VectorTrace:
     kept[0, [1, 2, 4, 5, 6]] = True
     judged[0, [1, 2, 3, 4, 5, 6, 8]] = True
     order = torch.tensor([[4, 0, 8, 1, 7, 2, 6, 3, 5]])
-    return VectorTrace(
+    return ContinuousTrace(
         by_step[0].long(),
         by_step[1].long(),
         by_step[2],
@@ -455,13 +455,13 @@ def test_the_record_of_an_image_of_vectors() -> None:
     assert row["draft_tv"] is None
     assert row["residual_tries_stderr"] == 0  # the two images are one image twice
     assert row["acceptance_by_depth"] == [round(2 / 3, 4), 1.0, 0.5]
-    assert row["drafted_by_place"] == [1, 0, 1, 0, 0, 0, 1, 1, 1]
-    assert row["acceptance_by_turn"] == [None, 1, 1, 0, 1, 1, 1, None, 0]
+    assert row["drafted_by_position"] == [1, 0, 1, 0, 0, 0, 1, 1, 1]
+    assert row["acceptance_by_step"] == [None, 1, 1, 0, 1, 1, 1, None, 0]
 
 
 def test_where_and_when_vectors_are_accepted() -> None:
     assert summary.acceptance_by_position([vector_record()]).tolist() == [[1, 0, 1], [0, 0, 0], [1, 1, 1]]
-    by_turn = summary.acceptance_by_turn([vector_record()])
+    by_turn = summary.acceptance_by_step([vector_record()])
     assert np.isnan(by_turn[[0, 7]]).all()
     assert by_turn[[1, 2, 3, 4, 5, 6, 8]].tolist() == [1, 1, 0, 1, 1, 1, 0]
 

@@ -371,7 +371,7 @@ def test_lists_of_rows_are_drawn(tables: Callable[..., int], tmp_path: Path, mon
         plain = getattr(Axes, name)
         monkeypatch.setattr(Axes, name, lambda *a, _p=plain, _c=calls, **k: (_c.append((a[1:], k)), _p(*a, **k))[1])
     histogram, turns, places = "[0.5,0.25,0.25]", "[null,0.5,1.0]", json.dumps([0.0, 0.25, 0.5, 1.0])
-    bench = FakeBench(accepted_histogram=histogram, acceptance_by_turn=turns, drafted_by_place=places, gamma=4)
+    bench = FakeBench(accepted_histogram=histogram, acceptance_by_step=turns, drafted_by_position=places, gamma=4)
     for name in ("sjdpac_fig1", "cspd_fig11", "cspd_fig16", "cspd_fig8"):
         tables(name, bench=bench)
         assert (tmp_path / "results" / "tables" / f"{name}.svg").stat().st_size > 1000

@@ -23,7 +23,7 @@ from specbench.config import registry
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
 from specbench.decoding.loop import Outcome
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.decoding.verify import verify
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
@@ -43,9 +43,9 @@ def test_what_is_taught_is_what_is_drafted(family, taps, layers):
     head = families.sharpened(eagle.Eagle(replace(eagle.like_shape(model, taps), n_layer=layers)), 2.0)
     drafter = EagleDrafter(head, trees.chain_paths(3))
     tapped = model.tapping(taps)
-    streams, sampling, given = Streams([(0, 0), (0, 1)]), Sampling(), families.prompts(family, [0, 2])
+    rng, sampling, given = RandomStreams([(0, 0), (0, 1)]), Sampling(), families.prompts(family, [0, 2])
     session = tapped.open(given, 2, False, drafter.tree.nodes)
-    state = drafter.open(session, given, sampling, streams)
+    state = drafter.open(session, given, sampling, rng)
     history, count = torch.zeros(2, 60, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     reader, compared = Reader(tapped), 0
     for _ in range(4):
@@ -62,12 +62,12 @@ def test_what_is_taught_is_what_is_drafted(family, taps, layers):
             for j, out in enumerate(turns):
                 place = torch.tensor([[c + j]])
                 logits = session.constrain(reader.target.head(out[row, root - 1 + j])[None, None], place)
-                torch.testing.assert_close(draft.laws[row, j], sampling.law(logits)[0, 0], atol=1e-4, rtol=1e-3)
+                torch.testing.assert_close(draft.probs[row, j], sampling.probs(logits)[0, 0], atol=1e-4, rtol=1e-3)
                 compared += 1
         logits, hidden = session.forward(draft.tokens, draft.tree, history, count)
         places = count[:, None] + draft.tree.depth
-        law = sampling.law(session.constrain(logits, places))
-        verdict = verify(law, draft, rules.exact(), streams, torch.zeros(2).long())
+        law = sampling.probs(session.constrain(logits, places))
+        verdict = verify(law, draft, rules.exact(), rng, torch.zeros(2).long())
         session.commit(verdict, draft.tree, count)
         drafter.commit(state, Outcome(draft, law, hidden, verdict, count))
         history.scatter_(1, count[:, None] + torch.arange(verdict.tokens.shape[1]), verdict.tokens)

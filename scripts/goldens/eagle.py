@@ -11,7 +11,7 @@ from torch import Tensor
 from goldens.common import Compared, Tensors, load, weights
 from specbench.decoding.drafters.eagle import Eagle as Eagle1
 from specbench.decoding.drafters.eagle import Eagle2
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.decoding.trees import parse
 from specbench.engine.ops import KVCache
 from specbench.models import naming
@@ -73,7 +73,7 @@ def prefix_and_chain(t: Tensors, c: dict[str, Any]) -> Compared:
     if "in/attention_mask" in t:  # the row with padding is told from the last padded entry's successor on
         told = torch.arange(known)[None, :, None] >= padding.unsqueeze(-1)
     yield "prefix_hidden", out * told, t["out/prefix_hidden"] * told
-    hidden, mix = out[:, -1:], Sampling(cfg_scale=c["cfg_scale"]).mix
+    hidden, mix = out[:, -1:], Sampling(cfg_scale=c["cfg_scale"]).apply_guidance
     for i in range(4):
         yield f"chain_logits_{i}", mix(hidden @ head.T)[:, 0], t[f"out/chain_logits_{i}"]
         if i < 3:
@@ -104,11 +104,11 @@ def trees(t: Tensors, c: dict[str, Any]) -> Compared:
     head, hidden, ids = weights(t)["lm_head.weight"], t["in/hidden"], t["in/ids"]
     prefix = c["rope_condition_rows"] + 1
     sampling = Sampling(0.0, cfg_scale=c["cfg_scale"])
-    streams, step = Streams([(0, 0)]), torch.zeros(1, dtype=torch.int64)
+    rng, step = RandomStreams([(0, 0)]), torch.zeros(1, dtype=torch.int64)
 
     def opened(drafter: Eagle1 | Eagle2) -> Any:
         session = Recorded(hidden, head, prefix, c["block_size"])
-        state = drafter.open(session, None, sampling, streams)
+        state = drafter.open(session, None, sampling, rng)
         known = hidden[:, prefix - 2 :]  # what the drafter has not been fed with yet
         state.pending[:, : known.shape[1]] = known
         state.fresh[:] = known.shape[1] - 1

@@ -17,7 +17,7 @@ from specbench.models.unified import ImageTokens, Prompts, Unified, from_hugging
 
 
 def unified(t: Tensors, c: dict[str, Any], length: int) -> Unified:
-    """The model with every vocabulary entry as a token, in a "picture" of `length` free places."""
+    """The model with every vocabulary entry as a token, in an "image" of `length` free positions."""
     shards = c.get("model_parallel_size", c["num_attention_heads"]) if "qk_norm_eps" in c else 0
     cfg = from_hugging_face(c, shards)
     every = torch.arange(cfg.vocab_size)
@@ -48,7 +48,7 @@ def language_model(t: Tensors, c: dict[str, Any]) -> Compared:
     rows, count = tokens.shape
     model = unified(t, c, count + 1)
     prompts = split(t)
-    mix = Sampling(cfg_scale=c["cfg_scale"]).mix
+    mix = Sampling(cfg_scale=c["cfg_scale"]).apply_guidance
     whole = torch.cat([prompts.ids, tokens], 1)
     logits, hidden = uncached_logits(model, whole)
     wanted = t["out/uncached_logits"]
@@ -84,7 +84,7 @@ def kinds(forced: Tensor, codes: int, classes: list[int]) -> Tensor:
 
 
 def lumina_image_grammar(t: Tensors, c: dict[str, Any]) -> Compared:
-    """Which ids may stand at each place of a picture, and the ids of new lines and sizes."""
+    """Which ids are allowed at each position of an image, and the ids of new lines and sizes."""
     sizes = {"768x768": (768, 768), "512x512": (512, 512), "wide_1024x576": (1024, 576), "tiny_64x96": (64, 96)}
     first, last = c["image_ids"]
     for name, (width, height) in sizes.items():

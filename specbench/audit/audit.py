@@ -19,11 +19,11 @@ from specbench.audit import statistics, theorem
 from specbench.audit.models import Model, needed_codebook
 from specbench.audit.tabular import TabularDrafter, TabularGrower, TabularTarget, codes, sequence_law
 from specbench.config import parameters, registry
-from specbench.decoding.loop import Drafter, Parts, decode
+from specbench.decoding.loop import DecoderConfig, Drafter, decode
 from specbench.decoding.rules import Rule
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.decoding.trees import chain_paths, parse
-from specbench.harness import parts
+from specbench.harness.method import build_rule
 from specbench.rows import provenance
 
 #: The meaning of every column, in order: first those that DESIGN fixes, then what else identifies a row.
@@ -107,7 +107,7 @@ def assemble(cfg: Mapping[str, Any], model: Model) -> Method:
     """
     sampling = Sampling(**{name: cfg[name] for name in SAMPLING})
     drafter = _drafter(cfg, model)
-    rule = parts.rule(cfg, drafter.tree.height, needed_codebook(model, cfg["rule"]))
+    rule = build_rule(cfg, drafter.tree.height, needed_codebook(model, cfg["rule"]))
     return Method(cfg, drafter, rule, sampling)
 
 
@@ -130,7 +130,7 @@ def measure(
 ) -> dict[str, Any]:
     """Decode `samples` sequences and return a row (`COLUMNS`); None: does not apply."""
     vocab, length, sampling = model.vocab, model.length, method.sampling
-    filtered = [theorem.precise(sampling.law(t.log())) for t in model.p]
+    filtered = [theorem.precise(sampling.probs(t.log())) for t in model.p]
     law = sequence_law(filtered)
     halves, first, per_step = _decode(method, model, samples, seed, progress)
     counts = halves.sum(0)
@@ -139,10 +139,10 @@ def measure(
     accepted, accepted_low, accepted_high = (1 + x for x in statistics.mean(first))
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     if method.chain is not None:
-        drafts = [sampling.law(t.log()) for t in model.q]
+        drafts = [sampling.probs(t.log()) for t in model.q]
         judged = None
-        if method.rule.soft and sampling.temperature == 0:
-            judged = [sampling.full_law(t.log(), f) for t, f in zip(model.p, filtered)]
+        if method.rule.uses_pre_argmax_probs and sampling.temperature == 0:
+            judged = [sampling.unfiltered_probs(t.log(), f) for t, f in zip(model.p, filtered)]
         figures = theorem.chain_figures(filtered, drafts, method.rule, method.chain, judged)
         row |= {
             "tv_bound": figures.bound,
@@ -184,10 +184,10 @@ def _decode(
     halves = torch.zeros(2, size, dtype=torch.float64)
     first = torch.zeros(length + 1, dtype=torch.float64)
     steps = torch.zeros(length + 1, dtype=torch.float64)
-    parts = Parts(TabularTarget(model.p), method.drafter, method.rule, method.sampling)
+    config = DecoderConfig(TabularTarget(model.p), method.drafter, method.rule, method.sampling)
     for begin in range(0, samples, rows):
         numbers = range(begin, min(begin + rows, samples))
-        out = decode(parts, None, Streams([(seed, i) for i in numbers]))
+        out = decode(config, None, RandomStreams([(seed, i) for i in numbers]))
         code = codes(out.tokens, model.vocab)
         odd = torch.arange(begin, numbers.stop) % 2 == 1
         for half, chosen in zip(halves, (~odd, odd)):

@@ -20,8 +20,8 @@ from torch import Tensor
 from specbench._version import __version__
 from specbench.audit import statistics
 from specbench.audit.audit import COLUMNS, LEVEL, Progress, described
-from specbench.decoding.continuous import Rule, Session, decode
-from specbench.decoding.sampling import Streams
+from specbench.decoding.continuous import ContinuousRule, ContinuousSession, decode
+from specbench.decoding.sampling import RandomStreams
 from specbench.engine.ops import linear, take
 from specbench.errors import unknown
 from specbench.rows import provenance
@@ -60,7 +60,7 @@ _BUILT_IN = {
 BUILT_IN = tuple(_BUILT_IN)
 
 
-class Network(Session):
+class Network(ContinuousSession):
     """A model of continuous tokens, and its own session: one layer from the known tokens to a condition, a head of two.
 
     see (L E, L (D + 1)) and place (L E,): weights and biases from the tokens of all positions, and from which of them
@@ -134,7 +134,7 @@ class Method:
     """The decoding method; cfg: its flat parameters."""
 
     cfg: Mapping[str, Any]
-    rule: Rule
+    rule: ContinuousRule
 
     @property
     def name(self) -> str:
@@ -144,7 +144,7 @@ class Method:
 def assemble(cfg: Mapping[str, Any]) -> Method:
     """The method of a checked configuration. These models have no guidance, and their own number of diffusion steps;
     alone, the target draws one token per pass. Raises UsageError for parameters that do not go together."""
-    return Method(cfg, Rule(**{f.name: cfg[f.name] for f in fields(Rule) if f.name in cfg}))
+    return Method(cfg, ContinuousRule(**{f.name: cfg[f.name] for f in fields(ContinuousRule) if f.name in cfg}))
 
 
 @dataclass
@@ -156,7 +156,7 @@ class Sequences:
 
 
 @torch.inference_mode()
-def alone(model: Network, rule: Rule, samples: int, seed: int) -> Sequences:
+def alone(model: Network, rule: ContinuousRule, samples: int, seed: int) -> Sequences:
     """What the target draws by itself, under the rule's temperature and last step."""
     g = torch.Generator().manual_seed(seed)
     parts = []
@@ -239,7 +239,7 @@ def measure(
         "energy": energy,
         "energy_noise": energy_noise,
         "dim": pair.dim,
-        "acceptance_rate": counted.accepted / counted.judged if counted.judged else None,
+        "acceptance_rate": counted.accepted / counted.verified if counted.verified else None,
         "tries": counted.tries / counted.residuals if counted.residuals else None,
         "fallbacks": counted.fallbacks if method.rule.gamma else None,
     }
@@ -253,7 +253,7 @@ class _Counted:
     sequences: Sequences
     first: Tensor
     per_step: float = 0.0
-    judged: int = 0
+    verified: int = 0
     accepted: int = 0
     residuals: int = 0
     tries: int = 0
@@ -266,12 +266,12 @@ def _decode(method: Method, pair: Pair, samples: int, seed: int, progress: Progr
     tokens, orders = [], []
     for begin in range(0, samples, _ROWS):
         keys = [(seed, i) for i in range(begin, min(begin + _ROWS, samples))]
-        out = decode(pair.target, pair.drafter, method.rule, None, Streams(keys))
+        out = decode(pair.target, pair.drafter, method.rule, None, RandomStreams(keys))
         trace = out.trace
         step = (trace.offered > 0).long().argmax(1, keepdim=True)  # of the first draft; 0 where there is none
         found.first += torch.bincount(trace.accepted.gather(1, step)[:, 0], minlength=length + 1)
         found.per_step += float((length / out.steps.double()).sum()) / samples
-        found.judged += int(out.drafted.sum())
+        found.verified += int(out.drafted.sum())
         found.accepted += int(out.accepted.sum())
         found.residuals += sum(map(len, trace.tries))
         found.tries += sum(map(sum, trace.tries))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.loop import Outcome
-from specbench.decoding.sampling import Sampling, Streams, draw, draw_distinct
+from specbench.decoding.sampling import RandomStreams, Sampling, draw, draw_distinct
 from specbench.decoding.trees import Path, build
 from specbench.decoding.verify import DRAFT, Draft, Verdict
 
@@ -121,7 +121,7 @@ class TabularSession:
 @dataclass
 class _State:
     sampling: Sampling
-    streams: Streams
+    rng: RandomStreams
     steps: int = 0
 
 
@@ -135,8 +135,8 @@ class TabularDrafter:
     def __init__(self, tables: Tables, paths: list[Path], chosen: bool = False, rounds: int | None = None) -> None:
         self.lookup, self.tree, self.chosen, self.rounds = _Lookup(tables), build(paths), chosen, rounds
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> _State:
-        return _State(sampling, streams)
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _State:
+        return _State(sampling, rng)
 
     def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         tree, lookup, size = self.tree, self.lookup, self.lookup.size
@@ -148,16 +148,16 @@ class TabularDrafter:
         codes = {0: start}  # of inner nodes
         for i, node in enumerate(inner):
             given = lookup.law(codes[node], (count + depth[node]))
-            law = state.sampling.law(given.log())
+            law = state.sampling.probs(given.log())
             laws.append(law)
             kids = [k for k in tree.children[0, i].tolist() if k >= 0]
             wanted = min(len(kids), size)
             if self.chosen or (state.sampling.temperature == 0 and not tree.is_chain):
                 picks = given.topk(wanted, dim=-1).indices
             elif len(kids) == 1:
-                picks = draw(law, state.streams.uniform(step, DRAFT + i, 1)[:, 0])[:, None]
+                picks = draw(law, state.rng.uniform(step, DRAFT + i, 1)[:, 0])[:, None]
             else:
-                picks = draw_distinct(law, state.streams.uniform(step, DRAFT + i, size), wanted)
+                picks = draw_distinct(law, state.rng.uniform(step, DRAFT + i, size), wanted)
             tokens[:, kids[:wanted]] = picks
             for k, kid in enumerate(kids):
                 if kid in inner:
@@ -189,8 +189,8 @@ class TabularGrower:
         self.lookup, self.grower = _Lookup(tables), Grower(nodes, depth, width)
         self.tree = self.grower.sizing
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> _State:
-        return _State(sampling, streams)
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _State:
+        return _State(sampling, rng)
 
     def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         """A grown tree is deterministic: rows with the same prefix have the same tree, so it is grown once."""
@@ -202,8 +202,8 @@ class TabularGrower:
         moved: dict[str, Any] = {k: v[row] for k, v in vars(draft.tree).items() if isinstance(v, Tensor)}
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
         tokens = torch.cat([root, draft.tokens[row, 1:]], 1)
-        drawn = None if draft.drawn is None else draft.drawn[row]
-        return Draft(replace(draft.tree, **moved), tokens, draft.laws[row], draft.valid[row], drawn)
+        drawn = None if draft.sampled is None else draft.sampled[row]
+        return Draft(replace(draft.tree, **moved), tokens, draft.probs[row], draft.valid[row], drawn)
 
     def _grow(self, state: _State, history: Tensor, count: Tensor) -> Draft:
         lookup = self.lookup
@@ -211,7 +211,7 @@ class TabularGrower:
 
         def law(code: Tensor, depth: int) -> Tensor:
             logits = lookup.law(code, (count[:, None] + depth).expand_as(code)).log()
-            return state.sampling.full_law(logits, state.sampling.law(logits))
+            return state.sampling.unfiltered_probs(logits, state.sampling.probs(logits))
 
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
             nonlocal codes

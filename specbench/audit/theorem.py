@@ -97,7 +97,7 @@ def _verified(rule: Rule, p: Tensor, q: Tensor, judged: Tensor, depth: int) -> t
         r, q_each = (x.unsqueeze(1).expand(*shape, size) for x in (r_n, q_n))
         kept = q_n * rule.accept(r, q_each, token, level)
         lost = q_n - kept
-        if rule.certain:
+        if rule.deterministic:
             fresh = p_n * lost.sum(-1, keepdim=True)
         else:
             fresh = (lost.unsqueeze(-1) * rule.residual(r, q_each, token, level)).sum(1)

@@ -14,13 +14,13 @@ from torch import Tensor
 from specbench import data
 from specbench.bench import floor
 from specbench.decoding.loop import Decoded, Decoding
-from specbench.decoding.sampling import Streams
+from specbench.decoding.sampling import RandomStreams
 from specbench.decoding.trees import build, chain_paths
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine.clock import Clock, Passes
 from specbench.engine.graph import Graphs
 from specbench.errors import UsageError
-from specbench.harness.pipeline import Pipeline, VectorPipeline
+from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.harness.worker import peak_memory_mib, reset_peak_memory
 
 PARTS = ("draft", "forward", "head", "verify", "commit", "rest")
@@ -57,11 +57,11 @@ class ForcedLength:
         above = tree.ancestors.expand(len(length), -1, -1)
         above = above.gather(1, deepest.unsqueeze(-1).expand(-1, -1, above.shape[-1]))  # (B, 1, M): nodes on the path
         level = torch.arange(most + 1, device=length.device)
-        walked = (above & (tree.depth.unsqueeze(1) == level[:, None])).long().argmax(-1)  # (B, D + 1): by depth
-        walked = walked.gather(1, torch.minimum(level, length[:, None]))
+        path = (above & (tree.depth.unsqueeze(1) == level[:, None])).long().argmax(-1)  # (B, D + 1): by depth
+        path = path.gather(1, torch.minimum(level, length[:, None]))
         following = verdict.tokens.gather(1, verdict.length[:, None])
-        tokens = torch.cat([draft.tokens.gather(1, walked[:, 1:]), following], 1).scatter(1, length[:, None], following)
-        return Verdict(walked[:, 1:], length, tokens, verdict.law, verdict.first)
+        tokens = torch.cat([draft.tokens.gather(1, path[:, 1:]), following], 1).scatter(1, length[:, None], following)
+        return Verdict(path[:, 1:], length, tokens, verdict.next_probs, verdict.first)
 
 
 def measure(cfg: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def measure(cfg: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     rows = int(cfg["batch"])
     conditioning = pipeline.encode([item.prompt for item in data.load({**cfg, "n": rows})])
     reset_peak_memory(pipeline.device)
-    if isinstance(pipeline, VectorPipeline):
+    if isinstance(pipeline, ContinuousPipeline):
         found = _of_vectors(pipeline, conditioning, plan, rows)
     else:
         found = _of_codes(pipeline, conditioning, plan, rows)
@@ -82,8 +82,8 @@ def measure(cfg: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
 
 def _of_codes(pipeline: Pipeline, conditioning: Any, plan: Plan, rows: int) -> dict[str, Any]:
     device, target = pipeline.device, pipeline.model.target
-    streams = Streams([(0, i) for i in range(rows)], device)
-    drafter, guided = pipeline.parts.drafter, pipeline.parts.sampling.guided
+    rng = RandomStreams([(0, i) for i in range(rows)], device)
+    drafter, guided = pipeline.config.drafter, pipeline.config.sampling.guided
     if plan.forced is not None:
         if plan.forced > drafter.tree.height + 1:
             raise UsageError(
@@ -94,16 +94,16 @@ def _of_codes(pipeline: Pipeline, conditioning: Any, plan: Plan, rows: int) -> d
     vanilla = pipeline.vanilla()
     with torch.inference_mode(), pipeline.engine.kernels():
         clock = Clock(device)
-        decoding = pipeline.images(conditioning, streams, clock)
+        decoding = pipeline.images(conditioning, rng, clock)
         context = _place(decoding, plan)
         parts = _steps(decoding, clock, plan, context)
-        again = pipeline.images(conditioning, streams)
-        with Passes(device, floor.passes(pipeline.parts.target, drafter)) as passes:
+        again = pipeline.images(conditioning, rng)
+        with Passes(device, floor.passes(pipeline.config.target, drafter)) as passes:
             _take(again, plan, context, passes)
         plain_clock = Clock(device)
-        plain = _steps(vanilla.images(conditioning, streams, plain_clock), plain_clock, plan, context)
+        plain = _steps(vanilla.images(conditioning, rng, plain_clock), plain_clock, plan, context)
         whole = {
-            name: _recorded(one.engine, one.images(conditioning, streams), plan, context)
+            name: _recorded(one.engine, one.images(conditioning, rng), plan, context)
             for name, one in (("", pipeline), ("vanilla_", vanilla))
             if isinstance(one.engine, Graphs)
         }
@@ -208,7 +208,7 @@ def _pass(pipeline: Pipeline, conditioning: Any, rows: int, nodes: int, context:
     """Median seconds of the target's pass over a chain of so many nodes, including the root."""
     device = pipeline.device
     tree = build(chain_paths(nodes - 1)).to(device)
-    session = pipeline.model.target.open(conditioning, rows, pipeline.parts.sampling.guided, tree.nodes)
+    session = pipeline.model.target.open(conditioning, rows, pipeline.config.sampling.guided, tree.nodes)
     count = torch.full((rows,), context - session.prefix_length, device=device)
     history = torch.zeros(rows, session.length + nodes, dtype=torch.int64, device=device)
     tokens = history[:, :nodes]
@@ -218,7 +218,7 @@ def _pass(pipeline: Pipeline, conditioning: Any, rows: int, nodes: int, context:
     return statistics.median(spent)
 
 
-def _of_vectors(pipeline: VectorPipeline, conditioning: Any, plan: Plan, rows: int) -> dict[str, Any]:
+def _of_vectors(pipeline: ContinuousPipeline, conditioning: Any, plan: Plan, rows: int) -> dict[str, Any]:
     """Times whole images: a pass of encoder and decoder processes all positions at every step."""
     if plan.forced is not None:
         raise UsageError("forced_accept= needs discrete tokens; with continuous tokens, gamma= sets a draft's length")

@@ -102,7 +102,7 @@ def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None =
 
 
 def _described() -> set[str]:
-    return {*parameters.of_methods(), "temperature", "top_k", "top_p", "cfg_scale", "cfg_schedule", "size"}
+    return {*parameters.method_parameters(), "temperature", "top_k", "top_p", "cfg_scale", "cfg_schedule", "size"}
 
 
 def told(row: Mapping[str, Any]) -> str:

@@ -45,9 +45,9 @@ usage: specbench COMMAND ...
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line (default: this process's) and returns its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _dispatch(words)
+        code = _dispatch(arguments)
         sys.stdout.flush()
         return code
     except UsageError as e:
@@ -68,18 +68,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail(f"{type(e).__name__}: {text} (SPECBENCH_DEBUG=1 shows where)", FAILED)
 
 
-def _dispatch(words: list[str]) -> int:
-    if words[:1] in (["-sc"], ["--shell-completion"]):
+def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] in (["-sc"], ["--shell-completion"]):
         from specbench.cli.completion import complete
 
-        return complete(words)
-    if not words or words[0] in ("-h", "--help", "help"):
+        return complete(arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_HELP, end="")
         return 0
-    if words[0] in ("-V", "--version"):
+    if arguments[0] in ("-V", "--version"):
         print(f"specbench {__version__}")
         return 0
-    return command(words[0])(words[1:])
+    return command(arguments[0])(arguments[1:])
 
 
 def command(name: str) -> Callable[[list[str]], int]:

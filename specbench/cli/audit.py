@@ -14,14 +14,14 @@ from specbench.audit import audit, densities, models
 from specbench.audit.densities import Pair
 from specbench.audit.models import Model
 from specbench.config import configuration, parameters, registry
-from specbench.errors import UsageError, asked, unknown, values, whole
+from specbench.errors import UsageError, integer, parse_arguments, unknown, values
 from specbench.rows.csv_files import csv_text
 from specbench.storage.files import writable, write_atomically
 
 SAMPLES, FEWEST, MOST = 200_000, 1000, 10_000_000
 
 #: The arguments of an audit's own, with their meanings.
-WORDS = {
+ARGUMENTS = {
     "audit.samples": f"sequences to decode per row (default: {SAMPLES}; {FEWEST} to {MOST})",
     "audit.seed": "seed of the random streams and of the noise floor (default: 0)",
     "audit.model": f"one built-in model (default: all that the method suits): {', '.join(models.BUILT_IN)};\n"
@@ -59,19 +59,19 @@ _FORMATS = {
 }
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """`specbench audit [--all] [name=value ...]`. Returns the exit status: 0 whatever the verdicts.
 
     Raises:
         UsageError: bad arguments, a bad file of tables, a path that cannot be written to.
     """
-    line = asked("audit", words, ["--all"])
+    line = parse_arguments("audit", arguments, ["--all"])
     if line.help:
         print(_help())
         return 0
-    own, given = _sorted_out(configuration.plain(configuration.literal(line.words, own=WORDS)))
-    samples = whole("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST, MOST)
-    seed = whole("audit.seed", own.get("audit.seed", "0"), 0)
+    own, given = _sorted_out(configuration.plain(configuration.quote_paths(line.arguments, own=ARGUMENTS)))
+    samples = integer("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST, MOST)
+    seed = integer("audit.seed", own.get("audit.seed", "0"), 0)
     kinds = [False, True] if line.all else _kinds(given)
     chosen = _models(own, kinds)
     out = writable(own["out"]) if "out" in own else None
@@ -111,26 +111,30 @@ sequences are compared with as many of the target's own, and the sampling is tem
 
 
 def _help() -> str:
-    words = [f"  {name + '=':<14} " + line.replace("\n", "\n" + " " * 17) for name, line in WORDS.items()]
+    arguments = [f"  {name + '=':<14} " + line.replace("\n", "\n" + " " * 17) for name, line in ARGUMENTS.items()]
     columns = [f"  {name:<24} " + line.replace("\n", "\n" + " " * 27) for name, line in audit.COLUMNS.items()]
     verdict = f"A method is called lossless where p_value is at least {audit.LEVEL:g}."
-    return _HELP + "\n".join([*words, "", "columns:", *columns, "", verdict])
+    return _HELP + "\n".join([*arguments, "", "columns:", *columns, "", verdict])
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _key(word: str) -> str:
-    return word.split("=", 1)[0]
+def _key(argument: str) -> str:
+    return argument.split("=", 1)[0]
 
 
-def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The audit's own arguments by name, and the remaining overrides. Refuses what only a run has."""
-    keys = [_key(word) for word in words]
+    keys = [_key(argument) for argument in arguments]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise UsageError(f"'{twice}' is given {keys.count(twice)} times; give it once")
-    own = values([word for word in words if _key(word) in WORDS or word.startswith("audit.")], WORDS, "parameter")
-    rest = [word for word in words if _key(word) not in own]
+    own = values(
+        [argument for argument in arguments if _key(argument) in ARGUMENTS or argument.startswith("audit.")],
+        ARGUMENTS,
+        "parameter",
+    )
+    rest = [argument for argument in arguments if _key(argument) not in own]
     for key in map(_key, rest):
         if key == "cfg_scale":
             raise UsageError("the models of an audit have no guidance: it takes no cfg_scale=, leave it out")
@@ -145,7 +149,7 @@ def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 def _of_a_run() -> set[str]:
     """The parameters and groups that are neither a method's nor the sampling's."""
     every = {*parameters.TABLE, *parameters.groups()}
-    return every.difference(parameters.of_methods(), audit.SAMPLING, densities.SAMPLING)
+    return every.difference(parameters.method_parameters(), audit.SAMPLING, densities.SAMPLING)
 
 
 def _models(own: Mapping[str, str], kinds: Sequence[bool]) -> dict[bool, list[Subject]]:
@@ -167,11 +171,11 @@ def _models(own: Mapping[str, str], kinds: Sequence[bool]) -> dict[bool, list[Su
 # --- configurations ---------------------------------------------------------------------------------------------------
 
 
-def _kinds(words: Sequence[str]) -> list[bool]:
+def _kinds(arguments: Sequence[str]) -> list[bool]:
     """Whether the method of these arguments is for discrete (False) or continuous (True) tokens; vanilla is both."""
-    chosen = {_key(word): word.partition("=")[2] for word in words}
+    chosen = {_key(argument): argument.partition("=")[2] for argument in arguments}
     method = chosen.get("method") or str(configuration.compose()["method"])
-    drafter, rule = ({**parameters.parts_of(method), **chosen}.get(group, "") for group in ("drafter", "rule"))
+    drafter, rule = ({**parameters.method_choices(method), **chosen}.get(group, "") for group in ("drafter", "rule"))
     kinds = [parameters.kind(*part) for part in (("drafter", drafter), ("rule", rule))]
     if kinds == ["any", "any"]:
         return [False, True]
@@ -186,12 +190,12 @@ def _kinds(words: Sequence[str]) -> list[bool]:
 
 
 def _jobs(
-    words: Sequence[str], chosen: Mapping[bool, Sequence[Subject]], kinds: Sequence[bool]
+    arguments: Sequence[str], chosen: Mapping[bool, Sequence[Subject]], kinds: Sequence[bool]
 ) -> list[tuple[dict[str, Any], Subject]]:
     """One method on the models that suit it."""
     for vectors in kinds:
         if chosen[vectors]:
-            cfg = _configuration(words, vectors)
+            cfg = _configuration(arguments, vectors)
             return [(cfg, model) for model in chosen[vectors]]
     [vectors] = kinds
     [named] = chosen[not vectors]
@@ -202,23 +206,25 @@ def _jobs(
     )
 
 
-def _configuration(words: Sequence[str], vectors: bool) -> dict[str, Any]:
+def _configuration(arguments: Sequence[str], vectors: bool) -> dict[str, Any]:
     """The checked configuration of one method, with draft tables of the shape in the arguments."""
     if vectors:
         name = next(name for name in parameters.choices("model") if parameters.is_continuous("model", name))
-        return configuration.compose([*words, f"model={name}", "weights=random"])  # only for the parameters
-    given = {_key(word) for word in words}
+        return configuration.compose([*arguments, f"model={name}", "weights=random"])  # only for the parameters
+    given = {_key(argument) for argument in arguments}
     if "drafter" not in given and given & {"window", "tree"}:
-        base = configuration.compose([word for word in words if _key(word) in ("method", "rule")])
+        base = configuration.compose([argument for argument in arguments if _key(argument) in ("method", "rule")])
         if registry.entry("drafter", base["drafter"]).assets:
             if "window" in given and "window" not in base:
-                return configuration.compose([*words, f"drafter={_CHAIN}"])
+                return configuration.compose([*arguments, f"drafter={_CHAIN}"])
             if "tree" in given and "tree" not in base:
-                return configuration.compose([*words, f"drafter={_TREE}"])
-    return configuration.compose(words)
+                return configuration.compose([*arguments, f"drafter={_TREE}"])
+    return configuration.compose(arguments)
 
 
-def _presets(words: Sequence[str], chosen: Mapping[bool, Sequence[Subject]]) -> list[tuple[dict[str, Any], Subject]]:
+def _presets(
+    arguments: Sequence[str], chosen: Mapping[bool, Sequence[Subject]]
+) -> list[tuple[dict[str, Any], Subject]]:
     """The configurations of every preset on the models that suit it, as far as the arguments apply to each and the
     models can serve it.
 
@@ -226,10 +232,10 @@ def _presets(words: Sequence[str], chosen: Mapping[bool, Sequence[Subject]]) -> 
     for its tree) keeps its own, and a preset that cannot be audited on the models is left out. Both are reported on
     stderr.
     """
-    if any(_key(word) == "method" for word in words):
+    if any(_key(argument) == "method" for argument in arguments):
         raise UsageError("--all and method= contradict each other: give one of them")
-    parts = [word for word in words if _key(word) in _PARTS]
-    others = [word for word in words if word not in parts]
+    parts = [argument for argument in arguments if _key(argument) in _PARTS]
+    others = [argument for argument in arguments if argument not in parts]
     found: list[tuple[dict[str, Any], Subject]] = []
     notes: list[str] = []
     elsewhere: list[str] = []  # presets of the kind for which no model was named
@@ -247,17 +253,17 @@ def _presets(words: Sequence[str], chosen: Mapping[bool, Sequence[Subject]]) -> 
             refused.setdefault("", e)
             notes.append(f"{name} is left out: {e}")
             continue
-        for word in others:
-            if _key(word) not in cfg:
+        for argument in others:
+            if _key(argument) not in cfg:
                 continue
             try:
-                cfg = _fitting([*accepted, word], suited[0])
+                cfg = _fitting([*accepted, argument], suited[0])
             except UsageError as e:
-                refused.setdefault(word, e)
-                notes.append(f"{name} keeps its own {_key(word)}: {e}")
+                refused.setdefault(argument, e)
+                notes.append(f"{name} keeps its own {_key(argument)}: {e}")
             else:
-                accepted.append(word)
-                taken.add(word)
+                accepted.append(argument)
+                taken.add(argument)
         found += [(cfg, model) for model in suited]
     if elsewhere:
         [named] = chosen[False] or chosen[True]
@@ -270,21 +276,21 @@ def _presets(words: Sequence[str], chosen: Mapping[bool, Sequence[Subject]]) -> 
         refused.setdefault("", UsageError(notes[0]))
     if not found:
         raise refused[""]
-    for word in others:
-        if word in taken:
+    for argument in others:
+        if argument in taken:
             continue
-        if word not in refused:
+        if argument not in refused:
             cfg, model = found[0]
-            _fitting([f"method={cfg['method']}", *parts, word], model)  # raises: no preset has it
-        raise refused[word]
+            _fitting([f"method={cfg['method']}", *parts, argument], model)  # raises: no preset has it
+        raise refused[argument]
     for note in notes:
         print(f"specbench: {note}", file=sys.stderr)
     return found
 
 
-def _fitting(words: Sequence[str], model: Subject) -> dict[str, Any]:
+def _fitting(arguments: Sequence[str], model: Subject) -> dict[str, Any]:
     """The configuration of these arguments, whose parts go together and can be built for the model."""
-    cfg = _configuration(words, True) if isinstance(model, Pair) else configuration.compose(words)
+    cfg = _configuration(arguments, True) if isinstance(model, Pair) else configuration.compose(arguments)
     _assemble(cfg, model)
     return cfg
 
@@ -315,11 +321,12 @@ def _audited(row: Mapping[str, Any]) -> str:
 def _aligned(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [names, *([_cell(name, row[name]) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    words = {*_FIRST, "verdict"}
+    arguments = {*_FIRST, "verdict"}
     lines = []
     for line in cells:
         parts = [
-            cell.ljust(width) if name in words else cell.rjust(width) for name, cell, width in zip(names, line, widths)
+            cell.ljust(width) if name in arguments else cell.rjust(width)
+            for name, cell, width in zip(names, line, widths)
         ]
         lines.append("  ".join(parts).rstrip())
     return "\n".join(lines)

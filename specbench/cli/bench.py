@@ -10,11 +10,11 @@ from tqdm import tqdm
 
 from specbench.bench.rows import COLUMNS, ROWS, row, told
 from specbench.config import configuration
-from specbench.errors import UsageError, asked, values, whole
+from specbench.errors import UsageError, integer, parse_arguments, values
 from specbench.storage.files import writable
 
 #: The arguments of benchmarks only, with their meanings.
-WORDS = {
+ARGUMENTS = {
     "bench.steps": "steps to time (default: 30)",
     "bench.context": "positions before the timed steps, including the prompt (default: the middle of the image)",
     "bench.nodes": "numbers of nodes for which the target's pass is timed alone (default: 1,6,16,32,64)",
@@ -46,27 +46,29 @@ specbench run that belong to model, method, drafter, rule, batch and device. The
 """
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Returns 0 when everything was measured.
 
     Raises:
         UsageError: bad arguments, or a path that cannot be written.
     """
-    line = asked("bench", words, ["-m", "--multirun"])
+    line = parse_arguments("bench", arguments, ["-m", "--multirun"])
     if line.help:
         print(_help())
         return 0
-    own, given = _sorted_out(configuration.tidy(configuration.literal(line.words, line.multirun, WORDS)))
+    own, given = _sorted_out(
+        configuration.normalized(configuration.quote_paths(line.arguments, line.multirun, ARGUMENTS))
+    )
     plan = _plan(own)
     out = writable(own["out"]) if "out" in own else None
     if out is not None:
         ROWS.read(out)  # a file of something else is refused before anything is measured
     jobs = configuration.grid(given, line.multirun)
     from specbench.bench import measure, roofline
-    from specbench.harness import parts
+    from specbench.harness.method import check_draft
 
     for cfg in jobs:
-        parts.check_draft(cfg)
+        check_draft(cfg)
     rows = []
     for cfg in tqdm(jobs, desc="bench", unit="job", disable=len(jobs) == 1):
         rows.append(row(cfg, measure.measure(cfg, plan), plan.forced))
@@ -81,22 +83,24 @@ def main(words: Sequence[str]) -> int:
 
 
 def _help() -> str:
-    words = [f"  {name + '=':<15} " + line.replace("\n", "\n" + " " * 18) for name, line in WORDS.items()]
+    arguments = [f"  {name + '=':<15} " + line.replace("\n", "\n" + " " * 18) for name, line in ARGUMENTS.items()]
     columns = [f"  {name:<20} {line}" for name, line in COLUMNS.items()]
-    return _HELP + "\n".join([*words, "", "columns:", *columns])
+    return _HELP + "\n".join([*arguments, "", "columns:", *columns])
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    ours = [word for word in words if word.partition("=")[0] in WORDS or word.startswith("bench.")]
-    rest = [word for word in words if word not in ours]
-    for word in rest:
-        key = word.partition("=")[0]
+def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    ours = [
+        argument for argument in arguments if argument.partition("=")[0] in ARGUMENTS or argument.startswith("bench.")
+    ]
+    rest = [argument for argument in arguments if argument not in ours]
+    for argument in rest:
+        key = argument.partition("=")[0]
         if key in _UNUSED or key.startswith(("hydra.", "hydra/")) or key == "experiment":
             raise UsageError(f"'{key}' belongs to specbench run; a benchmark times steps and has no such parameter")
-    return values(ours, WORDS, "parameter"), rest
+    return values(ours, ARGUMENTS, "parameter"), rest
 
 
 def _plan(own: Mapping[str, str]) -> Any:
@@ -105,9 +109,11 @@ def _plan(own: Mapping[str, str]) -> Any:
     chosen: dict[str, Any] = {}
     for name, least in (("steps", 1), ("context", 1), ("images", 0)):
         if text := own.get(f"bench.{name}"):
-            chosen[name] = whole(f"bench.{name}", text, least, _MOST)
+            chosen[name] = integer(f"bench.{name}", text, least, _MOST)
     if text := own.get("bench.nodes"):
-        chosen["nodes"] = tuple(sorted({whole("bench.nodes", part, 1, _MOST) for part in text.strip("[]").split(",")}))
+        chosen["nodes"] = tuple(
+            sorted({integer("bench.nodes", part, 1, _MOST) for part in text.strip("[]").split(",")})
+        )
     if text := own.get("forced_accept"):
         try:
             chosen["forced"] = float(text)

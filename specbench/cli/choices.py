@@ -1,4 +1,4 @@
-"""`specbench list`: what there is to choose from."""
+"""`specbench list`: the choices for a run."""
 
 from __future__ import annotations
 
@@ -18,27 +18,25 @@ GROUPS = {
 }
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """`specbench list [models|methods|drafters|rules|data|metrics|protocols ...] [--json]`."""
-    parser = Parser(
-        prog="specbench list", description="What there is to choose from, and whether its weights are here."
-    )
+    parser = Parser(prog="specbench list", description="The choices for a run, and whether their weights are here.")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"any of {', '.join(GROUPS)}; all by default")
     parser.add_argument(
         "--json", action="store_true", help="as JSON: name, line, weights (true, false, null: needs none)"
     )
     try:
-        asked = parser.parse_args(words)
+        options = parser.parse_args(arguments)
     except SystemExit as e:  # --help
         return int(e.code or 0)
     wanted = [
-        next((name for name in GROUPS if given in (name, name.removesuffix("s"))), given) for given in asked.groups
+        next((name for name in GROUPS if given in (name, name.removesuffix("s"))), given) for given in options.groups
     ]
     for name in wanted:
         if name not in GROUPS:
             raise unknown("group", name, GROUPS)
     found = {name: _entries(group) for name, group in GROUPS.items() if not wanted or name in wanted}
-    if asked.json:
+    if options.json:
         print(json.dumps(found, indent=1, ensure_ascii=False))
         return 0
     for title, entries in found.items():
@@ -57,7 +55,7 @@ def _entries(group: str) -> list[dict[str, Any]]:
     from specbench.storage import home
 
     lines = dict(parameters.choices(group))
-    absent: dict[str, list[str]] = {}  # only of what needs weights
+    absent: dict[str, list[str]] = {}  # only for choices that need weights
     if group == "metrics":
         lines |= metrics.available()
         context = metrics.ScoringContext(metrics.ASSETS, home.metrics_folder())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from specbench.compare import wording
 from specbench.compare.comparison import compare
 from specbench.compare.passes import read
-from specbench.errors import UsageError, asked
+from specbench.errors import UsageError, parse_arguments
 from specbench.storage.files import writable, write_atomically
 
 _HELP = """\
@@ -31,17 +31,19 @@ columns of out=:
 """
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """`specbench compare A B [out=FILE.csv]`. Returns the exit status.
 
     Raises UsageError for bad arguments, folders that are not runs, damaged records and too few pairs.
     """
-    line = asked("compare", words)
+    line = parse_arguments("compare", arguments)
     if line.help:
         print(_HELP + "\n".join(f"  {k:<16} " + v.replace("\n", "\n" + " " * 19) for k, v in wording.COLUMNS.items()))
         return 0
-    outs = [word.removeprefix("out=") for word in line.words if word.startswith("out=")]
-    runs = [word for word in line.words if not word.startswith("out=")]  # a folder may be called delta=1.1
+    outs = [argument.removeprefix("out=") for argument in line.arguments if argument.startswith("out=")]
+    runs = [
+        argument for argument in line.arguments if not argument.startswith("out=")
+    ]  # a folder may be called delta=1.1
     if len(runs) != 2 or len(outs) > 1 or "" in outs:
         raise UsageError("compare takes two runs and at most one out=FILE.csv (see specbench compare --help)")
     out = writable(outs[0]) if outs else None

@@ -7,7 +7,7 @@ import os
 from specbench.cli.commands import COMMANDS
 
 
-def complete(words: list[str]) -> int:
+def complete(arguments: list[str]) -> int:
     """The shell's query `specbench -sc query=bash`: completes the sub-command and the arguments of `_offered`; Hydra
     completes the arguments of a run."""
     line = os.environ.get("COMP_LINE", "").split(" ", 2)
@@ -17,12 +17,12 @@ def complete(words: list[str]) -> int:
     if len(line) == 3:
         if line[1] not in ("run", "bench", "probe", "audit"):
             last = line[2].rpartition(" ")[2]
-            print(" ".join(word for word in _offered(line[1]) if word.startswith(last)))
+            print(" ".join(argument for argument in _offered(line[1]) if argument.startswith(last)))
             return 0
         os.environ["COMP_LINE"] = f"{line[0]} {line[2]}"
     from specbench.cli.run import by_hydra
 
-    return by_hydra(words)
+    return by_hydra(arguments)
 
 
 def _offered(command: str) -> list[str]:
@@ -40,6 +40,6 @@ def _offered(command: str) -> list[str]:
         from specbench.storage import sources
 
         found = {"model": [*sources.MODELS], "drafter": [*sources.DRAFTERS], "data": [*sources.DATA]}
-        words = [f"{name}={choice}" for name, choices in found.items() for choice in choices]
-        return [*words, *(f"metrics={name}" for name in parameters.choices("metrics")), "--yes"]
+        arguments = [f"{name}={choice}" for name, choices in found.items() for choice in choices]
+        return [*arguments, *(f"metrics={name}" for name in parameters.choices("metrics")), "--yes"]
     return []

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from specbench.config import configuration, registry
-from specbench.errors import UsageError, asked, values
+from specbench.errors import UsageError, parse_arguments, values
 from specbench.models import checkpoints, drafters, naming, official
 from specbench.models.eagle import Eagle
 from specbench.storage import home
 from specbench.storage.files import write_atomically
 
-WORDS = {
+ARGUMENTS = {
     "drafter_weights": "folder of the drafter: LANTERN's files, config.json among them, or specbench.safetensors",
     "model": "the target that it was trained for",
     "out": "folder of the other layout: config.json and pytorch_model.bin, or specbench.safetensors",
@@ -36,15 +36,15 @@ LANTERN's layout, which its code reads. (Runs read both.)
 _LANTERN = ("config.json", "pytorch_model.bin")
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Returns the exit status. Raises UsageError for bad arguments, and for a drafter that has no such layout."""
-    line = asked("convert", words)
+    line = parse_arguments("convert", arguments)
     if line.help:
-        print(_HELP + "\n".join(f"  {name + '=':<17} {text}" for name, text in WORDS.items()))
+        print(_HELP + "\n".join(f"  {name + '=':<17} {text}" for name, text in ARGUMENTS.items()))
         return 0
-    given = values(line.words, WORDS)
+    given = values(line.arguments, ARGUMENTS)
     if absent := [name for name in ("drafter_weights", "model", "out") if name not in given]:
-        raise UsageError(f"give {absent[0]}=, {WORDS[absent[0]]}")
+        raise UsageError(f"give {absent[0]}=, {ARGUMENTS[absent[0]]}")
     head, dtype = _read(given)
     out = home.expanded(given["out"])
     if drafters.own_file(home.expanded(given["drafter_weights"])) is None:
@@ -63,8 +63,8 @@ def main(words: Sequence[str]) -> int:
 def _read(given: dict[str, str]) -> tuple[Eagle, torch.dtype]:
     """The drafter in float32, and the number format it was stored in. Only the target's shape is used."""
     known = ["reduced=true"] if given.get("reduced") == "true" else []
-    words = [f"model={given['model']}", f"drafter_weights={configuration.quoted(given['drafter_weights'])}", *known]
-    cfg = configuration.compose([*words, "weights=random", "method=eagle_chain", "device=cpu"])
+    arguments = [f"model={given['model']}", f"drafter_weights={configuration.quoted(given['drafter_weights'])}", *known]
+    cfg = configuration.compose([*arguments, "weights=random", "method=eagle_chain", "device=cpu"])
     shape_alone = bool(registry.entry("model", cfg["model"]).parts)
     bundle = registry.find("model", cfg["model"])(cfg, torch.device("meta" if shape_alone else "cpu"), torch.float32)
     bundle.device = torch.device("cpu")

@@ -1,8 +1,8 @@
 """`specbench fetch`: weights of models and of evaluators, data sets, from their publishers, listed before the download,
 resumed after an interruption.
 
-Unfinished files are in .fetch/ of the destination and move into place when they are complete, so that an existing
-folder is complete. SOURCE.json next to it records the origin of every file.
+Unfinished files are in .fetch/ of the destination and are moved when they are complete, so that an existing folder is
+complete. SOURCE.json next to it records the origin of every file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from specbench._version import __version__
 from specbench.config import parameters
-from specbench.errors import UsageError, asked, unknown, values
+from specbench.errors import UsageError, parse_arguments, unknown, values
 from specbench.storage import home, sources
 from specbench.storage.files import write_atomically
 from specbench.storage.sources import Data, File, Part
@@ -42,7 +42,7 @@ TRIES, PAUSE = 4, 2.0  # attempts without new bytes, and seconds between them
 CHUNK = 1 << 20
 
 #: The arguments of the command, with their meanings.
-WORDS = {
+ARGUMENTS = {
     "model": "the model whose weights to fetch: " + ", ".join(sources.MODELS),
     "weights": "where to put them (default: the folder of weights=official in a run)",
     "drafter": "a drafter of a run whose published weights to fetch, too: " + ", ".join(sources.DRAFTERS),
@@ -71,19 +71,19 @@ continues where it stopped. Set HF_TOKEN, or run `hf auth login`, for repositori
 """
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """`specbench fetch model=NAME|metrics=NAMES|data=NAME [name=value ...] [--yes]`. Returns the exit status.
 
     Raises:
         UsageError: bad arguments, no consent, no disk space, no server, or a file that is not the published one.
     """
-    line = asked("fetch", words, ["--yes"])
+    line = parse_arguments("fetch", arguments, ["--yes"])
     if line.help:
-        print(_HELP + "\n".join(f"  {name + '=':<12} {line}" for name, line in WORDS.items()))
+        print(_HELP + "\n".join(f"  {name + '=':<12} {line}" for name, line in ARGUMENTS.items()))
         print(f"  {'--yes':<12} do not ask\n")
         print("\n".join(_revisions()))
         return 0
-    given = _read(line.words)
+    given = _parse(line.arguments)
     try:
         if "model" in given:
             _fetch_model(given, line.yes)
@@ -106,8 +106,8 @@ def _revisions() -> list[str]:
     return [head, *(f"  {repository:<{width}}  {revision}" for repository, revision in sorted(at.items()))]
 
 
-def _read(words: Sequence[str]) -> dict[str, str]:
-    given = values(words, WORDS)
+def _parse(arguments: Sequence[str]) -> dict[str, str]:
+    given = values(arguments, ARGUMENTS)
     kinds = [kind for kind in _OF if kind in given]
     if len(kinds) != 1:
         raise UsageError(
@@ -122,7 +122,7 @@ def _read(words: Sequence[str]) -> dict[str, str]:
 # --- the record -------------------------------------------------------------------------------------------------------
 
 
-class Record:
+class FetchRecord:
     """SOURCE.json: the origin of each part of a folder, and the size and SHA-256 of every file."""
 
     def __init__(self, folder: Path) -> None:
@@ -212,8 +212,8 @@ def _hub(part: Part) -> HuggingFace | Releases:
 
 
 @contextlib.contextmanager
-def _hub_mistakes(part: Part, revision: str, otherwise: str) -> Iterator[None]:
-    """Turns exceptions of the hub's client into UsageError."""
+def _hub_errors(part: Part, revision: str, otherwise: str) -> Iterator[None]:
+    """Raise exceptions of the hub's client as UsageError."""
     if part.sizes:  # no client: `download` raises the UsageError
         yield
         return
@@ -236,9 +236,9 @@ def _hub_mistakes(part: Part, revision: str, otherwise: str) -> Iterator[None]:
             raise UsageError(
                 f"the Hugging Face hub shows no repository {part.repository}: correct its name, or run `hf auth login`"
             ) from e
-        said = str(e).strip().partition("\n")[0][:200]
+        message = str(e).strip().partition("\n")[0][:200]
         raise UsageError(
-            f"cannot get {part.repository} from the Hugging Face hub ({type(e).__name__}: {said}): try again, or"
+            f"cannot get {part.repository} from the Hugging Face hub ({type(e).__name__}: {message}): try again, or"
             f" {otherwise}"
         ) from e
 
@@ -253,19 +253,21 @@ class Listed:
 
 
 def _fetch_parts(
-    title: str, parts: Mapping[str, Part], folder: Path, given: Mapping[str, str], yes: bool, elsewhere: str
+    title: str, parts: Mapping[str, Part], folder: Path, given: Mapping[str, str], yes: bool, other_folder: str
 ) -> bool:
     """Fetches what is not in `folder` yet; returns whether anything was missing. `elsewhere`: the argument that names
     another folder."""
-    record = Record(folder)
-    todo = {name: part for name, part in parts.items() if not _whole(record, name, part, folder, given, elsewhere)}
+    record = FetchRecord(folder)
+    todo = {
+        name: part for name, part in parts.items() if not _is_complete(record, name, part, folder, given, other_folder)
+    }
     if not todo:
         print(f"{title}: nothing to fetch, {', '.join(f'{name}/' for name in parts)} are in {folder}")
         return False
-    by_hand = f"put {sources.places(todo)} of {folder}"
-    listed = {name: _list(name, part, record, by_hand) for name, part in todo.items()}
+    manually = f"put {sources.places(todo)} of {folder}"
+    listed = {name: _list(name, part, record, manually) for name, part in todo.items()}
     missing = {
-        name: [file for file in found.files if not _there(folder, name, file, found, elsewhere)]
+        name: [file for file in found.files if not _exists(folder, name, file, found, other_folder)]
         for name, found in listed.items()
     }
     size = sum(listed[name].files[file].size for name, files in missing.items() for file in files)
@@ -277,9 +279,9 @@ def _fetch_parts(
         for file, hub_file in found.files.items():
             note = "" if file in missing[name] else "  (there)"
             print(f"    {home.size(hub_file.size):>9}  {file}{note}")
-    _licences({name: found.part.licence for name, found in listed.items()})
-    _go(folder, size, size, yes, elsewhere)
-    with _only_one(folder) as staging:
+    _print_licences({name: found.part.licence for name, found in listed.items()})
+    _confirm(folder, size, size, yes, other_folder)
+    with _locked_staging(folder) as staging:
         for name, found in listed.items():
             _fetch_part(record, folder, staging, name, found)
     return True
@@ -290,15 +292,15 @@ def _fetch_parts(
 
 def _fetch_model(given: Mapping[str, str], yes: bool) -> None:
     model = given["model"]
-    parts, default = _chosen(given)
+    parts, default = _chosen_parts(given)
     asked = given.get("weights", "official")
     folder = default if asked == "official" else home.expanded(asked)
     if not _fetch_parts(model, parts, folder, given, yes, "weights=DIR"):
         return
-    words = f"model={model}" + (f" size={given['size']}" if "size" in given else "")
+    arguments = f"model={model}" + (f" size={given['size']}" if "size" in given else "")
     if folder != home.model_folder(model):
-        words += f" weights={folder}"
-    print(f"{model} is in {folder}: specbench run {words} ...")
+        arguments += f" weights={folder}"
+    print(f"{model} is in {folder}: specbench run {arguments} ...")
 
 
 def _fetch_metrics(given: Mapping[str, str], yes: bool) -> None:
@@ -308,8 +310,8 @@ def _fetch_metrics(given: Mapping[str, str], yes: bool) -> None:
     if not parts:
         print(f"{names}: nothing to fetch, these evaluators are part of specbench")
     elif _fetch_parts(names, parts, folder, given, yes, "metrics_dir=DIR"):
-        words = f"metrics={names}" + (f" metrics_dir={folder}" if folder != home.metrics_folder() else "")
-        print(f"{names}: the weights are in {folder}: specbench run {words} ...")
+        arguments = f"metrics={names}" + (f" metrics_dir={folder}" if folder != home.metrics_folder() else "")
+        print(f"{names}: the weights are in {folder}: specbench run {arguments} ...")
 
 
 def _evaluators(names: Sequence[str]) -> list[str]:
@@ -326,7 +328,7 @@ def _evaluators(names: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def _chosen(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
+def _chosen_parts(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
     """The parts that the arguments name, and their default folder."""
     model = given["model"]
     if model not in sources.MODELS:
@@ -359,7 +361,9 @@ def _chosen(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
     return parts, folder
 
 
-def _whole(record: Record, name: str, part: Part, folder: Path, given: Mapping[str, str], elsewhere: str) -> bool:
+def _is_complete(
+    record: FetchRecord, name: str, part: Part, folder: Path, given: Mapping[str, str], other_folder: str
+) -> bool:
     """Whether a part is completely fetched. Refuses to mix origins."""
     entry = record.parts.get(name)
     if entry is None:
@@ -367,23 +371,23 @@ def _whole(record: Record, name: str, part: Part, folder: Path, given: Mapping[s
     if entry.get("repository") != part.repository:
         raise UsageError(
             f"{folder / name} comes from {entry.get('repository')}, not {part.repository}: remove it and its entry in"
-            f" {RECORD}, or name another folder with {elsewhere}"
+            f" {RECORD}, or name another folder with {other_folder}"
         )
     known = entry.get("commit"), entry.get("revision")
     if name == "target" and given.get("revision", known[0]) not in known:
         raise UsageError(
             f"{folder / name} is at commit {known[0]}, not at '{given['revision']}': remove it and its entry in"
-            f" {RECORD}, or name another folder with {elsewhere}"
+            f" {RECORD}, or name another folder with {other_folder}"
         )
     return bool(entry.get("complete")) and all(
         _size(folder / name / file) == noted["size"] for file, noted in entry["files"].items()
     )
 
 
-def _list(name: str, part: Part, record: Record, by_hand: str) -> Listed:
+def _list(name: str, part: Part, record: FetchRecord, manually: str) -> Listed:
     """The files of a part at its commit: the recorded one where a fetch started before, even if a branch has moved."""
     revision = record.parts.get(name, {}).get("commit") or part.revision
-    with _hub_mistakes(part, revision, by_hand):
+    with _hub_errors(part, revision, manually):
         commit, found = _hub(part).files(part.repository, revision)
     inside = {}
     for file in found:
@@ -394,7 +398,7 @@ def _list(name: str, part: Part, record: Record, by_hand: str) -> Listed:
     for needed in part.files:
         matches = next((m for p in needed.split("|") if (m := fnmatch.filter(inside, p))), [])
         if not matches:
-            otherwise = "give another revision= or repository=" if name == "target" else by_hand
+            otherwise = "give another revision= or repository=" if name == "target" else manually
             raise UsageError(f"{part.repository} at {commit} has no {needed}: {otherwise}")
         chosen |= {file: inside[file] for file in matches}
     for pattern in part.also:
@@ -402,20 +406,20 @@ def _list(name: str, part: Part, record: Record, by_hand: str) -> Listed:
     return Listed(part, commit, dict(sorted(chosen.items())))
 
 
-def _there(folder: Path, name: str, file: str, found: Listed, elsewhere: str) -> bool:
-    """Whether a file is in place. An existing file that is not the published one is the user's: never overwritten."""
+def _exists(folder: Path, name: str, file: str, found: Listed, other_folder: str) -> bool:
+    """Whether a file exists. One that is not the published file belongs to the user and is never overwritten."""
     size = _size(folder / name / file)
     if size is None:
         return False
     if size != found.files[file].size:
         raise UsageError(
             f"{folder / name / file} has {size} bytes, the one of {found.part.repository} has"
-            f" {found.files[file].size}: move it away, or name another folder with {elsewhere}"
+            f" {found.files[file].size}: move it away, or name another folder with {other_folder}"
         )
     return True
 
 
-def _fetch_part(record: Record, folder: Path, staging: Path, name: str, found: Listed) -> None:
+def _fetch_part(record: FetchRecord, folder: Path, staging: Path, name: str, found: Listed) -> None:
     part = found.part
     origin = {"repository": part.repository, "revision": part.revision, "commit": found.commit}
     record.begin(name, origin | {"licence": part.licence})
@@ -426,7 +430,7 @@ def _fetch_part(record: Record, folder: Path, staging: Path, name: str, found: L
             continue
         path = next((p for p in (placed, staged) if p.exists()), None)
         if path is None:
-            with _hub_mistakes(part, found.commit, f"put {file} into {folder / name}"):
+            with _hub_errors(part, found.commit, f"put {file} into {folder / name}"):
                 path = _hub(part).get(part.repository, found.commit, hub_file.name, loose)
         known = part.sha256.get(file, hub_file.sha256)
         sha256 = _checked(path, hub_file.size, known, part.md5.get(file), path != placed)
@@ -436,7 +440,7 @@ def _fetch_part(record: Record, folder: Path, staging: Path, name: str, found: L
         record.add(name, file, hub_file.size, sha256)
         print(f"  {name}/{file} is here", flush=True)
     if (whole / name).exists():
-        _move_in(whole / name, folder / name)
+        _move_into(whole / name, folder / name)
     record.end(name)
     shutil.rmtree(loose, ignore_errors=True)
 
@@ -450,7 +454,7 @@ def _fetch_data(given: Mapping[str, str], yes: bool) -> None:
         raise unknown("data", name, sources.DATA)
     data = sources.DATA[name]
     folder = home.expanded(given.get("data_dir", home.data_folder(name)))
-    record = Record(folder)
+    record = FetchRecord(folder)
     todo = [file for file in data.files if not _unpacked(record, file, folder)]
     if not todo:
         print(f"{name}: nothing to fetch, it is in {folder}")
@@ -467,14 +471,14 @@ def _fetch_data(given: Mapping[str, str], yes: bool) -> None:
     staged = [folder / STAGING / f"{file.name}{end}" for file in todo for end in ("", ".part")]
     size = max(0, sum(file.size for file in todo) - sum(_size(path) or 0 for path in staged))
     # An archive and its unpacked content exist together for a while, and the compression is small.
-    _go(folder, size, size + sum(file.size for file in todo if file.unpack), yes, "data_dir=DIR")
-    with _only_one(folder) as staging:
+    _confirm(folder, size, size + sum(file.size for file in todo if file.unpack), yes, "data_dir=DIR")
+    with _locked_staging(folder) as staging:
         for file in todo:
             _fetch_file(record, folder, staging, file, data)
     print(f"{name} is in {folder}")
 
 
-def _unpacked(record: Record, file: File, folder: Path) -> bool:
+def _unpacked(record: FetchRecord, file: File, folder: Path) -> bool:
     """Whether a file was fetched before, and its whole content still exists."""
     entry = record.parts.get(file.name)
     if entry is None or not entry.get("complete") or entry.get("sha256") != file.sha256:
@@ -483,7 +487,7 @@ def _unpacked(record: Record, file: File, folder: Path) -> bool:
     return all(pattern in entry["files"] and n >= entry["files"][pattern]["count"] for pattern, n in counts.items())
 
 
-def _fetch_file(record: Record, folder: Path, staging: Path, file: File, data: Data) -> None:
+def _fetch_file(record: FetchRecord, folder: Path, staging: Path, file: File, data: Data) -> None:
     origin = {"address": file.address, "sha256": file.sha256, "licence": data.licence}
     record.begin(file.name, origin)
     path = folder / file.name if not file.unpack and (folder / file.name).exists() else staging / file.name
@@ -493,7 +497,7 @@ def _fetch_file(record: Record, folder: Path, staging: Path, file: File, data: D
     kept: dict[str, dict[str, int]]
     if file.unpack:
         kept = _unpack(path, file.unpack, staging / "whole")
-        _move_in(staging / "whole", folder)
+        _move_into(staging / "whole", folder)
         path.unlink()
     else:
         kept = {file.name: {"count": 1, "size": file.size}}
@@ -601,7 +605,7 @@ def _receive(address: str, part: Path, mark: Path, size: int, bar: Any) -> None:
 # --- shared -----------------------------------------------------------------------------------------------------------
 
 
-def _go(folder: Path, size: int, needed: int, yes: bool, elsewhere: str) -> None:
+def _confirm(folder: Path, size: int, needed: int, yes: bool, other_folder: str) -> None:
     """Checks the disk space, then asks for consent. Raises UsageError without either."""
     above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(above).free
@@ -609,7 +613,7 @@ def _go(folder: Path, size: int, needed: int, yes: bool, elsewhere: str) -> None
     if needed > free:
         raise UsageError(
             f"{folder} has {home.size(free)} of disk space, and {home.size(needed)} are needed: free some, or give"
-            f" {elsewhere}"
+            f" {other_folder}"
         )
     if yes:
         return
@@ -623,7 +627,7 @@ def _go(folder: Path, size: int, needed: int, yes: bool, elsewhere: str) -> None
         raise UsageError("nothing was fetched")
 
 
-def _licences(of: Mapping[str, str]) -> None:
+def _print_licences(of: Mapping[str, str]) -> None:
     """Prints the licences that restrict the use."""
     for licence, meaning in sources.NON_COMMERCIAL.items():
         if names := [f"{name}/" for name, found in of.items() if found == licence]:
@@ -631,7 +635,7 @@ def _licences(of: Mapping[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def _only_one(folder: Path) -> Iterator[Path]:
+def _locked_staging(folder: Path) -> Iterator[Path]:
     """The folder of unfinished files, locked against other processes; removed when all is done."""
     staging = folder / STAGING
     try:
@@ -666,19 +670,19 @@ def _checked(path: Path, size: int, sha256: str | None, md5: str | None, ours: b
     raise UsageError(f"{path} is not the published file (SHA-256 {found[1]}): move it away")
 
 
-def _move_in(staged: Path, place: Path) -> None:
-    """Moves a staged folder into place: at once if there is no folder yet, else file by file, replacing none."""
-    if not place.exists():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(staged, place)
+def _move_into(staged: Path, folder: Path) -> None:
+    """Move a staged folder to its destination: as a whole if there is none yet, else file by file, replacing none."""
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(staged, folder)
         return
     for path in sorted(staged.iterdir()):
         if path.is_dir():
-            _move_in(path, place / path.name)
-        elif not (place / path.name).exists():
-            os.replace(path, place / path.name)
-        elif _size(place / path.name) != _size(path):
-            raise UsageError(f"{place / path.name} is not the published file: move it away")
+            _move_into(path, folder / path.name)
+        elif not (folder / path.name).exists():
+            os.replace(path, folder / path.name)
+        elif _size(folder / path.name) != _size(path):
+            raise UsageError(f"{folder / path.name} is not the published file: move it away")
 
 
 def _size(path: Path) -> int | None:

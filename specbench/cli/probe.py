@@ -6,13 +6,13 @@ import json
 from collections.abc import Sequence
 
 from specbench.config import configuration
-from specbench.errors import UsageError, asked, values, whole
+from specbench.errors import UsageError, integer, parse_arguments, values
 from specbench.probe.rows import OFFSETS, ROWS, row
 from specbench.storage.files import writable
 
 _FURTHEST = 10_000
 #: The arguments of a probe's own, with their meanings.
-WORDS = {
+ARGUMENTS = {
     "probe.offsets": f"distances at which a token is hidden, 1 to this (default: {OFFSETS}; 0: none)",
     "out": "a .csv file that the row is added to",
 }
@@ -35,32 +35,32 @@ parameters of specbench run that belong to the model, the prompts and the sampli
 """
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Returns the exit status.
 
     Raises:
         UsageError: bad arguments, a model of continuous tokens, or a path that cannot be written to.
     """
-    line = asked("probe", words)
+    line = parse_arguments("probe", arguments)
     if line.help:
-        print(_HELP + "\n".join(f"  {name + '=':<15} {told}" for name, told in WORDS.items()))
+        print(_HELP + "\n".join(f"  {name + '=':<15} {told}" for name, told in ARGUMENTS.items()))
         return 0
-    tidied = configuration.tidy(configuration.literal(line.words, own=WORDS))
-    ours = [word for word in tidied if word.partition("=")[0] in WORDS or word.startswith("probe.")]
-    own = values(ours, WORDS, "parameter")
-    rest = [word for word in tidied if word not in ours]
-    for word in rest:
-        if word.partition("=")[0] not in _TAKEN:
-            name = word.partition("=")[0]
-            raise UsageError(f"a probe has no '{name}': it takes {', '.join(sorted(_TAKEN | set(WORDS)))}")
+    tidied = configuration.normalized(configuration.quote_paths(line.arguments, own=ARGUMENTS))
+    ours = [argument for argument in tidied if argument.partition("=")[0] in ARGUMENTS or argument.startswith("probe.")]
+    own = values(ours, ARGUMENTS, "parameter")
+    rest = [argument for argument in tidied if argument not in ours]
+    for argument in rest:
+        if argument.partition("=")[0] not in _TAKEN:
+            name = argument.partition("=")[0]
+            raise UsageError(f"a probe has no '{name}': it takes {', '.join(sorted(_TAKEN | set(ARGUMENTS)))}")
     out = writable(own["out"]) if "out" in own else None
     if out is not None:
         ROWS.read(out)
-    offsets = whole("probe.offsets", own.get("probe.offsets", str(OFFSETS)), 0, _FURTHEST)
-    if any(word.partition("=")[0] == "method" and word != "method=vanilla" for word in rest):
+    offsets = integer("probe.offsets", own.get("probe.offsets", str(OFFSETS)), 0, _FURTHEST)
+    if any(argument.partition("=")[0] == "method" and argument != "method=vanilla" for argument in rest):
         raise UsageError("in a probe the target draws alone: leave method= out")
-    words = [word for word in rest if word != "method=vanilla"]
-    found = row(configuration.compose(configuration.plain([*words, "method=vanilla"])), offsets)
+    arguments = [argument for argument in rest if argument != "method=vanilla"]
+    found = row(configuration.compose(configuration.plain([*arguments, "method=vanilla"])), offsets)
     if out is not None:
         ROWS.append(out, found)
     top, moved = json.loads(found["top_probabilities"]), json.loads(found["tv_by_distance"])

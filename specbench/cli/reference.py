@@ -24,12 +24,12 @@ from specbench import metrics
 from specbench._version import __version__
 from specbench.config import parameters
 from specbench.data.base import Item, key
-from specbench.errors import UsageError, asked, unknown, values
+from specbench.errors import UsageError, parse_arguments, unknown, values
 from specbench.metrics import reference as references
 from specbench.metrics.base import Images, ScoringContext, Unavailable
 from specbench.metrics.inception import FEATURES, ComparedMetric
 from specbench.rows import provenance
-from specbench.storage import home, pictures
+from specbench.storage import home, image_files
 
 if TYPE_CHECKING:
     from specbench.metrics.reference import ReferenceStatistics
@@ -68,11 +68,11 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: bad arguments, absent or wrong weights, no images, an unreadable image.
     """
-    line = asked("reference", arguments)
+    line = parse_arguments("reference", arguments)
     if line.help:
         print(_HELP + "\n".join(f"  {name + '=':<13} {line}" for name, line in ARGUMENTS.items()))
         return 0
-    given = _read(line.words)
+    given = _read(line.arguments)
     chosen = _metrics(given)
     real = source(home.expanded(given["images"]))
     try:
@@ -189,18 +189,18 @@ class Folder:
     def __init__(self, folder: Path) -> None:
         self.name = _text(folder.resolve().name)
         self._paths: dict[str, Path] = {}
-        for path in pictures.find(folder):
+        for path in image_files.find(folder):
             self._paths[_text(path.relative_to(folder).as_posix())] = path
         self.names = sorted(self._paths)
         if len(self.names) < 2:
             what = f"are fewer than two images in {folder}" if folder.is_dir() else f"is no folder {folder}"
-            raise UsageError(f"there {what}: give images= a folder with {', '.join(pictures.ENDINGS)} files")
+            raise UsageError(f"there {what}: give images= a folder with {', '.join(image_files.ENDINGS)} files")
         lines = [f"{self._paths[name].stat().st_size} {name}\n" for name in self.names]
         self.files = hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def blocks(self) -> Iterator[Images]:
         for start in range(0, len(self.names), BLOCK):
-            yield pictures.Files([self._paths[name] for name in self.names[start : start + BLOCK]])
+            yield image_files.ImageFiles([self._paths[name] for name in self.names[start : start + BLOCK]])
 
     def moments(self, one: ComparedMetric) -> None:
         return None
@@ -231,7 +231,7 @@ class Archive:
             for start in range(0, n, size):
                 count = min(size, n - start)
                 content = arrays.parsed("arr_0", partial(_exactly, size=count * math.prod(one)), f)
-                yield pictures.Array(np.frombuffer(content, np.uint8).reshape(count, *one))
+                yield image_files.ImageArray(np.frombuffer(content, np.uint8).reshape(count, *one))
 
     def moments(self, one: ComparedMetric) -> tuple[np.ndarray, np.ndarray] | None:
         with references.opened(self.path) as arrays:

@@ -6,14 +6,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from specbench.errors import UsageError, asked, values, whole
+from specbench.errors import UsageError, integer, parse_arguments, values
 from specbench.report import gather
 from specbench.report.page import page
 from specbench.storage import home
 from specbench.storage.files import write_atomically
 
 #: The arguments, with their meanings.
-WORDS = {
+ARGUMENTS = {
     "out": "file of the page (default: report.html)",
     "runs": "more folders, separated by commas, whose runs are shown with their images: of one run, of several,\n"
     "of a grid (default: results/gallery if it exists, for images only)",
@@ -38,25 +38,25 @@ at or below it, including those of a grid.
 """
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Returns the exit status.
 
     Raises:
         UsageError: bad arguments, no rows, or a path that cannot be written.
     """
-    line = asked("report", words)
+    line = parse_arguments("report", arguments)
     if line.help:
-        lines = (f"  {name + '=':<10} " + told.replace("\n", "\n" + " " * 13) for name, told in WORDS.items())
+        lines = (f"  {name + '=':<10} " + told.replace("\n", "\n" + " " * 13) for name, told in ARGUMENTS.items())
         print(_HELP + "\n".join(lines))
         return 0
-    given = values([word for word in line.words if word.partition("=")[0] in WORDS], WORDS)
-    sources = [home.expanded(word) for word in line.words if word.partition("=")[0] not in WORDS]
+    given = values([argument for argument in line.arguments if argument.partition("=")[0] in ARGUMENTS], ARGUMENTS)
+    sources = [home.expanded(argument) for argument in line.arguments if argument.partition("=")[0] not in ARGUMENTS]
     if wrong := [str(source) for source in sources if "=" in source.name and not source.exists()]:
-        raise UsageError(f"report has no argument '{wrong[0]}'; it takes {', '.join(f'{name}=' for name in WORDS)}")
+        raise UsageError(f"report has no argument '{wrong[0]}'; it takes {', '.join(f'{name}=' for name in ARGUMENTS)}")
     out = home.expanded(given.get("out", "report.html"))
     if out.suffix != ".html":
         raise UsageError(f"out= must be a .html file (got {out})")
-    pictures = whole("pictures", given.get("pictures", "8"), 0, 10_000)
+    pictures = integer("pictures", given.get("pictures", "8"), 0, 10_000)
     parts = given["runs"].split(",") if "runs" in given else []
     if not all(parts):
         raise UsageError(f"runs={given['runs']} has an empty folder name; remove the extra comma")

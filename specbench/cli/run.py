@@ -31,7 +31,7 @@ _process = os.getpid()
 _multirun = False
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """`specbench run [-m] [name=value ...]`."""
     parser = Parser(prog="specbench run", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
@@ -40,25 +40,29 @@ def main(words: list[str]) -> int:
     parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
     parser.add_argument("-sc", "--shell-completion", action="store_true")
     parser.add_argument("overrides", nargs="*")
-    asked = parser.parse_intermixed_args(words)
-    if asked.shell_completion:
-        return by_hydra(words)
+    options = parser.parse_intermixed_args(arguments)
+    if options.shell_completion:
+        return by_hydra(arguments)
 
     from specbench.config import configuration
 
-    given = configuration.literal(asked.overrides, asked.multirun)
-    if asked.help:
+    given = configuration.quote_paths(options.overrides, options.multirun)
+    if options.help:
         from specbench.cli import manual
 
         print(manual.run(configuration.described(given)), end="")
         return 0
-    own = configuration.tidy(given)
-    overrides = configuration.plain(own, asked.multirun)
-    jobs = configuration.grid(overrides, asked.multirun)
-    if asked.hydra_help or asked.cfg:
-        flags = [word for word in words if word not in asked.overrides and word not in ("-m", "--multirun")]
+    own = configuration.normalized(given)
+    overrides = configuration.plain(own, options.multirun)
+    jobs = configuration.grid(overrides, options.multirun)
+    if options.hydra_help or options.cfg:
+        flags = [
+            argument
+            for argument in arguments
+            if argument not in options.overrides and argument not in ("-m", "--multirun")
+        ]
         return by_hydra([*flags, *configuration.shown(overrides)])
-    if asked.multirun:
+    if options.multirun:
         return _grid(overrides, jobs, own)
     return _start(overrides, jobs[0], own)
 
@@ -101,26 +105,26 @@ n (a number, or all), metrics, metrics_dir, reference, baseline, data_dir, worke
 """
 
 
-def resume(words: list[str]) -> int:
+def resume(arguments: list[str]) -> int:
     """`specbench resume DIR [name=value ...]`."""
     import yaml
 
     from specbench.config import configuration, parameters
-    from specbench.errors import asked, values
+    from specbench.errors import parse_arguments, values
     from specbench.storage import home
 
-    told = asked("resume", words)
-    if told.help:
+    parsed = parse_arguments("resume", arguments)
+    if parsed.help:
         print(_RESUME, end="")
         return 0
-    folders = [word for word in told.words if "=" not in word or Path(word).is_dir()]
+    folders = [argument for argument in parsed.arguments if "=" not in argument or Path(argument).is_dir()]
     if len(folders) != 1:
         raise UsageError("name one folder of a run: specbench resume DIR")
     from specbench.harness.run import MAY_CHANGE, Run, Stopped, stored
 
     folder = home.expanded(folders[0])
     may = [name for name in MAY_CHANGE if name != "out"]
-    given = values([word for word in told.words if word not in folders], may, "parameter")
+    given = values([argument for argument in parsed.arguments if argument not in folders], may, "parameter")
     if inside := sorted(path.parent.name for path in folder.glob("*/config.yaml")):
         raise UsageError(
             f"{folder} holds {len(inside)} runs: name one ({inside[0]}, ...), or give the `specbench run -m` that began"
@@ -138,17 +142,17 @@ def resume(words: list[str]) -> int:
     try:
         _execute(Run(cfg, folder))
     except Stopped as e:
-        raise KeyboardInterrupt(f"{e}; to go on: specbench resume {shlex.join(told.words)}") from e
+        raise KeyboardInterrupt(f"{e}; to go on: specbench resume {shlex.join(parsed.arguments)}") from e
     return 0
 
 
-def _again(words: list[str], folder: Path) -> str:
+def _again(arguments: list[str], folder: Path) -> str:
     """The command that goes on in a folder."""
     from specbench.config import configuration
 
-    kept = [word for word in words if not word.startswith("out=")]
+    remaining = [argument for argument in arguments if not argument.startswith("out=")]
     plain = re.fullmatch(r"[A-Za-z0-9_./-]+", str(folder))
-    return f"specbench run {shlex.join([*kept, f'out={folder if plain else configuration.quoted(str(folder))}'])}"
+    return f"specbench run {shlex.join([*remaining, f'out={folder if plain else configuration.quoted(str(folder))}'])}"
 
 
 def _grid(overrides: list[str], jobs: list[dict[str, Any]], own: list[str]) -> int:
@@ -171,7 +175,7 @@ def _grid(overrides: list[str], jobs: list[dict[str, Any]], own: list[str]) -> i
     if (root / "config.yaml").exists():
         raise UsageError(f"{root} holds a single run; choose another out= for the grid")
     # Hydra names each job after the keys that differ; the others stand in every job's config.yaml.
-    fixed = {word.split("=", 1)[0] for word in overrides} - configuration.swept(overrides)
+    fixed = {argument.split("=", 1)[0] for argument in overrides} - configuration.swept(overrides)
     naming = [
         f"hydra.sweep.dir={configuration.quoted(str(root))}",
         f"hydra.job.config.override_dirname.exclude_keys=[{','.join(sorted(fixed | {'out'}))}]",
@@ -229,19 +233,19 @@ def _job() -> None:
     hydra = HydraConfig.get()
     task = OmegaConf.to_container(hydra.overrides.task, resolve=False)  # a path may hold ${
     assert isinstance(task, list)
-    given = [str(word) for word in task]
+    given = [str(argument) for argument in task]
     checked = configuration.compose(given)
     out = None
     if hydra.mode == RunMode.MULTIRUN:
         fixed = hydra.job.config.override_dirname.exclude_keys
-        words = configuration.tidy(given)
-        name = ",".join(sorted(w for w in words if w.split("=", 1)[0] not in fixed)) or str(hydra.job.num)
+        arguments = configuration.normalized(given)
+        name = ",".join(sorted(w for w in arguments if w.split("=", 1)[0] not in fixed)) or str(hydra.job.num)
         out = Path(hydra.sweep.dir) / re.sub(r"[^\w.=,+-]+", "_", name)
         sys.stderr.write(f"specbench: job {hydra.job.num}: {name}\n")  # print would write the line's end apart
     _execute(Run(checked, out))
 
 
-def by_hydra(words: list[str]) -> int:
+def by_hydra(arguments: list[str]) -> int:
     """Hydra's own command line over conf/: runs `job`, or prints help, a configuration or completions."""
     import hydra
 
@@ -254,7 +258,7 @@ def by_hydra(words: list[str]) -> int:
     )(job)
     root = logging.getLogger()
     before = sys.argv, os.environ.get("HYDRA_FULL_ERROR"), root.handlers[:], root.level
-    sys.argv = [sys.argv[0], *words]
+    sys.argv = [sys.argv[0], *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise to `main`, which prints one sentence
     try:
         decorated()

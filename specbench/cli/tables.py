@@ -85,12 +85,12 @@ def _say(text: str) -> None:
 
 def _command(table: Table | None, args: argparse.Namespace) -> str:
     """What fills a table; None: any of them."""
-    words = ["specbench tables", table.id if table else "ID"]
+    arguments = ["specbench tables", table.id if table else "ID"]
     if args.model not in (None, table and table.model):
-        words += ["--model", args.model]
+        arguments += ["--model", args.model]
     if args.n not in (None, table and table.n):
-        words += ["--n", str(args.n)]
-    return " ".join(words)
+        arguments += ["--n", str(args.n)]
+    return " ".join(arguments)
 
 
 def _state(table: Table, todo: Plan, args: argparse.Namespace) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Returns the exit status."""
-    if words[:1] == ["scenes"]:
+    if arguments[:1] == ["scenes"]:
         from specbench.training.embedded import main as command
     else:
         from specbench.training.command import main as command
-    return command(words)
+    return command(arguments)

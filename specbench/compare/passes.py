@@ -124,7 +124,7 @@ def names(a: ScoredPass, b: ScoredPass) -> tuple[str, str]:
     """The labels of two passes: their methods and, where these are equal, what else differs."""
     labels = [a.method, b.method]
     if labels[0] == labels[1] and not (a.baseline or b.baseline):
-        different = [k for k in sorted(parameters.of_methods()) if a.cfg.get(k) != b.cfg.get(k)]
+        different = [k for k in sorted(parameters.method_parameters()) if a.cfg.get(k) != b.cfg.get(k)]
         for i, one in enumerate((a, b)):
             labels[i] = " ".join([labels[i], *(plain(f"{k}={one.cfg.get(k)}")[:_LONGEST] for k in different)])
     if labels[0] == labels[1]:
@@ -155,7 +155,7 @@ def _facts(one: ScoredPass, mine: Sequence[Record]) -> dict[str, str]:
     """What determines the images and timings of a pass besides its method: name -> value, printable."""
     from specbench.harness.run import MAY_CHANGE
 
-    other = {*parameters.of_methods(), *MAY_CHANGE, "method", "drafter", "rule", "weights", "prompts", "seed"}
+    other = {*parameters.method_parameters(), *MAY_CHANGE, "method", "drafter", "rule", "weights", "prompts", "seed"}
     facts: dict[str, Any] = {name: value for name, value in one.cfg.items() if name not in other}
     sessions = [one.sessions[name] for name in sorted({r.session for r in mine}) if name in one.sessions]
     for name in _FACTS:

@@ -48,7 +48,7 @@ def grid(overrides: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
     Raises UsageError, naming the job where there is more than one.
     """
     with _session():
-        jobs = _expand(tidy(overrides), multirun)
+        jobs = _expand(normalized(overrides), multirun)
         checked = []
         for job in jobs:
             try:
@@ -58,14 +58,14 @@ def grid(overrides: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
         return checked
 
 
-def tidy(overrides: Sequence[str]) -> list[str]:
+def normalized(overrides: Sequence[str]) -> list[str]:
     """The overrides without the `+` and `++` that Hydra wants before new keys (a run has no new keys), and without a
     protocol's version, which is checked. `batch_size=` is `batch=`, as CSpD's tables call it, and `drafter.weights=` is
     `drafter_weights=`; `protocol=null` is what a run has without it."""
-    words = []
-    for word in overrides:
-        key, equals, value = word.partition("=")
-        if not is_hydras(word):
+    arguments = []
+    for argument in overrides:
+        key, equals, value = argument.partition("=")
+        if not is_hydras(argument):
             key = key.lstrip("+")
         key = {"batch_size": "batch", "drafter.weights": "drafter_weights"}.get(key, key)
         if key == "protocol":
@@ -73,10 +73,10 @@ def tidy(overrides: Sequence[str]) -> list[str]:
             if names == ["null"]:
                 continue
             if "null" in names:
-                raise UsageError(f"'{word}': null means no protocol and stands alone; run it one by one")
+                raise UsageError(f"'{argument}': null means no protocol and stands alone; run it one by one")
             value = ",".join(names)
-        words.append(f"{key}{equals}{value}")
-    return words
+        arguments.append(f"{key}{equals}{value}")
+    return arguments
 
 
 def plain(overrides: Sequence[str], multirun: bool = False) -> list[str]:
@@ -86,12 +86,12 @@ def plain(overrides: Sequence[str], multirun: bool = False) -> list[str]:
 
     For a grid, only what goes without saying in every job; `compose` adds the rest job by job.
     """
-    words = tidy(overrides)
+    arguments = normalized(overrides)
     if not multirun:
-        return [*words, *_unsaid(words)]
+        return [*arguments, *_implied(arguments)]
     with _session():
-        first, *others = [_unsaid(job) for job in _expand(words, multirun)]
-    return [*words, *(word for word in first if all(word in other for other in others))]
+        first, *others = [_implied(job) for job in _expand(arguments, multirun)]
+    return [*arguments, *(argument for argument in first if all(argument in other for other in others))]
 
 
 def swept(overrides: Sequence[str]) -> set[str]:
@@ -104,19 +104,22 @@ def for_grid(overrides: Sequence[str]) -> list[str]:
     """The overrides of a checked grid as Hydra is to sweep them: with `++` before the parameters that only some choice
     of a single job brings, which Hydra, composing without it, would refuse."""
     with _session():
-        words = _parse(overrides)
-        groups = [o for o in words if o.key_or_group in parameters.groups() or is_hydras(o.key_or_group)]
-        sure = _chosen([o for o in groups if not o.is_sweep_override()])
-        return [o.input_line or "" if o in groups or o.key_or_group in sure else f"++{o.input_line}" for o in words]
+        arguments = _parse(overrides)
+        groups = [o for o in arguments if o.key_or_group in parameters.groups() or is_hydras(o.key_or_group)]
+        certain = _chosen([o for o in groups if not o.is_sweep_override()])
+        return [
+            o.input_line or "" if o in groups or o.key_or_group in certain else f"++{o.input_line}" for o in arguments
+        ]
 
 
 def shown(overrides: Sequence[str]) -> list[str]:
     """The overrides for Hydra to show, not to run: those that take several values keep their default, and of a
     protocol, whose values are among the others, there is the name."""
     several = swept(overrides)
-    kept = [word for word in overrides if word.split("=", 1)[0] not in several]
+    remaining = [argument for argument in overrides if argument.split("=", 1)[0] not in several]
     return [
-        f"protocol={{name:{word.removeprefix('protocol=')}}}" if word.startswith("protocol=") else word for word in kept
+        f"protocol={{name:{argument.removeprefix('protocol=')}}}" if argument.startswith("protocol=") else argument
+        for argument in remaining
     ]
 
 
@@ -126,7 +129,7 @@ def quoted(value: str) -> str:
     return f"'{escaped}'"
 
 
-def literal(words: Sequence[str], multirun: bool = False, own: Collection[str] = ()) -> list[str]:
+def quote_paths(arguments: Sequence[str], multirun: bool = False, own: Collection[str] = ()) -> list[str]:
     """The arguments of a command line with their paths quoted, so that Hydra's grammar does not parse commas, brackets
     and spaces in them: the shell has removed its own quotes. Existing quotes stay, and mean the same. In a grid the
     commas of all paths but out= separate values, each of which may have its own quotes.
@@ -134,12 +137,12 @@ def literal(words: Sequence[str], multirun: bool = False, own: Collection[str] =
     own: arguments that the command reads itself. UsageError for one that is too long to be any value.
     """
     found = []
-    for word in words:
-        name, equals, value = word.partition("=")
-        if len(word) > parameters.LONGEST:
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if len(argument) > parameters.LONGEST:
             raise UsageError(
-                f"the argument {name[:100]!r} has {len(word)} characters; give {parameters.LONGEST} at most, and longer"
-                " things in a file"
+                f"the argument {name[:100]!r} has {len(argument)} characters; give at most {parameters.LONGEST}; put"
+                " longer text in a file"
             )
         if re.search(r"\d{400}", value):  # of which Python makes no number without being asked to
             raise UsageError(f"{name[:100]} has a number of hundreds of digits; give a smaller one")
@@ -149,8 +152,8 @@ def literal(words: Sequence[str], multirun: bool = False, own: Collection[str] =
             several = multirun and key != "out" and "," in value
             plain = re.fullmatch(r"[A-Za-z_./][\w./+-]*", value)
             if not several and not (plain and value.isascii() and value.lower() not in _NO_TEXT):
-                word = f"{name}={quoted(value)}"
-        found.append(word)
+                argument = f"{name}={quoted(value)}"
+        found.append(argument)
     return found
 
 
@@ -181,25 +184,25 @@ def one_line(error: BaseException) -> str:
     return text.splitlines()[0].strip()
 
 
-def _unsaid(words: Sequence[str]) -> list[str]:
+def _implied(arguments: Sequence[str]) -> list[str]:
     """The implied arguments of one job, see `plain`."""
-    pairs = (word.split("=", 1) for word in words if "=" in word)
+    pairs = (argument.split("=", 1) for argument in arguments if "=" in argument)
     given: dict[str, Any] = {key: value.strip(" '\"") for key, value in pairs}
     chosen = parameters.of_experiment(given.get("experiment", "")) | given
-    sure = {"data": "prompts"} if "prompts" in given else {}
+    certain = {"data": "prompts"} if "prompts" in given else {}
     added: dict[str, Any] = {}
     if "experiment" not in given:  # which chooses for itself
         added |= parameters.preferred(given.get("model", ""))
     if "protocol" in chosen:
-        model = chosen.get("model", parameters.usual_choice("model"))
-        added |= protocols.values(str(chosen["protocol"]), model, chosen | sure)
-    added |= sure
+        model = chosen.get("model", parameters.default_choice("model"))
+        added |= protocols.values(str(chosen["protocol"]), model, chosen | certain)
+    added |= certain
     if "prompts" in given:
         added.setdefault("n", "all")
-    return [f"{key}={_word(value)}" for key, value in added.items() if key not in chosen]
+    return [f"{key}={_value_text(value)}" for key, value in added.items() if key not in chosen]
 
 
-def _word(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """A value of conf/ in Hydra's grammar."""
     if isinstance(value, list):
         return f"[{','.join(value)}]" if value else "none"  # of metrics
@@ -228,17 +231,17 @@ def is_hydras(key: str) -> bool:
 
 
 def _expand(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
-    words = _parse(overrides)
-    keys = [o.key_or_group for o in words]
+    arguments = _parse(overrides)
+    keys = [o.key_or_group for o in arguments]
     for key in keys:
         if keys.count(key) > 1:
             raise UsageError(f"'{key}' is given {keys.count(key)} times; give it once")
-    for o in words:
+    for o in arguments:
         _check_form(o)
         if o.is_sweep_override() and (o.key_or_group == "experiment" or is_hydras(o.key_or_group)):
             raise UsageError(f"'{o.key_or_group}' takes one value at a time: run {o.input_line} one by one")
-    chosen = [o.input_line or "" for o in words if o.key_or_group == "experiment" or is_hydras(o.key_or_group)]
-    for o in words:
+    chosen = [o.input_line or "" for o in arguments if o.key_or_group == "experiment" or is_hydras(o.key_or_group)]
+    for o in arguments:
         _check_plugin(o)
     # The command line wins over the experiment, as in Hydra's own sweeper.
     sweeps = {
@@ -247,12 +250,12 @@ def _expand(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
     if not multirun:
         if sweeps:
             raise UsageError(f"this experiment is a grid over {', '.join(sweeps)}: add -m")
-        for o in words:
+        for o in arguments:
             if o.is_sweep_override():
                 raise UsageError(f"'{o.input_line}' names several values: add -m to run one job for each")
         return [list(overrides)]
     lists = {o.key_or_group: _values(o) for o in _parse(list(sweeps.values()))} | {
-        o.key_or_group: _values(o) for o in words
+        o.key_or_group: _values(o) for o in arguments
     }
     return [list(job) for job in itertools.product(*lists.values())]
 
@@ -270,13 +273,13 @@ _PLUGINS = {
 
 def _check_plugin(o: Override) -> None:
     """Raises UsageError naming the extra of a launcher or sweeper that is not installed."""
-    word = f"{o.key_or_group}={o.get_value_element_as_str()}" if is_hydras(o.key_or_group) else ""
-    module, extra = _PLUGINS.get(word, ("", ""))
+    argument = f"{o.key_or_group}={o.get_value_element_as_str()}" if is_hydras(o.key_or_group) else ""
+    module, extra = _PLUGINS.get(argument, ("", ""))
     if module and not _installed(f"hydra_plugins.{module}"):
-        raise UsageError(f"{word} needs {module.replace('_', '-')}: {install(extra)}")
-    if word == "hydra/launcher=ray" and not _installed("hydra_plugins.hydra_ray_launcher"):
+        raise UsageError(f"{argument} needs {module.replace('_', '-')}: {install(extra)}")
+    if argument == "hydra/launcher=ray" and not _installed("hydra_plugins.hydra_ray_launcher"):
         raise UsageError(
-            f"{word} is in no extra: run one job after the other on many GPUs with workers=N, which needs Ray:"
+            f"{argument} is in no extra: run one job after the other on many GPUs with workers=N, which needs Ray:"
             f" {install('ray')}"
         )
 
@@ -321,8 +324,8 @@ def described(overrides: Sequence[str]) -> dict[str, Any]:
     """The flat configuration of one run, for its help: neither complete nor checked. Of parameters with
     several values it has the default."""
     with _session():
-        several = {o.key_or_group for o in _parse(tidy(overrides)) if o.is_sweep_override()}
-        return _flat([word for word in overrides if word.lstrip("+").split("=", 1)[0] not in several])
+        several = {o.key_or_group for o in _parse(normalized(overrides)) if o.is_sweep_override()}
+        return _flat([argument for argument in overrides if argument.lstrip("+").split("=", 1)[0] not in several])
 
 
 def _compose(overrides: Sequence[str]) -> dict[str, Any]:
@@ -331,12 +334,12 @@ def _compose(overrides: Sequence[str]) -> dict[str, Any]:
 
 def _flat(overrides: Sequence[str]) -> dict[str, Any]:
     """The values of one job, each under a parameter that the job has."""
-    words = _parse(plain(overrides))
-    for o in words:
+    arguments = _parse(plain(overrides))
+    for o in arguments:
         _check_form(o)
-    chosen = [o for o in words if _is_choice(o)]
+    chosen = [o for o in arguments if _is_choice(o)]
     cfg = _chosen(chosen)
-    for o in words:
+    for o in arguments:
         if o in chosen:
             continue
         if o.key_or_group not in cfg:
@@ -344,7 +347,7 @@ def _flat(overrides: Sequence[str]) -> dict[str, Any]:
         if o.is_sweep_override():
             raise UsageError(f"'{o.input_line}' names several values: add -m to run one job for each")
         cfg[o.key_or_group] = deepcopy(o.value())
-    given = {o.key_or_group for o in words}
+    given = {o.key_or_group for o in arguments}
     return parameters.settle(cfg, given)
 
 
@@ -356,25 +359,25 @@ def _is_choice(o: Override) -> bool:
     return key in parameters.groups() or is_hydras(key) or "${" in (o.input_line or "")
 
 
-def _chosen(words: Sequence[Override]) -> dict[str, Any]:
+def _chosen(arguments: Sequence[Override]) -> dict[str, Any]:
     """The values in the files that these arguments choose, from Hydra only where needed."""
-    if all(o.key_or_group in parameters.groups() and not o.is_sweep_override() for o in words):
-        choices = {o.key_or_group: o.value() for o in words}
+    if all(o.key_or_group in parameters.groups() and not o.is_sweep_override() for o in arguments):
+        choices = {o.key_or_group: o.value() for o in arguments}
         if (cfg := composition.compose(choices)) is not None:
             return cfg
-    return deepcopy(_by_hydra(parameters.conf_dir(), tuple(o.input_line or "" for o in words)))
+    return deepcopy(_by_hydra(parameters.conf_dir(), tuple(o.input_line or "" for o in arguments)))
 
 
 @cache
-def _by_hydra(_conf: Path, words: tuple[str, ...]) -> dict[str, Any]:
-    found = OmegaConf.to_container(hydra.compose(CONFIG, list(words)), resolve=True, throw_on_missing=True)
+def _by_hydra(_conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
+    found = OmegaConf.to_container(hydra.compose(CONFIG, list(arguments)), resolve=True, throw_on_missing=True)
     assert isinstance(found, dict)
     return {str(key): value for key, value in found.items() if key not in ("hydra", *parameters.METADATA)}
 
 
 @cache
-def _sweeper(_conf: Path, words: tuple[str, ...]) -> dict[str, Any]:
+def _sweeper(_conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
     """Hydra's own section on grids, with these arguments."""
-    found = OmegaConf.to_container(hydra.compose(CONFIG, list(words), return_hydra_config=True).hydra.sweeper)
+    found = OmegaConf.to_container(hydra.compose(CONFIG, list(arguments), return_hydra_config=True).hydra.sweeper)
     assert isinstance(found, dict)
     return {str(key): value for key, value in found.items()}

@@ -23,10 +23,10 @@ from omegaconf import OmegaConf
 from specbench.errors import UsageError, unknown
 from specbench.storage import home
 
-Kind = Literal["whole", "number", "word", "text", "flag", "names", "tree", "path"]
+Kind = Literal["integer", "number", "string", "text", "flag", "names", "tree", "path"]
 
 #: The groups of conf/ whose chosen file declares parameters, in the order in which a row names them.
-PARTS = ("model", "data", "engine", "drafter", "rule")
+PARAMETER_GROUPS = ("model", "data", "engine", "drafter", "rule")
 
 
 #: Bounds of counts that a run holds in memory before its work starts; a legitimate run stays well below.
@@ -60,10 +60,10 @@ class Parameter:
             text = "a list of names"
         elif self.kind == "tree":
             text = f"a tree's name or a list of paths such as [[0],[1],[0,0]], at most {DRAFT} of at most {DEEP} each"
-        elif self.kind in ("word", "text", "path"):
+        elif self.kind in ("string", "text", "path"):
             text = self.line if self.pattern else f"a {self.kind}"
         else:
-            text = "an integer" if self.kind == "whole" else "a number"
+            text = "an integer" if self.kind == "integer" else "a number"
             if self.low is not None:
                 text += f" {'above' if self.above else 'of at least'} {self.low:g}"
             if self.high is not None:  # every parameter with an upper end has a lower one
@@ -81,7 +81,7 @@ class Parameter:
             return value
         if self.kind == "flag":
             ok = isinstance(value, bool)
-        elif self.kind == "whole":
+        elif self.kind == "integer":
             ok = isinstance(value, int) and not isinstance(value, bool)
         elif self.kind == "number":
             ok = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
@@ -98,7 +98,7 @@ class Parameter:
             ok = isinstance(value, str)
         else:
             ok = isinstance(value, str) and bool(value)
-        if ok and self.kind in ("whole", "number"):
+        if ok and self.kind in ("integer", "number"):
             ok = (self.low is None or value > self.low or (value == self.low and not self.above)) and (
                 self.high is None or value <= self.high
             )
@@ -123,56 +123,56 @@ def _is_tree(value: Any) -> bool:
 
 #: Every flat parameter, in the order in which a row lists them.
 TABLE: dict[str, Parameter] = {
-    "model": Parameter("word", "target model"),
-    "weights": Parameter("word", "embedded or official (fetched), random, or a folder of weight files"),
+    "model": Parameter("string", "target model"),
+    "weights": Parameter("string", "embedded or official (fetched), random, or a folder of weight files"),
     "reduced": Parameter("flag", "the same architecture, small: for tests, and for weights of that size"),
-    "size": Parameter("whole", "side of an image in pixels", low=64, high=4096),
-    "prompt_length": Parameter("whole", "length that every prompt is padded to, in tokens", low=4, high=8192),
-    "instruction": Parameter("word", "text around the prompt, with {width}, {height} and {prompt}"),
+    "size": Parameter("integer", "side of an image in pixels", low=64, high=4096),
+    "prompt_length": Parameter("integer", "length that every prompt is padded to, in tokens", low=4, high=8192),
+    "instruction": Parameter("string", "text around the prompt, with {width}, {height} and {prompt}"),
     "suffix": Parameter("text", "text after every prompt"),
     "negative": Parameter("text", "negative prompt of the guidance"),
-    "method": Parameter("word", "preset of a drafter, a rule and their parameters"),
-    "drafter": Parameter("word", "which tokens are drafted, and from which distribution each was sampled"),
-    "rule": Parameter("word", "the probability with which a drafted token is accepted"),
-    "window": Parameter("whole", "length L of a drafted chain, in tokens", low=1, high=DRAFT),
+    "method": Parameter("string", "preset of a drafter, a rule and their parameters"),
+    "drafter": Parameter("string", "which tokens are drafted, and from which distribution each was sampled"),
+    "rule": Parameter("string", "the probability with which a drafted token is accepted"),
+    "window": Parameter("integer", "length L of a drafted chain, in tokens", low=1, high=DRAFT),
     "tree": Parameter("tree", "shape of a drafted tree: its name or its paths from the root; for sjd full or comb"),
-    "nodes": Parameter("whole", "draft tokens of a dynamic tree (EAGLE-2's total tokens)", low=1, high=DRAFT),
+    "nodes": Parameter("integer", "draft tokens of a dynamic tree (EAGLE-2's total tokens)", low=1, high=DRAFT),
     "depth": Parameter(
-        "whole", "levels of a drafted tree; for sjd with tree=full the root is one of them", low=1, high=DEEP
+        "integer", "levels of a drafted tree; for sjd with tree=full the root is one of them", low=1, high=DEEP
     ),
-    "width": Parameter("whole", "candidates per node of a drafted tree; 1 is a chain", low=1, high=DEEP),
+    "width": Parameter("integer", "candidates per node of a drafted tree; 1 is a chain", low=1, high=DEEP),
     "init": Parameter(
-        "word",
+        "string",
         "how new positions of a Jacobi window are initialised",
         choices=("random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample"),
     ),
     "refine": Parameter("flag", "renew the uncommitted positions of a Jacobi window; else they are initialised again"),
     "coupling": Parameter(
-        "word",
+        "string",
         "how a Jacobi window's positions are renewed: none (SJD), maximal (adaptive continuation) or gumbel",
         choices=("none", "maximal", "gumbel"),
     ),
-    "gamma": Parameter("whole", "draft length γ of continuous speculative decoding, in tokens", low=1, high=DRAFT),
+    "gamma": Parameter("integer", "draft length γ of continuous speculative decoding, in tokens", low=1, high=DRAFT),
     "prefill": Parameter("number", "share of the image that the target samples before the first draft", low=0, high=1),
     "align": Parameter("flag", "drafter and target sample a token from the same noise (trajectory alignment)"),
     "criterion": Parameter(
-        "word",
+        "string",
         "verification of a continuous token: densities of the last step (exact), with the paper's factor, or of the"
         " path",
         choices=("exact", "paper", "path"),
     ),
     "verify": Parameter(
-        "word",
+        "string",
         "whether the target's distribution of a drafted token is conditioned on the drafted tokens before it",
         choices=("causal", "parallel"),
     ),
     "on_reject": Parameter(
-        "word", "a rejection drops the tokens after it, or only resamples that one", choices=("stop", "continue")
+        "string", "a rejection drops the tokens after it, or only resamples that one", choices=("stop", "continue")
     ),
     "inner_temperature": Parameter(
         "number", "divides distances before densities are compared; 1 is off", low=0, above=True
     ),
-    "tries": Parameter("whole", "most proposals for the token after a rejection", low=1, high=1000),
+    "tries": Parameter("integer", "most proposals for the token after a rejection", low=1, high=1000),
     "delta": Parameter(
         "number",
         "relaxation budget δ (1 with the uniform rule is exact); LANTERN's bound on the distribution",
@@ -180,73 +180,73 @@ TABLE: dict[str, Parameter] = {
         above=True,
     ),
     "lam": Parameter("number", "LANTERN++'s bound λ on a neighbourhood's mass, in units of its token's", low=0),
-    "k": Parameter("whole", "nearest codes that may count towards a token", low=1, high=2**20),
+    "k": Parameter("integer", "nearest codes that may count towards a token", low=1, high=2**20),
     "bound": Parameter(
-        "word",
+        "string",
         "what is bounded: the distribution's change (tvd, jsd), or the mass of all (total) or others (neighbours)",
         choices=("tvd", "jsd", "total", "neighbours"),
     ),
-    "proximity": Parameter("word", "distance between codes", choices=("l2", "cosine", "random")),
-    "group": Parameter("whole", "codes in a group, the token's own included; 1 is exact", low=1, high=2**20),
+    "proximity": Parameter("string", "distance between codes", choices=("l2", "cosine", "random")),
+    "group": Parameter("integer", "codes in a group, the token's own included; 1 is exact", low=1, high=2**20),
     "epsilon": Parameter("number", "typical acceptance: probability that always suffices", low=0, high=1),
     "alpha": Parameter("number", "typical acceptance: share of exp(-entropy) that suffices", low=0),
     "nu": Parameter("number", "decay ν of the relaxation over draft positions (Cool-SD Eq. 16); 0 is uniform", low=0),
-    "schedule": Parameter("word", "how the relaxation decays over positions", choices=("exponential", "linear")),
+    "schedule": Parameter("string", "how the relaxation decays over positions", choices=("exponential", "linear")),
     "floor": Parameter("number", "least relaxation ω of any position; 0 is the paper's schedule", low=0),
     "resample": Parameter(
-        "word",
+        "string",
         "distribution sampled from after a rejection: Cool-SD Eq. 10 (optimal) or Eq. 11 (vanilla), LANTERN's paper or"
         " released code",
         choices=("optimal", "vanilla", "paper", "released"),
     ),
     "temperature": Parameter("number", "softmax temperature; 0 is greedy", low=0),
-    "top_k": Parameter("whole", "keep the k most probable tokens", low=1, high=2**31 - 1, null="off"),
+    "top_k": Parameter("integer", "keep the k most probable tokens", low=1, high=2**31 - 1, null="off"),
     "top_p": Parameter("number", "keep the smallest set of tokens of this mass; 1 is off", low=0, above=True, high=1),
     "cfg_scale": Parameter("number", "classifier-free guidance scale; 1 is off", low=0),
     "cfg_schedule": Parameter(
-        "word", "guidance grows linearly over the image, or stays", choices=("linear", "constant")
+        "string", "guidance grows linearly over the image, or stays", choices=("linear", "constant")
     ),
     "iterations": Parameter(
-        "whole",
+        "integer",
         "passes in which the target alone fills the image (MAR's mask schedule)",
         low=1,
         high=2**16,
         null="one a token",
     ),
-    "diffusion_steps": Parameter("whole", "steps in which the diffusion head samples a token", low=2, high=1000),
+    "diffusion_steps": Parameter("integer", "steps in which the diffusion head samples a token", low=2, high=1000),
     "final_noise": Parameter("flag", "also sample the head's last step; MAR's own sampler ends with its mean"),
     "drafter_weights": Parameter(
         "path", "folder of a drafter's weights, as `specbench train` writes it", null="those next to the target's"
     ),
     "protocol": Parameter(
-        "word", "protocol that the run follows, name@version", pattern=r"[a-z0-9_]+@[0-9]+", null="none"
+        "string", "protocol that the run follows, name@version", pattern=r"[a-z0-9_]+@[0-9]+", null="none"
     ),
-    "data": Parameter("word", "data set of the prompts"),
-    "split": Parameter("word", "split of the data set", choices=("train", "validation")),
+    "data": Parameter("string", "data set of the prompts"),
+    "split": Parameter("string", "split of the data set", choices=("train", "validation")),
     "caption": Parameter(
-        "word",
+        "string",
         "which of an image's captions is its prompt; random is by seed, running_longest as in SJD's code",
         choices=("first", "longest", "running_longest", "random"),
     ),
     "data_dir": Parameter("path", "folder of the data set's files", null="where `specbench fetch` puts them"),
     "prompts": Parameter("path", "a file of prompts, as in prompts=my.txt", pattern=r"(?s).+"),
     "seed": Parameter(
-        "whole",
+        "integer",
         "random streams are keyed by (seed, prompt index); chooses the subset of prompts",
         low=0,
         high=2**63 - 1,
     ),
     "n": Parameter(
-        "whole",
+        "integer",
         "number of prompts; a larger n extends a smaller one; all: every prompt, the default with prompts=FILE",
         low=1,
         high=PROMPTS,
         also=("all",),
     ),
-    "batch": Parameter("whole", "prompts decoded together; latency is measured at 1 only", low=1, high=4096),
-    "device": Parameter("word", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|mps|cuda(:\d+)?"),
-    "dtype": Parameter("word", "number format of the models", choices=("float32", "bfloat16", "float16")),
-    "engine": Parameter("word", "execution of a step"),
+    "batch": Parameter("integer", "prompts decoded together; latency is measured at 1 only", low=1, high=4096),
+    "device": Parameter("string", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|mps|cuda(:\d+)?"),
+    "dtype": Parameter("string", "number format of the models", choices=("float32", "bfloat16", "float16")),
+    "engine": Parameter("string", "execution of a step"),
     "metrics": Parameter("names", "quality metrics to compute"),
     "metrics_dir": Parameter(
         "path", "folder of the evaluators' weights, one subfolder each", null="where `specbench fetch` puts them"
@@ -255,14 +255,14 @@ TABLE: dict[str, Parameter] = {
         "path", "statistics of real images, .npz", null="what `specbench reference` made for the data set"
     ),
     "baseline": Parameter("flag", "also decode the same prompts with vanilla AR, for the speed-up"),
-    "warmup": Parameter("whole", "untimed decodes before the first timed one", low=0, high=1000),
+    "warmup": Parameter("integer", "untimed decodes before the first timed one", low=0, high=1000),
     "workers": Parameter(
-        "whole",
+        "integer",
         "decoding processes: one per GPU, or of one thread each on a CPU; more than one need Ray",
         low=1,
         high=1024,
     ),
-    "ray_address": Parameter("word", "a Ray cluster whose machines decode", null="this machine"),
+    "ray_address": Parameter("string", "a Ray cluster whose machines decode", null="this machine"),
     "out": Parameter("path", "folder of the run", null="a new folder under runs/"),
 }
 
@@ -349,7 +349,7 @@ def preferred(model: str) -> dict[str, str]:
 def own_data(model: str) -> str:
     """The data set of a model that needs its own prompts (an embedded one, or one of classes); else empty."""
     embedded = default("model", model, "weights") == "embedded"
-    return preferred(model).get("data", usual_choice("data") if embedded else "")
+    return preferred(model).get("data", default_choice("data") if embedded else "")
 
 
 def default(group: str, name: str, parameter: str) -> Any:
@@ -364,7 +364,7 @@ def common() -> frozenset[str]:
 
 
 @cache
-def of_methods() -> frozenset[str]:
+def method_parameters() -> frozenset[str]:
     """The parameters that a drafter or a rule declares: those of a method, without the model and the sampling."""
     parts = (declared(group, name) for group in ("drafter", "rule") for name in choices(group))
     return frozenset().union(*parts)
@@ -378,7 +378,7 @@ def possible(model: str) -> frozenset[str]:
     return frozenset(TABLE) - (others - declared("model", model) - common())
 
 
-def parts_of(method: str) -> dict[str, str]:
+def method_choices(method: str) -> dict[str, str]:
     """Group -> choice in a method's preset: {"drafter": "eagle_tree", "rule": "cool"}."""
     return _chosen(content("method", method))
 
@@ -390,7 +390,7 @@ def of_experiment(name: str) -> dict[str, Any]:
 
 
 @cache
-def usual_choice(group: str) -> str:
+def default_choice(group: str) -> str:
     """The default choice of a group."""
     return _chosen(content("", "config"))[group]
 
@@ -403,17 +403,17 @@ def _chosen(held: Mapping[str, Any]) -> dict[str, str]:
 
 def parameters_of(cfg: Mapping[str, Any]) -> list[str]:
     """The parameters of a run with these choices, in the order of `TABLE`."""
-    names = common().union(*(declared(group, str(cfg.get(group))) for group in PARTS))
+    names = common().union(*(declared(group, str(cfg.get(group))) for group in PARAMETER_GROUPS))
     return sorted(names, key=lambda name: list(TABLE).index(name) if name in TABLE else len(TABLE))
 
 
 def owners(name: str) -> list[str]:
     """The choices that have a parameter: "rule cool (method cool_sd)"."""
     found = []
-    for group in PARTS:
+    for group in PARAMETER_GROUPS:
         for choice in choices(group):
             if name in declared(group, choice):
-                presets = [method for method in choices("method") if parts_of(method).get(group) == choice]
+                presets = [method for method in choices("method") if method_choices(method).get(group) == choice]
                 found.append(f"{group} {choice}" + (f" (method {', '.join(presets)})" if presets else ""))
     return found
 
@@ -458,7 +458,7 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
     Raises UsageError for an unknown or missing parameter, a wrong type and a value out of range. `delta=2` and
     `delta=2.0` become the same, so that equal runs have equal hashes.
     """
-    for group in PARTS:
+    for group in PARAMETER_GROUPS:
         if cfg.get(group) not in choices(group):
             raise unknown(group, str(cfg.get(group)), choices(group))
     wanted = parameters_of(cfg)
@@ -562,6 +562,6 @@ def settle(cfg: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
         flat["protocol"] = f"{flat['protocol']['name']}@{flat['protocol']['version']}"
     if isinstance(flat.get("metrics"), Mapping):
         flat["metrics"] = [name for name, on in flat["metrics"].items() if on]
-    kept = set(parameters_of(flat)) | set(given)
+    run_names = set(parameters_of(flat)) | set(given)
     preset = declared("method", str(flat.get("method")))
-    return {name: value for name, value in flat.items() if name in kept or name not in preset}
+    return {name: value for name, value in flat.items() if name in run_names or name not in preset}

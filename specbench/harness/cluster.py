@@ -28,7 +28,7 @@ _QUIET = {
 _STORE_BYTES = 128 * 2**20  # of this machine's memory, for images in transit; Ray's default is a third of all
 
 
-class _Hand:
+class WorkerActor:
     """The worker actor of a process. Loading is not part of its construction, so that a bad argument is reported as
     such and not as a death."""
 
@@ -51,7 +51,7 @@ class _Hand:
 class _Task:
     """The task of a worker: decoding some prompts, or loading (none)."""
 
-    hand: Any
+    worker: Any
     items: Sequence[data.Item] = ()
 
 
@@ -74,7 +74,7 @@ class Workers:
             self._ray.shutdown()
             raise
         gpus = 1 if device == "cuda" else 0
-        actor = self._ray.remote(_Hand).options(num_cpus=1, num_gpus=gpus, max_restarts=0)
+        actor = self._ray.remote(WorkerActor).options(num_cpus=1, num_gpus=gpus, max_restarts=0)
         self._new = lambda: actor.remote(self._cfg, self._loader, self._together, not gpus and self._together > 1)
         return self
 
@@ -103,13 +103,13 @@ class Workers:
             if stopping and not under_way:
                 return
             while queue and self._idle and not stopping:
-                hand, some = self._idle.pop(), queue.popleft()
-                self._busy[hand.decode.remote(some, baseline)] = _Task(hand, some)
+                worker, some = self._idle.pop(), queue.popleft()
+                self._busy[worker.decode.remote(some, baseline)] = _Task(worker, some)
             loading = sum(not task.items for task in self._busy.values())
             lacking = min(self._together - len(self._busy) - len(self._idle), len(queue) - loading)
             for _ in range(0 if stopping else lacking):
-                hand = self._new()
-                self._busy[hand.load.remote()] = _Task(hand)
+                worker = self._new()
+                self._busy[worker.load.remote()] = _Task(worker)
             ready, _ = self._ray.wait(list(self._busy), timeout=1.0)  # in which a Ctrl-C is seen
             for reference in ready:
                 yield self._come(reference, self._busy.pop(reference), queue, deaths)
@@ -125,7 +125,7 @@ class Workers:
             raise e.cause if isinstance(e.cause, Exception) else e from None
         except self._ray.exceptions.RayError as e:  # killed, out of memory, its machine is gone, its answer is lost
             return self._lost(task, queue, deaths, f"{type(e).__name__}: {_last_line(e)}")
-        self._idle.append(task.hand)
+        self._idle.append(task.worker)
         if not task.items:
             self._stillborn = 0
         return found

@@ -30,12 +30,12 @@ from specbench.harness.run import Run, quality, scoring_context, scoring_device,
 from specbench.rows import provenance, summary
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
-from specbench.storage import home, pictures
+from specbench.storage import home, image_files
 from specbench.storage.files import locked, write_atomically
 
 #: The arguments after DIR: for a run, and for a folder of images.
-_JUDGING = ("metrics", "metrics_dir", "reference", "device", "batch")
-_WORDS = (*_JUDGING, "prompts", "data", "data_dir", "split", "caption", "seed", "n", "out", "partial")
+_SCORING_ARGUMENTS = ("metrics", "metrics_dir", "reference", "device", "batch")
+_ARGUMENTS = (*_SCORING_ARGUMENTS, "prompts", "data", "data_dir", "split", "caption", "seed", "n", "out", "partial")
 
 #: Columns of a row that identify its prompts.
 _OF_PROMPTS = ("data", "split", "caption", "prompts", "seed")
@@ -65,32 +65,32 @@ Existing scores of other metrics stay while the images are the same; changes are
 """
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """`specbench evaluate DIR [name=value ...]`; returns the exit code."""
-    if {"-h", "--help"} & set(words):
+    if {"-h", "--help"} & set(arguments):
         print(_HELP, end="")
         return 0
-    folder, given = _sorted_out(words)
-    evaluate = _run if (folder / "config.yaml").is_file() and (folder / "records.jsonl").is_file() else _pictures
+    folder, given = _sorted_out(arguments)
+    evaluate = _run if (folder / "config.yaml").is_file() and (folder / "records.jsonl").is_file() else _image_folder
     print(evaluate(folder, given), flush=True)
     return 0
 
 
-def _sorted_out(words: Sequence[str]) -> tuple[Path, dict[str, str]]:
+def _sorted_out(arguments: Sequence[str]) -> tuple[Path, dict[str, str]]:
     """The folder, and the parameters as given."""
     folders = []
     given: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name in _WORDS and equals:
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if name in _ARGUMENTS and equals:
             if name in given:
                 raise UsageError(f"'{name}' is given twice; give it once")
             given[name] = value
-        elif home.expanded(word).is_dir() or not equals:
-            folders.append(word)
+        elif home.expanded(argument).is_dir() or not equals:
+            folders.append(argument)
         else:
             raise UsageError(
-                f"evaluate has no '{name}'; after the folder it takes {', '.join(f'{w}=' for w in _WORDS)}"
+                f"evaluate has no '{name}'; after the folder it takes {', '.join(f'{w}=' for w in _ARGUMENTS)}"
             )
     if len(folders) != 1:
         raise UsageError("name one folder: specbench evaluate DIR [name=value ...] (see specbench evaluate --help)")
@@ -102,10 +102,10 @@ def _sorted_out(words: Sequence[str]) -> tuple[Path, dict[str, str]]:
 
 def _composed(given: Mapping[str, str], **more: str) -> dict[str, Any]:
     """The checked parameters from the user's arguments; absent ones have their default values."""
-    words = []
+    arguments = []
     for name, value in {**more, **given}.items():
-        words.append(f"{name}={value}")
-    return configuration.compose(configuration.literal(words))
+        arguments.append(f"{name}={value}")
+    return configuration.compose(configuration.quote_paths(arguments))
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def _composed(given: Mapping[str, str], **more: str) -> dict[str, Any]:
 def _run(folder: Path, given: Mapping[str, str]) -> str:
     """Scores a run's images; returns the report."""
     for name in given:
-        if name not in _JUDGING:
+        if name not in _SCORING_ARGUMENTS:
             raise UsageError(f"{folder} holds a run, which has its own prompts and folder: leave {name}= out")
     checked = _composed(given)
     try:
@@ -128,7 +128,7 @@ def _run(folder: Path, given: Mapping[str, str]) -> str:
         one.scoring_device = checked["device"]
     if "batch" in given:
         one.scoring_batch = checked["batch"]
-    with _told(folder):
+    with _stop_message(folder):
         row = one.rescore()
     filled = [column for name in one.cfg["metrics"] for column in metrics.columns(name)]
     return _table(f"{folder}: {row['n']} images of {row['model']}, method {row['method']}", filled, row, [one.row_path])
@@ -146,13 +146,13 @@ class _Paired:
     remark: str = ""
 
 
-def _pictures(folder: Path, given: dict[str, str]) -> str:
+def _image_folder(folder: Path, given: dict[str, str]) -> str:
     """Scores a folder of images; returns the report."""
     if runs := sorted(path.parent.name for path in folder.glob("*/records.jsonl")):
         raise UsageError(f"{folder} holds {_some(runs, 'runs')}: score them one by one")
-    paths = pictures.find(folder)
+    paths = image_files.find(folder)
     if not paths:
-        raise UsageError(f"{folder} holds no images ({', '.join(pictures.ENDINGS)}) and no run")
+        raise UsageError(f"{folder} holds no images ({', '.join(image_files.ENDINGS)}) and no run")
     if "prompts" in given and given.setdefault("data", "prompts") != "prompts":
         raise UsageError("prompts= and data= name two sets of prompts; give one of them")
     if given.get("n") == "all":
@@ -167,8 +167,8 @@ def _pictures(folder: Path, given: dict[str, str]) -> str:
         raise UsageError("no metrics are chosen: name some with metrics=")
     reading = [name for name in cfg["metrics"] if metrics.metric(name, scoring_context(cfg)).reads_prompt]
     pairs = _paired(paths, cfg, given, source, reading, partial == "true")
-    out = home.expanded(cfg["out"]) if cfg["out"] else _usual_out(folder)
-    with _opened(out, folder) as memory, _told(out):
+    out = home.expanded(cfg["out"]) if cfg["out"] else _default_out(folder)
+    with _opened(out, folder) as memory, _stop_message(out):
         return _scored(folder, out, memory, pairs, cfg, source, given)
 
 
@@ -205,36 +205,36 @@ def _by_name(paths: list[Path], items: Sequence[data.Item], partial: bool) -> _P
         if item.reference:
             known.setdefault(Path(item.reference).stem, item)
     found: dict[int, Path] = {}
-    strangers = []
+    unmatched = []
     for path in paths:
         plain = path.stem if path.stem in known or not path.stem.isdecimal() else str(int(path.stem))
         if plain not in known:
-            strangers.append(path.name)
+            unmatched.append(path.name)
         elif (other := found.setdefault(known[plain].index, path)) is not path:
             raise UsageError(f"{other} and {path} both have the name of prompt {known[plain].id}; keep one of them")
-    lonely = [item.id for item in items if item.index not in found]
+    missing = [item.id for item in items if item.index not in found]
     faults = []
-    if strangers:
-        faults.append(f"no prompt has the id of {_some(strangers, 'images')}")
-    if lonely and not (partial and found):
-        faults.append(f"no image has the name of {_some(lonely, 'prompts')}")
+    if unmatched:
+        faults.append(f"no prompt has the id of {_some(unmatched, 'images')}")
+    if missing and not (partial and found):
+        faults.append(f"no image has the name of {_some(missing, 'prompts')}")
     if faults:
         raise UsageError(
             f"{' and '.join(faults)}: name each image by the id of its prompt, and give the prompts of these images"
-            + (" (or partial=true)" if not strangers and found else "")
+            + (" (or partial=true)" if not unmatched and found else "")
         )
-    kept = [item for item in items if item.index in found]
-    remark = f"{len(lonely)} of {len(items)} prompts have no image" if lonely else ""
-    return _Paired([found[item.index] for item in kept], kept, remark)
+    paired = [item for item in items if item.index in found]
+    remark = f"{len(missing)} of {len(items)} prompts have no image" if missing else ""
+    return _Paired([found[item.index] for item in paired], paired, remark)
 
 
 def _some(names: Sequence[str], what: str) -> str:
-    """ "3 pictures (a.png, b.png, ...)"."""
+    """ "3 images (a.png, b.png, ...)"."""
     shown = ", ".join(name[:100] for name in names[:3]) + (", ..." if len(names) > 3 else "")
     return f"{len(names)} {what if len(names) > 1 else what.removesuffix('s')} ({shown})"
 
 
-def _usual_out(folder: Path) -> Path:
+def _default_out(folder: Path) -> Path:
     """The same folder always gets the same path, so that scoring continues there."""
     here = folder.resolve()
     return Path("runs", "evaluate", f"{here.name}-{hashlib.sha256(str(here).encode()).hexdigest()[:8]}")
@@ -278,7 +278,7 @@ def _remember(out: Path, memory: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _told(out: Path) -> Iterator[None]:
+def _stop_message(out: Path) -> Iterator[None]:
     """Ctrl-C ends with a one-sentence message."""
     try:
         yield
@@ -300,14 +300,14 @@ def _scored(
     """Scores the pairs, writes the row and the per-image scores, and returns the report."""
     batch = cfg["batch"] if "batch" in given else metrics.ScoringContext.batch
     context = scoring_context({**cfg, "data": source}, scoring_device(cfg["device"]), batch)
-    cached, files = metrics.Outputs(out), pictures.Files(pairs.paths)
-    pictured, paired = _pictured(files), _hash([[item.id, item.prompt, item.labels] for item in pairs.items])
+    cache, files = metrics.Outputs(out), image_files.ImageFiles(pairs.paths)
+    images_hash, paired = _images_hash(files), _hash([[item.id, item.prompt, item.labels] for item in pairs.items])
     rows = read_rows(out / "row.csv") if (out / "row.csv").is_file() else []
     before = rows[0] if rows else None
-    same = before is not None and memory.get("images", pictured) == pictured and before["n"] == len(files)
-    had = [name for name in memory.get("metrics", {}) if name in metrics.available()] if before else []
-    names = merge.names(had, cfg["metrics"])
-    bases = {name: _basis(name, context) for name in {*had, *names}}
+    same = before is not None and memory.get("images", images_hash) == images_hash and before["n"] == len(files)
+    earlier = [name for name in memory.get("metrics", {}) if name in metrics.available()] if before else []
+    names = merge.names(earlier, cfg["metrics"])
+    bases = {name: _basis(name, context) for name in {*earlier, *names}}
 
     def can_again(name: str) -> bool:
         """Whether an earlier metric may give another value today, and has its inputs."""
@@ -315,22 +315,22 @@ def _scored(
         return not stays and bool(source or not metrics.metric(name, context).reads_prompt)
 
     again = [name for name in names if name not in cfg["metrics"] and can_again(name)]
-    scores = metrics.score([*cfg["metrics"], *again], files, pairs.items, context, cached)
-    told = []
+    scores = metrics.score([*cfg["metrics"], *again], files, pairs.items, context, cache)
+    messages = []
     for name in cfg["metrics"]:  # a metric without a value leaves the column to the metric that had it
-        others = [other for other in merge.rivals(name, had) if other not in names]
+        others = [other for other in merge.rivals(name, earlier) if other not in names]
         if others and all(scores[column].value is None for column in metrics.columns(name)):
-            told.append(
+            messages.append(
                 f"{name} could not be measured ({scores[metrics.columns(name)[0]].note}): the row keeps"
                 f" {', '.join(others)}"
             )
             names = [*(other for other in names if other != name), *others]
             scores = {column: one for column, one in scores.items() if column not in metrics.columns(name)}
             more = [other for other in others if can_again(other)]
-            scores |= metrics.score(more, files, pairs.items, context, cached) if more else {}
+            scores |= metrics.score(more, files, pairs.items, context, cache) if more else {}
             again += more
     old = merge.scores(before) if before and same else {}
-    told += merge.unmeasured(old, scores)
+    messages += merge.unmeasured(old, scores)
     both = merge.both(old, scores)
     columns = quality(both)
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
@@ -352,19 +352,19 @@ def _scored(
     if before:
         reasons = {column: one.note for column, one in scores.items() if one.note}
         if not source:
-            prompted = (m for m in had if m in names and metrics.metric(m, context).reads_prompt)
+            prompted = (m for m in earlier if m in names and metrics.metric(m, context).reads_prompt)
             reasons |= {c: "it reads prompts, and none are given" for m in prompted for c in metrics.columns(m)}
-        told += merge.changes(before, row, reasons)
-    scored = [m for m in names if m in cached.scorers and any(scores.get(c) for c in metrics.columns(m))]
-    each = _each(scored, context, cached, files, pairs, scores)
+        messages += merge.changes(before, row, reasons)
+    scored = [m for m in names if m in cache.scorers and any(scores.get(c) for c in metrics.columns(m))]
+    each = _each(scored, context, cache, files, pairs, scores)
     if before:
-        told += _take_along(out / "pictures.csv", each, {m for m in had if m not in names} if same else None)
+        messages += _keep_columns(out / "pictures.csv", each, {m for m in earlier if m not in names} if same else None)
     write_atomically(out / "pictures.csv", _csv(each).encode())
     write_atomically(out / "row.csv", to_csv([row]).encode())
-    kept = {} if source or not same else {"paired": memory.get("paired")}
+    pairing = {} if source or not same else {"paired": memory.get("paired")}
     bases = {name: bases[name] if name in (*cfg["metrics"], *again) else memory["metrics"][name] for name in names}
-    _remember(out, {**memory, "metrics": bases, "images": pictured, "paired": paired, **kept})
-    for text in told:
+    _remember(out, {**memory, "metrics": bases, "images": images_hash, "paired": paired, **pairing})
+    for text in messages:
         print(plain(text), file=sys.stderr, flush=True)
     shown = [*scores, *(name for name in both if name not in scores)]
     return _table(f"{folder}: {len(files)} images", shown, row, [out / "row.csv", out / "pictures.csv"])
@@ -378,7 +378,7 @@ def _basis(name: str, context: metrics.ScoringContext) -> str:
         return str(e)
 
 
-def _pictured(files: pictures.Files) -> str:
+def _images_hash(files: image_files.ImageFiles) -> str:
     """Identifies these images, in any order: a hash of the bytes of their files."""
     found = []
     for path in files.paths:
@@ -404,8 +404,8 @@ def _hash(value: object) -> str:
 def _each(
     names: Sequence[str],
     context: metrics.ScoringContext,
-    cached: metrics.Outputs,
-    files: pictures.Files,
+    cache: metrics.Outputs,
+    files: image_files.ImageFiles,
     pairs: _Paired,
     scores: Mapping[str, metrics.Score],
 ) -> dict[str, Sequence[object]]:
@@ -424,12 +424,12 @@ def _each(
             metrics.image_key(digest or "", item.prompt if one.reads_prompt else None)
             for digest, item in zip(files.digests, pairs.items, strict=True)
         ]
-        if (values := one.per_image(cached.of(name, keys))) is not None:
+        if (values := one.per_image(cache.of(name, keys))) is not None:
             table[name] = values.tolist()
     return table
 
 
-def _take_along(path: Path, table: dict[str, Sequence[object]], gone: set[str] | None) -> list[str]:
+def _keep_columns(path: Path, table: dict[str, Sequence[object]], gone: set[str] | None) -> list[str]:
     """Adds to a table of per-image scores the columns that it lacks from the table in a file. Returns a sentence for
     each column that is dropped.
 
@@ -440,7 +440,7 @@ def _take_along(path: Path, table: dict[str, Sequence[object]], gone: set[str] |
     columns, lines = csv_lines(path)
     rows = {line.get("file", ""): line for _, line in lines}
     fits = gone is not None and len(rows) == len(lines) and sorted(rows) == sorted(map(str, table["file"]))
-    told = []
+    messages = []
     for name in columns:
         filled = any(line[name] for _, line in lines)
         if name in table and (any(table[name]) or not filled):
@@ -448,8 +448,8 @@ def _take_along(path: Path, table: dict[str, Sequence[object]], gone: set[str] |
         if fits and name not in (gone or ()):
             table[name] = [rows[str(file)][name] for file in table["file"]]
         elif name not in table or name not in ("id", "prompt"):
-            told.append(f"{name} of each image is no longer in {path}")
-    return told
+            messages.append(f"{name} of each image is no longer in {path}")
+    return messages
 
 
 def _csv(table: Mapping[str, Sequence[object]]) -> str:

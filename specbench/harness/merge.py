@@ -43,17 +43,17 @@ def rivals(name: str, others: Iterable[str]) -> list[str]:
     return [other for other in others if other != name and mine & set(metrics.columns(other))]
 
 
-def names(had: Sequence[str], asked: Sequence[str]) -> list[str]:
+def names(had: Sequence[str], requested: Sequence[str]) -> list[str]:
     """The metrics of a row after a request for others: the requested ones win the columns that both fill. The earlier
     ones keep their order, so that the same request has the same configuration."""
-    kept = [name for name in had if name in asked or not rivals(name, asked)]
-    return [*kept, *(name for name in asked if name not in kept)]
+    retained = [name for name in had if name in requested or not rivals(name, requested)]
+    return [*retained, *(name for name in requested if name not in retained)]
 
 
 def both(old: Mapping[str, Score], new: Mapping[str, Score]) -> dict[str, Score]:
     """The scores of a row over the same images: a new one replaces an old one, unless it has no value."""
-    kept = {name: one for name, one in old.items() if one.value is not None and _empty(new.get(name))}
-    found = {**old, **new, **kept}
+    retained = {name: one for name, one in old.items() if one.value is not None and _empty(new.get(name))}
+    found = {**old, **new, **retained}
     return {name: found[name] for name in SCORES if name in found}
 
 
@@ -69,21 +69,21 @@ def unmeasured(old: Mapping[str, Score], new: Mapping[str, Score]) -> list[str]:
 def changes(before: Mapping[str, Any], after: Mapping[str, Any], reasons: Mapping[str, str]) -> list[str]:
     """A sentence for each value of the row `before` that the row `after` lacks, or that another metric replaced.
     reasons: column -> why it has no value."""
-    told = []
+    messages = []
     grown = before["n"] != after["n"]
     if grown:
-        told.append(f"the row was over {before['n']} images and is now over {after['n']}")
+        messages.append(f"the row was over {before['n']} images and is now over {after['n']}")
     for name in COLUMNS:
         if before[name] is None or name in _UNNAMED or name.endswith(("_stderr", "_backend")):
             continue
         if after[name] is None:
             why = reasons.get(name) or (f"it was over {before['n']} images" if grown else "it does not hold any more")
-            told.append(f"{name} is no longer in the row: {why} (it was {_cell(before, name)})")
+            messages.append(f"{name} is no longer in the row: {why} (it was {_cell(before, name)})")
         elif name in SCORES:
             other = before[f"{name}_backend"] != after[f"{name}_backend"]
             if other or (not grown and before[name] != after[name]):
-                told.append(f"{name} {_cell(after, name)} replaces {_cell(before, name)}")
-    return told
+                messages.append(f"{name} {_cell(after, name)} replaces {_cell(before, name)}")
+    return messages
 
 
 def _empty(score: Score | None) -> bool:

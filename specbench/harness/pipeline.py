@@ -17,13 +17,23 @@ from torch import Tensor
 from specbench.config import parameters, registry
 from specbench.decoding import continuous
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import Amend, Decoded, Decoding, Images, Parts, Trace, decode, decode_stream, synchronize
+from specbench.decoding.loop import (
+    Decoded,
+    DecoderConfig,
+    Decoding,
+    Images,
+    Override,
+    Trace,
+    decode,
+    decode_stream,
+    synchronize,
+)
 from specbench.decoding.rules import exact
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.engine.clock import Clock
 from specbench.engine.graph import ENGINES, Eager, Graphs
 from specbench.errors import NumberError, UsageError
-from specbench.harness.parts import rule as build_rule
+from specbench.harness.method import build_rule
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -33,7 +43,7 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError(f"device={name} was asked for but no CUDA device is visible (use device=cpu or device=auto)")
+        raise UsageError(f"device={name} needs CUDA, and no CUDA device is visible (use device=cpu or device=auto)")
     return torch.device(name)
 
 
@@ -75,13 +85,13 @@ def in_batches(
     pipeline: Any, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int
 ) -> Iterator[Finished]:
     """Decodes one batch after the other; keys: (seed, prompt index) of each prompt."""
-    for start in range(0, len(prompts), batch):
-        some = slice(start, start + batch)
+    for first in range(0, len(prompts), batch):
+        some = slice(first, first + batch)
         pipeline.synchronize()
-        began = time.perf_counter()
+        before = time.perf_counter()
         conditioning = pipeline.encode(list(prompts[some]))
         pipeline.synchronize()
-        text_s = time.perf_counter() - began
+        text_s = time.perf_counter() - before
         decoded = pipeline.decode(conditioning, list(keys[some]))
         which = list(range(len(prompts))[some])
         yield Finished(which, decoded, text_s, len(which))
@@ -114,8 +124,8 @@ class _Base(ABC):
         return self.model.encode(prompts)
 
     @abstractmethod
-    def images(self, conditioning: Any, streams: Streams) -> Images:
-        """One image per row of `streams`, for decoding step by step."""
+    def images(self, conditioning: Any, rng: RandomStreams) -> Images:
+        """One image per row of `rng`, for decoding step by step."""
 
     @property
     @abstractmethod
@@ -138,16 +148,16 @@ class _Base(ABC):
         def encode(some: list[int]) -> Any:
             nonlocal spent
             self.synchronize()
-            began = time.perf_counter()
+            before = time.perf_counter()
             conditioning = self.encode([prompts[i] for i in some])
             self.synchronize()
-            spent += time.perf_counter() - began
+            spent += time.perf_counter() - before
             return conditioning
 
-        def streams(some: list[int]) -> Streams:
-            return Streams([keys[i] for i in some], self.device)
+        def rng(some: list[int]) -> RandomStreams:
+            return RandomStreams([keys[i] for i in some], self.device)
 
-        images = decode_stream(self.images, encode, streams, len(prompts), batch, self.stepper)
+        images = decode_stream(self.images, encode, rng, len(prompts), batch, self.stepper)
         while True:
             with _naming(self.name):
                 done = next(images, None)
@@ -157,8 +167,8 @@ class _Base(ABC):
             spent = 0.0
 
     def pixels(self, tokens: Tensor) -> np.ndarray:
-        pictures: np.ndarray = self.model.pixels(tokens)
-        return pictures
+        pixels: np.ndarray = self.model.pixels(tokens)
+        return pixels
 
     def synchronize(self) -> None:
         synchronize(self.device)
@@ -168,73 +178,73 @@ class Pipeline(_Base):
     """A model with discrete tokens; `decode` returns tokens (B, T) int64."""
 
     def __init__(
-        self, model: Any, parts: Parts, device: torch.device, name: str, weights: str, engine: Eager | Graphs
+        self, model: Any, config: DecoderConfig, device: torch.device, name: str, weights: str, engine: Eager | Graphs
     ) -> None:
         super().__init__(model, device, name, weights, engine)
-        self.parts = parts
+        self.config = config
 
     @classmethod
-    def load(cls, cfg: Mapping[str, Any]) -> Pipeline | VectorPipeline:
+    def load(cls, cfg: Mapping[str, Any]) -> Pipeline | ContinuousPipeline:
         """From flat parameters: model, weights, device, dtype, drafter, rule, and the parameters that those declare."""
         if parameters.is_continuous("model", cfg["model"]):
-            return VectorPipeline.load(cfg)
+            return ContinuousPipeline.load(cfg)
         device, model = _load_model(cfg)
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
         rule = build_rule(cfg, drafter.tree.height, model.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
         taps = getattr(drafter, "taps", ())  # the target's layers that it reads besides the last hidden states
-        parts = Parts(model.target.tapping(taps) if taps else model.target, drafter, rule, sampling)
-        return cls(model, parts, device, cfg["model"], registry.weights_label(cfg), engine_of(cfg, device))
+        config = DecoderConfig(model.target.tapping(taps) if taps else model.target, drafter, rule, sampling)
+        return cls(model, config, device, cfg["model"], registry.weights_label(cfg), engine_of(cfg, device))
 
     def vanilla(self) -> Pipeline:
         """The same loaded target with the empty draft: the baseline, on an engine of the same kind."""
-        return self._of(Parts(self.model.target, NoDraft(), exact(), self.parts.sampling))
+        return self._of(DecoderConfig(self.model.target, NoDraft(), exact(), self.config.sampling))
 
-    def amended(self, amend: Amend) -> Pipeline:
+    def amended(self, override: Override) -> Pipeline:
         """The same pipeline with verdicts that override the rule's."""
-        return self._of(replace(self.parts, amend=amend))
+        return self._of(replace(self.config, override=override))
 
-    def _of(self, parts: Parts) -> Pipeline:
-        return Pipeline(self.model, parts, self.device, self.name, self.weights, self.engine.fresh())
+    def _of(self, config: DecoderConfig) -> Pipeline:
+        return Pipeline(self.model, config, self.device, self.name, self.weights, self.engine.fresh())
 
     def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> Decoded[Trace]:
         """One image per (seed, prompt index) in `keys`; conditioning of as many prompts."""
         with _naming(self.name):
-            return decode(self.parts, conditioning, Streams(keys, self.device), self.engine)
+            return decode(self.config, conditioning, RandomStreams(keys, self.device), self.engine)
 
-    def images(self, conditioning: Any, streams: Streams, clock: Clock | None = None) -> Decoding:
+    def images(self, conditioning: Any, rng: RandomStreams, clock: Clock | None = None) -> Decoding:
         """As of `_Base`; `clock` as of `Decoding`."""
-        return Decoding(self.parts, conditioning, streams, clock)
+        return Decoding(self.config, conditioning, rng, clock)
 
     @property
     def uneven(self) -> bool:
         """As of `_Base`."""
-        return self.parts.drafter.tree.height > 0
+        return self.config.drafter.tree.height > 0
 
 
-def vector_rule(cfg: Mapping[str, Any], length: int) -> continuous.Rule:
+def continuous_rule(cfg: Mapping[str, Any], length: int) -> continuous.ContinuousRule:
     """How continuous tokens are drafted and verified, from flat parameters; length: tokens of an image, 0 to check the
     parameters only."""
     from specbench.models.mar import tokens_per_iteration
 
     common = {"temperature": cfg["temperature"], "final_noise": cfg["final_noise"]}
     if cfg["drafter"] == "none":
-        turns = tuple(tokens_per_iteration(length, cfg["iterations"])) if cfg["iterations"] and length else ()
-        return continuous.Rule(turns=turns, **common)
+        pass_sizes = tuple(tokens_per_iteration(length, cfg["iterations"])) if cfg["iterations"] and length else ()
+        return continuous.ContinuousRule(tokens_per_pass=pass_sizes, **common)
     if cfg["iterations"]:
         raise UsageError(f"method {cfg['method']} verifies token by token: leave iterations= out, or give null")
     names = ("gamma", "prefill", "align", "criterion", "verify", "on_reject", "inner_temperature", "tries")
-    return continuous.Rule(**{name: cfg[name] for name in names}, **common)
+    return continuous.ContinuousRule(**{name: cfg[name] for name in names}, **common)
 
 
-class VectorPipeline(_Base):
+class ContinuousPipeline(_Base):
     """A model with continuous tokens and its smaller drafter; `decode` returns tokens (B, T, D)."""
 
     def __init__(
         self,
         model: Any,
-        drafter: continuous.Model | None,
-        rule: continuous.Rule,
+        drafter: continuous.ContinuousModel | None,
+        rule: continuous.ContinuousRule,
         device: torch.device,
         name: str,
         weights: str,
@@ -248,19 +258,19 @@ class VectorPipeline(_Base):
         """From flat parameters, as `Pipeline.load`."""
         device, model = _load_model(cfg)
         drafter = model.draft_model() if cfg["drafter"] != "none" else None
-        rule = vector_rule(cfg, model.target.length)
+        rule = continuous_rule(cfg, model.target.length)
         weights = registry.weights_label(cfg)
         return cls(model, drafter, rule, device, cfg["model"], weights, engine_of(cfg, device))
 
-    def vanilla(self) -> VectorPipeline:
+    def vanilla(self) -> ContinuousPipeline:
         """The same loaded target alone, one token per pass: the baseline."""
-        rule = continuous.Rule(temperature=self.rule.temperature, final_noise=self.rule.final_noise)
-        return VectorPipeline(self.model, None, rule, self.device, self.name, self.weights, self.engine.fresh())
+        rule = continuous.ContinuousRule(temperature=self.rule.temperature, final_noise=self.rule.final_noise)
+        return ContinuousPipeline(self.model, None, rule, self.device, self.name, self.weights, self.engine.fresh())
 
-    def images(self, conditioning: Any, streams: Streams) -> continuous.Decoding:
+    def images(self, conditioning: Any, rng: RandomStreams) -> continuous.ContinuousDecoding:
         """As of `_Base`."""
         target = self.model.target
-        return continuous.Decoding(target, self.drafter, self.rule, conditioning, streams, engine=self.engine)
+        return continuous.ContinuousDecoding(target, self.drafter, self.rule, conditioning, rng, engine=self.engine)
 
     @property
     def uneven(self) -> bool:
@@ -274,9 +284,9 @@ class VectorPipeline(_Base):
 
     def decode(
         self, conditioning: Any, keys: list[tuple[int, int]], clock: Clock | None = None
-    ) -> Decoded[continuous.Trace]:
+    ) -> Decoded[continuous.ContinuousTrace]:
         """One image per (seed, prompt index) in `keys`; conditioning of as many prompts. `clock` as in
         `continuous.decode`."""
-        streams, target = Streams(keys, self.device), self.model.target
+        rng, target = RandomStreams(keys, self.device), self.model.target
         with _naming(self.name):
-            return continuous.decode(target, self.drafter, self.rule, conditioning, streams, clock, self.engine)
+            return continuous.decode(target, self.drafter, self.rule, conditioning, rng, clock, self.engine)

@@ -41,7 +41,7 @@ from specbench import data, metrics
 from specbench.config import parameters, protocols
 from specbench.errors import RunError, UsageError
 from specbench.harness import merge, sheet, worker
-from specbench.harness.worker import Decoder, Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
+from specbench.harness.worker import Died, Event, Failure, Image, Joined, Loader, PromptDecoder, Shrunk, Worker
 from specbench.rows import provenance, summary
 from specbench.rows.columns import COLUMNS, stderr_of
 from specbench.rows.csv_files import as_read, read_rows, to_csv
@@ -50,7 +50,7 @@ from specbench.storage import home
 from specbench.storage.files import append_line, locked, write_atomically
 
 
-class Crew(Protocol):
+class Executor(Protocol):
     """An executor: a `worker.Worker` in this process, or a `cluster.Workers` in others."""
 
     def decode(self, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool]) -> Iterator[list[Event]]: ...
@@ -64,7 +64,7 @@ FAILURES = "failures.jsonl"
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)  # errors that no other argument can fix
 
-_LOG_BYTES, _LOG_FILES = 10 * 2**20, 3  # of run.log, and how many older ones are kept
+_LOG_BYTES, _LOG_FILES = 10 * 2**20, 3  # of run.log, and how many older ones stay
 
 _UNMEASURED = "cannot be measured here: "
 
@@ -105,8 +105,8 @@ class Run:
     the n of the folder's row if that covers more images than requested: it stays, and nothing is written."""
 
     def __init__(self, cfg: Mapping[str, Any], out: str | Path | None = None, *, loader: Loader | None = None) -> None:
-        self.asked = data.counted(parameters.validate(cfg))
-        self.cfg = self.asked
+        self.requested = data.counted(parameters.validate(cfg))
+        self.cfg = self.requested
         self.folder = home.expanded(out or self.cfg["out"] or new_folder())
         self.nothing_left = False
         self.larger = 0
@@ -166,14 +166,14 @@ class Run:
         """Writes the unscored row of a stopped run over the images before the first missing one, and returns their
         number. It is the row of a run with that n, and without a baseline if the baseline lacks images."""
         n = next(iter(method.missing(self.cfg["n"])), self.cfg["n"])
-        beside = vanilla if vanilla is not None and not vanilla.missing(n) else None
+        reference = vanilla if vanilla is not None and not vanilla.missing(n) else None
         if not n or (self._before and (self._before["n"] or 0) >= n):
             return 0
         part = copy.copy(self)
         part.cfg = self.cfg | {"n": n, "metrics": []}
-        if vanilla is not None and beside is None:
+        if vanilla is not None and reference is None:
             part.cfg |= {"baseline": False}
-        row = part._row(method, beside, data.load(part.cfg), {})
+        row = part._row(method, reference, data.load(part.cfg), {})
         if self._before and merge.changes(self._before, row | {"n": self._before["n"]}, {}):
             return 0  # the row of fewer images has more values
         row["note"] = "; ".join(filter(None, [f"stopped after {n} of {self.cfg['n']} images", row["note"]]))
@@ -231,12 +231,12 @@ class Run:
     def alone(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The requested row, from the folder's row, which `execute` returned and which may have more metrics and a
         baseline."""
-        asked = provenance.config_hash(self.asked)
-        if row["config_hash"] == asked:
+        requested = provenance.config_hash(self.requested)
+        if row["config_hash"] == requested:
             return dict(row)
         part = copy.copy(self)
-        part.cfg = self.asked
-        filled = {c for name in self.asked["metrics"] if name in self.cfg["metrics"] for c in metrics.columns(name)}
+        part.cfg = self.requested
+        filled = {c for name in self.requested["metrics"] if name in self.cfg["metrics"] for c in metrics.columns(name)}
         scores = {column: one for column, one in merge.scores(row).items() if column in filled}
         method = Journal(self.folder / "records.jsonl")
         vanilla = Journal(self.folder / "baseline.jsonl") if part.wants_baseline else None
@@ -278,7 +278,7 @@ class Run:
     def _put(self, row: Mapping[str, Any], method: Journal, bases: Mapping[str, str]) -> None:
         """Writes the row and then what determined its metrics."""
         write_atomically(self.row_path, to_csv([row]).encode())
-        self._remember(self._memory() | {"metrics": dict(bases), "images": _pictured(method, row["n"])})
+        self._remember(self._memory() | {"metrics": dict(bases), "images": _images_hash(method, row["n"])})
 
     # --- the existing row of the folder -------------------------------------------------------------------------------
 
@@ -305,8 +305,8 @@ class Run:
         n = self.cfg["n"]
         if not self._before or self._before["n"] != n or method.missing(n):
             return False
-        pictured = _pictured(method, n)
-        return self._memory().get("images", pictured) == pictured  # older versions did not record it
+        images_hash = _images_hash(method, n)
+        return self._memory().get("images", images_hash) == images_hash  # older versions did not record it
 
     def _settled(self, method: Journal, bases: Mapping[str, str]) -> set[str]:
         """The metrics whose current value is in the folder's row already."""
@@ -321,13 +321,13 @@ class Run:
         if self.larger:
             return
         settled = self._settled(method, bases)
-        asked = []
-        for name in self.asked["metrics"]:
+        requested = []
+        for name in self.requested["metrics"]:
             if name in settled and name not in self._had and (others := merge.rivals(name, self._had)):
                 _say(f"{name} could not be measured of these images: the row keeps {', '.join(others)}")
             else:
-                asked.append(name)
-        self.cfg = self.cfg | {"metrics": merge.names(self._had, asked)}
+                requested.append(name)
+        self.cfg = self.cfg | {"metrics": merge.names(self._had, requested)}
 
     def _yield_columns(
         self,
@@ -344,9 +344,12 @@ class Run:
             if not others or not columns or any(scores[column].value is not None for column in columns):
                 continue
             self._warn(f"{name} could not be measured ({scores[columns[0]].note}): the row keeps {', '.join(others)}")
-            kept = [m for m in self.cfg["metrics"] if m != name]
+            remaining = [m for m in self.cfg["metrics"] if m != name]
             self.cfg = self.cfg | {
-                "metrics": [*(m for m in self._had if m in (*kept, *others)), *(m for m in kept if m not in self._had)]
+                "metrics": [
+                    *(m for m in self._had if m in (*remaining, *others)),
+                    *(m for m in remaining if m not in self._had),
+                ]
             }
             for column in columns:
                 del found[column]
@@ -356,7 +359,7 @@ class Run:
 
     def _decided(self, name: str) -> bool:
         """Whether a metric has a column of the row, or had no value for one."""
-        return name in self.cfg["metrics"] or name in self.asked["metrics"]
+        return name in self.cfg["metrics"] or name in self.requested["metrics"]
 
     # --- the folder ---------------------------------------------------------------------------------------------------
 
@@ -480,10 +483,10 @@ class Run:
     # --- decoding -----------------------------------------------------------------------------------------------------
 
     def _decode_missing(self, method: Journal, vanilla: Journal | None, items: Sequence[data.Item]) -> None:
-        with self._crew() as crew, _patience() as stop:
-            self._decode(crew, method, items, False, stop)
+        with self._executor() as executor, _patience() as stop:
+            self._decode(executor, method, items, False, stop)
             if vanilla is not None and vanilla.missing(len(items)):
-                self._decode(crew, vanilla, items, True, stop)
+                self._decode(executor, vanilla, items, True, stop)
         if self._failed:
             raise RunError(
                 f"{self._failed} images could not be decoded, see {self.folder / FAILURES}; the others are done. The"
@@ -491,7 +494,7 @@ class Run:
             )
 
     @contextmanager
-    def _crew(self) -> Iterator[Crew]:
+    def _executor(self) -> Iterator[Executor]:
         """The executor: a pipeline in this process, or workers in others."""
         if self.cfg["workers"] > 1 or self.cfg["ray_address"]:
             from specbench.harness import cluster
@@ -506,7 +509,7 @@ class Run:
         yield one
 
     def _decode(
-        self, crew: Crew, journal: Journal, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool]
+        self, executor: Executor, journal: Journal, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool]
     ) -> None:
         """Decodes the prompts that have no record yet, and records each image."""
         left = [items[i] for i in journal.missing(len(items))]
@@ -516,10 +519,10 @@ class Run:
         with tqdm(
             total=len(items), initial=len(items) - len(left), desc=label, unit="image", mininterval=interval
         ) as bar:
-            for happened in crew.decode(left, baseline, stop):
+            for happened in executor.decode(left, baseline, stop):
                 for event in happened:
                     if isinstance(event, Image):
-                        journal.add(event.record, event.picture)
+                        journal.add(event.record, event.pixels)
                         record = event.record
                         _LOG.info("%s: %s in %d steps, %.3f s", label, record.image, record.steps, record.decode_s)
                         bar.update()
@@ -538,8 +541,8 @@ class Run:
             self._warn(f"out of memory: continuing in batches of {event.batch}")
         elif isinstance(event, Failure):
             self._failed += 1
-            told = {"time": _utc(), "pass": label, "index": event.index, "reason": event.reason}
-            append_line(self.folder / FAILURES, json.dumps(told).encode() + b"\n")
+            entry = {"time": _utc(), "pass": label, "index": event.index, "reason": event.reason}
+            append_line(self.folder / FAILURES, json.dumps(entry).encode() + b"\n")
             self._warn(f"{label}: image {event.index} failed: {event.reason}")
         elif isinstance(event, Died):
             self._warn(f"{event.reason}; its images go to another one")
@@ -569,7 +572,7 @@ class Run:
         """Metric -> what determines its value besides the images and prompts, or why it has no value here; of the
         requested metrics and those of the row."""
         found = {}
-        for name in dict.fromkeys([*self._had, *self.asked["metrics"]]):
+        for name in dict.fromkeys([*self._had, *self.requested["metrics"]]):
             try:
                 found[name] = metrics.metric(name, scoring_context(self.cfg)).basis()
             except metrics.Unavailable as e:
@@ -609,7 +612,7 @@ class Run:
         row["prompts_hash"] = data.prompts_hash(items)
         row |= summary.speed(mine) | summary.columns(mine)
         if row["perplexity"] is not None:
-            row["perplexity_backend"] = _perplexity_backend(row)
+            row["perplexity_backend"] = _perplexity_conditions(row)
         if reference:
             row |= summary.versus(mine, reference)
             if "gamma" in self.cfg:
@@ -638,7 +641,7 @@ class Run:
             pair = [(self.cfg["method"], method.picture(item.index))]
             if vanilla is not None:
                 pair.insert(0, ("vanilla", vanilla.picture(item.index)))
-            cells.append(sheet.Cell(item.prompt, pair))
+            cells.append(sheet.SheetCell(item.prompt, pair))
         shown = "" if len(cells) == len(items) else f", first {len(cells)}"
         title = (
             f"{row['model']}: {describe(self.cfg)}, {row['accepted_length_mean']:.2f} tokens a step"
@@ -707,12 +710,12 @@ class _Recorded:
         return self._journal.picture(index)
 
 
-def _pictured(journal: Journal, n: int) -> str:
+def _images_hash(journal: Journal, n: int) -> str:
     """Identifies the first n images: a hash of their pixels."""
     return hashlib.sha256("".join(record.sha256 for record in journal.first(n)).encode()).hexdigest()[:16]
 
 
-def _perplexity_backend(row: Mapping[str, Any]) -> str:
+def _perplexity_conditions(row: Mapping[str, Any]) -> str:
     """The conditions of a row's perplexity: "target:llamagen_scenes@1a2b3c4d, cfg_scale 3, temperature 1"."""
     digest = row["weights"].rpartition(":")[2].partition("+")[0]  # the target's; see registry.weights_label
     return f"target:{row['model']}@{digest}, cfg_scale {row['cfg_scale']:g}, temperature {row['temperature'] or 1:g}"
@@ -784,12 +787,12 @@ def stored(folder: Path) -> dict[str, Any]:
 
 def _completed(known: dict[str, Any]) -> dict[str, Any]:
     """A configuration from a folder, with the current parameters and names."""
-    files = [("", "config"), *((group, str(known.get(group))) for group in parameters.PARTS)]
-    usual = {k: v for group, name in files for k, v in parameters.content(group, name).items()}
-    usual = {k: v for k, v in usual.items() if k in parameters.TABLE}
+    files = [("", "config"), *((group, str(known.get(group))) for group in parameters.PARAMETER_GROUPS)]
+    defaults = {k: v for group, name in files for k, v in parameters.content(group, name).items()}
+    defaults = {k: v for k, v in defaults.items() if k in parameters.TABLE}
     if "metrics_dir" not in known and isinstance(known.get("metrics"), list):  # from before the real metrics
         known["metrics"] = [provenance.RENAMED.get(str(name), name) for name in known["metrics"]]
-    return {**usual, **known, "out": None}
+    return {**defaults, **known, "out": None}
 
 
 def _values(cfg: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -806,17 +809,17 @@ def _patience() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield worker.never
         return
-    asked: list[int] = []
+    requested: list[int] = []
 
     def note(number: int, frame: Any) -> None:
-        if asked:
+        if requested:
             raise KeyboardInterrupt
-        asked.append(number)
+        requested.append(number)
         _say("\nfinishing the images in progress; Ctrl-C again stops at once")
 
     before = signal.signal(signal.SIGINT, note)
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(requested)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -825,7 +828,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _load_pipeline(cfg: Mapping[str, Any]) -> Decoder:
+def _load_pipeline(cfg: Mapping[str, Any]) -> PromptDecoder:
     from specbench.harness.pipeline import Pipeline
 
     check(cfg)
@@ -847,15 +850,15 @@ def check(cfg: Mapping[str, Any]) -> None:
     import torch
 
     from specbench.config import registry
-    from specbench.harness import parts
-    from specbench.harness.pipeline import engine_of, resolve_device, vector_rule
+    from specbench.harness.method import build_rule, check_draft
+    from specbench.harness.pipeline import continuous_rule, engine_of, resolve_device
 
-    parts.check_draft(cfg)
+    check_draft(cfg)
     engine_of(cfg, resolve_device(cfg["device"]))
     if parameters.is_continuous("model", cfg["model"]):
-        vector_rule(cfg, 0)
+        continuous_rule(cfg, 0)
     else:
-        parts.rule(cfg, worker.drafter(cfg).tree.height, lambda: torch.eye(2))
+        build_rule(cfg, worker.drafter(cfg).tree.height, lambda: torch.eye(2))
     registry.check_weights(cfg)
 
 
@@ -863,31 +866,31 @@ def report(run: Run, row: Mapping[str, Any]) -> str:
     """The key values of a row as text, with their standard errors over images, and the paths of the files; before them,
     whether nothing was left to do."""
 
-    def figure(name: str, unit: str = "", digits: int = 2) -> str:
+    def value(name: str, unit: str = "", digits: int = 2) -> str:
         if row.get(name) is None:
             return "not measured"
         error = row.get(stderr_of(name))
         return summary.with_error(row[name], error, digits) + unit
 
     lines = [
-        ("accepted length", figure("accepted_length_mean", " tokens a step")),
-        ("acceptance rate", figure("acceptance_rate")),
-        ("perplexity", f"{figure('perplexity')}, drafts' total variation {figure('draft_tv', digits=3)}"),
-        ("latency", figure("latency_s_mean", " s an image", 3)),
-        ("throughput", figure("tokens_per_s", " tokens/s", 1)),
-        ("speed-up", f"{figure('speedup_latency', 'x')} in latency, {figure('speedup_step', 'x')} in steps"),
+        ("accepted length", value("accepted_length_mean", " tokens a step")),
+        ("acceptance rate", value("acceptance_rate")),
+        ("perplexity", f"{value('perplexity')}, drafts' total variation {value('draft_tv', digits=3)}"),
+        ("latency", value("latency_s_mean", " s an image", 3)),
+        ("throughput", value("tokens_per_s", " tokens/s", 1)),
+        ("speed-up", f"{value('speedup_latency', 'x')} in latency, {value('speedup_step', 'x')} in steps"),
     ]
     for name in (column for metric in run.cfg["metrics"] for column in metrics.columns(metric)):
         backend = f"  [{row[f'{name}_backend']}]" if row.get(f"{name}_backend") else ""
-        lines.append((name, figure(name, digits=4) + backend))
+        lines.append((name, value(name, digits=4) + backend))
     if row.get("note"):
         lines.append(("note", str(row["note"])))
-    kept = f" keeps the row over {run.larger} images; this one is only shown" if run.larger else ""
-    lines += [("row", f"{run.row_path}{kept}"), ("contact sheet", str(run.sheet_path))]
+    larger = f" keeps the row over {run.larger} images; this one is only shown" if run.larger else ""
+    lines += [("row", f"{run.row_path}{larger}"), ("contact sheet", str(run.sheet_path))]
     source = "/".join(filter(None, [row["data"], row["split"]]))
     head = f"{row['model']}: {describe(run.cfg)}, {source}, n={row['n']}, {row['device_name']} (± standard error)"
-    told = [head, *(f"  {name:<16} {text}" for name, text in lines)]
+    printed = [head, *(f"  {name:<16} {text}" for name, text in lines)]
     if run.nothing_left:
         what = f"the first {row['n']} of {run.larger}" if run.larger else f"{row['n']} images and their row are"
-        told.insert(0, f"nothing left to do: {what} {'are ' if run.larger else ''}in {run.folder}")
-    return "\n".join(told)
+        printed.insert(0, f"nothing left to do: {what} {'are ' if run.larger else ''}in {run.folder}")
+    return "\n".join(printed)

@@ -21,19 +21,19 @@ _INK, _FAINT, _PAPER = (20, 20, 20), (110, 110, 110), (255, 255, 255)
 
 
 @dataclass(frozen=True)
-class Cell:
+class SheetCell:
     """One prompt: its caption and its images, (H, W, 3) uint8, each with the label above it."""
 
     caption: str
-    pictures: Sequence[tuple[str, np.ndarray]]
+    images: Sequence[tuple[str, np.ndarray]]
 
 
-def draw(title: str, cells: Sequence[Cell]) -> Image.Image:
+def draw(title: str, cells: Sequence[SheetCell]) -> Image.Image:
     """The sheet of some prompts, each with the same number of images of the same size."""
-    height, width = cells[0].pictures[0][1].shape[:2]
+    height, width = cells[0].images[0][1].shape[:2]
     factor = max(1, SIDE // max(height, width))
     height, width = height * factor, width * factor
-    each = len(cells[0].pictures)
+    each = len(cells[0].images)
     cell_width = each * width + (each - 1) * _GAP
     columns = min(len(cells), max(1, WIDTH // (cell_width + _PAD)))
     small, large = ImageFont.load_default(_TEXT), ImageFont.load_default(_TITLE)
@@ -53,10 +53,10 @@ def draw(title: str, cells: Sequence[Cell]) -> Image.Image:
     for row, texts, row_height in zip(rows, captions, row_heights):
         for c, (cell, lines) in enumerate(zip(row, texts)):
             x = _PAD + c * (cell_width + _PAD)
-            for p, (name, picture) in enumerate(cell.pictures):
+            for p, (name, image) in enumerate(cell.images):
                 left = x + p * (width + _GAP)
                 pen.text((left, y), name, fill=_FAINT, font=small)
-                enlarged = Image.fromarray(picture).resize((width, height), Image.Resampling.NEAREST)
+                enlarged = Image.fromarray(image).resize((width, height), Image.Resampling.NEAREST)
                 page.paste(enlarged, (left, y + label))
             for i, text in enumerate(lines):
                 pen.text((x, y + label + height + _GAP + i * line), text, fill=_INK, font=small)
@@ -79,7 +79,7 @@ def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: 
     return lines or [""]
 
 
-def save(path: Path, title: str, cells: Sequence[Cell]) -> None:
+def save(path: Path, title: str, cells: Sequence[SheetCell]) -> None:
     """Draws a sheet into a PNG file."""
     encoded = io.BytesIO()
     draw(title, cells).save(encoded, "PNG")

@@ -21,7 +21,7 @@ _RECENT = 200  # images over which the speed is computed
 
 
 @dataclass(frozen=True)
-class Pass:
+class PassProgress:
     """One pass over the prompts: finished and remaining images, and images per second since the latest start; None
     before the second image."""
 
@@ -40,8 +40,8 @@ class Status:
     method: str
     model: str
     n: int
-    images: Pass
-    baseline: Pass | None
+    images: PassProgress
+    baseline: PassProgress | None
     time_left_s: float | None
     failures: list[dict[str, Any]]
     bytes: int
@@ -51,9 +51,9 @@ def of_run(folder: Path) -> Status:
     """The state of the run in a folder. UsageError where it holds none that can be read."""
     run = Run({**stored(folder), "weights": "random"}, folder)  # the weights need not exist here
     memory = _memory(folder / "run.json")
-    begun = memory.get("begun")
-    images = _pass(folder / "records.jsonl", run.cfg["n"], begun)
-    baseline = _pass(folder / "baseline.jsonl", run.cfg["n"], begun) if run.wants_baseline else None
+    started = memory.get("begun")
+    images = _pass(folder / "records.jsonl", run.cfg["n"], started)
+    baseline = _pass(folder / "baseline.jsonl", run.cfg["n"], started) if run.wants_baseline else None
     passes = [one for one in (images, baseline) if one is not None and one.left]
     done = not passes and _row(run, memory)
     state = "running" if _locked(folder / ".lock") else "finished" if done else "stopped"
@@ -80,14 +80,16 @@ def _memory(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _pass(path: Path, n: int, begun: float | None) -> Pass:
+def _pass(path: Path, n: int, started: float | None) -> PassProgress:
     here = read_records(path) if path.is_file() else []
     done = len({record.index for record in here if record.index < n})
-    times = sorted((r.done, r.batch) for r in here if r.done is not None and begun is not None and r.done >= begun)
+    times = sorted((r.done, r.batch) for r in here if r.done is not None and started is not None and r.done >= started)
     recent = times[-_RECENT:]
     together = recent[0][1] if recent else 0  # images of the first batch, whose time is before it
     span = recent[-1][0] - recent[0][0] if recent else 0.0
-    return Pass(done, n - done, (len(recent) - together) / span if span > 0 and len(recent) > together else None)
+    return PassProgress(
+        done, n - done, (len(recent) - together) / span if span > 0 and len(recent) > together else None
+    )
 
 
 def _locked(path: Path) -> bool:
@@ -123,40 +125,40 @@ def _failures(folder: Path, run: Run) -> list[dict[str, Any]]:
     last: dict[tuple[str, int], dict[str, Any]] = {}
     for line in (folder / FAILURES).read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            told = json.loads(line)
-            key = str(told["pass"]), int(told["index"])
+            entry = json.loads(line)
+            key = str(entry["pass"]), int(entry["index"])
         except (ValueError, TypeError, KeyError):
             continue  # cut by a kill
         if key[0] in there and key[1] not in there[key[0]]:
-            last[key] = told
+            last[key] = entry
     return list(last.values())
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """`specbench status DIR [--json]`."""
     parser = Parser(prog="specbench status", description="How far the runs in a folder are.")
     parser.add_argument("folder", metavar="DIR", help="a run's folder, or one with runs in it, such as a grid's")
     parser.add_argument("--json", action="store_true", help="as JSON, a list with an entry a run")
     try:
-        asked = parser.parse_args(list(words))
+        options = parser.parse_args(list(arguments))
     except SystemExit as e:  # --help
         return int(e.code or 0)
-    folder = home.expanded(asked.folder)
+    folder = home.expanded(options.folder)
     places = [folder] if (folder / "config.yaml").is_file() else [p.parent for p in sorted(folder.rglob("config.yaml"))]
     if not places:
         raise UsageError(f"{folder} holds no run" if folder.is_dir() else f"there is no folder {folder}")
     found = [of_run(place) for place in places]
-    if asked.json:
+    if options.json:
         print(json.dumps([asdict(one) for one in found], indent=1, ensure_ascii=False))
     else:
-        print("\n".join(map(_told, found)))
+        print("\n".join(map(_text, found)))
     return 0
 
 
-def _told(one: Status) -> str:
+def _text(one: Status) -> str:
     """A run's status as text."""
     lines = [f"{one.folder}: {one.method} on {one.model}, n={one.n}: {one.state}"]
     for name, some in (("images", one.images), ("baseline", one.baseline)):

@@ -27,12 +27,12 @@ from specbench.rows.journal import Record, pixel_digest
 if TYPE_CHECKING:
     import torch
 
-    from specbench.decoding.continuous import Trace as VectorTrace
+    from specbench.decoding.continuous import ContinuousTrace
     from specbench.decoding.loop import Drafter, Trace
     from specbench.harness.pipeline import Finished
 
 
-class Decoded(Protocol):
+class DecodedImages(Protocol):
     """A decoded batch of B images."""
 
     @property
@@ -46,10 +46,10 @@ class Decoded(Protocol):
     @property
     def seconds(self) -> float: ...  # first target forward to last token, device-synchronised
     @property
-    def trace(self) -> Trace | VectorTrace: ...
+    def trace(self) -> Trace | ContinuousTrace: ...
 
 
-class Decoder(Protocol):
+class PromptDecoder(Protocol):
     """All that a run uses of a model and its decoding (`specbench.harness.pipeline.Pipeline`)."""
 
     @property
@@ -61,16 +61,16 @@ class Decoder(Protocol):
     @property
     def device(self) -> torch.device: ...
     def encode(self, prompts: list[str]) -> Any: ...
-    def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> Decoded: ...  # keys: (seed, prompt index)
+    def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> DecodedImages: ...  # keys: (seed, prompt index)
     def stream(
         self, prompts: Sequence[str], keys: Sequence[tuple[int, int]], batch: int
     ) -> Iterator[Finished]: ...  # the same, image by image as they are done
     def pixels(self, tokens: torch.Tensor) -> np.ndarray: ...  # (B, T) -> (B, H, W, 3) uint8
-    def vanilla(self) -> Decoder: ...  # the same target with the empty draft
+    def vanilla(self) -> PromptDecoder: ...  # the same target with the empty draft
     def synchronize(self) -> None: ...
 
 
-Loader = Callable[[Mapping[str, Any]], Decoder]
+Loader = Callable[[Mapping[str, Any]], PromptDecoder]
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class Image:
     """A finished image; picture: (H, W, 3) uint8."""
 
     record: Record
-    picture: np.ndarray
+    pixels: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,9 @@ class Worker:
 
     def __init__(self, cfg: Mapping[str, Any], loader: Loader, together: int = 1, shared: bool = False) -> None:
         self.cfg, self.shared = cfg, shared
-        began = time.perf_counter()
+        started = time.perf_counter()
         self._pipeline = loader(cfg)
-        self._vanilla: Decoder | None = None
+        self._vanilla: PromptDecoder | None = None
         self._batch: int = cfg["batch"]
         self._warm: set[bool] = set()  # passes whose warm-up is done
         self.joined = Joined(
@@ -150,7 +150,7 @@ class Worker:
                 "tokens": self._pipeline.tokens_per_image,
                 "pid": os.getpid(),
                 "started": datetime.now(UTC).isoformat(timespec="microseconds"),
-                "loaded_s": round(time.perf_counter() - began, 1),
+                "loaded_s": round(time.perf_counter() - started, 1),
                 "workers": together,
                 "shared": shared,
             },
@@ -191,7 +191,7 @@ class Worker:
             else:
                 yield [Failure(left.pop(0).index, f"out of memory: {reason[:300]}")]
 
-    def _ready(self, items: Sequence[data.Item], baseline: bool) -> Decoder:
+    def _ready(self, items: Sequence[data.Item], baseline: bool) -> PromptDecoder:
         """The pipeline of a pass, warmed up."""
         if baseline and self._vanilla is None:
             self._vanilla = self._pipeline.vanilla()
@@ -206,17 +206,19 @@ class Worker:
             self._warm.add(baseline)
         return pipeline
 
-    def _images(self, pipeline: Decoder, finished: Finished, items: Sequence[data.Item], baseline: bool) -> list[Image]:
+    def _images(
+        self, pipeline: PromptDecoder, finished: Finished, items: Sequence[data.Item], baseline: bool
+    ) -> list[Image]:
         """A record and the pixels of each finished image; `items`: the requested prompts."""
         decoded, rows = finished.decoded, len(finished.which)
         pipeline.synchronize()
         before_pixels = time.perf_counter()
-        pictures = pipeline.pixels(decoded.tokens)
+        images = pipeline.pixels(decoded.tokens)
         done = time.perf_counter()
         peak = peak_memory_mib(pipeline.device)
         tokens = int(decoded.tokens.shape[1])
         steps, drafted, accepted = decoded.steps.tolist(), decoded.drafted.tolist(), decoded.accepted.tolist()
-        figures = trace.of_images(decoded.trace, steps, 0 if baseline else draft_passes(self.cfg))
+        trace_fields = trace.of_images(decoded.trace, steps, 0 if baseline else draft_passes(self.cfg))
         alone = self.cfg["batch"] == 1 and not self.shared
         return [
             Image(
@@ -236,13 +238,13 @@ class Worker:
                     batch=finished.batch,
                     peak_memory_mib=peak,
                     image=f"{'baseline' if baseline else 'images'}/{item.index:05d}.png",
-                    sha256=pixel_digest(pictures[b]),
+                    sha256=pixel_digest(images[b]),
                     session=self.joined.name,
                     id=item.id,
                     done=time.time(),
-                    **figures[b],
+                    **trace_fields[b],
                 ),
-                pictures[b],
+                images[b],
             )
             for b, item in enumerate(items[i] for i in finished.which)
         ]

@@ -25,7 +25,7 @@ from specbench.config import parameters
 from specbench.config.registry import ASSETS
 from specbench.metrics.base import Images, Metric, PromptItem, Score, Scorer, ScoringContext, Unavailable
 from specbench.metrics.outputs import OutputCache, Outputs, image_key
-from specbench.storage import pictures
+from specbench.storage import image_files
 
 __all__ = [
     "ASSETS",
@@ -189,9 +189,9 @@ class _HashedImages:
 
     def __getitem__(self, index: int) -> np.ndarray:
         image = self._images[index]
-        pictures.check(image)
+        image_files.check(image)
         if self.digests[index] is None:
-            self.digests[index] = pictures.digest(image)
+            self.digests[index] = image_files.digest(image)
         return image
 
     def key(self, index: int, prompt: str | None) -> str | None:

@@ -8,7 +8,7 @@ Papers differ in four ways, each an option:
     resize  own          what CLIP itself does: PIL's bicubic to 224
             bilinear299  first the whole image to 299x299, bilinear without antialiasing, rounded to integer levels (the
                          released evaluation of SJD, evaluation_metrics.py, which SJD-PAC uses, too)
-            lanczos256   first the centre square to 256x256, Lanczos, and some levels lowered by one (the released
+            lanczos256   first the center square to 256x256, Lanczos, and some levels lowered by one (the released
                          evaluation of LANTERN, eval_fid_clip.py, which goes through floats and truncates)
 
 A caption of more than 77 tokens is cut so that the mark of its end stays, as OpenAI's and LANTERN's code do.
@@ -26,7 +26,7 @@ import numpy as np
 from specbench.errors import UsageError, unknown
 from specbench.metrics import towers, weights
 from specbench.metrics.base import PromptItem, Score, Scorer, ScoringContext
-from specbench.storage.pictures import centre
+from specbench.storage.image_files import center_crop
 
 #: Model -> the folder of its weights, and the name of its files in open_clip's layout.
 MODELS = {"ViT-B-32": "clip_b32", "ViT-B-16": "clip_b16"}
@@ -46,7 +46,7 @@ def _bilinear(image: np.ndarray) -> np.ndarray:
 def _lanczos(image: np.ndarray) -> np.ndarray:
     level = np.arange(256, dtype=np.float32) / np.float32(255)
     lowered = ((level - np.float32(0.5)) / np.float32(0.5) + np.float32(1)) * np.float32(127.5)
-    found: np.ndarray = lowered.astype(np.uint8)[centre(image, 256)]
+    found: np.ndarray = lowered.astype(np.uint8)[center_crop(image, 256)]
     return found
 
 

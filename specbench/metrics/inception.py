@@ -11,7 +11,7 @@ An image is brought to 299x299 in one of three ways, which give different values
              al. 2022), which LANTERN's code uses.
     pytorch  bilinear, no antialiasing, pixels at their centres; then x / 127.5 - 1. pytorch-fid, which SJD's code uses.
 
-`crop` comes before: the centre square, resized to that side with Lanczos (LANTERN's evaluation, real images and
+`crop` comes before: the center square, resized to that side with Lanczos (LANTERN's evaluation, real images and
 generated ones alike). An image that is such a square already is left as it is.
 """
 
@@ -43,7 +43,7 @@ from specbench.metrics.base import (
 )
 from specbench.metrics.reference import ReferenceStatistics
 from specbench.storage import home
-from specbench.storage.pictures import centre
+from specbench.storage.image_files import center_crop
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -85,7 +85,7 @@ class InceptionScorer(SingleImageScorer):
         from torch_fidelity.interpolate_compat_tensorflow import interpolate_bilinear_2d_like_tensorflow1x
 
         if self.crop is not None:
-            image = centre(image, self.crop)
+            image = center_crop(image, self.crop)
         if self.resize == "clean":
             bands = [Image.fromarray(image[..., band].astype(np.float32)) for band in range(3)]
             small = [np.asarray(band.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for band in bands]

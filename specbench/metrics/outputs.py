@@ -28,7 +28,7 @@ _DAMAGED = (OSError, ValueError, LookupError, EOFError, MemoryError, RuntimeErro
 def image_key(digest: str, prompt: str | None = None) -> str:
     """The cache key of a scorer's outputs: of an image's digest and, where the scorer reads it, its prompt.
 
-    digest: `Record.sha256` in a run, `pictures.digest` elsewhere.
+    digest: `Record.sha256` in a run, `image_files.digest` elsewhere.
     """
     return hashlib.sha256(json.dumps([digest, prompt]).encode()).hexdigest()
 

@@ -39,7 +39,7 @@ class Latents(KLModel):
 
 
 class ScenesMAR(Bundle):
-    """What `pipeline.VectorPipeline` needs from a model; the drafter is loaded when a method needs it."""
+    """What `pipeline.ContinuousPipeline` needs from a model; the drafter is loaded when a method needs it."""
 
     resolution = scenes.SIZE
 

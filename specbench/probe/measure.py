@@ -31,7 +31,7 @@ def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
     pipeline = Pipeline.load({**cfg, "method": "vanilla", "drafter": "none", "rule": "exact", "engine": "eager"})
     if not isinstance(pipeline, Pipeline):
         raise UsageError(f"{cfg['model']} draws continuous tokens; a probe needs discrete tokens, choose another model")
-    target, sampling = pipeline.model.target, pipeline.parts.sampling
+    target, sampling = pipeline.model.target, pipeline.config.sampling
     if offsets >= target.length:
         raise UsageError(f"offsets={offsets} is beyond an image of {target.length} tokens; give a smaller number")
     top: list[Tensor] = []
@@ -98,6 +98,6 @@ class Laws:
         return self._law(session.feed(self.x, at, slots, mask.unsqueeze(1)))
 
     def _law(self, hidden: Tensor) -> Tensor:
-        mixed = self.sampling.mix(self.session.model.head(hidden)).float()
+        mixed = self.sampling.apply_guidance(self.session.model.head(hidden)).float()
         mixed = self.session.constrain(mixed, self.places - (self.first - 1))
         return (mixed / (self.sampling.temperature or 1.0)).softmax(-1)

@@ -44,7 +44,7 @@ FIGURES: dict[str, tuple[str, str, int]] = {
     "peak_memory_mib": ("Peak memory (MiB)", "down", 0),
 }
 #: Columns of a row that are not numbers and too long for a list of facts.
-_ELSEWHERE = ("drafted_by_place", "acceptance_by_turn")
+_ELSEWHERE = ("drafted_by_position", "acceptance_by_step")
 
 
 #: Columns that can distinguish two runs with the same label, in the order in which they are tried.
@@ -305,7 +305,7 @@ def page_data(found: Found) -> dict[str, Any]:
                     name: row[other] for name in FIGURES if (other := stderr_of(name)) in row and row[other] is not None
                 },
                 "facts": told,
-                "map": _numbers(row["drafted_by_place"]),
+                "map": _numbers(row["drafted_by_position"]),
                 "pictures": {
                     i: {"prompt": shot.prompt, "png": base64.b64encode(shot.png).decode()}
                     for i, shot in found.shots.get(str(row["run_id"]), {}).items()
@@ -348,7 +348,7 @@ def label(row: Mapping[str, Any]) -> str:
         plain = _composed((f"model={row['model']}", f"method={row['method']}"))
     except UsageError:
         return str(row["method"])
-    of_method = {*parameters.of_methods(), "temperature", "top_k", "top_p", "cfg_scale"}
+    of_method = {*parameters.method_parameters(), "temperature", "top_k", "top_p", "cfg_scale"}
     parts = [name for name in ("drafter", "rule") if row[name] and row[name] != plain[name]]
     own = [
         name

@@ -29,8 +29,8 @@ _TEXTS = (
     "baseline_run_id",
     "acceptance_by_depth",
     "accepted_histogram",
-    "drafted_by_place",
-    "acceptance_by_turn",
+    "drafted_by_position",
+    "acceptance_by_step",
 )  # the columns of _FIGURES that hold text
 
 
@@ -54,8 +54,9 @@ _SPEED = {
     "acceptance_by_depth": "JSON list over the depths 1, 2, ... of a draft: accepted / verified there, where verified"
     " means that the depths above it were accepted",
     "accepted_histogram": "JSON list: shares of the steps that accepted 0, 1, 2, ... draft tokens, over all images",
-    "drafted_by_place": "JSON list over an image's tokens: share of the images in which it was an accepted draft token",
-    "acceptance_by_turn": "JSON list over the order of generation of the tokens: accepted / verified drafts (continuous"
+    "drafted_by_position": "JSON list over an image's tokens: share of the images in which it was an accepted draft"
+    " token",
+    "acceptance_by_step": "JSON list over the order of generation of the tokens: accepted / verified drafts (continuous"
     " tokens), null where none was verified",
     "first_accept": "probability with which the rule keeps a draft's first candidate, mean over all steps with a draft",
     "draft_tv": "total variation between the drafter's and the target's distribution of the next token, mean over the"
@@ -157,12 +158,16 @@ COLUMNS["prompts"] = "file of prompts, as given; prompts_hash identifies its con
 COLUMNS["perplexity"] = "exp(-log_prob_mean)"
 
 
+#: Column names of older files -> their present names.
+RENAMED_COLUMNS = {"drafted_by_place": "drafted_by_position", "acceptance_by_turn": "acceptance_by_step"}
+
+
 #: Columns that every row fills.
 _NEEDED = ("run_id",)
 
 
 _NUMBERS = frozenset(
-    [k for k, p in parameters.TABLE.items() if p.kind in ("whole", "number")]
+    [k for k, p in parameters.TABLE.items() if p.kind in ("integer", "number")]
     + [m + suffix for m in METRICS for suffix in ("", "_stderr")]
     + [k for k in _FIGURES if k not in _TEXTS]
     + ["resolution", "tokens", "threads"]

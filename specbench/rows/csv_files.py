@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from specbench._version import __version__
 from specbench.errors import UsageError
-from specbench.rows.columns import _NEEDED, _NUMBERS, COLUMNS
+from specbench.rows.columns import _NEEDED, _NUMBERS, COLUMNS, RENAMED_COLUMNS
 from specbench.storage.files import write_atomically
 
 
@@ -50,12 +50,13 @@ def _cell(value: Any) -> str:
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a CSV, numbers as numbers and empty cells as None; columns that an older version lacked are None.
+    """The rows of a CSV, numbers as numbers and empty cells as None; columns that an older version lacked are None,
+    and older names of columns are read as the present ones.
 
     Raises UsageError for a file that cannot be read, columns unknown to this version, a cell that is not a number
     where one is needed, and a row without a name.
     """
-    columns, lines = csv_lines(Path(path))
+    columns, lines = csv_lines(Path(path), RENAMED_COLUMNS)
     if foreign := [name for name in columns if name not in COLUMNS]:
         raise UsageError(
             f"{path} has columns unknown to specbench {__version__} ({', '.join(foreign[:3])}); choose another file"
@@ -85,9 +86,12 @@ def _value(name: str, text: str, where: str) -> Any:
         ) from None
 
 
-def csv_lines(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """The header of a CSV file, and its rows by column, each with its line number. UsageError for a file that is not
-    CSV: not UTF-8, an unterminated cell, a row longer or shorter than the header, a duplicate column."""
+def csv_lines(
+    path: Path, renamed: Mapping[str, str] | None = None
+) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """The header of a CSV file, and its rows by column, each with its line number. renamed: old column names -> new.
+    UsageError for a file that is not CSV: not UTF-8, an unterminated cell, a row longer or shorter than the header, a
+    duplicate column."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as f:
             text = f.read()
@@ -98,7 +102,7 @@ def csv_lines(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     lines: list[tuple[int, dict[str, str]]] = []
     try:
-        columns = next(reader, [])
+        columns = [(renamed or {}).get(name, name) for name in next(reader, [])]
         if len(set(columns)) < len(columns):
             raise UsageError(f"{path} has a column twice; keep one of them")
         for cells in reader:

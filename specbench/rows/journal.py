@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 from specbench.errors import UsageError, plain
-from specbench.storage import pictures
+from specbench.storage import image_files
 from specbench.storage.files import append_line, write_atomically
 
 
@@ -130,7 +130,7 @@ class Journal:
         record = self.records[index]
         path = self.path.parent / record.image
         try:
-            pixels = pictures.read(path)
+            pixels = image_files.read(path)
         except UsageError:
             pixels = np.zeros((0, 0, 3), np.uint8)
         if pixel_digest(pixels) != record.sha256:

@@ -172,8 +172,8 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
         | {
             "acceptance_by_depth": _list(by_depth) if len(by_depth) else None,
             "accepted_histogram": _list(accepted_histogram(images)),
-            "drafted_by_place": _list(np.mean([is_accepted_draft(r) for r in images], 0)) if len(by_depth) else None,
-            "acceptance_by_turn": _list(acceptance_by_turn(images)) if images[0].drafts is not None else None,
+            "drafted_by_position": _list(np.mean([is_accepted_draft(r) for r in images], 0)) if len(by_depth) else None,
+            "acceptance_by_step": _list(acceptance_by_step(images)) if images[0].drafts is not None else None,
         }
     )
 
@@ -192,7 +192,7 @@ def expected_speedup(images: Sequence[Record], vanilla: Sequence[Record], gamma:
     return {"draft_cost": cost, "speedup_expected": length / (gamma * cost + 1)}
 
 
-def acceptance_by_turn(images: Sequence[Record]) -> np.ndarray:
+def acceptance_by_step(images: Sequence[Record]) -> np.ndarray:
     """Share (L,) of the verified drafts that were accepted, by order of generation of the token; nan where none was
     verified (CSpD, Figs. 8 and 11). For models with continuous tokens."""
     drafts = np.array([list(_there(r.drafts, r)) for r in images])

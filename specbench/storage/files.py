@@ -14,7 +14,7 @@ from specbench.storage import home
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Adds a line to a file, on disk when this returns. Where the disk is full, the file stays as it was."""
+    """Append a line to a file and flush it to the disk. On an error, such as a full disk, the file is unchanged."""
     with path.open("ab", buffering=0) as f:
         size = f.seek(0, os.SEEK_END)
         try:
@@ -28,7 +28,7 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file so that a reader, or a process after a kill, finds the old content or the new one, never a part."""
+    """Write a file so that readers, also after a kill, find the old content or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -39,17 +39,17 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     except OSError:
         with suppress(OSError):
-            temporary.unlink()  # which would hold on to the last bytes of a full disk
+            temporary.unlink()  # frees its bytes on a full disk
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the new name, too, must survive
+        os.fsync(folder)  # makes the new name durable
     finally:
         os.close(folder)
 
 
 def writable(path: str) -> Path:
-    """A file that a command is to write; UsageError now, and not after an hour, where it cannot be."""
+    """The path of a file that a command will write. UsageError where it cannot be written, before any work is done."""
     file = home.expanded(path)
     try:
         if file.is_dir():
@@ -68,8 +68,8 @@ def writable(path: str) -> Path:
 
 @contextmanager
 def locked(folder: Path, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Makes a folder and keeps other processes out of it. UsageError where one is at work there or nothing can be
-    written; what `check` raises comes before anything but the folder is made."""
+    """Create a folder and lock it against other processes. `check` runs after the folder is created and before the
+    lock file is. UsageError where another process holds the lock or nothing can be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check()

@@ -1,4 +1,4 @@
-"""Where fetched files and what is derived from files live: $SPECBENCH_HOME, else ~/.cache/specbench."""
+"""The folder of fetched files and of what is derived from them: $SPECBENCH_HOME, else ~/.cache/specbench."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-#: Files of at least this many bytes are hashed once, and the digest is kept.
+#: Digests of files of at least this many bytes are cached.
 LARGE = 1 << 26
 
 
@@ -16,27 +16,27 @@ def home() -> Path:
 
 
 def expanded(path: str | Path) -> Path:
-    """A path as a user writes it, ~ for their home; a ~ that names no user is part of the name, as in a shell."""
+    """A path with ~ expanded; a ~ that names no user is part of the name, as in a shell."""
     return Path(os.path.expanduser(path))
 
 
 def model_folder(name: str) -> Path:
-    """What `weights=official` of a model means."""
+    """The folder that `weights=official` of a model selects."""
     return home() / "models" / name
 
 
 def metrics_folder() -> Path:
-    """Where the weights of real evaluators are looked for unless metrics_dir= names another folder."""
+    """The default folder of the weights of real evaluators (`metrics_dir`)."""
     return home() / "metrics"
 
 
 def data_folder(name: str) -> Path:
-    """Where a data set is looked for unless data_dir= names another folder."""
+    """The default folder of a data set (`data_dir`)."""
     return home() / "data" / name
 
 
 def state(path: Path) -> tuple[int, ...]:
-    """What changes when a file does: which one it is, its size and its time of change. Raises OSError."""
+    """Identity, size and time of change of a file; differs after the file was changed. Raises OSError."""
     stat = path.stat()
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 

@@ -172,13 +172,13 @@ def _by_length() -> Table:
 
 def _by_turn() -> Table:
     lines = [line for line in _prefill().lines if line.key.startswith("8_")]
-    figure = Series("acceptance_by_turn", "turn in which a token is drawn", "acceptance rate")
+    figure = Series("acceptance_by_step", "turn in which a token is drawn", "acceptance rate")
     return _figure("cspd_fig11", "CSpD, Fig 11: acceptance over the image", (_ACCEPTANCE,), lines, figure)
 
 
 def _by_place() -> Table:
     lines = [line for line in _prefill().lines if line.key == "8_0.05"]
-    figure = Maps("drafted_by_place", "share of accepted drafts")
+    figure = Maps("drafted_by_position", "share of accepted drafts")
     return _figure("cspd_fig16", "CSpD, Fig 16: where drafts are accepted", (_ACCEPTANCE,), lines, figure)
 
 

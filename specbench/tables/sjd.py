@@ -185,7 +185,7 @@ TABLES = (
             Line("sjd_isp", "SJD, horizontal repetition", ("method=sjd_isp",), None),
         ),
         remarks=("The paper draws the accepted length of strips; this is the share of pictures, place by place.",),
-        figure=Maps("drafted_by_place", "share of accepted drafts"),
+        figure=Maps("drafted_by_position", "share of accepted drafts"),
     ),
     _together(
         id="sjd_table10",

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from specbench.config import registry
 from specbench.data import Item, scenes, scenes_classes
-from specbench.harness.pipeline import Pipeline, VectorPipeline
+from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.models import evaluators as ev
 from specbench.models.mar_scenes import ScenesMAR
 from specbench.rows import provenance
@@ -136,17 +136,17 @@ def draft_figures(assets: Path, device: torch.device, trial: Trial) -> dict[str,
     return figures
 
 
-def _pipeline(assets: Path, device: torch.device, trial: Trial, *words: str) -> VectorPipeline:
+def _pipeline(assets: Path, device: torch.device, trial: Trial, *words: str) -> ContinuousPipeline:
     from specbench.config import configuration
 
     cfg = configuration.compose(["model=mar_scenes", *trial.overrides, *words])
     pipeline = Pipeline.load({**cfg, "weights": weights_word(assets), "device": str(device)})
-    assert isinstance(pipeline, VectorPipeline)
+    assert isinstance(pipeline, ContinuousPipeline)
     assert isinstance(pipeline.model, ScenesMAR)
     return pipeline
 
 
-def _sample(pipeline: VectorPipeline, items: Sequence[Item], batch: int = 64) -> tuple[np.ndarray, int, int, int]:
+def _sample(pipeline: ContinuousPipeline, items: Sequence[Item], batch: int = 64) -> tuple[np.ndarray, int, int, int]:
     """Images of the items, and over all of them target passes, draft tokens verified and accepted."""
     pictures, counts = [], np.zeros(3, dtype=np.int64)
     for i in tqdm(range(0, len(items), batch), desc="samples of classes"):

@@ -179,7 +179,7 @@ _METHODS = {"eagle": "eagle1", "eagle3": "eagle3", "medusa": "medusa", "draft_mo
 def _use(chosen: Plan) -> str:
     """The arguments of a run with the trained drafter."""
     model = chosen.cfg["model"]
-    words = [f"model={model}"] if model != parameters.usual_choice("model") else []
+    words = [f"model={model}"] if model != parameters.default_choice("model") else []
     return shlex.join([*words, f"method={_METHODS[chosen['drafter']]}", f"drafter_weights={chosen.out}"])
 
 

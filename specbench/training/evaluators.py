@@ -24,7 +24,7 @@ from specbench.data import Item, scenes
 from specbench.metrics import scenes_reference
 from specbench.metrics.scenes_reference import ScenesReference
 from specbench.models import evaluators as ev
-from specbench.storage import home, pictures
+from specbench.storage import home, image_files
 from specbench.training.trainer import Recipe, Turn, fit
 
 CLASSIFIER_RECIPE = Recipe(steps=800, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
@@ -354,7 +354,7 @@ def train_all(
         reference.save(path)
     real = [Item(i, caption, None) for i, caption in enumerate(train.captions[: len(held.images)])]
     context = metrics.ScoringContext(assets, home.metrics_folder(), device=str(device))
-    score = metrics.score(["scenes_fid"], pictures.Array(train.images[: len(real)]), real, context)["fid"]
+    score = metrics.score(["scenes_fid"], image_files.ImageArray(train.images[: len(real)]), real, context)["fid"]
     figures["fid_of_real"] = float("nan") if score.value is None else score.value
 
     if not paths[ev.READER].exists():

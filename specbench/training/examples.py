@@ -32,7 +32,7 @@ from specbench.data.base import key, read_text
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
 from specbench.models.language import Language
-from specbench.storage import home, pictures
+from specbench.storage import home, image_files
 from specbench.storage.files import write_atomically
 from specbench.training.lessons import Lesson, Lessons, Live
 from specbench.training.recipes import Plan
@@ -89,12 +89,12 @@ class _Scene:
 def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[Pair]:
     """The images of a folder with their captions: from .txt files next to them, from sub-folders in their order (a
     class each), or from the data set of the images."""
-    files = pictures.find(folder)
+    files = image_files.find(folder)
     if not files:
         raise UsageError(f"images: {folder} holds no images")
 
     def reads(path: Path) -> Callable[[], np.ndarray]:
-        return lambda: pictures.read(path)
+        return lambda: image_files.read(path)
 
     def name(path: Path) -> str:
         return str(path.relative_to(folder))
@@ -252,7 +252,7 @@ def _tokens(plan: Plan, pipeline: Pipeline, some: Sequence[Pair], first: int, ba
         return
     model = pipeline.model
     for i in range(0, len(some), batch):
-        images = [pictures.centre(p.picture(), model.resolution) for p in some[i : i + batch] if p.picture]
+        images = [image_files.center_crop(p.picture(), model.resolution) for p in some[i : i + batch] if p.picture]
         with torch.inference_mode():
             codes = model.codes(scenes.to_float(np.stack(images)))
         yield in_order(model.target, codes.cpu()).numpy()

@@ -17,8 +17,8 @@ from specbench.storage import home
 
 #: Every argument of a training; the others are those of a run: model, weights, data, seed, temperature, ...
 TABLE: dict[str, Parameter] = {
-    "drafter": Parameter("word", "the network that is trained", choices=tuple(registry.KINDS)),
-    "recipe": Parameter("word", "the recipe in conf/recipes.yaml with the defaults of the other arguments"),
+    "drafter": Parameter("string", "the network that is trained", choices=tuple(registry.KINDS)),
+    "recipe": Parameter("string", "the recipe in conf/recipes.yaml with the defaults of the other arguments"),
     "out": Parameter("path", "folder of the weights, their card, the curves, the examples and the state for resuming"),
     "examples": Parameter("path", "folder of the examples, for trainings that share them", null="examples/ in out"),
     "images": Parameter(
@@ -28,23 +28,23 @@ TABLE: dict[str, Parameter] = {
         null="the images that data= draws itself",
     ),
     "source": Parameter(
-        "word",
+        "string",
         "tokens of images with captions, by the model's tokenizer, or those that the target draws",
         choices=("pairs", "self"),
     ),
     "features": Parameter(
-        "word", "the target's hidden states are stored on disk, or computed on the fly", choices=("stored", "live")
+        "string", "the target's hidden states are stored on disk, or computed on the fly", choices=("stored", "live")
     ),
-    "n": Parameter("whole", "examples", low=2, high=10_000_000),
+    "n": Parameter("integer", "examples", low=2, high=10_000_000),
     "held_out": Parameter("number", "share of the examples held out for validation", low=0, above=True, high=0.5),
     "epochs": Parameter("number", "passes over the examples", low=0, high=1e6, above=True, null="given by steps"),
-    "steps": Parameter("whole", "optimiser steps", low=1, high=10**9, null="given by epochs"),
-    "batch": Parameter("whole", "examples per step", low=1, high=2**16),
-    "accumulate": Parameter("whole", "passes that share a step's examples", low=1, high=2**12),
-    "decode_batch": Parameter("whole", "images that the target draws, or tokenizes, at once", low=1, high=2**12),
+    "steps": Parameter("integer", "optimiser steps", low=1, high=10**9, null="given by epochs"),
+    "batch": Parameter("integer", "examples per step", low=1, high=2**16),
+    "accumulate": Parameter("integer", "passes that share a step's examples", low=1, high=2**12),
+    "decode_batch": Parameter("integer", "images that the target draws, or tokenizes, at once", low=1, high=2**12),
     "lr": Parameter("number", "peak learning rate", low=0, above=True),
-    "warmup": Parameter("whole", "steps in which the learning rate rises", low=0, high=10**9),
-    "schedule": Parameter("word", "how it falls: a cosine to 5 %, or a line to 0", choices=("cosine", "linear")),
+    "warmup": Parameter("integer", "steps in which the learning rate rises", low=0, high=10**9),
+    "schedule": Parameter("string", "how it falls: a cosine to 5 %, or a line to 0", choices=("cosine", "linear")),
     "weight_decay": Parameter("number", "AdamW's, of matrices", low=0),
     "beta1": Parameter("number", "AdamW's", low=0, high=0.9999),
     "beta2": Parameter("number", "AdamW's", low=0, high=0.9999),
@@ -53,27 +53,27 @@ TABLE: dict[str, Parameter] = {
         "number", "decay of the average that replaces the weights at the end; 0 is none", low=0, high=0.9999
     ),
     "muon": Parameter("flag", "Muon for the blocks' matrices"),
-    "precision": Parameter("word", "of the passes; weights are float32", choices=("bfloat16", "float32")),
+    "precision": Parameter("string", "of the passes; weights are float32", choices=("bfloat16", "float32")),
     "dropout": Parameter("number", "share of examples without their prompt", low=0, high=1),
     "noise": Parameter("number", "half-width of the noise on the target's hidden states", low=0),
     "cross": Parameter("number", "weight of the cross-entropy", low=0),
     "regression": Parameter("number", "weight of the distance to the target's hidden states", low=0),
-    "turns": Parameter("whole", "unroll steps that an EAGLE drafter learns on its own outputs", low=1, high=32),
+    "turns": Parameter("integer", "unroll steps that an EAGLE drafter learns on its own outputs", low=1, high=32),
     "decay": Parameter(
         "number", "weight of an unroll step, or of a Medusa head, relative to the one before", low=0, high=1
     ),
     "freeze": Parameter("flag", "the token table stays the target's (EAGLE drafters)"),
     "labels": Parameter(
-        "word", "the cross-entropy is to the target's distribution or to the token", choices=("law", "token")
+        "string", "the cross-entropy is to the target's distribution or to the token", choices=("law", "token")
     ),
-    "heads": Parameter("whole", "Medusa heads", low=1, high=16),
+    "heads": Parameter("integer", "Medusa heads", low=1, high=16),
     "keep": Parameter(
-        "word",
+        "string",
         "the weights with the best top-3 agreement on the held-out examples, or the last ones",
         choices=("top3", "last"),
     ),
-    "validate_every": Parameter("whole", "steps between validations", low=1, high=10**9),
-    "save_every": Parameter("whole", "steps between saved states", low=1, high=10**9),
+    "validate_every": Parameter("integer", "steps between validations", low=1, high=10**9),
+    "save_every": Parameter("integer", "steps between saved states", low=1, high=10**9),
     "tensorboard": Parameter("flag", "curves for TensorBoard, too"),
 }
 _FILE = "recipes.yaml"
@@ -109,7 +109,7 @@ def plan(words: Sequence[str]) -> Plan:
 
     Raises UsageError for what does not exist, does not fit or is missing.
     """
-    mine, theirs = _sorted_out(configuration.literal(words, own=TABLE))
+    mine, theirs = _sorted_out(configuration.quote_paths(words, own=TABLE))
     kind = mine.get("drafter")
     if kind is None:
         raise UsageError(
@@ -117,7 +117,7 @@ def plan(words: Sequence[str]) -> Plan:
             " the embedded models"
         )
     parameters_of = values(theirs, {w.partition("=")[0] for w in theirs})
-    model = parameters_of.get("model", parameters.usual_choice("model"))
+    model = parameters_of.get("model", parameters.default_choice("model"))
     if model in parameters.choices("model") and parameters.is_continuous("model", model):
         raise UsageError(
             f"{model} draws continuous tokens; its drafter is a smaller MAR, which this command does not train"
@@ -181,7 +181,7 @@ def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _checked(name: str, value: Any) -> Any:
-    if isinstance(value, str) and TABLE[name].kind in ("whole", "number", "flag"):
+    if isinstance(value, str) and TABLE[name].kind in ("integer", "number", "flag"):
         value = _read(value)
     elif value == "null":
         value = None

@@ -24,7 +24,7 @@ from specbench.storage import home
 _WORTH_KEEPING = 256  # codes
 
 
-def rule(cfg: Mapping[str, Any], height: int, codebook: Callable[[], Tensor]) -> Rule:
+def build_rule(cfg: Mapping[str, Any], height: int, codebook: Callable[[], Tensor]) -> Rule:
     """The rule of a configuration, for drafts of this height and a target with this codebook (see `rules.Setting`)."""
     setting = Setting(height, codebook, cfg["temperature"] == 0, cached_neighbours)
     built: Rule = registry.find("rule", cfg["rule"])(cfg, setting)

@@ -54,22 +54,22 @@ def read(path: Path) -> np.ndarray:
         raise UsageError(f"cannot read the image {path} ({text}); it is cut off or damaged: make it again") from None
 
 
-def _rgb(picture: Image.Image) -> Image.Image:
+def _rgb(image: Image.Image) -> Image.Image:
     """Any of Pillow's modes as RGB of 8 bits."""
-    mode = picture.mode
-    if mode == "RGB" and "transparency" not in picture.info:
-        return picture
+    mode = image.mode
+    if mode == "RGB" and "transparency" not in image.info:
+        return image
     if mode == "I" or mode.startswith("I;16"):
-        values = np.asarray(picture).astype(np.int64)
+        values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > 0xFFFF:
             raise ValueError("its values have more than 16 bits")
         return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
     if mode == "F":
         raise ValueError("its values are not integers")
-    if "transparency" in picture.info or mode in ("LA", "PA", "RGBA", "La", "RGBa"):
-        seen = picture.convert("RGBA")
+    if "transparency" in image.info or mode in ("LA", "PA", "RGBA", "La", "RGBa"):
+        seen = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", seen.size, (255, 255, 255, 255)), seen).convert("RGB")
-    return picture.convert("RGB")
+    return image.convert("RGB")
 
 
 def find(folder: Path) -> list[Path]:
@@ -87,32 +87,32 @@ def find(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def check(picture: np.ndarray) -> None:
+def check(image: np.ndarray) -> None:
     """ValueError for anything but an image (H, W, 3) uint8."""
-    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3 or not picture.size:
-        raise ValueError(f"an image must be uint8 (H, W, 3), not {picture.dtype} {picture.shape}")
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3 or not image.size:
+        raise ValueError(f"an image must be uint8 (H, W, 3), not {image.dtype} {image.shape}")
 
 
-def centre(picture: np.ndarray, side: int) -> np.ndarray:
-    """The centre square of an image (H, W, 3) uint8, resized to `side` with Lanczos."""
-    height, width = picture.shape[:2]
+def center_crop(image: np.ndarray, side: int) -> np.ndarray:
+    """The center square of an image (H, W, 3) uint8, resized to `side` with Lanczos."""
+    height, width = image.shape[:2]
     if height == width == side:
-        return picture
+        return image
     short = min(height, width)
     # an odd margin is halved as in torchvision's center_crop, so that the square is LANTERN's to the pixel
     top, left = round((height - short) / 2), round((width - short) / 2)
-    square = Image.fromarray(np.ascontiguousarray(picture[top : top + short, left : left + short]))
+    square = Image.fromarray(np.ascontiguousarray(image[top : top + short, left : left + short]))
     return np.asarray(square.resize((side, side), Image.Resampling.LANCZOS))
 
 
-def digest(picture: np.ndarray) -> str:
+def digest(image: np.ndarray) -> str:
     """The SHA-256 of an image's size and pixels, in hexadecimal digits."""
-    found = hashlib.sha256(f"{picture.shape} ".encode())
-    found.update(np.ascontiguousarray(picture).data)
+    found = hashlib.sha256(f"{image.shape} ".encode())
+    found.update(np.ascontiguousarray(image).data)
     return found.hexdigest()
 
 
-class Array:
+class ImageArray:
     """Images in memory: (N, H, W, 3) uint8."""
 
     def __init__(self, images: np.ndarray) -> None:
@@ -127,7 +127,7 @@ class Array:
         return self._images[index]
 
 
-class Files:
+class ImageFiles:
     """Images in files, each read on demand. Remembers the digest and (H, W) of every image that was read."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -139,7 +139,7 @@ class Files:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        picture = read(self.paths[index])
-        self.digests[index] = self.digests[index] or digest(picture)
-        self.sizes[index] = picture.shape[0], picture.shape[1]
-        return picture
+        image = read(self.paths[index])
+        self.digests[index] = self.digests[index] or digest(image)
+        self.sizes[index] = image.shape[0], image.shape[1]
+        return image

@@ -1,4 +1,4 @@
-"""Pictures from files: every form that a folder may hold gives what it shows, or is named in one sentence."""
+"""Image files: every supported form is read as it looks, and a wrong one is an error that names the file."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import pytest
 from PIL import Image
 
 from specbench.errors import UsageError
-from specbench.storage import pictures
+from specbench.storage import image_files
 
 RNG = np.random.default_rng(0)
 COLOUR = RNG.integers(0, 256, (6, 5, 3), dtype=np.uint8)
 GREY = RNG.integers(0, 256, (6, 5), dtype=np.uint8)
 
 
-def saved(path: Path, picture: Image.Image, **options: Any) -> np.ndarray:
-    picture.save(path, **options)
-    found = pictures.read(path)
+def saved(path: Path, image: Image.Image, **options: Any) -> np.ndarray:
+    image.save(path, **options)
+    found = image_files.read(path)
     assert (found.dtype, found.ndim, found.shape[-1]) == (np.uint8, 3, 3)
     assert found.flags.writeable  # torch.from_numpy complains of others
     return found
@@ -96,11 +96,11 @@ def test_sixteen_bits_lose_the_lower_eight(tmp_path: Path) -> None:
     for ending in ("png", "tif"):
         assert (saved(tmp_path / f"a.{ending}", Image.fromarray(wide)) == channels(wide >> 8)).all()
     (tmp_path / "a.pgm").write_bytes(b"P5 5 6 65535\n" + wide.astype(">u2").tobytes())
-    assert (pictures.read(tmp_path / "a.pgm") == channels(wide >> 8)).all()
+    assert (image_files.read(tmp_path / "a.pgm") == channels(wide >> 8)).all()
     colour = RNG.integers(0, 2**16, (6, 5, 3), dtype=np.uint16)
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in colour)
     (tmp_path / "b.png").write_bytes(png(5, 6, 16, 2, rows))
-    assert (pictures.read(tmp_path / "b.png") == colour >> 8).all()
+    assert (image_files.read(tmp_path / "b.png") == colour >> 8).all()
 
 
 def test_cmyk_is_converted(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def _flipped(content: bytes) -> bytes:
     ("name", "content", "sentence"),
     [
         ("a.png", b"", "is empty"),
-        ("a.png", b"not a picture at all", "is not an image in a supported format"),
+        ("a.png", b"not an image at all", "is not an image in a supported format"),
         (
             "a.jpg",
             b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
@@ -164,7 +164,7 @@ def test_what_cannot_be_read_is_named_in_one_sentence(name: str, content: bytes,
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(UsageError) as found:
-        pictures.read(path)
+        image_files.read(path)
     assert str(path) in str(found.value)
     assert sentence in str(found.value)
     assert "\n" not in str(found.value)
@@ -174,13 +174,13 @@ def test_numbers_that_are_no_picture_are_named(tmp_path: Path) -> None:
     for values in (np.full((4, 4), 0.5, np.float32), np.full((4, 4), 1 << 20, np.int32)):
         Image.fromarray(values).save(tmp_path / "a.tif")
         with pytest.raises(UsageError, match=r"a\.tif \(its values"):
-            pictures.read(tmp_path / "a.tif")
+            image_files.read(tmp_path / "a.tif")
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "a.png", tmp_path):
         with pytest.raises(UsageError, match="is not a file"):
-            pictures.read(path)
+            image_files.read(path)
 
 
 def test_a_folder_is_searched_to_its_bottom(tmp_path: Path) -> None:
@@ -188,21 +188,21 @@ def test_a_folder_is_searched_to_its_bottom(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "round").symlink_to(tmp_path)
-    assert [str(p.relative_to(tmp_path)) for p in pictures.find(tmp_path)] == ["a.JPG", "b.png", "deep/er/c.webp"]
+    assert [str(p.relative_to(tmp_path)) for p in image_files.find(tmp_path)] == ["a.JPG", "b.png", "deep/er/c.webp"]
 
 
 def test_a_digest_is_of_size_and_pixels() -> None:
-    digests = {pictures.digest(a) for a in (COLOUR, COLOUR.reshape(5, 6, 3), COLOUR[::-1], COLOUR + 1)}
+    digests = {image_files.digest(a) for a in (COLOUR, COLOUR.reshape(5, 6, 3), COLOUR[::-1], COLOUR + 1)}
     assert len(digests) == 4
-    assert pictures.digest(COLOUR[::-1]) == pictures.digest(COLOUR[::-1].copy())
+    assert image_files.digest(COLOUR[::-1]) == image_files.digest(COLOUR[::-1].copy())
 
 
 def test_files_remember_what_they_saw(tmp_path: Path) -> None:
     Image.fromarray(COLOUR).save(tmp_path / "a.png")
-    files = pictures.Files([tmp_path / "a.png"])
+    files = image_files.ImageFiles([tmp_path / "a.png"])
     assert (len(files), files.digests, files.sizes) == (1, [None], [None])
     assert (files[0] == COLOUR).all()
-    assert (files.digests, files.sizes) == ([pictures.digest(COLOUR)], [(6, 5)])
+    assert (files.digests, files.sizes) == ([image_files.digest(COLOUR)], [(6, 5)])
 
 
 @pytest.mark.parametrize(
@@ -210,6 +210,6 @@ def test_files_remember_what_they_saw(tmp_path: Path) -> None:
 )
 def test_arrays_are_checked(wrong: np.ndarray) -> None:
     with pytest.raises(ValueError, match="must be uint8"):
-        pictures.check(wrong)
+        image_files.check(wrong)
     with pytest.raises(ValueError, match="must be uint8"):
-        pictures.Array(wrong)
+        image_files.ImageArray(wrong)
