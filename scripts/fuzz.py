@@ -44,7 +44,7 @@ from specbench import cli
 from specbench.config import parameters
 from specbench.metrics import reference
 from specbench.models import official
-from specbench.models.naming import Place
+from specbench.models.naming import ParameterSlice
 
 LIMIT = 10.0  # seconds
 HOSTILE = [
@@ -381,7 +381,7 @@ def checkpoints(rng: random.Random, box: Path) -> list[str] | Callable[[], objec
         save_file({key: t.contiguous() for key, t in tensors.items()}, path)
     if kind >= 6:
         path.write_bytes(bad_bytes(rng, path.read_bytes()))
-    table = {"weight": Place("weight"), "bias": Place("bias")}
+    table = {"weight": ParameterSlice("weight"), "bias": ParameterSlice("bias")}
     return lambda: official.load(
         lambda: nn.Linear(4, 3), official.open_source(path, ["model"]), table, "cpu", torch.float32
     )

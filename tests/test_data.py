@@ -200,8 +200,8 @@ def test_the_training_captions_have_a_file_of_their_own(load: Load, tmp_path: Pa
 # --- subsets ----------------------------------------------------------------------------------------------------------
 
 
-def entries(n: int) -> list[base.Entry]:
-    return [base.Entry(str(i), f"prompt {i}") for i in range(n)]
+def entries(n: int) -> list[base.PromptEntry]:
+    return [base.PromptEntry(str(i), f"prompt {i}") for i in range(n)]
 
 
 def test_a_larger_n_extends_a_smaller_one_and_the_seed_chooses() -> None:

@@ -654,7 +654,7 @@ def test_the_inception_scores_error_and_influences_are_those_of_leaving_pictures
 
 
 def test_real_pictures_of_all_classes_score_high() -> None:
-    images, numbers = scenes_classes.pictures("validation", 40)
+    images, numbers = scenes_classes.portraits("validation", 40)
     items = [Item(i, scenes_classes.NAMES[c], scenes_classes.labels_of(int(c))) for i, c in enumerate(numbers)]
     score = measure(["scenes_inception_score"], images, items)["inception_score"]
     assert len(set(numbers.tolist())) / 2 < value_of(score) <= 40

@@ -264,7 +264,7 @@ def _fetch_parts(
     if not todo:
         print(f"{title}: nothing to fetch, {', '.join(f'{name}/' for name in parts)} are in {folder}")
         return False
-    manually = f"put {sources.places(todo)} of {folder}"
+    manually = f"put {sources.listing(todo)} of {folder}"
     listed = {name: _list(name, part, record, manually) for name, part in todo.items()}
     missing = {
         name: [file for file in found.files if not _exists(folder, name, file, found, other_folder)]

@@ -19,7 +19,7 @@ from transformers.models.blip.modeling_blip_text import BlipTextModel
 
 from specbench.errors import UsageError
 from specbench.models import official
-from specbench.models.naming import Place, Table
+from specbench.models.naming import ParameterSlice, Table
 
 #: BLIP with ViT-L/16 at 224 pixels; the text tower is BERT base with cross attention.
 VISION: dict[str, Any] = {
@@ -113,7 +113,7 @@ def table() -> Table:
             layers[f"{text}encoder.layer.{n}.{part}"] = f"text.encoder.layer.{n}.{part}"
     for theirs, ours in layers.items():
         parameters |= {f"{theirs}.{kind}": f"{ours}.{kind}" for kind in ("weight", "bias")}
-    return {theirs: Place(ours) for theirs, ours in parameters.items()}
+    return {theirs: ParameterSlice(ours) for theirs, ours in parameters.items()}
 
 
 def load(path: Path, device: str) -> Blip:

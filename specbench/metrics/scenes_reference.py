@@ -83,7 +83,7 @@ def single_objects(assets: Path, backend: str, device: str) -> ScenesReference:
             return stored
     except (OSError, SafetensorError, LookupError, TypeError, ValueError):
         pass  # not there, or damaged: rendered again
-    reference = ScenesReference.from_images(classifier, scenes_classes.pictures("validation", COUNT)[0], backend)
+    reference = ScenesReference.from_images(classifier, scenes_classes.portraits("validation", COUNT)[0], backend)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         mine = path.with_suffix(f".{os.getpid()}.safetensors")

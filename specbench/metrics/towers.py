@@ -70,7 +70,7 @@ def load(path: Path, architecture: str, device: str, wrappers: Sequence[str] = (
     import torch
 
     from specbench.models import official
-    from specbench.models.naming import Place
+    from specbench.models.naming import ParameterSlice
 
     open_clip, settings = weights.package("open_clip"), config(architecture)
 
@@ -84,7 +84,7 @@ def load(path: Path, architecture: str, device: str, wrappers: Sequence[str] = (
     with torch.device("meta"):
         names = list(build().state_dict())
     source = official.open_source(path, wrappers)
-    return official.load(build, source, {name: Place(name) for name in names}, device, torch.float32)
+    return official.load(build, source, {name: ParameterSlice(name) for name in names}, device, torch.float32)
 
 
 def preparation(size: int, mode: str, first: Resize | None) -> Callable[[np.ndarray], Tensor]:

@@ -74,13 +74,13 @@ class _Room:
     slots they attend to, (R, 1, n, slots) bool."""
 
     slots: Tensor
-    turn: Tensor
+    rope: Tensor
     mask: Tensor
 
     def part(self, first: int, count: int) -> _Room:
         """The part of `count` nodes from index `first` on."""
         some = slice(first, first + count)
-        return _Room(self.slots[:, some], self.turn[:, some], self.mask[:, :, some])
+        return _Room(self.slots[:, some], self.rope[:, some], self.mask[:, :, some])
 
 
 class _Entries:
@@ -96,7 +96,7 @@ class _Entries:
     def __init__(self, head: Any, tree: Tree, expanded: int) -> None:
         """tree: the topology, or the largest possible one; expanded: draft nodes that pass through the network."""
         self.head, self.tree, self.expanded = head, tree, expanded
-        self.taps: tuple[int, ...] = head.cfg.taps if head is not None else ()
+        self.aux_hidden_layers: tuple[int, ...] = head.cfg.aux_hidden_layers if head is not None else ()
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _State:
         device = rng.key.device
@@ -131,8 +131,8 @@ class _Entries:
         """Outputs (R, n, dim) of `entries` (R, n), each attending to all before it."""
         own = entries.unsqueeze(-1)
         mask = ((state.keys <= own) & state.usable.unsqueeze(1)) | (state.keys == own)
-        turn = self.head.turns(entries, state.session.padding)
-        return self.head.hidden(ids, hidden, turn, mask.unsqueeze(1), state.cache, entries)
+        rope = self.head.rope_at(entries, state.session.padding)
+        return self.head.hidden(ids, hidden, rope, mask.unsqueeze(1), state.cache, entries)
 
     def _newest(self, state: _State, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Feed what the last verdict made known; returns the newest entry's position (B, 1) and output (R, 1, dim)."""
@@ -155,13 +155,13 @@ class _Entries:
         index = offset.clamp(0, self.expanded - 1).unsqueeze(1).expand(-1, n, -1)
         among = held.gather(2, index) & ((offset >= 0) & (offset < self.expanded)).unsqueeze(1)
         mask = torch.where((offset < 0).unsqueeze(1), state.usable.unsqueeze(1), among).unsqueeze(1)
-        turn = self.head.turns(both(last + depth).expand(-1, n), state.session.padding)
-        return _Room(slots, turn, mask)
+        rope = self.head.rope_at(both(last + depth).expand(-1, n), state.session.padding)
+        return _Room(slots, rope, mask)
 
     def _expand(self, state: _State, tokens: Tensor, features: Tensor, room: _Room) -> Tensor:
         """Outputs (R, n, dim) of n draft nodes: tokens (B, n), the outputs of their parents (R, n, dim)."""
         ids = state.session.both(state.session.model.ids(tokens))
-        return self.head.hidden(ids, features, room.turn, room.mask, state.cache, room.slots)
+        return self.head.hidden(ids, features, room.rope, room.mask, state.cache, room.slots)
 
     def _guided(self, state: _State, features: Tensor, place: Tensor) -> Tensor:
         """Guided logits (B, n, V) at features (R, n, dim) of the tokens at one image position (B,) per row."""
