@@ -20,13 +20,13 @@ from torch import Tensor
 from specbench.audit.densities import built_in
 from specbench.config.registry import ASSETS
 from specbench.decoding import rules
-from specbench.decoding.continuous import Rule
+from specbench.decoding.continuous import ContinuousRule
 from specbench.decoding.continuous import decode as decode_continuous
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.window import Window
-from specbench.decoding.loop import Parts, decode
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.decoding.trees import parse
 from specbench.engine import invariance, ops
 
@@ -94,8 +94,8 @@ def images() -> Iterator[str]:
     for name, drafter in drafters.items():
 
         def drawn(a: int, b: int, make: Any = drafter) -> list[Tensor]:
-            parts = Parts(target, make(), rules.cool(2.0, 3), Sampling(cfg_scale=2.0))
-            out = decode(parts, given.rows(a, b), Streams(KEYS[a:b]))
+            config = DecoderConfig(target, make(), rules.cool(2.0, 3), Sampling(cfg_scale=2.0))
+            out = decode(config, given.rows(a, b), RandomStreams(KEYS[a:b]))
             return [out.tokens, out.steps, out.accepted, out.trace.log_prob]
 
         yield from (f"{name}, images {part}" for part in differing(drawn))
@@ -103,7 +103,9 @@ def images() -> Iterator[str]:
 
         def drawn(a: int, b: int, name: str = model, by: str = criterion) -> list[Tensor]:
             pair = built_in(name)
-            out = decode_continuous(pair.target, pair.drafter, Rule(gamma=2, criterion=by), None, Streams(KEYS[a:b]))
+            out = decode_continuous(
+                pair.target, pair.drafter, ContinuousRule(gamma=2, criterion=by), None, RandomStreams(KEYS[a:b])
+            )
             return [out.tokens, out.steps, out.accepted]
 
         yield from (f"{model}, {criterion}, images {part}" for part in differing(drawn))

@@ -25,9 +25,9 @@ from specbench.config import configuration
 from specbench.decoding.drafters.build import Eagle, Window
 from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import Decoding, Parts
+from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rules import exact
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine import clock as clocks
@@ -70,10 +70,12 @@ DRAFTERS = {
 
 def begun(name: str, rows: int, length: float | None, clock: Clock | None = None) -> Decoding:
     target = tiny.llamagen(side=8)
-    amend = None if length is None else ForcedLength(length)
+    override = None if length is None else ForcedLength(length)
     drafter = DRAFTERS[name](target) if name != "none" else NoDraft()
-    streams = Streams([(3, i) for i in range(rows)])
-    return Decoding(Parts(target, drafter, exact(), Sampling(cfg_scale=2.0), amend), tiny.prompts(rows), streams, clock)
+    rng = RandomStreams([(3, i) for i in range(rows)])
+    return Decoding(
+        DecoderConfig(target, drafter, exact(), Sampling(cfg_scale=2.0), override), tiny.prompts(rows), rng, clock
+    )
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -96,11 +98,11 @@ def test_what_is_forced_is_a_path_of_the_draft(name: str) -> None:
     """From the root down, each node the child of the one before, and its tokens."""
     decoding, forced, told = begun(name, 3, None), ForcedLength(2.6), []
 
-    def amend(verdict: Verdict, draft: Draft, step: Tensor) -> Verdict:
+    def override(verdict: Verdict, draft: Draft, step: Tensor) -> Verdict:
         told.append((forced(verdict, draft, step), draft, verdict))
         return told[-1][0]
 
-    decoding.parts = replace(decoding.parts, amend=amend)
+    decoding.config = replace(decoding.config, override=override)
     seen = 0
     for _ in range(7):
         before = decoding.count
@@ -272,7 +274,9 @@ def test_passes_are_timed_apart_from_what_is_between_them(monkeypatch: pytest.Mo
     drafter = Eagle(tiny.eagle(target), chain_paths(4))
     with torch.inference_mode():
         decoding = Decoding(
-            Parts(target, drafter, exact(), Sampling()), tiny.prompts(1), Streams([(0, 0)], torch.device("cpu"))
+            DecoderConfig(target, drafter, exact(), Sampling()),
+            tiny.prompts(1),
+            RandomStreams([(0, 0)], torch.device("cpu")),
         )
         decoding.step()
         before = dict(vars(target))

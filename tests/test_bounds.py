@@ -19,7 +19,7 @@ from specbench.config import configuration, parameters
 from specbench.data import base
 from specbench.decoding import trees
 from specbench.decoding.drafters.dynamic import Grower
-from specbench.decoding.sampling import Streams
+from specbench.decoding.sampling import RandomStreams
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.harness.method import check_draft
@@ -95,9 +95,9 @@ def test_the_bounds_refuse_nothing_that_anyone_runs() -> None:
     for word in ("n=50000", "n=1000000", "batch=512", "seed=9223372036854775807", "workers=256"):
         configuration.compose([word])
     run.check(configuration.compose(["weights=random", "method=sjd", "window=256", "device=cpu"]))
-    Streams([(2**63 - 1, 999_999)])  # what a seed is for
+    RandomStreams([(2**63 - 1, 999_999)])  # what a seed is for
     with pytest.raises((ValueError, RuntimeError, OverflowError)):
-        Streams([(2**63, 0)])
+        RandomStreams([(2**63, 0)])
 
 
 @pytest.mark.parametrize("word", ["seed=" + "9" * 6000, "n=" + "9" * 400, "delta=" + "9" * 5000])

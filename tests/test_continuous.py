@@ -20,9 +20,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from specbench.audit.densities import built_in
 from specbench.decoding import continuous
 from specbench.decoding.continuous import (
-    Decoding,
+    ContinuousDecoding,
+    ContinuousRule,
     Path,
-    Rule,
     decode,
     log_normal,
     normal,
@@ -31,13 +31,13 @@ from specbench.decoding.continuous import (
     trajectory,
 )
 from specbench.decoding.loop import decode_stream
-from specbench.decoding.sampling import Streams
+from specbench.decoding.sampling import RandomStreams
 from specbench.engine.graph import Eager, Graphs
 from specbench.errors import NumberError, UsageError
 from specbench.models.mar import MAR, Guided, MARConfig
 
 
-class Chain(continuous.Session):
+class Chain(continuous.ContinuousSession):
     """Closed forms: a token's condition is the mean of the known tokens, wherever they are; then mean = keep[t] x +
     pull z + shift and log variance = level[t] + swing tanh(z)."""
 
@@ -67,8 +67,8 @@ class Chain(continuous.Session):
         return mean, self.level[index, None] + self.swing * torch.tanh(z)
 
 
-def streams(images: int, seed: int = 0) -> Streams:
-    return Streams([(seed, i) for i in range(images)])
+def rng(images: int, seed: int = 0) -> RandomStreams:
+    return RandomStreams([(seed, i) for i in range(images)])
 
 
 def everything(out: continuous.Decoded) -> dict[str, Any]:
@@ -78,13 +78,13 @@ def everything(out: continuous.Decoded) -> dict[str, Any]:
 
 
 RULES = {
-    "exact": Rule(gamma=3),
-    "not aligned": Rule(gamma=3, align=False),
-    "path": Rule(gamma=3, criterion="path"),
-    "paper": Rule(gamma=3, criterion="paper"),
-    "parallel": Rule(gamma=3, verify="parallel"),
-    "continue": Rule(gamma=3, on_reject="continue"),
-    "released": Rule(
+    "exact": ContinuousRule(gamma=3),
+    "not aligned": ContinuousRule(gamma=3, align=False),
+    "path": ContinuousRule(gamma=3, criterion="path"),
+    "paper": ContinuousRule(gamma=3, criterion="paper"),
+    "parallel": ContinuousRule(gamma=3, verify="parallel"),
+    "continue": ContinuousRule(gamma=3, on_reject="continue"),
+    "released": ContinuousRule(
         gamma=3,
         prefill=0.05,
         criterion="paper",
@@ -93,7 +93,7 @@ RULES = {
         inner_temperature=42.0,
         final_noise=False,
     ),
-    "vanilla": Rule(),
+    "vanilla": ContinuousRule(),
 }
 
 
@@ -112,7 +112,7 @@ def test_log_normal_is_scipys() -> None:
 
 
 def test_the_density_of_a_path_is_scipys() -> None:
-    model, n, rule = built_in("d2t4").target, 9, Rule(temperature=0.8)
+    model, n, rule = built_in("d2t4").target, 9, ContinuousRule(temperature=0.8)
     g = torch.Generator().manual_seed(0)
     states = torch.randn(n, model.steps + 1, 2, generator=g)
     z = torch.randn(n, 4, generator=g)
@@ -132,15 +132,15 @@ def test_a_large_batch_of_moments_is_cut(monkeypatch: pytest.MonkeyPatch) -> Non
     model = built_in("d1t5").target
     g = torch.Generator().manual_seed(0)
     z, noise = torch.randn(70, 4, generator=g), torch.randn(70, model.steps + 1, 1, generator=g)
-    path = trajectory(model, z, noise, Rule(), Eager())
-    density = path_density(model, path, z, Rule())
+    path = trajectory(model, z, noise, ContinuousRule(), Eager())
+    density = path_density(model, path, z, ContinuousRule())
     monkeypatch.setattr(continuous, "CHUNK", 2)
-    torch.testing.assert_close(trajectory(model, z, noise, Rule(), Eager()).states, path.states)
-    torch.testing.assert_close(path_density(model, path, z, Rule()), density)
+    torch.testing.assert_close(trajectory(model, z, noise, ContinuousRule(), Eager()).states, path.states)
+    torch.testing.assert_close(path_density(model, path, z, ContinuousRule()), density)
 
 
 def test_the_numbers_are_normal() -> None:
-    x = normal(streams(500), torch.arange(500), 1, 400).flatten().numpy()
+    x = normal(rng(500), torch.arange(500), 1, 400).flatten().numpy()
     assert stats.kstest(x, "norm").pvalue > 1e-4  # one seed in 10,000
     assert np.isfinite(x).all()
     # uniforms are multiples of 2**-23; the ends of their range stay finite and alike
@@ -149,11 +149,11 @@ def test_the_numbers_are_normal() -> None:
     assert float(ends[0, 0]) == pytest.approx(-stats.norm.isf(2.0**-24), rel=1e-4)
 
 
-class _Ends(Streams):
+class _Ends(RandomStreams):
     def __init__(self) -> None:
         pass
 
-    def uniform(self, step, purpose, *shape):
+    def uniform(self, step, tag, *shape):
         return torch.tensor([[0.0, 1 - 2.0**-23]])
 
 
@@ -163,11 +163,11 @@ class _Ends(Streams):
 # known in closed form. (mean, log variance) of the target's and the drafter's last step:
 P, Q = (0.4, -0.3), (-0.2, 0.2)
 JUDGED = {
-    "exact": Rule(gamma=1),
-    "a lower temperature": Rule(gamma=1, temperature=0.7),
-    "not aligned": Rule(gamma=1, align=False),
-    "paper, Sigma = e**0.45": Rule(gamma=1, criterion="paper"),
-    "softened": Rule(gamma=1, inner_temperature=3.0),
+    "exact": ContinuousRule(gamma=1),
+    "a lower temperature": ContinuousRule(gamma=1, temperature=0.7),
+    "not aligned": ContinuousRule(gamma=1, align=False),
+    "paper, Sigma = e**0.45": ContinuousRule(gamma=1, criterion="paper"),
+    "softened": ContinuousRule(gamma=1, inner_temperature=3.0),
 }
 
 
@@ -191,7 +191,7 @@ def test_one_token_against_integrals(name: str) -> None:
     mass = integrate.trapezoid(residual, x)
     cdf = integrate.cumulative_trapezoid(residual, x, initial=0) / mass
 
-    out = decode(target, drafter, rule, None, streams(n))
+    out = decode(target, drafter, rule, None, rng(n))
     accepted = out.trace.kept[:, 0]
     assert float(accepted.double().mean()) == pytest.approx(kept, abs=4.5 * math.sqrt(kept * (1 - kept) / n))
     fresh = out.tokens[~accepted].flatten().numpy()
@@ -209,7 +209,7 @@ def test_one_token_against_integrals(name: str) -> None:
 
 def test_a_path_against_integrals() -> None:
     """Two steps, the first of which forgets x_T: a path is (x_1, x_0), and p and q are densities over a plane."""
-    n, rule = 40_000, Rule(gamma=1, criterion="path", temperature=0.9)
+    n, rule = 40_000, ContinuousRule(gamma=1, criterion="path", temperature=0.9)
     target, drafter = Chain(1, [0.6, 0.0], [-0.3, 0.2], 0.3), Chain(1, [0.4, 0.0], [0.1, -0.2], -0.1)
     x1, x0 = np.meshgrid(np.linspace(-6, 6, 901), np.linspace(-6, 6, 901), indexing="ij")
     cell = (12 / 900) ** 2
@@ -225,7 +225,7 @@ def test_a_path_against_integrals() -> None:
     edges = x0[0] + 6 / 900  # a cell reaches half its width to either side
     cdf = np.cumsum(residual) / residual.sum()
 
-    out = decode(target, drafter, rule, None, streams(n))
+    out = decode(target, drafter, rule, None, rng(n))
     accepted = out.trace.kept[:, 0]
     assert float(accepted.double().mean()) == pytest.approx(kept, abs=4.5 * math.sqrt(kept * (1 - kept) / n))
     fresh = out.tokens[~accepted].flatten().numpy()
@@ -236,11 +236,11 @@ def test_few_tries_leave_the_targets_own_proposal() -> None:
     """With one try a rejected token is the target's sample, whatever became of it, and a fallback is counted for
     those that would have been proposed again."""
     target, drafter = Chain(1, [0.0], [P[1]], P[0]), Chain(1, [0.0], [Q[1]], Q[0])
-    out = decode(target, drafter, Rule(gamma=1, tries=1), None, streams(20_000))
+    out = decode(target, drafter, ContinuousRule(gamma=1, tries=1), None, rng(20_000))
     fresh = out.tokens[~out.trace.kept[:, 0]].flatten().numpy()
     assert stats.kstest(fresh, stats.norm(P[0], math.exp(P[1] / 2)).cdf).pvalue > 1e-4
     assert {some[0] for some in out.trace.tries if some} == {1}
-    full = decode(target, drafter, Rule(gamma=1, tries=1000), None, streams(20_000))
+    full = decode(target, drafter, ContinuousRule(gamma=1, tries=1000), None, rng(20_000))
     assert int(full.trace.fallbacks.sum()) == 0
     assert out.trace.fallbacks.tolist() == [int(some != [] and some[0] > 1) for some in full.trace.tries]
 
@@ -248,7 +248,7 @@ def test_few_tries_leave_the_targets_own_proposal() -> None:
 # --- chains against a simulation --------------------------------------------------------------------------------------
 
 
-def simulate(target: Chain, drafter: Chain, rule: Rule, n: int) -> np.ndarray:
+def simulate(target: Chain, drafter: Chain, rule: ContinuousRule, n: int) -> np.ndarray:
     """How many tokens of a first draft of rule.gamma are accepted, n times, written anew: plain NumPy, one draft token
     after another, min(1, p / q)."""
     g = np.random.default_rng(0)
@@ -284,21 +284,21 @@ def simulate(target: Chain, drafter: Chain, rule: Rule, n: int) -> np.ndarray:
 @pytest.mark.parametrize(
     "rule",
     [
-        Rule(gamma=3),
-        Rule(gamma=7, temperature=0.8),
-        Rule(gamma=3, align=False),
-        Rule(gamma=3, criterion="path"),
-        Rule(gamma=3, criterion="paper"),
-        Rule(gamma=3, verify="parallel"),
+        ContinuousRule(gamma=3),
+        ContinuousRule(gamma=7, temperature=0.8),
+        ContinuousRule(gamma=3, align=False),
+        ContinuousRule(gamma=3, criterion="path"),
+        ContinuousRule(gamma=3, criterion="paper"),
+        ContinuousRule(gamma=3, verify="parallel"),
     ],
 )
-def test_the_first_drafts_length_against_a_simulation(rule: Rule) -> None:
+def test_the_first_drafts_length_against_a_simulation(rule: ContinuousRule) -> None:
     """The share of every length, from 15,000 images and as many simulated drafts: within 4.5 standard errors of their
     difference, which fails by chance once in 150,000 lengths."""
     n = 15_000
     target = Chain(5, [0.7, 0.6, 0.8], [-1.0, -0.8, -0.6], 0.2, pull=0.5, swing=0.6)
     drafter = Chain(5, [0.65, 0.6, 0.7], [-0.9, -0.8, -0.8], 0.1, pull=0.35, swing=0.3)
-    out = decode(target, drafter, rule, None, streams(n))
+    out = decode(target, drafter, rule, None, rng(n))
     assert (out.trace.offered[:, 0] == min(rule.gamma, 5)).all()
     seen = torch.bincount(out.trace.accepted[:, 0], minlength=6).numpy() / n
     wanted = np.bincount(simulate(target, drafter, rule, n), minlength=6) / n
@@ -310,11 +310,13 @@ def test_the_first_drafts_length_against_a_simulation(rule: Rule) -> None:
 # --- vanilla ----------------------------------------------------------------------------------------------------------
 
 
-def plain(model, rule: Rule, keys: list[tuple[int, int]], turns: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def plain(
+    model, rule: ContinuousRule, keys: list[tuple[int, int]], turns: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Images one by one, pass by pass; the loop's noises, and an order drawn from its stream."""
     images, orders = [], []
     for key in keys:
-        own = Streams([key])
+        own = RandomStreams([key])
         order = own.uniform(torch.zeros(1, dtype=torch.int64), continuous._ORDER, model.length)[0].argsort().tolist()
         tokens, known = torch.zeros(model.length, model.dim), torch.zeros(model.length, dtype=torch.bool)
         begin = 0
@@ -342,21 +344,29 @@ def plain(model, rule: Rule, keys: list[tuple[int, int]], turns: tuple[int, ...]
 
 
 @pytest.mark.parametrize("turns", [(), (1, 3, 1), (5,)])
-@pytest.mark.parametrize("rule", [Rule(), Rule(temperature=0.7), Rule(final_noise=False), Rule(temperature=0)])
-def test_vanilla_is_a_plain_loop(rule: Rule, turns: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ContinuousRule(),
+        ContinuousRule(temperature=0.7),
+        ContinuousRule(final_noise=False),
+        ContinuousRule(temperature=0),
+    ],
+)
+def test_vanilla_is_a_plain_loop(rule: ContinuousRule, turns: tuple[int, ...]) -> None:
     model, keys = built_in("d1t5").target, [(3, i) for i in range(7)]
-    out = decode(model, None, replace(rule, turns=turns), None, Streams(keys))
+    out = decode(model, None, replace(rule, tokens_per_pass=turns), None, RandomStreams(keys))
     tokens, order = plain(model, rule, keys, turns or (1,) * model.length)
     torch.testing.assert_close(out.tokens, tokens, rtol=0, atol=1e-6)
     assert torch.equal(out.trace.order, order)
     assert out.steps.tolist() == [len(turns or order[0])] * 7
-    assert int(out.drafted.sum()) == int(out.trace.made.sum()) == int(out.trace.judged.sum()) == 0
+    assert int(out.drafted.sum()) == int(out.trace.made.sum()) == int(out.trace.verified.sum()) == 0
     assert len(order.unique(dim=0)) > 1
 
 
 def test_tokens_of_one_pass_do_not_see_each_other() -> None:
     model = built_in("d1t5").target
-    one, several = (decode(model, None, Rule(turns=t), None, streams(20)) for t in ((), (2, 3)))
+    one, several = (decode(model, None, ContinuousRule(tokens_per_pass=t), None, rng(20)) for t in ((), (2, 3)))
     assert torch.equal(one.trace.order, several.trace.order)
     turns = [o.tokens.gather(1, o.trace.order[..., None])[..., 0] for o in (one, several)]
     assert torch.equal(turns[0][:, 0], turns[1][:, 0])  # nothing is known before it in either
@@ -370,8 +380,8 @@ def test_a_drafter_that_is_the_target_is_vanilla(criterion: str, gamma: int) -> 
     for name in ("d1t5", "d2t4"):
         model = built_in(name).target
         for prefill in (0.0, 0.3):
-            rule = Rule(gamma=gamma, criterion=criterion, prefill=prefill)
-            alone, out = decode(model, None, Rule(), None, streams(9)), decode(model, model, rule, None, streams(9))
+            rule = ContinuousRule(gamma=gamma, criterion=criterion, prefill=prefill)
+            alone, out = decode(model, None, ContinuousRule(), None, rng(9)), decode(model, model, rule, None, rng(9))
             torch.testing.assert_close(out.tokens, alone.tokens, rtol=0, atol=1e-6)
             assert torch.equal(out.accepted, out.drafted)
             before = math.ceil(prefill * model.length)
@@ -393,10 +403,10 @@ def test_an_image_does_not_depend_on_its_batch(name: str, prefill: float) -> Non
     rule = replace(RULES[name], prefill=prefill)
     keys = [(seed, i) for seed, i in itertools.product((0, 7), (5, 0, 3, 12, 4))]
     for pair in map(built_in, ("d1t5", "d2t4")):
-        whole = everything(decode(pair.target, pair.drafter, rule, None, Streams(keys)))
+        whole = everything(decode(pair.target, pair.drafter, rule, None, RandomStreams(keys)))
         for size in (1, 2, 5):
             parts = [
-                everything(decode(pair.target, pair.drafter, rule, None, Streams(keys[begin : begin + size])))
+                everything(decode(pair.target, pair.drafter, rule, None, RandomStreams(keys[begin : begin + size])))
                 for begin in range(0, len(keys), size)
             ]
             for what, wanted in whole.items():
@@ -417,8 +427,8 @@ def test_recorded_trajectories_change_nothing(name: str) -> None:
 
     engine = Graphs(recorder)
     keys = [[(seed, i) for i in range(size)] for seed, size in ((0, 3), (1, 3), (2, 5))]
-    in_place = [decode(pair.target, pair.drafter, RULES[name], None, Streams(k), engine=engine) for k in keys]
-    plain = [decode(pair.target, pair.drafter, RULES[name], None, Streams(k)) for k in keys]
+    in_place = [decode(pair.target, pair.drafter, RULES[name], None, RandomStreams(k), engine=engine) for k in keys]
+    plain = [decode(pair.target, pair.drafter, RULES[name], None, RandomStreams(k)) for k in keys]
     for a, b in zip(map(everything, in_place), map(everything, plain), strict=True):
         assert all(all(map(_equal, a[what], b[what])) for what in a)
     assert len(recorded) > 1
@@ -434,10 +444,10 @@ def test_nothing_changes_where_the_host_does_not_ask(
     rule = replace(RULES[name], prefill=prefill)
     keys = [(seed, i) for seed, i in itertools.product((0, 7), (5, 0, 3, 12, 4))]
     for pair in map(built_in, ("d1t5", "d2t4")):
-        wanted = decode(pair.target, pair.drafter, rule, None, Streams(keys))
+        wanted = decode(pair.target, pair.drafter, rule, None, RandomStreams(keys))
         with monkeypatch.context() as patch:
             patch.setattr(continuous, "_asks", lambda device: False)
-            found = decode(pair.target, pair.drafter, rule, None, Streams(keys))
+            found = decode(pair.target, pair.drafter, rule, None, RandomStreams(keys))
         for what, here in everything(found).items():
             assert all(map(_equal, here, everything(wanted)[what])), what
         assert name in ("parallel", "continue", "released") or len(set(wanted.steps.tolist())) > 1
@@ -451,17 +461,19 @@ def reduced(steps: int = 2, device: str = "cpu") -> Guided:
     return Guided(MAR(small).eval().to(device), 2.0)
 
 
-def under_way(rule: Rule, rows: int, device: str = "cpu") -> Decoding:
+def under_way(rule: ContinuousRule, rows: int, device: str = "cpu") -> ContinuousDecoding:
     """After a pass of each kind."""
     labels = torch.arange(rows, device=device) % 4
-    keys = Streams([(0, i) for i in range(rows)], device)
-    images = Decoding(reduced(device=device), reduced(device=device), replace(rule, prefill=0.1), labels, keys)
+    keys = RandomStreams([(0, i) for i in range(rows)], device)
+    images = ContinuousDecoding(
+        reduced(device=device), reduced(device=device), replace(rule, prefill=0.1), labels, keys
+    )
     go_on(images)
     return images
 
 
-def go_on(images: Decoding) -> None:
-    images.alone(1)
+def go_on(images: ContinuousDecoding) -> None:
+    images.draw_directly(1)
     if images.rule.gamma:
         images.step()
 
@@ -470,13 +482,13 @@ def go_on(images: Decoding) -> None:
 @torch.inference_mode()
 def test_no_pass_waits_for_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(continuous, "_asks", lambda device: False)
-    rule = RULES[name] if RULES[name].gamma else Rule(turns=(1, 2))
+    rule = RULES[name] if RULES[name].gamma else ContinuousRule(tokens_per_pass=(1, 2))
     images = under_way(rule, 3)
     with numbers_unknown(images):
         for _ in range(2):
             go_on(images)
         with pytest.raises(DataDependentOutputException):
-            images.lacking(images.streams.keys)
+            images.lacking(images.rng.keys)
 
 
 @pytest.mark.parametrize("asks", [True, False])
@@ -487,14 +499,14 @@ def test_rows_that_are_done_take_the_next_image(name: str, asks: bool, monkeypat
     target, drafter, rule, count = reduced(), reduced(), replace(RULES[name], prefill=0.2, tries=4), 7
     labels, seen = torch.tensor([2, 0, 3, 1, 1, 2, 0]), []
 
-    def streams(some: list[int]) -> Streams:
-        return Streams([(9, i) for i in some])
+    def rng(some: list[int]) -> RandomStreams:
+        return RandomStreams([(9, i) for i in some])
 
     def alone(i: int) -> continuous.Decoded:
-        return decode(target, drafter, rule, labels[i : i + 1], streams([i]))
+        return decode(target, drafter, rule, labels[i : i + 1], rng([i]))
 
-    start = partial(Decoding, target, drafter, rule)
-    for which, out in decode_stream(start, lambda some: labels[some], streams, count, 3):
+    start = partial(ContinuousDecoding, target, drafter, rule)
+    for which, out in decode_stream(start, lambda some: labels[some], rng, count, 3):
         found = everything(out)
         for row, image in enumerate(which):
             seen.append(image)
@@ -504,33 +516,38 @@ def test_rows_that_are_done_take_the_next_image(name: str, asks: bool, monkeypat
 
 
 def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair, rule, passes = built_in("d2t4"), Rule(gamma=3), []
-    plain = Decoding.step
-    monkeypatch.setattr(Decoding, "step", lambda images: (passes.append(1), plain(images))[1])
+    pair, rule, passes = built_in("d2t4"), ContinuousRule(gamma=3), []
+    plain = ContinuousDecoding.step
+    monkeypatch.setattr(ContinuousDecoding, "step", lambda images: (passes.append(1), plain(images))[1])
 
-    def streams(some: list[int]) -> Streams:
-        return Streams([(0, i) for i in some])
+    def rng(some: list[int]) -> RandomStreams:
+        return RandomStreams([(0, i) for i in some])
 
-    start, parts = partial(Decoding, pair.target, pair.drafter, rule), [[*range(i, i + 4)] for i in range(0, 40, 4)]
-    alone = [decode(pair.target, pair.drafter, rule, None, streams(some)).steps for some in parts]
+    start, parts = (
+        partial(ContinuousDecoding, pair.target, pair.drafter, rule),
+        [[*range(i, i + 4)] for i in range(0, 40, 4)],
+    )
+    alone = [decode(pair.target, pair.drafter, rule, None, rng(some)).steps for some in parts]
     in_batches = sum(int(steps.max()) for steps in alone)
     assert len(passes) == in_batches
-    list(decode_stream(start, lambda some: None, streams, 40, 4))
+    list(decode_stream(start, lambda some: None, rng, 40, 4))
     assert sum(int(steps.sum()) for steps in alone) / 4 <= len(passes) - in_batches < in_batches
 
 
 def test_images_differ() -> None:
     pair = built_in("d1t4")
-    out = decode(pair.target, pair.drafter, Rule(gamma=2), None, Streams([(0, 0), (0, 1), (1, 0), (0, 0)]))
+    out = decode(
+        pair.target, pair.drafter, ContinuousRule(gamma=2), None, RandomStreams([(0, 0), (0, 1), (1, 0), (0, 0)])
+    )
     assert len(out.tokens.flatten(1).unique(dim=0)) == 3
     assert torch.equal(out.tokens[0], out.tokens[3])
 
 
 def test_many_copies_are_seen_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = built_in("d2t4")
-    outs = [everything(decode(pair.target, pair.drafter, RULES["exact"], None, streams(50)))]
+    outs = [everything(decode(pair.target, pair.drafter, RULES["exact"], None, rng(50)))]
     monkeypatch.setattr(continuous, "CHUNK", 17)
-    outs.append(everything(decode(pair.target, pair.drafter, RULES["exact"], None, streams(50))))
+    outs.append(everything(decode(pair.target, pair.drafter, RULES["exact"], None, rng(50))))
     assert all(all(map(_equal, outs[0][what], outs[1][what])) for what in outs[0])
 
 
@@ -543,7 +560,7 @@ def test_many_copies_are_seen_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_token_is_accounted_for(name: str, gamma: int, prefill: float) -> None:
     pair = built_in("d1t5")
     length, rule = pair.length, replace(RULES[name], gamma=gamma, prefill=prefill, tries=6)
-    out = decode(pair.target, pair.drafter, rule, None, streams(60))
+    out = decode(pair.target, pair.drafter, rule, None, rng(60))
     trace = out.trace
     before = math.ceil(prefill * length)
     for i in range(60):
@@ -575,11 +592,11 @@ def test_every_token_is_accounted_for(name: str, gamma: int, prefill: float) -> 
         assert count == length
         assert own + residuals + int(out.accepted[i]) == length
         assert int(out.accepted[i]) == sum(accepted) == int(trace.kept[i].sum())
-        assert int(out.drafted[i]) == int(trace.judged[i].sum()) == int(out.accepted[i]) + residuals
+        assert int(out.drafted[i]) == int(trace.verified[i].sum()) == int(out.accepted[i]) + residuals
         if rule.on_reject == "stop":
-            assert (trace.kept[i].tolist(), trace.judged[i].tolist()) == (kept, judged)
+            assert (trace.kept[i].tolist(), trace.verified[i].tolist()) == (kept, judged)
         else:
-            assert trace.judged[i].tolist() == [turn >= before for turn in range(length)]
+            assert trace.verified[i].tolist() == [turn >= before for turn in range(length)]
         assert int(trace.made[i]) == sum(offered)
         assert len(trace.tries[i]) == residuals
         assert all(1 <= t <= 6 for t in trace.tries[i])
@@ -593,7 +610,7 @@ def test_a_share_of_the_image_is_drawn_beforehand() -> None:
     assert 0.28 * 25 > 7
     model = Chain(25, [0.5], [0.0])
     for prefill, before in ((0.28, 7), (0.04, 1), (0.05, 2), (0.0, 0)):
-        out = decode(model, model, Rule(gamma=25, prefill=prefill), None, streams(1))
+        out = decode(model, model, ContinuousRule(gamma=25, prefill=prefill), None, rng(1))
         assert int(out.trace.start[0].max()) == before
         assert int(out.steps[0]) == before + 1
 
@@ -603,11 +620,11 @@ def test_what_is_kept_of_a_draft_is_the_drafters(criterion: str) -> None:
     """The drafter's own image, by the same noises: a first draft as long as the image is that image. With `stop` it is
     kept up to a rejection, with `continue` whatever was accepted stays."""
     pair = built_in("d1t5")
-    own = decode(pair.drafter, None, Rule(), None, streams(200))
-    target = decode(pair.target, None, Rule(), None, streams(200))
+    own = decode(pair.drafter, None, ContinuousRule(), None, rng(200))
+    target = decode(pair.target, None, ContinuousRule(), None, rng(200))
     for on_reject in ("stop", "continue"):
-        rule = Rule(gamma=5, criterion=criterion, on_reject=on_reject)
-        out = decode(pair.target, pair.drafter, rule, None, streams(200))
+        rule = ContinuousRule(gamma=5, criterion=criterion, on_reject=on_reject)
+        out = decode(pair.target, pair.drafter, rule, None, rng(200))
         of_draft = torch.arange(5) < out.trace.accepted[:, :1] if on_reject == "stop" else out.trace.kept
         kept = torch.zeros_like(of_draft).scatter(1, out.trace.order, of_draft)  # by place
         torch.testing.assert_close(out.tokens[kept], own.tokens[kept], rtol=0, atol=1e-6)
@@ -637,20 +654,20 @@ def test_sixteen_dimensions_and_drafts_of_32_stay_finite() -> None:
         "too sure, the whole path": (forgetful, Chain(length, keep, [-9.0] * steps, **aside), "path", 0),
     }
     for name, (model, drafter, criterion, sign) in cases.items():
-        rule = Rule(gamma=32, criterion=criterion, tries=3)
+        rule = ContinuousRule(gamma=32, criterion=criterion, tries=3)
         noise = torch.randn(n, steps + 1, 16, generator=torch.Generator().manual_seed(0))
-        judge, z = continuous._Judge(model, drafter, rule, Eager()), torch.zeros(n, 16)
-        gain, _, _ = judge.weigh(trajectory(drafter, z, noise, rule, Eager()), z, lambda purpose, x=noise: x)
+        verifier, z = continuous._Verifier(model, drafter, rule, Eager()), torch.zeros(n, 16)
+        gain, _, _ = verifier.log_ratios(trajectory(drafter, z, noise, rule, Eager()), z, lambda tag, x=noise: x)
         assert gain.isfinite().all()
         assert not sign or (sign * gain > 1e4).all(), name
-        out = decode(model, drafter, rule, None, streams(n))
+        out = decode(model, drafter, rule, None, rng(n))
         assert out.tokens.isfinite().all()
         assert ((out.trace.first >= 0) & (out.trace.first <= 1)).all()
         if sign:
             assert torch.equal(out.accepted, out.drafted) == (sign > 0)
 
 
-class Faulty(continuous.Session):
+class Faulty(continuous.ContinuousSession):
     """A model that gives NaN for one image once so many tokens are known."""
 
     def __init__(self, model: Any, image: int, after: int) -> None:
@@ -672,9 +689,9 @@ class Faulty(continuous.Session):
 @pytest.mark.parametrize("name", ["exact", "path", "parallel", "released"])
 def test_a_number_that_is_none_names_its_image_and_step(name: str) -> None:
     pair, rule = built_in("d1t5"), RULES[name]
-    keys = Streams([(4, i) for i in (9, 8, 7)])
+    keys = RandomStreams([(4, i) for i in (9, 8, 7)])
     with pytest.raises(NumberError, match=r"^the target .* \(seed, index\) \(4, 8\), step 3: "):
-        decode(Faulty(pair.target, 1, 2), None, Rule(), None, keys)
+        decode(Faulty(pair.target, 1, 2), None, ContinuousRule(), None, keys)
     # after two tokens of its own the target drafts no more: the first draft is the third step, for everyone
     rule = replace(rule, prefill=0.4)
     for who, models in (
@@ -688,7 +705,7 @@ def test_a_number_that_is_none_names_its_image_and_step(name: str) -> None:
 def test_the_token_behind_a_draft_is_watched_too() -> None:
     model = built_in("d1t5").target
     with pytest.raises(NumberError, match=r"the target .* \(0, 2\), step 1"):
-        decode(Faulty(model, 2, 3), model, Rule(gamma=3), None, streams(4))
+        decode(Faulty(model, 2, 3), model, ContinuousRule(gamma=3), None, rng(4))
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------
@@ -700,7 +717,7 @@ def test_the_token_behind_a_draft_is_watched_too() -> None:
         ({"criterion": "sigma"}, "criterion=sigma is unknown (choose from: exact, paper, path)"),
         ({"verify": "both"}, "verify=both is unknown (choose from: causal, parallel)"),
         ({"on_reject": "cry"}, "on_reject=cry is unknown (choose from: stop, continue)"),
-        ({"gamma": 2, "turns": (3, 2)}, "use iterations=null"),
+        ({"gamma": 2, "tokens_per_pass": (3, 2)}, "use iterations=null"),
         ({"gamma": 2, "temperature": 0.0}, "temperature=0 leaves no densities to compare; use method=vanilla"),
         ({"gamma": 2, "criterion": "path", "final_noise": False}, "use final_noise=true"),
         ({"tries": 1001}, "tries must be at most 1000 (got 1001)"),
@@ -708,22 +725,22 @@ def test_the_token_behind_a_draft_is_watched_too() -> None:
 )
 def test_parameters_that_do_not_go_together(words: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError) as e:
-        Rule(**words)
+        ContinuousRule(**words)
     assert sentence in str(e.value)
 
 
 def test_models_that_do_not_go_together() -> None:
     target = built_in("d1t4").target
     with pytest.raises(UsageError, match="a draft length needs a drafter"):
-        decode(target, None, Rule(gamma=1), None, streams(1))
+        decode(target, None, ContinuousRule(gamma=1), None, rng(1))
     for other in ("d1t5", "d2t4"):
         with pytest.raises(UsageError, match="differ from the target's"):
-            decode(target, built_in(other).drafter, Rule(gamma=1), None, streams(1))
+            decode(target, built_in(other).drafter, ContinuousRule(gamma=1), None, rng(1))
 
 
 def test_which_rules_are_exact() -> None:
     exact = {name for name, rule in RULES.items() if rule.exact}
     assert exact == {"exact", "not aligned", "path", "vanilla"}
-    assert not Rule(gamma=1, inner_temperature=2.0).exact
-    assert not Rule(gamma=1, final_noise=False).exact
-    assert Rule(final_noise=False, inner_temperature=42.0).exact  # the target alone
+    assert not ContinuousRule(gamma=1, inner_temperature=2.0).exact
+    assert not ContinuousRule(gamma=1, final_noise=False).exact
+    assert ContinuousRule(final_noise=False, inner_temperature=42.0).exact  # the target alone

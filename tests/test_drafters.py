@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_loop import ALPHA, PLAIN, P, Q, fit, run
 
-from specbench.audit.tabular import TabularDrafter, TabularGrower, random_tables, sequence_law
+from specbench.audit.tabular import TabularDrafter, TabularGrower, random_tables, sequence_probs
 from specbench.decoding import rules
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.drafters.window import COUPLINGS, INITS, Window
@@ -34,7 +34,7 @@ WINDOWS = {
 @pytest.mark.parametrize("name", WINDOWS)
 def test_a_window_is_lossless(name):
     out = run(Window(**WINDOWS[name]), rules.exact())
-    assert fit(out.tokens, sequence_law(P)) > ALPHA
+    assert fit(out.tokens, sequence_probs(P)) > ALPHA
     assert out.steps.float().mean() < 4
 
 
@@ -54,13 +54,13 @@ def test_a_greedy_window_gives_the_greedy_sequence(name):
 @pytest.mark.parametrize("shape", [(5, 2, 2), (12, 3, 4), (3, 3, 1), (40, 3, 9)])
 def test_a_dynamic_tree_is_lossless(shape, sampling):
     out = run(TabularGrower(Q, *shape), rules.exact(), sampling=sampling)
-    assert fit(out.tokens, sequence_law([sampling.law(t.log()) for t in P])) > ALPHA
+    assert fit(out.tokens, sequence_probs([sampling.probs(t.log()) for t in P])) > ALPHA
     assert out.steps.float().mean() < 4
 
 
 def test_chosen_candidates_are_lossless():
     out = run(TabularDrafter(Q, parse("[[0],[1],[0,0],[0,1],[1,0]]"), chosen=True), rules.exact())
-    assert fit(out.tokens, sequence_law(P)) > ALPHA
+    assert fit(out.tokens, sequence_probs(P)) > ALPHA
 
 
 def test_a_dynamic_tree_holds_the_likeliest_paths():
@@ -107,9 +107,9 @@ def test_a_dynamic_tree_holds_the_likeliest_paths():
         assert (place >= 0) == bool(below)  # the leaves are no inner nodes
         if below:
             assert [paths[k - 1] for k in tree.children[0, place].tolist() if k >= 0] == below
-            assert torch.equal(draft.laws[0, place], laws[len(path)][code[path]])
+            assert torch.equal(draft.probs[0, place], laws[len(path)][code[path]])
     assert tree.inner[0, 0] == 0
-    assert all((tree.children[0, some:, m] < 0).all() for m, some in enumerate(tree.fan))
+    assert all((tree.children[0, some:, m] < 0).all() for m, some in enumerate(tree.parents_per_rank))
     assert draft.tree.depth[0, 1:].tolist() == [len(p) for p in paths]
 
 

@@ -20,12 +20,12 @@ from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
-from specbench.decoding.loop import Decoded, Decoding, Parts, decode, decode_stream
+from specbench.decoding.loop import Decoded, DecoderConfig, Decoding, decode, decode_stream
 from specbench.decoding.rules import Rule, cool, exact
 from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.typical import Typical
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.engine.fixed import Fixed, _named, tensors
 from specbench.engine.graph import Eager, Graphs
@@ -72,9 +72,9 @@ def test_steps_in_place_give_what_plain_steps_give(name: str) -> None:
     target = tiny.llamagen(side=4)
     drafter, other = DRAFTERS[name](target), DRAFTERS[name](target)
     engine, sampling = Graphs(at_once), Sampling(cfg_scale=2.0)
-    one, two = (Parts(target, some, exact(), sampling) for some in (drafter, other))
+    one, two = (DecoderConfig(target, some, exact(), sampling) for some in (drafter, other))
     given = [(2, 0), (2, 1), (3, 2), (2, 3)]
-    args = [(conditioning(rows, seed), Streams([(seed, i) for i in range(rows)])) for rows, seed in given]
+    args = [(conditioning(rows, seed), RandomStreams([(seed, i) for i in range(rows)])) for rows, seed in given]
     in_place = [decode(one, c, s, engine) for c, s in args]
     plain = [decode(two, c, s) for c, s in args]
     assert all(same(a, b) for a, b in zip(in_place, plain, strict=True))
@@ -91,17 +91,19 @@ def test_rows_that_are_done_take_the_next_image(name: str, engine: Any) -> None:
     def encode(some: list[int]) -> Conditioning:
         return Conditioning(given.features[some], given.valid[some])
 
-    def streams(some: list[int]) -> Streams:
-        return Streams([(9, i) for i in some])
+    def rng(some: list[int]) -> RandomStreams:
+        return RandomStreams([(9, i) for i in some])
 
     drafter, seen = DRAFTERS[name](target), []
-    start = partial(Decoding, Parts(target, drafter, exact(), sampling))
-    for which, out in decode_stream(start, encode, streams, count, 3, engine):
+    start = partial(Decoding, DecoderConfig(target, drafter, exact(), sampling))
+    for which, out in decode_stream(start, encode, rng, count, 3, engine):
         assert len(which) == len(out.tokens)
         assert out.seconds > 0
         for row, image in enumerate(which):
             seen.append(image)
-            alone = decode(Parts(target, DRAFTERS[name](target), exact(), sampling), encode([image]), streams([image]))
+            alone = decode(
+                DecoderConfig(target, DRAFTERS[name](target), exact(), sampling), encode([image]), rng([image])
+            )
             one = [out.tokens, out.steps, out.drafted, out.accepted, *vars(out.trace).values()]
             two = [alone.tokens, alone.steps, alone.drafted, alone.accepted, *vars(alone.trace).values()]
             assert all(torch.equal(x[row], y[0]) for x, y in zip(one, two, strict=True))
@@ -114,21 +116,21 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Decoding.step
     monkeypatch.setattr(Decoding, "step", lambda steps: (done.append(1), plain(steps))[1])
     given = conditioning(24, 1)
-    parts = Parts(target, Window(12), exact(), Sampling(temperature=0.3))
+    config = DecoderConfig(target, Window(12), exact(), Sampling(temperature=0.3))
 
     def encode(some: list[int]) -> Conditioning:
         return Conditioning(given.features[some], given.valid[some])
 
-    def streams(some: list[int]) -> Streams:
-        return Streams([(0, i) for i in some])
+    def rng(some: list[int]) -> RandomStreams:
+        return RandomStreams([(0, i) for i in some])
 
     lengths = []
     for start in range(0, 24, 4):
         some = list(range(start, start + 4))
-        lengths += decode(parts, encode(some), streams(some)).steps.tolist()
+        lengths += decode(config, encode(some), rng(some)).steps.tolist()
     in_batches = len(done)
     assert max(lengths) > 1.3 * min(lengths)
-    list(decode_stream(partial(Decoding, parts), encode, streams, 24, 4))
+    list(decode_stream(partial(Decoding, config), encode, rng, 24, 4))
     assert sum(lengths) / 4 <= len(done) - in_batches < in_batches
 
 
@@ -136,7 +138,7 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_caches_go_when_nobody_needs_them(name: str) -> None:
     """Not when Python next looks for cycles: by then a few batches' caches have filled the memory."""
     target, sampling = tiny.llamagen(side=4), Sampling(cfg_scale=2.0)
-    given, parts = conditioning(5, 5), Parts(target, DRAFTERS[name](target), exact(), sampling)
+    given, config = conditioning(5, 5), DecoderConfig(target, DRAFTERS[name](target), exact(), sampling)
 
     def alive() -> int:
         return sum(type(x) is Decoding for x in gc.get_objects())
@@ -146,9 +148,9 @@ def test_caches_go_when_nobody_needs_them(name: str) -> None:
     gc.disable()
     try:
         images = decode_stream(
-            partial(Decoding, parts),
+            partial(Decoding, config),
             lambda some: Conditioning(given.features[some], given.valid[some]),
-            lambda some: Streams([(0, i) for i in some]),
+            lambda some: RandomStreams([(0, i) for i in some]),
             5,
             2,
         )
@@ -181,7 +183,9 @@ def test_a_step_leaves_everything_but_numbers_on_the_device_as_it_was(name: str)
     """Where tensors lie, which there are, and what the host remembers."""
     target = tiny.llamagen(side=4)
     steps = Decoding(
-        Parts(target, DRAFTERS[name](target), exact(), Sampling()), tiny.prompts(2), Streams([(0, 0), (0, 1)])
+        DecoderConfig(target, DRAFTERS[name](target), exact(), Sampling()),
+        tiny.prompts(2),
+        RandomStreams([(0, 0), (0, 1)]),
     )
     fixed = Fixed(steps)
     lie = {path: t.data_ptr() for path, (_, t) in tensors(steps)[0].items()}
@@ -215,8 +219,8 @@ RULES: dict[str, Callable[[], Rule]] = {
 @torch.inference_mode()
 def test_no_step_waits_for_the_host(name: str, rule: str) -> None:
     target = tiny.llamagen(side=4)
-    parts = Parts(target, DRAFTERS[name](target), RULES[rule](), Sampling(cfg_scale=2.0, top_k=4, top_p=0.9))
-    steps = Decoding(parts, tiny.prompts(2), Streams([(0, 0), (0, 1)]))
+    config = DecoderConfig(target, DRAFTERS[name](target), RULES[rule](), Sampling(cfg_scale=2.0, top_k=4, top_p=0.9))
+    steps = Decoding(config, tiny.prompts(2), RandomStreams([(0, 0), (0, 1)]))
     steps.step()  # what is built once may be brought from the host
     with numbers_unknown(steps):
         for _ in range(3):
@@ -226,9 +230,9 @@ def test_no_step_waits_for_the_host(name: str, rule: str) -> None:
 
 
 def test_only_the_newest_shapes_are_kept() -> None:
-    parts, engine = Parts(tiny.llamagen(), NoDraft(), exact(), Sampling()), Graphs(at_once)
+    config, engine = DecoderConfig(tiny.llamagen(), NoDraft(), exact(), Sampling()), Graphs(at_once)
     for rows in (1, 2, 3, 4, 5, 2):
-        decode(parts, tiny.prompts(rows), Streams([(0, i) for i in range(rows)]), engine)
+        decode(config, tiny.prompts(rows), RandomStreams([(0, i) for i in range(rows)]), engine)
     rows = [len(one.steps.count) for one in engine._kept.values()]
     assert rows == [3, 4, 5, 2]
 
@@ -249,7 +253,9 @@ class Rigid(Decoding):
 ])  # fmt: skip
 def test_what_cannot_stay_in_place_is_told(kind: type[Decoding], error: type[Exception], message: str) -> None:
     kind.__module__ = "specbench.of_a_test"  # only this project's objects are looked into
-    steps = kind(Parts(tiny.llamagen(), NoDraft(), exact(), Sampling()), tiny.prompts(1), Streams([(0, 0)]))
+    steps = kind(
+        DecoderConfig(tiny.llamagen(), NoDraft(), exact(), Sampling()), tiny.prompts(1), RandomStreams([(0, 0)])
+    )
     fixed = Fixed(steps)
     steps.step()
     with pytest.raises(error, match=message):

@@ -17,8 +17,8 @@ from specbench.config import configuration, parameters, registry
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import Decoding, Parts, decode
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.loop import DecoderConfig, Decoding, decode
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.engine.graph import Graphs
 from specbench.harness.pipeline import Pipeline
 from specbench.models.llamagen import Conditioning
@@ -33,8 +33,8 @@ pytestmark = [
 def test_streams_are_those_of_the_cpu():
     keys = [(3, i) for i in range(50)]
     step = torch.arange(50)
-    here = Streams(keys).uniform(step, 7, 11)
-    there = Streams(keys, "cuda").uniform(step.cuda(), 7, 11)
+    here = RandomStreams(keys).uniform(step, 7, 11)
+    there = RandomStreams(keys, "cuda").uniform(step.cuda(), 7, 11)
     assert torch.equal(there.cpu(), here)
 
 
@@ -43,11 +43,11 @@ def test_a_target_keeps_its_law(drafting):
     """Against the law enumerated on the CPU (chi-square)."""
     target, count = tiny.llamagen(), 4000
     cond = tiny.prompts(count, same=True)
-    law = tiny.sequence_law(target, cond, 2.0)
+    law = tiny.sequence_probs(target, cond, 2.0)
     drafter = Eagle(tiny.eagle(target).cuda(), trees.parse("[[0],[1],[0,0],[0,1]]")) if drafting else NoDraft()
     there = Conditioning(cond.features.cuda(), cond.valid.cuda())
-    streams = Streams([(0, i) for i in range(count)], "cuda")
-    out = decode(Parts(target.cuda(), drafter, rules.exact(), Sampling(cfg_scale=2.0)), there, streams)
+    rng = RandomStreams([(0, i) for i in range(count)], "cuda")
+    out = decode(DecoderConfig(target.cuda(), drafter, rules.exact(), Sampling(cfg_scale=2.0)), there, rng)
     seen = torch.bincount(codes(out.tokens.cpu(), tiny.VOCAB), minlength=len(law)).double()
     small = law * count < 5
     observed = torch.cat([seen[~small], seen[small].sum()[None]])
@@ -74,8 +74,8 @@ def there(name, rows, seed):
         if isinstance(held := getattr(drafter, network, None), torch.nn.Module):
             held.cuda()
     given = test_engine.conditioning(rows, seed)
-    streams = Streams([(seed, i) for i in range(rows)], "cuda")
-    return target.cuda(), drafter, Conditioning(given.features.cuda(), given.valid.cuda()), streams
+    rng = RandomStreams([(seed, i) for i in range(rows)], "cuda")
+    return target.cuda(), drafter, Conditioning(given.features.cuda(), given.valid.cuda()), rng
 
 
 @pytest.mark.parametrize("name", test_engine.DRAFTERS)
@@ -83,11 +83,11 @@ def test_a_recorded_step_gives_what_a_plain_one_gives(name):
     """Three batches, two of them by replays alone."""
     engine = Graphs()
     target, drafter, *_ = there(name, 2, 0)
-    parts = Parts(target, drafter, rules.exact(), Sampling(cfg_scale=2.0, top_k=4))
+    config = DecoderConfig(target, drafter, rules.exact(), Sampling(cfg_scale=2.0, top_k=4))
     for seed in range(3):
-        _, _, cond, streams = there(name, 2, seed)
-        recorded = decode(parts, cond, streams, engine)
-        plain = decode(parts, cond, streams)
+        _, _, cond, rng = there(name, 2, seed)
+        recorded = decode(config, cond, rng, engine)
+        plain = decode(config, cond, rng)
         assert torch.equal(recorded.tokens, plain.tokens)
         assert torch.equal(recorded.steps, plain.steps)
     assert len(engine._kept) == 1
@@ -96,8 +96,8 @@ def test_a_recorded_step_gives_what_a_plain_one_gives(name):
 @pytest.mark.parametrize("name", test_engine.DRAFTERS)
 @torch.inference_mode()
 def test_no_step_waits_for_the_host(name):
-    target, drafter, cond, streams = there(name, 2, 0)
-    steps = Decoding(Parts(target, drafter, rules.exact(), Sampling(cfg_scale=2.0, top_k=4)), cond, streams)
+    target, drafter, cond, rng = there(name, 2, 0)
+    steps = Decoding(DecoderConfig(target, drafter, rules.exact(), Sampling(cfg_scale=2.0, top_k=4)), cond, rng)
     steps.step()  # what is built once may be brought from the host
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from specbench.decoding import trees
-from specbench.decoding.loop import Parts, decode
+from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rules import Relaxed, cool, exact, uniform
-from specbench.decoding.sampling import Sampling, Streams, draw_distinct
+from specbench.decoding.sampling import RandomStreams, Sampling, draw_distinct
 from specbench.decoding.trees import build, chain_paths, parse
 from specbench.decoding.verify import Draft, verify
 from specbench.engine import ops
@@ -96,14 +96,14 @@ def test_a_block_and_its_cache(name: str, first: bool) -> None:
     table = grid_rotary(3, cfg.head_dim, 2) if cfg.rotary == "interleaved" else line_rotary(slots, cfg.head_dim, 1e4)
     x, at = normal(rows, nodes, cfg.dim), torch.tensor([[4, 5, 6], [8, 9, 10]], device=DEVICE)
     mask = (torch.arange(slots, device=DEVICE) <= at.unsqueeze(-1)).unsqueeze(1)
-    turns = table.to(DEVICE)[at if first else at[:1]]  # of every row, or the same for all
+    rope = table.to(DEVICE)[at if first else at[:1]]  # of every row, or the same for all
     caches = [ops.KVCache(2, rows, cfg.n_kv_heads, slots, cfg.head_dim, x) for _ in range(2)]
     for cache in caches:
         cache.k.copy_(normal(*cache.k.shape, seed=7))
         cache.v.copy_(normal(*cache.v.shape, seed=8))
-    plain = run_blocks(blocks, x, turns, mask, caches[0], at)
+    plain = run_blocks(blocks, x, rope, mask, caches[0], at)
     with ops.fused():
-        assert close(run_blocks(blocks, x, turns, mask, caches[1], at), plain)
+        assert close(run_blocks(blocks, x, rope, mask, caches[1], at), plain)
     assert close(caches[0].k, caches[1].k)
     assert close(caches[0].v, caches[1].v)
 
@@ -115,14 +115,14 @@ def test_laws(top_k: int | None) -> None:
     logits[0] = logits[0].round()  # ties, zeros of both signs
     logits[1, :, 3:] = -torch.inf  # what a grammar forbids; fewer are left than top_k
     sampling = Sampling(temperature=0.7, top_k=top_k)
-    plain = sampling.law(logits)
+    plain = sampling.probs(logits)
     with ops.fused():
-        law = sampling.law(logits)
+        law = sampling.probs(logits)
         assert law.dtype == torch.float32
         assert torch.equal(law > 0, plain > 0)
         assert torch.allclose(law, plain, rtol=1e-4, atol=1e-7)
         for spared in (Sampling(0.0), Sampling(1.0, None, 0.5)):  # greedy and top-p have no kernel
-            assert torch.equal(spared.law(logits), spared.law(logits))
+            assert torch.equal(spared.probs(logits), spared.probs(logits))
 
 
 CHAIN, TREE = chain_paths(3), parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0]]")
@@ -139,7 +139,7 @@ CHAIN, TREE = chain_paths(3), parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0]]")
 def test_verification(paths: list[trees.Path], rule: Relaxed, chosen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same path and the same token for the same uniforms, over a vocabulary of a block and a half."""
     shape, rows, size = build(paths).to(DEVICE), 16, 6000
-    keys = Streams([(0, i) for i in range(rows)], DEVICE)
+    keys = RandomStreams([(0, i) for i in range(rows)], DEVICE)
     step = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
     q = (2 * normal(rows, shape.inner.shape[1], size)).softmax(-1)
     q[:, :, 5:3000] = 0  # what a drafter cannot say
@@ -169,7 +169,7 @@ def test_verification(paths: list[trees.Path], rule: Relaxed, chosen: bool, monk
     assert len(set(plain.length.tolist())) > 1  # it is not settled at the root
     for a, b in ((plain.path, found.path), (plain.length, found.length), (plain.tokens, found.tokens)):
         assert torch.equal(a, b)
-    assert torch.allclose(plain.law, found.law, rtol=1e-3, atol=1e-7)
+    assert torch.allclose(plain.next_probs, found.next_probs, rtol=1e-3, atol=1e-7)
     assert torch.allclose(plain.first, found.first, rtol=1e-5)
 
 
@@ -195,8 +195,8 @@ def test_images_of_fused_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     outs: list[Any] = []
     for engine in (Graphs(test_engine.at_once), Graphs(test_engine.at_once, fused=True)):
         drafter = test_engine.DRAFTERS[name](target)
-        parts = Parts(target, drafter, exact(), Sampling(cfg_scale=2.0, top_k=4))
-        outs.append(decode(parts, given, Streams([(4, 0)], DEVICE), engine))
+        config = DecoderConfig(target, drafter, exact(), Sampling(cfg_scale=2.0, top_k=4))
+        outs.append(decode(config, given, RandomStreams([(4, 0)], DEVICE), engine))
         assert bool(used) == (len(outs) == 2)
     one, two = outs
     assert torch.equal(one.tokens, two.tokens)

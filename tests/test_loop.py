@@ -8,12 +8,12 @@ import pytest
 import torch
 from scipy import stats
 
-from specbench.audit.tabular import TabularDrafter, TabularTarget, codes, random_tables, sequence_law
-from specbench.audit.theorem import round_figures
+from specbench.audit.tabular import TabularDrafter, TabularTarget, codes, random_tables, sequence_probs
+from specbench.audit.theorem import round_statistics
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import Parts, decode
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.decoding.verify import _walk
 
@@ -30,7 +30,9 @@ TREES = {
 
 def run(drafter, rule, count=COUNT, sampling=PLAIN, seed=0, target=P):
     return decode(
-        Parts(TabularTarget(target), drafter, rule, sampling), None, Streams([(seed, i) for i in range(count)])
+        DecoderConfig(TabularTarget(target), drafter, rule, sampling),
+        None,
+        RandomStreams([(seed, i) for i in range(count)]),
     )
 
 
@@ -52,7 +54,7 @@ ALPHA = 1e-4
 
 def test_vanilla_has_the_targets_law_and_one_token_a_step():
     out = run(NoDraft(), rules.exact())
-    assert fit(out.tokens, sequence_law(P)) > ALPHA
+    assert fit(out.tokens, sequence_probs(P)) > ALPHA
     assert out.steps.eq(4).all()
     assert out.drafted.eq(0).all()
 
@@ -60,7 +62,7 @@ def test_vanilla_has_the_targets_law_and_one_token_a_step():
 @pytest.mark.parametrize("name", TREES)
 def test_the_exact_rule_is_lossless_on_every_tree(name):
     out = run(TabularDrafter(Q, TREES[name]), rules.exact())
-    assert fit(out.tokens, sequence_law(P)) > ALPHA
+    assert fit(out.tokens, sequence_probs(P)) > ALPHA
     assert out.steps.float().mean() < 4  # and it does save steps
 
 
@@ -69,26 +71,26 @@ def test_a_wrong_residual_is_caught():
         def residual(self, r, q, token, depth):
             return r
 
-    assert fit(run(TabularDrafter(Q, TREES["chain of 3"]), Broken("broken", [1.0])).tokens, sequence_law(P)) < 1e-6
+    assert fit(run(TabularDrafter(Q, TREES["chain of 3"]), Broken("broken", [1.0])).tokens, sequence_probs(P)) < 1e-6
 
 
 def test_the_exact_rule_is_lossless_when_candidates_are_chosen_not_drawn():
     class Chosen(TabularDrafter):
         def propose(self, state, history, count, step):
             draft = super().propose(state, history, count, step)
-            draft.drawn = torch.zeros_like(draft.valid)
+            draft.sampled = torch.zeros_like(draft.valid)
             return draft
 
     # the token a chosen candidate holds must not depend on the target's randomness, only on the prefix; here it comes
     # from the drafter's own stream, which is as good
-    assert fit(run(Chosen(Q, TREES["bushy"]), rules.exact()).tokens, sequence_law(P)) > ALPHA
+    assert fit(run(Chosen(Q, TREES["bushy"]), rules.exact()).tokens, sequence_probs(P)) > ALPHA
 
 
 def test_filters_apply_to_target_and_draft_alike():
     sampling = Sampling(temperature=0.7, top_k=3, top_p=0.9)
-    filtered = [sampling.law(t.log()) for t in P]
+    filtered = [sampling.probs(t.log()) for t in P]
     out = run(TabularDrafter(Q, TREES["bushy"]), rules.exact(), sampling=sampling)
-    assert fit(out.tokens, sequence_law(filtered)) > ALPHA
+    assert fit(out.tokens, sequence_probs(filtered)) > ALPHA
 
 
 def test_greedy_equals_the_greedy_target_under_every_draft():
@@ -113,12 +115,12 @@ def test_theorem_2(name):
     """Expected accepted length (Eq. 7) and the bound on total variation (Eq. 8) of one round, the rest being the
     target's own."""
     rule = RELAXED[name]
-    expected, bound = round_figures(P, Q, rule, 3)
+    expected, bound = round_statistics(P, Q, rule, 3)
     out = run(TabularDrafter(Q, chain_paths(3), rounds=1), rule)
     first = 1 + out.accepted.double()
     # 4.5 standard errors: one run in 150,000 by chance
     assert abs(float(first.mean()) - expected) < 4.5 * float(first.std()) / COUNT**0.5
-    law = sequence_law(P)
+    law = sequence_probs(P)
     measured = torch.bincount(codes(out.tokens, 4), minlength=len(law)).double() / COUNT
     tv = 0.5 * float((measured - law).abs().sum())
     # a plain sampler of the true law is this far off by sampling alone: sum sqrt(p (1 - p) / n) bounds twice its mean
@@ -133,10 +135,10 @@ def test_theorem_2(name):
 def test_equation_10_beats_equation_11_where_omega_falls_below_one():
     falling = [rules.cool(1.1, 3, resample=r) for r in ("optimal", "vanilla")]
     assert min(falling[0].omega) < 1
-    bounds = [round_figures(P, Q, r, 3)[1] for r in falling]
+    bounds = [round_statistics(P, Q, r, 3)[1] for r in falling]
     assert bounds[0] < bounds[1]
     rising = [rules.uniform(1.5, r) for r in ("optimal", "vanilla")]
-    bounds = [round_figures(P, Q, r, 3)[1] for r in rising]
+    bounds = [round_statistics(P, Q, r, 3)[1] for r in rising]
     assert bounds[0] == pytest.approx(bounds[1], abs=1e-6)  # Proposition 1: they agree where omega >= 1
 
 
@@ -144,13 +146,15 @@ def test_rows_do_not_depend_on_the_batch_or_its_order():
     drafter = TabularDrafter(Q, TREES["bushy"])
     together = run(drafter, rules.cool(2.0, 3), 64)
     for index in (0, 17, 63):
-        alone = decode(Parts(TabularTarget(P), drafter, rules.cool(2.0, 3), Sampling()), None, Streams([(0, index)]))
+        alone = decode(
+            DecoderConfig(TabularTarget(P), drafter, rules.cool(2.0, 3), Sampling()), None, RandomStreams([(0, index)])
+        )
         assert torch.equal(alone.tokens[0], together.tokens[index])
         assert alone.steps[0] == together.steps[index]
     backwards = decode(
-        Parts(TabularTarget(P), drafter, rules.cool(2.0, 3), Sampling()),
+        DecoderConfig(TabularTarget(P), drafter, rules.cool(2.0, 3), Sampling()),
         None,
-        Streams([(0, i) for i in range(63, -1, -1)]),
+        RandomStreams([(0, i) for i in range(63, -1, -1)]),
     )
     assert torch.equal(backwards.tokens.flip(0), together.tokens)
 
@@ -174,9 +178,9 @@ def test_the_papers_schedule(nu, delta, wanted):
 
 
 def test_numbers_of_several_purposes_at_once_are_those_of_each() -> None:
-    streams, step = Streams([(0, 3), (5, 1)]), torch.tensor([4, 9])
-    several = streams.uniforms(step, 2, 6, 3)
-    assert torch.equal(several, torch.stack([streams.uniform(step, 2 + i, 3) for i in range(6)], 1))
+    rng, step = RandomStreams([(0, 3), (5, 1)]), torch.tensor([4, 9])
+    several = rng.uniforms(step, 2, 6, 3)
+    assert torch.equal(several, torch.stack([rng.uniform(step, 2 + i, 3) for i in range(6)], 1))
 
 
 def test_a_chain_is_walked_as_a_tree_is() -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from specbench.config import configuration, registry
 from specbench.data.scenes import to_uint8
 from specbench.decoding import continuous
-from specbench.decoding.sampling import Streams
+from specbench.decoding.sampling import RandomStreams
 from specbench.engine.graph import Eager
 from specbench.errors import UsageError
 from specbench.models import diffusion, mar, mar_official, official, vq
@@ -254,8 +254,13 @@ def test_extreme_guidance_and_temperature_stay_finite(temperature):
         places = torch.arange(16).expand(4, -1)
         z = session.condition(tokens, known, torch.arange(4), places, torch.zeros_like(places), 16).flatten(0, 1)
         noise = torch.randn(64, 101, 16, generator=torch.Generator().manual_seed(seed))
-        path = continuous.trajectory(session, z, noise, continuous.Rule(temperature=temperature), Eager())
-        for values in (path.states, path.mean, path.log_variance, continuous.own_density(path, continuous.Rule())):
+        path = continuous.trajectory(session, z, noise, continuous.ContinuousRule(temperature=temperature), Eager())
+        for values in (
+            path.states,
+            path.mean,
+            path.log_variance,
+            continuous.own_density(path, continuous.ContinuousRule()),
+        ):
             assert values.isfinite().all()
         assert path.token.std() > 0.1  # the chain ran
 
@@ -394,8 +399,8 @@ def test_a_toy_of_two_classes_is_learnt():
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
     assert not any(torch.equal(p, start[n]) for n, p in model.named_parameters())
     labels = torch.arange(40) % 2
-    rule = continuous.Rule(final_noise=False)
-    out = continuous.decode(Guided(model.eval()), None, rule, labels, Streams([(1, i) for i in range(40)]))
+    rule = continuous.ContinuousRule(final_noise=False)
+    out = continuous.decode(Guided(model.eval()), None, rule, labels, RandomStreams([(1, i) for i in range(40)]))
     centre = (2 * labels - 1)[:, None, None] * torch.tensor([0.8, -0.5])
     assert (out.tokens - centre).abs().mean() < 0.12  # 0.04 of it is the data's own spread
     assert ((out.tokens - centre).norm(dim=-1) < (out.tokens + centre).norm(dim=-1)).float().mean() > 0.98

@@ -22,9 +22,9 @@ from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
-from specbench.decoding.loop import Outcome, Parts, decode
+from specbench.decoding.loop import DecoderConfig, Outcome, decode
 from specbench.decoding.rules import Setting
-from specbench.decoding.sampling import Sampling, Streams, draw, draw_distinct, exponential
+from specbench.decoding.sampling import RandomStreams, Sampling, draw, draw_distinct, exponential
 from specbench.decoding.verify import verify
 from specbench.engine import ops
 from specbench.errors import UsageError
@@ -118,11 +118,11 @@ def test_a_real_target_keeps_its_law_under_every_drafter(name, cfg_scale):
     target, count = tiny.llamagen(), 6000
     cond = tiny.prompts(count, same=True)
     out = decode(
-        Parts(target, DRAFTERS[name](target), rules.exact(), Sampling(cfg_scale=cfg_scale)),
+        DecoderConfig(target, DRAFTERS[name](target), rules.exact(), Sampling(cfg_scale=cfg_scale)),
         cond,
-        Streams([(0, i) for i in range(count)]),
+        RandomStreams([(0, i) for i in range(count)]),
     )
-    law = tiny.sequence_law(target, cond, cfg_scale)
+    law = tiny.sequence_probs(target, cond, cfg_scale)
     assert float(law.sum()) == pytest.approx(1, abs=1e-5)
     seen = torch.bincount(codes(out.tokens, tiny.VOCAB), minlength=len(law)).double()
     small = law * count < 5
@@ -156,9 +156,9 @@ def test_eagle_drafts_from_the_laws_of_its_own_network(make, layers):
     target = tiny.llamagen(side=4, vocab=11)
     head = tiny.eagle(target, layers=layers)
     drafter = make(head)
-    cond, streams, sampling = tiny.prompts(2), Streams([(0, 0), (0, 1)]), Sampling()
+    cond, rng, sampling = tiny.prompts(2), RandomStreams([(0, 0), (0, 1)]), Sampling()
     session = target.open(cond, 2, False, drafter.tree.nodes)
-    state = drafter.open(session, cond, sampling, streams)
+    state = drafter.open(session, cond, sampling, rng)
     history, count, steps = (
         torch.zeros(2, 40, dtype=torch.int64),
         torch.zeros(2, dtype=torch.int64),
@@ -192,13 +192,13 @@ def test_eagle_drafts_from_the_laws_of_its_own_network(make, layers):
                     features = torch.cat([features, out[-1:]])
                     words = torch.cat([words, draft.tokens[row, n][None]])
                     out = predict(head, words, features)
-                wanted = sampling.law(target.head(out[-1]))
-                torch.testing.assert_close(draft.laws[row, i], wanted, atol=1e-4, rtol=1e-3)
+                wanted = sampling.probs(target.head(out[-1]))
+                torch.testing.assert_close(draft.probs[row, i], wanted, atol=1e-4, rtol=1e-3)
                 compared += 1
         logits, hidden = session.forward(draft.tokens, draft.tree, history, count)
-        verdict = verify(sampling.law(logits), draft, rules.exact(), streams, steps)
+        verdict = verify(sampling.probs(logits), draft, rules.exact(), rng, steps)
         session.commit(verdict, draft.tree, count)
-        drafter.commit(state, Outcome(draft, sampling.law(logits), hidden, verdict, count))
+        drafter.commit(state, Outcome(draft, sampling.probs(logits), hidden, verdict, count))
         history.scatter_(1, count[:, None] + torch.arange(4), verdict.tokens)
         count, steps = count + verdict.length + 1, steps + 1
     assert compared > 10
@@ -229,7 +229,9 @@ def test_every_rule_runs_on_every_drafter(rule, name, temperature):
     setting = Setting(drafter.tree.height, lambda: codebook, temperature == 0)
     judge = registry.find("rule", rule)(RULES[rule], setting)
     sampling = Sampling(temperature=temperature, top_k=4, cfg_scale=2.0)
-    out = decode(Parts(target, drafter, judge, sampling), tiny.prompts(6), Streams([(0, i) for i in range(6)]))
+    out = decode(
+        DecoderConfig(target, drafter, judge, sampling), tiny.prompts(6), RandomStreams([(0, i) for i in range(6)])
+    )
     assert out.tokens.min() >= 0
     assert out.tokens.max() < tiny.VOCAB
     assert (out.steps + out.accepted >= 16).all()  # every token was accepted, or a step's own
@@ -240,7 +242,9 @@ def test_every_rule_runs_on_every_drafter(rule, name, temperature):
         assert out.trace.log_prob.isfinite().all()
     if temperature == 0 and rule in ("exact", "typical"):  # the greedy sequence, whatever the draft
         plain = decode(
-            Parts(target, NoDraft(), rules.exact(), sampling), tiny.prompts(6), Streams([(0, i) for i in range(6)])
+            DecoderConfig(target, NoDraft(), rules.exact(), sampling),
+            tiny.prompts(6),
+            RandomStreams([(0, i) for i in range(6)]),
         )
         assert torch.equal(out.tokens, plain.tokens)
 
@@ -251,13 +255,15 @@ def test_an_image_does_not_depend_on_its_batch(name):
     sampling = Sampling(cfg_scale=2.0)
     cond = tiny.prompts(9)
     whole = decode(
-        Parts(target, DRAFTERS[name](target), rules.cool(2.0, 3), sampling), cond, Streams([(5, i) for i in range(9)])
+        DecoderConfig(target, DRAFTERS[name](target), rules.cool(2.0, 3), sampling),
+        cond,
+        RandomStreams([(5, i) for i in range(9)]),
     )
     for start, stop in ((0, 1), (1, 3), (3, 8), (8, 9)):
         part = decode(
-            Parts(target, DRAFTERS[name](target), rules.cool(2.0, 3), sampling),
+            DecoderConfig(target, DRAFTERS[name](target), rules.cool(2.0, 3), sampling),
             cond.rows(start, stop),
-            Streams([(5, i) for i in range(start, stop)]),
+            RandomStreams([(5, i) for i in range(start, stop)]),
         )
         assert torch.equal(part.tokens, whole.tokens[start:stop])
         assert torch.equal(part.steps, whole.steps[start:stop])
@@ -265,7 +271,7 @@ def test_an_image_does_not_depend_on_its_batch(name):
 
 def test_draws_follow_their_law_and_never_hit_a_zero():
     law = torch.tensor([0.5, 0.0, 0.3, 0.2, 0.0])
-    u = Streams([(0, i) for i in range(50_000)]).uniform(torch.zeros(50_000, dtype=torch.int64), 3, 5)
+    u = RandomStreams([(0, i) for i in range(50_000)]).uniform(torch.zeros(50_000, dtype=torch.int64), 3, 5)
     seen = torch.bincount(draw(law.expand(50_000, -1), u[:, 0]), minlength=5)
     assert seen[1] == seen[4] == 0
     wanted = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64) * 50_000
@@ -282,12 +288,12 @@ def test_draws_follow_their_law_and_never_hit_a_zero():
 
 def test_streams_are_uniform_and_apart():
     step = torch.zeros(200, dtype=torch.int64)
-    u = Streams([(0, i) for i in range(200)]).uniform(step, 1, 500)
+    u = RandomStreams([(0, i) for i in range(200)]).uniform(step, 1, 500)
     assert stats.kstest(u.flatten().numpy(), "uniform").pvalue > 1e-4
     others = [
-        Streams([(1, i) for i in range(200)]).uniform(step, 1, 500),
-        Streams([(0, i) for i in range(200)]).uniform(step, 2, 500),
-        Streams([(0, i) for i in range(200)]).uniform(step + 1, 1, 500),
+        RandomStreams([(1, i) for i in range(200)]).uniform(step, 1, 500),
+        RandomStreams([(0, i) for i in range(200)]).uniform(step, 2, 500),
+        RandomStreams([(0, i) for i in range(200)]).uniform(step + 1, 1, 500),
     ]
     for other in others:  # 100,000 pairs: a correlation beyond 0.014 has probability 1e-5
         assert abs(float(torch.corrcoef(torch.stack([u.flatten(), other.flatten()]))[0, 1])) < 0.014

@@ -17,8 +17,8 @@ from specbench.audit.tabular import TabularDrafter, TabularSession, TabularTarge
 from specbench.config import configuration
 from specbench.decoding import rules
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import Decoding, Parts, decode, decode_stream
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.loop import DecoderConfig, Decoding, decode, decode_stream
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.engine.graph import Eager, Graphs
 from specbench.errors import NumberError
@@ -62,7 +62,7 @@ class FaultyDrafter(TabularDrafter):
         inner, place, times = self.of
         draft = super().propose(state, history, count, step)
         here = (count == place) & (torch.arange(len(count)) == 1)
-        draft.laws[:, inner] *= torch.where(here, times, 1.0)[:, None]
+        draft.probs[:, inner] *= torch.where(here, times, 1.0)[:, None]
         return draft
 
 
@@ -70,8 +70,8 @@ class FaultyDrafter(TabularDrafter):
 class Short(Sampling):
     """The law of a step's first node sums to a little less than 1. (What is left of it after a rejection does.)"""
 
-    def law(self, logits: Tensor) -> Tensor:
-        law = super().law(logits)
+    def probs(self, logits: Tensor) -> Tensor:
+        law = super().probs(logits)
         law[:, 0] *= 0.99
         return law
 
@@ -80,19 +80,19 @@ class Short(Sampling):
 @pytest.mark.parametrize("words", [{}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.9}])
 def test_a_target_without_a_law_stops_the_image(fault: str, words: dict[str, Any]) -> None:
     """At temperature 0 and with top-k, arg max and top-k of NaN look like laws: the image used to go on."""
-    parts = Parts(FaultyTarget(1, 2, FAULTS[fault]), NoDraft(), rules.exact(), Sampling(**words))
+    config = DecoderConfig(FaultyTarget(1, 2, FAULTS[fault]), NoDraft(), rules.exact(), Sampling(**words))
     with pytest.raises(NumberError, match=r"^the target .* \(seed, index\) \(4, 8\), step 3: lower cfg_scale"):
-        decode(parts, None, Streams(KEYS))
+        decode(config, None, RandomStreams(KEYS))
 
 
 @pytest.mark.parametrize("engine", [Eager(), Graphs(at_once)])
 def test_a_recorded_engine_names_its_own_image(engine: Any) -> None:
     """A recorded decoding is used again for other images: the second batch must not be named by the first's keys."""
-    sound = Parts(FaultyTarget(1, -1, FAULTS["nan"]), NoDraft(), rules.exact(), Sampling())
-    decode(sound, None, Streams([(0, i) for i in range(3)]), engine)
+    sound = DecoderConfig(FaultyTarget(1, -1, FAULTS["nan"]), NoDraft(), rules.exact(), Sampling())
+    decode(sound, None, RandomStreams([(0, i) for i in range(3)]), engine)
     sound.target.of = 1, 2, FAULTS["nan"]
     with pytest.raises(NumberError, match=r"\(seed, index\) \(4, 8\)"):
-        decode(sound, None, Streams(KEYS), engine)
+        decode(sound, None, RandomStreams(KEYS), engine)
 
 
 @pytest.mark.parametrize("tree", ["[[0]]", "[[0],[1],[0,0],[0,1],[1,0],[0,0,0]]"])
@@ -100,39 +100,39 @@ def test_a_recorded_engine_names_its_own_image(engine: Any) -> None:
 def test_behind_a_draft_the_step_is_the_one_that_met_it(tree: str, rule: Any) -> None:
     target = FaultyTarget(1, 4, FAULTS["nan"])
     drafter = TabularDrafter(Q, parse(tree))
-    sound = decode(Parts(TabularTarget(P), drafter, rule, Sampling()), None, Streams(KEYS))
+    sound = decode(DecoderConfig(TabularTarget(P), drafter, rule, Sampling()), None, RandomStreams(KEYS))
     reached = (sound.trace.accepted[1] + 1).cumsum(0)
     step = int((reached <= 4).sum()) + 1
     with pytest.raises(NumberError, match=rf"^the target .* \(4, 8\), step {step}:"):
-        decode(Parts(target, drafter, rule, Sampling()), None, Streams(KEYS))
+        decode(DecoderConfig(target, drafter, rule, Sampling()), None, RandomStreams(KEYS))
 
 
 @pytest.mark.parametrize("inner", [0, 2])
 @pytest.mark.parametrize("times", [math.nan, 0.5, 2.0])
 def test_a_drafter_without_a_law_is_named(inner: int, times: float) -> None:
     """A candidate with probability NaN used to be passed over: right pictures, no speed, and not a word."""
-    parts = Parts(TabularTarget(P), FaultyDrafter(inner, 0, times), rules.exact(), Sampling())
+    config = DecoderConfig(TabularTarget(P), FaultyDrafter(inner, 0, times), rules.exact(), Sampling())
     with pytest.raises(NumberError, match=r"^the drafter .* \(4, 8\), step 1:"):
-        decode(parts, None, Streams(KEYS))
+        decode(config, None, RandomStreams(KEYS))
 
 
 def test_laws_that_do_not_sum_to_one_are_named() -> None:
     for drafter in (NoDraft(), TabularDrafter(Q, chain_paths(3))):
         with pytest.raises(NumberError, match=r"^the target .* do not sum to 1, .* \(4, 9\), step 1:"):
-            decode(Parts(TabularTarget(P), drafter, rules.exact(), Short()), None, Streams(KEYS))
+            decode(DecoderConfig(TabularTarget(P), drafter, rules.exact(), Short()), None, RandomStreams(KEYS))
 
 
 def test_a_row_that_took_the_next_image_names_that_one() -> None:
     """Images 0 and 1 begin in two rows; the second row's later images meet NaN at a place that image 1 did not."""
     target = FaultyTarget(1, -1, FAULTS["nan"])
-    parts = Parts(target, TabularDrafter(Q, chain_paths(1)), rules.exact(), Sampling())
+    config = DecoderConfig(target, TabularDrafter(Q, chain_paths(1)), rules.exact(), Sampling())
     owners = []
 
-    def streams(some: list[int]) -> Streams:
+    def rng(some: list[int]) -> RandomStreams:
         owners.append(some)
-        return Streams([(4, 10 + i) for i in some])
+        return RandomStreams([(4, 10 + i) for i in some])
 
-    images = decode_stream(partial(Decoding, parts), lambda some: None, streams, 8, 2)
+    images = decode_stream(partial(Decoding, config), lambda some: None, rng, 8, 2)
     done, _ = next(images)
     while 1 not in done:  # row 1 stands under its first image until that one is done
         done, _ = next(images)

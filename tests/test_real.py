@@ -13,12 +13,12 @@ from test_text_official import chameleon_names, save_chameleon, t5, tiktoken  # 
 
 from specbench.cli import main
 from specbench.config import configuration, parameters, registry
-from specbench.decoding.loop import Parts, decode
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.errors import UsageError
 from specbench.harness.method import build_rule
 from specbench.models import chameleon, eagle, emu3, emu3_vision, llamagen_official, naming, vq
-from specbench.models.medusa import Medusa, MedusaConfig
+from specbench.models.medusa import MedusaConfig, MedusaNetwork
 from specbench.models.official import exported
 
 MODELS = [
@@ -69,7 +69,7 @@ def test_every_method_runs_on_every_real_target(model):
         drafter = registry.find("drafter", cfg["drafter"])(cfg, bundle)
         rule = build_rule(cfg, drafter.tree.height, bundle.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
-        out = decode(Parts(bundle.target, drafter, rule, sampling), given, Streams([(0, 0), (0, 1)]))
+        out = decode(DecoderConfig(bundle.target, drafter, rule, sampling), given, RandomStreams([(0, 0), (0, 1)]))
         assert out.tokens.shape == (2, bundle.target.length), method
         assert (out.steps + out.accepted >= bundle.target.length).all(), method
         assert (out.drafted.sum() > 0) == (cfg["drafter"] != "none"), method
@@ -151,14 +151,14 @@ def eagle_config(target, **more):
 def save_drafters(folder, bundle):
     """LANTERN's EAGLE layout and Medusa's released one."""
     torch.manual_seed(3)
-    head = eagle.Eagle(eagle.like_shape(bundle.target))
+    head = eagle.EagleNetwork(eagle.like_shape(bundle.target))
     (folder / "eagle").mkdir(parents=True)
     torch.save(
         exported(head, naming.eagle(head.cfg.block, head.cfg.input_norm)),
         folder / "eagle" / "pytorch_model.bin",
     )
     write_json(folder / "eagle" / "config.json", eagle_config(bundle.target, rope_theta=head.cfg.rope_base))
-    heads = Medusa(MedusaConfig(bundle.target.block.dim, len(bundle.target.tok_embeddings.weight), 5))
+    heads = MedusaNetwork(MedusaConfig(bundle.target.block.dim, len(bundle.target.tok_embeddings.weight), 5))
     (folder / "medusa").mkdir()
     torch.save(exported(heads, naming.medusa(5, "")), folder / "medusa" / "pytorch_model.bin")
     return head, heads

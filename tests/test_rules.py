@@ -20,7 +20,7 @@ from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.proximity import neighbours
 from specbench.decoding.rules.typical import Typical
-from specbench.decoding.sampling import Streams, draw_distinct
+from specbench.decoding.sampling import RandomStreams, draw_distinct
 from specbench.decoding.trees import build, from_parents
 from specbench.decoding.verify import VERIFY, Draft, verify
 from specbench.engine.ops import take
@@ -45,7 +45,7 @@ def over(p, q):
 class Paper:
     """A rule that keeps x with f(r, q, x, i) and goes on from Eq. 11, or from Eq. 10, whatever its f."""
 
-    certain = False
+    deterministic = False
 
     def __init__(self, keep, resample="optimal"):
         self.accept, self.resample = keep, resample
@@ -82,7 +82,7 @@ def grouped(order, size, resample="vanilla"):
 
 
 class PaperTypical:
-    certain = True
+    deterministic = True
 
     def __init__(self, epsilon, alpha):
         self.epsilon, self.alpha = epsilon, alpha
@@ -113,7 +113,7 @@ def gathered(r, x, others):
 class PaperLantern:
     def __init__(self, order, k, bound, limit, resample="paper", greedy=False):
         self.order, self.k, self.bound, self.limit = order, k, bound, limit
-        self.resample, self.certain = resample, greedy
+        self.resample, self.deterministic = resample, greedy
 
     def within(self, r, x, others):
         moved = gathered(r, x, others)
@@ -137,7 +137,7 @@ class PaperLantern:
 
     def accept(self, r, q, x, i):
         moved = gathered(r, x, self.others(r, x))
-        if self.certain:
+        if self.deterministic:
             return float(moved[x] == max(moved))
         return over(moved[x], q[x])
 
@@ -272,7 +272,7 @@ def laws(seed, size):
 def test_a_rule_is_its_papers_formula(name):
     for size in (2, 5, 9):
         ours, paper = pair(name, size)
-        assert ours.certain == paper.certain
+        assert ours.deterministic == paper.deterministic
         for seed in range(4):
             r, q, token, depth = laws(100 * size + seed, size)
             chance, left = ours.accept(r, q, token, depth), ours.residual(r, q, token, depth)
@@ -283,7 +283,9 @@ def test_a_rule_is_its_papers_formula(name):
                 where = f"V={size} seed={seed} r={one[0]} q={one[1]} x={one[2]} depth={one[3]}"
                 wanted = paper.accept(*one)
                 assert float(chance[b, i]) == pytest.approx(wanted, abs=1e-6), where
-                if not ours.certain and wanted < 1 - 1e-6:  # else it is not rejected, and rounding is all that is left
+                if (
+                    not ours.deterministic and wanted < 1 - 1e-6
+                ):  # else it is not rejected, and rounding is all that is left
                     assert left[b, i].tolist() == pytest.approx(paper.residual(*one), abs=2e-5), where
 
 
@@ -332,7 +334,7 @@ def test_a_rejection_leads_to_a_law_of_the_targets_tokens(case):
         rule, _ = pair(name, r.shape[-1])
         chance, left = float(rule.accept(r, q, token, depth)), rule.residual(r, q, token, depth)
         assert 0 <= chance <= 1, name
-        if rule.certain:
+        if rule.deterministic:
             assert torch.equal(left, r), name
             assert chance in (0, 1), name
             continue
@@ -533,16 +535,16 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
 # --- verification -----------------------------------------------------------------------------------------------------
 
 
-class Given(Streams):
+class Given(RandomStreams):
     """Streams whose numbers for verification (B, M), one a node, are given."""
 
     def __init__(self, numbers):
         super().__init__([(0, i) for i in range(len(numbers))])
         self.numbers = numbers
 
-    def uniforms(self, step, purpose, purposes, count):
-        numbers = super().uniforms(step, purpose, purposes, count)
-        if purpose == VERIFY:
+    def uniforms(self, step, tag, tags, count):
+        numbers = super().uniforms(step, tag, tags, count)
+        if tag == VERIFY:
             numbers[:, 0] = self.numbers
         return numbers
 
@@ -581,7 +583,7 @@ def siblings_law(p, q, width, rule, grid=500):
     for m in range(width):
         out[torch.arange(rows), tokens[:, m + 1]] += reached * kept[m]
         reached = reached * (1 - kept[m])
-    out += reached[:, None] * verdict.law.view(width + 1, grid, rows, size)[width, 0]
+    out += reached[:, None] * verdict.next_probs.view(width + 1, grid, rows, size)[width, 0]
     return weight @ out
 
 
@@ -638,8 +640,8 @@ def random_laws(shape, size, seed, zeros=0.0):
 def drawn(tree, laws_q, seed):
     """Tokens (B, M) for the nodes: children drawn without replacement from their parent's law (B, M, V)."""
     rows, nodes, size = laws_q.shape
-    streams = Streams([(seed, i) for i in range(rows)])
-    first = draw_distinct(laws_q, streams.uniform(torch.zeros(rows).long(), 9, nodes, size), tree.width)
+    rng = RandomStreams([(seed, i) for i in range(rows)])
+    first = draw_distinct(laws_q, rng.uniform(torch.zeros(rows).long(), 9, nodes, size), tree.width)
     tokens = torch.zeros(rows, nodes, dtype=torch.int64)
     for b, n, m in itertools.product(range(rows), range(nodes), range(tree.width)):
         if tree.slot[b, n] >= 0 and (child := tree.children[b, tree.slot[b, n], m]) >= 0:
@@ -648,21 +650,21 @@ def drawn(tree, laws_q, seed):
 
 
 @pytest.mark.parametrize(
-    ("parent", "inner", "fan"),
+    ("parent", "inner", "parents_per_rank"),
     [
         ([0, 0, 1, 2, 3], 4, (4, 2)),  # a chain: no tree of five nodes has more inner ones
         ([0, 0, 1, 1, 2, 2], 3, (5, 3)),  # below the root's only child pairs: nor more nodes with two children
         ([0, 0, 0, 1, 1], 2, (4, 2)),
     ],
 )
-def test_who_can_have_a_further_child_stands_first(parent, inner, fan):
+def test_who_can_have_a_further_child_stands_first(parent, inner, parents_per_rank):
     rank = [parent[1:n].count(parent[n]) for n in range(len(parent))]
     tree = from_parents(torch.tensor([parent]), torch.tensor([rank]), 2, 4)
-    assert tree.fan == fan
+    assert tree.parents_per_rank == parents_per_rank
     assert (tree.slot >= 0).sum() == inner
     for n in range(1, len(parent)):
         place = int(tree.slot[0, parent[n]])
-        assert 0 <= place < fan[rank[n]]
+        assert 0 <= place < parents_per_rank[rank[n]]
         assert tree.children[0, place, rank[n]] == n
 
 
@@ -674,7 +676,11 @@ def test_a_tree_gives_only_tokens_that_the_target_can_give(zeros):
     tokens = drawn(tree, q, seed=4)
     step = torch.zeros(rows, dtype=torch.int64)
     out = verify(
-        p, Draft(tree, tokens, take(q, tree.inner), valid), rules.exact(), Streams([(5, i) for i in range(rows)]), step
+        p,
+        Draft(tree, tokens, take(q, tree.inner), valid),
+        rules.exact(),
+        RandomStreams([(5, i) for i in range(rows)]),
+        step,
     )
     assert set(out.length.tolist()) >= {0, 1, 2}
     for b in range(rows):
@@ -689,10 +695,10 @@ def test_a_tree_gives_only_tokens_that_the_target_can_give(zeros):
             here = node
         following = out.tokens[b, out.length[b]]
         assert p[b, here, following] > 0
-        assert out.law[b, following] > 0
-        assert float(out.law[b].sum()) == pytest.approx(1, abs=1e-5)
+        assert out.next_probs[b, following] > 0
+        assert float(out.next_probs[b].sum()) == pytest.approx(1, abs=1e-5)
         if all(parent[b, n] != here or not valid[b, n] for n in range(1, nodes)):
-            assert torch.equal(out.law[b], p[b, here])  # nothing was left to reject
+            assert torch.equal(out.next_probs[b], p[b, here])  # nothing was left to reject
 
 
 def longest_path(parent, passes):
@@ -721,17 +727,17 @@ def test_a_certain_rule_takes_the_longest_path(name):
     p, q = random_laws((rows, nodes), size, 7), random_laws((rows, nodes), size, 8)
     tokens = drawn(tree, q, seed=9)
     judged = None
-    if rule.soft:  # greedy decoding: the target's law is its arg max
+    if rule.uses_pre_argmax_probs:  # greedy decoding: the target's law is its arg max
         judged, p = p, torch.nn.functional.one_hot(p.argmax(-1), size).float()
     draft = Draft(
         tree,
         tokens,
         take(q, tree.inner),
         valid,
-        drawn=torch.rand(rows, nodes, generator=torch.Generator().manual_seed(0)) < 0.5,
+        sampled=torch.rand(rows, nodes, generator=torch.Generator().manual_seed(0)) < 0.5,
     )
     step = torch.zeros(rows, dtype=torch.int64)
-    out = verify(p, draft, rule, Streams([(10, i) for i in range(rows)]), step, judged)
+    out = verify(p, draft, rule, RandomStreams([(10, i) for i in range(rows)]), step, judged)
     lengths = set()
     for b in range(rows):
         passes = [True] + [
@@ -745,7 +751,7 @@ def test_a_certain_rule_takes_the_longest_path(name):
         wanted = longest_path(parent[b], passes)
         assert out.path[b, : out.length[b]].tolist() == wanted
         assert out.tokens[b, : out.length[b]].tolist() == tokens[b, wanted].tolist()
-        assert torch.equal(out.law[b], p[b, wanted[-1] if wanted else 0])
+        assert torch.equal(out.next_probs[b], p[b, wanted[-1] if wanted else 0])
         assert p[b, wanted[-1] if wanted else 0, out.tokens[b, out.length[b]]] > 0
         lengths.add(len(wanted))
     assert lengths >= {0, 1, 2}

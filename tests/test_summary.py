@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_journal import FIGURES, record
 
-from specbench.audit.tabular import TabularDrafter, TabularTarget, random_tables, sequence_law
+from specbench.audit.tabular import TabularDrafter, TabularTarget, random_tables, sequence_probs
 from specbench.decoding import rules
-from specbench.decoding.continuous import Trace as VectorTrace
+from specbench.decoding.continuous import ContinuousTrace
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
-from specbench.decoding.loop import Decoded, Parts, Trace, decode
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.loop import Decoded, DecoderConfig, Trace, decode
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.errors import UsageError
 from specbench.harness.trace import of_images
@@ -339,8 +339,8 @@ COUNT = 3000
 
 
 def run(drafter: Any) -> tuple[Decoded, list[Record]]:
-    streams = Streams([(0, i) for i in range(COUNT)])
-    out = decode(Parts(TabularTarget(P), drafter, rules.exact(), Sampling()), None, streams)
+    rng = RandomStreams([(0, i) for i in range(COUNT)])
+    out = decode(DecoderConfig(TabularTarget(P), drafter, rules.exact(), Sampling()), None, rng)
     return out, [
         replace(record(0), tokens=4, steps=n, **fields)
         for n, fields in zip(out.steps.tolist(), of_images(out.trace, out.steps.tolist(), 0))
@@ -364,7 +364,7 @@ def test_the_figures_of_a_chain_agree_with_each_other() -> None:
 
 
 def test_the_perplexity_is_the_entropy_of_the_target() -> None:
-    law = sequence_law(P).double()
+    law = sequence_probs(P).double()
     surprise = -law.clamp_min(1e-300).log()
     entropy, spread = float((law * surprise).sum()), float((law * surprise**2).sum())
     stderr = math.sqrt((spread - entropy**2) / COUNT)
@@ -398,7 +398,7 @@ def test_a_drafter_knows_its_passes(name: str, build: Any) -> None:
     for network in (networks["draft"].layers[0], networks["eagle"].layers[0], networks["medusa"]):
         network.register_forward_pre_hook(count)
     drafter = build(networks)
-    out = decode(Parts(target, drafter, rules.exact(), Sampling()), tiny.prompts(1), Streams([(0, 0)]))
+    out = decode(DecoderConfig(target, drafter, rules.exact(), Sampling()), tiny.prompts(1), RandomStreams([(0, 0)]))
     prefill = 1 if name.startswith(("draft", "eagle")) else 0
     assert calls["all"] == prefill + drafter.passes * int(out.steps)
 
@@ -406,7 +406,7 @@ def test_a_drafter_knows_its_passes(name: str, build: Any) -> None:
 # --- vectors ----------------------------------------------------------------------------------------------------------
 
 
-def vector_trace() -> VectorTrace:
+def vector_trace() -> ContinuousTrace:
     """One image of nine vectors, gamma = 3, the first drawn by the target alone. Step 1 drafts turns 1 to 3 and keeps
     two, step 2 drafts 4 to 6 and keeps all (turn 7 comes free), step 3 drafts 8 and rejects it."""
     by_step = torch.zeros(5, 1, 9)
@@ -417,7 +417,7 @@ def vector_trace() -> VectorTrace:
     kept[0, [1, 2, 4, 5, 6]] = True
     judged[0, [1, 2, 3, 4, 5, 6, 8]] = True
     order = torch.tensor([[4, 0, 8, 1, 7, 2, 6, 3, 5]])
-    return VectorTrace(
+    return ContinuousTrace(
         by_step[0].long(),
         by_step[1].long(),
         by_step[2],

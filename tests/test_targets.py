@@ -18,9 +18,9 @@ from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
-from specbench.decoding.loop import Parts, decode
+from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rules.proximity import MEASURES, neighbours
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.models import eagle, emu3
 from specbench.models import medusa as heads
 from specbench.models.language import Language
@@ -101,7 +101,7 @@ def side_of(model: Language) -> int:
     return math.isqrt(int((forced_of(model) < 0).sum()))
 
 
-def sequence_law(family: str, model: Language, i: int, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def sequence_probs(family: str, model: Language, i: int, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """Every sequence (n, T) that the grammar allows, and its probability."""
     forced = forced_of(model)
     free = (forced < 0).nonzero().flatten()
@@ -111,7 +111,7 @@ def sequence_law(family: str, model: Language, i: int, sampling: Sampling) -> tu
     prefix = model.condition(given, sampling.guided)
     twice = torch.cat([sequences, sequences]) if sampling.guided else sequences
     logits = model.head(model.uncached(prefix, twice[:, :-1])[:, len(prefix) - 1 :])
-    law = sampling.law(sampling.mix(logits)[:, free, :VOCAB])
+    law = sampling.probs(sampling.apply_guidance(logits)[:, free, :VOCAB])
     return sequences, law.gather(-1, sequences[:, free].unsqueeze(-1)).squeeze(-1).double().prod(1)
 
 
@@ -153,13 +153,13 @@ def test_every_family_keeps_its_law_under_every_drafter(family, name):
     cache left uncompacted, and one with a cache of its own."""
     model, count = target(family), 2500
     sampling = Sampling(temperature=0.9, cfg_scale=1.5)
-    streams = Streams([(0, i) for i in range(count)])
+    rng = RandomStreams([(0, i) for i in range(count)])
     drafter = DRAFTERS[name](family, model)
-    out = decode(Parts(model, drafter, rules.exact(), sampling), prompts(family, [0] * count), streams)
+    out = decode(DecoderConfig(model, drafter, rules.exact(), sampling), prompts(family, [0] * count), rng)
     forced = forced_of(model)
     assert (out.tokens == forced)[:, forced >= 0].all()
     assert (out.tokens[:, forced < 0] < VOCAB).all()
-    sequences, law = sequence_law(family, model, 0, sampling)
+    sequences, law = sequence_probs(family, model, 0, sampling)
     assert float(law.sum()) == pytest.approx(1, abs=1e-5)
     free = forced < 0
     place = VOCAB ** torch.arange(int(free.sum()) - 1, -1, -1)
@@ -208,9 +208,9 @@ def test_an_image_does_not_depend_on_its_batch(family, name):
 
     def run(rows):
         drafter = DRAFTERS[name](family, model)
-        streams = Streams([(5, i) for i in rows])
+        rng = RandomStreams([(5, i) for i in rows])
         return decode(
-            Parts(model, drafter, rules.cool(2.0, 3), sampling), prompts(family, [which[i] for i in rows]), streams
+            DecoderConfig(model, drafter, rules.cool(2.0, 3), sampling), prompts(family, [which[i] for i in rows]), rng
         )
 
     together = run(range(4))
@@ -256,15 +256,15 @@ def test_padding_changes_no_draft(family, name):
     heard = []
     for more in (0, 5):
         drafter = Listening(DRAFTERS[name](family, model))
-        given, streams = wider(prompts(family, [1]), more), Streams([(3, 0)])
-        out = decode(Parts(model, drafter, rules.exact(), sampling), given, streams)
+        given, rng = wider(prompts(family, [1]), more), RandomStreams([(3, 0)])
+        out = decode(DecoderConfig(model, drafter, rules.exact(), sampling), given, rng)
         heard.append((out, drafter.drafts))
     (one, short), (two, long) = heard
     assert torch.equal(one.tokens, two.tokens)
     assert torch.equal(one.steps, two.steps)
     for a, b in zip(short, long, strict=True):
         assert torch.equal(a.tokens, b.tokens)
-        torch.testing.assert_close(a.laws, b.laws, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(a.probs, b.probs, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "none"])
@@ -272,13 +272,13 @@ def test_padding_changes_no_draft(family, name):
 def test_what_the_grammar_forces_is_drafted_as_a_certainty(family, name):
     model, sampling = target(family, side=4), Sampling(temperature=0.9, cfg_scale=1.5)
     drafter = Listening(DRAFTERS[name](family, model))
-    out = decode(Parts(model, drafter, rules.exact(), sampling), prompts(family, [1]), Streams([(3, 0)]))
+    out = decode(DecoderConfig(model, drafter, rules.exact(), sampling), prompts(family, [1]), RandomStreams([(3, 0)]))
     forced, count, seen = forced_of(model), 0, 0
     assert len(drafter.drafts) >= int(out.steps)
     for draft, accepted in zip(drafter.drafts, out.trace.accepted[0].tolist(), strict=False):
         if count >= model.length:
             break
-        for law, node in zip(draft.laws[0], draft.tree.inner[0].tolist(), strict=True):
+        for law, node in zip(draft.probs[0], draft.tree.inner[0].tolist(), strict=True):
             place = count + int(draft.tree.depth[0, node])
             children = (draft.tree.parent[0] == node) & draft.valid[0] & (draft.tree.depth[0] > 0)
             if place < model.length and forced[place] >= 0 and children.any():

@@ -11,15 +11,15 @@ from torch import Tensor
 from goldens.common import Compared, Tensors, load, weights
 from specbench.decoding.drafters.eagle import Eagle as Eagle1
 from specbench.decoding.drafters.eagle import Eagle2
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.decoding.trees import parse
 from specbench.engine.ops import KVCache
 from specbench.models import naming
-from specbench.models.eagle import Eagle, EagleConfig
-from specbench.models.language import Prefix, Session
+from specbench.models.eagle import EagleConfig, EagleNetwork
+from specbench.models.language import LanguageSession, Prefix
 
 
-def drafter(t: Tensors, c: dict[str, Any]) -> Eagle:
+def drafter(t: Tensors, c: dict[str, Any]) -> EagleNetwork:
     grid = "rope_condition_rows" in c
     cfg = EagleConfig(
         dim=c["hidden_size"],
@@ -35,13 +35,13 @@ def drafter(t: Tensors, c: dict[str, Any]) -> Eagle:
         qk_norm=0 if grid else c.get("model_parallel_size", c["num_attention_heads"]),
     )
     own = {name: value for name, value in t.items() if name != "param/lm_head.weight"}  # the target's
-    return load(lambda: Eagle(cfg), own, naming.eagle(cfg.block, cfg.input_norm))
+    return load(lambda: EagleNetwork(cfg), own, naming.eagle(cfg.block, cfg.input_norm))
 
 
 class Chain:
     """Feeds entries in order, all rows in step; `usable` (rows, slots) are those that may be seen."""
 
-    def __init__(self, eagle: Eagle, usable: Tensor, padding: Tensor) -> None:
+    def __init__(self, eagle: EagleNetwork, usable: Tensor, padding: Tensor) -> None:
         self.eagle, self.usable, self.padding = eagle, usable, padding
         eagle.rope(usable.shape[1])
         self.cache: KVCache = eagle.new_cache(*usable.shape)
@@ -51,8 +51,8 @@ class Chain:
         entries = (first + torch.arange(ids.shape[1])).expand(len(ids), -1)
         own = entries.unsqueeze(-1)
         mask = ((self.keys <= own) & self.usable.unsqueeze(1)) | (self.keys == own)
-        turn = self.eagle.turns(entries, self.padding)
-        return self.eagle.hidden(ids, hidden, turn, mask.unsqueeze(1), self.cache, entries)
+        rope = self.eagle.rope_at(entries, self.padding)
+        return self.eagle.hidden(ids, hidden, rope, mask.unsqueeze(1), self.cache, entries)
 
 
 def prefix_and_chain(t: Tensors, c: dict[str, Any]) -> Compared:
@@ -73,7 +73,7 @@ def prefix_and_chain(t: Tensors, c: dict[str, Any]) -> Compared:
     if "in/attention_mask" in t:  # the row with padding is told from the last padded entry's successor on
         told = torch.arange(known)[None, :, None] >= padding.unsqueeze(-1)
     yield "prefix_hidden", out * told, t["out/prefix_hidden"] * told
-    hidden, mix = out[:, -1:], Sampling(cfg_scale=c["cfg_scale"]).mix
+    hidden, mix = out[:, -1:], Sampling(cfg_scale=c["cfg_scale"]).apply_guidance
     for i in range(4):
         yield f"chain_logits_{i}", mix(hidden @ head.T)[:, 0], t[f"out/chain_logits_{i}"]
         if i < 3:
@@ -81,7 +81,7 @@ def prefix_and_chain(t: Tensors, c: dict[str, Any]) -> Compared:
             yield f"chain_hidden_{i + 1}", hidden, t[f"out/chain_hidden_{i + 1}"]
 
 
-class Recorded(Session):
+class Recorded(LanguageSession):
     """A session that is nothing but what the target made known: its hidden states of the places (R, L, dim)."""
 
     def __init__(self, hidden: Tensor, head: Tensor, prefix: int, length: int) -> None:
@@ -104,11 +104,11 @@ def trees(t: Tensors, c: dict[str, Any]) -> Compared:
     head, hidden, ids = weights(t)["lm_head.weight"], t["in/hidden"], t["in/ids"]
     prefix = c["rope_condition_rows"] + 1
     sampling = Sampling(0.0, cfg_scale=c["cfg_scale"])
-    streams, step = Streams([(0, 0)]), torch.zeros(1, dtype=torch.int64)
+    rng, step = RandomStreams([(0, 0)]), torch.zeros(1, dtype=torch.int64)
 
     def opened(drafter: Eagle1 | Eagle2) -> Any:
         session = Recorded(hidden, head, prefix, c["block_size"])
-        state = drafter.open(session, None, sampling, streams)
+        state = drafter.open(session, None, sampling, rng)
         known = hidden[:, prefix - 2 :]  # what the drafter has not been fed with yet
         state.pending[:, : known.shape[1]] = known
         state.fresh[:] = known.shape[1] - 1

@@ -48,7 +48,7 @@ def language_model(t: Tensors, c: dict[str, Any]) -> Compared:
     rows, count = tokens.shape
     model = unified(t, c, count + 1)
     prompts = split(t)
-    mix = Sampling(cfg_scale=c["cfg_scale"]).mix
+    mix = Sampling(cfg_scale=c["cfg_scale"]).apply_guidance
     whole = torch.cat([prompts.ids, tokens], 1)
     logits, hidden = uncached_logits(model, whole)
     wanted = t["out/uncached_logits"]

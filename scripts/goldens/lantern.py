@@ -11,7 +11,7 @@ from torch import Tensor
 from goldens.common import Compared, Tensors
 from specbench.decoding import rules, trees
 from specbench.decoding.rules.lantern import Lantern
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.decoding.verify import VERIFY, Draft, Verdict, verify
 from specbench.engine.ops import take
 
@@ -24,16 +24,16 @@ def lantern_static_trees(t: Tensors, c: dict[str, Any]) -> Compared:
         yield f"{name}/position_ids", tree.depth[0], t[f"{name}/position_ids"]
 
 
-class Given(Streams):
+class Given(RandomStreams):
     """Streams whose numbers for verification (B, M), one a node, are given."""
 
     def __init__(self, numbers: Tensor) -> None:
         super().__init__([(0, 0)] * len(numbers))
         self.numbers = numbers
 
-    def uniforms(self, step: Tensor, purpose: int, purposes: int, count: int) -> Tensor:
-        numbers = super().uniforms(step, purpose, purposes, count)
-        if purpose == VERIFY:
+    def uniforms(self, step: Tensor, tag: int, tags: int, count: int) -> Tensor:
+        numbers = super().uniforms(step, tag, tags, count)
+        if tag == VERIFY:
             numbers[:, 0] = self.numbers
         return numbers
 
@@ -81,14 +81,20 @@ def lantern_acceptance(t: Tensors, c: dict[str, Any]) -> Compared:
         laws[0, parent[0, drafted]] = t[f"in/case{case}/draft_probs"][t["in/node_draft_row"][drafted]]
         for mode in ("sequential", "static", "greedy"):
             draft = Draft(tree, tokens, take(laws, tree.inner), torch.ones_like(tokens, dtype=torch.bool))
-            draft.drawn = torch.full_like(draft.valid, mode == "static")
+            draft.sampled = torch.full_like(draft.valid, mode == "static")
             rule = released_rule(t["in/nearest"], param, greedy=mode == "greedy")
             if mode == "greedy":
-                p, judged = Sampling(temperature=0).law(logits), logits.softmax(-1) if rule.soft else None
-                verdict, used = verify(p, draft, rule, Streams([(0, 0)]), torch.zeros(1).long(), judged), 0
+                p, pre_argmax_probs = (
+                    Sampling(temperature=0).probs(logits),
+                    logits.softmax(-1) if rule.uses_pre_argmax_probs else None,
+                )
+                verdict, used = (
+                    verify(p, draft, rule, RandomStreams([(0, 0)]), torch.zeros(1).long(), pre_argmax_probs),
+                    0,
+                )
             else:
-                p = Sampling(c["temperature"], None, c.get("top_p", 1.0)).law(logits)
-                p = Sampling(top_k=c["top_k"]).law(p.log())  # LANTERN filters by top-p first
+                p = Sampling(c["temperature"], None, c.get("top_p", 1.0)).probs(logits)
+                p = Sampling(top_k=c["top_k"]).probs(p.log())  # LANTERN filters by top-p first
                 verdict, used = verify_in_order(p, draft, rule, t[f"in/case{case}/uniforms"])
             length = int(verdict.length)
             path = torch.cat([torch.zeros(1, dtype=torch.int64), verdict.path[0, :length]])
@@ -97,7 +103,7 @@ def lantern_acceptance(t: Tensors, c: dict[str, Any]) -> Compared:
             yield f"{out}/result", torch.tensor([row, length, used]), t[f"out/{out}/result"]
             yield f"{out}/accepted", tokens[0, path], t[f"out/{out}/accepted"]
             if mode != "greedy":
-                yield f"{out}/next_probs", verdict.law[0], t[f"out/{out}/next_probs"]
+                yield f"{out}/next_probs", verdict.next_probs[0], t[f"out/{out}/next_probs"]
 
 
 CHECKS = {"lantern_static_trees": lantern_static_trees, "lantern_acceptance": lantern_acceptance}

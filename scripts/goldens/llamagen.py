@@ -11,7 +11,7 @@ from goldens.common import Compared, Tensors, load
 from specbench.decoding import trees
 from specbench.decoding.sampling import Sampling
 from specbench.models import naming
-from specbench.models.language import Session
+from specbench.models.language import LanguageSession
 from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.llamagen_official import from_lantern
 
@@ -24,7 +24,7 @@ def config(c: dict[str, Any]) -> LlamaGenConfig:
     return LlamaGenConfig(**{name: c[name] for name in (*same, *rest)}, num_classes=classes)
 
 
-def steps(session: Session, rows: int, history: Tensor) -> list[tuple[Tensor, Tensor]]:
+def steps(session: LanguageSession, rows: int, history: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Logits and hidden states of the decode steps through the cache: before the first token, then after each."""
     out, empty = [], trees.build([])
     for step in range(history.shape[1] + 1):
@@ -42,9 +42,9 @@ def llamagen_t2i(t: Tensors, c: dict[str, Any]) -> Compared:
     yield "freqs_cis", model.rope()[: len(t["out/freqs_cis"])], t["out/freqs_cis"]
     yield "prefill_hidden_final_norm", session.prefix_hidden, t["out/prefill_hidden_final_norm"][:, :-1]
     for i, (logits, _) in enumerate(steps(session, rows, t["in/step_tokens"])):
-        yield f"cfg_logits_{i}", sampling.mix(logits)[:, 0], t[f"out/cfg_logits_{i}"].reshape(rows, -1)
+        yield f"cfg_logits_{i}", sampling.apply_guidance(logits)[:, 0], t[f"out/cfg_logits_{i}"].reshape(rows, -1)
         if i == 0:
-            yield "probs_0", sampling.law(sampling.mix(logits))[:, 0], t["out/probs_0"].reshape(rows, -1)
+            yield "probs_0", sampling.probs(sampling.apply_guidance(logits))[:, 0], t["out/probs_0"].reshape(rows, -1)
 
 
 def llamagen_c2i(t: Tensors, c: dict[str, Any]) -> Compared:
@@ -59,7 +59,7 @@ def llamagen_c2i(t: Tensors, c: dict[str, Any]) -> Compared:
     hidden = model.uncached(model.condition(given, True), torch.cat([tokens, tokens]))
     logits = model.head(hidden[:, 1:])
     yield "uncached_logits", logits, t["out/uncached_logits"]
-    yield "uncached_cfg_logits", sampling.mix(logits), t["out/uncached_cfg_logits"]
+    yield "uncached_cfg_logits", sampling.apply_guidance(logits), t["out/uncached_cfg_logits"]
     if "out/cached_logits" in t:
         known = t["out/cached_logits"].shape[1] - 1
         cached = [logits for logits, _ in steps(model.open(given, rows, True, 1), rows, tokens[:, :known])]
@@ -70,7 +70,7 @@ def llamagen_c2i(t: Tensors, c: dict[str, Any]) -> Compared:
         for i in range(wanted.shape[1]):
             root = history[:, max(0, i - 1) : max(1, i)]
             logits, _ = session.forward(root, trees.build([]), history, torch.full((rows,), i))
-            history[:, i] = sampling.mix(logits)[:, 0].argmax(-1)
+            history[:, i] = sampling.apply_guidance(logits)[:, 0].argmax(-1)
         yield "greedy_tokens", history, wanted
 
 
@@ -89,7 +89,7 @@ def llamagen_hf_lantern(t: Tensors, c: dict[str, Any]) -> Compared:
     for i, (logits, hidden) in enumerate(steps(session, rows, t["in/step_tokens"])):
         name = f"step_logits_{i}" if i else "prefill_logits_last"
         yield name, logits[:, 0], t[f"out/{name}"]
-        yield f"cfg_logits_{i}", sampling.mix(logits)[:, 0], t[f"out/cfg_logits_{i}"]
+        yield f"cfg_logits_{i}", sampling.apply_guidance(logits)[:, 0], t[f"out/cfg_logits_{i}"]
         if i:
             yield f"step_hidden_{i}", hidden, t[f"out/step_hidden_{i}"]
         else:

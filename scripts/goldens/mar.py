@@ -45,7 +45,7 @@ def chain(model: MAR, z: Tensor, init: Tensor, noise: Tensor, scale: Tensor | No
     if scale is not None:
         z = torch.cat([*z.chunk(2), scale.expand(len(init), 1)], -1)
     order = torch.cat([noise.flip(0), init[None]]).transpose(0, 1)
-    rule = continuous.Rule(temperature=temperature, final_noise=False)
+    rule = continuous.ContinuousRule(temperature=temperature, final_noise=False)
     return continuous.trajectory(guided.open(torch.zeros(1), 1), z, order, rule, Eager()).token
 
 

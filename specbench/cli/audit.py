@@ -11,8 +11,8 @@ from typing import Any
 from tqdm import tqdm
 
 from specbench.audit import audit, densities, models
-from specbench.audit.densities import Pair
-from specbench.audit.models import Model
+from specbench.audit.densities import DensityPair
+from specbench.audit.models import TabularModel
 from specbench.config import configuration, parameters, registry
 from specbench.errors import UsageError, integer, parse_arguments, unknown, values
 from specbench.rows.csv_files import csv_text
@@ -21,7 +21,7 @@ from specbench.storage.files import writable, write_atomically
 SAMPLES, FEWEST, MOST = 200_000, 1000, 10_000_000
 
 #: The arguments of an audit's own, with their meanings.
-WORDS = {
+ARGUMENTS = {
     "audit.samples": f"sequences to decode per row (default: {SAMPLES}; {FEWEST} to {MOST})",
     "audit.seed": "seed of the random streams and of the noise floor (default: 0)",
     "audit.model": f"one built-in model (default: all that the method suits): {', '.join(models.BUILT_IN)};\n"
@@ -35,7 +35,7 @@ WORDS = {
 _INSTEAD = {"n": "audit.samples", "seed": "audit.seed", "model": "audit.model or audit.tables"}
 
 #: The models of an audit.
-Subject = Model | Pair
+Subject = TabularModel | DensityPair
 
 _KIND = {False: "discrete tokens", True: "continuous tokens"}
 _PARTS = ("drafter", "rule")
@@ -46,8 +46,8 @@ _CHAIN, _TREE = "eagle", "eagle_tree"
 _FIRST = ("method", *_PARTS, "model")
 _PRINTED = [*_FIRST, *(name for name in audit.COLUMNS if name not in _FIRST)]
 _PRINTED = _PRINTED[: _PRINTED.index("verdict") + 1]
-_PRINTED_OF_VECTORS = [*_FIRST, *"dim T samples ks ks_noise energy energy_noise p_value accepted_length".split()]
-_PRINTED_OF_VECTORS += ["acceptance_rate", "tries", "fallbacks", "verdict"]
+_PRINTED_CONTINUOUS = [*_FIRST, *"dim T samples ks ks_noise energy energy_noise p_value accepted_length".split()]
+_PRINTED_CONTINUOUS += ["acceptance_rate", "tries", "fallbacks", "verdict"]
 _FORMATS = {
     "p_value": ".2g",
     "accepted_length": ".3f",
@@ -59,23 +59,23 @@ _FORMATS = {
 }
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """`specbench audit [--all] [name=value ...]`. Returns the exit status: 0 whatever the verdicts.
 
     Raises:
         UsageError: bad arguments, a bad file of tables, a path that cannot be written to.
     """
-    line = parse_arguments("audit", words, ["--all"])
-    if line.help:
+    parsed = parse_arguments("audit", arguments, ["--all"])
+    if parsed.help:
         print(_help())
         return 0
-    own, given = _sorted_out(configuration.plain(configuration.quote_paths(line.arguments, own=WORDS)))
+    own, given = _sorted_out(configuration.plain(configuration.quote_paths(parsed.arguments, own=ARGUMENTS)))
     samples = integer("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST, MOST)
     seed = integer("audit.seed", own.get("audit.seed", "0"), 0)
-    kinds = [False, True] if line.all else _kinds(given)
+    kinds = [False, True] if parsed.all else _kinds(given)
     chosen = _models(own, kinds)
     out = writable(own["out"]) if "out" in own else None
-    jobs = _presets(given, chosen) if line.all else _jobs(given, chosen, kinds)
+    jobs = _presets(given, chosen) if parsed.all else _jobs(given, chosen, kinds)
     for cfg, model in jobs:
         _assemble(cfg, model)  # a mistake costs no decoding
     rows = []
@@ -111,26 +111,27 @@ sequences are compared with as many of the target's own, and the sampling is tem
 
 
 def _help() -> str:
-    words = [f"  {name + '=':<14} " + line.replace("\n", "\n" + " " * 17) for name, line in WORDS.items()]
-    columns = [f"  {name:<24} " + line.replace("\n", "\n" + " " * 27) for name, line in audit.COLUMNS.items()]
+    arguments = [f"  {name + '=':<14} " + meaning.replace("\n", "\n" + " " * 17) for name, meaning in ARGUMENTS.items()]
+    columns = [f"  {name:<24} " + meaning.replace("\n", "\n" + " " * 27) for name, meaning in audit.COLUMNS.items()]
     verdict = f"A method is called lossless where p_value is at least {audit.LEVEL:g}."
-    return _HELP + "\n".join([*words, "", "columns:", *columns, "", verdict])
+    return _HELP + "\n".join([*arguments, "", "columns:", *columns, "", verdict])
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _key(word: str) -> str:
-    return word.split("=", 1)[0]
+def _key(argument: str) -> str:
+    return argument.split("=", 1)[0]
 
 
-def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The audit's own arguments by name, and the remaining overrides. Refuses what only a run has."""
-    keys = [_key(word) for word in words]
+    keys = [_key(argument) for argument in arguments]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise UsageError(f"'{twice}' is given {keys.count(twice)} times; give it once")
-    own = values([word for word in words if _key(word) in WORDS or word.startswith("audit.")], WORDS, "parameter")
-    rest = [word for word in words if _key(word) not in own]
+    audits = [a for a in arguments if _key(a) in ARGUMENTS or a.startswith("audit.")]
+    own = values(audits, ARGUMENTS, "parameter")
+    rest = [argument for argument in arguments if _key(argument) not in own]
     for key in map(_key, rest):
         if key == "cfg_scale":
             raise UsageError("the models of an audit have no guidance: it takes no cfg_scale=, leave it out")
@@ -167,9 +168,9 @@ def _models(own: Mapping[str, str], kinds: Sequence[bool]) -> dict[bool, list[Su
 # --- configurations ---------------------------------------------------------------------------------------------------
 
 
-def _kinds(words: Sequence[str]) -> list[bool]:
+def _kinds(arguments: Sequence[str]) -> list[bool]:
     """Whether the method of these arguments is for discrete (False) or continuous (True) tokens; vanilla is both."""
-    chosen = {_key(word): word.partition("=")[2] for word in words}
+    chosen = {_key(argument): argument.partition("=")[2] for argument in arguments}
     method = chosen.get("method") or str(configuration.compose()["method"])
     drafter, rule = ({**parameters.method_choices(method), **chosen}.get(group, "") for group in ("drafter", "rule"))
     kinds = [parameters.kind(*part) for part in (("drafter", drafter), ("rule", rule))]
@@ -186,39 +187,41 @@ def _kinds(words: Sequence[str]) -> list[bool]:
 
 
 def _jobs(
-    words: Sequence[str], chosen: Mapping[bool, Sequence[Subject]], kinds: Sequence[bool]
+    arguments: Sequence[str], chosen: Mapping[bool, Sequence[Subject]], kinds: Sequence[bool]
 ) -> list[tuple[dict[str, Any], Subject]]:
     """One method on the models that suit it."""
-    for vectors in kinds:
-        if chosen[vectors]:
-            cfg = _configuration(words, vectors)
-            return [(cfg, model) for model in chosen[vectors]]
-    [vectors] = kinds
-    [named] = chosen[not vectors]
-    suited = densities.BUILT_IN if vectors else models.BUILT_IN
+    for continuous in kinds:
+        if chosen[continuous]:
+            cfg = _configuration(arguments, continuous)
+            return [(cfg, model) for model in chosen[continuous]]
+    [continuous] = kinds
+    [named] = chosen[not continuous]
+    suited = densities.BUILT_IN if continuous else models.BUILT_IN
     raise UsageError(
-        f"{named.name} is a model of {_KIND[not vectors]}, and the method is for {_KIND[vectors]};"
+        f"{named.name} is a model of {_KIND[not continuous]}, and the method is for {_KIND[continuous]};"
         f" use audit.model={', '.join(suited)}"
     )
 
 
-def _configuration(words: Sequence[str], vectors: bool) -> dict[str, Any]:
+def _configuration(arguments: Sequence[str], continuous: bool) -> dict[str, Any]:
     """The checked configuration of one method, with draft tables of the shape in the arguments."""
-    if vectors:
+    if continuous:
         name = next(name for name in parameters.choices("model") if parameters.is_continuous("model", name))
-        return configuration.compose([*words, f"model={name}", "weights=random"])  # only for the parameters
-    given = {_key(word) for word in words}
+        return configuration.compose([*arguments, f"model={name}", "weights=random"])  # only for the parameters
+    given = {_key(argument) for argument in arguments}
     if "drafter" not in given and given & {"window", "tree"}:
-        base = configuration.compose([word for word in words if _key(word) in ("method", "rule")])
+        base = configuration.compose([argument for argument in arguments if _key(argument) in ("method", "rule")])
         if registry.entry("drafter", base["drafter"]).assets:
             if "window" in given and "window" not in base:
-                return configuration.compose([*words, f"drafter={_CHAIN}"])
+                return configuration.compose([*arguments, f"drafter={_CHAIN}"])
             if "tree" in given and "tree" not in base:
-                return configuration.compose([*words, f"drafter={_TREE}"])
-    return configuration.compose(words)
+                return configuration.compose([*arguments, f"drafter={_TREE}"])
+    return configuration.compose(arguments)
 
 
-def _presets(words: Sequence[str], chosen: Mapping[bool, Sequence[Subject]]) -> list[tuple[dict[str, Any], Subject]]:
+def _presets(
+    arguments: Sequence[str], chosen: Mapping[bool, Sequence[Subject]]
+) -> list[tuple[dict[str, Any], Subject]]:
     """The configurations of every preset on the models that suit it, as far as the arguments apply to each and the
     models can serve it.
 
@@ -226,10 +229,10 @@ def _presets(words: Sequence[str], chosen: Mapping[bool, Sequence[Subject]]) -> 
     for its tree) keeps its own, and a preset that cannot be audited on the models is left out. Both are reported on
     stderr.
     """
-    if any(_key(word) == "method" for word in words):
+    if any(_key(argument) == "method" for argument in arguments):
         raise UsageError("--all and method= contradict each other: give one of them")
-    parts = [word for word in words if _key(word) in _PARTS]
-    others = [word for word in words if word not in parts]
+    parts = [argument for argument in arguments if _key(argument) in _PARTS]
+    others = [argument for argument in arguments if argument not in parts]
     found: list[tuple[dict[str, Any], Subject]] = []
     notes: list[str] = []
     elsewhere: list[str] = []  # presets of the kind for which no model was named
@@ -247,51 +250,51 @@ def _presets(words: Sequence[str], chosen: Mapping[bool, Sequence[Subject]]) -> 
             refused.setdefault("", e)
             notes.append(f"{name} is left out: {e}")
             continue
-        for word in others:
-            if _key(word) not in cfg:
+        for argument in others:
+            if _key(argument) not in cfg:
                 continue
             try:
-                cfg = _fitting([*accepted, word], suited[0])
+                cfg = _fitting([*accepted, argument], suited[0])
             except UsageError as e:
-                refused.setdefault(word, e)
-                notes.append(f"{name} keeps its own {_key(word)}: {e}")
+                refused.setdefault(argument, e)
+                notes.append(f"{name} keeps its own {_key(argument)}: {e}")
             else:
-                accepted.append(word)
-                taken.add(word)
+                accepted.append(argument)
+                taken.add(argument)
         found += [(cfg, model) for model in suited]
     if elsewhere:
         [named] = chosen[False] or chosen[True]
-        vectors = isinstance(named, Pair)
+        continuous = isinstance(named, DensityPair)
         notes.insert(
             0,
-            f"{', '.join(elsewhere)} left out: for {_KIND[not vectors]}, and {named.name} is a model of"
-            f" {_KIND[vectors]}",
+            f"{', '.join(elsewhere)} left out: for {_KIND[not continuous]}, and {named.name} is a model of"
+            f" {_KIND[continuous]}",
         )
         refused.setdefault("", UsageError(notes[0]))
     if not found:
         raise refused[""]
-    for word in others:
-        if word in taken:
+    for argument in others:
+        if argument in taken:
             continue
-        if word not in refused:
+        if argument not in refused:
             cfg, model = found[0]
-            _fitting([f"method={cfg['method']}", *parts, word], model)  # raises: no preset has it
-        raise refused[word]
+            _fitting([f"method={cfg['method']}", *parts, argument], model)  # raises: no preset has it
+        raise refused[argument]
     for note in notes:
         print(f"specbench: {note}", file=sys.stderr)
     return found
 
 
-def _fitting(words: Sequence[str], model: Subject) -> dict[str, Any]:
+def _fitting(arguments: Sequence[str], model: Subject) -> dict[str, Any]:
     """The configuration of these arguments, whose parts go together and can be built for the model."""
-    cfg = _configuration(words, True) if isinstance(model, Pair) else configuration.compose(words)
+    cfg = _configuration(arguments, True) if isinstance(model, DensityPair) else configuration.compose(arguments)
     _assemble(cfg, model)
     return cfg
 
 
 def _assemble(cfg: Mapping[str, Any], model: Subject) -> Callable[[int, int, audit.Progress], dict[str, Any]]:
     """The function that measures a configuration on a model, given the samples, the seed and the progress callback."""
-    if isinstance(model, Pair):
+    if isinstance(model, DensityPair):
         return partial(densities.measure, densities.assemble(cfg), model)
     return partial(audit.measure, audit.assemble(cfg, model), model)
 
@@ -302,7 +305,7 @@ def _assemble(cfg: Mapping[str, Any], model: Subject) -> Callable[[int, int, aud
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The columns up to the verdict, aligned, those of continuous tokens in a table of their own; a cell that does not
     apply is empty. The parameters of every audited method follow."""
-    kinds = (_PRINTED, [r for r in rows if r["dim"] is None]), (_PRINTED_OF_VECTORS, [r for r in rows if r["dim"]])
+    kinds = (_PRINTED, [r for r in rows if r["dim"] is None]), (_PRINTED_CONTINUOUS, [r for r in rows if r["dim"]])
     audited = dict.fromkeys(f"{row['method']}: {_audited(row)}" for row in rows)
     return "\n\n".join([*(_aligned(names, some) for names, some in kinds if some), "\n".join(audited)])
 
@@ -315,11 +318,11 @@ def _audited(row: Mapping[str, Any]) -> str:
 def _aligned(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [names, *([_cell(name, row[name]) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    words = {*_FIRST, "verdict"}
+    texts = {*_FIRST, "verdict"}
     lines = []
     for line in cells:
         parts = [
-            cell.ljust(width) if name in words else cell.rjust(width) for name, cell, width in zip(names, line, widths)
+            cell.ljust(width) if name in texts else cell.rjust(width) for name, cell, width in zip(names, line, widths)
         ]
         lines.append("  ".join(parts).rstrip())
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`specbench list`: what there is to choose from."""
+"""`specbench list`: the choices for a run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ GROUPS = {
 
 def main(arguments: list[str]) -> int:
     """`specbench list [models|methods|drafters|rules|data|metrics|protocols ...] [--json]`."""
-    parser = Parser(
-        prog="specbench list", description="What there is to choose from, and whether its weights are here."
-    )
+    parser = Parser(prog="specbench list", description="The choices for a run, and whether their weights are here.")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"any of {', '.join(GROUPS)}; all by default")
     parser.add_argument(
         "--json", action="store_true", help="as JSON: name, line, weights (true, false, null: needs none)"
@@ -57,11 +55,11 @@ def _entries(group: str) -> list[dict[str, Any]]:
     from specbench.storage import home
 
     lines = dict(parameters.choices(group))
-    absent: dict[str, list[str]] = {}  # only of what needs weights
+    absent: dict[str, list[str]] = {}  # only for choices that need weights
     if group == "metrics":
         lines |= metrics.available()
-        here = metrics.Place(metrics.ASSETS, home.metrics_folder())
-        absent = {name: [text] if (text := metrics.missing(name, here)) else [] for name in metrics.available()}
+        context = metrics.ScoringContext(metrics.ASSETS, home.metrics_folder())
+        absent = {name: [text] if (text := metrics.missing(name, context)) else [] for name in metrics.available()}
     elif group in ("model", "drafter"):
         for name in lines:
             entry = registry.entry(group, name)

@@ -1,5 +1,5 @@
-"""What `specbench run --help` prints: every parameter of the chosen model, data and method, with the value that a run
-would have. Imports no torch."""
+"""The text of `specbench run --help`: every parameter of the chosen model, data and method, with its value. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from specbench.config import parameters
 from specbench.config.parameters import TABLE, Parameter
 
 WIDTH = 100
-#: Of the columns name, value, and type with range; the meaning has what is left.
+#: Widths of the columns name, value, and type with range; the meaning takes the rest.
 _NAME, _VALUE, _RANGE, _GAP = 17, 16, 20, 2
 _MEANING = WIDTH - _NAME - _VALUE - _RANGE - 4 * _GAP
-_LONG = 3 * _VALUE  # characters of a value that would make its column a tower
+_LONG = 3 * _VALUE  # characters; a longer value is shown with the meaning
 
 _HEAD = """\
 specbench run: decode prompts, score the images, time them against vanilla decoding, write one row
@@ -25,7 +25,7 @@ usage: specbench run [-m] [name=value ...]
   specbench run method=sd rule=cool delta=2                            any drafter with any rule
   specbench run prompts=my.txt                                         every line of a file
   specbench run -m method=cool_sd delta=1.1,2 nu=0.5,0.7 out=grid      a job for each combination
-  specbench run -m experiment=coolsd_delta                             a grid that is shipped
+  specbench run -m experiment=coolsd_delta                             a grid from conf/experiment
   specbench run protocol=coolsd_table1 model=llamagen_xl method=cool_sd delta=1.1
                                                                        after specbench fetch
 
@@ -33,14 +33,14 @@ out=DIR chooses the run's folder (otherwise runs/<date>/<time>-<id>/). The same 
 same out= continues a run that was stopped.
 """
 _FOOT = """\
-The parameters depend on the choices: specbench run method=sjd_pac model=emu3 --help
+The parameters depend on the choices, for example: specbench run method=sjd_pac model=emu3 --help
 
   specbench list methods       one line for each choice, and whether its weights are here
   specbench run --cfg job      the configuration that a run would use
   specbench run --hydra-help   Hydra's own arguments: launchers and sweepers of grids, logging
 """
 
-#: Parameters of the model's or of every run that are about sampling, and those of every run that are about the others.
+#: Parameters in the sections sampling, model and data although every run has them or a model declares them.
 _SAMPLING = (
     "temperature",
     "top_k",
@@ -55,8 +55,8 @@ _MODEL, _DATA = ("dtype",), ("protocol", "n", "seed")
 
 
 def run(cfg: Mapping[str, Any]) -> str:
-    """The help of a run with these parameters, settled but not checked. Raises UsageError for one without a line in
-    `parameters.TABLE`."""
+    """The help of a run with these parameters, which need not be valid. Raises UsageError for one that
+    `parameters.TABLE` lacks."""
     if foreign := [name for name in cfg if name not in TABLE]:
         raise parameters.no_parameter(foreign[0], cfg)
     lines = [_line("parameter", "value", "type and range", "meaning"), ""]
@@ -94,7 +94,7 @@ def _described(name: str, value: Any) -> str:
 
 
 def _shown(parameter: Parameter, value: Any) -> str:
-    """A value as it is written on the command line."""
+    """A value in the syntax of the command line."""
     if value is None:
         return "null" if parameter.null else "(required)"
     if isinstance(value, bool):
@@ -105,14 +105,14 @@ def _shown(parameter: Parameter, value: Any) -> str:
 
 
 def _end(high: float) -> str:
-    """An upper end: 1,000,000, but 2**63 - 1 where the digits say nothing."""
+    """An upper bound: 1,000,000, or 2**63 - 1 for numbers that are hard to read."""
     if not isinstance(high, int):
         return f"{high:g}"
     return f"2**{(high + 1).bit_length() - 1} - 1" if high > 2**40 and not high & (high + 1) else f"{high:,}"
 
 
 def _range(name: str, parameter: Parameter) -> str:
-    """What a value may be, with its unit."""
+    """The allowed values, with their unit."""
     if name in parameters.groups():
         text = "names below" if name == "metrics" else "a name below"
     elif parameter.choices:

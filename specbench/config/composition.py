@@ -1,9 +1,9 @@
-"""The configuration that a choice of files under conf/ makes, without Hydra: the same values, a hundred times faster.
+"""Composes the chosen files under conf/ without Hydra: the same values, a hundred times faster.
 
-Hydra composes for general use and takes 0.1 to 0.2 seconds for each choice; a listing of the tables asks for dozens.
-This module knows the part of Hydra's rules that conf/ uses: one file for each group, `override /group:` in a preset or
-an experiment, and sets of metrics. Where a file or a choice asks for more, `compose` returns None and the caller asks
-Hydra. A test compares both for every choice that is shipped. Imports neither torch nor Hydra.
+Hydra composes for general use and takes 0.1 to 0.2 seconds per choice; a listing of the tables needs dozens. This
+module implements the part of Hydra's rules that conf/ uses: one file per group, `override /group:` in a preset or an
+experiment, and sets of metrics. If a file or a choice needs more, `compose` returns None and the caller uses Hydra. A
+test compares both for every choice that is shipped. Imports neither torch nor Hydra.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from specbench.config import parameters
 Choices = Mapping[str, Any]
 
 
-class _AskHydraError(Exception):
-    """A file has something that this module does not know."""
+class _NeedsHydraError(Exception):
+    """A file uses a feature that this module does not implement."""
 
 
 def compose(choices: Choices) -> dict[str, Any] | None:
-    """The values in conf/config.yaml and in the chosen files, those of the command line's `choices` included. None
-    where only Hydra can tell."""
+    """The values in conf/config.yaml and in the chosen files; `choices` are those of the command line. None if only
+    Hydra can compose them."""
     try:
         return _compose(choices)
-    except _AskHydraError:
+    except _NeedsHydraError:
         return None
 
 
@@ -42,19 +42,19 @@ def _compose(choices: Choices) -> dict[str, Any]:
         if entry == "_self_":
             order.append("_self_")
         elif not isinstance(entry, dict) or len(entry) != 1:
-            raise _AskHydraError
+            raise _NeedsHydraError
         elif not next(iter(entry)).startswith("override hydra/"):
             order += entry
     if order[0] != "_self_" or len(set(order)) != len(order) or not set(choices) <= set(order):
-        raise _AskHydraError
-    defaults_of = {group: name for entry in defaults if isinstance(entry, dict) for group, name in entry.items()}
+        raise _NeedsHydraError
+    default_choices = {group: name for entry in defaults if isinstance(entry, dict) for group, name in entry.items()}
     # The last group decides first: an experiment chooses the method, and a method its drafter and rule.
     for position in reversed(range(1, len(order))):
         group = order[position]
-        name = chosen.setdefault(group, defaults_of[group])
+        name = chosen.setdefault(group, default_choices[group])
         for other, theirs in _overridden(group, name):
             if other not in order[1:position]:
-                raise _AskHydraError
+                raise _NeedsHydraError
             chosen.setdefault(other, theirs)
     found: dict[str, Any] = {}
     _merge(found, own)
@@ -77,14 +77,14 @@ def _overridden(group: str, choice: str | list[str] | None) -> Iterator[tuple[st
             if isinstance(entry, dict):
                 [(key, value)] = entry.items()
                 if isinstance(choice, list) or not key.startswith("override /") or not isinstance(value, str):
-                    raise _AskHydraError
+                    raise _NeedsHydraError
                 yield key.removeprefix("override /"), value
 
 
 def _contents(group: str, name: str, seen: set[str]) -> Iterator[dict[str, Any]]:
-    """What a file and those of its group that it names set, in the order in which later ones win."""
+    """The values of a file and of the files of its group that it names; later values override earlier ones."""
     if name in seen:
-        raise _AskHydraError  # which refuses it
+        raise _NeedsHydraError  # Hydra refuses it
     seen.add(name)
     defaults, own = _file(group, name)
     others = [entry for entry in defaults if isinstance(entry, str)]
@@ -96,7 +96,7 @@ def _contents(group: str, name: str, seen: set[str]) -> Iterator[dict[str, Any]]
         elif re.fullmatch(r"\w+", entry):
             yield from _contents(group, entry, seen)
         else:
-            raise _AskHydraError
+            raise _NeedsHydraError
 
 
 def _file(group: str, name: str) -> tuple[list[Any], dict[str, Any]]:
@@ -107,7 +107,7 @@ def _file(group: str, name: str) -> tuple[list[Any], dict[str, Any]]:
 @cache
 def _read(path: Path, group: str, name: str) -> tuple[list[Any], dict[str, Any]]:
     if not path.is_file():
-        raise _AskHydraError
+        raise _NeedsHydraError
     held = {
         key: value
         for key, value in parameters.content(group, name).items()
@@ -115,15 +115,15 @@ def _read(path: Path, group: str, name: str) -> tuple[list[Any], dict[str, Any]]
     }
     defaults = held.pop("defaults", [])
     if _interpolates(held):
-        raise _AskHydraError
+        raise _NeedsHydraError
     package = _package(path)
     if package not in ("_global_", None):
-        raise _AskHydraError
+        raise _NeedsHydraError
     return defaults, held if package == "_global_" or not group else {group: held}
 
 
 def _package(path: Path) -> str | None:
-    """What `# @package` says in the comments above a file's content."""
+    """The package of `# @package` in the comments above a file's content."""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.strip() and not line.startswith("#"):
             break

@@ -1,20 +1,20 @@
-"""The protocols of the papers' experiments: what a run takes where its user says nothing, and what its row then tells.
+"""The protocols of the papers' experiments: defaults of a run, and the remarks in its row.
 
-A file conf/protocol/NAME.yaml holds
+A file conf/protocol/NAME.yaml has these keys:
 
-    name, version   the file's own name, and a number that grows with every change of what it sets
-    serves          the tables and figures that were made so, by their ids
+    name, version   the file's name, and a number that grows with every change of a value
+    serves          ids of the paper's tables and figures that were made with this protocol
     source          the paper, and the commit of its released code
-    sets            flat parameters of a run, whatever the model
-    also            the experiment's other data sets, and what is different with each
-    models          the models that it names, and the parameters of a run with each
-    from_code       those of all these parameters that the paper leaves out and the released code shows
-    notes           what is no parameter of a run: hardware, what a latency holds, the draft, ...
+    sets            flat parameters of a run of any model
+    also            other data sets of the experiment, and the parameters that differ with each
+    models          the models of the experiment, and the parameters of a run of each
+    from_code       the parameters that the paper leaves out and the released code shows
+    notes           everything that is not a parameter of a run: hardware, parts of a latency, the draft, ...
 
-A value null is nowhere: neither in the paper nor in its code. The run then has its own, and its row says so. A word
-that `parameters.TABLE` has for a parameter's null, such as "off", is that null. Several values of a parameter in a list
-are all in the protocol; the first is taken unless the user names another. What belongs to a method (its draft, its
-rule) is not set: the method's own preset has it.
+The value null means that neither the paper nor its code states the parameter. The run then keeps its default, and the
+row reports this. The text that `parameters.TABLE` gives for a parameter's null, such as "off", is that null. If a
+parameter has a list of values, the protocol includes all of them, and the first one is the default. Protocols do not
+set the draft and the rule: the preset of the method does.
 
 Imports neither torch nor Hydra.
 """
@@ -29,13 +29,13 @@ from typing import Any
 from specbench.config import parameters
 from specbench.errors import UsageError
 
-#: What a protocol sets for its own data only.
+#: Parameters that a protocol sets for its own data only.
 OF_DATA = ("split", "caption", "metrics")
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """The content of a file, as the module says."""
+    """The content of a file (see the module's docstring)."""
 
     name: str
     version: int
@@ -49,12 +49,12 @@ class Protocol:
 
     @property
     def label(self) -> str:
-        """As a row names it: "coolsd_table1@1"."""
+        """The name in a row: "coolsd_table1@1"."""
         return f"{self.name}@{self.version}"
 
     def values_for(self, model: str, data: str | None) -> dict[str, Any]:
-        """Parameter -> what the protocol has for it in a run of this model on this data set. `data` is among them: the
-        same one, or, where the protocol does not have that one, its first."""
+        """Parameter -> the protocol's value in a run of this model on this data set. `data` is included: the given one,
+        or the protocol's first one if the protocol does not have it."""
         known = dict(self.sets)
         if data is not None and data in self.also:
             known |= {"data": data, **self.also[data]}
@@ -65,14 +65,14 @@ class Protocol:
 
 @cache
 def read(name: str) -> Protocol:
-    """The protocol of one of the names in `parameters.choices("protocol")`."""
+    """The protocol of a name in `parameters.choices("protocol")`."""
     return Protocol(**parameters.content("protocol", name))
 
 
 def name_of(argument: str) -> str:
     """The name in "coolsd_table1" or "coolsd_table1@1".
 
-    Raises UsageError where this specbench has another version of it. A name that does not exist is left to others.
+    Raises UsageError for another version. Does not check that the name exists.
     """
     name, at, version = argument.partition("@")
     if at and name in parameters.choices("protocol") and version != str(read(name).version):
@@ -84,10 +84,10 @@ def name_of(argument: str) -> str:
 
 
 def values(name: str, model: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameter -> value: what a protocol says for a run of a model, but for what is `given` already.
+    """Parameter -> value of a protocol for a run of a model, without the `given` parameters.
 
-    A model that has prompts of its own (an embedded one, one of classes) and that the protocol does not name keeps
-    them, and its metrics. Nothing for a name that does not exist: whoever checks the user's words complains.
+    If the protocol does not name the model and the model needs its own prompts (an embedded one, one of classes), the
+    model keeps these and their metrics. Empty for a name that does not exist, which the check of the arguments reports.
     """
     if name not in parameters.choices("protocol") or model not in parameters.choices("model"):
         return {}
@@ -105,9 +105,9 @@ def values(name: str, model: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def remarks(cfg: Mapping[str, Any]) -> list[str]:
-    """What a row must tell of its run's protocol: where the run departs from it, and what it leaves open.
+    """Remarks on the protocol for a row: where the run departs from it, and which parameters it leaves open.
 
-    cfg: the checked configuration. Nothing for a run without a protocol.
+    cfg: the checked configuration. Empty for a run without a protocol.
     """
     if not cfg["protocol"]:
         return []

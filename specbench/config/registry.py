@@ -1,8 +1,8 @@
-"""What is behind the names that can be chosen: looking a name up imports nothing heavy.
+"""The implementation and the weight files behind each name that can be chosen. A look-up imports nothing heavy.
 
-A rule is the function `build` of specbench/decoding/rules/NAME.py, a drafter that of specbench/decoding/drafters/
-NAME.py, a model the function `load` of specbench/models/NAME.py, where NAME.yaml stands under conf/: adding one is one
-module and one YAML. Several names that share a module, and what needs weights, are listed here.
+A rule is the function `build` of specbench/decoding/rules/NAME.py, a drafter `build` of specbench/decoding/drafters/
+NAME.py, a model `load` of specbench/models/NAME.py. To add one, write the module and conf/GROUP/NAME.yaml. This file
+lists only names that share a module, and names that need weights.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ KINDS = {"eagle": "eagle", "eagle3": "eagle3", "medusa": "medusa", "draft_model"
 
 @dataclass(frozen=True)
 class Entry:
-    """`target` builds the part ("module:name"); `assets` are the weight files it needs under the weights folder, for
-    the embedded models; `parts` are the sub-folders that it reads there, for the real ones."""
+    """`target` is the function that builds it ("module:name"). `assets` are the weight files that it needs in the
+    weights folder, for embedded models; `parts` are the sub-folders that it reads there, for real models."""
 
     target: str
     assets: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ _LISTED: dict[str, dict[str, Entry]] = {
 
 
 def entry(kind: str, name: str) -> Entry:
-    """What is known of a model, drafter or rule. Raises UsageError with the names there are."""
+    """The entry of a model, drafter or rule. Raises UsageError with the valid names."""
     if name not in parameters.choices(kind):
         raise unknown(kind, name, parameters.choices(kind))
     own = f"specbench.models.{name}:load" if kind == "model" else f"specbench.decoding.{kind}s.{name}:build"
@@ -109,8 +109,7 @@ def find(kind: str, name: str) -> Any:
 def weights_folder(cfg: Mapping[str, Any]) -> Path | None:
     """The folder behind weights=embedded|official|DIR of a configuration; None for weights=random.
 
-    A model of several sizes has a checkpoint for each: its default size lies under its name, another one under
-    NAME_SIZE.
+    A model of several sizes has a checkpoint for each: the default size in the folder NAME, others in NAME_SIZE.
     """
     weights, model = cfg["weights"], cfg["model"]
     if weights == "random":
@@ -126,7 +125,7 @@ def weights_folder(cfg: Mapping[str, Any]) -> Path | None:
 def weight_files(cfg: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
     """The files behind a configuration's target and behind its drafter, in the order in which they are hashed.
 
-    Raises FileNotFoundError where one is not there.
+    Raises FileNotFoundError if a folder is missing.
     """
     folder, own = weights_folder(cfg), cfg.get("drafter_weights")
     entries = entry("model", cfg["model"]), entry("drafter", cfg["drafter"])
@@ -140,18 +139,18 @@ def _files(folder: Path, e: Entry, real: bool) -> list[Path]:
 
 def _held(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not there")
+        raise FileNotFoundError(f"{folder} does not exist")
     return sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
 
 
 def drafter_files(path: Path) -> list[Path]:
-    """The files behind drafter_weights=: of a folder that a training made only the weights."""
+    """The files behind drafter_weights=; of a folder that `specbench train` wrote, only the weights."""
     own = path / DRAFTER_FILE
     return [own] if own.is_file() else [path] if path.is_file() else _held(path)
 
 
 def check_weights(cfg: Mapping[str, Any]) -> None:
-    """Raises UsageError where weights are absent, with the way to get them."""
+    """Raises UsageError if weights are missing; the message names the way to get them."""
     folder, model = weights_folder(cfg), cfg["model"]
     if folder is None:
         return
@@ -176,7 +175,7 @@ def digest(*paths: Path) -> str:
 
 @cache
 def _digest(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
-    """Of files in these states: tables ask hundreds of times for the same ones."""
+    """`digest` of files in these states; cached, because tables need the same ones hundreds of times."""
     h = hashlib.sha256()
     for path, _ in files:
         h.update(path.read_bytes() if path.stat().st_size < home.LARGE else home.digest(path))
@@ -184,10 +183,10 @@ def _digest(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
 
 
 def weights_label(cfg: Mapping[str, Any]) -> str:
-    """What a row calls its weights: "random", "embedded:<digest of the target>+<digest of the drafter>", or, with a
-    drafter from elsewhere, "random+<its digest>".
+    """The weights in a row: "random", "embedded:<digest of the target>+<digest of the drafter>", or, with a drafter
+    from elsewhere, "random+<its digest>".
 
-    Raises OSError where a file is not there.
+    Raises OSError if a file is missing.
     """
     weights = cfg["weights"]
     digests = "+".join(digest(*files) for files in weight_files(cfg) if files)
@@ -197,8 +196,8 @@ def weights_label(cfg: Mapping[str, Any]) -> str:
 
 
 def advice(model: str, absent: Sequence[str] = ()) -> str:
-    """What to do where weights of a model are not there, in one sentence; `absent` are the folders that lack, all that
-    every run needs by default."""
+    """How to get missing weights of a model, in one sentence. absent: the missing folders; default: those that every
+    run needs."""
     entry, vectors = sources.MODELS[model], parameters.is_continuous("model", model)
     wanted = {name: sources.part_of(entry, name) for name in absent or entry.parts}
     drafters = [name for name in wanted if name not in entry.parts]
@@ -212,5 +211,5 @@ def advice(model: str, absent: Sequence[str] = ()) -> str:
         return f"no weights for {unpublished[0]}/ are published, put your own there, or try weights=random"
     kind = [d for d in sources.DRAFTERS if parameters.is_continuous("drafter", d) == vectors]
     words = "".join(f" drafter={next(d for d in kind if sources.DRAFTERS[d] == n)}" for n in drafters)
-    places = sources.places({name: part for name, part in wanted.items() if part})
+    places = sources.listing({name: part for name, part in wanted.items() if part})
     return f"run `specbench fetch model={model}{words}`, put {places} by hand, or try weights=random"

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.loop import Decoded, Images, synchronize
-from specbench.decoding.sampling import Streams
+from specbench.decoding.sampling import RandomStreams
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.graph import Eager, Graphs
 from specbench.engine.ops import take
@@ -56,7 +56,7 @@ CHUNK = 512
 _HEAD_ROWS = 16 * CHUNK
 
 
-class Session(Protocol):
+class ContinuousSession(Protocol):
     """A masked autoregressive model, opened for B images."""
 
     def condition(self, tokens: Tensor, known: Tensor, row: Tensor, place: Tensor, done: Tensor, most: int) -> Tensor:
@@ -81,18 +81,18 @@ class Session(Protocol):
         return self
 
 
-class Model(Protocol):
+class ContinuousModel(Protocol):
     """length: tokens L of an image; dim: numbers D of a token; steps: T of the diffusion head."""
 
     length: int
     dim: int
     steps: int
 
-    def open(self, conditioning: Any, rows: int) -> Session: ...
+    def open(self, conditioning: Any, rows: int) -> ContinuousSession: ...
 
 
 @dataclass(frozen=True)
-class Rule:
+class ContinuousRule:
     """How drafts are made and verified.
 
     turns: how many tokens the target draws in each pass when it draws alone; empty is one (MAR draws several at once,
@@ -104,7 +104,7 @@ class Rule:
     it. MAR's own sampler ends with a mean.
     """
 
-    turns: tuple[int, ...] = ()
+    tokens_per_pass: tuple[int, ...] = ()
     gamma: int = 0
     prefill: float = 0.0
     align: bool = True
@@ -120,7 +120,7 @@ class Rule:
         for name, choices in (("criterion", CRITERIA), ("verify", VERIFY), ("on_reject", ON_REJECT)):
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name}={getattr(self, name)} is unknown (choose from: {', '.join(choices)})")
-        if self.gamma and self.turns:
+        if self.gamma and self.tokens_per_pass:
             raise UsageError("a draft is verified token by token: use iterations=null with it")
         if self.gamma and self.temperature == 0:
             raise UsageError(
@@ -141,7 +141,7 @@ class Rule:
 
 
 @dataclass
-class Trace:
+class ContinuousTrace:
     """Per-step statistics. accepted, offered, first, start, reach (B, L), by step, zero beyond `steps`: draft tokens
     accepted, draft tokens that could be verified, the probability with which the first was kept, its index in the order
     of generation, and how many were verified.
@@ -159,7 +159,7 @@ class Trace:
     reach: Tensor
     order: Tensor
     kept: Tensor
-    judged: Tensor
+    verified: Tensor
     tries: list[list[int]]
     fallbacks: Tensor
     draft_s: float
@@ -171,9 +171,9 @@ def _asks(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def normal(streams: Streams, number: Tensor, purpose: int, *shape: int) -> Tensor:
+def normal(rng: RandomStreams, number: Tensor, tag: int, *shape: int) -> Tensor:
     """Standard normal numbers (rows, *shape) float32, by inversion of uniforms; `number` (rows,) as Streams' step."""
-    return _inverted(streams.uniform(number, purpose, *shape))
+    return _inverted(rng.uniform(number, tag, *shape))
 
 
 def _inverted(u: Tensor) -> Tensor:
@@ -211,7 +211,9 @@ class Path:
         return cls(*(torch.stack(column, 1).flatten(0, 1) for column in columns))
 
 
-def trajectory(session: Session, z: Tensor, noise: Tensor, rule: Rule, engine: Eager | Graphs) -> Path:
+def trajectory(
+    session: ContinuousSession, z: Tensor, noise: Tensor, rule: ContinuousRule, engine: Eager | Graphs
+) -> Path:
     """Draw tokens under z (n, E); noise (n, T + 1, D): of x_T last, of the last step first."""
     drawn = partial(_drawn, session, rule.temperature, rule.final_noise)
     of = (session.head, rule.temperature, rule.final_noise)
@@ -219,7 +221,7 @@ def trajectory(session: Session, z: Tensor, noise: Tensor, rule: Rule, engine: E
     return Path(*(column[0] if len(column) == 1 else torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _drawn(session: Session, temperature: float, final_noise: bool, z: Tensor, noise: Tensor) -> list[Tensor]:
+def _drawn(session: ContinuousSession, temperature: float, final_noise: bool, z: Tensor, noise: Tensor) -> list[Tensor]:
     """The fields of a `Path`."""
     steps, moments = noise.shape[1] - 1, session.sampler(z)
     x = noise[:, steps]
@@ -235,7 +237,7 @@ def _drawn(session: Session, temperature: float, final_noise: bool, z: Tensor, n
     return [torch.stack(values[::-1], 1) for values in (states, means, variances)]
 
 
-def path_density(session: Session, path: Path, z: Tensor, rule: Rule) -> Tensor:
+def path_density(session: ContinuousSession, path: Path, z: Tensor, rule: ContinuousRule) -> Tensor:
     """Log density (n,) of complete trajectories under a model's z (n, E), given x_T."""
     n, after, dim = path.states.shape
     index = torch.arange(after - 1, device=z.device).expand(n, -1).flatten()
@@ -247,18 +249,20 @@ def path_density(session: Session, path: Path, z: Tensor, rule: Rule) -> Tensor:
     return log_normal(path.states[:, :-1], mean.view(shape), log_variance.view(shape), rule.temperature).sum(-1)
 
 
-def own_density(path: Path, rule: Rule) -> Tensor:
+def own_density(path: Path, rule: ContinuousRule) -> Tensor:
     """Log density (n,) of trajectories under the model that drew them, given x_T."""
     return log_normal(path.states[:, :-1], path.mean, path.log_variance, rule.temperature).sum(-1)
 
 
-class _Judge:
+class _Verifier:
     """Compares the two models' distributions of drafted tokens, and samples residuals."""
 
-    def __init__(self, target: Session, drafter: Session, rule: Rule, engine: Eager | Graphs) -> None:
+    def __init__(
+        self, target: ContinuousSession, drafter: ContinuousSession, rule: ContinuousRule, engine: Eager | Graphs
+    ) -> None:
         self.target, self.drafter, self.rule, self.engine = target, drafter, rule, engine
 
-    def weigh(self, drafts: Path, z: Tensor, noise: Callable[[int], Tensor]) -> tuple[Tensor, Path | None, Tensor]:
+    def log_ratios(self, drafts: Path, z: Tensor, noise: Callable[[int], Tensor]) -> tuple[Tensor, Path | None, Tensor]:
         """log p / q (n,) of drafted tokens, the target's own trajectories where the criterion needs them, and
         log Sigma (n,). z (n, E): the target's; noise: returns that of the tokens' trajectories, by purpose."""
         rule = self.rule
@@ -285,7 +289,7 @@ class _Judge:
         sigma: Tensor,
         z: Tensor,
         z_draft: Tensor,
-        streams: Streams,
+        rng: RandomStreams,
         number: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens (n, D) from Norm([p - q]_+) by acceptance-rejection with the target as proposal (Eq. 10): keep a
@@ -296,14 +300,14 @@ class _Judge:
         short = torch.ones(len(z), dtype=torch.bool, device=z.device)
         left = torch.arange(len(z), device=z.device)
         for begin in range(0, most, at_once):
-            some, count, purpose = streams.rows(left), min(at_once, most - begin), _RETRY + 2 * begin
+            some, count, tag = rng.rows(left), min(at_once, most - begin), _RETRY + 2 * begin
             if own is None:
-                x, gain = self._another(drafts.rows(left), z[left], z_draft[left], some, number[left], purpose)
+                x, gain = self._another(drafts.rows(left), z[left], z_draft[left], some, number[left], tag)
             else:
-                noise = _inverted(some.uniforms(number[left], purpose, 2 * count, token.shape[1])[:, ::2])
+                noise = _inverted(some.uniforms(number[left], tag, 2 * count, token.shape[1])[:, ::2])
                 x, gain = self._other_ends(own.rows(left), drafts.rows(left), noise)
                 gain = gain + sigma[left, None]
-            u = some.uniforms(number[left], purpose, 2 * count, 1)[:, 1::2, 0].double()
+            u = some.uniforms(number[left], tag, 2 * count, 1)[:, 1::2, 0].double()
             kept = ~(u >= -torch.expm1(-gain))  # 1 - q / p; negative where q > p; NaN is not tried again
             found = kept.any(1)
             which = torch.where(found, kept.long().argmax(1), count - 1)
@@ -318,11 +322,11 @@ class _Judge:
         return token, tries, short
 
     def _another(
-        self, drafts: Path, z: Tensor, z_draft: Tensor, streams: Streams, number: Tensor, purpose: int
+        self, drafts: Path, z: Tensor, z_draft: Tensor, rng: RandomStreams, number: Tensor, tag: int
     ) -> tuple[Tensor, Tensor]:
         """A token (n, 1, D) of the target, and the log p / q (n, 1) of its trajectory."""
         after, dim = drafts.states.shape[1:]
-        path = trajectory(self.target, z, normal(streams, number, purpose, after, dim), self.rule, self.engine)
+        path = trajectory(self.target, z, normal(rng, number, tag, after, dim), self.rule, self.engine)
         gain = own_density(path, self.rule) - path_density(self.drafter, path, z_draft, self.rule)
         return path.token[:, None], gain[:, None]
 
@@ -336,20 +340,20 @@ class _Judge:
 
 @torch.inference_mode()
 def decode(
-    model: Model,
-    drafter: Model | None,
-    rule: Rule,
+    model: ContinuousModel,
+    drafter: ContinuousModel | None,
+    rule: ContinuousRule,
     conditioning: Any,
-    streams: Streams,
+    rng: RandomStreams,
     clock: Clock | Idle | None = None,
     engine: Eager | Graphs | None = None,
-) -> Decoded[Trace]:
+) -> Decoded[ContinuousTrace]:
     """Decode one image per row of `streams`; tokens (B, L, D) float32, by position. Arguments and errors as of
     `Decoding`."""
-    device = streams.key.device
+    device = rng.key.device
     synchronize(device)
     began = time.perf_counter()
-    images = Decoding(model, drafter, rule, conditioning, streams, clock, engine)
+    images = ContinuousDecoding(model, drafter, rule, conditioning, rng, clock, engine)
     images.finish(images.step)
     synchronize(device)
     return images.outcome(time.perf_counter() - began)
@@ -370,7 +374,7 @@ class _Drafts:
     z: Tensor
 
 
-class Decoding(Images):
+class ContinuousDecoding(Images):
     """B images in progress, one per row of `streams`: the constructor draws what the target draws alone, the rest
     follows pass by pass. Images advance at their own pace; a finished image no longer changes.
 
@@ -384,11 +388,11 @@ class Decoding(Images):
 
     def __init__(
         self,
-        model: Model,
-        drafter: Model | None,
-        rule: Rule,
+        model: ContinuousModel,
+        drafter: ContinuousModel | None,
+        rule: ContinuousRule,
         conditioning: Any,
-        streams: Streams,
+        rng: RandomStreams,
         clock: Clock | Idle | None = None,
         engine: Eager | Graphs | None = None,
     ) -> None:
@@ -401,10 +405,10 @@ class Decoding(Images):
         self.rule, self.clock, self.engine = rule, clock or Idle(), engine or Eager()
         self.length, self.dim, self.steps = like
         self.reach = rule.gamma + 1
-        self.streams, self.device, rows = copy(streams), streams.key.device, len(streams)
+        self.rng, self.device, rows = copy(rng), rng.key.device, len(rng)
         self.asks, self.drafting = _asks(self.device), Clock(self.device)
         start = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        order = streams.uniform(start, _ORDER, self.length).argsort(dim=-1, stable=True)
+        order = rng.uniform(start, _ORDER, self.length).argsort(dim=-1, stable=True)
         self.rank = order.argsort(-1)  # a position's index in the order of generation
         self.order = F.pad(order, (0, 1), value=self.length)
         self.tokens = torch.zeros(rows, self.length + 1, self.dim, device=self.device)
@@ -414,14 +418,14 @@ class Decoding(Images):
         )
         self.fault = torch.full_like(start, _NO_FAULT)
         self.seen = torch.zeros(5, rows, self.length + 1, device=self.device)  # the first five of a trace
-        self.kept, self.judged = torch.zeros(2, rows, self.length + 1, dtype=torch.bool, device=self.device)
+        self.kept, self.verified = torch.zeros(2, rows, self.length + 1, dtype=torch.bool, device=self.device)
         self.tries = torch.zeros_like(self.order)
-        self.target, self.judge = model.open(conditioning, rows), None
+        self.target, self.verifier = model.open(conditioning, rows), None
         if drafter is not None and rule.gamma:
-            self.judge = _Judge(self.target, drafter.open(conditioning, rows), rule, self.engine)
-        before = self.length if self.judge is None else math.ceil(round(rule.prefill * self.length, 6))
-        for share in rule.turns or (1,) * before:
-            self.alone(share)
+            self.verifier = _Verifier(self.target, drafter.open(conditioning, rows), rule, self.engine)
+        before = self.length if self.verifier is None else math.ceil(round(rule.prefill * self.length, 6))
+        for share in rule.tokens_per_pass or (1,) * before:
+            self.draw_directly(share)
 
     def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
         """As of `loop.Images`."""
@@ -436,27 +440,27 @@ class Decoding(Images):
         self.most = max(count)
         return [self.length - n for n in count]
 
-    def noise(self, row: Tensor, number: Tensor, purpose: int) -> Tensor:
+    def noise(self, row: Tensor, number: Tensor, tag: int) -> Tensor:
         """Noise of complete trajectories: (n, T + 1, D)."""
-        return normal(self.streams.rows(row), number, purpose, self.steps + 1, self.dim)
+        return normal(self.rng.rows(row), number, tag, self.steps + 1, self.dim)
 
     def place(self, row: Tensor, number: Tensor) -> Tensor:
         """Positions of the tokens `number` (n, k)."""
         return self.order[row].gather(1, number.clamp_max(self.length))
 
     @property
-    def everything(self) -> Tensor:
+    def all_rows(self) -> Tensor:
         """All rows."""
         return torch.arange(len(self.count), device=self.device)
 
-    def alone(self, share: int) -> None:
+    def draw_directly(self, share: int) -> None:
         """The target draws the next tokens of all images, `share` of them in one pass."""
         self.clock.begin()
         number = self.count[:, None] + torch.arange(share, device=self.device)
         done = (self.count[:, None] + (share - 1)).expand(-1, share)
-        z = self._see(self.target, self.tokens, self.everything, self.count, number, done, self.most)
+        z = self._see(self.target, self.tokens, self.all_rows, self.count, number, done, self.most)
         self.clock.lap("forward")
-        row = self.everything.repeat_interleave(share)
+        row = self.all_rows.repeat_interleave(share)
         self.passes += 1
         self._draw(z.flatten(0, 1), row, number.flatten())
         self.count += share
@@ -465,16 +469,16 @@ class Decoding(Images):
 
     def step(self) -> None:
         """Draft tokens of the images, verify them, and commit the result."""
-        assert self.judge is not None, "without a drafter there is nothing left to do"
+        assert self.verifier is not None, "without a drafter there is nothing left to do"
         active = self.count < self.length
-        row = active.nonzero().flatten() if self.asks else self.everything
+        row = active.nonzero().flatten() if self.asks else self.all_rows
         self.clock.begin()
         self.passes += active
-        drafts = self._draft(self.judge.drafter, row)
+        drafts = self._draft(self.verifier.drafter, row)
         self.clock.lap("draft")
         z, behind = self._look(drafts)
         self.clock.lap("forward")
-        kept, advance = self._verify(self.judge, drafts, z)
+        kept, advance = self._verify(self.verifier, drafts, z)
         self.count[row] += advance
         self.clock.lap("verify")
         if behind is not None:
@@ -482,16 +486,16 @@ class Decoding(Images):
             self.clock.lap("head")
         self.most = min(self.length, self.most + self.reach)
 
-    def _draft(self, drafter: Session, row: Tensor) -> _Drafts:
+    def _draft(self, drafter: ContinuousSession, row: Tensor) -> _Drafts:
         """Draft tokens one after the other, each conditioned on the ones before."""
         self.drafting.begin()
         first = self.count[row]
         room = (self.length - first).clamp_max(self.rule.gamma)
-        lane = torch.arange(int(room.max()) if self.asks else self.rule.gamma, device=self.device)
-        number, valid = first[:, None] + lane, lane < room[:, None]
+        offsets = torch.arange(int(room.max()) if self.asks else self.rule.gamma, device=self.device)
+        number, valid = first[:, None] + offsets, offsets < room[:, None]
         values, place = self.tokens[row], self.place(row, number)
         paths, z_all = [], []
-        for i in range(len(lane)):
+        for i in range(len(offsets)):
             at = number[:, i : i + 1]
             z = self._see(drafter, values, row, at[:, 0], at, at, self.most + i)[:, 0]
             path = trajectory(drafter, z, self.noise(row, at[:, 0], _NOISE), self.rule, self.engine)
@@ -518,24 +522,24 @@ class Decoding(Images):
         z = z.view(len(row), gamma + 1, -1)
         return z[:, :gamma].flatten(0, 1), z if self.rule.on_reject == "stop" else None
 
-    def _verify(self, judge: _Judge, drafts: _Drafts, z: Tensor) -> tuple[Tensor, Tensor]:
+    def _verify(self, verifier: _Verifier, drafts: _Drafts, z: Tensor) -> tuple[Tensor, Tensor]:
         """Verify drafts and commit the resulting tokens; returns which drafts were kept (A, gamma), and how far every
         image advances."""
         row, room, valid = drafts.row, drafts.room, drafts.valid
         shape, gamma = valid.shape, valid.shape[1]
         wide = row.repeat_interleave(gamma)
         number = drafts.number.flatten().clamp_max(self.length - 1)
-        gain, own, sigma = judge.weigh(drafts.paths, z, partial(self.noise, wide, number))
+        gain, own, sigma = verifier.log_ratios(drafts.paths, z, partial(self.noise, wide, number))
         self._watch(gain[:, None], wide, valid.flatten(), by_target=True)
         chance = gain.clamp_max(0).exp().view(shape)
-        u = self.streams.rows(wide).uniform(number, _ACCEPT, 1).view(shape).double()
+        u = self.rng.rows(wide).uniform(number, _ACCEPT, 1).view(shape).double()
         kept = (u < chance) & valid
-        judged, advance, stop = valid, room, self.rule.on_reject == "stop"
+        verified, advance, stop = valid, room, self.rule.on_reject == "stop"
         if stop:
             advance = kept.long().cumprod(1).sum(1)
-            lane = torch.arange(gamma, device=self.device)
-            judged, kept = (lane <= advance[:, None]) & valid, lane < advance[:, None]
-        rejected, token = judged & ~kept, drafts.paths.token.clone()
+            offsets = torch.arange(gamma, device=self.device)
+            verified, kept = (offsets <= advance[:, None]) & valid, offsets < advance[:, None]
+        rejected, token = verified & ~kept, drafts.paths.token.clone()
         if stop and not self.asks:  # at most one per image
             some = torch.arange(len(row), device=self.device) * gamma + advance.clamp_max(gamma - 1)
         else:
@@ -543,13 +547,13 @@ class Decoding(Images):
         if len(some):
             sought, image = rejected.flatten()[some], wide[some]
             path = own.rows(some) if own is not None else None
-            new, tries, short = judge.residual(
+            new, tries, short = verifier.residual(
                 drafts.paths.rows(some),
                 path,
                 sigma[some],
                 z[some],
                 drafts.z[some],
-                self.streams.rows(image),
+                self.rng.rows(image),
                 number[some],
             )
             self._watch(new, image, sought, by_target=True)
@@ -558,7 +562,7 @@ class Decoding(Images):
             self.fallbacks.index_add_(0, image, (short & sought).long())
         place = torch.where(kept | rejected, self.place(row, drafts.number), self.length)
         self.tokens[row[:, None], place] = token.view(*shape, -1)
-        self._note(drafts, kept, judged, chance[:, 0])
+        self._note(drafts, kept, verified, chance[:, 0])
         return kept, advance + (advance < room)
 
     def _go_on(self, drafts: _Drafts, kept: Tensor, behind: Tensor) -> None:
@@ -575,28 +579,35 @@ class Decoding(Images):
         """Indices where `mask` (n,) is true; all of them where reading the device's values costs time."""
         return mask.nonzero().flatten() if self.asks else torch.arange(len(mask), device=self.device)
 
-    def _note(self, drafts: _Drafts, kept: Tensor, judged: Tensor, chance: Tensor) -> None:
+    def _note(self, drafts: _Drafts, kept: Tensor, verified: Tensor, chance: Tensor) -> None:
         row, first = drafts.row, drafts.number[:, 0]
         step = torch.where(drafts.room > 0, self.passes[row] - 1, self.length)
-        for i, values in enumerate((kept.sum(1), drafts.room, chance, first, judged.sum(1))):
+        for i, values in enumerate((kept.sum(1), drafts.room, chance, first, verified.sum(1))):
             self.seen[i, row, step] = values.float()
         self.accepted[row] += kept.sum(1)
-        self.drafted[row] += judged.sum(1)
+        self.drafted[row] += verified.sum(1)
         turn = drafts.number.clamp_max(self.length)
-        for at, flags in ((self.kept, kept), (self.judged, judged)):
+        for at, flags in ((self.kept, kept), (self.verified, verified)):
             at[row] = at[row].scatter(1, turn, flags)
 
     def _see(
-        self, session: Session, values: Tensor, row: Tensor, known: Tensor, number: Tensor, done: Tensor, most: int
+        self,
+        session: ContinuousSession,
+        values: Tensor,
+        row: Tensor,
+        known: Tensor,
+        number: Tensor,
+        done: Tensor,
+        most: int,
     ) -> Tensor:
         """z (n, k, E) of the tokens `number` (n, k) in images `row` (n,), beyond the end the last one's, with the first
         `known` (n,) tokens known, at most `most`; done (n, k): how far the image is, for guidance."""
         parts, most = [], min(most, self.length)
         for begin in range(0, len(row), CHUNK):
             part = slice(begin, begin + CHUNK)
-            told = self.rank[row[part]] < known[part, None]
+            is_known = self.rank[row[part]] < known[part, None]
             at = self.place(row[part], number[part].clamp_max(self.length - 1))
-            parts.append(session.condition(values[part, : self.length], told, row[part], at, done[part], most))
+            parts.append(session.condition(values[part, : self.length], is_known, row[part], at, done[part], most))
         return torch.cat(parts)
 
     def _draw(self, z: Tensor, row: Tensor, number: Tensor) -> None:
@@ -610,7 +621,7 @@ class Decoding(Images):
         here = torch.where(wanted & ~x.isfinite().all(1), 2 * self.passes[row] + by_target, _NO_FAULT)
         self.fault.scatter_reduce_(0, row, here, "amin")
 
-    def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[Trace]:
+    def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[ContinuousTrace]:
         """As of `loop.Images`; the seconds of drafting are those since the last call."""
         draft_s = sum(parts["draft"] for parts in self.drafting.seconds())
         self.drafting = Clock(self.device)
@@ -620,7 +631,7 @@ class Decoding(Images):
             return x[chosen][:, : self.length] if x.dim() > 1 else x[chosen]
 
         accepted, offered, first, start, reach = map(of, self.seen)
-        trace = Trace(
+        trace = ContinuousTrace(
             accepted=accepted.long(),
             offered=offered.long(),
             first=first.clone(),
@@ -628,7 +639,7 @@ class Decoding(Images):
             reach=reach.long(),
             order=of(self.order).clone(),
             kept=of(self.kept).clone(),
-            judged=of(self.judged).clone(),
+            verified=of(self.verified).clone(),
             tries=[[count for count in row if count] for row in of(self.tries).tolist()],
             fallbacks=of(self.fallbacks).clone(),
             draft_s=draft_s,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, Verdict, verify
 from specbench.engine.clock import Clock, Idle
@@ -84,7 +84,7 @@ class Drafter(Protocol):
     tree: Tree
     passes: int
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> Any:
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> Any:
         """Fresh state for the rows of a target session."""
         ...
 
@@ -146,20 +146,20 @@ class _Recorder:
         self.steps = torch.zeros(8, rows, total + 1, device=device)
         self.steps[:2] = 1
         self.log_prob = torch.zeros(rows, total + 2 * reach, device=device)
-        self.lane = torch.arange(reach, device=device)
+        self.offsets = torch.arange(reach, device=device)
 
     def note(self, outcome: Outcome, full: Tensor, step: Tensor, active: Tensor) -> None:
         verdict, count = outcome.verdict, outcome.count
-        walked = verdict.walked  # beyond the end of the path, its last node: every entry was reached
+        path_with_root = verdict.path_with_root  # beyond the end of the path, its last node: every entry was reached
         if outcome.draft.tree.height:
-            row = [*self._sums(outcome, walked), *self._figures(outcome)]
+            row = [*self._sums(outcome, path_with_root), *self._figures(outcome)]
         else:
-            row = [sum_last(verdict.law)]
+            row = [sum_last(verdict.next_probs)]
         index = torch.where(active, step, self.total).expand(len(row), -1).unsqueeze(-1)
         self.steps[: len(row)].scatter_(2, index, torch.stack([x.float() for x in row]).unsqueeze(-1))
-        of_token = full.flatten(1).gather(1, walked * full.shape[-1] + verdict.tokens).clamp_min(1e-38).log()
-        kept = active[:, None] & (self.lane <= verdict.length[:, None])
-        self.log_prob.scatter_(1, count[:, None] + self.lane, torch.where(kept, of_token, 0.0))
+        of_token = full.flatten(1).gather(1, path_with_root * full.shape[-1] + verdict.tokens).clamp_min(1e-38).log()
+        kept = active[:, None] & (self.offsets <= verdict.length[:, None])
+        self.log_prob.scatter_(1, count[:, None] + self.offsets, torch.where(kept, of_token, 0.0))
 
     def _figures(self, outcome: Outcome) -> list[Tensor]:
         """A step's statistics for the trace, (B,) each."""
@@ -167,20 +167,20 @@ class _Recorder:
         room = (self.total - outcome.count).clamp_min(0)
         offered = torch.minimum((draft.valid * draft.tree.depth).amax(1), room)
         row = [torch.minimum(verdict.length, room), offered, verdict.first]
-        q, p0 = draft.laws[:, 0], p[:, 0]  # the root is the first inner node
+        q, p0 = draft.probs[:, 0], p[:, 0]  # the root is the first inner node
         likeliest = p0.argmax(-1, keepdim=True)
         hits = q.topk(min(3, q.shape[-1]), dim=-1).indices == likeliest
         row += [0.5 * sum_last((q - p0).abs()), hits[:, 0], hits.any(-1)]
         return row[:2] + [x * (offered > 0) for x in row[2:]]
 
-    def _sums(self, outcome: Outcome, walked: Tensor) -> list[Tensor]:
+    def _sums(self, outcome: Outcome, path_with_root: Tensor) -> list[Tensor]:
         """The products (B,) of the sums of the target's distributions at the nodes `walked` and of the last token's,
         and of the sums of the drafter's distributions that something was drawn from."""
-        draft, last = outcome.draft, sum_last(outcome.verdict.law)
+        draft, last = outcome.draft, sum_last(outcome.verdict.next_probs)
         child = draft.tree.children[:, :, 0].expand(len(last), -1)
         used = (child >= 0) & draft.valid.gather(1, child.clamp_min(0))
-        target = sum_last(outcome.p).gather(1, walked).prod(1)
-        return [target * last, torch.where(used, sum_last(draft.laws), 1.0).prod(1)]
+        target = sum_last(outcome.p).gather(1, path_with_root).prod(1)
+        return [target * last, torch.where(used, sum_last(draft.probs), 1.0).prod(1)]
 
     def _laws(self) -> Tensor:
         """(2, B, T) bool: whether the target's and the drafter's distributions of a step sum to 1. At temperature 0 the
@@ -212,12 +212,12 @@ def synchronize(device: torch.device) -> None:
 
 
 class Images(ABC):
-    """Images in progress, one per row of `streams`. A step adds at least one and at most `reach` tokens to every image
+    """Images in progress, one per row of `rng`. A step adds at least one and at most `reach` tokens to every image
     that is not complete."""
 
-    streams: Streams
+    rng: RandomStreams
     reach: int
-    parts: Any  # the decoder configuration; see `engine.graph.Steps`
+    config: Any  # the decoder configuration; see `engine.graph.Steps`
 
     @abstractmethod
     def step(self) -> None:
@@ -236,60 +236,62 @@ class Images(ABC):
         """Do all remaining steps, each by calling `step`. The host reads the rows only when the slowest could be done,
         at most once per `reach` tokens that it still lacks. `keys` as of `lacking`, where they are not those of
         `streams`, since a recorded decoding keeps its first ones."""
-        while lacking := max(self.lacking(keys or self.streams.keys)):
+        while lacking := max(self.lacking(keys or self.rng.keys)):
             for _ in range(-(-lacking // self.reach)):
                 step()
 
 
 #: Overrides the rule's verdict, as a benchmark does, given the draft and the step (B,).
-Amend = Callable[[Verdict, Draft, Tensor], Verdict]
+Override = Callable[[Verdict, Draft, Tensor], Verdict]
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class DecoderConfig:
     """Decoder configuration: the target, its drafter, how the drafts are verified, and how the target is sampled."""
 
     target: Target
     drafter: Drafter
     rule: Rule
     sampling: Sampling
-    amend: Amend | None = None
+    override: Override | None = None
 
 
 class Decoding(Images):
-    """B images in progress, one per row of `streams`: prefilled on construction, then step by step.
+    """B images in progress, one per row of `rng`: prefilled on construction, then step by step.
 
     A step does not synchronize with the device. Rows advance at their own pace; a finished row no longer changes.
     `clock` records a step's parts: draft, forward (of the target), verify (including guidance and the distributions),
     commit and rest.
     """
 
-    def __init__(self, parts: Parts, conditioning: Any, streams: Streams, clock: Clock | Idle | None = None) -> None:
-        streams = copy(streams)  # an engine moves the tensors of this object, and must not move the caller's
-        self.parts, self.streams, self.clock = parts, streams, clock or Idle()
-        device, rows, tree = streams.key.device, len(streams), parts.drafter.tree
-        self.session = parts.target.open(conditioning, rows, parts.sampling.guided, tree.nodes)
-        self.state = parts.drafter.open(self.session, conditioning, parts.sampling, streams)
+    def __init__(
+        self, config: DecoderConfig, conditioning: Any, rng: RandomStreams, clock: Clock | Idle | None = None
+    ) -> None:
+        rng = copy(rng)  # an engine moves the tensors of this object, and must not move the caller's
+        self.config, self.rng, self.clock = config, rng, clock or Idle()
+        device, rows, tree = rng.key.device, len(rng), config.drafter.tree
+        self.session = config.target.open(conditioning, rows, config.sampling.guided, tree.nodes)
+        self.state = config.drafter.open(self.session, conditioning, config.sampling, rng)
         self.total, self.reach = self.session.length, tree.height + 1
         self.history = torch.zeros(rows, self.total + 2 * self.reach, dtype=torch.int64, device=device)
         self.count, self.steps, self.drafted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
         self.recorder = _Recorder(rows, self.total, self.reach, device)
 
     def step(self) -> None:
-        parts, session, count, clock = self.parts, self.session, self.count, self.clock
-        drafter, sampling = parts.drafter, parts.sampling
+        config, session, count, clock = self.config, self.session, self.count, self.clock
+        drafter, sampling = config.drafter, config.sampling
         clock.begin()
         draft = drafter.propose(self.state, self.history, count, self.steps)
         clock.lap("draft")
         logits, hidden = session.forward(draft.tokens, draft.tree, self.history, count)
         clock.lap("forward")
-        mixed = session.constrain(sampling.mix(logits), count[:, None] + draft.tree.depth)
-        p = sampling.law(mixed)
-        full = sampling.full_law(mixed, p)
-        judged = full if parts.rule.soft and sampling.temperature == 0 else None
-        verdict = verify(p, draft, parts.rule, self.streams, self.steps, judged)
-        if parts.amend is not None:
-            verdict = parts.amend(verdict, draft, self.steps)
+        mixed = session.constrain(sampling.apply_guidance(logits), count[:, None] + draft.tree.depth)
+        p = sampling.probs(mixed)
+        full = sampling.unfiltered_probs(mixed, p)
+        pre_argmax_probs = full if config.rule.uses_pre_argmax_probs and sampling.temperature == 0 else None
+        verdict = verify(p, draft, config.rule, self.rng, self.steps, pre_argmax_probs)
+        if config.override is not None:
+            verdict = config.override(verdict, draft, self.steps)
         clock.lap("verify")
         session.commit(verdict, draft.tree, count)
         outcome = Outcome(draft, p, hidden, verdict, count)
@@ -297,8 +299,8 @@ class Decoding(Images):
         clock.lap("commit")
         active = count < self.total
         self.recorder.note(outcome, full, self.steps, active)
-        lane = self.recorder.lane
-        self.history.scatter_(1, count[:, None] + lane, torch.where(active[:, None], verdict.tokens, 0))
+        offsets = self.recorder.offsets
+        self.history.scatter_(1, count[:, None] + offsets, torch.where(active[:, None], verdict.tokens, 0))
         if draft.tree.height:
             inside = draft.valid[:, 1:] & (draft.tree.depth[:, 1:] <= (self.total - count)[:, None])
             self.drafted += inside.sum(1)
@@ -321,30 +323,32 @@ class Decoding(Images):
     def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[Trace]:
         """As of `Images`."""
         chosen = slice(None) if rows is None else torch.tensor(rows, device=self.count.device)
-        parts = (self.history[:, : self.total], self.steps, self.drafted)
-        tokens, steps, drafted = (x[chosen].clone() for x in parts)
+        kept = (self.history[:, : self.total], self.steps, self.drafted)
+        tokens, steps, drafted = (x[chosen].clone() for x in kept)
         every = self.recorder.trace()
         trace = Trace(*(getattr(every, f.name)[chosen] for f in fields(Trace)))
         return Decoded(tokens, steps, drafted, trace.accepted.sum(1), seconds, trace)
 
 
 @torch.inference_mode()
-def decode(parts: Parts, conditioning: Any, streams: Streams, engine: Eager | Graphs | None = None) -> Decoded[Trace]:
-    """Decode one image per row of `streams`; `engine` executes the steps."""
-    device = streams.key.device
+def decode(
+    config: DecoderConfig, conditioning: Any, rng: RandomStreams, engine: Eager | Graphs | None = None
+) -> Decoded[Trace]:
+    """Decode one image per row of `rng`; `engine` executes the steps."""
+    device = rng.key.device
     synchronize(device)
     began = time.perf_counter()
-    images = Decoding(parts, conditioning, streams)
+    images = Decoding(config, conditioning, rng)
     images, step = (engine or Eager()).begin(images)
-    images.finish(step, streams.keys)
+    images.finish(step, rng.keys)
     synchronize(device)
     return images.outcome(time.perf_counter() - began)
 
 
 def decode_stream(
-    start: Callable[[Any, Streams], Images],
+    start: Callable[[Any, RandomStreams], Images],
     encode: Callable[[list[int]], Any],
-    streams: Callable[[list[int]], Streams],
+    rng_for: Callable[[list[int]], RandomStreams],
     count: int,
     batch: int,
     engine: Eager | Graphs | None = None,
@@ -364,7 +368,7 @@ def decode_stream(
     first = list(range(min(batch, count)))
     owners: list[int | None] = [*first]  # by row; None where nothing is left to decode
     queue, few = deque(range(len(first), count)), max(1, len(first) // 4)
-    conditioning, given = encode(first), streams(first)
+    conditioning, given = encode(first), rng_for(first)
     keys, device = list(given.keys), given.key.device  # by row, as the owners
     synchronize(device)
     began = time.perf_counter()
@@ -391,7 +395,7 @@ def decode_stream(
         following = [queue.popleft() for _ in range(min(len(done), len(queue)))]
         for row, owner in zip_longest(done, following):
             owners[row] = owner
-        conditioning, given = encode(following), streams(following)
+        conditioning, given = encode(following), rng_for(following)
         for row, key in zip(done, given.keys):
             keys[row] = key
         synchronize(device)

@@ -129,7 +129,7 @@ class Tree:
     inner: Tensor
     slot: Tensor
     children: Tensor
-    fan: tuple[int, ...]
+    parents_per_rank: tuple[int, ...]
     height: int
     is_chain: bool
 
@@ -180,7 +180,7 @@ def build(paths: Iterable[Path]) -> Tree:
         inner=torch.tensor([inner], dtype=torch.int64).reshape(1, len(inner)),
         slot=torch.tensor([slot]),
         children=torch.tensor(children, dtype=torch.int64).reshape(1, len(inner), width),
-        fan=tuple(max(i + 1 for i, k in enumerate(children) if k[m] >= 0) for m in range(width)),
+        parents_per_rank=tuple(max(i + 1 for i, k in enumerate(children) if k[m] >= 0) for m in range(width)),
         height=max(depth),
         is_chain=width <= 1,
     )
@@ -215,7 +215,7 @@ def from_parents(parent: Tensor, rank: Tensor, width: int, height: int, inner: i
         inner=order[:, :inner],
         slot=slot,
         children=children[:, :-1].reshape(rows, inner, width),
-        fan=tuple(min(inner, 1 + (count - 2) // (m + 1)) for m in range(width)),
+        parents_per_rank=tuple(min(inner, 1 + (count - 2) // (m + 1)) for m in range(width)),
         height=height,
         is_chain=False,
     )

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, at, normalise
-from specbench.decoding.sampling import Streams, draw
+from specbench.decoding.sampling import RandomStreams, draw
 from specbench.decoding.trees import Tree
 from specbench.engine.ops import kernels as fused_kernels
 from specbench.engine.ops import take
@@ -30,9 +30,9 @@ class Draft:
 
     tree: Tree
     tokens: Tensor
-    laws: Tensor
+    probs: Tensor
     valid: Tensor
-    drawn: Tensor | None = None
+    sampled: Tensor | None = None
 
 
 @dataclass
@@ -45,11 +45,11 @@ class Verdict:
     path: Tensor
     length: Tensor
     tokens: Tensor
-    law: Tensor
+    next_probs: Tensor
     first: Tensor
 
     @property
-    def walked(self) -> Tensor:
+    def path_with_root(self) -> Tensor:
         """The accepted path (B, D + 1) with the root in front."""
         return torch.cat([torch.zeros_like(self.length)[:, None], self.path], 1)
 
@@ -59,7 +59,7 @@ def one_hot(token: Tensor, size: int) -> Tensor:
 
 
 def verify(
-    p: Tensor, draft: Draft, rule: Rule, streams: Streams, step: Tensor, judged: Tensor | None = None
+    p: Tensor, draft: Draft, rule: Rule, rng: RandomStreams, step: Tensor, pre_argmax_probs: Tensor | None = None
 ) -> Verdict:
     """Accept or reject the draft's nodes against the target's distributions p (B, M, V); `step` (B,) keys the random
     numbers.
@@ -71,21 +71,21 @@ def verify(
     p.
     """
     tree, nodes = draft.tree, p.shape[1]
-    u, after = streams.uniforms(step, VERIFY, NEXT - VERIFY + 1, nodes).unbind(1)  # for the candidates, and for NEXT
+    u, after = rng.uniforms(step, VERIFY, NEXT - VERIFY + 1, nodes).unbind(1)  # for the candidates, and for NEXT
     if not tree.height:  # nothing to decide
         following, none = draw(p[:, 0], after[:, 0]).unsqueeze(1), torch.zeros_like(step)
         return Verdict(none.new_zeros(len(p), 0), none, following, p[:, 0], p.new_zeros(len(p)))
-    taken, r, first = _decide(p if judged is None else judged, draft, rule, u)
+    taken, r, first = _decide(p if pre_argmax_probs is None else pre_argmax_probs, draft, rule, u)
     slot = tree.slot.expand(len(p), -1)
-    walked, length = _walk(tree, taken, slot)
-    here = walked[:, -1:]
+    path, length = _walk(tree, taken, slot)
+    here = path[:, -1:]
     last = take(p, here)
-    if not rule.certain:
+    if not rule.deterministic:
         at_slot = slot.gather(1, here)
         last = torch.where(at_slot.unsqueeze(-1) >= 0, take(r, at_slot.clamp_min(0)), last)
     following = draw(last, after[:, :1])
-    tokens = torch.cat([draft.tokens.gather(1, walked), following], 1).scatter(1, length, following)
-    return Verdict(walked, length.squeeze(1), tokens, last.squeeze(1), first)
+    tokens = torch.cat([draft.tokens.gather(1, path), following], 1).scatter(1, length, following)
+    return Verdict(path, length.squeeze(1), tokens, last.squeeze(1), first)
 
 
 def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,7 +95,7 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
     rows, nodes, vocab = p.shape
     inner = tree.inner.expand(rows, -1)
     r = take(p, inner)
-    q = draft.laws
+    q = draft.probs
     if (kernels := fused_kernels()) is not None and (factors := getattr(rule, "factors", None)) is not None:
         found: tuple[Tensor, Tensor, Tensor] = kernels.decide(r, q, draft, u, *factors(r.device))
         return found
@@ -103,14 +103,14 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
     taken = torch.full_like(inner, -1)
     first = p.new_zeros(rows)
     passed: list[Tensor] = []  # per sibling, the candidates that the rule keeps
-    for m, some in enumerate(tree.fan):  # the inner nodes that may have an m-th child
+    for m, some in enumerate(tree.parents_per_rank):  # the inner nodes that may have an m-th child
         child = _head(children, some)[:, :, m]
         node = child.clamp_min(0)
         token = draft.tokens.gather(1, node)
         before, law, free = _head(r, some), _head(q, some), _head(taken, some)
         live = (child >= 0) & draft.valid.gather(1, node) & (free < 0)
-        if draft.drawn is not None:
-            drawn = draft.drawn.gather(1, node)
+        if draft.sampled is not None:
+            drawn = draft.sampled.gather(1, node)
             law = torch.where(drawn.unsqueeze(-1), law, one_hot(token, vocab))
         live &= at(law, token) > 0  # a distribution with fewer tokens than children has no more candidates
         place = depth.gather(1, node)
@@ -118,14 +118,14 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
         kept = live & (u.gather(1, node) < chance)
         if m == 0:  # the root is the first inner node
             first = torch.where(live[:, 0], chance[:, 0], first)
-        if rule.certain:  # siblings do not compete: the longest path is accepted
+        if rule.deterministic:  # siblings do not compete: the longest path is accepted
             passed.append(F.pad(torch.where(kept, child, -1), (0, inner.shape[1] - some), value=-1))
             continue
         taken = _with_head(taken, torch.where(kept, child, free))
         lost = (live & ~kept).unsqueeze(-1)
         r = _with_head(r, torch.where(lost, rule.residual(before, law, token, place), before))
         if m + 1 < tree.width:  # the next sibling was drawn from the rest
-            left, gone, lost = (_head(x, tree.fan[m + 1]) for x in (q, token, lost))
+            left, gone, lost = (_head(x, tree.parents_per_rank[m + 1]) for x in (q, token, lost))
             q = torch.where(lost, normalise(left.scatter(-1, gone.unsqueeze(-1), 0.0), left), left)
     if passed:
         taken = _longest(torch.stack(passed, -1), inner, nodes, tree.height)
@@ -151,8 +151,8 @@ def _walk(tree: Tree, taken: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
     rows = len(taken)
     if tree.is_chain:  # node d + 1 is the child of node d
         length = (taken >= 0).long().cumprod(1).sum(1, keepdim=True)
-        lane = torch.arange(1, tree.height + 1, device=taken.device)
-        return torch.minimum(lane, length), length
+        offsets = torch.arange(1, tree.height + 1, device=taken.device)
+        return torch.minimum(offsets, length), length
     here, length = taken.new_zeros(rows, 1), taken.new_zeros(rows, 1)
     path: list[Tensor] = []
     for _ in range(tree.height):

@@ -19,10 +19,10 @@ from specbench.engine.fixed import Fixed
 
 
 class Steps(Protocol):
-    """Work that proceeds step by step; `parts`: its configuration, without tensors, equal to nothing but itself."""
+    """Work that proceeds step by step; `config`: its configuration, without tensors, equal to nothing but itself."""
 
     @property
-    def parts(self) -> Any: ...
+    def config(self) -> Any: ...
 
     def step(self) -> None: ...
 
@@ -44,7 +44,7 @@ class Eager:
         return steps, steps.step
 
     def fresh(self) -> Eager:
-        """A new engine of the same kind, for other parts."""
+        """A new engine of the same kind, for another configuration."""
         return Eager()
 
     def call(self, of: Any, function: Call, *given: Tensor) -> list[Tensor]:
@@ -89,7 +89,7 @@ class RecordedCall:
 
 
 class Graphs:
-    """CUDA graphs, cached by the parts and the shapes of their steps; `fused`: of the fused kernels."""
+    """CUDA graphs, cached by the configuration and the shapes of their steps; `fused`: of the fused kernels."""
 
     #: Graphs that are kept; a batch of another size needs another one.
     most, most_calls = 4, 16
@@ -101,7 +101,7 @@ class Graphs:
 
     def begin(self, steps: S) -> tuple[S, Callable[[], None]]:
         """As of `Eager`."""
-        key = steps.parts, Fixed.shapes(steps)
+        key = steps.config, Fixed.shapes(steps)
         one = self._kept.pop(key, None)
         if one is None:
             one = self.record(steps)

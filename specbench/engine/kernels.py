@@ -287,12 +287,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
-def block(one: Any, flat: Tensor, frame: Any, layer: int) -> Tensor:
+def block(one: Any, flat: Tensor, context: Any, layer: int) -> Tensor:
     """As of `Block.forward` with a cache, of positions (R n, dim) without padding."""
-    rows, nodes, cache = frame.rows, frame.nodes, frame.cache
+    rows, nodes, cache = context.rows, context.nodes, context.cache
     assert cache is not None
-    assert frame.slots is not None
-    assert frame.mask is not None
+    assert context.slots is not None
+    assert context.mask is not None
     attention, c, feed = one.attention, one.attention.cfg, one.feed_forward
     before, between = (None, None) if one.post_norm else (one.attention_norm, one.ffn_norm)
     qkv = project(flat, attention.wqkv.weight, before)
@@ -303,11 +303,11 @@ def block(one: Any, flat: Tensor, frame: Any, layer: int) -> Tensor:
         norms = [attention.q_norm.weight, attention.q_norm.bias, attention.k_norm.weight, attention.k_norm.bias]
     half = c.head_dim // 2
     _turn[(rows * nodes, c.n_heads + 2 * c.n_kv_heads)](
-        qkv, frame.rope.contiguous(), frame.slots.contiguous(), *norms, q, k, v, nodes, k.shape[2], len(frame.rope),
-        max(1, c.qk_norm), max(1, min(c.qk_norm, c.n_kv_heads)), c.n_heads, c.n_kv_heads, half,
+        qkv, context.rope.contiguous(), context.slots.contiguous(), *norms, q, k, v, nodes, k.shape[2],
+        len(context.rope), max(1, c.qk_norm), max(1, min(c.qk_norm, c.n_kv_heads)), c.n_heads, c.n_kv_heads, half,
         triton.next_power_of_2(half), c.rotary == "halves", c.qk_norm > 0, num_warps=1,
     )  # fmt: skip
-    heard = attend(q, k, v, frame.mask).view(rows * nodes, -1)
+    heard = attend(q, k, v, context.mask).view(rows * nodes, -1)
     if one.post_norm:
         flat = rms_norm(project(heard, attention.wo.weight), one.attention_norm, flat)
         inner = project(flat, feed.w1.weight, None, feed.w3.weight)
@@ -321,7 +321,7 @@ def block(one: Any, flat: Tensor, frame: Any, layer: int) -> Tensor:
 
 
 @triton.jit
-def _law(LOGITS, LAW, count, temperature, top_k, BLOCK: tl.constexpr, CUT: tl.constexpr):
+def _probs(LOGITS, LAW, count, temperature, top_k, BLOCK: tl.constexpr, CUT: tl.constexpr):
     row, at = tl.program_id(0).to(tl.int64) * count, tl.arange(0, BLOCK)
     x = tl.load(LOGITS + row + at, mask=at < count, other=-float("inf")).to(tl.float32) / temperature + 0.0
     if CUT:
@@ -339,12 +339,12 @@ def _law(LOGITS, LAW, count, temperature, top_k, BLOCK: tl.constexpr, CUT: tl.co
     tl.store(LAW + row + at, y / tl.sum(y, 0), mask=at < count)
 
 
-def law(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
+def probs(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
     """As of `Sampling.law` at a temperature above 0 and without top-p: logits (..., V), at most `MOST_TOKENS`."""
     logits, vocabulary = logits.contiguous(), logits.shape[-1]
     out = torch.empty(logits.shape, device=logits.device)
     cut = top_k is not None and top_k < vocabulary
-    _law[(logits.numel() // vocabulary,)](
+    _probs[(logits.numel() // vocabulary,)](
         logits, out, vocabulary, temperature, top_k or 0, triton.next_power_of_2(vocabulary), cut, num_warps=16
     )
     return out
@@ -422,7 +422,7 @@ def decide(r: Tensor, q: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: 
     taken = torch.empty(rows, inner, dtype=torch.int64, device=r.device)
     first = torch.empty(rows, device=r.device)
     valid = draft.valid.contiguous().view(torch.uint8)
-    drawn = torch.ones_like(valid) if draft.drawn is None else draft.drawn.contiguous().view(torch.uint8)
+    drawn = torch.ones_like(valid) if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
     _decide[(rows * inner,)](
         r, q, draft.tokens.contiguous(), valid, drawn, u.contiguous(), tree.children.contiguous(),
         tree.depth.contiguous(), omega, taken, first, draft.tokens.shape[1], inner,

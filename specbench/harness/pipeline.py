@@ -17,9 +17,19 @@ from torch import Tensor
 from specbench.config import parameters, registry
 from specbench.decoding import continuous
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import Amend, Decoded, Decoding, Images, Parts, Trace, decode, decode_stream, synchronize
+from specbench.decoding.loop import (
+    Decoded,
+    DecoderConfig,
+    Decoding,
+    Images,
+    Override,
+    Trace,
+    decode,
+    decode_stream,
+    synchronize,
+)
 from specbench.decoding.rules import exact
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.engine.clock import Clock
 from specbench.engine.graph import ENGINES, Eager, Graphs
 from specbench.errors import NumberError, UsageError
@@ -114,8 +124,8 @@ class _Base(ABC):
         return self.model.encode(prompts)
 
     @abstractmethod
-    def images(self, conditioning: Any, streams: Streams) -> Images:
-        """One image per row of `streams`, for decoding step by step."""
+    def images(self, conditioning: Any, rng: RandomStreams) -> Images:
+        """One image per row of `rng`, for decoding step by step."""
 
     @property
     @abstractmethod
@@ -144,10 +154,10 @@ class _Base(ABC):
             spent += time.perf_counter() - before
             return conditioning
 
-        def streams(some: list[int]) -> Streams:
-            return Streams([keys[i] for i in some], self.device)
+        def rng(some: list[int]) -> RandomStreams:
+            return RandomStreams([keys[i] for i in some], self.device)
 
-        images = decode_stream(self.images, encode, streams, len(prompts), batch, self.stepper)
+        images = decode_stream(self.images, encode, rng, len(prompts), batch, self.stepper)
         while True:
             with _naming(self.name):
                 done = next(images, None)
@@ -168,10 +178,10 @@ class Pipeline(_Base):
     """A model with discrete tokens; `decode` returns tokens (B, T) int64."""
 
     def __init__(
-        self, model: Any, parts: Parts, device: torch.device, name: str, weights: str, engine: Eager | Graphs
+        self, model: Any, config: DecoderConfig, device: torch.device, name: str, weights: str, engine: Eager | Graphs
     ) -> None:
         super().__init__(model, device, name, weights, engine)
-        self.parts = parts
+        self.config = config
 
     @classmethod
     def load(cls, cfg: Mapping[str, Any]) -> Pipeline | ContinuousPipeline:
@@ -182,37 +192,38 @@ class Pipeline(_Base):
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
         rule = build_rule(cfg, drafter.tree.height, model.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
-        taps = getattr(drafter, "taps", ())  # the target's layers that it reads besides the last hidden states
-        parts = Parts(model.target.tapping(taps) if taps else model.target, drafter, rule, sampling)
-        return cls(model, parts, device, cfg["model"], registry.weights_label(cfg), engine_of(cfg, device))
+        layers = getattr(drafter, "aux_hidden_layers", ())
+        target = model.target.with_aux_hidden_layers(layers) if layers else model.target
+        config = DecoderConfig(target, drafter, rule, sampling)
+        return cls(model, config, device, cfg["model"], registry.weights_label(cfg), engine_of(cfg, device))
 
     def vanilla(self) -> Pipeline:
         """The same loaded target with the empty draft: the baseline, on an engine of the same kind."""
-        return self._of(Parts(self.model.target, NoDraft(), exact(), self.parts.sampling))
+        return self._of(DecoderConfig(self.model.target, NoDraft(), exact(), self.config.sampling))
 
-    def amended(self, amend: Amend) -> Pipeline:
+    def amended(self, override: Override) -> Pipeline:
         """The same pipeline with verdicts that override the rule's."""
-        return self._of(replace(self.parts, amend=amend))
+        return self._of(replace(self.config, override=override))
 
-    def _of(self, parts: Parts) -> Pipeline:
-        return Pipeline(self.model, parts, self.device, self.name, self.weights, self.engine.fresh())
+    def _of(self, config: DecoderConfig) -> Pipeline:
+        return Pipeline(self.model, config, self.device, self.name, self.weights, self.engine.fresh())
 
     def decode(self, conditioning: Any, keys: list[tuple[int, int]]) -> Decoded[Trace]:
         """One image per (seed, prompt index) in `keys`; conditioning of as many prompts."""
         with _naming(self.name):
-            return decode(self.parts, conditioning, Streams(keys, self.device), self.engine)
+            return decode(self.config, conditioning, RandomStreams(keys, self.device), self.engine)
 
-    def images(self, conditioning: Any, streams: Streams, clock: Clock | None = None) -> Decoding:
+    def images(self, conditioning: Any, rng: RandomStreams, clock: Clock | None = None) -> Decoding:
         """As of `_Base`; `clock` as of `Decoding`."""
-        return Decoding(self.parts, conditioning, streams, clock)
+        return Decoding(self.config, conditioning, rng, clock)
 
     @property
     def uneven(self) -> bool:
         """As of `_Base`."""
-        return self.parts.drafter.tree.height > 0
+        return self.config.drafter.tree.height > 0
 
 
-def continuous_rule(cfg: Mapping[str, Any], length: int) -> continuous.Rule:
+def continuous_rule(cfg: Mapping[str, Any], length: int) -> continuous.ContinuousRule:
     """How continuous tokens are drafted and verified, from flat parameters; length: tokens of an image, 0 to check the
     parameters only."""
     from specbench.models.mar import tokens_per_iteration
@@ -220,11 +231,11 @@ def continuous_rule(cfg: Mapping[str, Any], length: int) -> continuous.Rule:
     common = {"temperature": cfg["temperature"], "final_noise": cfg["final_noise"]}
     if cfg["drafter"] == "none":
         pass_sizes = tuple(tokens_per_iteration(length, cfg["iterations"])) if cfg["iterations"] and length else ()
-        return continuous.Rule(turns=pass_sizes, **common)
+        return continuous.ContinuousRule(tokens_per_pass=pass_sizes, **common)
     if cfg["iterations"]:
         raise UsageError(f"method {cfg['method']} verifies token by token: leave iterations= out, or give null")
     names = ("gamma", "prefill", "align", "criterion", "verify", "on_reject", "inner_temperature", "tries")
-    return continuous.Rule(**{name: cfg[name] for name in names}, **common)
+    return continuous.ContinuousRule(**{name: cfg[name] for name in names}, **common)
 
 
 class ContinuousPipeline(_Base):
@@ -233,8 +244,8 @@ class ContinuousPipeline(_Base):
     def __init__(
         self,
         model: Any,
-        drafter: continuous.Model | None,
-        rule: continuous.Rule,
+        drafter: continuous.ContinuousModel | None,
+        rule: continuous.ContinuousRule,
         device: torch.device,
         name: str,
         weights: str,
@@ -254,13 +265,13 @@ class ContinuousPipeline(_Base):
 
     def vanilla(self) -> ContinuousPipeline:
         """The same loaded target alone, one token per pass: the baseline."""
-        rule = continuous.Rule(temperature=self.rule.temperature, final_noise=self.rule.final_noise)
+        rule = continuous.ContinuousRule(temperature=self.rule.temperature, final_noise=self.rule.final_noise)
         return ContinuousPipeline(self.model, None, rule, self.device, self.name, self.weights, self.engine.fresh())
 
-    def images(self, conditioning: Any, streams: Streams) -> continuous.Decoding:
+    def images(self, conditioning: Any, rng: RandomStreams) -> continuous.ContinuousDecoding:
         """As of `_Base`."""
         target = self.model.target
-        return continuous.Decoding(target, self.drafter, self.rule, conditioning, streams, engine=self.engine)
+        return continuous.ContinuousDecoding(target, self.drafter, self.rule, conditioning, rng, engine=self.engine)
 
     @property
     def uneven(self) -> bool:
@@ -274,9 +285,9 @@ class ContinuousPipeline(_Base):
 
     def decode(
         self, conditioning: Any, keys: list[tuple[int, int]], clock: Clock | None = None
-    ) -> Decoded[continuous.Trace]:
+    ) -> Decoded[continuous.ContinuousTrace]:
         """One image per (seed, prompt index) in `keys`; conditioning of as many prompts. `clock` as in
         `continuous.decode`."""
-        streams, target = Streams(keys, self.device), self.model.target
+        rng, target = RandomStreams(keys, self.device), self.model.target
         with _naming(self.name):
-            return continuous.decode(target, self.drafter, self.rule, conditioning, streams, clock, self.engine)
+            return continuous.decode(target, self.drafter, self.rule, conditioning, rng, clock, self.engine)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from specbench.decoding.continuous import Trace as VectorTrace
+    from specbench.decoding.continuous import ContinuousTrace
     from specbench.decoding.loop import Trace
 
 
-def of_images(trace: Trace | VectorTrace, steps: Sequence[int], passes: int) -> list[dict[str, Any]]:
+def of_images(trace: Trace | ContinuousTrace, steps: Sequence[int], passes: int) -> list[dict[str, Any]]:
     """The fields of `Record` from a batch's trace, one dict per image.
 
     steps: target forward passes of each image; passes: drafter network forward passes per step. Copies to the host: do
@@ -33,7 +33,7 @@ def of_images(trace: Trace | VectorTrace, steps: Sequence[int], passes: int) -> 
 def _of_vectors(trace: dict[str, np.ndarray], steps: int, passes: int) -> dict[str, Any]:
     accepted, offered, start, reach = (trace[name][:steps] for name in ("accepted", "offered", "start", "reach"))
     drafts = offered > 0
-    kept, judged = trace["kept"], trace["judged"]
+    kept, verified = trace["kept"], trace["verified"]
     by_depth = [(int(kept[start[reach > d] + d].sum()), int((reach > d).sum())) for d in range(int(reach.max()))]
     return {
         "accepted_per_step": accepted.tolist(),
@@ -42,7 +42,7 @@ def _of_vectors(trace: dict[str, np.ndarray], steps: int, passes: int) -> dict[s
         "first_accept": _rounded(trace["first"][:steps][drafts].mean(dtype=np.float64)) if drafts.any() else None,
         "draft_passes": passes * int(drafts.sum()),
         "order": trace["order"].tolist(),
-        "drafts": "".join(np.where(kept, "1", np.where(judged, "0", ".")).tolist()),
+        "drafts": "".join(np.where(kept, "1", np.where(verified, "0", ".")).tolist()),
         "fallbacks": int(trace["fallbacks"]),
         "made": int(trace["made"]),
     }

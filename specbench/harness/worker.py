@@ -27,7 +27,7 @@ from specbench.rows.journal import Record, pixel_digest
 if TYPE_CHECKING:
     import torch
 
-    from specbench.decoding.continuous import Trace as VectorTrace
+    from specbench.decoding.continuous import ContinuousTrace
     from specbench.decoding.loop import Drafter, Trace
     from specbench.harness.pipeline import Finished
 
@@ -46,7 +46,7 @@ class DecodedImages(Protocol):
     @property
     def seconds(self) -> float: ...  # first target forward to last token, device-synchronised
     @property
-    def trace(self) -> Trace | VectorTrace: ...
+    def trace(self) -> Trace | ContinuousTrace: ...
 
 
 class PromptDecoder(Protocol):

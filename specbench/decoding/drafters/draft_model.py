@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.loop import Outcome
-from specbench.decoding.sampling import Sampling, Streams, draw
+from specbench.decoding.sampling import RandomStreams, Sampling, draw
 from specbench.decoding.trees import build, chain_paths
 from specbench.decoding.verify import DRAFT, Draft
 
@@ -19,7 +19,7 @@ from specbench.decoding.verify import DRAFT, Draft
 class _State:
     session: Any
     sampling: Sampling
-    streams: Streams
+    rng: RandomStreams
 
 
 class DraftModel:
@@ -30,10 +30,10 @@ class DraftModel:
         self.tree = build(chain_paths(window))
         self.passes = self.tree.nodes - 1
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> _State:
-        self.tree = self.tree.to(streams.key.device)
-        own = self.model.open(conditioning, len(streams), sampling.guided, self.tree.nodes)
-        return _State(own, sampling, streams)
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _State:
+        self.tree = self.tree.to(rng.key.device)
+        own = self.model.open(conditioning, len(rng), sampling.guided, self.tree.nodes)
+        return _State(own, sampling, rng)
 
     def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         session, sampling = state.session, state.sampling
@@ -45,9 +45,9 @@ class DraftModel:
         tokens, laws = [token], []
         for d in range(1, self.tree.nodes):
             place = count[:, None] + (d - 1)
-            law = sampling.law(session.constrain(sampling.mix(logits)[:, None], place))[:, 0]
+            law = sampling.probs(session.constrain(sampling.apply_guidance(logits)[:, None], place))[:, 0]
             laws.append(law)
-            tokens.append(draw(law, state.streams.uniform(step, DRAFT + d, 1)[:, 0])[:, None])
+            tokens.append(draw(law, state.rng.uniform(step, DRAFT + d, 1)[:, 0])[:, None])
             if d + 1 < self.tree.nodes:
                 logits = session.feed_chain(tokens[-1], root + d)[:, 0]
         drafted = torch.cat(tokens, 1)

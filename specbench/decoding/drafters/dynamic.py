@@ -101,4 +101,4 @@ class Grower:
         there = score.gather(1, kept) > -torch.inf
         valid = torch.cat([torch.ones_like(root, dtype=torch.bool), there], 1)
         drafted = torch.cat([root, token.gather(1, kept)], 1)
-        return Draft(tree, drafted, sampling.of_full(given), valid, torch.zeros_like(valid))
+        return Draft(tree, drafted, sampling.filtered_probs(given), valid, torch.zeros_like(valid))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.loop import Outcome
-from specbench.decoding.sampling import Sampling, Streams, draw, draw_distinct
+from specbench.decoding.sampling import RandomStreams, Sampling, draw, draw_distinct
 from specbench.decoding.trees import Path, Tree, build
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.engine.ops import take
@@ -21,7 +21,7 @@ from specbench.engine.ops import take
 class _State:
     session: Any  # the target's
     sampling: Sampling
-    streams: Streams
+    rng: RandomStreams
     cache: Any
     keys: Tensor
     usable: Tensor  # (R, slots): entries that may be attended to
@@ -74,13 +74,13 @@ class _Room:
     slots they attend to, (R, 1, n, slots) bool."""
 
     slots: Tensor
-    turn: Tensor
+    rope: Tensor
     mask: Tensor
 
     def part(self, first: int, count: int) -> _Room:
         """The part of `count` nodes from index `first` on."""
         some = slice(first, first + count)
-        return _Room(self.slots[:, some], self.turn[:, some], self.mask[:, :, some])
+        return _Room(self.slots[:, some], self.rope[:, some], self.mask[:, :, some])
 
 
 class _Entries:
@@ -96,10 +96,10 @@ class _Entries:
     def __init__(self, head: Any, tree: Tree, expanded: int) -> None:
         """tree: the topology, or the largest possible one; expanded: draft nodes that pass through the network."""
         self.head, self.tree, self.expanded = head, tree, expanded
-        self.taps: tuple[int, ...] = head.cfg.taps if head is not None else ()
+        self.aux_hidden_layers: tuple[int, ...] = head.cfg.aux_hidden_layers if head is not None else ()
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> _State:
-        device = streams.key.device
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _State:
+        device = rng.key.device
         self.tree = self.tree.to(device)
         hidden = session.prefix_hidden  # (R, P - 1, dim)
         rows, known, dim = hidden.shape
@@ -115,12 +115,12 @@ class _Entries:
         state = _State(
             session,
             sampling,
-            streams,
+            rng,
             cache,
             keys,
             usable,
             pending,
-            torch.zeros(len(streams), dtype=torch.int64, device=device),
+            torch.zeros(len(rng), dtype=torch.int64, device=device),
         )
         if known > 1:
             entries = torch.arange(known - 1, device=device).expand(rows, -1)
@@ -131,15 +131,15 @@ class _Entries:
         """Outputs (R, n, dim) of `entries` (R, n), each attending to all before it."""
         own = entries.unsqueeze(-1)
         mask = ((state.keys <= own) & state.usable.unsqueeze(1)) | (state.keys == own)
-        turn = self.head.turns(entries, state.session.padding)
-        return self.head.hidden(ids, hidden, turn, mask.unsqueeze(1), state.cache, entries)
+        rope = self.head.rope_at(entries, state.session.padding)
+        return self.head.hidden(ids, hidden, rope, mask.unsqueeze(1), state.cache, entries)
 
     def _newest(self, state: _State, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Feed what the last verdict made known; returns the newest entry's position (B, 1) and output (R, 1, dim)."""
         session = state.session
         last = count[:, None] + (session.prefix_length - 2)  # (B, 1): the newest entry, b - 1
-        lane = torch.arange(self.tree.height + 1, device=count.device)
-        places = last - state.fresh[:, None] + lane  # (B, D + 1); those beyond `last` are padding
+        offsets = torch.arange(self.tree.height + 1, device=count.device)
+        places = last - state.fresh[:, None] + offsets  # (B, D + 1); those beyond `last` are padding
         out = self._feed(state, session.ids_at(places + 1, history), state.pending, session.both(places))
         return last, take(out, session.both(state.fresh)[:, None])
 
@@ -155,23 +155,23 @@ class _Entries:
         index = offset.clamp(0, self.expanded - 1).unsqueeze(1).expand(-1, n, -1)
         among = held.gather(2, index) & ((offset >= 0) & (offset < self.expanded)).unsqueeze(1)
         mask = torch.where((offset < 0).unsqueeze(1), state.usable.unsqueeze(1), among).unsqueeze(1)
-        turn = self.head.turns(both(last + depth).expand(-1, n), state.session.padding)
-        return _Room(slots, turn, mask)
+        rope = self.head.rope_at(both(last + depth).expand(-1, n), state.session.padding)
+        return _Room(slots, rope, mask)
 
     def _expand(self, state: _State, tokens: Tensor, features: Tensor, room: _Room) -> Tensor:
         """Outputs (R, n, dim) of n draft nodes: tokens (B, n), the outputs of their parents (R, n, dim)."""
         ids = state.session.both(state.session.model.ids(tokens))
-        return self.head.hidden(ids, features, room.turn, room.mask, state.cache, room.slots)
+        return self.head.hidden(ids, features, room.rope, room.mask, state.cache, room.slots)
 
     def _guided(self, state: _State, features: Tensor, place: Tensor) -> Tensor:
         """Guided logits (B, n, V) at features (R, n, dim) of the tokens at one image position (B,) per row."""
         session = state.session
-        logits = state.sampling.mix(session.model.head(self.head.readable(features)))
+        logits = state.sampling.apply_guidance(session.model.head(self.head.readable(features)))
         return session.constrain(logits, place[:, None].expand(-1, features.shape[1]))
 
     def commit(self, state: _State, outcome: Outcome) -> None:
         both = state.session.both
-        state.pending = take(outcome.hidden, both(outcome.verdict.walked))
+        state.pending = take(outcome.hidden, both(outcome.verdict.path_with_root))
         state.fresh = outcome.verdict.length
 
 
@@ -186,11 +186,11 @@ class Eagle(_Entries):
         nodes = tree.inner[0, 1:]  # the expanded ones
         self.depths, self.sees = tree.depth[0, nodes], tree.ancestors[:, nodes][:, :, nodes]
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> _State:
-        device = streams.key.device
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _State:
+        device = rng.key.device
         self.levels = [level.to(device) for level in self.levels]
         self.depths, self.sees = self.depths.to(device), self.sees.to(device)
-        return super().open(session, conditioning, sampling, streams)
+        return super().open(session, conditioning, sampling, rng)
 
     def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         tree = self.tree
@@ -198,7 +198,7 @@ class Eagle(_Entries):
         drafted = history.new_zeros(len(count), tree.nodes)
         drafted[:, :1] = history.gather(1, (count - 1).clamp_min(0)[:, None])
         # a chain takes one number per depth, all of them at once
-        u = state.streams.uniforms(step, DRAFT, tree.height, 1) if tree.is_chain else None
+        u = state.rng.uniforms(step, DRAFT, tree.height, 1) if tree.is_chain else None
         laws = [self._children(state, 0, feature, drafted, count, step, u)]
         room = self._room(state, last, self.depths, 0, self.sees) if self.expanded else None
         features = feature  # of the root and the expanded nodes, in order; of a chain only the last one is used
@@ -229,7 +229,7 @@ class Eagle(_Entries):
         tokens to `drafted`. u: the numbers (B, height, 1) to draw a chain with."""
         sampling, level = state.sampling, self.levels[number]
         logits = self._guided(state, features, count + number).float()
-        law = sampling.law(logits)
+        law = sampling.probs(logits)
         n, vocab = law.shape[1:]
         if u is not None:
             drafted[:, number + 1 : number + 2] = draw(law, u[:, number])
@@ -237,7 +237,7 @@ class Eagle(_Entries):
         if sampling.temperature == 0:  # a point mass has one token: the next most probable are deterministic
             tokens = logits.topk(self.tree.width, dim=-1).indices
         else:
-            tokens = draw_distinct(law, state.streams.uniform(step, DRAFT + number, n, vocab), self.tree.width)
+            tokens = draw_distinct(law, state.rng.uniform(step, DRAFT + number, n, vocab), self.tree.width)
         drafted[:, level.kids] = tokens.flatten(1)[:, level.picks]
         return law
 
@@ -258,7 +258,7 @@ class Eagle2(_Entries):
 
         def law(features: Tensor, depth: int) -> Tensor:
             logits = self._guided(state, features, count + depth)
-            return sampling.full_law(logits, sampling.law(logits))
+            return sampling.unfiltered_probs(logits, sampling.probs(logits))
 
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
             nonlocal outputs

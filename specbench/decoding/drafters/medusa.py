@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.loop import Outcome
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.decoding.trees import Path, build, in_order
 from specbench.decoding.verify import Draft
 from specbench.engine.ops import take
@@ -42,8 +42,8 @@ class Medusa:
         self.most = 1 + max(p[-1] for p in ordered)
         self.of_inner = self.tree.depth[0, self.tree.inner[0]]  # the head of an inner node's children
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> _State:
-        device = streams.key.device
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _State:
+        device = rng.key.device
         self.tree = self.tree.to(device)
         for name in ("level", "choice", "of_inner"):
             setattr(self, name, getattr(self, name).to(device))
@@ -53,9 +53,9 @@ class Medusa:
 
     def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         places = count[:, None] + torch.arange(self.tree.height, device=count.device)
-        logits = state.sampling.mix(self.heads(state.hidden, self.tree.height))  # (B, D, V)
+        logits = state.sampling.apply_guidance(self.heads(state.hidden, self.tree.height))  # (B, D, V)
         logits = state.session.constrain(logits, places).float()
-        laws = state.sampling.law(logits)
+        laws = state.sampling.probs(logits)
         likeliest = logits.topk(self.most, dim=-1).indices
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
         tokens = torch.cat([root, likeliest[:, self.level, self.choice]], 1)
@@ -65,5 +65,5 @@ class Medusa:
 
     def commit(self, state: _State, outcome: Outcome) -> None:
         verdict, hidden = outcome.verdict, outcome.hidden
-        last = state.session.both(verdict.walked.gather(1, verdict.length[:, None]))
+        last = state.session.both(verdict.path_with_root.gather(1, verdict.length[:, None]))
         state.hidden = take(hidden, last).squeeze(1)

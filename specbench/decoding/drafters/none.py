@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.loop import Outcome
-from specbench.decoding.sampling import Sampling, Streams
+from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.decoding.trees import build
 from specbench.decoding.verify import Draft
 
@@ -19,9 +19,9 @@ class NoDraft:
     def __init__(self) -> None:
         self.tree = build([])
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> Any:
-        self.tree = self.tree.to(streams.key.device)
-        return torch.zeros(len(streams), 0, session.vocab_size, device=streams.key.device)
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> Any:
+        self.tree = self.tree.to(rng.key.device)
+        return torch.zeros(len(rng), 0, session.vocab_size, device=rng.key.device)
 
     def propose(self, state: Any, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specbench.decoding.loop import Outcome
 from specbench.decoding.rules.base import at, normalise, ratio
-from specbench.decoding.sampling import PURPOSES, Sampling, Streams, draw, draw_distinct, exponential
+from specbench.decoding.sampling import TAGS, RandomStreams, Sampling, draw, draw_distinct, exponential
 from specbench.decoding.trees import build as build_tree
 from specbench.decoding.trees import in_order, window_paths
 from specbench.decoding.verify import DRAFT, Draft, one_hot
@@ -29,18 +29,18 @@ from specbench.errors import UsageError
 INITS = ("random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample")
 COUPLINGS = ("none", "maximal", "gumbel")
 _TOKEN, _KEEP, _INIT, _SIBLING = range(DRAFT, DRAFT + 4)  # purposes of a step's random numbers
-_GUMBEL = PURPOSES - 1  # of step 0: the noise of a position is the same at every step
+_GUMBEL = TAGS - 1  # of step 0: the noise of a position is the same at every step
 
 
 @dataclass
 class _State:
     session: Any
     sampling: Sampling
-    streams: Streams
+    rng: RandomStreams
     side: int  # positions in a row of the image
     anything: Tensor  # (V,): the uniform distribution over the codes
     tokens: Tensor  # (B, H): the window along the draft's first path
-    laws: Tensor  # (B, H, V): the distribution each was drawn from
+    probs: Tensor  # (B, H, V): the distribution each was drawn from
     past: Tensor  # (B, K, V): distributions of the K positions committed last, oldest first; K = 0 unless drawn from
     # Of the last step, where a row had one (`begun` (B,) bool): the target's distributions (B, M, V) and the accepted
     # path.
@@ -86,16 +86,16 @@ class Window:
         ordered = in_order(paths)
         number = {p: i + 1 for i, p in enumerate(ordered)}
         self.main = torch.tensor([number[(0,) * d] for d in range(1, self.tree.height + 1)])
-        self.lane = torch.tensor([len(p) - 1 for p in ordered])  # of every draft node: its offset in the window,
+        self.offsets = torch.tensor([len(p) - 1 for p in ordered])  # of every draft node: its offset in the window,
         self.choice = torch.tensor([p[-1] for p in ordered])  # and which of that offset's candidates it holds
         self.of_inner = self.tree.depth[0, self.tree.inner[0]]  # the offset of an inner node's children
-        self.heir = torch.tensor([number.get((*p, 0), -1) for p in ((), *ordered)])  # a node's first child
+        self.first_child = torch.tensor([number.get((*p, 0), -1) for p in ((), *ordered)])  # a node's first child
         self.branching = max((len(p) for p in paths if p[-1] > 0), default=0)  # depths with more than one candidate
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, streams: Streams) -> _State:
-        device, rows = streams.key.device, len(streams)
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _State:
+        device, rows = rng.key.device, len(rng)
         self.tree = self.tree.to(device)
-        for name in ("main", "lane", "choice", "of_inner", "heir"):
+        for name in ("main", "offsets", "choice", "of_inner", "first_child"):
             setattr(self, name, getattr(self, name).to(device))
         size, height = session.vocab_size, self.tree.height
         keep = {"horizontal_sample": 1, "vertical_sample": session.width}.get(self.init, 0)
@@ -103,7 +103,7 @@ class Window:
         return _State(
             session,
             sampling,
-            streams,
+            rng,
             session.width,
             anything,
             torch.zeros(rows, height, dtype=torch.int64, device=device),
@@ -123,16 +123,16 @@ class Window:
         candidates = first.expand(-1, -1, self.width)
         if self.width > 1:
             n = self.branching
-            rest = state.laws[:, :n].scatter(-1, first[:, :n], 0.0)
-            u = state.streams.uniform(step, _SIBLING, n, rest.shape[-1])
+            rest = state.probs[:, :n].scatter(-1, first[:, :n], 0.0)
+            u = state.rng.uniform(step, _SIBLING, n, rest.shape[-1])
             others = draw_distinct(rest, u, min(self.width - 1, rest.shape[-1]))
             candidates = candidates.clone()
             candidates[:, :n, 1 : 1 + others.shape[-1]] = others
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
-        tokens = torch.cat([root, candidates[:, self.lane, self.choice]], 1)
+        tokens = torch.cat([root, candidates[:, self.offsets, self.choice]], 1)
         valid = torch.ones_like(tokens, dtype=torch.bool)
         return Draft(
-            self.tree, tokens, state.laws[:, self.of_inner], valid, torch.zeros_like(valid) if self.match else None
+            self.tree, tokens, state.probs[:, self.of_inner], valid, torch.zeros_like(valid) if self.match else None
         )
 
     def commit(self, state: _State, outcome: Outcome) -> None:
@@ -144,10 +144,10 @@ class Window:
         e_i / p_i has distribution p."""
         if self.coupling != "gumbel":
             return None
-        height, size = state.laws.shape[1:]
+        height, size = state.probs.shape[1:]
         place = count[:, None] + torch.arange(height, device=count.device)
         spot = place.unsqueeze(-1) * size + torch.arange(size, device=count.device)
-        u = state.streams.uniform_at(torch.zeros_like(count), _GUMBEL, spot.flatten(1)).view_as(state.laws)
+        u = state.rng.uniform_at(torch.zeros_like(count), _GUMBEL, spot.flatten(1)).view_as(state.probs)
         return exponential(u)
 
     def _renew(self, state: _State, count: Tensor, step: Tensor, clocks: Tensor | None) -> Tensor:
@@ -160,8 +160,10 @@ class Window:
             walked = torch.cat([torch.zeros_like(path[:, :1]), path], 1)
             moved = take(torch.cat([state.past, take(p, walked)], 1), kept)
             state.past = torch.where(state.begun[:, None, None], moved, state.past)
-        lane = torch.arange(height, device=gone.device)
-        behind = (gone[:, None] + lane - 1).clamp_max(height - 1)  # in the old window, of the node before each position
+        offsets = torch.arange(height, device=gone.device)
+        behind = (gone[:, None] + offsets - 1).clamp_max(
+            height - 1
+        )  # in the old window, of the node before each position
         nodes = self._first_path(path, length).gather(1, behind)
         law = take(p, nodes)
         known = (height - length).clamp_min(0) * state.begun if self.refine else torch.zeros_like(count)
@@ -170,14 +172,14 @@ class Window:
         elif self.coupling == "maximal":
             before = (behind + 1).clamp_max(height - 1)
             token = state.tokens.gather(1, before)
-            q = take(state.laws, before)
-            had = lane < (known - 1)[:, None]  # the last known position has a distribution, but no token yet
-            keep = had & (state.streams.uniform(step, _KEEP, height) < ratio(at(law, token), at(q, token)))
+            q = take(state.probs, before)
+            had = offsets < (known - 1)[:, None]  # the last known position has a distribution, but no token yet
+            keep = had & (state.rng.uniform(step, _KEEP, height) < ratio(at(law, token), at(q, token)))
             source = torch.where(had.unsqueeze(-1), normalise((law - q).clamp_min(0), law), law)
-            token = torch.where(keep, token, draw(source, state.streams.uniform(step, _TOKEN, height)))
+            token = torch.where(keep, token, draw(source, state.rng.uniform(step, _TOKEN, height)))
         else:
-            token = draw(law, state.streams.uniform(step, _TOKEN, height))
-        state.tokens, state.laws = token, law
+            token = draw(law, state.rng.uniform(step, _TOKEN, height))
+        state.tokens, state.probs = token, law
         return known
 
     def _first_path(self, path: Tensor, length: Tensor) -> Tensor:
@@ -186,9 +188,9 @@ class Window:
         nodes = self.main.expand(len(path), -1).clone()
         here = torch.where(length > 0, path[:, -1], 0)
         for d in range(self.branching):
-            heir = self.heir[here]
+            first_child = self.first_child[here]
             beyond = length <= d
-            nodes[:, d] = torch.where(beyond & (heir >= 0), heir, nodes[:, d])
+            nodes[:, d] = torch.where(beyond & (first_child >= 0), first_child, nodes[:, d])
             here = torch.where(beyond, nodes[:, d], here)
         return nodes
 
@@ -196,10 +198,10 @@ class Window:
         self, state: _State, known: Tensor, history: Tensor, count: Tensor, step: Tensor, clocks: Tensor | None
     ) -> None:
         """Initialise the positions from `known` (B,) on."""
-        streams, side = state.streams, state.side
-        height, size = state.laws.shape[1:]
-        lane = torch.arange(height, device=count.device)
-        place = count[:, None] + lane  # of the image, from 0
+        rng, side = state.rng, state.side
+        height, size = state.probs.shape[1:]
+        offsets = torch.arange(height, device=count.device)
+        place = count[:, None] + offsets  # of the image, from 0
         last = (count + known - 1)[:, None]  # the last position that holds something
         if self.init == "random":
             source, orphan = place, torch.ones_like(place, dtype=torch.bool)
@@ -209,7 +211,7 @@ class Window:
         else:
             up = (place - last + side - 1) // side * side
             source, orphan = torch.where(place < up, place % side, place - up), place < up
-        u = streams.uniform_at(step, _INIT, source)
+        u = rng.uniform_at(step, _INIT, source)
         codes = state.session.codes
         lost = (u * codes).long().clamp_max(codes - 1)  # the random token at an orphan's source
         inside = (source - count[:, None]).clamp(0, height - 1)
@@ -219,10 +221,10 @@ class Window:
             law = torch.where(
                 earlier.unsqueeze(-1),
                 take(state.past, at_past),
-                take(state.laws, inside),
+                take(state.probs, inside),
             )
             law = torch.where(orphan.unsqueeze(-1), state.anything, law)
-            token = draw(law, streams.uniform(step, _TOKEN, height))
+            token = draw(law, rng.uniform(step, _TOKEN, height))
         else:
             given = torch.where(
                 earlier, history.gather(1, source.clamp(0, history.shape[1] - 1)), state.tokens.gather(1, inside)
@@ -235,8 +237,8 @@ class Window:
             fixed = forced >= 0
             token = torch.where(fixed, forced, token)
             law = torch.where(fixed.unsqueeze(-1), one_hot(token, size), law)
-        new = lane >= known[:, None]
+        new = offsets >= known[:, None]
         if clocks is not None:  # a sampled position uses its own noise from the first step
             token = (law / clocks).argmax(-1)
         state.tokens = torch.where(new, token, state.tokens)
-        state.laws = torch.where(new.unsqueeze(-1), law, state.laws)
+        state.probs = torch.where(new.unsqueeze(-1), law, state.probs)

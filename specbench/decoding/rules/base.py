@@ -26,8 +26,8 @@ class Rule(Protocol):
     """
 
     name: str
-    certain: bool
-    soft: bool
+    deterministic: bool
+    uses_pre_argmax_probs: bool
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Probability (...) of keeping `token`."""

@@ -20,7 +20,7 @@ class Grouped:
     """
 
     name = "gsd"
-    certain = soft = False
+    deterministic = uses_pre_argmax_probs = False
 
     def __init__(self, near: Tensor, resample: str = "vanilla") -> None:
         """near (V, group - 1) int64: the other members of every code's group."""

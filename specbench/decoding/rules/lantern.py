@@ -43,7 +43,7 @@ class Lantern:
             raise UsageError(f"resample={resample} is unknown to {name} (choose from: paper, optimal, released)")
         self.name, self.bound, self.limit, self.resample = name, bound, limit, resample
         self.near, self.k = near[:, : k + 1], min(k, near.shape[1])  # the released code clears one more than counts
-        self.certain = self.soft = greedy
+        self.deterministic = self.uses_pre_argmax_probs = greedy
 
     def moved(self, r: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The neighbours of x (..., k), the mass of each that moves onto x (..., k), all or none, and which count."""
@@ -64,13 +64,13 @@ class Lantern:
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         near, gain, _ = self.moved(r, token)
-        if self.certain:
+        if self.deterministic:
             shifted = self._shifted(r, token, near, gain)
             return (at(shifted, token) >= shifted.amax(-1)).to(r.dtype)
         return ratio(at(r, token) + gain.sum(-1), at(q, token))
 
     def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        if self.certain:
+        if self.deterministic:
             return r
         if self.resample == "optimal":
             return normalise((r - q * self._accept_all(r, q)).clamp_min(0), r)

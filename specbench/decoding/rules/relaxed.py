@@ -22,7 +22,7 @@ class Relaxed:
     Proposition 1 derives for omega >= 1 only.
     """
 
-    certain = soft = False
+    deterministic = uses_pre_argmax_probs = False
 
     def __init__(self, name: str, omega: list[float], resample: str = "optimal") -> None:
         """omega[i - 1] belongs to depth i; deeper positions use the last one."""

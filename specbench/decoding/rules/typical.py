@@ -21,7 +21,7 @@ class Typical:
     """
 
     name = "typical"
-    certain, soft = True, False
+    deterministic, uses_pre_argmax_probs = True, False
 
     def __init__(self, epsilon: float = 0.09, alpha: float = 0.3) -> None:
         self.epsilon, self.alpha = epsilon, alpha
