@@ -400,7 +400,7 @@ def test_weights_are_named_by_their_content(tmp_path, monkeypatch):
     first = registry.weights_label(cfg)
     assert first.startswith("folder:")
     assert registry.weights_label(cfg | {"drafter": "eagle"}).startswith(first + "+")
-    monkeypatch.setattr("specbench.storage.home.LARGE", 1)  # hashed once, and kept
+    monkeypatch.setattr("specbench.config.registry.LARGE", 1)  # hashed once, and kept
     registry._digest.cache_clear()  # of this process
     large = registry.weights_label(cfg)
     registry._digest.cache_clear()

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from specbench.errors import UsageError, install
-from specbench.storage.files import write_atomically
+from specbench.storage.files import atomic_path, write_atomically
 
 
 @dataclass(frozen=True)
@@ -146,13 +146,8 @@ def _optimisers(module: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer
 
 
 def _save(path: Path, state: dict[str, Any]) -> None:
-    """Save atomically: the data are on disk before the file has its name."""
-    tmp = path.with_suffix(".tmp")
-    with tmp.open("wb") as f:
-        torch.save(state, f)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(tmp, path)
+    with atomic_path(path) as temporary:
+        torch.save(state, temporary)
 
 
 class _Fit:
