@@ -152,15 +152,20 @@ def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(tmp_path: Path) -> N
     assert path.read_bytes() == b"x" * 99 + b"\n"
 
 
+def stop_while_writing(path: Path) -> None:
+    with atomic_path(path) as partial:
+        partial.write_bytes(b"par")
+        raise KeyboardInterrupt
+
+
 def test_two_processes_may_write_one_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with atomic_path(path) as first, atomic_path(path) as second:
         first.write_bytes(b"first")
         second.write_bytes(b"second")
     assert path.read_bytes() == b"first"  # the last one to be complete
-    with pytest.raises(KeyboardInterrupt), atomic_path(path) as partial:
-        partial.write_bytes(b"par")
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        stop_while_writing(path)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     assert path.read_bytes() == b"first"
 
