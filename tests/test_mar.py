@@ -172,7 +172,7 @@ def test_leaving_unknown_tokens_out_is_the_same_as_masking_them():
 
 
 @torch.inference_mode()
-def test_classes_and_their_absence_are_told_apart():
+def test_classes_and_their_absence_are_reported_apart():
     model, (tokens, known, _) = model_of(), images(1)
     z = [model.conditions(tokens, known, torch.tensor([c])) for c in range(SMALL.classes + 1)]
     assert not any(torch.allclose(a, b) for i, a in enumerate(z) for b in z[:i])
@@ -315,7 +315,7 @@ def test_a_perfect_network_brings_every_state_back():
     torch.testing.assert_close(x, x0)
 
 
-def test_a_respaced_chain_has_the_marginals_of_the_whole_one():
+def test_a_respaced_chain_has_the_marginals_of_the_complete_one():
     """The variance of x at each kept step, carried forward by the kept betas, is that of the trained schedule."""
     whole = diffusion.schedule(1000)
     for steps in (2, 10, 77):
@@ -354,7 +354,7 @@ def test_the_bound_is_least_at_the_true_variance_and_leaves_the_mean_alone():
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def test_training_masks_have_one_share_and_random_places():
+def test_training_masks_have_one_share_and_random_positions():
     rng = torch.Generator().manual_seed(0)
     shares = []
     for _ in range(400):
@@ -459,7 +459,7 @@ def test_official_files_are_read(tmp_path):
     assert torch.equal(bare.target.model.z_proj.weight, first.target.model.z_proj.weight)
 
 
-def test_files_of_another_model_are_told(tmp_path):
+def test_files_of_another_model_are_reported(tmp_path):
     large, base = loaded("mar_l", *TINY), loaded("mar_b", *TINY)
     files(tmp_path, base)
     words = f"weights={tmp_path}", "reduced=true", "dtype=float32"

@@ -97,7 +97,7 @@ def manifest(name):
         ("kl16.ckpt", vq.KL16, vq.taming_table, ()),
     ],
 )
-def test_every_official_tensor_has_one_place(name, cfg, table, ignored):
+def test_every_official_tensor_has_one_position(name, cfg, table, ignored):
     config, source = manifest(name)
     with torch.device("meta"):
         official.check(KLModel(cfg) if cfg.double_z else VQModel(cfg), source, table(cfg), ignored)
@@ -107,7 +107,7 @@ def test_every_official_tensor_has_one_place(name, cfg, table, ignored):
 
 
 @needs_reference
-def test_every_official_tensor_of_emu3s_tokenizer_has_one_place():
+def test_every_official_tensor_of_emu3s_tokenizer_has_one_position():
     config, source = manifest("Emu3-VisionTokenizer")
     assert {name: config[name] for name in emu3_vision.OFFICIAL} == emu3_vision.OFFICIAL
     cfg = emu3_vision.configured(config)
@@ -246,7 +246,7 @@ def test_sizes_that_make_no_tokenizer_are_refused(wrong):
 
 
 @pytest.mark.parametrize("kind", ["llamagen", "chameleon"])
-def test_a_picture_depends_on_its_own_codes_alone(kind):
+def test_a_image_depends_on_its_own_codes_alone(kind):
     model, codes = tokenizer(kind), some_codes(3, 6)
     together = model.decode(codes, (2, 3))
     side = model.cfg.downsample
@@ -255,7 +255,7 @@ def test_a_picture_depends_on_its_own_codes_alone(kind):
     assert not torch.allclose(together[1], together[2], atol=1e-2)
 
 
-def test_a_picture_of_emu3_depends_on_its_own_codes_alone():
+def test_a_image_of_emu3_depends_on_its_own_codes_alone():
     model, codes = emu3(), some_codes(3, 6)
     together = model.decode(codes, (2, 3))
     assert together.shape == (3, 3, 4, 6)
@@ -279,7 +279,7 @@ def test_codes_that_do_not_fill_the_grid_are_refused(build):
 
 
 @pytest.mark.parametrize("kind", ["llamagen", "chameleon"])
-def test_a_picture_is_coded_by_the_nearest_vectors(kind):
+def test_a_image_is_coded_by_the_nearest_vectors(kind):
     """By brute force: LlamaGen compares directions, Chameleon distances to the table as stored."""
     model, images = tokenizer(kind), some_images()
     model.quantize.embedding.weight.uniform_(-2, 2)
@@ -294,7 +294,7 @@ def test_a_picture_is_coded_by_the_nearest_vectors(kind):
     torch.testing.assert_close(latents, table[codes])
 
 
-def test_a_kl_autoencoder_gives_a_law_and_takes_its_mean():
+def test_a_kl_autoencoder_gives_a_distribution_and_takes_its_mean():
     model = seeded(lambda: KLModel(SMALL["kl"]))
     images = some_images()
     mean, log_variance = model.encode(images)
@@ -401,7 +401,7 @@ def test_pixels_become_bytes_as_each_pipeline_does_it():
 
 
 @pytest.mark.parametrize("cfg", [vq.LLAMAGEN_16, vq.LLAMAGEN_8, vq.CHAMELEON, vq.KL16])
-def test_a_reduced_tokenizer_is_small_and_makes_pictures_of_the_same_size(cfg):
+def test_a_reduced_tokenizer_is_small_and_makes_images_of_the_same_size(cfg):
     small = cfg.reduced(0 if cfg.double_z else 40)
     assert (small.downsample, small.double_z) == (cfg.downsample, cfg.double_z)
     assert (small.codebook_l2_norm, small.decoder_attention) == (cfg.codebook_l2_norm, cfg.decoder_attention)

@@ -356,7 +356,7 @@ def test_emu3_is_read_from_official_files(tmp_path, write, method, tiktoken):  #
     assert again.eagle().cfg.input_norm
 
 
-def test_what_is_missing_is_said(tmp_path, capsys):
+def test_what_is_missing_is_reported(tmp_path, capsys):
     assert main(["run", "model=llamagen_xl", f"weights={tmp_path}", "metrics=none"]) == 2
     said = capsys.readouterr().err
     assert "lacks target/, tokenizer/, text/" in said

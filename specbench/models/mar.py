@@ -216,7 +216,7 @@ class MAR(nn.Module):
     def __init__(self, cfg: MARConfig) -> None:
         super().__init__()
         self.cfg = cfg
-        e, d, places = cfg.encoder_dim, cfg.decoder_dim, cfg.buffer + cfg.length
+        e, d, positions = cfg.encoder_dim, cfg.decoder_dim, cfg.buffer + cfg.length
 
         def blocks(dim: int, depth: int, heads: int) -> nn.ModuleList:
             return nn.ModuleList(MarBlock(dim, heads, cfg.mlp_ratio, cfg.norm_eps) for _ in range(depth))
@@ -225,12 +225,12 @@ class MAR(nn.Module):
         self.fake_latent = nn.Parameter(torch.empty(1, e))
         self.z_proj = Linear(cfg.token_dim, e)
         self.z_proj_ln = nn.LayerNorm(e, eps=cfg.norm_eps)
-        self.encoder_pos_embed_learned = nn.Parameter(torch.empty(1, places, e))
+        self.encoder_pos_embed_learned = nn.Parameter(torch.empty(1, positions, e))
         self.encoder_blocks = blocks(e, cfg.encoder_depth, cfg.encoder_heads)
         self.encoder_norm = nn.LayerNorm(e, eps=cfg.norm_eps)
         self.decoder_embed = Linear(e, d)
         self.mask_token = nn.Parameter(torch.empty(1, 1, d))
-        self.decoder_pos_embed_learned = nn.Parameter(torch.empty(1, places, d))
+        self.decoder_pos_embed_learned = nn.Parameter(torch.empty(1, positions, d))
         self.decoder_blocks = blocks(d, cfg.decoder_depth, cfg.decoder_heads)
         self.decoder_norm = nn.LayerNorm(d, eps=cfg.norm_eps)
         self.diffusion_pos_embed_learned = nn.Parameter(torch.empty(1, cfg.length, d))
@@ -289,9 +289,9 @@ class MAR(nn.Module):
         c = self.cfg
         x = self.decoder_embed(encoded)
         token = self.mask_token.to(x.dtype)
-        modulation = torch.where(seen.unsqueeze(-1), x[:, c.buffer :], token)
-        whole = token.expand(len(x), c.length, -1).scatter(1, order.unsqueeze(-1).expand_as(modulation), modulation)
-        x = torch.cat([x[:, : c.buffer], whole], 1) + self.decoder_pos_embed_learned
+        values = torch.where(seen.unsqueeze(-1), x[:, c.buffer :], token)
+        full = token.expand(len(x), c.length, -1).scatter(1, order.unsqueeze(-1).expand_as(values), values)
+        x = torch.cat([x[:, : c.buffer], full], 1) + self.decoder_pos_embed_learned
         for block in self.decoder_blocks:
             x = block(x)
         return self.decoder_norm(x)[:, c.buffer :] + self.diffusion_pos_embed_learned
