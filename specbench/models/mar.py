@@ -184,8 +184,8 @@ class Denoiser(nn.Module):
 
     def denoise(self, x: Tensor, modulation: list[Modulation]) -> Tensor:
         x = self.input_proj(x)
-        for layer, reason in zip((*self.res_blocks, self.final_layer), modulation, strict=True):
-            x = layer(x, reason)
+        for layer, factors in zip((*self.res_blocks, self.final_layer), modulation, strict=True):
+            x = layer(x, factors)
         return x
 
 
