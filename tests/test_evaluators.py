@@ -1,4 +1,4 @@
-"""The embedded evaluators: building blocks, training, files, and the figures of the committed ones."""
+"""The embedded evaluators: building blocks, training, files, and the statistics of the committed ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from specbench.config.registry import ASSETS
 from specbench.data import scenes
 from specbench.errors import UsageError
-from specbench.metrics.scenes_reference import FILE, Reference
+from specbench.metrics.scenes_reference import FILE, ScenesReference
 from specbench.models import evaluators as ev
 from specbench.training import evaluators as te
 from specbench.training.trainer import Recipe
@@ -241,7 +241,7 @@ def tiny_world(split: str, n: int) -> World:
 
 
 def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps of each: this is about files and figures, not about learning."""
+    """Two steps of each: this is about files and statistics, not about learning."""
     for name in ("CLASSIFIER_RECIPE", "READER_RECIPE", "TWO_TOWER_RECIPE"):
         monkeypatch.setattr(te, name, Recipe(steps=2, batch=8, lr=1e-3, warmup=1))
     train, held = tiny_world("train", 24), tiny_world("validation", 20)
@@ -252,7 +252,7 @@ def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monke
     wanted = {"classifier_accuracy", "fid_of_real", "reader_accuracy", "reader_accuracy_fill2", "two_tower_top1"}
     assert wanted | {"reader_seconds"} <= set(statistics)
     assert all(math.isfinite(value) for value in statistics.values())
-    reference = Reference.load(assets / FILE)
+    reference = ScenesReference.load(assets / FILE)
     assert (reference.backend, reference.count) == (ev.backend(assets / ev.CLASSIFIER), 20)
 
     before = {name: (assets / name).read_bytes() for name in files}
@@ -327,6 +327,6 @@ def test_committed_evaluators_reach_their_statistics() -> None:
 
 def test_committed_evaluators_are_small_and_their_reference_is_theirs() -> None:
     assert sum(p.stat().st_size for p in COMMITTED) < 6e6
-    reference = Reference.load(ASSETS / FILE)
+    reference = ScenesReference.load(ASSETS / FILE)
     assert reference.backend == ev.backend(ASSETS / ev.CLASSIFIER)
     assert reference.count >= 1000

@@ -133,8 +133,8 @@ def judged():
 
 
 def measure(name, images, items):
-    place = metrics.Place(metrics.ASSETS, metrics.ASSETS)
-    [score] = metrics.score([name], ImageArray(images), items, place).values()
+    context = metrics.ScoringContext(metrics.ASSETS, metrics.ASSETS)
+    [score] = metrics.score([name], ImageArray(images), items, context).values()
     return score
 
 

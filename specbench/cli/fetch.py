@@ -318,13 +318,13 @@ def _evaluators(names: Sequence[str]) -> list[str]:
     """The folders that metrics and sets of metrics read, each once."""
     from specbench import metrics
 
-    place = metrics.Place(metrics.ASSETS, home.metrics_folder())
+    context = metrics.ScoringContext(metrics.ASSETS, home.metrics_folder())
     found: dict[str, None] = {}
     for name in names:
         if name not in parameters.choices("metrics"):
             raise unknown("metric", name, parameters.choices("metrics"))
         for one in sorted(parameters.declared("metrics", name)):
-            found |= dict.fromkeys(metrics.metric(one, place).parts)
+            found |= dict.fromkeys(metrics.metric(one, context).parts)
     return list(found)
 
 

@@ -22,7 +22,7 @@ from specbench import metrics
 from specbench.config.registry import ASSETS
 from specbench.data import Item, scenes
 from specbench.metrics import scenes_reference
-from specbench.metrics.scenes_reference import Reference
+from specbench.metrics.scenes_reference import ScenesReference
 from specbench.models import evaluators as ev
 from specbench.storage import home, image_files
 from specbench.training.trainer import MicroStep, Recipe, fit
@@ -338,13 +338,13 @@ def train_all(
 
     name = ev.backend(paths[ev.CLASSIFIER])
     path = assets / scenes_reference.FILE
-    reference = Reference.load(path) if path.exists() else None
+    reference = ScenesReference.load(path) if path.exists() else None
     if reference is None or reference.backend != name or reference.count != len(held.images):
-        reference = Reference.judged(classifier, held.images, name)
+        reference = ScenesReference.from_images(classifier, held.images, name)
         reference.save(path)
     real = [Item(i, caption, None) for i, caption in enumerate(train.captions[: len(held.images)])]
-    place = metrics.Place(assets, home.metrics_folder(), device=str(device))
-    score = metrics.score(["scenes_fid"], image_files.ImageArray(train.images[: len(real)]), real, place)["fid"]
+    context = metrics.ScoringContext(assets, home.metrics_folder(), device=str(device))
+    score = metrics.score(["scenes_fid"], image_files.ImageArray(train.images[: len(real)]), real, context)["fid"]
     statistics["fid_of_real"] = float("nan") if score.value is None else score.value
 
     if not paths[ev.READER].exists():
