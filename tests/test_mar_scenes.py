@@ -17,10 +17,10 @@ from specbench.data import Item, scenes, scenes_classes
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
 from specbench.metrics import scenes_reference
-from specbench.models import checkpoints, mar_scenes
 from specbench.models import evaluators as ev
+from specbench.models.loading import checkpoints, mar_scenes
+from specbench.models.loading.mar_scenes import Latents
 from specbench.models.mar import MAR, MARConfig
-from specbench.models.mar_scenes import Latents
 from specbench.models.scenes_config import DIFFUSION_STEPS, MAR_CONFIGS, LatentConfig
 from specbench.rows.csv_files import read_rows
 from specbench.storage.image_files import ImageArray

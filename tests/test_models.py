@@ -28,8 +28,8 @@ from specbench.decoding.sampling import RandomStreams, Sampling, draw, draw_dist
 from specbench.decoding.verify import verify
 from specbench.engine import ops
 from specbench.errors import UsageError
-from specbench.models import checkpoints
 from specbench.models.llamagen import LlamaGen, LlamaGenConfig
+from specbench.models.loading import checkpoints
 from specbench.models.transformer import run_blocks
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -19,12 +19,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from specbench.errors import UsageError
-from specbench.models import naming, official
 from specbench.models.eagle import EagleConfig, EagleNetwork
 from specbench.models.llamagen import LlamaGen, LlamaGenConfig
+from specbench.models.loading import naming, official
+from specbench.models.loading.naming import ParameterSlice
+from specbench.models.loading.official import CheckpointSource, Info
 from specbench.models.medusa import MedusaConfig, MedusaNetwork
-from specbench.models.naming import ParameterSlice
-from specbench.models.official import CheckpointSource, Info
 from specbench.models.transformer import BlockConfig
 from specbench.models.unified import Unified, UnifiedConfig, image_tokens
 
@@ -687,8 +687,8 @@ import json, sys
 from pathlib import Path
 import torch
 from torch import nn
-from specbench.models import official
-from specbench.models.naming import ParameterSlice
+from specbench.models.loading import official
+from specbench.models.loading.naming import ParameterSlice
 
 torch.set_num_threads(1)
 
