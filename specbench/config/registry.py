@@ -42,16 +42,18 @@ _BUILD = "specbench.decoding.drafters.build"
 
 
 def _real(module: str, *parts: str) -> Entry:
-    return Entry(f"specbench.models.{module}:load", parts=("target", "tokenizer", *parts))
+    return Entry(f"specbench.models.loading.{module}:load", parts=("target", "tokenizer", *parts))
 
 
 _LISTED: dict[str, dict[str, Entry]] = {
     "model": {
         "llamagen_scenes": Entry(
-            "specbench.models.scenes:load",
+            "specbench.models.loading.scenes:load",
             ("scenes_target.safetensors", "scenes_tokenizer.safetensors", "scenes_text.safetensors"),
         ),
-        "mar_scenes": Entry("specbench.models.mar_scenes:load", ("scenes_mar.safetensors", "scenes_kl.safetensors")),
+        "mar_scenes": Entry(
+            "specbench.models.loading.mar_scenes:load", ("scenes_mar.safetensors", "scenes_kl.safetensors")
+        ),
         "llamagen_xl": _real("llamagen_official", "text"),
         "llamagen_xl_512": _real("llamagen_official", "text"),
         "llamagen_l": _real("llamagen_official"),

@@ -122,7 +122,7 @@ def load(path: Path) -> nn.Module:
     """The network with the weights of a file. Raises UsageError where it is not the published one, or does not fit."""
     import torch
 
-    from specbench.models import checkpoints
+    from specbench.models.loading import checkpoints
 
     if (found := cached_sha256(path)) != SHA256:
         raise UsageError(

@@ -16,7 +16,8 @@ from torch import nn
 from specbench.config import parameters, registry
 from specbench.errors import UsageError, install
 from specbench.harness.pipeline import Pipeline
-from specbench.models import checkpoints, eagle
+from specbench.models import eagle
+from specbench.models.loading import checkpoints
 from specbench.rows import provenance
 from specbench.storage.files import sha256_file, write_atomically
 from specbench.training import drafter, examples

@@ -237,9 +237,9 @@ def _difference(there: str, wanted: str) -> str:
 def _bytes(target: Language, pipeline: Pipeline, first: ExamplePrompt, aux_hidden_layers: tuple[int, ...]) -> int:
     """Of one example with its features."""
     prefix = len(target.condition(pipeline.encode([first.prompt]), False))
-    places = prefix - 1 + target.length
+    positions = prefix - 1 + target.length
     width = target.block.dim * (1 + len(aux_hidden_layers))
-    return places * width * target.output.weight.element_size() + 4 * target.length + 5 * prefix
+    return positions * width * target.output.weight.element_size() + 4 * target.length + 5 * prefix
 
 
 def _tokens(

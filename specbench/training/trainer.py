@@ -224,7 +224,7 @@ def fit(
     together: Processes | None = None,
     board: Any = None,
 ) -> dict[str, float]:
-    """Train `module` in place; resume from `work/<name>.pt` where it exists. Returns the last logged statistics.
+    """Train `module` itself; resume from `work/<name>.pt` where it exists. Returns the last logged statistics.
 
     `after_step(step)` runs without gradients after each optimiser step (codebook upkeep and the like). The loss curve
     goes to `work/<name>.csv`, the validation's statistics to `work/<name>-validation.csv`; both to `board`, a
