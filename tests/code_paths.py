@@ -26,7 +26,8 @@ from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, decode
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import parse
 from specbench.engine import invariance, ops
 

@@ -21,11 +21,12 @@ from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import Decoded, DecoderConfig, Decoding, decode, decode_stream
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Rule, cool, exact
 from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.typical import Typical
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.engine.fixed import Fixed, _named, tensors
 from specbench.engine.graph import Eager, Graphs

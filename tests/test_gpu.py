@@ -18,7 +18,8 @@ from specbench.decoding import rules, trees
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling
 from specbench.engine.graph import Graphs
 from specbench.harness.pipeline import Pipeline
 from specbench.models.llamagen import Conditioning

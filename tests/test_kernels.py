@@ -18,8 +18,9 @@ from torch import Tensor
 
 from specbench.decoding import trees
 from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Relaxed, cool, exact, uniform
-from specbench.decoding.sampling import RandomStreams, Sampling, draw_distinct
+from specbench.decoding.sampling import Sampling, draw_distinct
 from specbench.decoding.trees import build, chain_paths, parse
 from specbench.decoding.verify import Draft, verify
 from specbench.engine import ops

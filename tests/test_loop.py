@@ -13,7 +13,8 @@ from specbench.audit.theorem import round_figures
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, decode
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.decoding.verify import _walk
 

@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench.decoding import rules
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import gsd, lantern, proximity, typical
 from specbench.decoding.rules.base import Setting
 from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.proximity import neighbours
 from specbench.decoding.rules.typical import Typical
-from specbench.decoding.sampling import RandomStreams, draw_distinct
+from specbench.decoding.sampling import draw_distinct
 from specbench.decoding.trees import build, from_parents
 from specbench.decoding.verify import VERIFY, Draft, verify
 from specbench.engine.ops import take

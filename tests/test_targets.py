@@ -19,8 +19,9 @@ from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.proximity import MEASURES, neighbours
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.sampling import Sampling
 from specbench.models import eagle, emu3
 from specbench.models import medusa as heads
 from specbench.models.language import Language

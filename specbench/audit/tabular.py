@@ -11,7 +11,8 @@ from torch import Tensor
 
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.loop import Outcome
-from specbench.decoding.sampling import RandomStreams, Sampling, draw, draw_distinct
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling, draw, draw_distinct
 from specbench.decoding.trees import Path, build
 from specbench.decoding.verify import DRAFT, Draft, Verdict
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from specbench import data
 from specbench.bench import floor
 from specbench.decoding.loop import Decoded, Decoding
-from specbench.decoding.sampling import RandomStreams
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.trees import build, chain_paths
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine.clock import Clock, Passes

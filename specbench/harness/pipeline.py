@@ -28,8 +28,9 @@ from specbench.decoding.loop import (
     decode_stream,
     synchronize,
 )
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.sampling import Sampling
 from specbench.engine.clock import Clock
 from specbench.engine.graph import ENGINES, Eager, Graphs
 from specbench.errors import NumberError, UsageError
