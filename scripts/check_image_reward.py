@@ -83,9 +83,11 @@ def check(weights: Path, vocabulary: Path, given: list[Path], device: str, toler
         shown = [np.kron(c, np.ones((-(-h // 8), -(-w // 8), 1), np.uint8))[:h, :w] for c, (h, w) in zip(coarse, SIZES)]
     items = [Line(PROMPTS[i % len(PROMPTS)]) for i in range(len(shown))]
     print("loading the package's model", flush=True)
-    theirs = image_reward_package.Package(image_reward_package.load(weights, vocabulary, device))(shown, items)[:, 0]
+    theirs = image_reward_package.PackageScorer(image_reward_package.load(weights, vocabulary, device))(shown, items)[
+        :, 0
+    ]
     print("loading the native model", flush=True)
-    native = image_reward.Reward(blip.load(weights, device), blip.Captions(vocabulary), device)
+    native = image_reward.ImageRewardScorer(blip.load(weights, device), blip.Captions(vocabulary), device)
     ours = native(shown, items)[:, 0]
     for image, a, b in zip(shown, theirs, ours):
         print(f"{image.shape[1]:5d} x {image.shape[0]:<5d} package {a:+.6f}  native {b:+.6f}")

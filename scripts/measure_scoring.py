@@ -60,21 +60,23 @@ def main(count: int) -> int:
         folder = Path(scratch)
         paths = draw(folder, count)
         random_weights(folder)
-        place = metrics.Place(Path(), folder, folder / "real.npz", device="cpu", batch=64)
+        context = metrics.ScoringContext(Path(), folder, folder / "real.npz", device="cpu", batch=64)
         real = np.abs(np.random.default_rng(0).standard_normal((3000, inception.FEATURES))).astype(np.float32)
         moments = frechet.Moments.of(torch.from_numpy(real))
-        judge = metrics.metric("fid", place).judged_by
+        cache_key = metrics.metric("fid", context).cache_key
         mean, covariance = moments.mean.numpy(), moments.covariance.numpy()
-        assert place.reference is not None
+        assert context.reference is not None
         references.write(
-            place.reference,
-            references.Reference(mean, covariance, "random", real, len(real), {"data": "random", "judge": judge}),
+            context.reference,
+            references.ReferenceStatistics(
+                mean, covariance, "random", real, len(real), {"data": "random", "cache_key": cache_key}
+            ),
         )
         del real
         print(f"before: {gigabytes():.2f} GB at most", flush=True)
         began = time.perf_counter()
         items = [Item(i, "", None, str(i)) for i in range(count)]
-        score = metrics.score(["fid"], image_files.ImageFiles(paths), items, place)["fid"]
+        score = metrics.score(["fid"], image_files.ImageFiles(paths), items, context)["fid"]
         if score.value is None:
             print(f"not scored: {score.note}")
             return 1

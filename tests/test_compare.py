@@ -23,14 +23,14 @@ from scipy import stats
 from test_journal import record
 
 from specbench import cli, data, metrics
-from specbench.compare import telling
+from specbench.compare import wording
 from specbench.compare.comparison import Comparison, compare, pair
-from specbench.compare.paired import Paired, by_influence, holm, paired, same_law, size
+from specbench.compare.paired import Paired, by_influence, distribution_test, holm, paired, size
 from specbench.compare.passes import read
 from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.metrics import frechet
-from specbench.metrics.outputs import key
+from specbench.metrics.outputs import image_key
 from specbench.rows.journal import Record
 
 N = 40
@@ -98,7 +98,7 @@ def between(a: str, b: str) -> Comparison:
 
 
 def of(found: Comparison, name: str) -> Paired:
-    [result] = [r for r in found.results if r.figure.name == name]
+    [result] = [r for r in found.results if r.statistic.name == name]
     return result.paired
 
 
@@ -223,7 +223,7 @@ def test_the_error_of_a_difference_of_distances_is_calibrated() -> None:
 
 def test_every_figure_of_the_records(two: tuple[str, str]) -> None:
     found = between(*two)
-    assert [r.figure.name for r in found.results] == [
+    assert [r.statistic.name for r in found.results] == [
         "accepted_length",
         "steps",
         "acceptance_rate",
@@ -246,13 +246,13 @@ def test_every_figure_of_the_records(two: tuple[str, str]) -> None:
 
 
 def test_the_order_of_lines_does_not_matter(two: tuple[str, str]) -> None:
-    first = telling.report(between(*two))
+    first = wording.report(between(*two))
     for word, seed in zip(two, (1, 2)):
         path = Path(word) / "records.jsonl"
         lines = path.read_text().splitlines(keepends=True)
         np.random.default_rng(seed).shuffle(lines)
         path.write_text("".join(lines))
-    assert telling.report(between(*two)) == first
+    assert wording.report(between(*two)) == first
 
 
 def test_images_without_a_partner_are_left_out_and_named(folders: Folders) -> None:
@@ -306,13 +306,13 @@ def test_identical_runs_have_no_test_and_no_nan(folders: Folders) -> None:
     images = [image(i, s) for i, s in enumerate(steps(0))]
     found = between(folders.make("a", images), folders.make("b", images, "method=sjd"))
     assert found.tests == 0
-    text = telling.report(found)
+    text = wording.report(found)
     assert "- accepted_length is identical in all 40 images: there is nothing to test.\n" in text
     assert "In 40 of 40 pairs " in text
     assert text.endswith("Nothing was tested.")
-    assert "nan" not in (text + telling.to_csv(found)).lower()
+    assert "nan" not in (text + wording.to_csv(found)).lower()
     longer = [replace(r, latency_s=(r.latency_s or 0) + 3) for r in images]
-    constant = telling.report(between(folders.make("c", images), folders.make("d", longer, "method=sjd")))
+    constant = wording.report(between(folders.make("c", images), folders.make("d", longer, "method=sjd")))
     assert (
         "- sjd needs 3.0000 s more for an image than eagle_chain, in each of the 40 images: there is nothing to"
         in constant
@@ -336,7 +336,7 @@ def test_a_batch_counts_once(folders: Folders) -> None:
     assert said.difference == pytest.approx(wanted.difference)
     assert (said.test.p, said.test.wilcoxon) == pytest.approx((wanted.test.p, wanted.test.wilcoxon))
     assert of(found, "steps").n == N
-    assert "latency_s" not in [r.figure.name for r in found.results]
+    assert "latency_s" not in [r.statistic.name for r in found.results]
     alone = folders.make("c", [image(i, 100 + i % 5) for i in range(N)])
     mixed = between(alone, folders.make("d", batched(20, a), "batch=20"))
     assert mixed.untested[0] == "decode_s: only 2 pairs of batches"
@@ -390,11 +390,11 @@ def test_what_differs_beside_the_method_is_said(folders: Folders) -> None:
     assert "A and B differ in more than the method: data scenes / scenes_classes." in between(a, data).remarks
 
 
-# --- telling ----------------------------------------------------------------------------------------------------------
+# --- wording ----------------------------------------------------------------------------------------------------------
 
 
 def sentences(found: Comparison) -> dict[str, str]:
-    return {r.figure.name: telling.sentence(r, found) for r in found.results}
+    return {r.statistic.name: wording.sentence(r, found) for r in found.results}
 
 
 def told(folders: Folders, shift: Callable[[int], float], n: int = N) -> dict[str, str]:
@@ -436,10 +436,10 @@ def test_a_sentence_says_what_does_not_hold(folders: Folders, two: tuple[str, st
     assert result.paired.test is not None
     test = replace(result.paired.test, p=0.03, wilcoxon=0.5)
     weak = replace(result, paired=replace(result.paired, test=test), p_holm=0.12, wilcoxon_holm=1.0)
-    assert telling.sentence(weak, found).startswith("cool_sd accepts 0.")
-    assert telling.sentence(weak, found).endswith("effect), but p = 0.12 after Holm's adjustment for 4 tests.")
+    assert wording.sentence(weak, found).startswith("cool_sd accepts 0.")
+    assert wording.sentence(weak, found).endswith("effect), but p = 0.12 after Holm's adjustment for 4 tests.")
     tiny = replace(result, paired=replace(result.paired, test=replace(test, p=0.0)), p_holm=0.0, wilcoxon_holm=0.0)
-    assert "p < 1e-300" in telling.sentence(tiny, found)
+    assert "p < 1e-300" in wording.sentence(tiny, found)
 
 
 def test_names_are_told_as_they_are(folders: Folders) -> None:
@@ -458,7 +458,7 @@ def test_the_screen_is_120_wide(folders: Folders) -> None:
     mine = [image(i, 10**8 + s, **wide) for i, s in enumerate(steps(0))]
     theirs = [image(i, s, log_prob_mean=-1e7 / s) for i, s in enumerate(steps(1))]
     long = "x" * 90
-    text = telling.report(between(folders.make(f"{long}/a", mine), folders.make(f"{long}/b", theirs)))
+    text = wording.report(between(folders.make(f"{long}/a", mine), folders.make(f"{long}/b", theirs)))
     assert max(len(line) for line in text.splitlines() if long not in line) <= 120
     assert not any(line != line.rstrip() for line in text.splitlines())
 
@@ -471,13 +471,13 @@ def test_the_csv_has_its_columns(two: tuple[str, str], capsys: pytest.CaptureFix
     assert "Holm" in tests
     assert wrote == f"wrote {out}"
     rows = list(csv.DictReader(io.StringIO(out.read_text())))
-    assert list(rows[0]) == list(telling.COLUMNS)
+    assert list(rows[0]) == list(wording.COLUMNS)
     found = between(*two)
     for row, result in zip(rows, found.results, strict=True):
-        assert row["figure"] == result.figure.name
+        assert row["statistic"] == result.statistic.name
         assert float(row["difference"]) == result.paired.difference
         assert (row["a"], row["b"], row["run_a"], row["run_b"]) == ("eagle_chain", "cool_sd", "run-a", "run-b")
-        assert row["sentence"] == telling.sentence(result, found)
+        assert row["sentence"] == wording.sentence(result, found)
         if result.paired.test is None:
             assert {row[name] for name in ("low", "p", "p_holm", "p_wilcoxon", "d_z", "effect")} == {""}
         else:
@@ -486,7 +486,7 @@ def test_the_csv_has_its_columns(two: tuple[str, str], capsys: pytest.CaptureFix
             assert row["effect"] == size(float(row["d_z"]))
     assert cli.main(["compare", "--help"]) == 0
     helped = capsys.readouterr().out
-    assert all(f"  {name} " in helped for name in telling.COLUMNS)
+    assert all(f"  {name} " in helped for name in wording.COLUMNS)
     assert max(map(len, helped.splitlines())) <= 120
 
 
@@ -499,12 +499,12 @@ def test_the_energy_distance_is_the_papers() -> None:
     both = np.concatenate([x, y])
     a, b = (x - 5) / both.std(0), (y - 5) / both.std(0)
     mean = lambda u, v: np.mean([np.linalg.norm(p - q) for p in u for q in v])  # noqa: E731
-    found = same_law(x, y)
+    found = distribution_test(x, y)
     assert found is not None
     assert found.distance == pytest.approx(2 * mean(a, b) - mean(a, a) - mean(b, b), rel=1e-5)
     still = np.concatenate([x, np.ones((9, 2))], 1), np.concatenate([y, np.ones((9, 2))], 1)
-    assert same_law(*still) == found  # numbers that never change say nothing
-    assert same_law(*(part[::-1] for part in still)).distance == pytest.approx(found.distance, rel=1e-5)  # type: ignore[union-attr]
+    assert distribution_test(*still) == found  # numbers that never change say nothing
+    assert distribution_test(*(part[::-1] for part in still)).distance == pytest.approx(found.distance, rel=1e-5)  # type: ignore[union-attr]
 
 
 def test_equal_laws_pass_as_often_as_they_should() -> None:
@@ -513,7 +513,9 @@ def test_equal_laws_pass_as_often_as_they_should() -> None:
     rng, n, hits = np.random.default_rng(0), 25, 0
     for _ in range(300):
         shared = rng.normal(size=(n, 4))
-        found = same_law(shared + rng.exponential(size=(n, 4)), shared + rng.exponential(size=(n, 4)), swaps=99)
+        found = distribution_test(
+            shared + rng.exponential(size=(n, 4)), shared + rng.exponential(size=(n, 4)), swaps=99
+        )
         assert found is not None
         hits += found.p <= 0.2
     assert abs(hits / 300 - 0.2) < 0.1
@@ -524,7 +526,7 @@ def test_other_laws_are_told_apart(change: Callable[[np.ndarray], np.ndarray]) -
     """Another mean, another spread, and other dependences between the same numbers."""
     rng = np.random.default_rng(2)
     x, y = rng.normal(size=(2, 200, 4))
-    found = same_law(x, change(y))
+    found = distribution_test(x, change(y))
     assert found is not None
     assert found.p == 0.001  # none of the 999 swaps
     assert found.distance > 3 * found.swapped
@@ -536,23 +538,23 @@ def test_a_law_of_features_is_told(scored: tuple[str, str, np.ndarray, np.ndarra
         score(folder, "scenes_fid", "features@1", outputs, prompts=False)
         score(folder, "scenes_reward", "reader@1", outputs)  # rates pictures, and does not describe them
     found = between(a, b)
-    assert found.laws == (("features@1", same_law(x, y + 2)),)
-    text = telling.report(found)
+    assert found.distribution_tests == {"features@1": distribution_test(x, y + 2)}
+    text = wording.report(found)
     assert re.search(r"features@1 .*eagle_chain and cool_sd.* energy distance of 40 pairs", " ".join(text.split()))
-    row = list(csv.DictReader(io.StringIO(telling.to_csv(found))))[-1]
-    assert (row["figure"], row["judge"], float(row["p"])) == ("law", "features@1", 0.001)
+    row = list(csv.DictReader(io.StringIO(wording.to_csv(found))))[-1]
+    assert (row["statistic"], row["scorer"], float(row["p"])) == ("distribution", "features@1", 0.001)
 
 
 # --- scores of metrics ------------------------------------------------------------------------------------------------
 
 
-def score(folder: str, metric: str, judge: str, outputs: np.ndarray, prompts: bool = True) -> None:
-    """Keeps outputs of the pictures of a run, as scoring does."""
+def score(folder: str, metric: str, scorer: str, outputs: np.ndarray, prompts: bool = True) -> None:
+    """Caches outputs of the images of a run, as scoring does."""
     mine = read(folder).records
-    keep = metrics.Outputs(Path(folder))
-    keys = [key(mine[i].sha256, mine[i].prompt if prompts else None) for i in range(len(outputs))]
-    keep.shelf(judge).add(keys, outputs)
-    keep.name(metric, judge)
+    cached = metrics.Outputs(Path(folder))
+    keys = [image_key(mine[i].sha256, mine[i].prompt if prompts else None) for i in range(len(outputs))]
+    cached.cache(scorer).add(keys, outputs)
+    cached.name(metric, scorer)
 
 
 @pytest.fixture
@@ -572,7 +574,7 @@ def test_scores_of_pictures_are_compared(scored: tuple[str, str, np.ndarray, np.
     score(b, "scenes_reward", "reader@1", y[:30])  # ten were not judged
     found = between(a, b)
     assert of(found, "scenes_reward") == paired(x[:30, 0].astype(np.float64), y[:30, 0].astype(np.float64))
-    assert found.results[-1].judge == "reader@1"
+    assert found.results[-1].scorer == "reader@1"
     assert found.tests == 1
     assert sentences(found)["scenes_reward"].startswith(("scenes_reward is 0.", "no difference in scenes_reward"))
 
@@ -608,8 +610,8 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
     from specbench.data import scenes
     from specbench.metrics import scenes_reference
 
-    one = metrics.metric("scenes_fid", metrics.Place(metrics.ASSETS, Path()))
-    reference = scenes_reference.whole_scenes(metrics.ASSETS, one.judged_by, "cpu")
+    one = metrics.metric("scenes_fid", metrics.ScoringContext(metrics.ASSETS, Path()))
+    reference = scenes_reference.whole_scenes(metrics.ASSETS, one.cache_key, "cpu")
     # torchmetrics takes seconds to import, and test_metrics looks at the value
     here = reference.mean, reference.covariance
     monkeypatch.setattr(frechet, "distance", lambda features, *_: distance(features, *here))
@@ -624,7 +626,7 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
     a = folders.make("a", mine)
     b = folders.make("b", [replace(r, sha256=f"b{r.index}") for r in mine], "method=cool_sd")
     for folder, outputs in ((a, x), (b, y)):
-        score(folder, "scenes_fid", one.judged_by, outputs.astype(np.float32), prompts=False)
+        score(folder, "scenes_fid", one.cache_key, outputs.astype(np.float32), prompts=False)
     found = between(a, b)
     said = of(found, "scenes_fid")
     assert said.test is not None
@@ -640,8 +642,8 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
     assert "effect" not in text
     few = between(a, folders.make("c", [replace(r, sha256=f"b{r.index}") for r in mine[:100]]))
     assert few.untested[-1] == "scenes_fid: B was not scored by it; score both with specbench evaluate"
-    score(few.b.word, "scenes_fid", one.judged_by, y[:100].astype(np.float32), prompts=False)
-    assert re.match(r"scenes_fid: .*\b100 pairs\b", between(a, few.b.word).untested[-1])
+    score(few.b.argument, "scenes_fid", one.cache_key, y[:100].astype(np.float32), prompts=False)
+    assert re.match(r"scenes_fid: .*\b100 pairs\b", between(a, few.b.argument).untested[-1])
 
 
 # --- hostile folders and words ----------------------------------------------------------------------------------------

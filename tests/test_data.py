@@ -200,8 +200,8 @@ def test_the_training_captions_have_a_file_of_their_own(load: Load, tmp_path: Pa
 # --- subsets ----------------------------------------------------------------------------------------------------------
 
 
-def entries(n: int) -> list[base.Entry]:
-    return [base.Entry(str(i), f"prompt {i}") for i in range(n)]
+def entries(n: int) -> list[base.PromptEntry]:
+    return [base.PromptEntry(str(i), f"prompt {i}") for i in range(n)]
 
 
 def test_a_larger_n_extends_a_smaller_one_and_the_seed_chooses() -> None:
@@ -477,8 +477,8 @@ def test_a_look_at_the_choices_reads_nothing() -> None:
 )
 def test_metrics_of_scenes_do_not_judge_other_prompts(items: list[Item]) -> None:
     pictures = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
-    place = metrics.Place(metrics.ASSETS, metrics.ASSETS)
-    scores = metrics.score(["scenes_clip", "scenes_reward"], ImageArray(pictures), items, place)
+    context = metrics.ScoringContext(metrics.ASSETS, metrics.ASSETS)
+    scores = metrics.score(["scenes_clip", "scenes_reward"], ImageArray(pictures), items, context)
     assert scores["image_reward"].value is None
     assert "without labels of scenes" in scores["image_reward"].note
     assert scores["clip_score"].value is None

@@ -128,19 +128,19 @@ def test_hidden_states_are_those_of_a_plain_computation(tmp_path, model, layers)
     wanted = plain(t, c, ids, known, angles, not chameleon)
     head.rope(n)
     cache, entries = head.new_cache(1, n), torch.arange(n)[None]
-    turn = head.turns(entries, torch.zeros(1, 1, dtype=torch.int64))
+    rope = head.rope_at(entries, torch.zeros(1, 1, dtype=torch.int64))
     seen = torch.ones(n, n, dtype=torch.bool).tril()[None, None]
     parts = [
-        head.hidden(ids[None, s], known[None, s], turn[:, s], seen[:, :, s], cache, entries[:, s])
+        head.hidden(ids[None, s], known[None, s], rope[:, s], seen[:, :, s], cache, entries[:, s])
         for s in (slice(0, 5), slice(5, n))  # the second part hears the first from the cache, in every layer
     ]
     torch.testing.assert_close(torch.cat(parts, 1)[0], wanted, atol=1e-4, rtol=1e-4)
     assert len(cache.k) == layers
     assert bool(cache.v[:, 0].abs().sum((1, 3)).gt(0).all())  # (layers, slots): every layer keeps every entry
-    [taught] = head.teach(  # entry e pairs the hidden state of place e with the token of place e + 1
+    [unrolled] = head.unroll(  # entry e pairs the hidden state of place e with the token of place e + 1
         torch.cat([known, known[:1]])[None], ids[None], torch.ones(1, 1, dtype=torch.bool)
     )
-    torch.testing.assert_close(taught[0], wanted, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(unrolled[0], wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("model", FAMILIES)

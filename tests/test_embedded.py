@@ -112,23 +112,23 @@ def test_another_seed_is_another_picture():
 def test_the_tokenizer_reaches_its_figures():
     from specbench.training.tokenizer import evaluate
 
-    figures = evaluate(pipeline("method=vanilla").model.tokenizer, scenes.render("validation", range(200))[0])
-    assert figures["psnr_db"] > 26
-    assert figures["codes_used"] > 0.8
+    statistics = evaluate(pipeline("method=vanilla").model.tokenizer, scenes.render("validation", range(200))[0])
+    assert statistics["psnr_db"] > 26
+    assert statistics["codes_used"] > 0.8
 
 
 def test_target_and_drafter_reach_their_figures():
     """An ambiguous target, a drafter that is good and not perfect."""
     from specbench.training import drafter, target
-    from specbench.training.lessons import Reader
+    from specbench.training.dataset import TargetHead
 
     model = pipeline("method=eagle_chain").model
     images, captions, _ = scenes.render("validation", range(32))
     with torch.inference_mode():
         codes = model.codes(scenes.to_float(images)).numpy()
         features = model.encode(captions).features
-        given = target.lessons(model.target, codes, features)
-        found = drafter.evaluate(model.eagle(), Reader(model.target), given, range(32))
+        given = target.dataset(model.target, codes, features)
+        found = drafter.evaluate(model.eagle(), TargetHead(model.target), given, range(32))
         reached = target.evaluate_target(model.target, codes, features)
     assert reached["loss"] < 2.6  # as its card says, and far below the 6.2 nats of equal codes
     assert 0.25 < reached["top1_probability"] < 0.55

@@ -26,7 +26,7 @@ from specbench.data import scenes
 from specbench.harness import run
 from specbench.metrics import scenes_fid
 from specbench.metrics.base import Metric
-from specbench.metrics.scenes_clip import Measure
+from specbench.metrics.scenes_clip import ScenesClip
 from specbench.rows.columns import METRICS
 from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import read_records
@@ -197,7 +197,7 @@ def test_prompts_are_needed_by_what_reads_them(call: Call, folder: Path, monkeyp
         return (metrics.Score(float(np.abs(outputs[:, 0]).sum()), None, "", ""),)
 
     # the distance itself takes seconds to import
-    monkeypatch.setattr(scenes_fid.Measure, "score", first_feature)
+    monkeypatch.setattr(scenes_fid.ScenesFID, "score", first_feature)
     code, _, err = call("pictures", "metrics=scenes_clip")
     assert code == 2
     assert "scenes_clip reads prompts: give prompts=FILE, or data=NAME" in err
@@ -274,13 +274,13 @@ def test_help(call: Call) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many pictures the judge was asked for, call by call."""
     calls: list[int] = []
-    judge = Measure.judge
+    scorer = ScenesClip.scorer
 
-    def counted(self: Measure) -> Any:
-        network = judge(self)
+    def counted(self: ScenesClip) -> Any:
+        network = scorer(self)
         return lambda pictures, items: (calls.append(len(pictures)), network(pictures, items))[1]
 
-    monkeypatch.setattr(Measure, "judge", counted)
+    monkeypatch.setattr(ScenesClip, "scorer", counted)
     return calls
 
 
@@ -315,12 +315,12 @@ def test_two_processes_do_not_share_a_folder(call: Call, folder: Path) -> None:
 SLOW = """
 import sys, time
 from specbench import cli
-from specbench.metrics.scenes_clip import Measure
-judge = Measure.judge
+from specbench.metrics.scenes_clip import ScenesClip
+scorer = ScenesClip.scorer
 def slow(self):
-    network = judge(self)
+    network = scorer(self)
     return lambda pictures, items: (time.sleep(0.2), network(pictures, items))[1]
-Measure.judge = slow
+ScenesClip.scorer = slow
 sys.exit(cli.main(sys.argv[1:]))
 """
 
@@ -346,10 +346,10 @@ def test_killed_scoring_goes_on(call: Call, folder: Path, tmp_path: Path, asked:
 
 
 def test_stopping_is_told_with_the_way_on(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(self: Measure) -> Any:
+    def stop(self: ScenesClip) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Measure, "judge", stop)
+    monkeypatch.setattr(ScenesClip, "scorer", stop)
     code, _, err = call(*WORDS, "out=scored")
     assert code == 130
     assert "cached in scored" in err
@@ -470,6 +470,6 @@ def test_an_unfinished_or_damaged_run_is_named(call: Call, finished: Path) -> No
 
 def test_compare_finds_the_outputs(call: Call, finished: Path) -> None:
     call("run", "metrics=scenes_clip")
-    keys = [metrics.key(r.sha256, r.prompt) for r in read_records(finished / "records.jsonl")]
+    keys = [metrics.image_key(r.sha256, r.prompt) for r in read_records(finished / "records.jsonl")]
     each = metrics.Outputs(finished).of("scenes_clip", keys)
     assert float(each.mean()) == pytest.approx(row_of("run")["clip_score"], abs=1e-9) or float(each.mean()) < 0

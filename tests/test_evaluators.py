@@ -1,4 +1,4 @@
-"""The embedded evaluators: building blocks, training, files, and the figures of the committed ones."""
+"""The embedded evaluators: building blocks, training, files, and the statistics of the committed ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from specbench.config.registry import ASSETS
 from specbench.data import scenes
 from specbench.errors import UsageError
-from specbench.metrics.scenes_reference import FILE, Reference
+from specbench.metrics.scenes_reference import FILE, ScenesReference
 from specbench.models import evaluators as ev
 from specbench.training import evaluators as te
 from specbench.training.trainer import Recipe
@@ -241,18 +241,18 @@ def tiny_world(split: str, n: int) -> World:
 
 
 def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps of each: this is about files and figures, not about learning."""
+    """Two steps of each: this is about files and statistics, not about learning."""
     for name in ("CLASSIFIER_RECIPE", "READER_RECIPE", "TWO_TOWER_RECIPE"):
         monkeypatch.setattr(te, name, Recipe(steps=2, batch=8, lr=1e-3, warmup=1))
     train, held = tiny_world("train", 24), tiny_world("validation", 20)
     assets = tmp_path / "assets"
-    figures = te.train_all(train, held, tmp_path / "work", assets)
+    statistics = te.train_all(train, held, tmp_path / "work", assets)
     files = [ev.CLASSIFIER, ev.READER, ev.TWO_TOWER, FILE]
     assert sorted(p.name for p in assets.iterdir()) == sorted(files)
     wanted = {"classifier_accuracy", "fid_of_real", "reader_accuracy", "reader_accuracy_fill2", "two_tower_top1"}
-    assert wanted | {"reader_seconds"} <= set(figures)
-    assert all(math.isfinite(value) for value in figures.values())
-    reference = Reference.load(assets / FILE)
+    assert wanted | {"reader_seconds"} <= set(statistics)
+    assert all(math.isfinite(value) for value in statistics.values())
+    reference = ScenesReference.load(assets / FILE)
     assert (reference.backend, reference.count) == (ev.backend(assets / ev.CLASSIFIER), 20)
 
     before = {name: (assets / name).read_bytes() for name in files}
@@ -260,7 +260,7 @@ def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monke
     again = te.train_all(train, held, tmp_path / "work", assets)
     assert {"classifier_seconds", "two_tower_seconds"}.isdisjoint(again)
     assert "reader_seconds" in again
-    assert again["reader_accuracy"] == pytest.approx(figures["reader_accuracy"], abs=1e-6)
+    assert again["reader_accuracy"] == pytest.approx(statistics["reader_accuracy"], abs=1e-6)
     for name in files:
         if name != ev.READER:  # trained to the end before, so it is written again from its checkpoint
             assert (assets / name).read_bytes() == before[name]
@@ -270,7 +270,7 @@ def test_training_learns(tmp_path: Path) -> None:
     """Twenty steps on sixteen pictures: the loss of the same batch must fall well below that of a blind guess."""
     world = tiny_world("train", 16)
     recipe = Recipe(steps=20, batch=16, lr=2e-3, warmup=2)
-    reader, figures = te.train_reader(world.images, world.labels, recipe, tmp_path)
+    reader, statistics = te.train_reader(world.images, world.labels, recipe, tmp_path)
     blind = np.mean(
         [
             math.log(len(scenes.ATTRIBUTES[a]))
@@ -278,7 +278,7 @@ def test_training_learns(tmp_path: Path) -> None:
             for a in np.array(list(scenes.ATTRIBUTES))[row >= 0]
         ]
     )
-    assert figures["loss"] < 0.8 * blind
+    assert statistics["loss"] < 0.8 * blind
     assert not reader.training
 
 
@@ -299,10 +299,10 @@ def test_two_tower_figures_count_what_they_say() -> None:
             return torch.eye(4)
 
     images, captions, labels = scenes.render("validation", range(4))
-    figures = te.evaluate_two_tower(Planted(), images, captions, labels)
-    assert figures["top1"] == 0.5
-    assert figures["own_cosine"] == 0.5
-    assert figures["other_cosine"] == pytest.approx(2 / 12)
+    statistics = te.evaluate_two_tower(Planted(), images, captions, labels)
+    assert statistics["top1"] == 0.5
+    assert statistics["own_cosine"] == 0.5
+    assert statistics["other_cosine"] == pytest.approx(2 / 12)
     labels[1] = labels[0]  # now both show one scene, and either caption is right
     assert te.evaluate_two_tower(Planted(), images, captions, labels)["top1"] == 1.0
 
@@ -327,6 +327,6 @@ def test_committed_evaluators_reach_their_figures() -> None:
 
 def test_committed_evaluators_are_small_and_their_reference_is_theirs() -> None:
     assert sum(p.stat().st_size for p in COMMITTED) < 6e6
-    reference = Reference.load(ASSETS / FILE)
+    reference = ScenesReference.load(ASSETS / FILE)
     assert reference.backend == ev.backend(ASSETS / ev.CLASSIFIER)
     assert reference.count >= 1000

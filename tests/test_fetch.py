@@ -24,7 +24,7 @@ from specbench import cli
 from specbench.cli import fetch
 from specbench.config import parameters, registry
 from specbench.storage import home, sources
-from specbench.storage.sources import Data, File, Model
+from specbench.storage.sources import Data, File, ModelSource
 
 ROOT = Path(__file__).resolve().parents[1]
 Call = Callable[..., tuple[int, str, str]]
@@ -859,7 +859,7 @@ def test_the_hub_s_own_client_fetches_from_a_hub(tmp_path: Path) -> None:
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     code = (
         "import sys; from specbench import cli; from specbench.storage import sources\n"
-        "sources.MODELS['anole'] = sources.Model({'target': sources.hugging_face('o/m', 'MIT')})\n"
+        "sources.MODELS['anole'] = sources.ModelSource({'target': sources.hugging_face('o/m', 'MIT')})\n"
         "sys.exit(cli.main(['fetch', 'model=anole', '--yes']))"
     )
     environment = {
@@ -889,4 +889,4 @@ def test_a_model_whose_parts_are_all_here_needs_no_client(tmp_path: Path) -> Non
         "sys.exit(any(name in sys.modules for name in ('torch', 'huggingface_hub', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120).returncode == 0
-    assert isinstance(sources.MODELS["anole"], Model)
+    assert isinstance(sources.MODELS["anole"], ModelSource)

@@ -25,10 +25,10 @@ from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.metrics import fid, frechet, inception, inception_score, kid, precision_recall
 from specbench.metrics import reference as references
-from specbench.metrics.base import Metric, Place, Unavailable
-from specbench.metrics.inception import Inception
-from specbench.metrics.outputs import key
-from specbench.metrics.reference import Reference
+from specbench.metrics.base import Metric, ScoringContext, Unavailable
+from specbench.metrics.inception import InceptionScorer
+from specbench.metrics.outputs import image_key
+from specbench.metrics.reference import ReferenceStatistics
 from specbench.storage import home, image_files
 
 PUBLISHED = inception.SHA256
@@ -67,27 +67,27 @@ def some_items(n: int) -> list[Item]:
 
 
 def test_the_judge_says_what_torch_fidelity_says(published: Path) -> None:
-    one = metrics.metric("fid", Place(Path(), published))
-    judge = one.judge()
+    one = metrics.metric("fid", ScoringContext(Path(), published))
+    scorer = one.scorer()
     shown = [picture(64, 64, 1), picture(300, 200, 2)]
-    said = judge(shown, some_items(2))
+    said = scorer(shown, some_items(2))
     assert said.shape == (2, 2048 + 1008)
     assert said.dtype == np.float32
-    assert isinstance(judge, Inception)
+    assert isinstance(scorer, InceptionScorer)
     for p, row in zip(shown, said, strict=True):
         with torch.inference_mode():
-            expected = torch.cat(judge.network(torch.from_numpy(p).permute(2, 0, 1)[None]), 1)[0].numpy()
+            expected = torch.cat(scorer.network(torch.from_numpy(p).permute(2, 0, 1)[None]), 1)[0].numpy()
         np.testing.assert_array_equal(row, expected)
     # on a CPU a batch changes nothing, not in a bit
-    np.testing.assert_array_equal(said[1], judge(shown[1:], some_items(1))[0])
+    np.testing.assert_array_equal(said[1], scorer(shown[1:], some_items(1))[0])
     # and the random weights tell pictures apart
     assert np.abs(said[0] - said[1]).max() > 0.1 * np.abs(said).max()
-    assert one.judged_by == f"inception-v3@{inception.SHA256[:8]}, tf resize"
+    assert one.cache_key == f"inception-v3@{inception.SHA256[:8]}, tf resize"
 
 
 def test_resizes(network: torch.nn.Module) -> None:
     def prepared(resize: str, shown: np.ndarray) -> torch.Tensor:
-        return Inception(network, resize)._prepared(shown)[0]
+        return InceptionScorer(network, resize)._prepared(shown)[0]
 
     whole = picture(299, 299)
     scaled = (torch.from_numpy(whole).permute(2, 0, 1).float() - 128) / 128
@@ -117,10 +117,10 @@ def test_the_crop_is_lanterns(size: tuple[int, int]) -> None:
 def test_a_crop_leaves_a_square_of_its_side_alone(network: torch.nn.Module) -> None:
     shown = picture(64, 64)
     assert image_files.center_crop(shown, 64) is shown
-    cropped = Inception(network, crop=64)
-    assert torch.equal(cropped._prepared(shown), Inception(network)._prepared(shown))
+    cropped = InceptionScorer(network, crop=64)
+    assert torch.equal(cropped._prepared(shown), InceptionScorer(network)._prepared(shown))
     wide = np.concatenate([np.zeros((64, 10, 3), np.uint8), shown, np.zeros((64, 10, 3), np.uint8)], 1)
-    assert torch.equal(cropped._prepared(wide), Inception(network)._prepared(shown))
+    assert torch.equal(cropped._prepared(wide), InceptionScorer(network)._prepared(shown))
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -170,16 +170,16 @@ def test_only_the_published_weights_are_loaded(
 
 
 def test_absent_weights_leave_the_columns_empty(tmp_path: Path) -> None:
-    place = Place(Path(), tmp_path)
+    context = ScoringContext(Path(), tmp_path)
     shown = image_files.ImageArray(np.zeros((2, 8, 8, 3), np.uint8))
-    found = metrics.score(["fid", "kid", "inception_score", "precision_recall"], shown, some_items(2), place)
+    found = metrics.score(["fid", "kid", "inception_score", "precision_recall"], shown, some_items(2), context)
     assert list(found) == ["fid", "kid", "inception_score", "precision", "recall"]
     for score in found.values():
         assert score.value is None
         assert "specbench fetch metrics=fid" in score.note
         assert str(tmp_path / "inception") in score.note
     with pytest.raises(Unavailable, match=inception.FILES[0]):
-        metrics.metric("fid", place).judge()
+        metrics.metric("fid", context).scorer()
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_absent_weights_leave_the_columns_empty(tmp_path: Path) -> None:
 )
 def test_options_are_checked(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        kid.Measure(Place(Path(), Path()), options)
+        kid.KID(ScoringContext(Path(), Path()), options)
 
 
 # --- the statistics ---------------------------------------------------------------------------------------------------
@@ -223,10 +223,10 @@ def outputs(features: np.ndarray, seed: int = 0) -> np.ndarray:
 
 def against(measure: type[Metric], real: np.ndarray, weights: Path, **options: object) -> Metric:
     """A metric whose reference has these features."""
-    one = measure(Place(Path(), weights), options)
+    one = measure(ScoringContext(Path(), weights), options)
     moments = frechet.Moments.of(torch.from_numpy(real))
-    provenance = {"data": "any", "judge": one.judged_by}
-    one.__dict__["reference"] = Reference(
+    provenance = {"data": "any", "cache_key": one.cache_key}
+    one.__dict__["reference"] = ReferenceStatistics(
         moments.mean.numpy(), moments.covariance.numpy(), "any", real, len(real), provenance
     )
     return one
@@ -244,7 +244,7 @@ def by_singular_values(found: np.ndarray, real: np.ndarray) -> float:
 @pytest.mark.parametrize("n", [5, 20, 200])
 def test_fid_agrees_with_torch_fidelity(narrow: None, published: Path, n: int) -> None:
     real, found = law(300, 1), law(n, 2, 0.2)
-    (score,) = against(fid.Measure, real, published).score(outputs(found), some_items(n))
+    (score,) = against(fid.FID, real, published).score(outputs(found), some_items(n))
     statistics = [fid_features_to_statistics(torch.from_numpy(f).double()) for f in (found, real)]
     expected = fid_statistics_to_metric(*statistics, verbose=False)["frechet_inception_distance"]
     assert score.value == pytest.approx(expected, rel=1e-6)  # 1e-3 is asked for
@@ -256,7 +256,7 @@ def test_fid_agrees_with_torch_fidelity(narrow: None, published: Path, n: int) -
 
 
 def test_fid_standard_error_is_the_spread_over_fresh_draws(narrow: None, published: Path) -> None:
-    one = against(fid.Measure, law(4000, 1), published)
+    one = against(fid.FID, law(4000, 1), published)
     n = 10 * WIDTH
     scores = [one.score(outputs(law(n, seed, 0.3)), some_items(n))[0] for seed in range(100, 140)]
     spread = np.std([score.value for score in scores], ddof=1)
@@ -267,7 +267,7 @@ def test_fid_standard_error_is_the_spread_over_fresh_draws(narrow: None, publish
 @pytest.mark.parametrize("n", [40, 130])
 def test_kid_agrees_with_torch_fidelity(narrow: None, published: Path, n: int) -> None:
     real, found, names = law(90, 1), law(n, 2, 0.2), some_items(n)
-    one = against(kid.Measure, real, published, subsets=7, subset_size=50)
+    one = against(kid.KID, real, published, subsets=7, subset_size=50)
     (score,) = one.score(outputs(found), names)
     permuted = torch.from_numpy(found[inception.order(outputs(found), names)])
     size = min(n, 50)
@@ -281,7 +281,7 @@ def test_kid_agrees_with_torch_fidelity(narrow: None, published: Path, n: int) -
 def test_kid_is_the_unbiased_discrepancy_and_knows_its_spread(narrow: None, published: Path) -> None:
     n = 60
     real = law(n, 1)
-    one = against(kid.Measure, real, published, subsets=1)
+    one = against(kid.KID, real, published, subsets=1)
     scores, exact = [], []
     for seed in range(100, 160):
         x = law(n, seed, 0.3).astype(np.float64)
@@ -297,8 +297,8 @@ def test_kid_is_the_unbiased_discrepancy_and_knows_its_spread(narrow: None, publ
 
 def test_inception_score_agrees_with_torch_fidelity(narrow: None, published: Path) -> None:
     n = 45
-    place, said, names = Place(Path(), published), outputs(law(n, 1)), some_items(n)
-    (score,) = inception_score.Measure(place, {}).score(said, names)
+    context, said, names = ScoringContext(Path(), published), outputs(law(n, 1)), some_items(n)
+    (score,) = inception_score.InceptionScore(context, {}).score(said, names)
     logits = torch.from_numpy(said[inception.order(said, names)][:, WIDTH:])
     theirs = isc_features_to_metric(logits, 10, shuffle=False)
     assert score.value == theirs["inception_score_mean"]
@@ -308,21 +308,23 @@ def test_inception_score_agrees_with_torch_fidelity(narrow: None, published: Pat
     assert score.stderr == pytest.approx(np.std(splits, ddof=1) / np.sqrt(10), rel=0.5)
     assert "n = 45 in 10 splits for 1008 classes: biased downwards" in score.note
     assert score.backend.endswith("tf resize, 10 splits")
-    (few,) = inception_score.Measure(place, {}).score(said[:9], names[:9])
+    (few,) = inception_score.InceptionScore(context, {}).score(said[:9], names[:9])
     assert few.value is None
 
 
 def test_inception_score_of_certain_pictures_is_the_number_of_classes(narrow: None, published: Path) -> None:
     said = outputs(law(60, 1))
     said[:, WIDTH:] = 100 * np.eye(1008)[np.arange(60) % 12]
-    (score,) = inception_score.Measure(Place(Path(), published), {"splits": 1}).score(said, some_items(60))
+    (score,) = inception_score.InceptionScore(ScoringContext(Path(), published), {"splits": 1}).score(
+        said, some_items(60)
+    )
     assert score.value == pytest.approx(12)
     assert score.stderr is None
 
 
 def test_precision_and_recall_agree_with_torch_fidelity(narrow: None, published: Path) -> None:
     real, found = law(80, 1), law(50, 2, 0.4, 0.6)
-    one = against(precision_recall.Measure, real, published)
+    one = against(precision_recall.PrecisionRecall, real, published)
     precision, recall = one.score(outputs(found), some_items(50))
     theirs = prc_features_to_metric(torch.from_numpy(found), torch.from_numpy(real), verbose=False)
     assert (precision.value, recall.value) == (theirs["precision"], theirs["recall"])
@@ -341,7 +343,9 @@ def test_precision_and_recall_agree_with_torch_fidelity(narrow: None, published:
     assert [score.value for score in none] == [None, None]
 
 
-@pytest.mark.parametrize("measure", [fid.Measure, kid.Measure, inception_score.Measure, precision_recall.Measure])
+@pytest.mark.parametrize(
+    "measure", [fid.FID, kid.KID, inception_score.InceptionScore, precision_recall.PrecisionRecall]
+)
 @pytest.mark.parametrize("named", [True, False])
 def test_the_order_of_the_pictures_changes_nothing(
     narrow: None, published: Path, measure: type[Metric], named: bool
@@ -351,7 +355,7 @@ def test_the_order_of_the_pictures_changes_nothing(
     if not named:
         names = [Item(i, "the same", None) for i in range(n)]
     said[7] = said[3]  # a picture that is there twice
-    one = against(measure, law(50, 1), published, **({"subset_size": 20} if measure is kid.Measure else {}))
+    one = against(measure, law(50, 1), published, **({"subset_size": 20} if measure is kid.KID else {}))
     shuffled = np.random.default_rng(0).permutation(n)
     assert one.score(said, names) == one.score(said[shuffled], [names[i] for i in shuffled])
 
@@ -373,17 +377,18 @@ class Sizes:
 
 
 def test_scores_of_pictures_in_any_batch(narrow: None, published: Path, tmp_path: Path) -> None:
-    place = Place(Path(), published, tmp_path / "real.npz", batch=3)
-    judged_by, reals = metrics.metric("fid", place).judged_by, law(5, 1)
+    context = ScoringContext(Path(), published, tmp_path / "real.npz", batch=3)
+    cache_key, reals = metrics.metric("fid", context).cache_key, law(5, 1)
     moments = frechet.Moments.of(torch.from_numpy(reals))
-    provenance = {"data": "any", "judge": judged_by}
+    provenance = {"data": "any", "cache_key": cache_key}
     references.write(
-        tmp_path / "real.npz", Reference(moments.mean.numpy(), moments.covariance.numpy(), "any", reals, 5, provenance)
+        tmp_path / "real.npz",
+        ReferenceStatistics(moments.mean.numpy(), moments.covariance.numpy(), "any", reals, 5, provenance),
     )
-    names, keep = ["fid", "kid", "precision_recall", "inception_score"], metrics.Outputs(None)
-    found = metrics.score(names, Sizes(), some_items(4), place, keep)
-    assert found == metrics.score(names, Sizes(), some_items(4), dataclasses.replace(place, batch=4))
-    said = keep.of(judged_by, [key(image_files.digest(Sizes()[i])) for i in range(4)])
+    names, cached = ["fid", "kid", "precision_recall", "inception_score"], metrics.Outputs(None)
+    found = metrics.score(names, Sizes(), some_items(4), context, cached)
+    assert found == metrics.score(names, Sizes(), some_items(4), dataclasses.replace(context, batch=4))
+    said = cached.of(cache_key, [image_key(image_files.digest(Sizes()[i])) for i in range(4)])
     assert said.shape == (4, 2048 + 1008)
     assert found["fid"].value == pytest.approx(by_singular_values(said[:, :WIDTH], reals), rel=1e-4)
     assert "n = 4 for 24 features: biased far upwards" in found["fid"].note

@@ -97,14 +97,14 @@ def test_a_block_and_its_cache(name: str, first: bool) -> None:
     table = grid_rotary(3, cfg.head_dim, 2) if cfg.rotary == "interleaved" else line_rotary(slots, cfg.head_dim, 1e4)
     x, at = normal(rows, nodes, cfg.dim), torch.tensor([[4, 5, 6], [8, 9, 10]], device=DEVICE)
     mask = (torch.arange(slots, device=DEVICE) <= at.unsqueeze(-1)).unsqueeze(1)
-    turns = table.to(DEVICE)[at if first else at[:1]]  # of every row, or the same for all
+    rope = table.to(DEVICE)[at if first else at[:1]]  # of every row, or the same for all
     caches = [ops.KVCache(2, rows, cfg.n_kv_heads, slots, cfg.head_dim, x) for _ in range(2)]
     for cache in caches:
         cache.k.copy_(normal(*cache.k.shape, seed=7))
         cache.v.copy_(normal(*cache.v.shape, seed=8))
-    plain = run_blocks(blocks, x, turns, mask, caches[0], at)
+    plain = run_blocks(blocks, x, rope, mask, caches[0], at)
     with ops.fused():
-        assert close(run_blocks(blocks, x, turns, mask, caches[1], at), plain)
+        assert close(run_blocks(blocks, x, rope, mask, caches[1], at), plain)
     assert close(caches[0].k, caches[1].k)
     assert close(caches[0].v, caches[1].v)
 

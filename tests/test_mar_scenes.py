@@ -104,7 +104,7 @@ def test_a_class_states_its_attributes_and_no_others():
 
 
 def test_pictures_show_one_object_of_their_class():
-    images, numbers = scenes_classes.pictures("validation", 12)
+    images, numbers = scenes_classes.portraits("validation", 12)
     singles = [s for s in (scenes.sample("validation", i) for i in range(80)) if s.scene.layout == "single"][:12]
     assert [scenes_classes.NAMES[n] for n in numbers] == [
         f"{s.scene.objects[0].colour} {s.scene.objects[0].shape}" for s in singles
@@ -126,15 +126,15 @@ def test_pictures_show_one_object_of_their_class():
 @pytest.fixture(scope="module")
 def judged():
     """Real pictures of classes, and what was asked for."""
-    images, numbers = scenes_classes.pictures("validation", 48)
+    images, numbers = scenes_classes.portraits("validation", 48)
     names = [scenes_classes.NAMES[n] for n in numbers]
     labels = [scenes_classes.labels_of(int(n)) for n in numbers]
     return images, [Item(i, name, y, str(i)) for i, (name, y) in enumerate(zip(names, labels, strict=True))]
 
 
 def measure(name, images, items):
-    place = metrics.Place(metrics.ASSETS, metrics.ASSETS)
-    [score] = metrics.score([name], ImageArray(images), items, place).values()
+    context = metrics.ScoringContext(metrics.ASSETS, metrics.ASSETS)
+    [score] = metrics.score([name], ImageArray(images), items, context).values()
     return score
 
 
@@ -279,15 +279,15 @@ def test_the_autoencoder_learns_and_its_tokens_have_unit_variance(tmp_path):
     kl = Latents(replace(TINY_KL, ch_mult=(1, 1, 2, 2), codebook_embed_dim=8))
     before = training.evaluate_kl(kl, images, 4.0)["psnr_db"]
     training.train_kl(kl, images, Recipe(steps=30, batch=6, lr=4e-3, warmup=5), tmp_path)
-    figures = training.evaluate_kl(kl.eval(), images, 4.0)
-    assert figures["psnr_db"] > before + 2
-    assert figures["nats_a_token"] > 0.2
-    assert figures["beyond_limit"] < 0.02
+    statistics = training.evaluate_kl(kl.eval(), images, 4.0)
+    assert statistics["psnr_db"] > before + 2
+    assert statistics["nats_a_token"] > 0.2
+    assert statistics["beyond_limit"] < 0.02
     mean, spread = training.encode_all(kl, images).astype(np.float64)
     assert mean.shape == (24, 64, 8)
     assert mean.var() + (spread**2).mean() == pytest.approx(1, abs=0.02)
     assert kl.cfg.scale != 1
-    tokens, _ = kl.law(scenes.to_float(images[:4]))
+    tokens, _ = kl.token_distribution(scenes.to_float(images[:4]))
     latent = kl.encode(scenes.to_float(images[:4]))[0]
     torch.testing.assert_close(kl.images(tokens), kl.decode_latent(latent), atol=1e-4, rtol=1e-4)
 
@@ -319,24 +319,24 @@ def test_distillation_draws_the_draft_to_the_target(tmp_path):
             if "final_layer" in name or "adaLN" in name:
                 parameter.normal_(0, 0.1)
     target.eval()
-    laws, labels = laws_of(80)
+    distributions, labels = laws_of(80)
     nats = {}
     for name, teacher in (("alone", None), ("taught", target)):
         torch.manual_seed(1)
         draft = MAR(CONFIGS["mar_draft"])
         if teacher is None:
-            nats["new"] = training.evaluate_draft(target, draft, laws, labels)["nats"]
-        training.train_draft(draft, teacher, laws, labels, Recipe(40, 16, 5e-3, warmup=5), tmp_path)
-        nats[name] = training.evaluate_draft(target, draft, laws, labels)["nats"]
+            nats["new"] = training.evaluate_draft(target, draft, distributions, labels)["nats"]
+        training.train_draft(draft, teacher, distributions, labels, Recipe(40, 16, 5e-3, warmup=5), tmp_path)
+        nats[name] = training.evaluate_draft(target, draft, distributions, labels)["nats"]
     assert nats["taught"] < 0.5 * min(nats["new"], nats["alone"])
     torch.manual_seed(2)
     same = MAR(TINY)
     same.load_state_dict(target.state_dict())
-    assert training.evaluate_draft(target, same, laws, labels)["nats"] == pytest.approx(0, abs=1e-5)
+    assert training.evaluate_draft(target, same, distributions, labels)["nats"] == pytest.approx(0, abs=1e-5)
 
 
 def test_a_killed_stage_ends_with_the_same_weights(tmp_path, monkeypatch):
-    laws, labels = laws_of(40)
+    distributions, labels = laws_of(40)
     recipe = Recipe(steps=6, batch=8, lr=1e-3, warmup=1, ema=0.9, muon=True, save_every=2)
     torch.manual_seed(0)
     target = MAR(TINY).eval()
@@ -346,7 +346,7 @@ def test_a_killed_stage_ends_with_the_same_weights(tmp_path, monkeypatch):
         return MAR(CONFIGS["mar_draft"])
 
     whole, broken, resumed = draft(), draft(), draft()
-    training.train_draft(whole, target, laws, labels, recipe, tmp_path / "whole")
+    training.train_draft(whole, target, distributions, labels, recipe, tmp_path / "whole")
     calls = Counter()
     real = MAR.head_loss
 
@@ -358,9 +358,9 @@ def test_a_killed_stage_ends_with_the_same_weights(tmp_path, monkeypatch):
 
     monkeypatch.setattr(MAR, "head_loss", killed)
     with pytest.raises(KeyboardInterrupt):
-        training.train_draft(broken, target, laws, labels, recipe, tmp_path / "parts")
+        training.train_draft(broken, target, distributions, labels, recipe, tmp_path / "parts")
     monkeypatch.undo()
-    training.train_draft(resumed, target, laws, labels, recipe, tmp_path / "parts")
+    training.train_draft(resumed, target, distributions, labels, recipe, tmp_path / "parts")
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -389,10 +389,10 @@ def test_the_stages_write_weights_that_a_run_uses(tiny, tmp_path, capsys):
     capsys.readouterr()
     assert train(tmp_path, "--only", "kl,mar,mar_draft") == files
     found = card.Card.read(tmp_path / "card.md")
-    assert list(found.figures) == ["kl", "mar", "mar_draft", "mar_samples"]
+    assert list(found.statistics) == ["kl", "mar", "mar_draft", "mar_samples"]
     assert [stages for stages, _ in found.runs] == [["mar_samples"], ["kl", "mar", "mar_draft"]]
-    assert found.figures["mar_samples"]["tokens_a_pass_path"] >= 1
-    assert found.figures["mar"]["loss"] > 0
+    assert found.statistics["mar_samples"]["tokens_a_pass_path"] >= 1
+    assert found.statistics["mar"]["loss"] > 0
     # The other way to train the draft is another draft.
     apart = train(tmp_path, "--only", "mar_draft", "--no-distil")
     assert [name for name in files if apart[name] != files[name]] == ["scenes_mar_draft"]
@@ -402,7 +402,7 @@ def test_the_card_tells_what_a_reader_finds(tiny, tmp_path):
     (tmp_path / "assets").mkdir()
     shutil.copy(registry.ASSETS / ev.READER, tmp_path / "assets")
     train(tmp_path, "--only", "kl,mar,mar_draft,mar_samples")
-    found = card.Card.read(tmp_path / "card.md").figures["mar_samples"]
+    found = card.Card.read(tmp_path / "card.md").statistics["mar_samples"]
     assert found["reader_accuracy_renders"] == 1
     for name in ("reader_accuracy_decoded", "reader_accuracy_cfg_2", "vanilla_one_object", "acceptance_exact"):
         assert 0 <= found[name] <= 1

@@ -37,8 +37,8 @@ SPEEDUPS = ("speedup_latency", "speedup_throughput", "speedup_step", "baseline_l
 class Light(base.Metric):
     """The mean of a picture, moved by the metric's name, its weights and its reference."""
 
-    def __init__(self, name: str, place: base.Place, weights: dict[str, str]) -> None:
-        super().__init__(place, {})
+    def __init__(self, name: str, context: base.ScoringContext, weights: dict[str, str]) -> None:
+        super().__init__(context, {})
         self.name, self.weights = name, weights
         self.columns = real_columns(name)  # type: ignore[misc]
 
@@ -47,15 +47,15 @@ class Light(base.Metric):
         return self.name.startswith("clip")
 
     @property
-    def judged_by(self) -> str:
-        if self.name not in self.weights or "nowhere" in str(self.place.weights):
+    def cache_key(self) -> str:
+        if self.name not in self.weights or "nowhere" in str(self.context.weights):
             raise base.Unavailable(f"no weights of {self.name}")
         return f"{self.name}@{self.weights[self.name]}"
 
     def basis(self) -> str:
-        return f"{self.judged_by} {self.place.reference}"
+        return f"{self.cache_key} {self.context.reference}"
 
-    def judge(self) -> Any:
+    def scorer(self) -> Any:
         return lambda pictures, items: np.array([[float(p.mean())] for p in pictures])
 
     def score(self, outputs: np.ndarray, items: Sequence[Any]) -> tuple[Score, ...]:
@@ -64,7 +64,7 @@ class Light(base.Metric):
         move = float(len(self.basis())) + self.name.count("2")
         return tuple(Score(outputs.mean() + move + i, 0.5, self.basis(), "few") for i in range(len(self.columns)))
 
-    def each(self, outputs: np.ndarray) -> np.ndarray | None:
+    def per_image(self, outputs: np.ndarray) -> np.ndarray | None:
         return outputs[:, 0]
 
 
@@ -75,7 +75,7 @@ real_columns = metrics.columns
 def weights(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Metric -> version of its weights, of those that are here."""
     here = dict.fromkeys(("fid", "fid_clean", "clip_b16", "clip_b32", "image_reward", "kid"), "1")
-    monkeypatch.setattr(metrics, "metric", lambda name, place: Light(name, place, here))
+    monkeypatch.setattr(metrics, "metric", lambda name, context: Light(name, context, here))
     monkeypatch.setattr(sheet, "save", lambda path, title, cells: path.touch())
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(provenance, "_output", lambda *command: "")  # of git, some hundred times
@@ -265,7 +265,7 @@ def test_a_stop_within_the_scoring_is_no_finished_run(call: Call, weights: dict[
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Light, "judge", stop)
+        patch.setattr(Light, "scorer", stop)
         assert call("run", "out=first", "n=4", "metrics=fid", "baseline=false")[0] == 130
     assert status.of_run(Path("first")).state == "stopped"
     assert call("resume", "first")[0] == 0

@@ -23,7 +23,7 @@ from specbench.config.registry import ASSETS
 from specbench.data import Item, scenes, scenes_classes
 from specbench.errors import UsageError
 from specbench.metrics import scenes_fid, scenes_inception_score, scenes_reference, scenes_reward
-from specbench.metrics.base import Judge, Metric, Place, Unavailable
+from specbench.metrics.base import Metric, Scorer, ScoringContext, Unavailable
 from specbench.metrics.frechet import Moments, standard_error
 from specbench.models import evaluators as ev
 from specbench.rows import columns as rows
@@ -57,7 +57,7 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ev.save(module, folder / name)
     classifier = ev.load(folder / ev.CLASSIFIER, ev.Classifier)
     images, _, _ = scenes.render("train", range(40))
-    scenes_reference.Reference.judged(classifier, images, ev.backend(folder / ev.CLASSIFIER)).save(
+    scenes_reference.ScenesReference.from_images(classifier, images, ev.backend(folder / ev.CLASSIFIER)).save(
         folder / scenes_reference.FILE
     )
     return folder
@@ -77,7 +77,7 @@ def items() -> list[Item]:
 def measure(
     names: list[str], images: np.ndarray, items: Sequence[Item], assets: Path = ASSETS, batch: int = 128
 ) -> dict[str, metrics.Score]:
-    return metrics.score(names, ImageArray(images), items, metrics.Place(assets, assets, batch=batch))
+    return metrics.score(names, ImageArray(images), items, metrics.ScoringContext(assets, assets, batch=batch))
 
 
 def value_of(score: metrics.Score) -> float:
@@ -112,8 +112,8 @@ def test_fid_agrees_with_the_textbook(assets: Path, images: np.ndarray, items: l
 
 def test_reference_statistics_survive_their_file(assets: Path, images: np.ndarray, tmp_path: Path) -> None:
     classifier = ev.load(assets / ev.CLASSIFIER, ev.Classifier)
-    scenes_reference.Reference.judged(classifier, images, "any@1", batch=7).save(tmp_path / "r.safetensors")
-    again = scenes_reference.Reference.load(tmp_path / "r.safetensors")
+    scenes_reference.ScenesReference.from_images(classifier, images, "any@1", batch=7).save(tmp_path / "r.safetensors")
+    again = scenes_reference.ScenesReference.load(tmp_path / "r.safetensors")
     features = features_of(assets, images)
     assert (again.count, again.backend) == (N, "any@1")
     np.testing.assert_allclose(again.mean, features.mean(0), atol=1e-5)
@@ -157,7 +157,7 @@ def test_fid_renders_its_reference_where_none_is_stored(
 ) -> None:
     (tmp_path / ev.CLASSIFIER).write_bytes((assets / ev.CLASSIFIER).read_bytes())
     if stored == "of other weights":
-        scenes_reference.Reference(16, "another@0").save(tmp_path / scenes_reference.FILE)
+        scenes_reference.ScenesReference(16, "another@0").save(tmp_path / scenes_reference.FILE)
     monkeypatch.setattr(scenes_reference, "COUNT", 30)
     score = measure(["scenes_fid"], images, items, tmp_path)["fid"]
     expected = frechet(features_of(assets, images), features_of(assets, images[:30]))
@@ -279,12 +279,12 @@ def test_every_score_names_its_own_network(assets: Path, images: np.ndarray, ite
 
 
 def test_absent_weights_are_a_note_not_a_crash(images: np.ndarray, items: list[Item], tmp_path: Path) -> None:
-    place = metrics.Place(tmp_path, tmp_path)
+    context = metrics.ScoringContext(tmp_path, tmp_path)
     for name, score in zip(NAMES, measure(NAMES, images, items, tmp_path).values(), strict=True):
         assert (score.value, score.stderr, score.backend) == (None, None, "")
-        assert metrics.missing(name, place) == score.note
+        assert metrics.missing(name, context) == score.note
         assert re.fullmatch(r"no scenes_\w+\.safetensors: run `make train-scenes`", score.note)
-        assert metrics.missing(name, metrics.Place(ASSETS, tmp_path)) == ""
+        assert metrics.missing(name, metrics.ScoringContext(ASSETS, tmp_path)) == ""
 
 
 def test_what_cannot_be_judged_is_not_judged(assets: Path, images: np.ndarray, items: list[Item]) -> None:
@@ -312,7 +312,7 @@ def test_misuse_is_named(assets: Path, images: np.ndarray, items: list[Item]) ->
     with pytest.raises(ValueError, match="uint8"):
         measure(["scenes_fid"], images.astype(np.float32), items, assets)
     with pytest.raises(UsageError, match="has no options, but 'resize' is given"):
-        scenes_fid.Measure(metrics.Place(assets, assets), {"resize": "tf"})
+        scenes_fid.ScenesFID(metrics.ScoringContext(assets, assets), {"resize": "tf"})
 
 
 def test_every_choice_has_a_module_and_a_line_and_needs_no_torch() -> None:
@@ -324,8 +324,8 @@ def test_every_choice_has_a_module_and_a_line_and_needs_no_torch() -> None:
         assert all(column in METRICS for column in metrics.columns(name))
         assert all(f"{column}{end}" in rows.COLUMNS for column in metrics.columns(name) for end in ("_stderr", ""))
     code = (
-        "import sys, specbench.metrics as m; from pathlib import Path; here = m.Place(m.ASSETS, Path('nowhere'));"
-        "[m.missing(name, here) or m.columns(name) for name in m.available()]; sys.exit('torch' in sys.modules)"
+        "import sys, specbench.metrics as m; from pathlib import Path; context = m.ScoringContext(m.ASSETS, Path('0'));"
+        "[m.missing(name, context) or m.columns(name) for name in m.available()]; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -366,7 +366,7 @@ def test_the_scores_are_those_of_earlier_versions(real: tuple[np.ndarray, list[I
 # --- judging: once, in batches, kept ----------------------------------------------------------------------------------
 
 
-class Brightness(Judge):
+class Brightness(Scorer):
     """A picture's mean and, where it reads prompts, the length of its prompt; counts what it is asked."""
 
     def __init__(self) -> None:
@@ -385,21 +385,21 @@ class Light(Metric):
 
     columns = ("fid",)
     network: ClassVar[Brightness]
-    lacks: ClassVar[str] = ""  # "judge" or "score": where it finds something missing
+    lacks: ClassVar[str] = ""  # "scorer" or "score": where it finds something missing
 
     @property
-    def judged_by(self) -> str:
+    def cache_key(self) -> str:
         return "brightness@1, whole picture"
 
-    def judge(self) -> Judge:
-        if self.lacks == "judge":
+    def scorer(self) -> Scorer:
+        if self.lacks == "scorer":
             raise Unavailable("no lamp: buy one")
         return self.network
 
     def score(self, outputs: np.ndarray, items: Sequence[Any]) -> tuple[metrics.Score, ...]:
         if self.lacks == "score":
             raise Unavailable("no reference: look into the sun")
-        return (metrics.Score(float(outputs[:, 0].mean()), None, self.judged_by, ""),)
+        return (metrics.Score(float(outputs[:, 0].mean()), None, self.cache_key, ""),)
 
 
 class Spread(Light):
@@ -418,19 +418,19 @@ class Length(Light):
     reads_prompt = True
 
     @property
-    def judged_by(self) -> str:
+    def cache_key(self) -> str:
         return "length@1"
 
     def score(self, outputs: np.ndarray, items: Sequence[Any]) -> tuple[metrics.Score, ...]:
         assert [len(item.prompt) for item in items] == outputs[:, 1].tolist()  # paired
-        return (metrics.Score(float(outputs[:, 1].mean()), None, self.judged_by, ""),)
+        return (metrics.Score(float(outputs[:, 1].mean()), None, self.cache_key, ""),)
 
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Brightness:
     """The judge behind the metrics light, spread and length."""
     kinds = {"light": Light, "spread": Spread, "length": Length}
-    monkeypatch.setattr(metrics, "metric", lambda name, place: kinds[name](place, {}))
+    monkeypatch.setattr(metrics, "metric", lambda name, context: kinds[name](context, {}))
     monkeypatch.setattr(parameters, "metric_columns", lambda name: kinds[name].columns)
     found = Brightness()
     monkeypatch.setattr(Light, "network", found, raising=False)
@@ -466,7 +466,7 @@ def prompts(n: int) -> list[Item]:
     return [Item(i, "x" * (i % 7 + 1), None, str(i)) for i in range(n)]
 
 
-HERE = metrics.Place(Path("nowhere"), Path("nowhere"), batch=16)
+HERE = metrics.ScoringContext(Path("nowhere"), Path("nowhere"), batch=16)
 
 
 def test_at_most_one_batch_of_pictures_is_in_memory(network: Brightness) -> None:
@@ -494,7 +494,7 @@ def test_equal_pictures_are_judged_once_each_prompt(network: Brightness) -> None
     assert network.asked == [1, 7]  # seven prompts
 
 
-@pytest.mark.parametrize("where", ["judge", "score"])
+@pytest.mark.parametrize("where", ["scorer", "score"])
 def test_what_turns_out_to_be_missing_is_a_note(where: str, network: Brightness, tmp_path: Path) -> None:
     Light.lacks = where
     try:
@@ -502,8 +502,8 @@ def test_what_turns_out_to_be_missing_is_a_note(where: str, network: Brightness,
     finally:
         Light.lacks = ""
     assert found["fid"].value is None
-    assert found["fid"].note.startswith("no lamp" if where == "judge" else "no reference")
-    assert (found["clip_score"].value is None) == (where == "judge")
+    assert found["fid"].note.startswith("no lamp" if where == "scorer" else "no reference")
+    assert (found["clip_score"].value is None) == (where == "scorer")
     if where == "score":  # the outputs are there when the reference comes
         network.asked.clear()
         assert metrics.score(["light"], Drawn(5), prompts(5), HERE, metrics.Outputs(tmp_path))["fid"].value
@@ -595,10 +595,10 @@ def test_outputs_are_found_by_metric_and_by_judge(network: Brightness, tmp_path:
     pictures = Drawn(3)
     metrics.score(["light", "length"], pictures, prompts(3), HERE, metrics.Outputs(tmp_path))
     kept = metrics.Outputs(tmp_path)
-    keys = [metrics.key(digest(pictures[i])) for i in (2, 0)]
+    keys = [metrics.image_key(digest(pictures[i])) for i in (2, 0)]
     assert kept.of("light", keys)[:, 0].tolist() == [pictures[2].mean(), pictures[0].mean()]
     assert (kept.of("brightness@1, whole picture", keys) == kept.of("light", keys)).all()
-    reading = [metrics.key(digest(pictures[i]), "x" * (i + 1)) for i in range(3)]
+    reading = [metrics.image_key(digest(pictures[i]), "x" * (i + 1)) for i in range(3)]
     assert kept.of("length", reading)[:, 1].tolist() == [1, 2, 3]
     with pytest.raises(UsageError, match="no length of 2 of 2"):
         kept.of("length", keys)
@@ -625,7 +625,7 @@ def test_a_judge_that_errs_is_not_kept(network: Brightness, tmp_path: Path, monk
 
 
 def _inception_score(log_probabilities: np.ndarray, assets: Path) -> Any:
-    measure = scenes_inception_score.Measure(Place(assets, assets, "cpu"), {})
+    measure = scenes_inception_score.ScenesInceptionScore(ScoringContext(assets, assets, "cpu"), {})
     return measure, measure.score(log_probabilities, [])[0]
 
 
@@ -654,7 +654,7 @@ def test_the_inception_scores_error_and_influences_are_those_of_leaving_pictures
 
 
 def test_real_pictures_of_all_classes_score_high() -> None:
-    images, numbers = scenes_classes.pictures("validation", 40)
+    images, numbers = scenes_classes.portraits("validation", 40)
     items = [Item(i, scenes_classes.NAMES[c], scenes_classes.labels_of(int(c))) for i, c in enumerate(numbers)]
     score = measure(["scenes_inception_score"], images, items)["inception_score"]
     assert len(set(numbers.tolist())) / 2 < value_of(score) <= 40

@@ -27,7 +27,7 @@ from specbench.config import parameters
 from specbench.data import Item
 from specbench.errors import UsageError, install
 from specbench.metrics import blip, clip_score, hpsv2, image_reward, towers
-from specbench.metrics.base import Place, Unavailable
+from specbench.metrics.base import ScoringContext, Unavailable
 from specbench.storage import home, sources
 from specbench.storage.image_files import read
 
@@ -64,8 +64,8 @@ def randomise(tensors: dict[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
     return found
 
 
-def at(folder: Path, **more: Any) -> Place:
-    return Place(folder, folder, **more)
+def at(folder: Path, **more: Any) -> ScoringContext:
+    return ScoringContext(folder, folder, **more)
 
 
 # --- towers of open_clip ----------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def reference(path: Path, prepared: Any, captions: Sequence[str], shown: Sequenc
 
 def test_cosines_are_open_clip_s(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
     path = clip_file(tmp_path, state)
-    outputs = metrics.metric("clip_b32", at(tmp_path)).judge()(pictures(), ITEMS)
+    outputs = metrics.metric("clip_b32", at(tmp_path)).scorer()(pictures(), ITEMS)
     expected = reference(path, None, PROMPTS, pictures())
     assert outputs.shape == (4, 1)
     assert np.ptp(expected) > 0.05
@@ -137,11 +137,11 @@ def test_a_score_is_that_of_the_choice(
     assert set(asked) == {"ViT-B-32-quickgelu"}
     [name] = scores
     score = scores[name]
-    each = metrics.metric("clip_b32", at(tmp_path)).judge()(pictures(), ITEMS)[:, 0]
+    each = metrics.metric("clip_b32", at(tmp_path)).scorer()(pictures(), ITEMS)[:, 0]
     assert name == "clip_score"
     assert score.value == pytest.approx(each.mean(), abs=1e-12)
     assert score.stderr == pytest.approx(each.std(ddof=1) / 2, abs=1e-12)
-    digest = metrics.metric("clip_b32", at(tmp_path)).judged_by
+    digest = metrics.metric("clip_b32", at(tmp_path)).cache_key
     assert score.backend == digest
     assert digest.startswith("clip-vit-b-32@")
     assert digest.endswith(", 224 bicubic")
@@ -155,11 +155,11 @@ def test_a_score_is_that_of_the_choice(
 
 def test_a_row_of_outputs_does_not_depend_on_the_batch(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
     clip_file(tmp_path, state)
-    judge = metrics.metric("clip_b32", at(tmp_path)).judge()
-    together = judge(pictures(), ITEMS)
-    alone = np.concatenate([judge([x], [item]) for x, item in zip(pictures(), ITEMS)])
+    scorer = metrics.metric("clip_b32", at(tmp_path)).scorer()
+    together = scorer(pictures(), ITEMS)
+    alone = np.concatenate([scorer([x], [item]) for x, item in zip(pictures(), ITEMS)])
     assert np.array_equal(together, alone)
-    assert np.array_equal(judge(pictures()[::-1], ITEMS[::-1]), together[::-1])
+    assert np.array_equal(scorer(pictures()[::-1], ITEMS[::-1]), together[::-1])
 
 
 def test_times_100_is_torchmetrics_definition_on_sjd_s_pictures(
@@ -209,7 +209,7 @@ def test_a_negative_mean_counts_as_zero_only_times_100(tmp_path: Path, state: di
     assert (plain.note, clamped.note) == ("", "the mean cosine is negative, which counts as 0")
     assert clamped.value == 0
     assert clamped.stderr == pytest.approx(100 * (plain.stderr or 0))
-    each = one.each(outputs)
+    each = one.per_image(outputs)
     assert each is not None
     np.testing.assert_allclose(each, [10, -40, 10])
 
@@ -233,11 +233,11 @@ def test_lantern_s_prefix_and_pictures(tmp_path: Path, state: dict[str, Tensor],
         own: Tensor = open_clip.image_transform(48, is_train=False)(transforms.ToPILImage()(levels))
         return own
 
-    outputs = metrics.metric("clip_b32_lantern", at(tmp_path)).judge()(pictures(), ITEMS)
+    outputs = metrics.metric("clip_b32_lantern", at(tmp_path)).scorer()(pictures(), ITEMS)
     expected = reference(path, prepared, [f"A photo depicts {prompt}" for prompt in PROMPTS], pictures())
     np.testing.assert_allclose(outputs[:, 0], expected, atol=1e-6)
     assert "256 Lanczos as LANTERN, then 224 bicubic, prefix 'A photo depicts '" in (
-        metrics.metric("clip_b32_lantern", at(tmp_path)).judged_by
+        metrics.metric("clip_b32_lantern", at(tmp_path)).cache_key
     )
 
 
@@ -245,9 +245,9 @@ def test_choices_share_outputs_only_where_they_are_the_same(tmp_path: Path, stat
     for part in ("clip_b32", "clip_b16"):
         clip_file(tmp_path, state, part)
     names = [name for name in metrics.available() if name.startswith("clip_")]
-    judges = {name: metrics.metric(name, at(tmp_path)).judged_by for name in names}
-    assert judges["clip_b32"] == judges["clip_b32_x100"]
-    assert len(set(judges.values())) == len(names) - 1
+    scorers = {name: metrics.metric(name, at(tmp_path)).cache_key for name in names}
+    assert scorers["clip_b32"] == scorers["clip_b32_x100"]
+    assert len(set(scorers.values())) == len(names) - 1
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_weights_that_do_not_fit_are_named(
     change(changed)
     clip_file(tmp_path, changed)
     with pytest.raises(UsageError) as e:
-        metrics.metric("clip_b32", at(tmp_path)).judge()
+        metrics.metric("clip_b32", at(tmp_path)).scorer()
     assert sentence in str(e.value)
 
 
@@ -278,7 +278,7 @@ def test_a_file_that_would_run_code_is_refused(tmp_path: Path, tiny: None) -> No
     path.parent.mkdir()
     torch.save({"state_dict": types.SimpleNamespace(a=torch.zeros(1))}, path)
     with pytest.raises(UsageError, match="could run code"):
-        metrics.metric("clip_b32", at(tmp_path)).judge()
+        metrics.metric("clip_b32", at(tmp_path)).scorer()
 
 
 def test_the_older_name_of_a_weights_file_is_read(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
@@ -286,31 +286,43 @@ def test_the_older_name_of_a_weights_file_is_read(tmp_path: Path, state: dict[st
     path.parent.mkdir(parents=True)
     torch.save(state, path)
     clip_file(tmp_path / "b", state)
-    one, other = (metrics.metric("clip_b32", at(tmp_path / name)).judge()(pictures(), ITEMS) for name in "ab")
+    one, other = (metrics.metric("clip_b32", at(tmp_path / name)).scorer()(pictures(), ITEMS) for name in "ab")
     assert np.array_equal(one, other)
 
 
 @pytest.mark.parametrize(
-    ("module", "options", "sentence"),
+    ("metric", "options", "sentence"),
     [
-        (clip_score, {"modell": "ViT-B-32"}, "unknown option of clip_score 'modell' (choose from: model, prefix"),
-        (clip_score, {"model": "ViT-L-14"}, "unknown model of clip_score 'ViT-L-14' (choose from: ViT-B-16, ViT-B-32)"),
-        (clip_score, {"resize": "299"}, "unknown resize of clip_score '299' (choose from: bilinear299, lanczos256"),
-        (clip_score, {"scale": 2.5}, "scale must be 1 (the cosine) or 100, not 2.5"),
-        (clip_score, {"prefix": None}, "prefix must be text"),
-        (hpsv2, {"version": "v3"}, "unknown version of hpsv2 'v3' (choose from: v2, v2.1)"),
-        (image_reward, {"scale": 1}, "ImageReward has no options: leave out scale"),
+        (
+            clip_score.ClipScore,
+            {"modell": "ViT-B-32"},
+            "unknown option of clip_score 'modell' (choose from: model, prefix",
+        ),
+        (
+            clip_score.ClipScore,
+            {"model": "ViT-L-14"},
+            "unknown model of clip_score 'ViT-L-14' (choose from: ViT-B-16, ViT-B-32)",
+        ),
+        (
+            clip_score.ClipScore,
+            {"resize": "299"},
+            "unknown resize of clip_score '299' (choose from: bilinear299, lanczos256",
+        ),
+        (clip_score.ClipScore, {"scale": 2.5}, "scale must be 1 (the cosine) or 100, not 2.5"),
+        (clip_score.ClipScore, {"prefix": None}, "prefix must be text"),
+        (hpsv2.HPSv2, {"version": "v3"}, "unknown version of hpsv2 'v3' (choose from: v2, v2.1)"),
+        (image_reward.ImageReward, {"scale": 1}, "ImageReward has no options: leave out scale"),
     ],
 )
-def test_options_are_checked(module: Any, options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+def test_options_are_checked(metric: Any, options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as e:
-        module.Measure(at(tmp_path), options)
+        metric(at(tmp_path), options)
     assert sentence in str(e.value)
 
 
 def test_absent_weights_are_told_with_the_way_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path))
-    place = at(home.metrics_folder())
+    context = at(home.metrics_folder())
     for name, part, file in (
         ("clip_b32", "clip_b32", "open_clip_model.safetensors"),
         ("clip_b16_x100", "clip_b16", "open_clip_model.safetensors"),
@@ -319,10 +331,10 @@ def test_absent_weights_are_told_with_the_way_to_get_them(tmp_path: Path, monkey
         ("image_reward", "image_reward", "ImageReward.pt"),
     ):
         told = f"no {file}: run `specbench fetch metrics={part}`, or put {file} into {tmp_path / 'metrics' / part}"
-        assert metrics.missing(name, place) == told
+        assert metrics.missing(name, context) == told
         assert file in {name for fill in sources.EVALUATORS[part].files for name in fill.split("|")}
     assert f"metrics=hpsv2 metrics_dir={tmp_path / 'w'}`" in metrics.missing("hpsv2", at(tmp_path / "w"))
-    scores = metrics.score(["image_reward", "clip_b32"], pictures(), ITEMS, place)
+    scores = metrics.score(["image_reward", "clip_b32"], pictures(), ITEMS, context)
     assert [s.value for s in scores.values()] == [None, None]
     assert scores["image_reward"].note.startswith("no ImageReward.pt: ")
 
@@ -354,13 +366,13 @@ def test_hps_is_the_cosine_of_padded_pictures(tmp_path: Path, state: dict[str, T
         own: Tensor = open_clip.image_transform(48, is_train=False)(canvas)
         return own
 
-    outputs = metrics.metric("hpsv2", at(tmp_path)).judge()(pictures(), ITEMS)
+    outputs = metrics.metric("hpsv2", at(tmp_path)).scorer()(pictures(), ITEMS)
     np.testing.assert_allclose(outputs[:, 0], reference(whole, prepared, PROMPTS, pictures()), atol=1e-6)
     score = metrics.score(["hpsv21"], pictures(), ITEMS, at(tmp_path))["hpsv2"]
     assert score.value == pytest.approx(outputs.mean(), abs=1e-12)
     assert score.backend.startswith("hps-v2.1@")
     assert score.backend.endswith(", 224 bicubic, padded")
-    [percent] = hpsv2.Measure(at(tmp_path), {"scale": 100}).score(outputs, ITEMS)
+    [percent] = hpsv2.HPSv2(at(tmp_path), {"scale": 100}).score(outputs, ITEMS)
     assert percent.value == pytest.approx(100 * outputs.mean())
 
 
@@ -468,14 +480,14 @@ def prepared(picture: np.ndarray, side: int) -> Tensor:
 
 def test_rewards_are_those_of_the_official_layout(folder: Path) -> None:
     w = torch.load(folder / "image_reward/ImageReward.pt", weights_only=True)
-    outputs = metrics.metric("image_reward", at(folder)).judge()(pictures(), ITEMS)
+    outputs = metrics.metric("image_reward", at(folder)).scorer()(pictures(), ITEMS)
     x = torch.stack([prepared(picture, 32) for picture in pictures()])
     ids, mask = blip.Captions(folder / "image_reward/text/vocab.txt")(PROMPTS)
     expected = forward(w, x, ids, mask).numpy()
     assert outputs.shape == (4, 1)
     assert np.ptp(expected) > 0.05
     np.testing.assert_allclose(outputs[:, 0], expected, atol=2e-6)
-    swapped = metrics.metric("image_reward", at(folder)).judge()(pictures()[::-1], ITEMS)  # both towers matter
+    swapped = metrics.metric("image_reward", at(folder)).scorer()(pictures()[::-1], ITEMS)  # both towers matter
     assert np.abs(swapped - outputs).min() > 1e-4
 
 
@@ -489,9 +501,9 @@ def test_the_official_file_has_as_many_values_as_the_table() -> None:
 
 
 def test_rewards_do_not_depend_on_the_batch(folder: Path) -> None:
-    judge = metrics.metric("image_reward", at(folder)).judge()
-    together = judge(pictures(), ITEMS)
-    alone = np.concatenate([judge([x], [item]) for x, item in zip(pictures(), ITEMS)])
+    scorer = metrics.metric("image_reward", at(folder)).scorer()
+    together = scorer(pictures(), ITEMS)
+    alone = np.concatenate([scorer([x], [item]) for x, item in zip(pictures(), ITEMS)])
     assert np.array_equal(together, alone)
     scores = metrics.score(["image_reward"], pictures(), ITEMS, at(folder, batch=3))["image_reward"]
     assert scores.value == pytest.approx(float(together.mean()), abs=1e-6)
@@ -531,10 +543,10 @@ def test_another_vocabulary_is_refused(folder: Path) -> None:
     for content in ("\n".join(WORDS[1:]), "\n".join(WORDS).replace("[CLS]", "[CL]"), "\n".join([*WORDS[:-1], "a"])):
         file.write_text(content)
         with pytest.raises(UsageError, match="is not the vocabulary of bert-base-uncased"):
-            metrics.metric("image_reward", at(folder)).judge()
+            metrics.metric("image_reward", at(folder)).scorer()
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="readable vocabulary"):
-        metrics.metric("image_reward", at(folder)).judge()
+        metrics.metric("image_reward", at(folder)).scorer()
 
 
 @pytest.mark.parametrize(
@@ -551,7 +563,7 @@ def test_another_reward_model_is_refused(change: Any, sentence: str, folder: Pat
     change(tensors)
     torch.save(tensors, path)
     with pytest.raises(UsageError) as e:
-        metrics.metric("image_reward", at(folder)).judge()
+        metrics.metric("image_reward", at(folder)).scorer()
     assert sentence in str(e.value)
 
 
@@ -626,11 +638,11 @@ def test_the_package_takes_no_file_that_lacks_a_tensor(folder: Path, package: An
     tensors = torch.load(path, weights_only=True)
     torch.save({**tensors, "mlp.layers.7.bias": torch.zeros(2)}, path)
     with pytest.raises(UsageError, match="does not fit ImageReward"):
-        metrics.metric("image_reward_package", at(folder)).judge()
+        metrics.metric("image_reward_package", at(folder)).scorer()
     tensors.pop("mlp.layers.7.bias")
     torch.save(tensors, path)
     with pytest.raises(UsageError, match=r"'mlp\.layers\.7\.bias' is missing"):
-        metrics.metric("image_reward_package", at(folder)).judge()
+        metrics.metric("image_reward_package", at(folder)).scorer()
 
 
 def test_the_check_of_both_backends(
@@ -667,7 +679,7 @@ def test_every_metric_says_what_it_reads(tmp_path: Path) -> None:
     for name in metrics.available():
         one = metrics.metric(name, at(tmp_path))
         try:
-            one.judged_by  # noqa: B018 (raises)
+            one.cache_key  # noqa: B018 (raises)
             needs = False
         except Unavailable as e:
             needs = "specbench fetch" in str(e) or "not installed" in str(e)

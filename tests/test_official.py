@@ -20,11 +20,11 @@ from torch import nn
 
 from specbench.errors import UsageError
 from specbench.models import naming, official
-from specbench.models.eagle import Eagle, EagleConfig
+from specbench.models.eagle import EagleConfig, EagleNetwork
 from specbench.models.llamagen import LlamaGen, LlamaGenConfig
-from specbench.models.medusa import Medusa, MedusaConfig
-from specbench.models.naming import Place
-from specbench.models.official import Info, Source
+from specbench.models.medusa import MedusaConfig, MedusaNetwork
+from specbench.models.naming import ParameterSlice
+from specbench.models.official import CheckpointSource, Info
 from specbench.models.transformer import BlockConfig
 from specbench.models.unified import Unified, UnifiedConfig, image_tokens
 
@@ -97,14 +97,14 @@ def manifest(name):
 
 def has_one_destination_each(tensors, module, expected, table, ignored, unused=()):
     """Independently of official.check: each row is filled once, and only the tensors `unused` fill none."""
-    official.check(module, Source(Path("manifest"), [Listed(tensors)]), table, ignored)
+    official.check(module, CheckpointSource(Path("manifest"), [Listed(tensors)]), table, ignored)
     assert shapes_of(module) == expected
     spans = {name: [] for name in expected}
-    for name, place in table.items():
+    for name, dest in table.items():
         shape, _ = tensors[name]
-        rows = shape[0] if place.pick is None else len(place.pick)
-        assert shape[1:] == expected[place.name][1:], name
-        spans[place.name].append((place.start, place.start + rows))
+        rows = shape[0] if dest.pick is None else len(dest.pick)
+        assert shape[1:] == expected[dest.name][1:], name
+        spans[dest.name].append((dest.start, dest.start + rows))
     for name, found in spans.items():
         firsts, ends = zip(*sorted(found))
         assert (firsts, ends[-1]) == ((0, *ends[:-1]), expected[name][0]), name
@@ -182,7 +182,7 @@ def test_every_tensor_of_a_drafter_has_one_destination(name):
         qk_norm=shape[0],
     )
     with torch.device("meta"):
-        module = Eagle(cfg)
+        module = EagleNetwork(cfg)
     expected = drafter(cfg.block, cfg.vocab_size, chameleon)
     has_one_destination_each(tensors, module, expected, naming.eagle(cfg.block, chameleon), [])
 
@@ -192,19 +192,19 @@ def test_medusa_heads_with_and_without_their_prefix(prefix):
     """medusa_lm_head.pt holds the state dict of the list of heads, so without a prefix. Its first heads may be used
     alone."""
     torch.manual_seed(0)
-    heads = Medusa(MedusaConfig(6, 9, 4))
+    heads = MedusaNetwork(MedusaConfig(6, 9, 4))
     tensors = {prefix + name.removeprefix("medusa_head."): t for name, t in heads.state_dict().items()}
     source = official.from_tensors(tensors)
     table, ignored = naming.for_medusa(source.tensors, 4)
-    loaded = official.load(lambda: Medusa(MedusaConfig(6, 9, 4)), source, table, "cpu", torch.float32, ignored)
+    loaded = official.load(lambda: MedusaNetwork(MedusaConfig(6, 9, 4)), source, table, "cpu", torch.float32, ignored)
     hidden = torch.randn(2, 6)
     torch.testing.assert_close(loaded(hidden), heads(hidden), rtol=0, atol=0)
     table, ignored = naming.for_medusa(source.tensors, 2)
-    two = official.load(lambda: Medusa(MedusaConfig(6, 9, 2)), source, table, "cpu", torch.float32, ignored)
+    two = official.load(lambda: MedusaNetwork(MedusaConfig(6, 9, 2)), source, table, "cpu", torch.float32, ignored)
     torch.testing.assert_close(two(hidden), heads(hidden, 2), rtol=0, atol=0)
     table, ignored = naming.for_medusa(source.tensors, 5)
     with pytest.raises(UsageError, match=r"tensor '.*4.0.linear.weight' \(and 2 more\) is missing"):
-        official.check(Medusa(MedusaConfig(6, 9, 5)), source, table, ignored)
+        official.check(MedusaNetwork(MedusaConfig(6, 9, 5)), source, table, ignored)
 
 
 def test_names_that_fit_no_layout_are_told():
@@ -325,13 +325,13 @@ class Tiny(nn.Module):
 
 
 TABLE = {
-    "q": Place("qk.weight", 0, 4),
-    "k": Place("qk.weight", 4, 2),
-    "n.weight": Place("norm.weight"),
-    "n.bias": Place("norm.bias"),
-    "n.mean": Place("norm.running_mean"),
-    "n.var": Place("norm.running_var"),
-    "n.count": Place("norm.num_batches_tracked"),
+    "q": ParameterSlice("qk.weight", 0, 4),
+    "k": ParameterSlice("qk.weight", 4, 2),
+    "n.weight": ParameterSlice("norm.weight"),
+    "n.bias": ParameterSlice("norm.bias"),
+    "n.mean": ParameterSlice("norm.running_mean"),
+    "n.var": ParameterSlice("norm.running_var"),
+    "n.count": ParameterSlice("norm.num_batches_tracked"),
 }
 
 
@@ -424,13 +424,13 @@ def test_large_tensors_are_copied_in_pieces(monkeypatch):
     monkeypatch.setattr(official, "CHUNK", 12)  # three rows of four
     rows = torch.arange(40.0).view(10, 4)
     pick = torch.tensor([9, 0, 3, 3, 8, 1, 2])
-    for table, size in [({"w": Place("weight")}, 10), ({"w": Place("weight", pick=pick)}, 7)]:
+    for table, size in [({"w": ParameterSlice("weight")}, 10), ({"w": ParameterSlice("weight", pick=pick)}, 7)]:
         source = official.from_tensors({"w": rows})
         module = official.load(lambda n=size: nn.Linear(4, n, False), source, table, "cpu", torch.float32)
         assert torch.equal(module.weight, rows if size == 10 else rows[pick])
     rows[9, 3] = torch.nan  # in the last piece
     with pytest.raises(UsageError, match="tensor 'w' holds NaN or infinity"):
-        official.load(lambda: nn.Linear(4, 10, False), source, {"w": Place("weight")}, "cpu", torch.float32)
+        official.load(lambda: nn.Linear(4, 10, False), source, {"w": ParameterSlice("weight")}, "cpu", torch.float32)
 
 
 def test_tied_parameters_stay_tied():
@@ -440,7 +440,7 @@ def test_tied_parameters_stay_tied():
         return pair
 
     source = official.from_tensors({"w": torch.eye(3)})
-    pair = official.load(build, source, {"w": Place("1.weight")}, "cpu", torch.float32)
+    pair = official.load(build, source, {"w": ParameterSlice("1.weight")}, "cpu", torch.float32)
     assert pair[0].weight is pair[1].weight
     assert torch.equal(pair[0].weight, torch.eye(3))
 
@@ -635,7 +635,7 @@ def test_what_is_ignored_is_named_by_whole_names():
 
 
 def test_too_few_rows_to_pick_from_are_told():
-    table = {"w": Place("weight", pick=torch.tensor([0, 11]))}
+    table = {"w": ParameterSlice("weight", pick=torch.tensor([0, 11]))}
     source = official.from_tensors({"w": torch.ones(11, 4)}, "x.pt")
     with pytest.raises(UsageError, match=r"'w' has shape \[11, 4\], expected at least 12 rows of \[4\]"):
         official.load(lambda: nn.Linear(4, 2, False), source, table, "cpu", torch.float32)
@@ -647,13 +647,13 @@ def test_too_few_rows_to_pick_from_are_told():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"z": Place("nothing")}, "'z' to 'nothing', which the module does not have"),
-        ({"k": Place("qk.weight", 4, 1)}, "fills 5 rows of 'qk.weight'"),
-        ({"k": Place("qk.weight", 4, 3)}, "fills 7 rows of 'qk.weight'"),
-        ({"k": Place("qk.weight", 3, 3)}, "'qk.weight' twice or not at all, near row 3"),
-        ({"k": Place("qk.weight", 5, 1)}, "'qk.weight' twice or not at all, near row 4"),
-        ({"n.count": Place("norm.bias")}, "'norm.bias' twice"),
-        ({"k": Place("qk.weight", 4, 2, torch.arange(3))}, "'k' gives 3 rows for 2 of 'qk.weight'"),
+        ({"z": ParameterSlice("nothing")}, "'z' to 'nothing', which the module does not have"),
+        ({"k": ParameterSlice("qk.weight", 4, 1)}, "fills 5 rows of 'qk.weight'"),
+        ({"k": ParameterSlice("qk.weight", 4, 3)}, "fills 7 rows of 'qk.weight'"),
+        ({"k": ParameterSlice("qk.weight", 3, 3)}, "'qk.weight' twice or not at all, near row 3"),
+        ({"k": ParameterSlice("qk.weight", 5, 1)}, "'qk.weight' twice or not at all, near row 4"),
+        ({"n.count": ParameterSlice("norm.bias")}, "'norm.bias' twice"),
+        ({"k": ParameterSlice("qk.weight", 4, 2, torch.arange(3))}, "'k' gives 3 rows for 2 of 'qk.weight'"),
     ],
 )
 def test_a_table_that_does_not_fill_the_module_once_is_a_mistake_of_ours(change, sentence):
@@ -688,7 +688,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from specbench.models import official
-from specbench.models.naming import Place
+from specbench.models.naming import ParameterSlice
 
 torch.set_num_threads(1)
 
@@ -700,7 +700,7 @@ def build(n):
     return nn.ModuleList(nn.Linear(1024, 2048, False) for _ in range(n))
 
 def load(folder, n):
-    table = {f"official.{i}": Place(f"{i}.weight") for i in range(n)}
+    table = {f"official.{i}": ParameterSlice(f"{i}.weight") for i in range(n)}
     return official.load(lambda: build(n), official.open_source(Path(folder)), table, "cpu", torch.bfloat16)
 
 load(sys.argv[1], 1)  # whatever the first call imports

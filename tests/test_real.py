@@ -19,7 +19,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
 from specbench.harness.method import build_rule
 from specbench.models import chameleon, eagle, emu3, emu3_vision, llamagen_official, naming, vq
-from specbench.models.medusa import Medusa, MedusaConfig
+from specbench.models.medusa import MedusaConfig, MedusaNetwork
 from specbench.models.official import exported
 
 MODELS = [
@@ -152,14 +152,14 @@ def eagle_config(target, **more):
 def save_drafters(folder, bundle):
     """LANTERN's EAGLE layout and Medusa's released one."""
     torch.manual_seed(3)
-    head = eagle.Eagle(eagle.like_shape(bundle.target))
+    head = eagle.EagleNetwork(eagle.like_shape(bundle.target))
     (folder / "eagle").mkdir(parents=True)
     torch.save(
         exported(head, naming.eagle(head.cfg.block, head.cfg.input_norm)),
         folder / "eagle" / "pytorch_model.bin",
     )
     write_json(folder / "eagle" / "config.json", eagle_config(bundle.target, rope_theta=head.cfg.rope_base))
-    heads = Medusa(MedusaConfig(bundle.target.block.dim, len(bundle.target.tok_embeddings.weight), 5))
+    heads = MedusaNetwork(MedusaConfig(bundle.target.block.dim, len(bundle.target.tok_embeddings.weight), 5))
     (folder / "medusa").mkdir()
     torch.save(exported(heads, naming.medusa(5, "")), folder / "medusa" / "pytorch_model.bin")
     return head, heads

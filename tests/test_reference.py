@@ -17,14 +17,14 @@ from specbench.data.base import Item
 from specbench.errors import UsageError
 from specbench.metrics import inception
 from specbench.metrics import reference as references
-from specbench.metrics.base import Judge, Place, Unavailable
+from specbench.metrics.base import Scorer, ScoringContext, Unavailable
 from specbench.metrics.inception import ComparedMetric
 from specbench.storage import image_files
 
 D = 6  # width of the files that are only read
 
 
-class Fake(Judge):
+class Fake(Scorer):
     """A judge whose features are random numbers keyed by the picture: a network's would cost a second a file."""
 
     calls: list[int]
@@ -42,7 +42,7 @@ class Fake(Judge):
 
 
 @pytest.fixture
-def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+def scorer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     """Eight features a picture, weights that are there, and a home of the test's own."""
     fake = Fake()
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
@@ -51,7 +51,7 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     weights = tmp_path / "home" / "metrics" / "inception" / inception.FILES[1]
     weights.parent.mkdir(parents=True)
     weights.write_bytes(b"weights")
-    monkeypatch.setattr(ComparedMetric, "judge", lambda self: fake)
+    monkeypatch.setattr(ComparedMetric, "scorer", lambda self: fake)
     return fake
 
 
@@ -68,30 +68,30 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def place(tmp_path: Path, data: str = "coco2017", file: Path | None = None) -> Place:
-    return Place(Path(), tmp_path / "home" / "metrics", file, data)
+def context(tmp_path: Path, data: str = "coco2017", file: Path | None = None) -> ScoringContext:
+    return ScoringContext(Path(), tmp_path / "home" / "metrics", file, data)
 
 
 # --- making -----------------------------------------------------------------------------------------------------------
 
 
 def test_statistics_are_those_of_the_pictures(
-    judge: Fake, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    scorer: Fake, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(references, "KEPT", 5)
     monkeypatch.setattr(reference, "BLOCK", 3)
     words = ["reference", "data=coco2017", f"images={folder}", "batch=2", "device=cpu"]
     assert cli.main(words) == 0
-    assert judge.calls == [2, 1, 2, 1, 1]
-    judge.calls = []
-    one = metrics.metric("fid", place(tmp_path))
+    assert scorer.calls == [2, 1, 2, 1, 1]
+    scorer.calls = []
+    one = metrics.metric("fid", context(tmp_path))
     assert isinstance(one, ComparedMetric)
     found = one.reference
     names = sorted(
         path for path in folder.rglob("*") if path.suffix.lower() in (".png", ".jpg") and path.stem[0] != "."
     )
     assert len(names) == 7
-    features = judge([image_files.read(path) for path in names], [])[:, :8]
+    features = scorer([image_files.read(path) for path in names], [])[:, :8]
     np.testing.assert_allclose(found.mean, features.mean(0), rtol=1e-6)
     np.testing.assert_allclose(found.covariance, np.cov(features, rowvar=False), rtol=1e-5, atol=1e-7)
     assert found.features is not None
@@ -100,42 +100,42 @@ def test_statistics_are_those_of_the_pictures(
     assert len(found.features) == len({row.tobytes() for row in found.features} & rows) == 5
     assert found.count == 7
     provenance = found.provenance
-    assert (provenance["data"], provenance["folder"], provenance["pictures"]) == ("coco2017", "real", 7)
-    assert provenance["judge"] == one.judged_by
+    assert (provenance["data"], provenance["folder"], provenance["images"]) == ("coco2017", "real", 7)
+    assert provenance["cache_key"] == one.cache_key
     assert one.basis().endswith(f"reference coco2017@{found.label[-8:]}")
     # nothing is left beside the file, and the same command has nothing to do
     [kept] = (tmp_path / "home" / "references" / "coco2017").iterdir()
     assert kept.suffix == ".npz"
     capsys.readouterr()
-    judge.calls = []
+    scorer.calls = []
     assert cli.main(words) == 0
-    assert judge.calls == []
+    assert scorer.calls == []
     assert "of these 7" in capsys.readouterr().out
     (folder / "1.png").unlink()
     assert cli.main(words) == 0
-    assert sum(judge.calls) == 6
+    assert sum(scorer.calls) == 6
 
 
 def test_it_goes_on_where_it_was_stopped(
-    judge: Fake, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scorer: Fake, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reference, "BLOCK", 3)
     words = ["reference", f"images={folder}", f"out={tmp_path / 'mine.npz'}", "batch=2", "device=cpu"]
-    judge.stop_after = 3
+    scorer.stop_after = 3
     assert cli.main(words) == cli.STOPPED
     assert not (tmp_path / "mine.npz").exists()
-    judge.stop_after, judge.calls = 10**9, []
+    scorer.stop_after, scorer.calls = 10**9, []
     assert cli.main(words) == 0
-    assert sum(judge.calls) == 7 - 5
+    assert sum(scorer.calls) == 7 - 5
     assert references.read(tmp_path / "mine.npz", 8).name == "mine"
 
 
-def test_metrics_of_one_judge_share_a_file_and_a_crop_has_its_own(judge: Fake, folder: Path, tmp_path: Path) -> None:
+def test_metrics_of_one_judge_share_a_file_and_a_crop_has_its_own(scorer: Fake, folder: Path, tmp_path: Path) -> None:
     base = ["reference", "data=coco2017", f"images={folder}", "device=cpu"]
     assert cli.main([*base, "metrics=[fid,kid,fid_clean]"]) == 0
     assert cli.main([*base, "crop=16"]) == 0
     kept = sorted(path.name for path in (tmp_path / "home" / "references" / "coco2017").iterdir())
-    sha = metrics.metric("fid", place(tmp_path)).judged_by[len("inception-v3@") :][:8]
+    sha = metrics.metric("fid", context(tmp_path)).cache_key[len("inception-v3@") :][:8]
     assert kept == [
         f"inception-v3@{sha}-{resize}-resize{crop}.npz"
         for resize, crop in (("clean", ""), ("tf", "-crop-16"), ("tf", ""))
@@ -165,18 +165,18 @@ def test_metrics_of_one_judge_share_a_file_and_a_crop_has_its_own(judge: Fake, f
     ],
 )
 def test_a_mistake_costs_one_sentence(
-    judge: Fake, folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+    scorer: Fake, folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     (folder / "empty").mkdir()
     (folder / "mine.npz").write_text("my own")
     with pytest.raises(UsageError, match=message):
         reference.main([word.format(folder=folder) for word in words])
-    assert judge.calls == []
+    assert scorer.calls == []
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_pictures_come_from_adms_file_too(
-    judge: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Any
+    scorer: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Any
 ) -> None:
     """Its mu and sigma are of more pictures than it shows, by TensorFlow's resize: another one's are computed."""
     monkeypatch.setattr(reference, "_BYTES", 3 * 4 * 5 * 3)
@@ -184,17 +184,17 @@ def test_pictures_come_from_adms_file_too(
     save(tmp_path / "adm.npz", arr_0=shown, mu=np.full(8, 0.5), sigma=np.eye(8))
     base = ["reference", "data=imagenet", f"images={tmp_path / 'adm.npz'}", "device=cpu"]
     assert cli.main([*base, "metrics=fid,fid_clean"]) == 0
-    assert judge.calls == [3, 3, 1] * 2
-    tf, clean = (metrics.metric(name, place(tmp_path, "imagenet")) for name in ("fid", "fid_clean"))
+    assert scorer.calls == [3, 3, 1] * 2
+    tf, clean = (metrics.metric(name, context(tmp_path, "imagenet")) for name in ("fid", "fid_clean"))
     assert isinstance(tf, ComparedMetric)
     assert isinstance(clean, ComparedMetric)
     np.testing.assert_array_equal(tf.reference.mean, np.full(8, 0.5))
     np.testing.assert_array_equal(tf.reference.covariance, np.eye(8))
-    features = judge(shown, [])[:, :8]
+    features = scorer(shown, [])[:, :8]
     np.testing.assert_array_equal(tf.reference.features, features)
     np.testing.assert_allclose(clean.reference.mean, features.mean(0), rtol=1e-6)
     assert tf.against() == "against the moments in adm.npz and 7 real images of imagenet"
-    found = score(["fid", "kid", "precision_recall"], place(tmp_path, "imagenet"))
+    found = score(["fid", "kid", "precision_recall"], context(tmp_path, "imagenet"))
     assert all(one.value is not None for one in found.values())
 
 
@@ -212,15 +212,15 @@ def test_pictures_come_from_adms_file_too(
     ],
 )
 def test_a_file_without_pictures_costs_one_sentence(
-    judge: Fake, tmp_path: Path, arrays: dict[str, Any], message: str
+    scorer: Fake, tmp_path: Path, arrays: dict[str, Any], message: str
 ) -> None:
     np.savez(tmp_path / "adm.npz", **arrays)
     with pytest.raises(UsageError, match=message):
         reference.main(["data=imagenet", f"images={tmp_path / 'adm.npz'}", "device=cpu"])
-    assert judge.calls == []
+    assert scorer.calls == []
 
 
-def test_a_picture_that_cannot_be_read_is_named(judge: Fake, folder: Path) -> None:
+def test_a_picture_that_cannot_be_read_is_named(scorer: Fake, folder: Path) -> None:
     (folder / "3.png").write_bytes(b"\x89PNG and no more")
     with pytest.raises(UsageError, match=r"3\.png"):
         reference.main(["data=coco2017", f"images={folder}", "device=cpu"])
@@ -237,13 +237,13 @@ def good() -> dict[str, Any]:
         "sigma": np.cov(features.astype(np.float64), rowvar=False),
         "count": np.int64(9),
         "features": features,
-        "provenance": np.array(json.dumps({"data": "coco2017", "judge": "inception-v3@1, tf resize"})),
+        "provenance": np.array(json.dumps({"data": "coco2017", "cache_key": "inception-v3@1, tf resize"})),
     }
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     arrays = good()
-    made = references.Reference(
+    made = references.ReferenceStatistics(
         arrays["mu"], arrays["sigma"], "coco2017", arrays["features"], 9, json.loads(str(arrays["provenance"]))
     )
     references.write(tmp_path / "deep" / "a.npz", made)
@@ -264,7 +264,7 @@ def test_files_of_others_are_read_by_their_moments_alone(tmp_path: Path) -> None
     adm = references.read(tmp_path / "VIRTUAL_imagenet256_labeled.npz", D)
     mar = references.read(tmp_path / "adm_in256_stats.npz", D)
     np.testing.assert_array_equal(adm.mean, arrays["mu"])
-    assert (adm.features, adm.count, adm.judge) == (None, None, "")
+    assert (adm.features, adm.count, adm.cache_key) == (None, None, "")
     assert adm.label.startswith("VIRTUAL_imagenet256_labeled@")
     assert adm.label[-8:] == mar.label[-8:]  # the same numbers
 
@@ -302,7 +302,7 @@ def broken(value: float) -> np.ndarray:
         (change(count=np.float64(9)), "'count' is float64"),
         (change(provenance=np.array("{")), "'provenance' is not one of specbench's"),
         (change(provenance=np.array("[" * 10_000)), "'provenance' is not one of specbench's"),
-        (change(provenance=np.array('{"data": "a\\nb", "judge": ""}')), "'provenance' is not one of specbench's"),
+        (change(provenance=np.array('{"data": "a\\nb", "cache_key": ""}')), "'provenance' is not one of specbench's"),
         (change(provenance=np.array("x" * 70_000)), "'provenance' is <U70000"),
     ],
 )
@@ -341,29 +341,29 @@ def test_a_damaged_file_costs_one_sentence(tmp_path: Path) -> None:
 # --- what metrics say of it -------------------------------------------------------------------------------------------
 
 
-def score(names: list[str], where: Place) -> dict[str, metrics.Score]:
+def score(names: list[str], where: ScoringContext) -> dict[str, metrics.Score]:
     shown = image_files.ImageArray(np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8))
     return metrics.score(names, shown, [Item(i, "", None, str(i)) for i in range(4)], where)
 
 
-def test_an_absent_reference_leaves_the_columns_empty(judge: Fake, tmp_path: Path) -> None:
-    found = score(["fid_clean_256", "kid", "precision_recall"], place(tmp_path))
-    assert judge.calls == []  # nothing is judged in vain
+def test_an_absent_reference_leaves_the_columns_empty(scorer: Fake, tmp_path: Path) -> None:
+    found = score(["fid_clean_256", "kid", "precision_recall"], context(tmp_path))
+    assert scorer.calls == []  # nothing is judged in vain
     assert {column: one.value for column, one in found.items()} == dict.fromkeys(["fid", "kid", "precision", "recall"])
     assert "`specbench reference data=coco2017 images=DIR metrics=fid_clean crop=256`" in found["fid"].note
     assert "`specbench reference data=coco2017 images=DIR metrics=fid`, or name some with reference=FILE" in (
         found["kid"].note
     )
-    adm = metrics.metric("fid", place(tmp_path, "imagenet"))
+    adm = metrics.metric("fid", context(tmp_path, "imagenet"))
     with pytest.raises(Unavailable, match=r"VIRTUAL_imagenet256_labeled\.npz"):
         adm.basis()
     with pytest.raises(Unavailable, match="specbench reference data=imagenet"):
         adm.score(np.zeros((4, 8), np.float32), [Item(0, "", None)] * 4)
 
 
-def test_a_reference_of_moments_alone_serves_fid_alone(judge: Fake, tmp_path: Path) -> None:
+def test_a_reference_of_moments_alone_serves_fid_alone(scorer: Fake, tmp_path: Path) -> None:
     np.savez(tmp_path / "adm.npz", mu=np.zeros(8), sigma=np.eye(8))
-    found = score(["fid", "kid"], place(tmp_path, "imagenet", tmp_path / "adm.npz"))
+    found = score(["fid", "kid"], context(tmp_path, "imagenet", tmp_path / "adm.npz"))
     assert found["fid"].value is not None
     assert "against the statistics in adm" in found["fid"].note
     assert ", reference adm@" in found["fid"].backend
@@ -371,13 +371,13 @@ def test_a_reference_of_moments_alone_serves_fid_alone(judge: Fake, tmp_path: Pa
     assert "has mu and sigma alone" in found["kid"].note
 
 
-def test_a_reference_is_of_the_metrics_own_judge(judge: Fake, folder: Path, tmp_path: Path) -> None:
+def test_a_reference_is_of_the_metrics_own_judge(scorer: Fake, folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "clean.npz"
     assert cli.main(["reference", f"images={folder}", f"out={file}", "metrics=fid_clean", "device=cpu"]) == 0
     with pytest.raises(UsageError, match="is of .*clean resize, .*tf resize: run `specbench ref"):
-        score(["fid"], place(tmp_path, "", file))
-    assert "against 7 real images of clean;" in score(["fid_clean"], place(tmp_path, "", file))["fid"].note
-    other = score(["fid_clean_256"], place(tmp_path, "", file))["fid"]
+        score(["fid"], context(tmp_path, "", file))
+    assert "against 7 real images of clean;" in score(["fid_clean"], context(tmp_path, "", file))["fid"].note
+    other = score(["fid_clean_256"], context(tmp_path, "", file))["fid"]
     assert other.value is not None
     assert "of clean with crop null, these with crop 256" in other.note
 
@@ -395,7 +395,7 @@ def test_with_the_network_itself(tmp_path: Path, folder: Path, monkeypatch: pyte
     assert found.features.shape == (2, 2048)
     np.testing.assert_array_equal(found.features[0], found.features[1])  # the same picture under two names
     np.testing.assert_allclose(found.covariance, 0, atol=1e-9 * found.mean.max() ** 2)
-    judged = metrics.metric("fid", place(tmp_path)).judge()(
+    judged = metrics.metric("fid", context(tmp_path)).scorer()(
         [image_files.center_crop(image_files.read(folder / "4.JPG"), 32)], []
     )
     np.testing.assert_array_equal(judged[0, :2048], found.features[0])

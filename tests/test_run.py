@@ -23,8 +23,8 @@ from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.harness import run, sheet
 from specbench.metrics import Score
-from specbench.metrics.base import Judge, Pictures
-from specbench.metrics.scenes_fid import Measure
+from specbench.metrics.base import Images, Scorer
+from specbench.metrics.scenes_fid import ScenesFID
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import Journal, Record, pixel_digest, read_records
@@ -486,7 +486,11 @@ def scorer(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
 
     def score(
-        names: list[str], images: Pictures, items: list[data.Item], place: metrics.Place, keep: metrics.Outputs
+        names: list[str],
+        images: Images,
+        items: list[data.Item],
+        context: metrics.ScoringContext,
+        cached: metrics.Outputs,
     ) -> dict[str, Score]:
         calls.append((names, [images[i] for i in range(len(images))], items))
         return {"fid": Score(12.5, None, "scenes-x@1", "few"), "image_reward": Score(None, None, "", "no weights")}
@@ -525,13 +529,13 @@ def test_metrics_can_be_added_later(bench: Bench, scorer: list[Any]) -> None:
 def test_a_row_is_drawn_up_anew_when_its_metrics_would_say_something_else(
     bench: Bench, scorer: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def basis(self: Measure) -> str:
+    def basis(self: ScenesFID) -> str:
         if not there:
             raise metrics.Unavailable("no weights yet")
         return there[-1]
 
     there: list[str] = []
-    monkeypatch.setattr(Measure, "basis", basis)
+    monkeypatch.setattr(ScenesFID, "basis", basis)
     for expected, weights in enumerate(("first", "second", "first"), 1):
         for left in (True, False):
             bench.run("metrics=scenes_fid")
@@ -557,13 +561,13 @@ def test_scores_are_kept_in_the_folder_and_pictures_are_not_judged_twice(
 ) -> None:
     asked: list[int] = []
 
-    class Light(Judge):
+    class Light(Scorer):
         def __call__(self, pictures: Any, items: Any) -> np.ndarray:
             asked.append(len(pictures))
             return np.array([[float(p.mean())] for p in pictures])
 
-    monkeypatch.setattr(Measure, "judge", lambda self: Light())
-    monkeypatch.setattr(Measure, "score", lambda self, outputs, items: (Score(outputs.mean(), None, "light", ""),))
+    monkeypatch.setattr(ScenesFID, "scorer", lambda self: Light())
+    monkeypatch.setattr(ScenesFID, "score", lambda self, outputs, items: (Score(outputs.mean(), None, "light", ""),))
     first = bench.run("metrics=scenes_fid")
     more = bench.run("metrics=scenes_fid", "n=8")
     again = bench.run("metrics=scenes_fid")
@@ -572,7 +576,7 @@ def test_scores_are_kept_in_the_folder_and_pictures_are_not_judged_twice(
     made = read_records(bench.out / "records.jsonl")
     light = [float(np.asarray(Image.open(bench.out / r.image)).mean()) for r in made]
     assert more["fid"] == pytest.approx(np.mean(light))
-    kept = metrics.Outputs(bench.out).of("scenes_fid", [metrics.key(r.sha256) for r in made])
+    kept = metrics.Outputs(bench.out).of("scenes_fid", [metrics.image_key(r.sha256) for r in made])
     assert kept[:, 0].tolist() == light
 
 

@@ -30,25 +30,27 @@ from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
 from specbench.models import eagle
 from specbench.training import command, recipes, trainer
-from specbench.training.lessons import Live, Reader
+from specbench.training.dataset import LiveDataset, TargetHead
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("taps", "layers"), [((), 1), ((0, 1), 1), ((), 2)])
+@pytest.mark.parametrize(("aux_hidden_layers", "layers"), [((), 1), ((0, 1), 1), ((), 2)])
 @pytest.mark.parametrize("family", ["classes", "lumina", "emu3"])
-def test_what_is_taught_is_what_is_drafted(family, taps, layers):
+def test_what_is_taught_is_what_is_drafted(family, aux_hidden_layers, layers):
     """The laws of a drafted chain, from caches, are those that teaching gives for the same tokens: depth j + 1 in its
     turn j, which knows the target's hidden states up to the root and own outputs behind it."""
     model = families.target(family, 3)
     torch.manual_seed(5)
-    head = families.sharpened(eagle.Eagle(replace(eagle.like_shape(model, taps), n_layer=layers)), 2.0)
+    head = families.sharpened(
+        eagle.EagleNetwork(replace(eagle.like_shape(model, aux_hidden_layers), n_layer=layers)), 2.0
+    )
     drafter = EagleDrafter(head, trees.chain_paths(3))
-    tapped = model.tapping(taps)
+    aux = model.with_aux_hidden_layers(aux_hidden_layers)
     rng, sampling, given = RandomStreams([(0, 0), (0, 1)]), Sampling(), families.prompts(family, [0, 2])
-    session = tapped.open(given, 2, False, drafter.tree.nodes)
+    session = aux.open(given, 2, False, drafter.tree.nodes)
     state = drafter.open(session, given, sampling, rng)
     history, count = torch.zeros(2, 60, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
-    reader, compared = Reader(tapped), 0
+    reader, compared = TargetHead(aux), 0
     for _ in range(4):
         draft = drafter.propose(state, history, count, torch.zeros(2).long())
         for row in range(2):
@@ -57,10 +59,10 @@ def test_what_is_taught_is_what_is_drafted(family, taps, layers):
                 continue
             sequence = torch.cat([history[row, :c], draft.tokens[row, 1:], torch.zeros(1, dtype=torch.int64)])
             sequence = torch.nn.functional.pad(sequence, (0, model.length - len(sequence)))[None].repeat(2, 1)
-            lesson = Live(tapped, sequence.numpy(), lambda rows: given).lesson(np.arange(2), np.zeros(2, dtype=bool))
-            root = lesson.valid.shape[1] - 1 + c  # its place; entry root - 1 holds it
-            turns = head.teach(lesson.hidden, lesson.ids, lesson.valid, 3)
-            for j, out in enumerate(turns):
+            batch = LiveDataset(aux, sequence.numpy(), lambda rows: given).batch(np.arange(2), np.zeros(2, dtype=bool))
+            root = batch.valid.shape[1] - 1 + c  # its place; entry root - 1 holds it
+            unroll_steps = head.unroll(batch.hidden, batch.ids, batch.valid, 3)
+            for j, out in enumerate(unroll_steps):
                 place = torch.tensor([[c + j]])
                 logits = session.constrain(reader.target.head(out[row, root - 1 + j])[None, None], place)
                 torch.testing.assert_close(draft.probs[row, j], sampling.probs(logits)[0, 0], atol=1e-4, rtol=1e-3)
@@ -207,7 +209,7 @@ def test_stored_features_teach_what_live_ones_do(tmp_path):
     same(live, stored, atol=2e-3, rtol=2e-3)
     manifest = json.loads((tmp_path / "stored" / "examples" / "manifest.json").read_text())
     assert manifest["examples"] == 12
-    assert manifest["of"]["taps"] == [0, 1]
+    assert manifest["of"]["aux_hidden_layers"] == [0, 1]
 
 
 def test_passes_that_share_a_step_make_the_same_step(tmp_path):

@@ -16,7 +16,7 @@ from specbench.models.eagle import like_target
 from specbench.models.text import TextConfig, TextEncoder
 from specbench.models.vq import VQConfig, VQModel
 from specbench.training import drafter, target, tokenizer, world
-from specbench.training.lessons import Reader
+from specbench.training.dataset import TargetHead
 from specbench.training.trainer import Recipe, fit
 
 
@@ -26,8 +26,8 @@ class Small(nn.Module):
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
 
-    def loss(self, turn):
-        rng = turn.rng
+    def loss(self, micro_step):
+        rng = micro_step.rng
         x = torch.as_tensor(rng.standard_normal((32, 6)), dtype=torch.float32)
         value = (self.layers(x)[:, 0] - x.sum(1)).pow(2).mean()
         return value, {"loss": float(value.detach())}
@@ -52,18 +52,18 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path, muon):
     resumed = Small()
     with torch.no_grad():
         resumed.layers[0].weight.zero_()  # what is resumed comes from the checkpoint
-    figures = fit("small", resumed, resumed.loss, recipe, tmp_path / "parts")
+    statistics = fit("small", resumed, resumed.loss, recipe, tmp_path / "parts")
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
-    assert figures["loss"] < 4.5  # from 6, the variance of a sum of six unit normals
+    assert statistics["loss"] < 4.5  # from 6, the variance of a sum of six unit normals
 
 
 def test_a_diverging_training_says_so(tmp_path):
     model = Small()
 
-    def loss(turn):
-        value, figures = model.loss(turn)
-        return value * float("nan"), figures
+    def loss(micro_step):
+        value, statistics = model.loss(micro_step)
+        return value * float("nan"), statistics
 
     with pytest.raises(FloatingPointError, match="not finite at step 0"):
         fit("small", model, loss, Recipe(steps=3, batch=1, lr=1e-2), tmp_path)
@@ -81,10 +81,10 @@ def test_the_tokenizer_learns_and_keeps_its_codes_alive(tmp_path):
     torch.manual_seed(0)
     vq = VQModel(VQConfig(8, (1, 2, 2), 1, 16, codebook_size=64, norm_groups=4, attention=False))
     tokenizer.train(vq, images, Recipe(steps=150, batch=8, lr=4e-3, warmup=5), tmp_path)
-    figures = tokenizer.evaluate(vq, images)
+    statistics = tokenizer.evaluate(vq, images)
     flat = 10 * np.log10(4 / ((images / 127.5 - 1) - (images / 127.5 - 1).mean((1, 2), keepdims=True)).var())
-    assert figures["psnr_db"] > flat  # better than each picture's mean colour
-    assert figures["codes_used"] > 0.5
+    assert statistics["psnr_db"] > flat  # better than each picture's mean colour
+    assert statistics["codes_used"] > 0.5
     assert tokenizer.encode_all(vq, images[:3]).shape == (3, 256)
 
 
@@ -101,7 +101,7 @@ def test_target_and_drafter_learn_a_small_grammar(tmp_path):
     after = target.evaluate_target(model, tokens, features)
     assert after["loss"] < 0.25 * before
     assert after["top1_probability"] > 0.7
-    given, reader, rows = target.lessons(model, tokens, features), Reader(model), np.arange(len(tokens))
+    given, reader, rows = target.dataset(model, tokens, features), TargetHead(model), np.arange(len(tokens))
 
     def learn(name, network, steps, lr, lines):
         before = drafter.evaluate(network, reader, given, rows)["tv"]
@@ -112,12 +112,14 @@ def test_target_and_drafter_learn_a_small_grammar(tmp_path):
         assert after["top3"] >= after["top1_agreement"] > 0.8
         return after
 
-    learn("eagle", like_target(model), 60, 5e-3, drafter.Lines(dropout=0.3))
-    learn("medusa", medusa.like_target(model, heads=2), 100, 2e-2, drafter.Lines(dropout=0.3))
+    learn("eagle", like_target(model), 60, 5e-3, drafter.LossTerms(dropout=0.3))
+    learn("medusa", medusa.like_target(model, heads=2), 100, 2e-2, drafter.LossTerms(dropout=0.3))
     torch.manual_seed(1)
-    learn("draft", tiny.llamagen(side=4, vocab=8, seed=5).train().requires_grad_(True), 80, 5e-3, drafter.Lines())
-    given = target.lessons(model.tapping((0, 1)), tokens, features)
-    reached = learn("eagle3", like_target(model, (0, 1)), 60, 5e-3, drafter.Lines(turns=2, regression=0.0, noise=0.0))
+    learn("draft", tiny.llamagen(side=4, vocab=8, seed=5).train().requires_grad_(True), 80, 5e-3, drafter.LossTerms())
+    given = target.dataset(model.with_aux_hidden_layers((0, 1)), tokens, features)
+    reached = learn(
+        "eagle3", like_target(model, (0, 1)), 60, 5e-3, drafter.LossTerms(unroll_steps=2, regression=0.0, noise=0.0)
+    )
     assert reached["tv_2"] < 0.5  # on its own outputs, too
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specbench.models.eagle import Eagle, like_shape, like_target
+from specbench.models.eagle import EagleNetwork, like_shape, like_target
 from specbench.models.language import Prefix
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
-from specbench.models.medusa import Medusa
+from specbench.models.medusa import MedusaNetwork
 from specbench.models.medusa import like_target as medusa_like_target
 
 VOCAB, PREFIX = 5, 3
@@ -38,9 +38,9 @@ def llamagen(side: int = 2, seed: int = 0, dim: int = 32, vocab: int = VOCAB) ->
     return model.eval().requires_grad_(False)
 
 
-def eagle(target: LlamaGen, seed: int = 1, layers: int = 1) -> Eagle:
+def eagle(target: LlamaGen, seed: int = 1, layers: int = 1) -> EagleNetwork:
     torch.manual_seed(seed)
-    head = like_target(target) if layers == 1 else Eagle(replace(like_shape(target), n_layer=layers))
+    head = like_target(target) if layers == 1 else EagleNetwork(replace(like_shape(target), n_layer=layers))
     with torch.no_grad():
         for p in head.layers.parameters():
             if p.dim() == 2:
@@ -49,7 +49,7 @@ def eagle(target: LlamaGen, seed: int = 1, layers: int = 1) -> Eagle:
     return head.eval().requires_grad_(False)
 
 
-def medusa(target: LlamaGen, seed: int = 1) -> Medusa:
+def medusa(target: LlamaGen, seed: int = 1) -> MedusaNetwork:
     torch.manual_seed(seed)
     heads = medusa_like_target(target, heads=3)
     with torch.no_grad():
@@ -72,7 +72,7 @@ def teacher(model: LlamaGen, tokens: Tensor, features: Tensor, drop: Tensor) -> 
     return model.uncached(Prefix(both.inputs[rows], both.valid[rows], both.ids[rows]), tokens[:, :-1])
 
 
-def sequence_law(model: LlamaGen, cond: Conditioning, cfg_scale: float) -> Tensor:
+def sequence_probs(model: LlamaGen, cond: Conditioning, cfg_scale: float) -> Tensor:
     """The law of every token sequence under one prompt, (V**T,), first token most significant, without any cache."""
     t = model.cfg.block_size
     sequences = torch.tensor(list(itertools.product(range(VOCAB), repeat=t)))

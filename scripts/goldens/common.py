@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench.models import official
-from specbench.models.naming import Place
+from specbench.models.naming import ParameterSlice
 
 M = TypeVar("M", bound=nn.Module)
 Tensors = dict[str, Tensor]
@@ -21,6 +21,6 @@ def weights(t: Tensors) -> Tensors:
     return {k.removeprefix("param/"): v.float() for k, v in t.items() if k.startswith("param/")}
 
 
-def load(build: Callable[[], M], t: Tensors, table: Mapping[str, Place]) -> M:
+def load(build: Callable[[], M], t: Tensors, table: Mapping[str, ParameterSlice]) -> M:
     """A module with a golden's parameters, by the naming table that official files use."""
     return official.load(build, official.from_tensors(weights(t), "golden"), table, "cpu", torch.float32)

@@ -16,11 +16,11 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import parse
 from specbench.engine.ops import KVCache
 from specbench.models import naming
-from specbench.models.eagle import Eagle, EagleConfig
-from specbench.models.language import Prefix, Session
+from specbench.models.eagle import EagleConfig, EagleNetwork
+from specbench.models.language import LanguageSession, Prefix
 
 
-def drafter(t: Tensors, c: dict[str, Any]) -> Eagle:
+def drafter(t: Tensors, c: dict[str, Any]) -> EagleNetwork:
     grid = "rope_condition_rows" in c
     cfg = EagleConfig(
         dim=c["hidden_size"],
@@ -36,13 +36,13 @@ def drafter(t: Tensors, c: dict[str, Any]) -> Eagle:
         qk_norm=0 if grid else c.get("model_parallel_size", c["num_attention_heads"]),
     )
     own = {name: value for name, value in t.items() if name != "param/lm_head.weight"}  # the target's
-    return load(lambda: Eagle(cfg), own, naming.eagle(cfg.block, cfg.input_norm))
+    return load(lambda: EagleNetwork(cfg), own, naming.eagle(cfg.block, cfg.input_norm))
 
 
 class Chain:
     """Feeds entries in order, all rows in step; `usable` (rows, slots) are those that may be seen."""
 
-    def __init__(self, eagle: Eagle, usable: Tensor, padding: Tensor) -> None:
+    def __init__(self, eagle: EagleNetwork, usable: Tensor, padding: Tensor) -> None:
         self.eagle, self.usable, self.padding = eagle, usable, padding
         eagle.rope(usable.shape[1])
         self.cache: KVCache = eagle.new_cache(*usable.shape)
@@ -52,8 +52,8 @@ class Chain:
         entries = (first + torch.arange(ids.shape[1])).expand(len(ids), -1)
         own = entries.unsqueeze(-1)
         mask = ((self.keys <= own) & self.usable.unsqueeze(1)) | (self.keys == own)
-        turn = self.eagle.turns(entries, self.padding)
-        return self.eagle.hidden(ids, hidden, turn, mask.unsqueeze(1), self.cache, entries)
+        rope = self.eagle.rope_at(entries, self.padding)
+        return self.eagle.hidden(ids, hidden, rope, mask.unsqueeze(1), self.cache, entries)
 
 
 def prefix_and_chain(t: Tensors, c: dict[str, Any]) -> Compared:
@@ -82,7 +82,7 @@ def prefix_and_chain(t: Tensors, c: dict[str, Any]) -> Compared:
             yield f"chain_hidden_{i + 1}", hidden, t[f"out/chain_hidden_{i + 1}"]
 
 
-class Recorded(Session):
+class Recorded(LanguageSession):
     """A session that is nothing but what the target made known: its hidden states of the places (R, L, dim)."""
 
     def __init__(self, hidden: Tensor, head: Tensor, prefix: int, length: int) -> None:

@@ -11,7 +11,7 @@ from goldens.common import Compared, Tensors, load
 from specbench.decoding import trees
 from specbench.decoding.sampling import Sampling
 from specbench.models import naming
-from specbench.models.language import Session
+from specbench.models.language import LanguageSession
 from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.llamagen_official import from_lantern
 
@@ -24,7 +24,7 @@ def config(c: dict[str, Any]) -> LlamaGenConfig:
     return LlamaGenConfig(**{name: c[name] for name in (*same, *rest)}, num_classes=classes)
 
 
-def steps(session: Session, rows: int, history: Tensor) -> list[tuple[Tensor, Tensor]]:
+def steps(session: LanguageSession, rows: int, history: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Logits and hidden states of the decode steps through the cache: before the first token, then after each."""
     out, empty = [], trees.build([])
     for step in range(history.shape[1] + 1):

@@ -33,8 +33,8 @@ def of_drafts(drafter: Any, target: Language) -> int:
     """Bytes of weights that drafting for one step reads, in all of its passes; EAGLE's use the target's head."""
     if isinstance(drafter, Eagle | Eagle2):
         head = drafter.head
-        own = [head.norm] if drafter.taps else []
-        once = nbytes(head.fuse) if drafter.taps else 0
+        own = [head.norm] if drafter.aux_hidden_layers else []
+        once = nbytes(head.fuse) if drafter.aux_hidden_layers else 0
         return once + drafter.passes * nbytes(head.fc, head.layers, *own, target.output)
     if isinstance(drafter, Medusa):
         return nbytes(*drafter.heads.medusa_head[: drafter.tree.height])
@@ -76,7 +76,7 @@ def of_head(model: MAR) -> int:
     )
 
 
-def of_places(model: MAR) -> int:
+def of_encoder_decoder(model: MAR) -> int:
     """Bytes of weights that a pass of encoder and decoder reads."""
     blocks: Iterable[nn.Module] = (*model.encoder_blocks, *model.decoder_blocks)
     return nbytes(model.z_proj, model.decoder_embed, *blocks)

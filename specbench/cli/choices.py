@@ -58,8 +58,8 @@ def _entries(group: str) -> list[dict[str, Any]]:
     absent: dict[str, list[str]] = {}  # only for choices that need weights
     if group == "metrics":
         lines |= metrics.available()
-        here = metrics.Place(metrics.ASSETS, home.metrics_folder())
-        absent = {name: [text] if (text := metrics.missing(name, here)) else [] for name in metrics.available()}
+        context = metrics.ScoringContext(metrics.ASSETS, home.metrics_folder())
+        absent = {name: [text] if (text := metrics.missing(name, context)) else [] for name in metrics.available()}
     elif group in ("model", "drafter"):
         for name in lines:
             entry = registry.entry(group, name)

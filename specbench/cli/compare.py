@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specbench.compare import telling
+from specbench.compare import wording
 from specbench.compare.comparison import compare
 from specbench.compare.passes import read
 from specbench.errors import UsageError, parse_arguments
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     line = parse_arguments("compare", arguments)
     if line.help:
-        print(_HELP + "\n".join(f"  {k:<16} " + v.replace("\n", "\n" + " " * 19) for k, v in telling.COLUMNS.items()))
+        print(_HELP + "\n".join(f"  {k:<16} " + v.replace("\n", "\n" + " " * 19) for k, v in wording.COLUMNS.items()))
         return 0
     outs = [argument.removeprefix("out=") for argument in line.arguments if argument.startswith("out=")]
     runs = [
@@ -48,8 +48,8 @@ def main(arguments: Sequence[str]) -> int:
         raise UsageError("compare takes two runs and at most one out=FILE.csv (see specbench compare --help)")
     out = writable(outs[0]) if outs else None
     found = compare(read(runs[0]), read(runs[1]))
-    print(telling.report(found))
+    print(wording.report(found))
     if out is not None:
-        write_atomically(out, telling.to_csv(found).encode())
+        write_atomically(out, wording.to_csv(found).encode())
         print(f"wrote {out}")
     return 0

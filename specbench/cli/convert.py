@@ -14,7 +14,7 @@ from torch import Tensor
 from specbench.config import configuration, registry
 from specbench.errors import UsageError, parse_arguments, values
 from specbench.models import checkpoints, drafters, naming, official
-from specbench.models.eagle import Eagle
+from specbench.models.eagle import EagleNetwork
 from specbench.storage import home
 from specbench.storage.files import write_atomically
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _read(given: dict[str, str]) -> tuple[Eagle, torch.dtype]:
+def _read(given: dict[str, str]) -> tuple[EagleNetwork, torch.dtype]:
     """The drafter in float32, and the number format it was stored in. Only the target's shape is used."""
     known = ["reduced=true"] if given.get("reduced") == "true" else []
     arguments = [f"model={given['model']}", f"drafter_weights={configuration.quoted(given['drafter_weights'])}", *known]
@@ -68,7 +68,7 @@ def _read(given: dict[str, str]) -> tuple[Eagle, torch.dtype]:
     shape_alone = bool(registry.entry("model", cfg["model"]).parts)
     bundle = registry.find("model", cfg["model"])(cfg, torch.device("meta" if shape_alone else "cpu"), torch.float32)
     bundle.device = torch.device("cpu")
-    head: Eagle = bundle.eagle()
+    head: EagleNetwork = bundle.eagle()
     stored = registry.drafter_files(Path(cfg["drafter_weights"]))
     return head, torch.bfloat16 if _is_bfloat16(stored) else torch.float16
 
@@ -78,11 +78,11 @@ def _is_bfloat16(files: Sequence[Path]) -> bool:
     return any(info.dtype == torch.bfloat16 for file in weights for info in official.open_source(file).tensors.values())
 
 
-def lantern(head: Eagle, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def lantern(head: EagleNetwork, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and the tensors of LANTERN's layout (reference manifests of its drafters). UsageError for a drafter
     on several layers, which has no such layout."""
     c = head.cfg
-    if c.taps:
+    if c.aux_hidden_layers:
         raise UsageError("LANTERN's layout cannot hold a drafter that reads several layers of its target")
     config = {
         "architectures": ["LlamaForCausalLM"],

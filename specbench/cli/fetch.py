@@ -264,7 +264,7 @@ def _fetch_parts(
     if not todo:
         print(f"{title}: nothing to fetch, {', '.join(f'{name}/' for name in parts)} are in {folder}")
         return False
-    manually = f"put {sources.places(todo)} of {folder}"
+    manually = f"put {sources.listing(todo)} of {folder}"
     listed = {name: _list(name, part, record, manually) for name, part in todo.items()}
     missing = {
         name: [file for file in found.files if not _exists(folder, name, file, found, other_folder)]
@@ -318,13 +318,13 @@ def _evaluators(names: Sequence[str]) -> list[str]:
     """The folders that metrics and sets of metrics read, each once."""
     from specbench import metrics
 
-    place = metrics.Place(metrics.ASSETS, home.metrics_folder())
+    context = metrics.ScoringContext(metrics.ASSETS, home.metrics_folder())
     found: dict[str, None] = {}
     for name in names:
         if name not in parameters.choices("metrics"):
             raise unknown("metric", name, parameters.choices("metrics"))
         for one in sorted(parameters.declared("metrics", name)):
-            found |= dict.fromkeys(metrics.metric(one, place).parts)
+            found |= dict.fromkeys(metrics.metric(one, context).parts)
     return list(found)
 
 

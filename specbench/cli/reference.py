@@ -26,13 +26,13 @@ from specbench.config import parameters
 from specbench.data.base import Item, key
 from specbench.errors import UsageError, parse_arguments, unknown, values
 from specbench.metrics import reference as references
-from specbench.metrics.base import Pictures, Place, Unavailable
+from specbench.metrics.base import Images, ScoringContext, Unavailable
 from specbench.metrics.inception import FEATURES, ComparedMetric
 from specbench.rows import provenance
 from specbench.storage import home, image_files
 
 if TYPE_CHECKING:
-    from specbench.metrics.reference import Reference
+    from specbench.metrics.reference import ReferenceStatistics
 
 BLOCK = 4096  # images whose outputs are in memory at once
 _BYTES = 1 << 28  # of images that are read together from one file
@@ -73,16 +73,16 @@ def main(arguments: Sequence[str]) -> int:
         print(_HELP + "\n".join(f"  {name + '=':<13} {line}" for name, line in ARGUMENTS.items()))
         return 0
     given = _read(line.arguments)
-    judges = _judges(given)
+    chosen = _metrics(given)
     real = source(home.expanded(given["images"]))
     try:
-        for one in judges:
+        for one in chosen:
             path = _destination(given, one)
             if made := _kept(path, one, real):
                 print(f"{made.label}: already there, of these {made.count} images: {path}")
                 continue
             made = make(one, real, given.get("data", ""), path)
-            print(f"{made.label}: {made.count} images by {made.judge} in {path}")
+            print(f"{made.label}: {made.count} images by {made.cache_key} in {path}")
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; the same command resumes") from None
     return 0
@@ -104,7 +104,7 @@ def _read(arguments: Sequence[str]) -> dict[str, str]:
     return given
 
 
-def _judges(given: Mapping[str, str]) -> list[ComparedMetric]:
+def _metrics(given: Mapping[str, str]) -> list[ComparedMetric]:
     """A metric for each feature extractor of the named metrics. Metrics of a set without a reference are skipped."""
     from specbench.harness.pipeline import resolve_device
 
@@ -115,9 +115,11 @@ def _judges(given: Mapping[str, str]) -> list[ComparedMetric]:
         except ValueError:
             raise UsageError(f"{name}={value} must be {parameters.TABLE[name].wanted()}") from None
     weights = home.expanded(given["metrics_dir"]) if "metrics_dir" in given else home.metrics_folder()
-    place = Place(metrics.ASSETS, weights, None, given.get("data", ""), str(resolve_device(device)), int(batch))
+    context = ScoringContext(
+        metrics.ASSETS, weights, None, given.get("data", ""), str(resolve_device(device)), int(batch)
+    )
     compared = {
-        name: one for name in metrics.available() if isinstance(one := metrics.metric(name, place), ComparedMetric)
+        name: one for name in metrics.available() if isinstance(one := metrics.metric(name, context), ComparedMetric)
     }
     found: dict[str, ComparedMetric] = {}
     for name in given.get("metrics", "fid").strip("[]").split(","):
@@ -130,9 +132,9 @@ def _judges(given: Mapping[str, str]) -> list[ComparedMetric]:
             raise unknown("metric that compares with real images", name.strip(), compared)
         for one in group:
             if "crop" in given:
-                one = type(one)(place, one.options | {"crop": _crop(given["crop"])})
+                one = type(one)(context, one.options | {"crop": _crop(given["crop"])})
             try:
-                found.setdefault(one.judged_by, one)
+                found.setdefault(one.cache_key, one)
             except Unavailable as e:
                 raise UsageError(str(e)) from None
     if "out" in given and len(found) > 1:
@@ -140,15 +142,15 @@ def _judges(given: Mapping[str, str]) -> list[ComparedMetric]:
     return list(found.values())
 
 
-def _crop(argument: str) -> int | None:
-    if argument != "null" and not (argument.isdecimal() and int(argument) > 0):
-        raise UsageError(f"crop={argument} must be an integer of at least 1, or null (whole images)")
-    return None if argument == "null" else int(argument)
+def _crop(text: str) -> int | None:
+    if text != "null" and not (text.isdecimal() and int(text) > 0):
+        raise UsageError(f"crop={text} must be an integer of at least 1, or null (whole images)")
+    return None if text == "null" else int(text)
 
 
 def _destination(given: Mapping[str, str], one: ComparedMetric) -> Path:
     if "out" not in given:
-        return references.place(given["data"], one.judged_by)
+        return references.default_path(given["data"], one.cache_key)
     path = home.expanded(given["out"])
     if path.exists():
         references.read(path, FEATURES)  # nothing else is written over
@@ -158,7 +160,7 @@ def _destination(given: Mapping[str, str], one: ComparedMetric) -> Path:
 # --- images ---------------------------------------------------------------------------------------------------------
 
 
-class Source(Protocol):
+class ReferenceSource(Protocol):
     """Real images. name: of their folder or file; names: of each image; files: a hash that identifies them."""
 
     @property
@@ -167,7 +169,7 @@ class Source(Protocol):
     def names(self) -> Sequence[str]: ...
     @property
     def files(self) -> str: ...
-    def blocks(self) -> Iterator[Pictures]:
+    def blocks(self) -> Iterator[Images]:
         """The images in the order of their names, some at a time."""
         ...
 
@@ -176,7 +178,7 @@ class Source(Protocol):
         ...
 
 
-def source(path: Path) -> Source:
+def source(path: Path) -> ReferenceSource:
     """The images of images=; UsageError for fewer than two."""
     return Archive(path) if path.is_file() else Folder(path)
 
@@ -196,7 +198,7 @@ class Folder:
         lines = [f"{self._paths[name].stat().st_size} {name}\n" for name in self.names]
         self.files = hashlib.sha256("".join(lines).encode()).hexdigest()
 
-    def blocks(self) -> Iterator[Pictures]:
+    def blocks(self) -> Iterator[Images]:
         for start in range(0, len(self.names), BLOCK):
             yield image_files.ImageFiles([self._paths[name] for name in self.names[start : start + BLOCK]])
 
@@ -219,7 +221,7 @@ class Archive:
         self.names = [f"{i:09d}" for i in range(shape[0])]
         self.files = hashlib.sha256(f"{path.stat().st_size} {self.name}\n".encode()).hexdigest()
 
-    def blocks(self) -> Iterator[Pictures]:
+    def blocks(self) -> Iterator[Images]:
         n, one = self.shape[0], self.shape[1:]
         size = min(BLOCK, max(1, _BYTES // math.prod(one)))
         with references.opened(self.path) as arrays, arrays.open("arr_0") as f:
@@ -256,7 +258,7 @@ def _exactly(f: IO[bytes], size: int) -> bytes:
 # --- statistics -------------------------------------------------------------------------------------------------------
 
 
-def make(one: ComparedMetric, real: Source, data: str, path: Path) -> Reference:
+def make(one: ComparedMetric, real: ReferenceSource, data: str, path: Path) -> ReferenceStatistics:
     """Writes the statistics of these images, by the feature extractor of `one`, to `path`.
 
     The features that are kept are those of the `KEPT` images that come first by a hash of their names.
@@ -270,38 +272,38 @@ def make(one: ComparedMetric, real: Source, data: str, path: Path) -> Reference:
     row = {i: row for row, i in enumerate(sorted(chosen))}
     kept = np.zeros((len(chosen), FEATURES), np.float32)
     moments = Moments(FEATURES)
-    staging = path.with_name(f".{path.stem}.judged")
+    staging = path.with_name(f".{path.stem}.outputs")
     start = 0
     for block in real.blocks():
         stop = start + len(block)
         if len(block) < n:
             print(f"specbench: images {start + 1} to {stop} of {n}", file=sys.stderr)
         items = [Item(i, "", None, real.names[i]) for i in range(start, stop)]
-        said = metrics.judge(one, block, items, metrics.Outputs(staging / f"{start}-{stop}"))[:, :FEATURES]
-        moments.add(torch.from_numpy(said))
+        outputs = metrics.scorer_outputs(one, block, items, metrics.Outputs(staging / f"{start}-{stop}"))[:, :FEATURES]
+        moments.add(torch.from_numpy(outputs))
         mine = [i for i in range(start, stop) if i in row]
-        kept[[row[i] for i in mine]] = said[[i - start for i in mine]]
+        kept[[row[i] for i in mine]] = outputs[[i - start for i in mine]]
         start = stop
     mean, covariance = given or (moments.mean.numpy(), moments.covariance.numpy())
     origin = {
         "data": data,
         "folder": real.name,
-        "pictures": n,
+        "images": n,
         "files": real.files,
         "moments": real.name if given else "",
-        "judge": one.judged_by,
+        "cache_key": one.cache_key,
         "crop": one.options["crop"],
         "specbench": __version__,
         "commit": provenance.commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    made = references.Reference(mean, covariance, data or path.stem, kept, n, origin)
+    made = references.ReferenceStatistics(mean, covariance, data or path.stem, kept, n, origin)
     references.write(path, made)
     shutil.rmtree(staging, ignore_errors=True)
     return made
 
 
-def _kept(path: Path, one: ComparedMetric, real: Source) -> Reference | None:
+def _kept(path: Path, one: ComparedMetric, real: ReferenceSource) -> ReferenceStatistics | None:
     """The statistics in `path` where they are of these images and this feature extractor."""
     if not path.exists():
         return None
@@ -309,5 +311,5 @@ def _kept(path: Path, one: ComparedMetric, real: Source) -> Reference | None:
         found = references.read(path, FEATURES)
     except UsageError:
         return None  # damaged: made again
-    mine = (one.judged_by, real.files)
-    return found if (found.judge, found.provenance.get("files")) == mine else None
+    mine = (one.cache_key, real.files)
+    return found if (found.cache_key, found.provenance.get("files")) == mine else None

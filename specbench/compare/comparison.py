@@ -6,16 +6,16 @@ compared by the influence of each pair on the difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specbench import data
 from specbench.compare import passes
-from specbench.compare.paired import Law, Paired, by_influence, holm, paired, same_law
-from specbench.compare.passes import Pass
+from specbench.compare.paired import DistributionTest, Paired, by_influence, distribution_test, holm, paired
+from specbench.compare.passes import ScoredPass
 from specbench.errors import UsageError, plain
 from specbench.rows import summary
 from specbench.rows.journal import Record
@@ -23,19 +23,21 @@ from specbench.rows.journal import Record
 if TYPE_CHECKING:
     from specbench import metrics
     from specbench.metrics.base import Metric
-    from specbench.metrics.outputs import Shelf
+    from specbench.metrics.outputs import OutputCache
 
 FEWEST = 3  # pairs; two would leave one degree of freedom
 FEW = 20  # pairs, below which the t-test needs nearly normal differences
 MOST = 2000  # pairs whose features are compared; all their distances are in memory
 
 Pairs = Sequence[tuple[Record, Record]]
+Caches = tuple["OutputCache", "OutputCache"]
+DistributionTests = dict[str, DistributionTest]  # by cache key of the feature extractor
 
 
 @dataclass(frozen=True)
-class Figure:
+class Statistic:
     """A statistic of an image, and the sentences for B having {d} more or less of it than A. {a}, {b} and {d} are
-    placeholders in the sentences; a name may hold braces of its own."""
+    placeholders in the sentences; a name may contain braces of its own."""
 
     name: str
     of: Callable[[Record], float | None]
@@ -43,38 +45,38 @@ class Figure:
     less: str
 
 
-FIGURES = (
-    Figure(
+STATISTICS = (
+    Statistic(
         "accepted_length",
         lambda r: r.accepted_length,
         "{b} accepts {d} more tokens a step than {a}",
         "{b} accepts {d} fewer tokens a step than {a}",
     ),
-    Figure(
+    Statistic(
         "steps",
         lambda r: r.steps,
         "{b} takes {d} more steps an image than {a}",
         "{b} takes {d} fewer steps an image than {a}",
     ),
-    Figure(
+    Statistic(
         "acceptance_rate",
         lambda r: r.accepted / r.drafted if r.drafted else None,
         "the acceptance rate of {b} is {d} higher than that of {a}",
         "the acceptance rate of {b} is {d} lower than that of {a}",
     ),
-    Figure(
+    Statistic(
         "latency_s",
         lambda r: r.latency_s,
         "{b} needs {d} s more for an image than {a}",
         "{b} needs {d} s less for an image than {a}",
     ),
-    Figure(
+    Statistic(
         "decode_s",
         lambda r: r.decode_s,
         "in batches {b} needs {d} s more for an image than {a}",
         "in batches {b} needs {d} s less for an image than {a}",
     ),
-    Figure(
+    Statistic(
         "log_prob_mean",
         lambda r: r.log_prob_mean,
         "the mean log-probability of a token is {d} higher with {b} than with {a}",
@@ -85,11 +87,11 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class Result:
-    """The comparison of one statistic; `judge`: cache key of the scorer; `units`: the units of a pair. p_holm,
+    """The comparison of one statistic; `scorer`: its cache key; `units`: the units of a pair. p_holm,
     wilcoxon_holm: adjusted over all tested statistics."""
 
-    figure: Figure
-    judge: str
+    statistic: Statistic
+    scorer: str
     paired: Paired
     units: str = "images"
     p_holm: float | None = None
@@ -100,14 +102,14 @@ class Result:
 class Comparison:
     """names: labels of A and B; remarks: what a reader must know first; untested: what was left out, and why."""
 
-    a: Pass
-    b: Pass
+    a: ScoredPass
+    b: ScoredPass
     names: tuple[str, str]
     pairs: int
     remarks: tuple[str, ...]
     results: tuple[Result, ...]
     untested: tuple[str, ...]
-    laws: tuple[tuple[str, Law], ...] = ()  # by cache key of the feature extractor
+    distribution_tests: Mapping[str, DistributionTest] = field(default_factory=dict)  # by feature extractor
 
     @property
     def tests(self) -> int:
@@ -115,25 +117,25 @@ class Comparison:
         return sum(r.paired.test is not None for r in self.results)
 
 
-def compare(a: Pass, b: Pass) -> Comparison:
+def compare(a: ScoredPass, b: ScoredPass) -> Comparison:
     """Compares two passes over the prompts that both have. The order of their records does not matter.
 
     Raises UsageError for fewer than `FEWEST` pairs.
     """
     names = passes.names(a, b)
     pairs, alone = pair(a, b)
-    remarks = [*alone, *passes.apart(a, b, pairs)]
+    remarks = [*alone, *passes.differences(a, b, pairs)]
     if same := sum(x.sha256 == y.sha256 for x, y in pairs):
         remarks.append(f"In {same} of {len(pairs)} pairs both images are the same, pixel for pixel.")
     if len(pairs) < FEW:
         remarks.append(f"Over {len(pairs)} pairs a t-test is valid only for nearly normal differences.")
-    results, untested = _figures(pairs, names)
-    scored, unscored, laws = _scores(a, b, pairs)
+    results, untested = _compare_statistics(pairs, names)
+    scored, unscored, tests = _compare_metrics(a, b, pairs)
     adjusted = _adjusted([*results, *scored])
-    return Comparison(a, b, names, len(pairs), tuple(remarks), adjusted, (*untested, *unscored), tuple(laws.items()))
+    return Comparison(a, b, names, len(pairs), tuple(remarks), adjusted, (*untested, *unscored), tests)
 
 
-def pair(a: Pass, b: Pass) -> tuple[list[tuple[Record, Record]], list[str]]:
+def pair(a: ScoredPass, b: ScoredPass) -> tuple[list[tuple[Record, Record]], list[str]]:
     """The pairs, in the order of their index in A, and sentences that name the images without a partner.
 
     A pair has one index, prompt and id. Where runs of different seeds have their prompts in different orders, as with
@@ -156,23 +158,23 @@ def pair(a: Pass, b: Pass) -> tuple[list[tuple[Record, Record]], list[str]]:
     if len(same) < FEWEST:
         why = f", and {len(others)} more with different prompts" if others else ""
         raise UsageError(
-            f"{a.word} ({len(a.records)} images) and {b.word} ({len(b.records)}) share {len(same)} prompts{why}:"
-            f" {FEWEST} pairs of the same index, prompt and id are needed, so give runs of the same data and split"
+            f"{a.argument} ({len(a.records)} images) and {b.argument} ({len(b.records)}) share {len(same)} prompts{why}"
+            f": {FEWEST} pairs of the same index, prompt and id are needed, so give runs of the same data and split"
         )
     return [(a.records[i], b.records[i]) for i in same], alone
 
 
-def _by_prompt(a: Pass, b: Pass) -> tuple[list[tuple[Record, Record]], list[str]]:
+def _by_prompt(a: ScoredPass, b: ScoredPass) -> tuple[list[tuple[Record, Record]], list[str]]:
     """The pairs of runs whose prompts come in different orders, and sentences on that."""
     waiting: dict[str, list[Record]] = {}
     for _, record in sorted(b.records.items(), reverse=True):
         waiting.setdefault(record.prompt, []).append(record)
     pairs = [(x, waiting[x.prompt].pop()) for _, x in sorted(a.records.items()) if waiting.get(x.prompt)]
-    said = ["A and B have their prompts in different orders: pairs share the prompt, not the index."]
+    remarks = ["A and B have their prompts in different orders: pairs share the prompt, not the index."]
     for side, one in (("A", a), ("B", b)):
         if left := len(one.records) - len(pairs):
-            said.append(f"Left out, without a partner: {left} of {side}.")
-    return pairs, said
+            remarks.append(f"Left out, without a partner: {left} of {side}.")
+    return pairs, remarks
 
 
 def _same_prompt(x: Record, y: Record) -> bool:
@@ -197,24 +199,24 @@ def _adjusted(results: Sequence[Result]) -> tuple[Result, ...]:
 # --- statistics of the records ----------------------------------------------------------------------------------------
 
 
-def _figures(pairs: Pairs, names: tuple[str, str]) -> tuple[list[Result], list[str]]:
+def _compare_statistics(pairs: Pairs, names: tuple[str, str]) -> tuple[list[Result], list[str]]:
     """The comparisons of the records' statistics; and the statistics that the records lack."""
     results, untested = [], []
     alone = all(r.latency_s is not None for two in pairs for r in two)
-    for figure in FIGURES:
-        if figure.name == ("decode_s" if alone else "latency_s"):
+    for statistic in STATISTICS:
+        if statistic.name == ("decode_s" if alone else "latency_s"):
             continue  # the share of a batch of one is its latency; an image of a larger batch has none
-        both = [(x, y) for x, y in pairs if figure.of(x) is not None and figure.of(y) is not None]
-        values = np.array([[figure.of(r) for r in two] for two in both], dtype=np.float64).reshape(-1, 2)
+        both = [(x, y) for x, y in pairs if statistic.of(x) is not None and statistic.of(y) is not None]
+        values = np.array([[statistic.of(r) for r in two] for two in both], dtype=np.float64).reshape(-1, 2)
         units = "images"
-        if figure.name == "decode_s":
+        if statistic.name == "decode_s":
             values, units = _by_batch(both, values), "batches"
         if len(values) < FEWEST:
-            lacking = [name for side, name in enumerate(names) if all(figure.of(two[side]) is None for two in pairs)]
+            lacking = [name for side, name in enumerate(names) if all(statistic.of(two[side]) is None for two in pairs)]
             why = f"{' and '.join(lacking)} without one" if lacking else f"only {len(values)} pairs of {units}"
-            untested.append(f"{figure.name}: {why}")
+            untested.append(f"{statistic.name}: {why}")
         else:
-            results.append(Result(figure, "", paired(*values.T), units))
+            results.append(Result(statistic, "", paired(*values.T), units))
     return results, untested
 
 
@@ -227,73 +229,74 @@ def _by_batch(pairs: Pairs, values: np.ndarray) -> np.ndarray:
 # --- scores of metrics ------------------------------------------------------------------------------------------------
 
 
-def _scores(a: Pass, b: Pass, pairs: Pairs) -> tuple[list[Result], list[str], dict[str, Law]]:
-    """The comparisons of metrics' scores, as far as both runs cache outputs of the same scorer; and, for feature
-    extractors, whether the features have one distribution."""
+def _compare_metrics(a: ScoredPass, b: ScoredPass, pairs: Pairs) -> tuple[list[Result], list[str], DistributionTests]:
+    """The comparisons of metrics' scores, as far as both runs cache outputs of the same scorer; what was left out, and
+    why; and, for feature extractors, whether the features have one distribution."""
     from specbench import metrics
 
-    kept = metrics.Outputs(a.folder), metrics.Outputs(b.folder)
-    judges = kept[0].judges, kept[1].judges
-    results, untested, laws = [], [], dict[str, Law]()
-    for name in sorted(judges[0].keys() | judges[1].keys()):
+    outputs = metrics.Outputs(a.folder), metrics.Outputs(b.folder)
+    scorers = outputs[0].scorers, outputs[1].scorers
+    results, untested, tests = [], [], DistributionTests()
+    for name in sorted(scorers[0].keys() | scorers[1].keys()):
         try:
             if name not in metrics.available():
                 raise UsageError("this version has no such metric")
-            if lacking := [side for side, mine in zip("AB", judges) if name not in mine]:
+            if lacking := [side for side, mine in zip("AB", scorers) if name not in mine]:
                 raise UsageError(f"{lacking[0]} was not scored by it; score both with specbench evaluate")
-            judge = judges[0][name]
-            if judge != judges[1][name]:
-                raise UsageError(f"scored by {plain(judge)} in A and by {plain(judges[1][name])} in B")
-            shelves = kept[0].shelf(judge), kept[1].shelf(judge)
-            both = metrics.metric(name, _place(a)), metrics.metric(name, _place(b))
-            if judge not in laws and both[0].features and (law := _law(both[0], shelves, pairs)):
-                laws[judge] = law
-            found = _score(both, judge, (a, b), shelves, pairs)
+            scorer = scorers[0][name]
+            if scorer != scorers[1][name]:
+                raise UsageError(f"scored by {plain(scorer)} in A and by {plain(scorers[1][name])} in B")
+            caches = outputs[0].cache(scorer), outputs[1].cache(scorer)
+            both = metrics.metric(name, _context(a)), metrics.metric(name, _context(b))
+            if scorer not in tests and both[0].features and (test := _test_distributions(both[0], caches, pairs)):
+                tests[scorer] = test
+            found = _compare_metric(both, scorer, (a, b), caches, pairs)
         except UsageError as e:
             untested.append(f"{plain(name)}: {e}")
         except (ArithmeticError, LookupError, RuntimeError, ValueError):  # of another width, or not finite
             untested.append(f"{name}: its cached outputs are damaged; remove the folders scores/ and score again")
         else:
-            figure = f"{name} is {{d}} %s with {{b}} than with {{a}}"
-            results.append(Result(Figure(name, lambda r: None, figure % "higher", figure % "lower"), judge, found))
-    return results, untested, laws
+            text = f"{name} is {{d}} %s with {{b}} than with {{a}}"
+            statistic = Statistic(name, lambda r: None, text % "higher", text % "lower")
+            results.append(Result(statistic, scorer, found))
+    return results, untested, tests
 
 
-def _judged(one: Metric, shelves: tuple[Shelf, Shelf], pairs: Pairs) -> tuple[list[int], list[np.ndarray]]:
+def _scored_pairs(one: Metric, caches: Caches, pairs: Pairs) -> tuple[list[int], list[np.ndarray]]:
     """The pairs of which both images were scored, and the outputs of A and of B. UsageError for too few."""
-    from specbench.metrics.outputs import key
+    from specbench.metrics.outputs import image_key
 
-    keys = [[key(r.sha256, r.prompt if one.reads_prompt else None) for r in two] for two in pairs]
-    judged = [i for i, two in enumerate(keys) if two[0] in shelves[0] and two[1] in shelves[1]]
-    if len(judged) < FEWEST:
-        raise UsageError(f"both images of only {len(judged)} pairs were scored; score both with specbench evaluate")
-    return judged, [shelf.rows([keys[i][side] for i in judged]) for side, shelf in enumerate(shelves)]
-
-
-def _law(one: Metric, shelves: tuple[Shelf, Shelf], pairs: Pairs) -> Law | None:
-    _, (x, y) = _judged(one, shelves, pairs[:MOST])
-    return same_law(_finite(x), _finite(y))
+    keys = [[image_key(r.sha256, r.prompt if one.reads_prompt else None) for r in two] for two in pairs]
+    scored = [i for i, two in enumerate(keys) if two[0] in caches[0] and two[1] in caches[1]]
+    if len(scored) < FEWEST:
+        raise UsageError(f"both images of only {len(scored)} pairs were scored; score both with specbench evaluate")
+    return scored, [cache.rows([keys[i][side] for i in scored]) for side, cache in enumerate(caches)]
 
 
-def _score(
-    both: tuple[Metric, Metric], judge: str, of: tuple[Pass, Pass], shelves: tuple[Shelf, Shelf], pairs: Pairs
+def _test_distributions(one: Metric, caches: Caches, pairs: Pairs) -> DistributionTest | None:
+    _, (x, y) = _scored_pairs(one, caches, pairs[:MOST])
+    return distribution_test(_finite(x), _finite(y))
+
+
+def _compare_metric(
+    both: tuple[Metric, Metric], scorer: str, passes: tuple[ScoredPass, ScoredPass], caches: Caches, pairs: Pairs
 ) -> Paired:
     """One metric, as in A and as in B, over the pairs of which both images were scored. UsageError with the reason
     where it cannot be compared."""
     from specbench import metrics
 
-    judged, outputs = _judged(both[0], shelves, pairs)
-    x, y = (one.each(said) for one, said in zip(both, outputs))
+    scored, outputs = _scored_pairs(both[0], caches, pairs)
+    x, y = (one.per_image(rows) for one, rows in zip(both, outputs))
     if x is not None and y is not None:
         return paired(_finite(x), _finite(y))
     try:
-        if any(one.judged_by != judge for one in both) or both[0].basis() != both[1].basis():
+        if any(one.cache_key != scorer for one in both) or both[0].basis() != both[1].basis():
             raise UsageError("A and B do not share the weights, or the real images, that are here")
-        items = [_items(one, [pairs[i][side] for i in judged]) for side, one in enumerate(of)]
-        (value_a, moved_a), (value_b, moved_b) = map(_moved, both, outputs, items)
+        items = [_items(one, [pairs[i][side] for i in scored]) for side, one in enumerate(passes)]
+        (value_a, influences_a), (value_b, influences_b) = map(_value_and_influences, both, outputs, items)
     except metrics.Unavailable as e:
         raise UsageError(str(e)) from None
-    return by_influence(value_a, value_b, _finite(moved_a), _finite(moved_b))
+    return by_influence(value_a, value_b, _finite(influences_a), _finite(influences_b))
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
@@ -302,25 +305,25 @@ def _finite(values: np.ndarray) -> np.ndarray:
     return values
 
 
-def _moved(metric: Metric, outputs: np.ndarray, items: Sequence[data.Item]) -> tuple[float, np.ndarray]:
+def _value_and_influences(metric: Metric, outputs: np.ndarray, items: Sequence[data.Item]) -> tuple[float, np.ndarray]:
     """The value of a metric of all images together, and the influence of each. UsageError where it has none."""
-    moved, value = metric.influences(outputs, items), metric.score(outputs, items)[0].value
-    if moved is None or value is None:
+    influences, value = metric.influences(outputs, items), metric.score(outputs, items)[0].value
+    if influences is None or value is None:
         raise UsageError(
             f"a statistic of all images together, and {len(items)} pairs are too few for an interval of its difference"
         )
-    return value, moved
+    return value, influences
 
 
-def _place(one: Pass) -> metrics.Place:
-    """Where a run's metrics find their weights and real images, by its configuration."""
+def _context(one: ScoredPass) -> metrics.ScoringContext:
+    """The scoring context of a run's configuration."""
     from specbench.harness.run import scoring_context
 
-    told = ((name, one.cfg.get(name)) for name in ("metrics_dir", "reference", "data"))  # of old runs, not all
-    return scoring_context({name: str(value) if value else "" for name, value in told})
+    cfg = {name: str(one.cfg.get(name) or "") for name in ("metrics_dir", "reference", "data")}  # old runs lack some
+    return scoring_context(cfg)
 
 
-def _items(one: Pass, mine: Sequence[Record]) -> list[data.Item]:
+def _items(one: ScoredPass, mine: Sequence[Record]) -> list[data.Item]:
     """The prompts of these records; with their labels, where the code generates the data set."""
     if one.cfg.get("data") not in data.DRAWN:
         return [data.Item(r.index, r.prompt, None, r.id or str(r.index)) for r in mine]

@@ -19,7 +19,7 @@ _ROUNDING = 12  # significant decimal digits of values
 
 
 @dataclass(frozen=True)
-class Test:
+class PairedTest:
     """low, high: interval of the mean difference; statistic, df: of the t-test (df None: it is standard normal); p: its
     two-sided p-value; wilcoxon: that of the signed-rank test; d_z: Cohen's, the mean difference over the differences'
     standard deviation. The last two are None where there are no values a pair."""
@@ -41,7 +41,7 @@ class Paired:
     mean_a: float
     mean_b: float
     difference: float
-    test: Test | None
+    test: PairedTest | None
 
 
 def paired(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> Paired:
@@ -58,7 +58,7 @@ def paired(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> 
     low, high = found.confidence_interval(LEVEL)
     mean, std = float(differences.mean()), float(differences.std(ddof=1))
     wilcoxon = float(stats.wilcoxon(ranked).pvalue)
-    test = Test(float(low), float(high), float(found.statistic), n - 1, float(found.pvalue), wilcoxon, mean / std)
+    test = PairedTest(float(low), float(high), float(found.statistic), n - 1, float(found.pvalue), wilcoxon, mean / std)
     return Paired(n, *means, mean, test)
 
 
@@ -76,11 +76,11 @@ def by_influence(value_a: float, value_b: float, a: np.ndarray, b: np.ndarray) -
 
     half, z = error * float(stats.norm.ppf((1 + LEVEL) / 2)), difference / error
     p = 2 * float(stats.norm.sf(abs(z)))
-    return Paired(n, value_a, value_b, difference, Test(difference - half, difference + half, z, None, p))
+    return Paired(n, value_a, value_b, difference, PairedTest(difference - half, difference + half, z, None, p))
 
 
 @dataclass(frozen=True)
-class Law:
+class DistributionTest:
     """Whether images of A and B have one distribution, by n pairs of features: their energy distance, its average after
     swaps of random pairs, and the share `p` of the swaps, the unswapped pairs among them, that give at least as much.
     Where the two of a pair are independent given their prompt, p is exact: for equal distributions it is at most x with
@@ -92,7 +92,7 @@ class Law:
     p: float
 
 
-def same_law(a: np.ndarray, b: np.ndarray, swaps: int = 999) -> Law | None:
+def distribution_test(a: np.ndarray, b: np.ndarray, swaps: int = 999) -> DistributionTest | None:
     """Compare finite features a and b (n, d), paired by position, each dimension in units of its standard deviation
     over both. None where all are the same. The swaps are random, but always the same for n pairs.
 
@@ -112,7 +112,7 @@ def same_law(a: np.ndarray, b: np.ndarray, swaps: int = 999) -> Law | None:
     distances = -np.einsum("sn,sn->s", weights @ apart, weights).astype(np.float64) / n**2
     # At least as much but for rounding: a swap of all pairs gives the same distance.
     as_much = int((distances[1:] >= distances[0] * (1 - 1e-4)).sum())
-    return Law(n, float(distances[0]), float(distances[1:].mean()), (1 + as_much) / (1 + swaps))
+    return DistributionTest(n, float(distances[0]), float(distances[1:].mean()), (1 + as_much) / (1 + swaps))
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -128,4 +128,4 @@ def holm(p: Sequence[float]) -> list[float]:
 
 def size(d_z: float) -> str:
     """Cohen's name for an effect size: "negligible", "small", "medium" or "large"."""
-    return next(word for least, word in SIZES if abs(d_z) >= least)
+    return next(name for least, name in SIZES if abs(d_z) >= least)

@@ -18,10 +18,10 @@ from specbench.storage import home
 
 
 @dataclass(frozen=True)
-class Pass:
-    """One pass of a run over its prompts: the method's, or vanilla's next to it. `word` is the user's argument."""
+class ScoredPass:
+    """One pass of a run over its prompts: the method's, or vanilla's next to it. `argument`: the user's."""
 
-    word: str
+    argument: str
     folder: Path
     baseline: bool
     cfg: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Pass:
         return "vanilla" if self.baseline else plain(self.cfg["method"])
 
     @property
-    def place(self) -> str:
+    def path(self) -> str:
         """The folder, and /baseline behind it for the vanilla images."""
         return plain(self.folder / "baseline" if self.baseline else self.folder)
 
@@ -42,20 +42,22 @@ class Pass:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read(word: str) -> Pass:
+def read(argument: str) -> ScoredPass:
     """The pass that an argument names: a run's folder, DIR/baseline, or one of their .jsonl files.
 
     Raises UsageError where there is none, or where it is damaged.
     """
-    path = home.expanded(word)
-    places = {path / "records.jsonl": True, path.parent / "baseline.jsonl": path.name == "baseline"}
-    places |= {path: path.name in ("records.jsonl", "baseline.jsonl")}
-    journal = next((p for p, meant in places.items() if meant and p.is_file()), None)
+    path = home.expanded(argument)
+    candidates = {path / "records.jsonl": True, path.parent / "baseline.jsonl": path.name == "baseline"}
+    candidates |= {path: path.name in ("records.jsonl", "baseline.jsonl")}
+    journal = next((p for p, meant in candidates.items() if meant and p.is_file()), None)
     if journal is None:
         raise UsageError(_no_run(path))
     cfg, memory = _config(journal.with_name("config.yaml")), read_memory(journal.with_name("run.json"))
     baseline = journal.name == "baseline.jsonl"
-    return Pass(word, journal.parent, baseline, cfg, plain(memory["run_id"]), memory["sessions"], _records(journal))
+    return ScoredPass(
+        argument, journal.parent, baseline, cfg, plain(memory["run_id"]), memory["sessions"], _records(journal)
+    )
 
 
 def _no_run(path: Path) -> str:
@@ -103,8 +105,8 @@ def _records(path: Path) -> dict[int, Record]:
         raise UsageError(f"{path} holds a line that is not a record; remove it") from None
     found: dict[int, Record] = {}
     for record in read:
-        if told := fault(record):
-            raise UsageError(f"{path}: the record of index {plain(record.index):.20} {told}; remove its line")
+        if text := fault(record):
+            raise UsageError(f"{path}: the record of index {plain(record.index):.20} {text}; remove its line")
         if found.setdefault(record.index, record) != record:
             raise UsageError(f"{path} holds two records of index {record.index}; remove one of the lines")
     return found
@@ -118,49 +120,49 @@ _FACTS = ("weights", "commit", "device", "device_name", "torch", "driver", "thre
 _LONGEST = 40  # characters of a value
 
 
-def names(a: Pass, b: Pass) -> tuple[str, str]:
+def names(a: ScoredPass, b: ScoredPass) -> tuple[str, str]:
     """The labels of two passes: their methods and, where these are equal, what else differs."""
-    told = [a.method, b.method]
-    if told[0] == told[1] and not (a.baseline or b.baseline):
-        apart = [k for k in sorted(parameters.method_parameters()) if a.cfg.get(k) != b.cfg.get(k)]
+    labels = [a.method, b.method]
+    if labels[0] == labels[1] and not (a.baseline or b.baseline):
+        different = [k for k in sorted(parameters.method_parameters()) if a.cfg.get(k) != b.cfg.get(k)]
         for i, one in enumerate((a, b)):
-            told[i] = " ".join([told[i], *(plain(f"{k}={one.cfg.get(k)}")[:_LONGEST] for k in apart)])
-    if told[0] == told[1]:
-        places = ["/".join(Path(one.place).parts[-2 - one.baseline :]) for one in (a, b)]
-        told = [f"{name} ({place})" for name, place in zip(told, places if places[0] != places[1] else "AB")]
-    return told[0], told[1]
+            labels[i] = " ".join([labels[i], *(plain(f"{k}={one.cfg.get(k)}")[:_LONGEST] for k in different)])
+    if labels[0] == labels[1]:
+        paths = ["/".join(Path(one.path).parts[-2 - one.baseline :]) for one in (a, b)]
+        labels = [f"{name} ({path})" for name, path in zip(labels, paths if paths[0] != paths[1] else "AB")]
+    return labels[0], labels[1]
 
 
-def apart(a: Pass, b: Pass, pairs: Sequence[tuple[Record, Record]]) -> list[str]:
+def differences(a: ScoredPass, b: ScoredPass, pairs: Sequence[tuple[Record, Record]]) -> list[str]:
     """A sentence on what differs besides the method over these pairs, and what follows; none where nothing differs."""
     mine, theirs = (_facts(one, [two[side] for two in pairs]) for side, one in enumerate((a, b)))
     unlike = [name for name in mine if name in theirs and mine[name] != theirs[name]]
     if not unlike:
         return []
-    said = f"A and B differ in more than the method: {_each(unlike, mine, theirs)}."
+    text = f"A and B differ in more than the method: {_each(unlike, mine, theirs)}."
     if any(name in _OF_TIMINGS for name in unlike):
-        said += " Their timings do not compare the methods alone."
+        text += " Their timings do not compare the methods alone."
     if "seed" in unlike:
-        said += " Pairs share the prompt, not the random numbers."
-    return [said]
+        text += " Pairs share the prompt, not the random numbers."
+    return [text]
 
 
 def _each(names: Sequence[str], mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {mine[name][:_LONGEST]} / {theirs[name][:_LONGEST]}" for name in names)
 
 
-def _facts(one: Pass, mine: Sequence[Record]) -> dict[str, str]:
+def _facts(one: ScoredPass, mine: Sequence[Record]) -> dict[str, str]:
     """What determines the images and timings of a pass besides its method: name -> value, printable."""
     from specbench.harness.run import MAY_CHANGE
 
     other = {*parameters.method_parameters(), *MAY_CHANGE, "method", "drafter", "rule", "weights", "prompts", "seed"}
-    told: dict[str, Any] = {name: value for name, value in one.cfg.items() if name not in other}
+    facts: dict[str, Any] = {name: value for name, value in one.cfg.items() if name not in other}
     sessions = [one.sessions[name] for name in sorted({r.session for r in mine}) if name in one.sessions]
     for name in _FACTS:
         values = {str(session[name]) for session in sessions if session.get(name) not in (None, "")}
         if name == "weights":  # the target's, see registry.weights_label
             values = {value.partition("+")[0] for value in values}
         if values:
-            told[name] = " and ".join(sorted(value[:8] if name == "commit" else value for value in values))
-    told["seed"] = " and ".join(map(str, sorted({r.seed for r in mine})))
-    return {name: plain(value) for name, value in told.items()}
+            facts[name] = " and ".join(sorted(value[:8] if name == "commit" else value for value in values))
+    facts["seed"] = " and ".join(map(str, sorted({r.seed for r in mine})))
+    return {name: plain(value) for name, value in facts.items()}

@@ -211,5 +211,5 @@ def advice(model: str, absent: Sequence[str] = ()) -> str:
         return f"no weights for {unpublished[0]}/ are published, put your own there, or try weights=random"
     kind = [d for d in sources.DRAFTERS if parameters.is_continuous("drafter", d) == vectors]
     words = "".join(f" drafter={next(d for d in kind if sources.DRAFTERS[d] == n)}" for n in drafters)
-    places = sources.places({name: part for name, part in wanted.items() if part})
+    places = sources.listing({name: part for name, part in wanted.items() if part})
     return f"run `specbench fetch model={model}{words}`, put {places} by hand, or try weights=random"

@@ -31,7 +31,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Entry:
+class PromptEntry:
     """One prompt of a data set; a run takes a subset."""
 
     id: str
@@ -47,7 +47,7 @@ def key(*words: object) -> bytes:
     return hashlib.sha256("\n".join(map(str, words)).encode()).digest()
 
 
-def subset(entries: Sequence[Entry], cfg: Mapping[str, Any]) -> list[Item]:
+def subset(entries: Sequence[PromptEntry], cfg: Mapping[str, Any]) -> list[Item]:
     """The first `n` (None: all) of a permutation keyed by `seed`, so that a larger n extends a smaller one.
 
     The permutation sorts by a hash of (seed, id): the order of the file does not matter. UsageError where there are
@@ -57,7 +57,7 @@ def subset(entries: Sequence[Entry], cfg: Mapping[str, Any]) -> list[Item]:
     return first(sorted(entries, key=lambda entry: key("subset", seed, entry.id)), cfg)
 
 
-def first(entries: Sequence[Entry], cfg: Mapping[str, Any]) -> list[Item]:
+def first(entries: Sequence[PromptEntry], cfg: Mapping[str, Any]) -> list[Item]:
     """The first `n` (None: all) in their order. UsageError where there are fewer."""
     n = len(entries) if cfg["n"] is None else cfg["n"]
     if n > len(entries):
@@ -71,8 +71,8 @@ def spread(classes: int, cfg: Mapping[str, Any]) -> list[tuple[int, int, str]]:
     """(index, class number, id) of `n` images, spread evenly: every `classes` in a row have each class once, in an
     order keyed by `seed`. The id "7-3" is the fourth image of class 7."""
     order = sorted(range(classes), key=lambda label: key("class", cfg["seed"], label))
-    turns = ((i, order[i % classes], i // classes) for i in range(cfg["n"]))
-    return [(i, label, f"{label}-{turn}") for i, label, turn in turns]
+    rounds = ((i, order[i % classes], i // classes) for i in range(cfg["n"]))
+    return [(i, label, f"{label}-{round_}") for i, label, round_ in rounds]
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def clean(text: object, where: str, what: str = "prompt") -> str:
     return text
 
 
-def check_ids(entries: Sequence[Entry], path: Path) -> list[Entry]:
+def check_ids(entries: Sequence[PromptEntry], path: Path) -> list[PromptEntry]:
     """The entries, where there are any and no two have the same id; else UsageError."""
     if not entries:
         raise UsageError(f"{path} holds no prompts; give a file that has some")

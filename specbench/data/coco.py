@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.data import base
-from specbench.data.base import Entry, Item
+from specbench.data.base import Item, PromptEntry
 from specbench.errors import UsageError
 
 #: (data set, split) -> its annotation file. The images lie in val2017/, train2017/, ..., under the names that the file
@@ -33,7 +33,7 @@ def items(cfg: Mapping[str, Any]) -> list[Item]:
     return base.subset(read(base.find(cfg, f"annotations/{file}", file), cfg["caption"], cfg["seed"]), cfg)
 
 
-def read(path: Path, caption: str, seed: int) -> list[Entry]:
+def read(path: Path, caption: str, seed: int) -> list[PromptEntry]:
     """One caption an image: its "first" in the file, its "longest", or a "random" one, drawn by (seed, image id).
 
     "running_longest" is what SJD's released code takes for the longest. It goes through the images by their ids, and
@@ -45,7 +45,7 @@ def read(path: Path, caption: str, seed: int) -> list[Entry]:
     """
     coco = _index(base.parse_json(base.read_text(path), str(path)), path)
     entries = []
-    place = length = 0  # of the longest caption so far
+    index = length = 0  # of the longest caption so far
     for _, image in sorted(coco.imgs.items()):
         found = [a for a in coco.imgToAnns[image["id"]] if a["caption"].strip()]
         if not found:
@@ -56,13 +56,13 @@ def read(path: Path, caption: str, seed: int) -> list[Entry]:
         elif caption == "running_longest":
             for i, annotation in enumerate(found):
                 if len(annotation["caption"]) > length:  # as it stands in the file, with white space around it
-                    place, length = i, len(annotation["caption"])
-            text = texts[min(place, len(texts) - 1)]
+                    index, length = i, len(annotation["caption"])
+            text = texts[min(index, len(texts) - 1)]
         elif caption == "random":
             text = texts[int.from_bytes(base.key("caption", seed, image["id"])) % len(texts)]
         else:
             text = texts[0]
-        entries.append(Entry(str(image["id"]), text, image["file_name"]))
+        entries.append(PromptEntry(str(image["id"]), text, image["file_name"]))
     return base.check_ids(entries, path)
 
 

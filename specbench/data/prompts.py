@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.data import base
-from specbench.data.base import Entry, Item
+from specbench.data.base import Item, PromptEntry
 from specbench.errors import UsageError
 from specbench.storage import home
 
@@ -36,7 +36,7 @@ def items(cfg: Mapping[str, Any]) -> list[Item]:
     return base.first(read(home.expanded(cfg["prompts"])), cfg)
 
 
-def read(path: Path) -> list[Entry]:
+def read(path: Path) -> list[PromptEntry]:
     """Every prompt of a file, in its order. UsageError for a file that cannot be read to its end."""
     if path.suffix.lower() not in _READERS:
         base.check_file(path)
@@ -51,20 +51,20 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _text(text: str, path: Path) -> Iterator[Entry]:
+def _text(text: str, path: Path) -> Iterator[PromptEntry]:
     for number, line in _lines(text):
-        yield Entry(str(number), base.clean(line, f"{path}, line {number}"))
+        yield PromptEntry(str(number), base.clean(line, f"{path}, line {number}"))
 
 
-def _tsv(text: str, path: Path) -> Iterator[Entry]:
+def _tsv(text: str, path: Path) -> Iterator[PromptEntry]:
     return _table(csv.reader(io.StringIO(text, newline=""), delimiter="\t", quoting=csv.QUOTE_NONE), path)
 
 
-def _csv(text: str, path: Path) -> Iterator[Entry]:
+def _csv(text: str, path: Path) -> Iterator[PromptEntry]:
     return _table(csv.reader(io.StringIO(text, newline=""), strict=True), path)
 
 
-def _table(reader: Any, path: Path) -> Iterator[Entry]:
+def _table(reader: Any, path: Path) -> Iterator[PromptEntry]:
     """The rows of a csv.reader."""
     header: list[str] = []
     number = 0
@@ -100,12 +100,12 @@ def _column(header: list[str], names: tuple[str, ...], where: str) -> int | None
     return None
 
 
-def _json(text: str, path: Path) -> Iterator[Entry]:
+def _json(text: str, path: Path) -> Iterator[PromptEntry]:
     found = base.parse_json(text, str(path))
     if isinstance(found, dict):
         for name, prompt in found.items():
             where = f"{path}, id {name[:100]!r}"
-            yield Entry(base.clean(name, where, "id"), base.clean(prompt, where))
+            yield PromptEntry(base.clean(name, where, "id"), base.clean(prompt, where))
     elif isinstance(found, list):
         for number, value in enumerate(found, 1):
             yield _value(value, number, f"{path}, entry {number}")
@@ -113,13 +113,13 @@ def _json(text: str, path: Path) -> Iterator[Entry]:
         raise UsageError(f"{path} must be a JSON list of prompts, or an object of ids and prompts; it is neither")
 
 
-def _jsonl(text: str, path: Path) -> Iterator[Entry]:
+def _jsonl(text: str, path: Path) -> Iterator[PromptEntry]:
     for number, line in _lines(text):
         where = f"{path}, line {number}"
         yield _value(base.parse_json(line, where), number, where)
 
 
-def _value(value: object, number: int, where: str) -> Entry:
+def _value(value: object, number: int, where: str) -> PromptEntry:
     """An entry of a JSON list: a text, or an object with a text and maybe an id."""
     if not isinstance(value, dict):
         return _entry(value, "", number, where)
@@ -133,16 +133,16 @@ def _names(names: Iterable[str]) -> str:
     return f"it has: {', '.join(map(repr, names))[:200]}"
 
 
-def _entry(prompt: object, name: object, number: int, where: str) -> Entry:
+def _entry(prompt: object, name: object, number: int, where: str) -> PromptEntry:
     """`number` names an entry that has no id of its own."""
     if name is None or name == "":
         name = number
     if isinstance(name, int) and not isinstance(name, bool):
         name = str(name)
-    return Entry(base.clean(name, where, "id"), base.clean(prompt, where))
+    return PromptEntry(base.clean(name, where, "id"), base.clean(prompt, where))
 
 
-_READERS: dict[str, Callable[[str, Path], Iterator[Entry]]] = {
+_READERS: dict[str, Callable[[str, Path], Iterator[PromptEntry]]] = {
     ".txt": _text,
     ".tsv": _tsv,
     ".csv": _csv,

@@ -42,8 +42,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
 ABSENT = -1  # label of an attribute whose object is not in the scene
 
 #: Where the objects of a layout are, slot by slot, on a grid of seven positions.
-PLACES = ("centre", "left", "right", "top", "bottom", "bottom left", "bottom right")
-LAYOUT_PLACES = {
+POSITIONS = ("centre", "left", "right", "top", "bottom", "bottom left", "bottom right")
+LAYOUT_POSITIONS = {
     "single": ("centre",),
     "beside": ("left", "right"),
     "above": ("top", "bottom"),
@@ -51,10 +51,10 @@ LAYOUT_PLACES = {
     "column": ("top", "centre", "bottom"),
     "pyramid": ("top", "bottom left", "bottom right"),
 }
-PLACED_ATTRIBUTES: dict[str, tuple[str, ...]] = {
+POSITION_ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "layout": LAYOUTS,
     "background": BACKGROUNDS,
-    **{f"{name} {place}": choices for place in PLACES for name, choices in OBJECT_ATTRIBUTES.items()},
+    **{f"{name} {position}": choices for position in POSITIONS for name, choices in OBJECT_ATTRIBUTES.items()},
 }
 
 _HUES = {"red": 0.0, "orange": 0.08, "yellow": 0.155, "green": 0.34, "cyan": 0.5, "blue": 0.62, "purple": 0.79}
@@ -119,15 +119,15 @@ class Scene:
         return out
 
 
-def placed(labels: np.ndarray) -> np.ndarray:
-    """Labels (N, 14) by slot -> labels (N, 30) by position, one per entry of `PLACED_ATTRIBUTES`; `ABSENT` where there
-    is no object."""
-    out = np.full((len(labels), len(PLACED_ATTRIBUTES)), ABSENT)
+def labels_by_position(labels: np.ndarray) -> np.ndarray:
+    """Labels (N, 14) by slot -> labels (N, 30) by position, one per entry of `POSITION_ATTRIBUTES`; `ABSENT` where
+    there is no object."""
+    out = np.full((len(labels), len(POSITION_ATTRIBUTES)), ABSENT)
     out[:, :2] = labels[:, :2]
-    for layout, places in enumerate(LAYOUT_PLACES.values()):
+    for layout, positions in enumerate(LAYOUT_POSITIONS.values()):
         rows = np.flatnonzero(labels[:, 0] == layout)
-        for slot, place in enumerate(places):
-            to = 2 + 4 * PLACES.index(place)
+        for slot, position in enumerate(positions):
+            to = 2 + 4 * POSITIONS.index(position)
             out[rows, to : to + 4] = labels[rows, 2 + 4 * slot : 6 + 4 * slot]
     return out
 

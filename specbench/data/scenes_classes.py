@@ -56,7 +56,7 @@ def number_of(prompt: str) -> int | None:
     return NAMES.index(name) if name in NAMES else None
 
 
-def pictures(split: str, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def portraits(split: str, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Portraits of the first `n` scenes of a split with one object: images (n, 64, 64, 3) uint8, and class numbers
     (n,) int64."""
     samples = (scenes.sample(split, index, seed) for index in itertools.count())

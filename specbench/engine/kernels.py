@@ -287,12 +287,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
-def block(one: Any, flat: Tensor, frame: Any, layer: int) -> Tensor:
+def block(one: Any, flat: Tensor, context: Any, layer: int) -> Tensor:
     """As of `Block.forward` with a cache, of positions (R n, dim) without padding."""
-    rows, nodes, cache = frame.rows, frame.nodes, frame.cache
+    rows, nodes, cache = context.rows, context.nodes, context.cache
     assert cache is not None
-    assert frame.slots is not None
-    assert frame.mask is not None
+    assert context.slots is not None
+    assert context.mask is not None
     attention, c, feed = one.attention, one.attention.cfg, one.feed_forward
     before, between = (None, None) if one.post_norm else (one.attention_norm, one.ffn_norm)
     qkv = project(flat, attention.wqkv.weight, before)
@@ -303,11 +303,11 @@ def block(one: Any, flat: Tensor, frame: Any, layer: int) -> Tensor:
         norms = [attention.q_norm.weight, attention.q_norm.bias, attention.k_norm.weight, attention.k_norm.bias]
     half = c.head_dim // 2
     _rotate[(rows * nodes, c.n_heads + 2 * c.n_kv_heads)](
-        qkv, frame.rope.contiguous(), frame.slots.contiguous(), *norms, q, k, v, nodes, k.shape[2], len(frame.rope),
-        max(1, c.qk_norm), max(1, min(c.qk_norm, c.n_kv_heads)), c.n_heads, c.n_kv_heads, half,
+        qkv, context.rope.contiguous(), context.slots.contiguous(), *norms, q, k, v, nodes, k.shape[2],
+        len(context.rope), max(1, c.qk_norm), max(1, min(c.qk_norm, c.n_kv_heads)), c.n_heads, c.n_kv_heads, half,
         triton.next_power_of_2(half), c.rotary == "halves", c.qk_norm > 0, num_warps=1,
     )  # fmt: skip
-    attended = attend(q, k, v, frame.mask).view(rows * nodes, -1)
+    attended = attend(q, k, v, context.mask).view(rows * nodes, -1)
     if one.post_norm:
         flat = rms_norm(project(attended, attention.wo.weight), one.attention_norm, flat)
         inner = project(flat, feed.w1.weight, None, feed.w3.weight)

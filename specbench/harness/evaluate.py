@@ -298,8 +298,8 @@ def _scored(
     given: Mapping[str, str],
 ) -> str:
     """Scores the pairs, writes the row and the per-image scores, and returns the report."""
-    batch = cfg["batch"] if "batch" in given else metrics.Place.batch
-    place = scoring_context({**cfg, "data": source}, scoring_device(cfg["device"]), batch)
+    batch = cfg["batch"] if "batch" in given else metrics.ScoringContext.batch
+    context = scoring_context({**cfg, "data": source}, scoring_device(cfg["device"]), batch)
     cache, files = metrics.Outputs(out), image_files.ImageFiles(pairs.paths)
     images_hash, paired = _images_hash(files), _hash([[item.id, item.prompt, item.labels] for item in pairs.items])
     rows = read_rows(out / "row.csv") if (out / "row.csv").is_file() else []
@@ -307,15 +307,15 @@ def _scored(
     same = before is not None and memory.get("images", images_hash) == images_hash and before["n"] == len(files)
     earlier = [name for name in memory.get("metrics", {}) if name in metrics.available()] if before else []
     names = merge.names(earlier, cfg["metrics"])
-    bases = {name: _basis(name, place) for name in {*earlier, *names}}
+    bases = {name: _basis(name, context) for name in {*earlier, *names}}
 
     def can_again(name: str) -> bool:
         """Whether an earlier metric may give another value today, and has its inputs."""
         stays = same and bases[name] == memory["metrics"][name] and paired == memory.get("paired")
-        return not stays and bool(source or not metrics.metric(name, place).reads_prompt)
+        return not stays and bool(source or not metrics.metric(name, context).reads_prompt)
 
     again = [name for name in names if name not in cfg["metrics"] and can_again(name)]
-    scores = metrics.score([*cfg["metrics"], *again], files, pairs.items, place, cache)
+    scores = metrics.score([*cfg["metrics"], *again], files, pairs.items, context, cache)
     messages = []
     for name in cfg["metrics"]:  # a metric without a value leaves the column to the metric that had it
         others = [other for other in merge.rivals(name, earlier) if other not in names]
@@ -327,7 +327,7 @@ def _scored(
             names = [*(other for other in names if other != name), *others]
             scores = {column: one for column, one in scores.items() if column not in metrics.columns(name)}
             more = [other for other in others if can_again(other)]
-            scores |= metrics.score(more, files, pairs.items, place, cache) if more else {}
+            scores |= metrics.score(more, files, pairs.items, context, cache) if more else {}
             again += more
     old = merge.scores(before) if before and same else {}
     messages += merge.unmeasured(old, scores)
@@ -352,11 +352,11 @@ def _scored(
     if before:
         reasons = {column: one.note for column, one in scores.items() if one.note}
         if not source:
-            prompted = (m for m in earlier if m in names and metrics.metric(m, place).reads_prompt)
+            prompted = (m for m in earlier if m in names and metrics.metric(m, context).reads_prompt)
             reasons |= {c: "it reads prompts, and none are given" for m in prompted for c in metrics.columns(m)}
         messages += merge.changes(before, row, reasons)
-    scored = [m for m in names if m in cache.judges and any(scores.get(c) for c in metrics.columns(m))]
-    each = _each(scored, place, cache, files, pairs, scores)
+    scored = [m for m in names if m in cache.scorers and any(scores.get(c) for c in metrics.columns(m))]
+    each = _each(scored, context, cache, files, pairs, scores)
     if before:
         messages += _keep_columns(out / "pictures.csv", each, {m for m in earlier if m not in names} if same else None)
     write_atomically(out / "pictures.csv", _csv(each).encode())
@@ -370,10 +370,10 @@ def _scored(
     return _table(f"{folder}: {len(files)} images", shown, row, [out / "row.csv", out / "pictures.csv"])
 
 
-def _basis(name: str, place: metrics.Place) -> str:
+def _basis(name: str, context: metrics.ScoringContext) -> str:
     """What determines the value of a metric besides images and prompts, or why it has no value here."""
     try:
-        return metrics.metric(name, place).basis()
+        return metrics.metric(name, context).basis()
     except metrics.Unavailable as e:
         return str(e)
 
@@ -403,7 +403,7 @@ def _hash(value: object) -> str:
 
 def _each(
     names: Sequence[str],
-    place: metrics.Place,
+    context: metrics.ScoringContext,
     cache: metrics.Outputs,
     files: image_files.ImageFiles,
     pairs: _Paired,
@@ -419,12 +419,12 @@ def _each(
     for name in names:
         if scores[metrics.columns(name)[0]].value is None:
             continue
-        one = metrics.metric(name, place)
+        one = metrics.metric(name, context)
         keys = [
-            metrics.key(digest or "", item.prompt if one.reads_prompt else None)
+            metrics.image_key(digest or "", item.prompt if one.reads_prompt else None)
             for digest, item in zip(files.digests, pairs.items, strict=True)
         ]
-        if (values := one.each(cache.of(name, keys))) is not None:
+        if (values := one.per_image(cache.of(name, keys))) is not None:
             table[name] = values.tolist()
     return table
 

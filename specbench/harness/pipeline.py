@@ -193,8 +193,9 @@ class Pipeline(_Base):
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
         rule = build_rule(cfg, drafter.tree.height, model.codebook)
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
-        taps = getattr(drafter, "taps", ())  # the target's layers that it reads besides the last hidden states
-        config = DecoderConfig(model.target.tapping(taps) if taps else model.target, drafter, rule, sampling)
+        layers = getattr(drafter, "aux_hidden_layers", ())
+        target = model.target.with_aux_hidden_layers(layers) if layers else model.target
+        config = DecoderConfig(target, drafter, rule, sampling)
         return cls(model, config, device, cfg["model"], registry.weights_label(cfg), engine_of(cfg, device))
 
     def vanilla(self) -> Pipeline:

@@ -111,7 +111,7 @@ class Run:
         self.nothing_left = False
         self.larger = 0
         self.scoring_device: str = self.cfg["device"]  # of the metrics' networks
-        self.scoring_batch = metrics.Place.batch
+        self.scoring_batch = metrics.ScoringContext.batch
         self._loader = loader or _load_pipeline
         self._made = False  # by this process
         self._announced = False
@@ -584,8 +584,8 @@ class Run:
         if not names:
             return {}
         _say(f"scoring: {', '.join(names)}")
-        place = scoring_context(self.cfg, scoring_device(self.scoring_device), self.scoring_batch)
-        return metrics.score(names, _Recorded(method, len(items)), items, place, metrics.Outputs(self.folder))
+        context = scoring_context(self.cfg, scoring_device(self.scoring_device), self.scoring_batch)
+        return metrics.score(names, _Recorded(method, len(items)), items, context, metrics.Outputs(self.folder))
 
     def _row(
         self,
@@ -638,9 +638,9 @@ class Run:
     ) -> None:
         cells = []
         for item in items[: sheet.LIMIT]:
-            pair = [(self.cfg["method"], method.picture(item.index))]
+            pair = [(self.cfg["method"], method.image(item.index))]
             if vanilla is not None:
-                pair.insert(0, ("vanilla", vanilla.picture(item.index)))
+                pair.insert(0, ("vanilla", vanilla.image(item.index)))
             cells.append(sheet.SheetCell(item.prompt, pair))
         shown = "" if len(cells) == len(items) else f", first {len(cells)}"
         title = (
@@ -653,10 +653,12 @@ class Run:
 # --- values of a row --------------------------------------------------------------------------------------------------
 
 
-def scoring_context(cfg: Mapping[str, Any], device: str = "cpu", batch: int = metrics.Place.batch) -> metrics.Place:
+def scoring_context(
+    cfg: Mapping[str, Any], device: str = "cpu", batch: int = metrics.ScoringContext.batch
+) -> metrics.ScoringContext:
     """The scoring context of a configuration: its `metrics_dir`, `reference` and `data`."""
     folder, reference = cfg["metrics_dir"], cfg["reference"]
-    return metrics.Place(
+    return metrics.ScoringContext(
         metrics.ASSETS,
         home.expanded(folder) if folder else home.metrics_folder(),
         home.expanded(reference) if reference else None,
@@ -705,7 +707,7 @@ class _Recorded:
         return len(self.digests)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        return self._journal.picture(index)
+        return self._journal.image(index)
 
 
 def _images_hash(journal: Journal, n: int) -> str:

@@ -1,7 +1,7 @@
 """Metrics: images and their items -> one `Score` per column of a row.
 
-A metric is one choice conf/metrics/NAME.yaml, which names a module of this package and its options. The module has a
-class `Measure` (see `base.Metric`). Neither torch nor any network is imported before the first image is scored.
+A metric is one choice conf/metrics/NAME.yaml, which names a subclass of `base.Metric` as "module:Class", in this
+package, and its options. Neither torch nor any network is imported before the first image is scored.
 """
 
 from __future__ import annotations
@@ -23,36 +23,37 @@ from tqdm import tqdm
 from specbench import errors
 from specbench.config import parameters
 from specbench.config.registry import ASSETS
-from specbench.metrics.base import Item, Judge, Metric, Pictures, Place, Score, Unavailable
-from specbench.metrics.outputs import Outputs, Shelf, key
+from specbench.metrics.base import Images, Metric, PromptItem, Score, Scorer, ScoringContext, Unavailable
+from specbench.metrics.outputs import OutputCache, Outputs, image_key
 from specbench.storage import image_files
 
 __all__ = [
     "ASSETS",
     "Choice",
+    "OutputCache",
     "Outputs",
-    "Place",
     "Score",
-    "Shelf",
+    "ScoringContext",
     "Unavailable",
     "available",
     "choice",
     "columns",
-    "judge",
-    "key",
+    "image_key",
     "metric",
     "missing",
     "score",
+    "scorer_outputs",
 ]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice of conf/metrics: its name, its description in one line, its module in this package, and its options."""
+    """A choice of conf/metrics: its name, its description in one line, its class "module:Class" in this package, and
+    its options."""
 
     name: str
     line: str
-    module: str
+    target: str
     options: Mapping[str, Any]
 
 
@@ -71,15 +72,16 @@ def choice(name: str) -> Choice:
 
 
 @cache
-def _measure(module: str) -> type[Metric]:
-    found: type[Metric] = importlib.import_module(f"specbench.metrics.{module}").Measure
+def _metric_class(target: str) -> type[Metric]:
+    module, _, name = target.partition(":")
+    found: type[Metric] = getattr(importlib.import_module(f"specbench.metrics.{module}"), name)
     return found
 
 
-def metric(name: str, place: Place) -> Metric:
+def metric(name: str, context: ScoringContext) -> Metric:
     """A metric in its scoring context; loads no network. UsageError for an unknown name or option."""
     chosen = choice(name)
-    return _measure(chosen.module)(place, chosen.options)
+    return _metric_class(chosen.target)(context, chosen.options)
 
 
 def columns(name: str) -> tuple[str, ...]:
@@ -87,23 +89,27 @@ def columns(name: str) -> tuple[str, ...]:
     return parameters.metric_columns(name)
 
 
-def missing(name: str, place: Place) -> str:
+def missing(name: str, context: ScoringContext) -> str:
     """What metric `name` lacks here, in one line; empty where its weights are available."""
     try:
-        metric(name, place).judged_by  # noqa: B018 (raises)
+        metric(name, context).cache_key  # noqa: B018 (raises)
     except Unavailable as e:
         return str(e)
     return ""
 
 
 def score(
-    names: Sequence[str], images: Pictures, items: Sequence[Item], place: Place, keep: Outputs | None = None
+    names: Sequence[str],
+    images: Images,
+    items: Sequence[PromptItem],
+    context: ScoringContext,
+    cached: Outputs | None = None,
 ) -> dict[str, Score]:
     """Column -> score of each of the named metrics, over images (N) and their items (N), paired by position.
 
-    One batch of images is in memory at a time. Per-image scorer outputs are cached in `keep`; a cached output is not
-    computed again. A metric that cannot be measured here, or on these images, has scores with value None and a note
-    with the reason. The order of the pairs does not matter and, on a CPU, neither does `place.batch`.
+    One batch of images is in memory at a time. Per-image scorer outputs are read from `cached`, and new ones are
+    added to it. A metric that cannot be measured here, or on these images, has scores with value None and a note with
+    the reason. The order of the pairs does not matter and, on a CPU, neither does `context.batch`.
 
     UsageError for an unknown name, for two metrics of one column and for an image that cannot be read; ValueError
     where images and items cannot be paired.
@@ -112,8 +118,8 @@ def score(
     parameters.check_metrics(names)
     if len(images) != len(items):
         raise ValueError(f"{len(images)} images cannot be paired with {len(items)} items")
-    keep = Outputs(None) if keep is None else keep
-    seen = _Seen(images)
+    cached = Outputs(None) if cached is None else cached
+    hashed = _HashedImages(images)
     groups: dict[str, dict[str, Metric]] = {}  # scorer -> the metrics that share it, by name
     scores: dict[str, tuple[Score, ...]] = {}
 
@@ -121,41 +127,41 @@ def score(
         scores[name] = (Score.unmeasured(note, backend),) * len(columns(name))
 
     for name in names:
-        one = metric(name, place)
+        one = metric(name, context)
         try:
-            judged_by = one.judged_by
+            cache_key = one.cache_key
         except Unavailable as e:
             unmeasured(name, str(e))
             continue
         if not len(images):
             unmeasured(name, "no images")
-        elif refused := one.refuses(seen, items):
-            unmeasured(name, refused, judged_by)
+        elif refused := one.refuses(hashed, items):
+            unmeasured(name, refused, cache_key)
         else:
-            groups.setdefault(judged_by, {})[name] = one
-    for judged_by, group in groups.items():
+            groups.setdefault(cache_key, {})[name] = one
+    for cache_key, group in groups.items():
         try:
-            outputs, order = _judged(judged_by, next(iter(group.values())), seen, items, keep)
+            outputs, order = _sorted_outputs(next(iter(group.values())), hashed, items, cached)
         except Unavailable as e:
             for name in group:
                 unmeasured(name, str(e))
             continue
         paired = [items[i] for i in order]
         for name, one in group.items():
-            keep.name(name, judged_by)
+            cached.name(name, cache_key)
             try:
                 scores[name] = tuple(map(_finite, one.score(outputs, paired)))
             except Unavailable as e:
-                unmeasured(name, str(e), judged_by)
+                unmeasured(name, str(e), cache_key)
     return {column: one for name in names for column, one in zip(columns(name), scores[name], strict=True)}
 
 
-def judge(one: Metric, images: Pictures, items: Sequence[Item], keep: Outputs) -> np.ndarray:
+def scorer_outputs(one: Metric, images: Images, items: Sequence[PromptItem], cached: Outputs) -> np.ndarray:
     """Outputs (N, width) of the scorer of a metric for images (N) and their items (N), in their order.
 
-    No score is computed. Outputs in `keep` are not computed again, as in `score`. Raises as `score`, and Unavailable.
+    No score is computed. Outputs are cached as in `score`. Raises as `score`, and Unavailable.
     """
-    found, order = _judged(one.judged_by, one, _Seen(images), items, keep)
+    found, order = _sorted_outputs(one, _HashedImages(images), items, cached)
     return found[np.argsort(order)]
 
 
@@ -169,11 +175,11 @@ def _finite(one: Score) -> Score:
 # --- scoring ----------------------------------------------------------------------------------------------------------
 
 
-class _Seen:
-    """Images that are checked when they are read, and whose digests are stored. The list `digests` of the `Pictures`
-    is used where there is one: those of a run, which holds the digests already, and files."""
+class _HashedImages:
+    """Images that are checked when they are read, and whose digests are stored. The list `digests` of the `Images` is
+    used where there is one: those of a run, which holds the digests already, and files."""
 
-    def __init__(self, images: Pictures) -> None:
+    def __init__(self, images: Images) -> None:
         self._images = images
         known = getattr(images, "digests", None)
         self.digests: list[str | None] = [None] * len(images) if known is None else known
@@ -182,68 +188,69 @@ class _Seen:
         return len(self._images)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        picture = self._images[index]
-        image_files.check(picture)
+        image = self._images[index]
+        image_files.check(image)
         if self.digests[index] is None:
-            self.digests[index] = image_files.digest(picture)
-        return picture
+            self.digests[index] = image_files.digest(image)
+        return image
 
     def key(self, index: int, prompt: str | None) -> str | None:
-        """The key of an image; None before it is known."""
+        """The key of an image in an `OutputCache`; None before the image was read."""
         digest = self.digests[index]
-        return None if digest is None else key(digest, prompt)
+        return None if digest is None else image_key(digest, prompt)
 
 
-def _judged(
-    judged_by: str, one: Metric, seen: _Seen, items: Sequence[Item], keep: Outputs
+def _sorted_outputs(
+    one: Metric, images: _HashedImages, items: Sequence[PromptItem], cached: Outputs
 ) -> tuple[np.ndarray, list[int]]:
     """The scorer's outputs (N, width) for all images and, for each row, the index of its image.
 
     The rows are in the order of their keys, so that sums over them do not depend on the order of the images.
     """
-    shelf = keep.shelf(judged_by)
+    outputs = cached.cache(one.cache_key)
     prompts = [item.prompt if one.reads_prompt else None for item in items]
-    todo = [i for i, prompt in enumerate(prompts) if (found := seen.key(i, prompt)) is None or found not in shelf]
+    todo = [i for i, prompt in enumerate(prompts) if (key := images.key(i, prompt)) is None or key not in outputs]
     if todo:
-        _judge(judged_by, one, seen, items, prompts, shelf, todo)
-    keys = [seen.key(i, prompt) or "" for i, prompt in enumerate(prompts)]
+        _add_outputs(one, images, items, prompts, outputs, todo)
+    keys = [images.key(i, prompt) or "" for i, prompt in enumerate(prompts)]
     order = sorted(range(len(keys)), key=lambda i: (keys[i], items[i].id, items[i].prompt, items[i].labels or ()))
-    return shelf.rows([keys[i] for i in order]), order
+    return outputs.rows([keys[i] for i in order]), order
 
 
-def _judge(
-    judged_by: str,
+def _add_outputs(
     one: Metric,
-    seen: _Seen,
-    items: Sequence[Item],
+    images: _HashedImages,
+    items: Sequence[PromptItem],
     prompts: Sequence[str | None],
-    shelf: Shelf,
+    outputs: OutputCache,
     todo: Sequence[int],
 ) -> None:
-    """Reads the images at the indices `todo` in batches, and adds the missing outputs to the cache."""
-    judge: Judge | None = None
-    size = one.place.batch
+    """Reads the images at the indices `todo` in batches, and adds the absent outputs to the cache."""
+    scorer: Scorer | None = None
+    size = one.context.batch
     interval = 0.2 if sys.stderr.isatty() else 20.0
     readers = ThreadPoolExecutor(max(1, min(8, size, os.cpu_count() or 1)))
     with (
-        _exact(one.place.device),
+        _exact(one.context.device),
         readers,
-        tqdm(total=len(seen), initial=len(seen) - len(todo), desc=judged_by, unit="image", mininterval=interval) as bar,
+        tqdm(
+            total=len(images), initial=len(images) - len(todo), desc=one.cache_key, unit="image", mininterval=interval
+        ) as bar,
     ):
         for start in range(0, len(todo), size):
             rows = todo[start : start + size]
-            found = list(readers.map(seen.__getitem__, rows))
-            owed: dict[str, int] = {}  # key -> index in the batch; equal images are scored once
-            for place, i in enumerate(rows):
-                name = seen.key(i, prompts[i])
-                assert name is not None  # it was read
-                if name not in shelf:
-                    owed.setdefault(name, place)
-            if owed:
-                judge = judge or one.judge()
-                said = judge([found[p] for p in owed.values()], [items[rows[p]] for p in owed.values()])
-                shelf.add(list(owed), said)
-            del found  # before the next batch is read
+            batch = list(readers.map(images.__getitem__, rows))
+            absent: dict[str, int] = {}  # key -> index in the batch; equal images are scored once
+            for position, i in enumerate(rows):
+                key = images.key(i, prompts[i])
+                assert key is not None  # it was read
+                if key not in outputs:
+                    absent.setdefault(key, position)
+            if absent:
+                scorer = scorer or one.scorer()
+                found = scorer([batch[p] for p in absent.values()], [items[rows[p]] for p in absent.values()])
+                outputs.add(list(absent), found)
+            del batch  # before the next batch is read
             bar.update(len(rows))
 
 

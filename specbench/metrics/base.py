@@ -20,7 +20,7 @@ import numpy as np
 from specbench.errors import unknown
 
 
-class Item(Protocol):
+class PromptItem(Protocol):
     """What a metric needs from an entry of a data set (`specbench.data.Item`)."""
 
     @property
@@ -31,7 +31,7 @@ class Item(Protocol):
     def labels(self) -> tuple[int, ...] | None: ...
 
 
-class Pictures(Protocol):
+class Images(Protocol):
     """Images that are read on access: each (H, W, 3) uint8, of its own size."""
 
     def __len__(self) -> int: ...
@@ -60,7 +60,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Place:
+class ScoringContext:
     """The scoring context of a metric. assets: folder of the embedded evaluators; weights: of the real ones, in a
     sub-folder each (`home.metrics_folder()` unless the user names another); reference: statistics of real images, None
     for those that `specbench reference` made for `data`; data: the data set's name; device, batch: of the scorer's
@@ -78,28 +78,28 @@ class Unavailable(Exception):  # noqa: N818 (no error: the run goes on)
     """A metric cannot be measured here; the text is one line on what to fetch and where to put it."""
 
 
-class Judge(ABC):
+class Scorer(ABC):
     """A scorer: a network on a device, ready to use."""
 
     @abstractmethod
-    def __call__(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
+    def __call__(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
         """Outputs (B, width) float32 or float64 of B images (H, W, 3) uint8. Each row depends on its own image and
         item alone, not on the others in the batch; on a CPU this holds bit for bit."""
 
 
-class Solitary(Judge):
+class SingleImageScorer(Scorer):
     """A scorer that takes one image at a time on a CPU. The CPU kernels, and so the last bits, change with the batch
     size; one image through a large network keeps all cores busy."""
 
     device: str
 
-    def __call__(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
-        size = 1 if self.device == "cpu" else len(pictures)
-        batches = (slice(i, i + size) for i in range(0, len(pictures), size))
-        return np.concatenate([self.batch(pictures[rows], items[rows]) for rows in batches])
+    def __call__(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
+        size = 1 if self.device == "cpu" else len(images)
+        batches = (slice(i, i + size) for i in range(0, len(images), size))
+        return np.concatenate([self.batch(images[rows], items[rows]) for rows in batches])
 
     @abstractmethod
-    def batch(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
+    def batch(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
         """As `__call__`, in one forward pass."""
 
 
@@ -113,58 +113,58 @@ class Metric(ABC):
     reads_prompt: ClassVar[bool] = False  # whether a scorer's output depends on the item, too
     features: ClassVar[bool] = False  # whether a scorer's output describes an image, rather than rates it
 
-    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
-        self.place, self.options = place, dict(options)
+    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
+        self.context, self.options = context, dict(options)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Folders below `place.weights` that it reads, which `specbench.storage.sources.EVALUATORS` fills."""
+        """Folders below `context.weights` that it reads, which `specbench.storage.sources.EVALUATORS` fills."""
         return ()
 
     @property
     @abstractmethod
-    def judged_by(self) -> str:
+    def cache_key(self) -> str:
         """What the scorer's outputs depend on: its name, its weights' hash, its resize, such as
-        "inception@6726825d, 299 bilinear". Metrics with the same `judged_by` share the outputs. Loads no network.
+        "inception@6726825d, 299 bilinear". Metrics with the same `cache_key` share the outputs. Loads no network.
         Raises Unavailable where the weights are not here."""
 
     def basis(self) -> str:
         """Everything that determines the value apart from the images and items, as text: when it changes, a row is
-        computed again. A metric with a reference adds that reference's label. Raises Unavailable as `judged_by`."""
-        return f"{self.judged_by} {json.dumps(self.options, sort_keys=True)}"
+        computed again. A metric with a reference adds that reference's label. Raises Unavailable as `cache_key`."""
+        return f"{self.cache_key} {json.dumps(self.options, sort_keys=True)}"
 
     @abstractmethod
-    def judge(self) -> Judge:
+    def scorer(self) -> Scorer:
         """The scorer, loaded on the context's device. Raises Unavailable, or UsageError for wrong weights."""
 
-    def refuses(self, pictures: Pictures, items: Sequence[Item]) -> str:
+    def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
         """Why these images and items cannot be scored, as a note; empty where they can. May be costly."""
         return ""
 
     @abstractmethod
-    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         """One `Score` for each of its columns (see conf/metrics), from the scorer's outputs (N, width), N >= 1, paired
         with the items by position. Depends on the set of pairs alone, not on their order. Raises Unavailable where a
         reference is absent.
         """
 
-    def each(self, outputs: np.ndarray) -> np.ndarray | None:
+    def per_image(self, outputs: np.ndarray) -> np.ndarray | None:
         """The images' own scores (N,) float64, whose mean is the value of the first column, from the scorer's outputs
         (N, width); None for a metric that is no such mean."""
         return None
 
-    def influences(self, outputs: np.ndarray, items: Sequence[Item]) -> np.ndarray | None:
+    def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
         """How each image moves the value of the first column where that is no mean, from what `score` takes: (N,)
         float64 of mean zero, in row order. To first order an image adds its influence / N, so that the value's
         standard error is sqrt(sum influence^2) / N. None where it is not known, or for too few images."""
         return None
 
 
-def chosen(measure: type[Metric], options: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+def chosen(metric: type[Metric], options: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a metric: those of `known`, whose values are the defaults. UsageError for another option."""
     for name in options:
         if name not in known:
-            raise unknown(f"option of {measure.__module__.rpartition('.')[2]}", name, known)
+            raise unknown(f"option of {metric.__module__.rpartition('.')[2]}", name, known)
     return {**known, **options}
 
 

@@ -19,7 +19,7 @@ from transformers.models.blip.modeling_blip_text import BlipTextModel
 
 from specbench.errors import UsageError
 from specbench.models import official
-from specbench.models.naming import Place, Table
+from specbench.models.naming import ParameterSlice, Table
 
 #: BLIP with ViT-L/16 at 224 pixels; the text tower is BERT base with cross attention.
 VISION: dict[str, Any] = {
@@ -61,21 +61,21 @@ class Blip(nn.Module):
         self.vision = BlipVisionModel(BlipVisionConfig(**VISION, **plain))
         self.text = BlipTextModel(BlipTextConfig(**TEXT, **across, **plain), add_pooling_layer=False)
         with torch.device("cpu"):  # in no file
-            places = torch.arange(TEXT["max_position_embeddings"])[None]
-        self.text.embeddings.register_buffer("position_ids", places, persistent=False)
+            positions = torch.arange(TEXT["max_position_embeddings"])[None]
+        self.text.embeddings.register_buffer("position_ids", positions, persistent=False)
         widths = (TEXT["hidden_size"], *HEAD)
         self.head = nn.ModuleList(nn.Linear(*pair) for pair in itertools.pairwise(widths))
 
     def forward(self, x: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
         """x (B, 3, S, S); ids, mask (B, T) int64, the mask 1 where a token is -> rewards (B,)."""
-        seen = self.vision(pixel_values=x).last_hidden_state
-        said = self.text(
+        image_states = self.vision(pixel_values=x).last_hidden_state
+        text_states = self.text(
             input_ids=ids,
             attention_mask=mask,
-            encoder_hidden_states=seen,
-            encoder_attention_mask=torch.ones(seen.shape[:2], dtype=torch.long, device=seen.device),
+            encoder_hidden_states=image_states,
+            encoder_attention_mask=torch.ones(image_states.shape[:2], dtype=torch.long, device=x.device),
         )
-        state: Tensor = said.last_hidden_state[:, 0]
+        state: Tensor = text_states.last_hidden_state[:, 0]
         for layer in self.head:  # dropout between them, in training; no other nonlinearity
             state = layer(state)
         return (state[:, 0] - MEAN) / DEVIATION
@@ -83,17 +83,17 @@ class Blip(nn.Module):
 
 def table() -> Table:
     """Each tensor of the official file -> its parameter in `Blip`."""
-    seen, said = "blip.visual_encoder.", "blip.text_encoder."
-    places = {
-        f"{seen}cls_token": "vision.embeddings.class_embedding",
-        f"{seen}pos_embed": "vision.embeddings.position_embedding",
-        f"{said}embeddings.word_embeddings.weight": "text.embeddings.word_embeddings.weight",
-        f"{said}embeddings.position_embeddings.weight": "text.embeddings.position_embeddings.weight",
+    image, text = "blip.visual_encoder.", "blip.text_encoder."
+    parameters = {
+        f"{image}cls_token": "vision.embeddings.class_embedding",
+        f"{image}pos_embed": "vision.embeddings.position_embedding",
+        f"{text}embeddings.word_embeddings.weight": "text.embeddings.word_embeddings.weight",
+        f"{text}embeddings.position_embeddings.weight": "text.embeddings.position_embeddings.weight",
     }
     layers = {
-        f"{seen}patch_embed.proj": "vision.embeddings.patch_embedding",
-        f"{seen}norm": "vision.post_layernorm",
-        f"{said}embeddings.LayerNorm": "text.embeddings.LayerNorm",
+        f"{image}patch_embed.proj": "vision.embeddings.patch_embedding",
+        f"{image}norm": "vision.post_layernorm",
+        f"{text}embeddings.LayerNorm": "text.embeddings.LayerNorm",
         **{f"mlp.layers.{i}": f"head.{n}" for n, i in enumerate((0, 2, 4, 6, 7))},  # the others are dropout
     }
     block = {
@@ -105,15 +105,15 @@ def table() -> Table:
         "mlp.fc2": "mlp.fc2",
     }
     for n in range(VISION["num_hidden_layers"]):
-        layers |= {f"{seen}blocks.{n}.{theirs}": f"vision.encoder.layers.{n}.{ours}" for theirs, ours in block.items()}
+        layers |= {f"{image}blocks.{n}.{theirs}": f"vision.encoder.layers.{n}.{ours}" for theirs, ours in block.items()}
     both = "self.query self.key self.value output.dense output.LayerNorm".split()
     bert = [f"{kind}.{part}" for kind in ("attention", "crossattention") for part in both]
     for n in range(TEXT["num_hidden_layers"]):
         for part in (*bert, "intermediate.dense", "output.dense", "output.LayerNorm"):
-            layers[f"{said}encoder.layer.{n}.{part}"] = f"text.encoder.layer.{n}.{part}"
+            layers[f"{text}encoder.layer.{n}.{part}"] = f"text.encoder.layer.{n}.{part}"
     for theirs, ours in layers.items():
-        places |= {f"{theirs}.{kind}": f"{ours}.{kind}" for kind in ("weight", "bias")}
-    return {theirs: Place(ours) for theirs, ours in places.items()}
+        parameters |= {f"{theirs}.{kind}": f"{ours}.{kind}" for kind in ("weight", "bias")}
+    return {theirs: ParameterSlice(ours) for theirs, ours in parameters.items()}
 
 
 def load(path: Path, device: str) -> Blip:
@@ -130,13 +130,15 @@ class Captions:
 
         size = TEXT["vocab_size"] - 2
         try:
-            words = path.read_text(encoding="utf-8").splitlines()
+            entries = path.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as e:
             raise UsageError(f"{path} is not a readable vocabulary ({e}); fetch it again") from e
-        marks = {name: words.index(name) if name in words else None for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]")}
-        if len(words) != size or len(set(words)) != size or None in marks.values():
-            raise UsageError(f"{path} is not the vocabulary of bert-base-uncased, {size} words; fetch it again")
-        self._tokenizer = BertWordPieceTokenizer(vocab={word: i for i, word in enumerate(words)}, lowercase=True)
+        marks = {
+            name: entries.index(name) if name in entries else None for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+        }
+        if len(entries) != size or len(set(entries)) != size or None in marks.values():
+            raise UsageError(f"{path} is not the vocabulary of bert-base-uncased, {size} entries; fetch it again")
+        self._tokenizer = BertWordPieceTokenizer(vocab={entry: i for i, entry in enumerate(entries)}, lowercase=True)
         self._tokenizer.add_special_tokens(["[DEC]", "[ENC]"])
         self._tokenizer.enable_truncation(TOKENS)
         self._tokenizer.enable_padding(length=TOKENS, pad_id=marks["[PAD]"])

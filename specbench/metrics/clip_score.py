@@ -25,7 +25,7 @@ import numpy as np
 
 from specbench.errors import UsageError, unknown
 from specbench.metrics import towers, weights
-from specbench.metrics.base import Item, Judge, Place, Score
+from specbench.metrics.base import PromptItem, Score, Scorer, ScoringContext
 from specbench.storage.image_files import center_crop
 
 #: Model -> the folder of its weights, and the name of its files in open_clip's layout.
@@ -33,20 +33,20 @@ MODELS = {"ViT-B-32": "clip_b32", "ViT-B-16": "clip_b16"}
 FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 
-def _bilinear(picture: np.ndarray) -> np.ndarray:
+def _bilinear(image: np.ndarray) -> np.ndarray:
     import torch
     from torch.nn.functional import interpolate
 
-    x = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]
+    x = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
     resized = interpolate(x, size=(299, 299), mode="bilinear", align_corners=False)[0]
     found: np.ndarray = resized.permute(1, 2, 0).contiguous().numpy()
     return found
 
 
-def _lanczos(picture: np.ndarray) -> np.ndarray:
+def _lanczos(image: np.ndarray) -> np.ndarray:
     level = np.arange(256, dtype=np.float32) / np.float32(255)
     lowered = ((level - np.float32(0.5)) / np.float32(0.5) + np.float32(1)) * np.float32(127.5)
-    found: np.ndarray = lowered.astype(np.uint8)[center_crop(picture, 256)]
+    found: np.ndarray = lowered.astype(np.uint8)[center_crop(image, 256)]
     return found
 
 
@@ -58,13 +58,13 @@ RESIZES: dict[str, tuple[towers.Resize | None, str]] = {
 }
 
 
-class Measure(towers.TowersMetric):
+class ClipScore(towers.TowersMetric):
     """Options: `model`, `scale`, `prefix`, `resize`."""
 
     known: ClassVar[Mapping[str, Any]] = {"model": "ViT-B-32", "scale": 1, "prefix": "", "resize": "own"}
 
-    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
-        super().__init__(place, options)
+    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
+        super().__init__(context, options)
         for name, choices in (("model", MODELS), ("resize", RESIZES)):
             if self.options[name] not in choices:
                 raise unknown(f"{name} of clip_score", str(self.options[name]), choices)
@@ -77,7 +77,7 @@ class Measure(towers.TowersMetric):
 
     @property
     def file(self) -> Path:
-        return weights.find(self.place, *self.parts, *self.parts, *FILES)
+        return weights.find(self.context, *self.parts, *self.parts, *FILES)
 
     @property
     def label(self) -> str:
@@ -91,14 +91,14 @@ class Measure(towers.TowersMetric):
     def prefix(self) -> str:
         return str(self.options["prefix"])
 
-    def judge(self) -> Judge:
+    def scorer(self) -> Scorer:
         architecture = f"{self.options['model']}-quickgelu"
-        network = towers.load(self.file, architecture, self.place.device)
+        network = towers.load(self.file, architecture, self.context.device)
         size = towers.config(architecture)["vision_cfg"]["image_size"]
         prepared = towers.preparation(size, "shortest", RESIZES[self.options["resize"]][0])
-        return towers.Towers(network, prepared, self.prefix, self.place.device)
+        return towers.TowersScorer(network, prepared, self.prefix, self.context.device)
 
-    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         (found,) = super().score(outputs, items)
         if self.options["scale"] == 1 or found.value is None or found.value >= 0:
             return (found,)

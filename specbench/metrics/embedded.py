@@ -11,7 +11,7 @@ import numpy as np
 
 from specbench.config.registry import digest
 from specbench.errors import UsageError
-from specbench.metrics.base import Item, Judge, Metric, Place, Unavailable
+from specbench.metrics.base import Metric, PromptItem, Scorer, ScoringContext, Unavailable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,8 +26,8 @@ class EmbeddedMetric(Metric):
 
     weights: ClassVar[str]  # the evaluator's file
 
-    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
-        super().__init__(place, options)
+    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
+        super().__init__(context, options)
         if options:
             raise UsageError(
                 f"the metric of {self.weights} has no options, but {', '.join(map(repr, options))} is given"
@@ -35,54 +35,54 @@ class EmbeddedMetric(Metric):
 
     @property
     def path(self) -> Path:
-        return self.place.assets / self.weights
+        return self.context.assets / self.weights
 
     @property
-    def judged_by(self) -> str:
+    def cache_key(self) -> str:
         if not self.path.is_file():
             raise Unavailable(f"no {self.weights}: run `make train-scenes`")
         return f"{self.path.stem.replace('_', '-')}@{digest(self.path)}"
 
 
-class EmbeddedJudge(Judge):
+class EmbeddedScorer(Scorer):
     """Scores in groups of `GROUP`. The last group is padded with its last image."""
 
     def __init__(self, metric: EmbeddedMetric) -> None:
-        self.weights, self.device = metric.weights, metric.place.device
+        self.weights, self.device = metric.weights, metric.context.device
 
     @abstractmethod
-    def outputs(self, x: Tensor, items: Sequence[Item]) -> Tensor:
+    def outputs(self, x: Tensor, items: Sequence[PromptItem]) -> Tensor:
         """Outputs (GROUP, width) of images (GROUP, 3, 64, 64) float32 in [-1, 1]."""
 
-    def __call__(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
+    def __call__(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
         import torch
 
         from specbench.data import scenes
 
-        for picture in pictures:
-            height, width = picture.shape[:2]
+        for image in images:
+            height, width = image.shape[:2]
             if (height, width) != (scenes.SIZE, scenes.SIZE):
                 size = f"{scenes.SIZE}x{scenes.SIZE}"
                 raise Unavailable(f"{self.weights} scores {size} images of scenes; these are {width}x{height}")
-        said = []
-        for start in range(0, len(pictures), GROUP):
-            some, theirs = pictures[start : start + GROUP], items[start : start + GROUP]
-            filling = GROUP - len(some)
-            x = torch.from_numpy(np.stack([*some, *[some[-1]] * filling])).permute(0, 3, 1, 2).contiguous()
+        outputs = []
+        for start in range(0, len(images), GROUP):
+            group, group_items = images[start : start + GROUP], items[start : start + GROUP]
+            padding = GROUP - len(group)
+            x = torch.from_numpy(np.stack([*group, *[group[-1]] * padding])).permute(0, 3, 1, 2).contiguous()
             with torch.no_grad():
-                y = self.outputs(as_input(x.to(self.device)), [*theirs, *[theirs[-1]] * filling])
-            said.append(y[: len(some)].cpu().numpy())
-        return np.concatenate(said)
+                y = self.outputs(as_input(x.to(self.device)), [*group_items, *[group_items[-1]] * padding])
+            outputs.append(y[: len(group)].cpu().numpy())
+        return np.concatenate(outputs)
 
 
-def of_scenes(item: Item) -> bool:
+def of_scenes(item: PromptItem) -> bool:
     """Whether an item's labels are attributes of scenes; other data sets have none, or classes of their own."""
     from specbench.data import scenes
 
     return item.labels is not None and len(item.labels) == len(scenes.ATTRIBUTES)
 
 
-def of_classes(item: Item) -> bool:
+def of_classes(item: PromptItem) -> bool:
     """Whether an item states a class of scenes with one object, and not a full scene: see `data.scenes_classes`."""
     from specbench.data import scenes
 

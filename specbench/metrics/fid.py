@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specbench.metrics.base import Item, Score
+from specbench.metrics.base import PromptItem, Score
 from specbench.metrics.inception import FEATURES, ComparedMetric, features, order
 
 
-class Measure(ComparedMetric):
-    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
+class FID(ComparedMetric):
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         import torch
         from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 
@@ -38,7 +38,7 @@ class Measure(ComparedMetric):
         note = "; ".join(filter(None, [self.against(), frechet.warning(n, FEATURES)]))
         return (Score(value, frechet.standard_error(found, mean, covariance), self.backend(), note),)
 
-    def influences(self, outputs: np.ndarray, items: Sequence[Item]) -> np.ndarray | None:
+    def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
         import torch
 
         from specbench.metrics import frechet

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from specbench.errors import unknown
 from specbench.metrics import towers, weights
-from specbench.metrics.base import Judge, Place
+from specbench.metrics.base import Scorer, ScoringContext
 
 ARCHITECTURE = "ViT-H-14"
 
@@ -24,13 +24,13 @@ ARCHITECTURE = "ViT-H-14"
 VERSIONS = {"v2": ("hpsv2", "HPS_v2_compressed.pt"), "v2.1": ("hpsv21", "HPS_v2.1_compressed.pt")}
 
 
-class Measure(towers.TowersMetric):
+class HPSv2(towers.TowersMetric):
     """Options: `version`, `scale`."""
 
     known: ClassVar[Mapping[str, Any]] = {"version": "v2", "scale": 1}
 
-    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
-        super().__init__(place, options)
+    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
+        super().__init__(context, options)
         if self.options["version"] not in VERSIONS:
             raise unknown("version of hpsv2", str(self.options["version"]), VERSIONS)
 
@@ -41,7 +41,7 @@ class Measure(towers.TowersMetric):
     @property
     def file(self) -> Path:
         part, file = VERSIONS[self.options["version"]]
-        return weights.find(self.place, part, part, file)
+        return weights.find(self.context, part, part, file)
 
     @property
     def label(self) -> str:
@@ -51,7 +51,7 @@ class Measure(towers.TowersMetric):
     def resize(self) -> str:
         return "224 bicubic, padded"
 
-    def judge(self) -> Judge:
-        network = towers.load(self.file, ARCHITECTURE, self.place.device, ("state_dict",))
+    def scorer(self) -> Scorer:
+        network = towers.load(self.file, ARCHITECTURE, self.context.device, ("state_dict",))
         size = towers.config(ARCHITECTURE)["vision_cfg"]["image_size"]
-        return towers.Towers(network, towers.preparation(size, "longest", None), self.prefix, self.place.device)
+        return towers.TowersScorer(network, towers.preparation(size, "longest", None), self.prefix, self.context.device)

@@ -17,7 +17,7 @@ from PIL import Image
 from specbench.config import registry
 from specbench.errors import UsageError
 from specbench.metrics import weights
-from specbench.metrics.base import Item, Judge, Metric, Place, Score, Solitary, mean_and_stderr
+from specbench.metrics.base import Metric, PromptItem, Score, Scorer, ScoringContext, SingleImageScorer, mean_and_stderr
 
 if TYPE_CHECKING:
     from specbench.metrics.blip import Blip, Captions
@@ -25,45 +25,45 @@ if TYPE_CHECKING:
 FILE, VOCABULARY = "ImageReward.pt", "vocab.txt"
 
 
-class Reward(Solitary):
+class ImageRewardScorer(SingleImageScorer):
     """Outputs (B, 1) float32: the rewards."""
 
     def __init__(self, network: Blip, captions: Captions, device: str) -> None:
         self.network, self.captions, self.device = network, captions, device
 
-    def batch(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
+    def batch(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
         import torch
 
         from specbench.metrics import blip
 
         side = blip.VISION["image_size"]
-        x = torch.stack([blip.as_input(square(picture, side)) for picture in pictures]).to(self.device)
+        x = torch.stack([blip.as_input(square(image, side)) for image in images]).to(self.device)
         ids, mask = (t.to(self.device) for t in self.captions([item.prompt for item in items]))
         with torch.inference_mode():
             rewards: np.ndarray = self.network(x, ids, mask)[:, None].cpu().numpy()
         return rewards
 
 
-def square(picture: np.ndarray, side: int) -> np.ndarray:
+def square(image: np.ndarray, side: int) -> np.ndarray:
     """Image (H, W, 3) uint8 -> (side, side, 3) uint8: the shorter side becomes `side`, PIL's bicubic, and the centre
     is cut out, with the roundings of torchvision's Resize and CenterCrop, which the package uses."""
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     short = min(height, width)
     height, width = int(side * height / short), int(side * width / short)
-    resized = np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BICUBIC))
+    resized = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
     top, left = round((height - side) / 2), round((width - side) / 2)
     return np.array(resized[top : top + side, left : left + side])
 
 
-class Measure(Metric):
+class ImageReward(Metric):
     """The mean reward. No options."""
 
     reads_prompt = True
 
-    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
+    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
         if options:
             raise UsageError(f"ImageReward has no options: leave out {', '.join(options)}")
-        super().__init__(place, options)
+        super().__init__(context, options)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -74,12 +74,12 @@ class Measure(Metric):
         """The weights and the vocabulary. Raises Unavailable."""
         network, text = self.parts
         return (
-            weights.find(self.place, "image_reward", network, FILE),
-            weights.find(self.place, "image_reward", text, VOCABULARY),
+            weights.find(self.context, "image_reward", network, FILE),
+            weights.find(self.context, "image_reward", text, VOCABULARY),
         )
 
     @property
-    def judged_by(self) -> str:
+    def cache_key(self) -> str:
         return f"image-reward@{self.digests}, 224 bicubic"
 
     @property
@@ -87,20 +87,22 @@ class Measure(Metric):
         network, vocabulary = map(registry.digest, self.files)
         return f"{network}, vocabulary {vocabulary}"
 
-    def judge(self) -> Judge:
+    def scorer(self) -> Scorer:
         from specbench.metrics import blip
 
         network, vocabulary = self.files
-        return Reward(blip.load(network, self.place.device), blip.Captions(vocabulary), self.place.device)
+        return ImageRewardScorer(
+            blip.load(network, self.context.device), blip.Captions(vocabulary), self.context.device
+        )
 
-    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         from specbench.metrics import blip
 
-        mean, stderr = mean_and_stderr(self.each(outputs))
+        mean, stderr = mean_and_stderr(self.per_image(outputs))
         cut = blip.Captions(self.files[1]).too_long([item.prompt for item in items])
         note = f"{cut} of {len(items)} captions have more than {blip.TOKENS} tokens and lose their end" if cut else ""
-        return (Score(mean, stderr, self.judged_by, note),)
+        return (Score(mean, stderr, self.cache_key, note),)
 
-    def each(self, outputs: np.ndarray) -> np.ndarray:
+    def per_image(self, outputs: np.ndarray) -> np.ndarray:
         values: np.ndarray = outputs[:, 0].astype(np.float64)
         return values

@@ -19,21 +19,21 @@ from PIL import Image
 
 from specbench.errors import UsageError, install
 from specbench.metrics import image_reward
-from specbench.metrics.base import Item, Judge, Unavailable
+from specbench.metrics.base import PromptItem, Scorer, Unavailable
 
 
-class Package(Judge):
+class PackageScorer(Scorer):
     """Outputs (B, 1) float32: the rewards, one image after the other, as the package computes them."""
 
     def __init__(self, model: Any) -> None:
         """model: of `load`."""
         self.model = model
 
-    def __call__(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
+    def __call__(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
         import torch
 
         with torch.inference_mode():
-            rewards = [self.model.score(item.prompt, Image.fromarray(x)) for x, item in zip(pictures, items)]
+            rewards = [self.model.score(item.prompt, Image.fromarray(x)) for x, item in zip(images, items)]
         return np.array(rewards, dtype=np.float32)[:, None]
 
 
@@ -66,12 +66,12 @@ def load(weights: Path, vocabulary: Path, device: str) -> Any:
     finally:
         blip_pretrain.init_tokenizer = theirs
     try:
-        told = model.load_state_dict(dict(source.read(source.tensors)), strict=False)
+        keys = model.load_state_dict(dict(source.read(source.tensors)), strict=False)
     except RuntimeError as e:
         raise UsageError(
             f"{weights} does not fit ImageReward ({str(e).splitlines()[-1].strip()}); fetch it again"
         ) from e
-    odd = [name for name in (*told.missing_keys, *told.unexpected_keys) if not name.endswith(".position_ids")]
+    odd = [name for name in (*keys.missing_keys, *keys.unexpected_keys) if not name.endswith(".position_ids")]
     if odd:
         raise UsageError(
             f"{weights}: tensor {odd[0]!r} is missing, or belongs to no part of ImageReward; fetch it again"
@@ -79,11 +79,11 @@ def load(weights: Path, vocabulary: Path, device: str) -> Any:
     return model.to(device).eval()
 
 
-class Measure(image_reward.Measure):
+class ImageRewardPackage(image_reward.ImageReward):
     """The mean reward. No options."""
 
     @property
-    def judged_by(self) -> str:
+    def cache_key(self) -> str:
         if importlib.util.find_spec("ImageReward") is None:
             raise Unavailable(
                 "the package image-reward is not installed: it needs an environment of its own, without the extra"
@@ -91,9 +91,9 @@ class Measure(image_reward.Measure):
             )
         return f"image-reward-package-{importlib.metadata.version('image-reward')}@{self.digests}, 224 bicubic"
 
-    def judge(self) -> Judge:
+    def scorer(self) -> Scorer:
         try:
-            return Package(load(*self.files, self.place.device))
+            return PackageScorer(load(*self.files, self.context.device))
         except ImportError as e:
             raise Unavailable(
                 f"the package image-reward cannot be imported ({e}): in an environment of its own,"

@@ -31,8 +31,17 @@ from PIL import Image
 from specbench.errors import UsageError, unknown
 from specbench.metrics import reference as references
 from specbench.metrics import weights
-from specbench.metrics.base import Item, Judge, Metric, Pictures, Place, Solitary, Unavailable, chosen
-from specbench.metrics.reference import Reference
+from specbench.metrics.base import (
+    Images,
+    Metric,
+    PromptItem,
+    Scorer,
+    ScoringContext,
+    SingleImageScorer,
+    Unavailable,
+    chosen,
+)
+from specbench.metrics.reference import ReferenceStatistics
 from specbench.storage import home
 from specbench.storage.image_files import center_crop
 
@@ -45,22 +54,22 @@ SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
 SIDE, FEATURES, CLASSES = 299, 2048, 1008
 RESIZES = ("tf", "clean", "pytorch")
 
-_OF_RESIZE = {"tf": "fid", "clean": "fid_clean", "pytorch": "fid_pytorch"}  # choices of metrics with them
-_CROP = ", crop "  # precedes the side in a cache key (`judged_by`)
+_FID_OF_RESIZE = {"tf": "fid", "clean": "fid_clean", "pytorch": "fid_pytorch"}  # choices of metrics with them
+_CROP = ", crop "  # precedes the side in a cache key (`Metric.cache_key`)
 
 
-class Inception(Solitary):
+class InceptionScorer(SingleImageScorer):
     """Outputs (B, 2048 + 1008) float32: the features of the last pooling, then the logits without their bias."""
 
     def __init__(self, network: nn.Module, resize: str = "tf", crop: int | None = None, device: str = "cpu") -> None:
         """network: of `load`, or a `blank` one filled otherwise."""
         self.network, self.resize, self.crop, self.device = network.to(device), resize, crop, device
 
-    def batch(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
+    def batch(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
         import torch
 
         with torch.inference_mode():
-            x = torch.cat([self._prepared(picture) for picture in pictures])
+            x = torch.cat([self._prepared(image) for image in images])
             for name, layer in self.network.named_children():  # registered in the order of the forward pass
                 if name != "fc":
                     x = layer(x)
@@ -69,19 +78,19 @@ class Inception(Solitary):
             outputs: np.ndarray = torch.cat([found, found @ weight.T], 1).cpu().numpy()
         return outputs
 
-    def _prepared(self, picture: np.ndarray) -> Tensor:
+    def _prepared(self, image: np.ndarray) -> Tensor:
         """An image (H, W, 3) uint8 -> (1, 3, 299, 299) float32, about -1..1."""
         import torch
         from torch.nn import functional as F
         from torch_fidelity.interpolate_compat_tensorflow import interpolate_bilinear_2d_like_tensorflow1x
 
         if self.crop is not None:
-            picture = center_crop(picture, self.crop)
+            image = center_crop(image, self.crop)
         if self.resize == "clean":
-            bands = [Image.fromarray(picture[..., band].astype(np.float32)) for band in range(3)]
+            bands = [Image.fromarray(image[..., band].astype(np.float32)) for band in range(3)]
             small = [np.asarray(band.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for band in bands]
             return (torch.from_numpy(np.stack(small))[None].to(self.device) - 128) / 128
-        x = torch.from_numpy(np.array(picture)).to(self.device).permute(2, 0, 1)[None].float()
+        x = torch.from_numpy(np.array(image)).to(self.device).permute(2, 0, 1)[None].float()
         if self.resize == "pytorch":
             return 2 * F.interpolate(x / 255, size=(SIDE, SIDE), mode="bilinear", align_corners=False) - 1
         return (interpolate_bilinear_2d_like_tensorflow1x(x, size=(SIDE, SIDE), align_corners=False) - 128) / 128
@@ -96,14 +105,16 @@ def blank() -> nn.Module:
     import torch
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
-    class Network(FeatureExtractorInceptionV3):
+    class InceptionNetwork(FeatureExtractorInceptionV3):
         def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
             return super().load_state_dict(state_dict, strict and bool(state_dict), assign)
 
     nothing = io.BytesIO()
     torch.save({}, nothing)
     nothing.seek(0)
-    network: nn.Module = Network("inception", ["2048", "logits_unbiased"], feature_extractor_weights_path=nothing)
+    network: nn.Module = InceptionNetwork(
+        "inception", ["2048", "logits_unbiased"], feature_extractor_weights_path=nothing
+    )
     return network
 
 
@@ -137,9 +148,9 @@ class InceptionMetric(Metric):
     features = True
     counts: ClassVar[Mapping[str, int]] = {}  # further options and their defaults
 
-    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
+    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
         known = {"resize": "tf", "crop": None, **self.counts}
-        super().__init__(place, chosen(type(self), options, known))
+        super().__init__(context, chosen(type(self), options, known))
         if self.options["resize"] not in RESIZES:
             raise unknown("resize of Inception", str(self.options["resize"]), RESIZES)
         for name in ("crop", *self.counts):
@@ -152,28 +163,28 @@ class InceptionMetric(Metric):
         return ("inception",)
 
     @property
-    def judged_by(self) -> str:
+    def cache_key(self) -> str:
         crop = f"{_CROP}{self.options['crop']}" if self.options["crop"] else ""
         return f"inception-v3@{home.digest(self._weights()).hex()[:8]}, {self.options['resize']} resize{crop}"
 
-    def judge(self) -> Judge:
-        return Inception(load(self._weights()), self.options["resize"], self.options["crop"], self.place.device)
+    def scorer(self) -> Scorer:
+        return InceptionScorer(load(self._weights()), self.options["resize"], self.options["crop"], self.context.device)
 
     def _weights(self) -> Path:
         weights.need("torch_fidelity")
-        return weights.find(self.place, "fid", "inception", *FILES)
+        return weights.find(self.context, "fid", "inception", *FILES)
 
 
 class ComparedMetric(InceptionMetric):
-    """A metric that compares with real images: those of the file `place.reference`, or those that `specbench reference`
-    read for the data set of the scoring context."""
+    """A metric that compares with real images: those of the file `context.reference`, or those that
+    `specbench reference` read for the data set of the scoring context."""
 
     needs_features: ClassVar[bool] = False  # of the real images one by one, not only their moments
 
     def basis(self) -> str:
         return f"{super().basis()} reference {self.reference.label}"
 
-    def refuses(self, pictures: Pictures, items: Sequence[Item]) -> str:
+    def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
         try:
             self.reference  # noqa: B018 (raises)
         except Unavailable as e:
@@ -181,37 +192,40 @@ class ComparedMetric(InceptionMetric):
         return ""
 
     @cached_property
-    def reference(self) -> Reference:
+    def reference(self) -> ReferenceStatistics:
         """Statistics of real images, of this feature extractor where they name one. Raises Unavailable where there are
         none, UsageError where they are damaged or of another feature extractor."""
-        judge, options, data = self.judged_by, self.options, self.place.data
+        cache_key, options, data = self.cache_key, self.options, self.context.data
         crop = f" crop={options['crop']}" if options["crop"] else ""
-        command = f"specbench reference data={data or 'NAME'} images=DIR metrics={_OF_RESIZE[options['resize']]}{crop}"
-        path = self.place.reference or references.place(data, judge)
-        if self.place.reference is None and not path.is_file():
+        command = (
+            f"specbench reference data={data or 'NAME'} images=DIR metrics={_FID_OF_RESIZE[options['resize']]}{crop}"
+        )
+        path = self.context.reference or references.default_path(data, cache_key)
+        if self.context.reference is None and not path.is_file():
             ready = ", such as ADM's VIRTUAL_imagenet256_labeled.npz" if data == "imagenet" else ""
             raise Unavailable(f"no statistics of real images: run `{command}`, or name some with reference=FILE{ready}")
         found = references.read(path, FEATURES)
-        if found.judge and found.judge.partition(_CROP)[0] != judge.partition(_CROP)[0]:
+        if found.cache_key and found.cache_key.partition(_CROP)[0] != cache_key.partition(_CROP)[0]:
             raise UsageError(
-                f"{path} is of {found.judge}, this metric uses {judge}: run `{command}`, or choose another metric"
+                f"{path} is of {found.cache_key}, this metric uses {cache_key}: run `{command}`, or choose another"
+                " metric"
             )
         if self.needs_features and found.features is None:
             raise Unavailable(f"{path} has mu and sigma alone, not the features of single images: run `{command}`")
         return found
 
     def backend(self) -> str:
-        return f"{self.judged_by}, reference {self.reference.label}"
+        return f"{self.cache_key}, reference {self.reference.label}"
 
     def against(self) -> str:
         """What the images are compared with, for the note."""
-        reference, crop = self.reference, self.judged_by.partition(_CROP)[2]
-        if not reference.judge:
+        reference, crop = self.reference, self.cache_key.partition(_CROP)[2]
+        if not reference.cache_key:
             return f"against the statistics in {reference.name}, which do not name their feature extractor"
         moments = reference.provenance.get("moments")
         text = f"against {f'the moments in {moments} and ' if moments else ''}{reference.count} real images of"
         text += f" {reference.name}"
-        if (theirs := reference.judge.partition(_CROP)[2]) != crop:
+        if (theirs := reference.cache_key.partition(_CROP)[2]) != crop:
             text += f" with crop {theirs or 'null'}, these with crop {crop or 'null'}"
         return text
 
@@ -223,7 +237,7 @@ def features(outputs: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(outputs[:, :FEATURES], np.float32))
 
 
-def order(outputs: np.ndarray, items: Sequence[Item]) -> np.ndarray:
+def order(outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray:
     """A permutation (N,) that looks random and depends on the set of (output, item) alone: by a hash of the item's id,
     and of the output where ids are the same. So the splits of two runs over the same prompts hold the same prompts."""
     keys = [

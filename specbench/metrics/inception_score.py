@@ -12,22 +12,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specbench.metrics.base import Item, Score
+from specbench.metrics.base import PromptItem, Score
 from specbench.metrics.inception import CLASSES, FEATURES, InceptionMetric, order
 
 
-class Measure(InceptionMetric):
+class InceptionScore(InceptionMetric):
     """Options: `splits`. The splits are drawn by the items' ids (see `order`): the order of the images does not
     matter. The standard error is that of a mean over the splits."""
 
     counts = {"splits": 10}  # noqa: RUF012 (a ClassVar of the base)
 
-    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         import torch
         from torch_fidelity.metric_isc import KEY_METRIC_ISC_MEAN, KEY_METRIC_ISC_STD, isc_features_to_metric
 
         n, splits = len(outputs), self.options["splits"]
-        backend = f"{self.judged_by}, {splits} splits"
+        backend = f"{self.cache_key}, {splits} splits"
         if n < splits:
             return (Score.unmeasured(f"an Inception Score in {splits} splits needs as many images", backend),)
         logits = torch.from_numpy(outputs[order(outputs, items)][:, FEATURES:])

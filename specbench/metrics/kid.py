@@ -11,20 +11,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specbench.metrics.base import Item, Score
+from specbench.metrics.base import PromptItem, Score
 from specbench.metrics.inception import ComparedMetric, features, order
 
 SEED = 2020  # of the subsets; torch-fidelity's own default
 MOST = 10_000  # images from which the standard error is estimated
 
 
-class Measure(ComparedMetric):
+class KID(ComparedMetric):
     """Options: `subsets`, `subset_size`."""
 
     counts = {"subsets": 100, "subset_size": 1000}  # noqa: RUF012 (a ClassVar of the base)
     needs_features = True
 
-    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         import torch
         from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, KEY_METRIC_KID_STD, kid_features_to_metric
 
@@ -43,7 +43,7 @@ class Measure(ComparedMetric):
         note = f"{self.against()}, {subsets} subsets of {size}"
         return (Score(result[KEY_METRIC_KID_MEAN], stderr, self.backend(), note),)
 
-    def influences(self, outputs: np.ndarray, items: Sequence[Item]) -> np.ndarray | None:
+    def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
         real = self.reference.features
         assert real is not None
         return influences(features(outputs).numpy(), real) if 2 <= len(outputs) <= MOST else None

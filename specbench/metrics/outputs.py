@@ -25,7 +25,7 @@ from specbench.storage.files import write_atomically
 _DAMAGED = (OSError, ValueError, LookupError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
-def key(digest: str, prompt: str | None = None) -> str:
+def image_key(digest: str, prompt: str | None = None) -> str:
     """The cache key of a scorer's outputs: of an image's digest and, where the scorer reads it, its prompt.
 
     digest: `Record.sha256` in a run, `image_files.digest` elsewhere.
@@ -33,7 +33,7 @@ def key(digest: str, prompt: str | None = None) -> str:
     return hashlib.sha256(json.dumps([digest, prompt]).encode()).hexdigest()
 
 
-class Shelf:
+class OutputCache:
     """The cached outputs of one scorer: key -> (width,) float32 or float64. `folder` None keeps them in memory."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -103,42 +103,42 @@ class Outputs:
         """folder: the run's; its `scores/` is made when there is something to keep. None keeps all in memory."""
         self.folder = folder / "scores" if folder else None
         self._names: dict[str, str] = {}
-        self._shelves: dict[str, Shelf] = {}
+        self._caches: dict[str, OutputCache] = {}
         if self.folder:
             try:
                 found = json.loads((self.folder / "metrics.json").read_text(encoding="utf-8"))
-                self._names = {str(name): str(judge) for name, judge in found.items()}
-            except (OSError, ValueError, AttributeError):
+                self._names = {str(name): str(scorer) for name, scorer in found.items()}
+            except (OSError, ValueError, AttributeError, RecursionError):
                 pass  # not there, or damaged: written when next something is scored
 
     @property
-    def judges(self) -> dict[str, str]:
+    def scorers(self) -> dict[str, str]:
         """Metric -> its scorer, of all that were scored here."""
         return dict(self._names)
 
-    def shelf(self, judged_by: str) -> Shelf:
-        """The outputs of one scorer (`Metric.judged_by`), read from disk."""
+    def cache(self, cache_key: str) -> OutputCache:
+        """The outputs of one scorer (`Metric.cache_key`), read from disk."""
         if self.folder is None:
-            return self._shelves.setdefault(judged_by, Shelf(None))
-        slug = re.sub(r"[^\w.@-]+", "_", judged_by)[:60]
-        return Shelf(self.folder / f"{slug}-{hashlib.sha256(judged_by.encode()).hexdigest()[:8]}")
+            return self._caches.setdefault(cache_key, OutputCache(None))
+        slug = re.sub(r"[^\w.@-]+", "_", cache_key)[:60]
+        return OutputCache(self.folder / f"{slug}-{hashlib.sha256(cache_key.encode()).hexdigest()[:8]}")
 
-    def name(self, metric: str, judged_by: str) -> None:
+    def name(self, metric: str, cache_key: str) -> None:
         """Records the scorer of a metric."""
-        if self._names.get(metric) == judged_by:
+        if self._names.get(metric) == cache_key:
             return
-        self._names[metric] = judged_by
+        self._names[metric] = cache_key
         if self.folder:
             text = json.dumps(self._names, indent=1, sort_keys=True) + "\n"
             write_atomically(self.folder / "metrics.json", text.encode())
 
     def of(self, name: str, keys: Sequence[str]) -> np.ndarray:
-        """Outputs (N, width) of the images with these keys (see `key`), by the scorer of the metric `name`, or by
-        the scorer with this name (`Metric.judged_by`). UsageError where one is not cached here."""
-        shelf = self.shelf(self._names.get(name, name))
-        if absent := sum(key not in shelf for key in keys):
+        """Outputs (N, width) of the images with these keys (see `image_key`), by the scorer of the metric `name`, or by
+        the scorer with this name (`Metric.cache_key`). UsageError where one is not cached here."""
+        cache = self.cache(self._names.get(name, name))
+        if absent := sum(key not in cache for key in keys):
             where = self.folder.parent if self.folder else "memory"
             raise UsageError(
                 f"{where} keeps no {name} of {absent} of {len(keys)} images: score them with `specbench evaluate`"
             )
-        return shelf.rows(keys)
+        return cache.rows(keys)

@@ -12,18 +12,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specbench.metrics.base import Item, Score
+from specbench.metrics.base import PromptItem, Score
 from specbench.metrics.inception import ComparedMetric, features, order
 
 
-class Measure(ComparedMetric):
+class PrecisionRecall(ComparedMetric):
     """Options: `neighbours`. Precision's standard error is a share's, the real images held fixed; recall has none,
     since every generated image changes the others' balls."""
 
     counts = {"neighbours": 3}  # noqa: RUF012 (a ClassVar of the base)
     needs_features = True
 
-    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         import torch
         from torch_fidelity.metric_prc import KEY_METRIC_PRECISION, KEY_METRIC_RECALL, prc_features_to_metric
 

@@ -6,9 +6,9 @@ Arrays of a file that `specbench reference` writes:
     sigma       (2048, 2048) float64  their unbiased covariance
     count       () int64              images
     features    (m, 2048) float32     of at most 10,000 of the images, for KID, precision and recall
-    provenance  () text               JSON: data, folder, pictures, files (a hash of their names and sizes), moments
+    provenance  () text               JSON: data, folder, images, files (a hash of their names and sizes), moments
                                       (the file that mu and sigma come from where they are not the images' own),
-                                      judge, crop, specbench, commit, date
+                                      cache_key (of the feature extractor), crop, specbench, commit, date
 
 Files with mu and sigma alone are read, too: ADM's VIRTUAL_imagenet256_labeled.npz, whose further arrays are not looked
 at, and MAR's adm_in256_stats.npz. Nothing in a file is executed, and no array is read before its header is found right.
@@ -38,7 +38,7 @@ _TEXT = 1 << 16  # characters of a provenance at most
 
 
 @dataclass(frozen=True, eq=False)
-class Reference:
+class ReferenceStatistics:
     """Statistics of the features of real images.
 
     mean (d,) and covariance (d, d) float64; features (m, d) float32, or None; count: of images, None where the file
@@ -60,18 +60,18 @@ class Reference:
         return f"{self.name}@{digest.hexdigest()[:8]}"
 
     @property
-    def judge(self) -> str:
-        """The `judged_by` it was made with; empty where the file does not say."""
-        return str(self.provenance.get("judge", ""))
+    def cache_key(self) -> str:
+        """Of the feature extractor (see `Metric.cache_key`); empty where the file does not name one."""
+        return str(self.provenance.get("cache_key", ""))
 
 
-def place(data: str, judged_by: str) -> Path:
+def default_path(data: str, cache_key: str) -> Path:
     """The path where `specbench reference` keeps the statistics of a data set for a feature extractor."""
-    folder, file = (re.sub(r"[^\w.@+-]+", "-", text) for text in (data, judged_by))
+    folder, file = (re.sub(r"[^\w.@+-]+", "-", text) for text in (data, cache_key))
     return home.home() / "references" / folder / f"{file}.npz"
 
 
-def write(path: Path, reference: Reference) -> None:
+def write(path: Path, reference: ReferenceStatistics) -> None:
     """Writes the statistics of a known number of images to a file, atomically."""
     assert reference.count is not None
     arrays: dict[str, Any] = {"mu": reference.mean, "sigma": reference.covariance, "count": np.int64(reference.count)}
@@ -87,7 +87,7 @@ def write(path: Path, reference: Reference) -> None:
     partial.replace(path)
 
 
-def read(path: Path, width: int) -> Reference:
+def read(path: Path, width: int) -> ReferenceStatistics:
     """A file's statistics of `width` features. Raises UsageError, naming file and fault, for any that has none."""
     if not path.is_file():
         raise UsageError(f"there is no file {path} with statistics of real images; check its name and folder")
@@ -106,20 +106,20 @@ def opened(path: Path) -> Iterator[Arrays]:
         yield Arrays(archive, path)
 
 
-def _read(arrays: Arrays, path: Path, width: int) -> Reference:
+def _read(arrays: Arrays, path: Path, width: int) -> ReferenceStatistics:
     mean = arrays.floats("mu", (width,)).astype(np.float64)
     covariance = arrays.floats("sigma", (width, width)).astype(np.float64)
     scale = np.abs(covariance.diagonal()).max()
     if covariance.diagonal().min() < 0 or np.abs(covariance - covariance.T).max() > 1e-5 * scale:
         raise UsageError(f"{path}: 'sigma' is no covariance; fetch or make the file again")
     if "provenance" not in arrays:  # somebody else's file: its further arrays are of unknown meaning
-        return Reference(mean, covariance, path.stem)
+        return ReferenceStatistics(mean, covariance, path.stem)
     provenance = _provenance(arrays.text("provenance"), path)
-    count = int(arrays.whole("count"))
+    count = int(arrays.integer("count"))
     features = arrays.floats("features", (None, width)).astype(np.float32) if "features" in arrays else None
     if count < 2 or (features is not None and not 1 <= len(features) <= count):
         raise UsageError(f"{path}: {count} images cannot have these statistics; make the file again")
-    return Reference(mean, covariance, provenance["data"] or path.stem, features, count, provenance)
+    return ReferenceStatistics(mean, covariance, provenance["data"] or path.stem, features, count, provenance)
 
 
 class Arrays:
@@ -136,9 +136,9 @@ class Arrays:
         found, dtype = self.header(name)
         wanted = len(found) == len(shape) and all(a == b or (b is None and a <= KEPT) for a, b in zip(found, shape))
         if not wanted or dtype.kind != "f":
-            words = ", ".join(f"up to {KEPT}" if size is None else str(size) for size in shape)
+            wanted_shape = ", ".join(f"up to {KEPT}" if size is None else str(size) for size in shape)
             raise UsageError(
-                f"{self.path}: '{name}' is {dtype} {list(found)}, not floating-point [{words}];"
+                f"{self.path}: '{name}' is {dtype} {list(found)}, not floating-point [{wanted_shape}];"
                 " it holds no statistics of Inception-V3's features"
             )
         array = self._values(name)
@@ -146,7 +146,7 @@ class Arrays:
             raise UsageError(f"{self.path}: '{name}' holds NaN or infinity; fetch or make the file again")
         return array
 
-    def whole(self, name: str) -> np.ndarray:
+    def integer(self, name: str) -> np.ndarray:
         return self._scalar(name, "iu", 8)
 
     def text(self, name: str) -> str:
@@ -174,7 +174,7 @@ class Arrays:
 
     def _values(self, name: str) -> np.ndarray:
         with self.open(name) as f:
-            array: np.ndarray = self.parsed(name, _whole, f)
+            array: np.ndarray = self.parsed(name, _read_array, f)
         return array
 
     def parsed(self, name: str, parse: Callable[[Any], Any], source: Any) -> Any:
@@ -194,7 +194,7 @@ def header(f: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     return readers[version](f)
 
 
-def _whole(f: IO[bytes]) -> np.ndarray:
+def _read_array(f: IO[bytes]) -> np.ndarray:
     array: np.ndarray = np.lib.format.read_array(f, allow_pickle=False)
     if f.read(1):  # at the very end the archive's checksum is looked at
         raise ValueError("there is more than one array")
@@ -206,8 +206,10 @@ def _provenance(text: str, path: Path) -> dict[str, Any]:
         found = json.loads(text)
     except (ValueError, RecursionError):
         found = None
-    words = [found.get(name) for name in ("data", "judge")] if isinstance(found, dict) else []
-    if not words or not all(isinstance(word, str) and word.isprintable() and len(word) <= 200 for word in words):
+    if isinstance(found, dict) and "judge" in found:  # the key's former name
+        found["cache_key"] = found.pop("judge")
+    texts = [found.get(name) for name in ("data", "cache_key")] if isinstance(found, dict) else []
+    if not texts or not all(isinstance(text, str) and text.isprintable() and len(text) <= 200 for text in texts):
         raise UsageError(f"{path}: its 'provenance' is not one of specbench's; make the file again")
     assert isinstance(found, dict)
     return found

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specbench.metrics.base import Item, Pictures, Score, mean_and_stderr
-from specbench.metrics.embedded import EmbeddedJudge, EmbeddedMetric, of_classes
+from specbench.metrics.base import Images, PromptItem, Score, mean_and_stderr
+from specbench.metrics.embedded import EmbeddedMetric, EmbeddedScorer, of_classes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from specbench.models.evaluators import TwoTower
 
 
-class _Cosine(EmbeddedJudge):
+class _CosineScorer(EmbeddedScorer):
     """Images and captions -> (N, 1) float64 cosines."""
 
-    def __init__(self, metric: Measure) -> None:
+    def __init__(self, metric: ScenesClip) -> None:
         super().__init__(metric)
         self.towers = metric.towers
 
-    def outputs(self, x: Tensor, items: Sequence[Item]) -> Tensor:
+    def outputs(self, x: Tensor, items: Sequence[PromptItem]) -> Tensor:
         import torch
 
-        seen = self.towers.embed_images(x).double()
-        said = self.towers.embed_captions([item.prompt for item in items]).double()
-        return torch.cosine_similarity(seen, said).unsqueeze(1)
+        image_embeddings = self.towers.embed_images(x).double()
+        text_embeddings = self.towers.embed_captions([item.prompt for item in items]).double()
+        return torch.cosine_similarity(image_embeddings, text_embeddings).unsqueeze(1)
 
 
-class Measure(EmbeddedMetric):
+class ScenesClip(EmbeddedMetric):
     """Mean cosine between images and captions of the embedded two-tower model."""
 
     weights = "scenes_two_tower.safetensors"
@@ -44,12 +44,12 @@ class Measure(EmbeddedMetric):
     def towers(self) -> TwoTower:
         from specbench.models import evaluators as ev
 
-        return ev.load(self.path, ev.TwoTower, self.place.device)
+        return ev.load(self.path, ev.TwoTower, self.context.device)
 
-    def judge(self) -> EmbeddedJudge:
-        return _Cosine(self)
+    def scorer(self) -> EmbeddedScorer:
+        return _CosineScorer(self)
 
-    def refuses(self, pictures: Pictures, items: Sequence[Item]) -> str:
+    def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
         unread = sum(not readable(self.towers, item.prompt) for item in items)
         if not unread:
             return ""
@@ -58,14 +58,14 @@ class Measure(EmbeddedMetric):
             " scenes only"
         )
 
-    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
-        mean, stderr = mean_and_stderr(self.each(outputs))
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
+        mean, stderr = mean_and_stderr(self.per_image(outputs))
         notes = ["the mean cosine is negative, which counts as 0"] if mean < 0 else []
         if all(map(of_classes, items)):
             notes.append("the prompts are names of classes, the model has seen whole captions: compare only such runs")
-        return (Score(max(mean, 0.0), stderr, self.judged_by, "; ".join(notes)),)
+        return (Score(max(mean, 0.0), stderr, self.cache_key, "; ".join(notes)),)
 
-    def each(self, outputs: np.ndarray) -> np.ndarray:
+    def per_image(self, outputs: np.ndarray) -> np.ndarray:
         return outputs[:, 0].astype(np.float64)
 
 

@@ -10,41 +10,41 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specbench.metrics.base import Item, Score
-from specbench.metrics.embedded import EmbeddedJudge, EmbeddedMetric, of_classes, of_scenes
+from specbench.metrics.base import PromptItem, Score
+from specbench.metrics.embedded import EmbeddedMetric, EmbeddedScorer, of_classes, of_scenes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specbench.metrics.scenes_reference import Reference
+    from specbench.metrics.scenes_reference import ScenesReference
 
 
-class _Features(EmbeddedJudge):
+class _FeatureScorer(EmbeddedScorer):
     """Images -> (N, 64) float32, the features of the classifier."""
 
-    def __init__(self, metric: Measure) -> None:
+    def __init__(self, metric: ScenesFID) -> None:
         from specbench.models import evaluators as ev
 
         super().__init__(metric)
         self.classifier = ev.load(metric.path, ev.Classifier, self.device)
 
-    def outputs(self, x: Tensor, items: Sequence[Item]) -> Tensor:
+    def outputs(self, x: Tensor, items: Sequence[PromptItem]) -> Tensor:
         return self.classifier.features(x)
 
 
-class Measure(EmbeddedMetric):
+class ScenesFID(EmbeddedMetric):
     """Fréchet distance of classifier features to those of real validation images of *scenes*."""
 
     weights = "scenes_classifier.safetensors"
     features = True
 
-    def judge(self) -> EmbeddedJudge:
-        return _Features(self)
+    def scorer(self) -> EmbeddedScorer:
+        return _FeatureScorer(self)
 
-    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         n, d = outputs.shape
         if n < 2:
-            return (Score.unmeasured("a Fréchet distance needs at least two images", self.judged_by),)
+            return (Score.unmeasured("a Fréchet distance needs at least two images", self.cache_key),)
         import torch
 
         from specbench.metrics import frechet
@@ -59,7 +59,7 @@ class Measure(EmbeddedMetric):
         stderr = frechet.standard_error(features, reference.mean, reference.covariance)
         return (Score(value, stderr, reference.backend, "; ".join(filter(None, notes))),)
 
-    def influences(self, outputs: np.ndarray, items: Sequence[Item]) -> np.ndarray | None:
+    def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
         import torch
 
         from specbench.metrics import frechet
@@ -68,11 +68,11 @@ class Measure(EmbeddedMetric):
         found = frechet.influences(torch.from_numpy(outputs), reference.mean, reference.covariance)
         return None if found is None else found.numpy()
 
-    def _reference(self, items: Sequence[Item]) -> tuple[Reference, bool]:
+    def _reference(self, items: Sequence[PromptItem]) -> tuple[ScenesReference, bool]:
         """The real images that suit the items, and whether those are the ones with a single object."""
         from specbench.metrics import scenes_reference
 
         single = all(map(of_classes, items))
         suited = scenes_reference.single_objects if single else scenes_reference.whole_scenes
-        backend = self.judged_by + (scenes_reference.SINGLE if single else "")
-        return suited(self.place.assets, backend, self.place.device), single
+        backend = self.cache_key + (scenes_reference.SINGLE if single else "")
+        return suited(self.context.assets, backend, self.context.device), single

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specbench.metrics.base import Item, Score
-from specbench.metrics.embedded import EmbeddedJudge, EmbeddedMetric
+from specbench.metrics.base import PromptItem, Score
+from specbench.metrics.embedded import EmbeddedMetric, EmbeddedScorer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class _Classes(EmbeddedJudge):
+class _ClassScorer(EmbeddedScorer):
     """Images -> (N, 40) float32, log-probabilities of the classes of `data.scenes_classes`."""
 
-    def __init__(self, metric: Measure) -> None:
+    def __init__(self, metric: ScenesInceptionScore) -> None:
         from specbench.models import evaluators as ev
 
         super().__init__(metric)
         self.reader = ev.load(metric.path, ev.AttributeReader, self.device)
 
-    def outputs(self, x: Tensor, items: Sequence[Item]) -> Tensor:
+    def outputs(self, x: Tensor, items: Sequence[PromptItem]) -> Tensor:
         from specbench.data import scenes
 
         logits = self.reader(x)
@@ -45,31 +45,31 @@ def divergences(log_probabilities: np.ndarray) -> np.ndarray:
     return np.asarray((np.exp(logs) * (logs - np.log(np.maximum(mean, 1e-300)))).sum(1))
 
 
-class Measure(EmbeddedMetric):
+class ScenesInceptionScore(EmbeddedMetric):
     """The score of all images at once, not of splits."""
 
     weights = "scenes_reader.safetensors"
 
     @property
-    def judged_by(self) -> str:
+    def cache_key(self) -> str:
         """The reward uses the same network and caches other outputs of it."""
-        return f"{super().judged_by}, classes"
+        return f"{super().cache_key}, classes"
 
-    def judge(self) -> EmbeddedJudge:
-        return _Classes(self)
+    def scorer(self) -> EmbeddedScorer:
+        return _ClassScorer(self)
 
-    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         n, classes = outputs.shape
         if n < 2:
-            return (Score.unmeasured("an Inception Score needs at least two images", self.judged_by),)
+            return (Score.unmeasured("an Inception Score needs at least two images", self.cache_key),)
         apart = divergences(outputs)
         value = math.exp(apart.mean())
         note = f"of {classes} classes of shape and colour"
         if n < 10 * classes:
             note += f"; n = {n}: biased downwards, compare only runs of the same n"
-        return (Score(value, value * float(apart.std(ddof=1)) / math.sqrt(n), self.judged_by, note),)
+        return (Score(value, value * float(apart.std(ddof=1)) / math.sqrt(n), self.cache_key, note),)
 
-    def influences(self, outputs: np.ndarray, items: Sequence[Item]) -> np.ndarray | None:
+    def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
         """An image's divergence is its influence on their mean, its part in the mean distribution included."""
         apart = divergences(outputs)
         return np.asarray(math.exp(apart.mean()) * (apart - apart.mean()))

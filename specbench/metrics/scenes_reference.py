@@ -22,7 +22,7 @@ COUNT = 2000  # validation images to render where those statistics are not at ha
 SINGLE = "/portraits"  # stands behind a backend's name where the real images are those with one object
 
 
-class Reference(Moments):
+class ScenesReference(Moments):
     """Moments of a set of features, on the CPU; backend: whose features they are."""
 
     def __init__(self, width: int, backend: str) -> None:
@@ -30,7 +30,9 @@ class Reference(Moments):
         self.backend = backend
 
     @classmethod
-    def judged(cls, classifier: ev.Classifier, images: np.ndarray, backend: str, batch: int = 256) -> Reference:
+    def from_images(
+        cls, classifier: ev.Classifier, images: np.ndarray, backend: str, batch: int = 256
+    ) -> ScenesReference:
         """Of images (N, 64, 64, 3) uint8."""
         device = next(classifier.parameters()).device
         found = cls(classifier.num_features, backend)
@@ -47,7 +49,7 @@ class Reference(Moments):
         partial.replace(path)
 
     @classmethod
-    def load(cls, path: Path) -> Reference:
+    def load(cls, path: Path) -> ScenesReference:
         with safe_open(path, framework="pt") as f:
             meta = json.loads(f.metadata()["specbench"])
             total, outer = f.get_tensor("total"), f.get_tensor("outer")
@@ -56,18 +58,18 @@ class Reference(Moments):
         return found
 
 
-def whole_scenes(assets: Path, backend: str, device: str) -> Reference:
+def whole_scenes(assets: Path, backend: str, device: str) -> ScenesReference:
     """Of validation images: the stored statistics where they are of these weights, else of images rendered now."""
     path = assets / FILE
     if path.exists():
-        stored = Reference.load(path)
+        stored = ScenesReference.load(path)
         if stored.backend == backend:
             return stored
     classifier = ev.load(assets / ev.CLASSIFIER, ev.Classifier, device)
-    return Reference.judged(classifier, scenes.render("validation", range(COUNT))[0], backend)
+    return ScenesReference.from_images(classifier, scenes.render("validation", range(COUNT))[0], backend)
 
 
-def single_objects(assets: Path, backend: str, device: str) -> Reference:
+def single_objects(assets: Path, backend: str, device: str) -> ScenesReference:
     """The same of validation images with one object: rendered once, which takes seconds, and then kept under `home`.
 
     backend: ends in `SINGLE`.
@@ -76,12 +78,12 @@ def single_objects(assets: Path, backend: str, device: str) -> Reference:
     classifier = ev.load(assets / ev.CLASSIFIER, ev.Classifier, device)
     shape = (classifier.num_features,)
     try:
-        stored = Reference.load(path)
+        stored = ScenesReference.load(path)
         if (stored.backend, stored.count, stored.total.shape) == (backend, COUNT, shape):
             return stored
     except (OSError, SafetensorError, LookupError, TypeError, ValueError):
         pass  # not there, or damaged: rendered again
-    reference = Reference.judged(classifier, scenes_classes.pictures("validation", COUNT)[0], backend)
+    reference = ScenesReference.from_images(classifier, scenes_classes.portraits("validation", COUNT)[0], backend)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         mine = path.with_suffix(f".{os.getpid()}.safetensors")

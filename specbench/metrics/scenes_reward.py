@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specbench.metrics.base import Item, Pictures, Score, mean_and_stderr
-from specbench.metrics.embedded import EmbeddedJudge, EmbeddedMetric, of_classes, of_scenes
+from specbench.metrics.base import Images, PromptItem, Score, mean_and_stderr
+from specbench.metrics.embedded import EmbeddedMetric, EmbeddedScorer, of_classes, of_scenes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,17 +37,17 @@ def rewards(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
     return ((ev.captioned_probabilities(logits, labels) - chance) / (1 - chance)).nanmean(1)
 
 
-class _Reader(EmbeddedJudge):
+class _RewardScorer(EmbeddedScorer):
     """Images and labels -> (N, 15) float32: the reward, and for each attribute whether it is read right, NaN where
     the labels do not state it."""
 
-    def __init__(self, metric: Measure) -> None:
+    def __init__(self, metric: ScenesReward) -> None:
         from specbench.models import evaluators as ev
 
         super().__init__(metric)
         self.reader = ev.load(metric.path, ev.AttributeReader, self.device)
 
-    def outputs(self, x: Tensor, items: Sequence[Item]) -> Tensor:
+    def outputs(self, x: Tensor, items: Sequence[PromptItem]) -> Tensor:
         import torch
 
         from specbench.models import evaluators as ev
@@ -57,24 +57,24 @@ class _Reader(EmbeddedJudge):
         return torch.cat([rewards(logits, labels).unsqueeze(1), ev.read_right(logits, labels)], 1)
 
 
-class Measure(EmbeddedMetric):
+class ScenesReward(EmbeddedMetric):
     """Mean reward of the embedded attribute reader. Needs items with labels."""
 
     weights = "scenes_reader.safetensors"
     reads_prompt = True  # by way of the labels, which a caption of scenes fixes
 
-    def judge(self) -> EmbeddedJudge:
-        return _Reader(self)
+    def scorer(self) -> EmbeddedScorer:
+        return _RewardScorer(self)
 
-    def refuses(self, pictures: Pictures, items: Sequence[Item]) -> str:
+    def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
         if all(map(of_scenes, items)):
             return ""
         return "these prompts come without labels of scenes, so there are no attributes to compare with"
 
-    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         from specbench.data import scenes
 
-        mean, stderr = mean_and_stderr(self.each(outputs))
+        mean, stderr = mean_and_stderr(self.per_image(outputs))
         right = outputs[:, 1:].astype(np.float64)
         note = f"attribute accuracy {np.nanmean(right):.4f}"
         if all(map(of_classes, items)):
@@ -82,7 +82,7 @@ class Measure(EmbeddedMetric):
             names = list(scenes.ATTRIBUTES)
             parts = ", ".join(f"{names[a]} {np.nanmean(right[:, a]):.4f}" for a in stated)
             note += f" over the class's attributes alone: {parts}"
-        return (Score(mean, stderr, self.judged_by, note),)
+        return (Score(mean, stderr, self.cache_key, note),)
 
-    def each(self, outputs: np.ndarray) -> np.ndarray:
+    def per_image(self, outputs: np.ndarray) -> np.ndarray:
         return outputs[:, 0].astype(np.float64)

@@ -18,7 +18,7 @@ from PIL import Image
 from specbench.config import registry
 from specbench.errors import UsageError
 from specbench.metrics import weights
-from specbench.metrics.base import Item, Metric, Place, Score, Solitary, chosen, mean_and_stderr
+from specbench.metrics.base import Metric, PromptItem, Score, ScoringContext, SingleImageScorer, chosen, mean_and_stderr
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 Resize = Callable[[np.ndarray], np.ndarray]
 
 
-class Towers(Solitary):
+class TowersScorer(SingleImageScorer):
     """Outputs (B, 1) float64: the cosine between an image's and its caption's embeddings, computed in float32."""
 
     def __init__(self, network: nn.Module, prepared: Callable[[np.ndarray], Tensor], prefix: str, device: str) -> None:
         """network: of `load`; prepared: image (H, W, 3) uint8 -> its input (3, S, S); prefix: put before captions."""
         self.network, self.prepared, self.prefix, self.device = network, prepared, prefix, device
 
-    def batch(self, pictures: Sequence[np.ndarray], items: Sequence[Item]) -> np.ndarray:
+    def batch(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
         import torch
         from torch.nn.functional import cosine_similarity
 
-        x = torch.stack([self.prepared(picture) for picture in pictures]).to(self.device)
+        x = torch.stack([self.prepared(image) for image in images]).to(self.device)
         ids = tokenizer()([self.prefix + item.prompt for item in items]).to(self.device)
         with torch.inference_mode():
-            seen, said = self.network.encode_image(x), self.network.encode_text(ids)  # type: ignore[operator]
-            cosines: Tensor = cosine_similarity(seen.double(), said.double())
+            image_embeddings, text_embeddings = self.network.encode_image(x), self.network.encode_text(ids)  # type: ignore[operator]
+            cosines: Tensor = cosine_similarity(image_embeddings.double(), text_embeddings.double())
         return cosines[:, None].cpu().numpy()
 
 
@@ -70,7 +70,7 @@ def load(path: Path, architecture: str, device: str, wrappers: Sequence[str] = (
     import torch
 
     from specbench.models import official
-    from specbench.models.naming import Place as Row
+    from specbench.models.naming import ParameterSlice
 
     open_clip, settings = weights.package("open_clip"), config(architecture)
 
@@ -84,7 +84,7 @@ def load(path: Path, architecture: str, device: str, wrappers: Sequence[str] = (
     with torch.device("meta"):
         names = list(build().state_dict())
     source = official.open_source(path, wrappers)
-    return official.load(build, source, {name: Row(name) for name in names}, device, torch.float32)
+    return official.load(build, source, {name: ParameterSlice(name) for name in names}, device, torch.float32)
 
 
 def preparation(size: int, mode: str, first: Resize | None) -> Callable[[np.ndarray], Tensor]:
@@ -99,8 +99,8 @@ def preparation(size: int, mode: str, first: Resize | None) -> Callable[[np.ndar
 
     own = image_transform_v2(PreprocessCfg(size=size, resize_mode=mode), is_train=False)
 
-    def prepared(picture: np.ndarray) -> Tensor:
-        x: Tensor = own(Image.fromarray(first(picture) if first else picture))
+    def prepared(image: np.ndarray) -> Tensor:
+        x: Tensor = own(Image.fromarray(first(image) if first else image))
         return x
 
     return prepared
@@ -112,8 +112,8 @@ class TowersMetric(Metric):
     reads_prompt = True
     known: ClassVar[Mapping[str, Any]]  # options and their defaults
 
-    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
-        super().__init__(place, chosen(type(self), options, self.known))
+    def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
+        super().__init__(context, chosen(type(self), options, self.known))
         if self.options["scale"] not in (1, 100):
             raise UsageError(f"scale must be 1 (the cosine) or 100, not {self.options['scale']!r}")
 
@@ -138,18 +138,18 @@ class TowersMetric(Metric):
         return ""
 
     @property
-    def judged_by(self) -> str:
+    def cache_key(self) -> str:
         weights.need("open_clip")
         prefix = f", prefix '{self.prefix}'" if self.prefix else ""
         return f"{self.label}@{registry.digest(self.file)}, {self.resize}{prefix}"
 
-    def score(self, outputs: np.ndarray, items: Sequence[Item]) -> tuple[Score, ...]:
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         scale = self.options["scale"]
-        mean, stderr = mean_and_stderr(self.each(outputs))
+        mean, stderr = mean_and_stderr(self.per_image(outputs))
         cut = too_long([self.prefix + item.prompt for item in items])
         note = f"{cut} of {len(items)} captions have more than 77 tokens and lose their end" if cut else ""
-        return (Score(mean, stderr, f"{self.judged_by}{f', x{scale}' if scale != 1 else ''}", note),)
+        return (Score(mean, stderr, f"{self.cache_key}{f', x{scale}' if scale != 1 else ''}", note),)
 
-    def each(self, outputs: np.ndarray) -> np.ndarray:
+    def per_image(self, outputs: np.ndarray) -> np.ndarray:
         values: np.ndarray = outputs[:, 0].astype(np.float64) * self.options["scale"]
         return values

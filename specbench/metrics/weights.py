@@ -8,21 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import install
-from specbench.metrics.base import Place, Unavailable
+from specbench.metrics.base import ScoringContext, Unavailable
 from specbench.storage import home
 
 
-def find(place: Place, choice: str, part: str, *names: str) -> Path:
+def find(context: ScoringContext, choice: str, part: str, *names: str) -> Path:
     """The first of `names` in the folder `part` of the context's weights; Unavailable where there is none.
 
     choice: the metric whose name fetches them with `specbench fetch metrics=`.
     """
-    folder = place.weights / part
+    folder = context.weights / part
     for name in names:
         if (folder / name).is_file():
             return folder / name
-    words = f"metrics={choice}" + ("" if place.weights == home.metrics_folder() else f" metrics_dir={place.weights}")
-    raise Unavailable(f"no {names[0]}: run `specbench fetch {words}`, or put {names[0]} into {folder}")
+    arguments = f"metrics={choice}" + (
+        "" if context.weights == home.metrics_folder() else f" metrics_dir={context.weights}"
+    )
+    raise Unavailable(f"no {names[0]}: run `specbench fetch {arguments}`, or put {names[0]} into {folder}")
 
 
 def need(module: str) -> None:
@@ -37,5 +39,5 @@ def package(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except Exception as e:  # such as a torchvision that was built for another torch
-        said = str(e).partition("\n")[0][:200]
-        raise Unavailable(f"{module} cannot be imported ({said}): again, {install('metrics')}") from e
+        reason = str(e).partition("\n")[0][:200]
+        raise Unavailable(f"{module} cannot be imported ({reason}): again, {install('metrics')}") from e

@@ -89,7 +89,7 @@ class Chameleon(UnifiedModel):
             given = [anole_prompt(encode, p, self.ids) for p in prompts]
         return padded(given, self.prompt_length, self.ids.pad, self.device)
 
-    def picture(self, codes: Tensor) -> np.ndarray:
+    def decode_image(self, codes: Tensor) -> np.ndarray:
         return vq.truncated(self.tokenizer.decode(codes))
 
 

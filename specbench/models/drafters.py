@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from specbench.config.registry import DRAFTER_FILE, KINDS
 from specbench.errors import UsageError
 from specbench.models import checkpoints, eagle, medusa, naming, official
-from specbench.models.eagle import Eagle, EagleConfig
+from specbench.models.eagle import EagleConfig, EagleNetwork
 from specbench.models.language import Language
-from specbench.models.medusa import Medusa, MedusaConfig
+from specbench.models.medusa import MedusaConfig, MedusaNetwork
 from specbench.models.unified import Unified
 
 M = TypeVar("M", bound=nn.Module)
@@ -35,11 +35,11 @@ class Drafters:
 
     # --- what a subclass defines --------------------------------------------------------------------------------------
 
-    def beside(self, part: str) -> Path | None:
+    def drafter_path(self, part: str) -> Path | None:
         """The folder or file of a drafter that goes with the target's weights; None where those are random."""
         raise NotImplementedError
 
-    def codes(self, pictures: Tensor) -> Tensor:
+    def codes(self, images: Tensor) -> Tensor:
         """Codes (N, h * w) int64 of images (N, 3, H, W) float32 in [-1, 1], as the target learned them."""
         raise NotImplementedError
 
@@ -59,51 +59,51 @@ class Drafters:
             return medusa.like_target(self.target, heads)
         if kind == "draft_model":
             return self.smaller()
-        return eagle.like_target(self.target, eagle.usual_taps(self.target) if kind == "eagle3" else ())
+        return eagle.like_target(self.target, eagle.default_aux_hidden_layers(self.target) if kind == "eagle3" else ())
 
-    def eagle(self, kind: str = "eagle") -> Eagle:
+    def eagle(self, kind: str = "eagle") -> EagleNetwork:
         """kind: eagle, or eagle3. From LANTERN's layout (config.json next to the tensors), or one trained here."""
         path = self._at(kind)
         if path is None:
             return self._random(lambda: self.untrained(kind), 5)
         if (own := own_file(path)) is not None:
-            head = self._ready(checkpoints.load(own, kind, Eagle, EagleConfig))
+            head = self._ready(checkpoints.load(own, kind, EagleNetwork, EagleConfig.from_dict))
         else:
             source = official.open_source(path)
             cfg = self._eagle_config(path, source)
             table = naming.eagle(cfg.block, cfg.input_norm, cfg.n_layer, cfg.fc_bias)
-            head = official.load(lambda: Eagle(cfg), source, table, self.device, self.dtype, naming.ROTARY)
+            head = official.load(lambda: EagleNetwork(cfg), source, table, self.device, self.dtype, naming.ROTARY)
         c = head.cfg
         fits = (c.dim, c.vocab_size) == (self.target.block.dim, len(self.target.tok_embeddings.weight))
-        if not fits or max(c.taps, default=0) >= len(self.target.layers):
+        if not fits or max(c.aux_hidden_layers, default=0) >= len(self.target.layers):
             raise self._another("drafter", path)
         return head
 
-    def _eagle_config(self, path: Path, source: official.Source) -> EagleConfig:
+    def _eagle_config(self, path: Path, source: official.CheckpointSource) -> EagleConfig:
         """The shape of a drafter in LANTERN's layout: from its config.json or, where there is none, from its tensors.
         No tensor gives the number of heads; it is then the target's."""
         file = (path if path.is_dir() else path.parent) / "config.json"
         like, shapes = eagle.like_shape(self.target), {name: info.shape for name, info in source.tensors.items()}
         depth = _layers(source)
-        c = official.config(file.parent) if file.is_file() else _told_by(shapes, like)
+        c = official.config(file.parent) if file.is_file() else _config_from_shapes(shapes, like)
         for name in ("swin_norm", "rope_scaling", "attention_bias", "mlp_bias"):
             if c.get(name):
                 raise UsageError(f"{file}: {name} must be absent, false or null: no known EAGLE drafter has it")
         try:
-            heads = _whole(file, c, "num_attention_heads")
+            heads = _integer(file, c, "num_attention_heads")
             cfg = EagleConfig(
-                dim=_whole(file, c, "hidden_size"),
+                dim=_integer(file, c, "hidden_size"),
                 n_head=heads,
-                ffn_hidden=_whole(file, c, "intermediate_size"),
-                vocab_size=_whole(file, c, "vocab_size"),
+                ffn_hidden=_integer(file, c, "intermediate_size"),
+                vocab_size=_integer(file, c, "vocab_size"),
                 cls_token_num=like.cls_token_num,
                 block_size=like.block_size,
                 rope_base=_number(file, c, "rope_theta", like.rope_base),
                 norm_eps=_number(file, c, "rms_norm_eps"),
-                n_kv_head=_whole(file, c, "num_key_value_heads", heads),
+                n_kv_head=_integer(file, c, "num_key_value_heads", heads),
                 input_norm="layers.0.input_layernorm.weight" in shapes,
                 qk_norm=(shapes.get("layers.0.self_attn.q_norm.weight") or (0,))[0],
-                n_layer=_whole(file, c, "num_hidden_layers", depth),
+                n_layer=_integer(file, c, "num_hidden_layers", depth),
                 fc_bias=bool(c.get("bias", "fc.bias" in shapes)),
             )
         except KeyError as e:
@@ -121,28 +121,28 @@ class Drafters:
             )
         return cfg
 
-    def medusa(self) -> Medusa:
+    def medusa(self) -> MedusaNetwork:
         """Heads in Medusa's released layout, or trained here. Of each head's output the rows of image tokens are
         kept."""
         path = self._at("medusa")
         if path is None:
             return self._random(lambda: self.untrained("medusa"), 6)
         if (own := own_file(path)) is not None:
-            heads = self._ready(checkpoints.load(own, "medusa", Medusa, MedusaConfig))
+            heads = self._ready(checkpoints.load(own, "medusa", MedusaNetwork, MedusaConfig))
         else:
             heads = self._released_heads(official.open_source(path))
         if (heads.cfg.dim, heads.cfg.vocab_size) != (self.target.block.dim, self.target.vocab_size):
             raise self._another("Medusa heads", path)
         return heads
 
-    def _released_heads(self, source: official.Source) -> Medusa:
+    def _released_heads(self, source: official.CheckpointSource) -> MedusaNetwork:
         tops = [n for n in source.tensors if n.endswith(".1.weight")]
         cfg = MedusaConfig(self.target.block.dim, self.target.vocab_size, max(1, len(tops)))
         table, ignored = naming.for_medusa(source.tensors, cfg.heads, str(source.path))
         if isinstance(self.target, Unified):
             keep = self.target.image.ids
             table = {n: replace(p, pick=keep) if n.endswith(".1.weight") else p for n, p in table.items()}
-        return official.load(lambda: Medusa(cfg), source, table, self.device, self.dtype, ignored)
+        return official.load(lambda: MedusaNetwork(cfg), source, table, self.device, self.dtype, ignored)
 
     def draft_model(self) -> Language:
         """A smaller target with the same tokens and prefix: its family's official files, or one trained here."""
@@ -167,7 +167,7 @@ class Drafters:
         return model
 
     def _at(self, kind: str) -> Path | None:
-        return self.drafter_weights or self.beside(KINDS[kind])
+        return self.drafter_weights or self.drafter_path(KINDS[kind])
 
     def _another(self, what: str, path: Path) -> UsageError:
         return UsageError(f"the {what} in {path} was trained for another target than {self.name}; train one for this")
@@ -188,7 +188,7 @@ def own_file(path: Path) -> Path | None:
     return own if own.is_file() else None
 
 
-def _layers(source: official.Source) -> int:
+def _layers(source: official.CheckpointSource) -> int:
     """The number of layers of a drafter, from the names of its tensors."""
     numbers = {int(found[1]) for name in source.tensors if (found := re.match(r"layers\.(\d{1,6})\.", name))}
     if not numbers or numbers != set(range(len(numbers))):
@@ -199,7 +199,7 @@ def _layers(source: official.Source) -> int:
     return len(numbers)
 
 
-def _told_by(shapes: Mapping[str, tuple[int, ...]], like: EagleConfig) -> dict[str, Any]:
+def _config_from_shapes(shapes: Mapping[str, tuple[int, ...]], like: EagleConfig) -> dict[str, Any]:
     """The values of config.json, from shapes. The check that follows finds a missing tensor, or one that is not a
     matrix."""
 
@@ -219,7 +219,7 @@ def _told_by(shapes: Mapping[str, tuple[int, ...]], like: EagleConfig) -> dict[s
     }
 
 
-def _whole(file: Path, c: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
+def _integer(file: Path, c: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
     """KeyError where a required value is missing."""
     value = c[name] if otherwise is None or c.get(name) is not None else otherwise
     if type(value) is not int or value < 1:

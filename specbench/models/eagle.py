@@ -8,14 +8,16 @@ by the grid cell of its token, has no norm before its first layer, and attends t
 prefix position counts as token 0. Chameleon's rotates it by the target's position e, has that norm, and does not attend
 to the padding. Every further layer has its norms in both families (goldens of the reference, notes).
 
-With `taps` it is a drafter in the style of EAGLE-3 (Li et al. 2025): it reads the target's hidden states on several
-layers, fused into one vector. It is trained on its own outputs, and these are normed before the head reads them.
+With `aux_hidden_layers` it is a drafter in the style of EAGLE-3 (Li et al. 2025): it reads the target's hidden states
+on several layers, fused into one vector. It is trained on its own outputs, and these are normed before the head reads
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,9 +55,16 @@ class EagleConfig:
     n_kv_head: int | None = None
     input_norm: bool = False
     qk_norm: int = 0
-    taps: tuple[int, ...] = ()  # blocks of the target whose outputs are read in addition to its hidden states
+    aux_hidden_layers: tuple[
+        int, ...
+    ] = ()  # blocks of the target whose outputs are read in addition to its hidden states
     n_layer: int = 1
     fc_bias: bool = True
+
+    @classmethod
+    def from_dict(cls, taps: tuple[int, ...] = (), **fields: Any) -> EagleConfig:
+        """The inverse of `to_dict`: files name the auxiliary hidden layers `taps`."""
+        return cls(aux_hidden_layers=taps, **fields)
 
     @property
     def line(self) -> bool:
@@ -78,22 +87,22 @@ class EagleConfig:
     def to_dict(self) -> dict:
         """The fields, for a file. The later ones are left out at their defaults: rows name weights by the digest of
         their file."""
-        found = asdict(self)
-        for name, usual in (("n_layer", 1), ("fc_bias", True)):
-            if found[name] == usual:
+        found = {{"aux_hidden_layers": "taps"}.get(name, name): value for name, value in asdict(self).items()}
+        for name, default in (("n_layer", 1), ("fc_bias", True)):
+            if found[name] == default:
                 del found[name]
         return found
 
 
-class Eagle(nn.Module):
+class EagleNetwork(nn.Module):
     def __init__(self, cfg: EagleConfig) -> None:
         super().__init__()
         self.cfg = cfg
         self.embed_tokens = nn.Embedding(cfg.vocab_size, cfg.dim)
         self.fc = nn.Linear(2 * cfg.dim, cfg.dim, bias=cfg.fc_bias)
         self.layers = nn.ModuleList([Block(cfg.block, cfg.input_norm or i > 0) for i in range(cfg.n_layer)])
-        if cfg.taps:
-            self.fuse = nn.Linear((1 + len(cfg.taps)) * cfg.dim, cfg.dim, bias=False)
+        if cfg.aux_hidden_layers:
+            self.fuse = nn.Linear((1 + len(cfg.aux_hidden_layers)) * cfg.dim, cfg.dim, bias=False)
             self.norm = RMSNorm(cfg.dim, cfg.norm_eps)
         self._rope: Tensor | None = None
         init_weights(self)
@@ -113,7 +122,7 @@ class Eagle(nn.Module):
             self._rope = table.to(self.fc.weight.device)
         return self._rope
 
-    def turns(self, entries: Tensor, padding: Tensor) -> Tensor:
+    def rope_at(self, entries: Tensor, padding: Tensor) -> Tensor:
         """Rotary rows (R, n, head_dim / 2, 2) of entries (R, n) int64; padding (R, 1): positions before the prompt."""
         return self.rope()[(entries - padding).clamp_min(0) if self.cfg.line else entries]
 
@@ -121,11 +130,12 @@ class Eagle(nn.Module):
         b = self.cfg.block
         return KVCache(len(self.layers), rows, b.n_kv_heads, slots, b.head_dim, self.fc.weight)
 
-    def hidden(self, ids: Tensor, known: Tensor, turn: Tensor, mask: Tensor, cache: KVCache, slots: Tensor) -> Tensor:
+    def hidden(self, ids: Tensor, known: Tensor, rope: Tensor, mask: Tensor, cache: KVCache, slots: Tensor) -> Tensor:
         """Predicted hidden states (rows, n, dim) of entries with the vocabulary ids (rows, n) and the `known` vectors
-        of the positions before them: the target's hidden states, wider with taps, or own outputs (rows, n, dim).
-        Rotated by `turn`; keys go to `slots`."""
-        return run_blocks(self.layers, self._enter(ids, known), turn, mask, cache, slots)
+        of the positions before them: the target's hidden states, wider with `aux_hidden_layers`, or own outputs
+        (rows, n, dim).
+        `rope` is as of `rope_at`; keys go to `slots`."""
+        return run_blocks(self.layers, self._enter(ids, known), rope, mask, cache, slots)
 
     def _enter(self, ids: Tensor, known: Tensor) -> Tensor:
         dim = self.cfg.dim
@@ -136,10 +146,10 @@ class Eagle(nn.Module):
 
     def readable(self, features: Tensor) -> Tensor:
         """Outputs (..., dim) as the target's head reads them."""
-        return self.norm(features) if self.cfg.taps else features
+        return self.norm(features) if self.cfg.aux_hidden_layers else features
 
-    def teach(self, hidden: Tensor, ids: Tensor, valid: Tensor, turns: int = 1) -> Iterator[Tensor]:
-        """Teacher forcing over whole sequences: `readable` outputs (N, S - 1, dim) of `turns` unroll steps.
+    def unroll(self, hidden: Tensor, ids: Tensor, valid: Tensor, rope_at: int = 1) -> Iterator[Tensor]:
+        """Teacher forcing over whole sequences: `readable` outputs (N, S - 1, dim) of `rope_at` unroll steps.
 
         hidden (N, S, width): the target's at positions 0 .. S - 1; ids (N, S - 1) int64: the tokens at positions
         1 .. S - 1; valid (N, P) bool: the prefix's positions. In the first unroll step an entry attends to the target's
@@ -148,30 +158,30 @@ class Eagle(nn.Module):
         are undefined.
         """
         rows, entries = ids.shape
-        place = torch.arange(entries, device=ids.device)
+        position = torch.arange(entries, device=ids.device)
         usable = torch.ones(rows, entries, dtype=torch.bool, device=ids.device)
         padding = (~valid).sum(1, keepdim=True)
         self.rope(entries)
-        turn = self.turns(place.expand(rows, -1), padding)
+        rope = self.rope_at(position.expand(rows, -1), padding)
         if self.cfg.line:
             usable[:, : valid.shape[1] - 1] = valid[:, :-1]
         else:
-            usable, turn = usable[:1], turn[:1]
-        behind = place[:, None] - place  # (entries, keys): distance of a key behind its entry
-        cache, known = _Turns(), hidden[:, :-1]
-        for j in range(turns):
+            usable, rope = usable[:1], rope[:1]
+        behind = position[:, None] - position  # (entries, keys): distance of a key behind its entry
+        cache, known = _UnrollCache(), hidden[:, :-1]
+        for j in range(rope_at):
             mask = (behind >= j) & usable[:, None]
             if j == 0:
                 mask = mask | (behind == 0)
             out = run_blocks(
-                self.layers, self._enter(ids, known), turn, mask.unsqueeze(1), cache, place.expand(rows, -1)
+                self.layers, self._enter(ids, known), rope, mask.unsqueeze(1), cache, position.expand(rows, -1)
             )
             yield self.readable(out)
             known = F.pad(out[:, :-1], (0, 0, 1, 0))
 
 
-class _Turns(KVCache):
-    """Keys and values of every layer, one unroll step after the other (see `Eagle.teach`), with their gradients.
+class _UnrollCache(KVCache):
+    """Keys and values of every layer, of all unroll steps so far (see `EagleNetwork.unroll`), with their gradients.
 
     An entry attends to one key of each later unroll step: from step j, to entry e - j + i of step i. These cost one
     product of vectors each, where a mask over the keys of all steps would cost as many matrices.
@@ -213,11 +223,11 @@ def _moved(x: Tensor, by: int) -> Tensor:
     return F.pad(x[:, :, : x.shape[2] - by], (0, 0, by, 0))
 
 
-def like_shape(target: Language, taps: tuple[int, ...] = ()) -> EagleConfig:
+def like_shape(target: Language, aux_hidden_layers: tuple[int, ...] = ()) -> EagleConfig:
     """The configuration of a drafter that fits a target, built as the published ones of its family.
 
-    With taps it has as many parameters as without, except for a norm: its feed-forward part is smaller by the size
-    of the fusing layer.
+    With `aux_hidden_layers` it has as many parameters as without, except for a norm: its feed-forward part is smaller
+    by the size of the fusing layer.
     """
     if isinstance(target, LlamaGen):
         c = target.cfg
@@ -239,20 +249,24 @@ def like_shape(target: Language, taps: tuple[int, ...] = ()) -> EagleConfig:
         )
     else:
         raise TypeError(f"there is no EAGLE drafter for {type(target).__name__}")
-    if not taps:
+    if not aux_hidden_layers:
         return like
-    return replace(like, taps=taps, ffn_hidden=max(1, like.ffn_hidden - like.dim * (1 + len(taps)) // 3))
+    return replace(
+        like,
+        aux_hidden_layers=aux_hidden_layers,
+        ffn_hidden=max(1, like.ffn_hidden - like.dim * (1 + len(aux_hidden_layers)) // 3),
+    )
 
 
-def usual_taps(target: Language) -> tuple[int, ...]:
+def default_aux_hidden_layers(target: Language) -> tuple[int, ...]:
     """A low and a middle layer of a target; its hidden states after the last one are read in any case."""
     layers = len(target.layers)
     return layers // 4, layers // 2
 
 
-def like_target(target: Language, taps: tuple[int, ...] = ()) -> Eagle:
+def like_target(target: Language, aux_hidden_layers: tuple[int, ...] = ()) -> EagleNetwork:
     """An untrained drafter that fits a target; its token table starts as the target's."""
-    eagle = Eagle(like_shape(target, taps))
+    eagle = EagleNetwork(like_shape(target, aux_hidden_layers))
     with torch.no_grad():
         eagle.embed_tokens.weight.copy_(target.tok_embeddings.weight)
     return eagle

@@ -44,8 +44,8 @@ def image(codes: Tensor, rows: int, columns: int) -> ImageTokens:
     images of one or two columns (golden emu3_image_grammar).
     """
     made = image_tokens(codes, rows, columns, NEW_LINE, [FRAME_END, IMAGE_END, SEQUENCE_END])
-    place = torch.arange(1, len(made.grammar) + 1)
-    forced = torch.where(place % (columns + 1) == 0, len(codes), made.grammar.forced)
+    position = torch.arange(1, len(made.grammar) + 1)
+    forced = torch.where(position % (columns + 1) == 0, len(codes), made.grammar.forced)
     return replace(made, grammar=Grammar(len(codes), forced))
 
 
@@ -80,7 +80,7 @@ class Emu3(UnifiedModel):
         given = [emu3_prompt(encode, p, *self.grid, self.suffix, self.negative) for p in prompts]
         return padded(given, self.prompt_length, Emu3Ids().pad, self.device)
 
-    def picture(self, codes: Tensor) -> np.ndarray:
+    def decode_image(self, codes: Tensor) -> np.ndarray:
         return vq.truncated(self.tokenizer.decode(codes, self.grid))
 
 

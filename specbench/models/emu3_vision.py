@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from specbench.errors import UsageError
 from specbench.models import official, vq
-from specbench.models.naming import Layout, Place
-from specbench.models.official import Source
+from specbench.models.naming import Layout, ParameterSlice
+from specbench.models.official import CheckpointSource
 
 if TYPE_CHECKING:
     from transformers import Emu3VQVAEConfig
@@ -50,7 +50,7 @@ def configured(values: Mapping[str, Any]) -> Emu3VQVAEConfig:
         values = values.get("vq_config", values)
         published = {_TRANSFORMERS.get(name, name): value for name, value in OFFICIAL.items()}
         given = {_TRANSFORMERS.get(name, name): value for name, value in values.items()}
-        cfg = Emu3VQVAEConfig(**{name: given.get(name, usual) for name, usual in published.items()})
+        cfg = Emu3VQVAEConfig(**{name: given.get(name, default) for name, default in published.items()})
         widths = [cfg.base_channels * m for m in cfg.channel_multiplier]
         cfg.hidden_size = widths[-1]
         if any(widths[level] != widths[-1] for level in cfg.attn_resolutions):
@@ -58,9 +58,9 @@ def configured(values: Mapping[str, Any]) -> Emu3VQVAEConfig:
         with torch.device("meta"):
             Emu3VQVAE(cfg)
     except Exception as e:  # transformers raises many types for invalid sizes
-        said = " ".join(str(e).split())
+        reason = " ".join(str(e).split())
         raise UsageError(
-            f"no vision tokenizer has these sizes ({said}); give the config.json that belongs to the weights"
+            f"no vision tokenizer has these sizes ({reason}); give the config.json that belongs to the weights"
         ) from e
     return cfg
 
@@ -102,7 +102,7 @@ class Emu3Vision(nn.Module):
         return self.vq.quantize.embedding.weight.float()
 
 
-def load(cfg: Emu3VQVAEConfig, source: Source, device: torch.device | str, dtype: torch.dtype) -> Emu3Vision:
+def load(cfg: Emu3VQVAEConfig, source: CheckpointSource, device: torch.device | str, dtype: torch.dtype) -> Emu3Vision:
     """The tokenizer from Emu3-VisionTokenizer's files or transformers' own; errors as in `official.load`."""
     table, ignored = layout(cfg, source.tensors)
     model = official.load(lambda: build(cfg, source.tensors), source, table, device, dtype, ignored)
@@ -127,9 +127,9 @@ def layout(cfg: Emu3VQVAEConfig, names: Container[str]) -> Layout:
         ours = [name.removeprefix("vq.") for name in Emu3Vision(cfg).state_dict()]
     prefix = _prefix(names)
     if prefix is None:
-        return {_official(name): Place(f"vq.{name}") for name in ours}, []
+        return {_official(name): ParameterSlice(f"vq.{name}") for name in ours}, []
     others = [rf"(?!{re.escape(prefix)}).*"] if prefix else []
-    return {prefix + name: Place(f"vq.{name}") for name in ours}, others
+    return {prefix + name: ParameterSlice(f"vq.{name}") for name in ours}, others
 
 
 def _linear(model: nn.Module) -> Iterator[nn.Linear]:

@@ -80,7 +80,7 @@ class _SlotTrunk(nn.Module):
         self.squeeze = nn.Conv2d(c, 16, 1)
         self.scene = nn.Sequential(nn.Linear(16 * 64 + 2 * c, dim), nn.ReLU(inplace=True))
         self.from_fine, self.from_coarse = nn.Conv2d(b, dim, 1), nn.Conv2d(c, dim, 1)
-        self.places = nn.Parameter(0.02 * torch.randn(256, dim))
+        self.places = nn.Parameter(0.02 * torch.randn(256, dim))  # positions of the map; files name the tensor so
         self.query = nn.Linear(dim, SLOTS * dim)
         self.slot = nn.Sequential(nn.Linear(2 * dim, dim), nn.ReLU(inplace=True))
 

@@ -1,7 +1,7 @@
 """What every autoregressive target shares: a Transformer over a prefix and image tokens, and a decoding session on it.
 
-A model file defines the differences: the prefix (`condition`), the rotary embedding of a position (`turns`), the tokens
-that its image grammar forces (`grammar`), and a token's id in its vocabulary (`ids`).
+A model file defines the differences: the prefix (`condition`), the rotary embedding of a position (`rope_at`), the
+tokens that its image grammar forces (`grammar`), and a token's id in its vocabulary (`ids`).
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Language(nn.Module):
     width: int  # positions in a row of the image, raster order
     vocab_size: int  # tokens in the head's output
     grammar: Grammar | None = None  # None: every position may hold every token
-    pads_see_all: bool = False  # see `Session`
-    taps: tuple[int, ...] = ()  # see `tapping`
+    pads_see_all: bool = False  # see `LanguageSession`
+    aux_hidden_layers: tuple[int, ...] = ()  # see `with_aux_hidden_layers`
 
     tok_embeddings: nn.Embedding
     layers: nn.ModuleList
@@ -84,58 +84,59 @@ class Language(nn.Module):
         """The prefix of every row: conditional ones, then with guidance as many unconditional ones."""
         raise NotImplementedError
 
-    def turns(self, places: Tensor, padding: Tensor) -> Tensor:
+    def rope_at(self, positions: Tensor, padding: Tensor) -> Tensor:
         """Rotary rows (R, n, head_dim / 2, 2) of sequence positions (R, n); padding (R, 1): positions before the first
         valid one."""
         raise NotImplementedError
 
-    def reserve(self, places: int) -> None:
+    def reserve(self, positions: int) -> None:
         """Make room in rotary tables for this many positions."""
 
-    def tapping(self, taps: Sequence[int]) -> Self:
-        """The same model, the same weights, whose hidden states are (..., dim * (1 + taps)): those after the final
-        norm, then the outputs of the blocks numbered `taps`, which is what drafters on several layers read."""
+    def with_aux_hidden_layers(self, aux_hidden_layers: Sequence[int]) -> Self:
+        """The same model, the same weights, whose hidden states are (..., dim * (1 + layers)): those after the
+        final norm, then the outputs of the blocks numbered `aux_hidden_layers`, which drafters on several layers
+        read."""
         other = copy(self)
-        other.taps = tuple(taps)
+        other.aux_hidden_layers = tuple(aux_hidden_layers)
         return other
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits (..., vocab_size) of hidden states after the final norm; the tapped outputs after them are ignored."""
+        """Logits (..., vocab_size) of hidden states after the final norm; the auxiliary ones after them are ignored."""
         return linear(hidden[..., : self.block.dim], self.output.weight)
 
     def new_cache(self, rows: int, slots: int) -> KVCache:
         b = self.block
         return KVCache(len(self.layers), rows, b.n_kv_heads, slots, b.head_dim, self.output.weight)
 
-    def hidden(self, x: Tensor, turn: Tensor, mask: Tensor, cache: KVCache | None, slots: Tensor | None) -> Tensor:
-        """Hidden states after the final norm, (R, n, dim), of inputs x rotated by `turn`; keys go to `slots`. Wider
-        where the model is `tapping`."""
-        out = run_blocks(self.layers, x, turn, mask, cache, slots, self.taps)
-        if not self.taps:
+    def hidden(self, x: Tensor, rope: Tensor, mask: Tensor, cache: KVCache | None, slots: Tensor | None) -> Tensor:
+        """Hidden states after the final norm, (R, n, dim), of inputs x at the positions of `rope`; keys go to `slots`.
+        Wider with `aux_hidden_layers`."""
+        out = run_blocks(self.layers, x, rope, mask, cache, slots, self.aux_hidden_layers)
+        if not self.aux_hidden_layers:
             return self.norm(out)
-        top, tapped = out.split((self.block.dim, out.shape[-1] - self.block.dim), -1)
-        return torch.cat([self.norm(top), tapped], -1)
+        top, aux = out.split((self.block.dim, out.shape[-1] - self.block.dim), -1)
+        return torch.cat([self.norm(top), aux], -1)
 
     def uncached(self, prefix: Prefix, tokens: Tensor) -> Tensor:
         """Hidden states (R, P + n, dim) of a prefix and image tokens (R, n) in one pass, without a cache: those that a
         session has, and with gradients where they are enabled."""
         rows, before = prefix.inputs.shape[:2]
         x = torch.cat([prefix.inputs, self.tok_embeddings(self.ids(tokens))], 1)
-        places = torch.arange(x.shape[1], device=x.device)
+        positions = torch.arange(x.shape[1], device=x.device)
         self.reserve(x.shape[1])
         usable = F.pad(prefix.valid, (0, x.shape[1] - before), value=True)
-        mask = ((places <= places[:, None]) & usable.unsqueeze(1)) | (places == places[:, None])
+        mask = ((positions <= positions[:, None]) & usable.unsqueeze(1)) | (positions == positions[:, None])
         if self.pads_see_all:
-            mask = pads_see_all(mask.unsqueeze(1), prefix.valid, places, usable & (places < before))
+            mask = pads_see_all(mask.unsqueeze(1), prefix.valid, positions, usable & (positions < before))
         else:
             mask = mask.unsqueeze(1)
         padding = (~prefix.valid).sum(1, keepdim=True)
-        return self.hidden(x, self.turns(places.expand(rows, -1), padding), mask, None, None)
+        return self.hidden(x, self.rope_at(positions.expand(rows, -1), padding), mask, None, None)
 
-    def open(self, conditioning: Any, rows: int, guided: bool, nodes: int) -> Session:
+    def open(self, conditioning: Any, rows: int, guided: bool, nodes: int) -> LanguageSession:
         if len(conditioning) != rows:
             raise ValueError(f"{len(conditioning)} prompts for {rows} rows")
-        return Session(self, self.condition(conditioning, guided), guided, nodes)
+        return LanguageSession(self, self.condition(conditioning, guided), guided, nodes)
 
 
 def pads_see_all(mask: Tensor, valid: Tensor, keys: Tensor, known: Tensor) -> Tensor:
@@ -148,7 +149,7 @@ def pads_see_all(mask: Tensor, valid: Tensor, keys: Tensor, known: Tensor) -> Te
     return torch.where(F.pad(pad, (0, behind))[:, None, :, None], (earlier | known.unsqueeze(1)).unsqueeze(1), mask)
 
 
-class Session:
+class LanguageSession:
     """One prefilled batch: caches, prefix, and positions.
 
     A sequence is the prefix (P positions) followed by the image tokens; token j is position P + j. All but the last
@@ -180,66 +181,66 @@ class Session:
 
     def _prefill(self) -> Tensor:
         through = self.prefix_length - (0 if self.model.pads_see_all else 1)  # the last one only as a key
-        places = torch.arange(through, device=self.keys.device).expand(len(self.usable), -1)
-        mask = self.up_to(places)
+        positions = torch.arange(through, device=self.keys.device).expand(len(self.usable), -1)
+        mask = self.up_to(positions)
         if self.model.pads_see_all:
             mask = pads_see_all(mask, self.prefix.valid, self.keys, self.usable & (self.keys < through))
-        return self.feed(self.prefix.inputs[:, :through], places, places, mask)[:, : self.prefix_length - 1]
+        return self.feed(self.prefix.inputs[:, :through], positions, positions, mask)[:, : self.prefix_length - 1]
 
     def both(self, x: Tensor) -> Tensor:
         """Rows of a batch (B, ...) for the conditional and, with guidance, the unconditional half."""
         return torch.cat([x, x]) if self.guided else x
 
-    def up_to(self, places: Tensor) -> Tensor:
+    def up_to(self, positions: Tensor) -> Tensor:
         """Mask (R, 1, n, slots): every usable slot up to and including the own position (R, n)."""
-        own = places.unsqueeze(-1)
+        own = positions.unsqueeze(-1)
         return (((self.keys <= own) & self.usable.unsqueeze(1)) | (self.keys == own)).unsqueeze(1)
 
-    def forced(self, places: Tensor) -> Tensor | None:
+    def forced(self, positions: Tensor) -> Tensor | None:
         """The one token that the image grammar allows at image positions (B, n), -1 where it allows every code; None
         without a grammar. Beyond the image's end the last position counts."""
-        return None if self._forced is None else self._forced[places.clamp(0, self.length - 1)]
+        return None if self._forced is None else self._forced[positions.clamp(0, self.length - 1)]
 
-    def constrain(self, logits: Tensor, places: Tensor) -> Tensor:
+    def constrain(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Guided logits (B, n, V) of the tokens at image positions (B, n), minus infinity where the grammar forbids."""
-        forced = self.forced(places)
+        forced = self.forced(positions)
         if forced is None:
             return logits
         token = torch.arange(self.vocab_size, device=logits.device)
         allowed = torch.where(forced.unsqueeze(-1) < 0, token < self.codes, token == forced.unsqueeze(-1))
         return logits.masked_fill(~allowed, -torch.inf)
 
-    def ids_at(self, places: Tensor, history: Tensor) -> Tensor:
+    def ids_at(self, positions: Tensor, history: Tensor) -> Tensor:
         """Vocabulary ids (R, n) at sequence positions (B, n): of the prefix, then of the committed tokens (B, *)."""
-        held = history.gather(1, (places - self.prefix_length).clamp_min(0))
-        at = self.both(places)
+        held = history.gather(1, (positions - self.prefix_length).clamp_min(0))
+        at = self.both(positions)
         given = self.prefix.ids.gather(1, at.clamp_max(self.prefix_length - 1))
         return torch.where(at < self.prefix_length, given, self.both(self.model.ids(held)))
 
-    def embed(self, tokens: Tensor, places: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Inputs (R, n, dim) of sequence positions (B, n): prefix entries where a position lies in the prefix, else
         tokens (B, n)."""
         x = self.both(self.model.tok_embeddings(self.model.ids(tokens)))
-        index = self.both(places.clamp_max(self.prefix_length - 1))
+        index = self.both(positions.clamp_max(self.prefix_length - 1))
         given = self.prefix.inputs.gather(1, index.unsqueeze(-1).expand_as(x))
-        return torch.where(self.both(places < self.prefix_length).unsqueeze(-1), given, x)
+        return torch.where(self.both(positions < self.prefix_length).unsqueeze(-1), given, x)
 
-    def feed(self, x: Tensor, places: Tensor, slots: Tensor, mask: Tensor) -> Tensor:
+    def feed(self, x: Tensor, positions: Tensor, slots: Tensor, mask: Tensor) -> Tensor:
         """Hidden states (R, n, dim) of inputs x; positions and slots (R, n), mask (R, 1, n, slots)."""
-        return self.model.hidden(x, self.model.turns(places, self.padding), mask, self.cache, slots)
+        return self.model.hidden(x, self.model.rope_at(positions, self.padding), mask, self.cache, slots)
 
-    def feed_chain(self, tokens: Tensor, places: Tensor) -> Tensor:
-        """Logits (R, n, V) of consecutive tokens (B, n) at `places` (B, n), each attending to all before it."""
-        at = self.both(places)
-        return self.model.head(self.feed(self.embed(tokens, places), at, at, self.up_to(at)))
+    def feed_chain(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Logits (R, n, V) of consecutive tokens (B, n) at `positions` (B, n), each attending to all before it."""
+        at = self.both(positions)
+        return self.model.head(self.feed(self.embed(tokens, positions), at, at, self.up_to(at)))
 
     def forward(self, tokens: Tensor, tree: Any, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (R, M, V) and hidden states (R, M, dim) of a draft tree's nodes."""
         nodes = tokens.shape[1]
         root = count[:, None] + (self.prefix_length - 1)  # (B, 1)
-        places = root + tree.depth
-        x = self.embed(tokens, places)
-        root, places = self.both(root), self.both(places)
+        positions = root + tree.depth
+        x = self.embed(tokens, positions)
+        root, positions = self.both(root), self.both(positions)
         slots = root + torch.arange(nodes, device=root.device)
         offset = self.keys - root  # (R, slots): a key's node number, negative for committed positions
         shape = (len(root), nodes, len(self.keys))
@@ -248,13 +249,13 @@ class Session:
             offset < nodes
         ).unsqueeze(1)
         mask = torch.where((offset < 0).unsqueeze(1), self.usable.unsqueeze(1), among)
-        hidden = self.feed(x, places, slots, mask.unsqueeze(1))
+        hidden = self.feed(x, positions, slots, mask.unsqueeze(1))
         return self.model.head(hidden), hidden
 
     def commit(self, verdict: Any, tree: Any, count: Tensor) -> None:
         if tree.is_chain:  # a chain's accepted path is in its slots already
             return
         root = count[:, None] + (self.prefix_length - 1)
-        lane = torch.arange(1, verdict.path.shape[1] + 1, device=root.device).expand_as(verdict.path)
-        kept = lane <= verdict.length[:, None]
-        self.cache.keep(self.both(root + torch.where(kept, verdict.path, lane)), self.both(root + lane))
+        offsets = torch.arange(1, verdict.path.shape[1] + 1, device=root.device).expand_as(verdict.path)
+        keep = offsets <= verdict.length[:, None]
+        self.cache.keep(self.both(root + torch.where(keep, verdict.path, offsets)), self.both(root + offsets))

@@ -122,12 +122,12 @@ class LlamaGen(Language):
             self._rope = table.to(self.output.weight.device)
         return self._rope
 
-    def reserve(self, places: int) -> None:
-        self.rope(max(0, places - self.cfg.prefix_length - self.cfg.block_size))
+    def reserve(self, positions: int) -> None:
+        self.rope(max(0, positions - self.cfg.prefix_length - self.cfg.block_size))
 
-    def turns(self, places: Tensor, padding: Tensor) -> Tensor:
+    def rope_at(self, positions: Tensor, padding: Tensor) -> Tensor:
         """A position's row does not depend on the padding: the prefix has none."""
-        return self.rope()[places]
+        return self.rope()[positions]
 
     def condition(self, conditioning: Conditioning | ClassConditioning, guided: bool) -> Prefix:
         """Guidance appends the unconditional rows: under the same padding mask as the conditional ones (reference

@@ -19,7 +19,7 @@ from specbench.data.scenes import to_uint8
 from specbench.errors import UsageError
 from specbench.models import naming, official, vq
 from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
-from specbench.models.real import BESIDE, RealModel, class_number, only
+from specbench.models.real import TRAINER_TYPES, RealModel, class_number, only
 from specbench.models.text_official import T5Features, hashed_features
 
 _TEXT = LlamaGenConfig()
@@ -71,7 +71,7 @@ class LlamaGenModel(RealModel):
         self.resolution = self.target.cfg.side * self.tokenizer.cfg.downsample
 
     def _pixels(self, folder: Path) -> vq.VQModel:
-        source = official.open_source(only(folder, ".pt", ".safetensors"), WRAPPERS, BESIDE)
+        source = official.open_source(only(folder, ".pt", ".safetensors"), WRAPPERS, TRAINER_TYPES)
         shape = vq.sized(vq.LLAMAGEN_16, {n: info.shape for n, info in source.tensors.items()})
         if shape.codebook_size != self.target.cfg.vocab_size:
             raise UsageError(
@@ -90,7 +90,7 @@ class LlamaGenModel(RealModel):
             except KeyError as e:
                 raise UsageError(f"{folder / 'config.json'} lacks {e}; fetch it again") from e
         else:
-            source = official.open_source(only(folder, ".pt", ".safetensors"), WRAPPERS, BESIDE)
+            source = official.open_source(only(folder, ".pt", ".safetensors"), WRAPPERS, TRAINER_TYPES)
             cfg = self._from_shapes(source)
         if (cfg.block_size, cfg.num_classes > 0) != (self.shape.block_size, self.shape.num_classes > 0):
             raise UsageError(
@@ -102,7 +102,7 @@ class LlamaGenModel(RealModel):
         )
         return official.load(lambda: LlamaGen(cfg), source, table, self.device, self.dtype, ignored)
 
-    def _from_shapes(self, source: official.Source) -> LlamaGenConfig:
+    def _from_shapes(self, source: official.CheckpointSource) -> LlamaGenConfig:
         """LlamaGen's own files do not contain their sizes; the image's is the chosen model's."""
         t = {name: info.shape for name, info in source.tensors.items()}
         layers = {int(m[1]) for name in t if (m := re.match(r"layers\.(\d+)\.", name))}
@@ -152,7 +152,7 @@ class LlamaGenModel(RealModel):
             features, valid = self.text(prompts)
         return Conditioning(features.to(self.device, self.dtype), valid.to(self.device))
 
-    def picture(self, codes: Tensor) -> np.ndarray:
+    def decode_image(self, codes: Tensor) -> np.ndarray:
         return to_uint8(self.tokenizer.decode(codes))
 
 

@@ -70,7 +70,7 @@ class SiLU(nn.Module):
         return silu(x)
 
 
-class Attention(nn.Module):
+class MarAttention(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -92,11 +92,11 @@ class MLP(nn.Module):
         return self.fc2(gelu(self.fc1(x)))
 
 
-class Block(nn.Module):
+class MarBlock(nn.Module):
     def __init__(self, dim: int, heads: int, ratio: float, eps: float) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=eps)
-        self.attn = Attention(dim, heads)
+        self.attn = MarAttention(dim, heads)
         self.norm2 = nn.LayerNorm(dim, eps=eps)
         self.mlp = MLP(dim, int(dim * ratio))
 
@@ -126,7 +126,7 @@ class TimeEmbedding(nn.Module):
 
 
 #: The modulation of a layer of the head: shift, one plus scale, and for a residual block the gate; (..., width) each.
-Told = tuple[Tensor, ...]
+Modulation = tuple[Tensor, ...]
 
 
 class ResidualBlock(nn.Module):
@@ -136,12 +136,12 @@ class ResidualBlock(nn.Module):
         self.mlp = nn.Sequential(Linear(width, width), SiLU(), Linear(width, width))
         self.adaLN_modulation = nn.Sequential(SiLU(), Linear(width, 3 * width))
 
-    def told(self, given: Tensor) -> Told:
+    def modulation(self, given: Tensor) -> Modulation:
         shift, scale, gate = self.adaLN_modulation(given).chunk(3, -1)
         return shift, 1 + scale, gate
 
-    def forward(self, x: Tensor, told: Told) -> Tensor:
-        shift, factor, gate = told
+    def forward(self, x: Tensor, modulation: Modulation) -> Tensor:
+        shift, factor, gate = modulation
         return x + gate * self.mlp(self.in_ln(x) * factor + shift)
 
 
@@ -152,12 +152,12 @@ class FinalLayer(nn.Module):
         self.linear = Linear(width, out)
         self.adaLN_modulation = nn.Sequential(SiLU(), Linear(width, 2 * width))
 
-    def told(self, given: Tensor) -> Told:
+    def modulation(self, given: Tensor) -> Modulation:
         shift, scale = self.adaLN_modulation(given).chunk(2, -1)
         return shift, 1 + scale
 
-    def forward(self, x: Tensor, told: Told) -> Tensor:
-        shift, factor = told
+    def forward(self, x: Tensor, modulation: Modulation) -> Tensor:
+        shift, factor = modulation
         return self.linear(self.norm(x) * factor + shift)
 
 
@@ -175,17 +175,17 @@ class Denoiser(nn.Module):
         self.final_layer = FinalLayer(width, 2 * cfg.token_dim, eps)
 
     def forward(self, x: Tensor, timestep: Tensor, z: Tensor) -> Tensor:
-        return self.denoise(x, self.told(self.time_embed(timestep) + self.cond_embed(z)))
+        return self.denoise(x, self.modulation(self.time_embed(timestep) + self.cond_embed(z)))
 
-    def told(self, given: Tensor) -> list[Told]:
+    def modulation(self, given: Tensor) -> list[Modulation]:
         """The modulation of each layer by step and condition together, given (..., width): half of the head's weights,
         none of which needs x."""
-        return [layer.told(given) for layer in (*self.res_blocks, self.final_layer)]
+        return [layer.modulation(given) for layer in (*self.res_blocks, self.final_layer)]
 
-    def denoise(self, x: Tensor, told: list[Told]) -> Tensor:
+    def denoise(self, x: Tensor, modulation: list[Modulation]) -> Tensor:
         x = self.input_proj(x)
-        for layer, said in zip((*self.res_blocks, self.final_layer), told, strict=True):
-            x = layer(x, said)
+        for layer, reason in zip((*self.res_blocks, self.final_layer), modulation, strict=True):
+            x = layer(x, reason)
         return x
 
 
@@ -195,7 +195,7 @@ Sampler = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 _AT_ONCE = 1 << 24
 
 
-def _mixed(both: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+def _apply_guidance(both: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     """Noise and position of the variance, guided, from the network's outputs (2 n, 2 D) with a class and without."""
     assert scale is not None
     (eps, v), (free, _) = (half.chunk(2, -1) for half in both.chunk(2))
@@ -219,7 +219,7 @@ class MAR(nn.Module):
         e, d, places = cfg.encoder_dim, cfg.decoder_dim, cfg.buffer + cfg.length
 
         def blocks(dim: int, depth: int, heads: int) -> nn.ModuleList:
-            return nn.ModuleList(Block(dim, heads, cfg.mlp_ratio, cfg.norm_eps) for _ in range(depth))
+            return nn.ModuleList(MarBlock(dim, heads, cfg.mlp_ratio, cfg.norm_eps) for _ in range(depth))
 
         self.class_emb = nn.Embedding(cfg.classes, e)
         self.fake_latent = nn.Parameter(torch.empty(1, e))
@@ -289,8 +289,8 @@ class MAR(nn.Module):
         c = self.cfg
         x = self.decoder_embed(encoded)
         token = self.mask_token.to(x.dtype)
-        told = torch.where(seen.unsqueeze(-1), x[:, c.buffer :], token)
-        whole = token.expand(len(x), c.length, -1).scatter(1, order.unsqueeze(-1).expand_as(told), told)
+        modulation = torch.where(seen.unsqueeze(-1), x[:, c.buffer :], token)
+        whole = token.expand(len(x), c.length, -1).scatter(1, order.unsqueeze(-1).expand_as(modulation), modulation)
         x = torch.cat([x[:, : c.buffer], whole], 1) + self.decoder_pos_embed_learned
         for block in self.decoder_blocks:
             x = block(x)
@@ -313,7 +313,7 @@ class MAR(nn.Module):
             eps, v = net(x.to(dtype), timestep, z.to(dtype)).float().chunk(2, -1)
             return eps, v
         both = net(torch.cat([x, x]).to(dtype), timestep.repeat(2), torch.cat([z, z_none]).to(dtype)).float()
-        return _mixed(both, scale)
+        return _apply_guidance(both, scale)
 
     def moments(
         self,
@@ -339,16 +339,16 @@ class MAR(nn.Module):
         time = net.time_embed(s.timestep)
         width = 3 * self.cfg.head_depth + 2
         at_once = max(1, min(len(s), _AT_ONCE // (len(condition) * width * self.cfg.head_width)))
-        held: list[Told] = []
+        held: list[Modulation] = []
 
         def step(x: Tensor, t: int) -> tuple[Tensor, Tensor]:
             nonlocal held
             if t == len(s) - 1 or t % at_once == at_once - 1:  # from the last step down to the first
                 first = t - t % at_once
-                held = net.told(time[first : t + 1, None] + condition)
-            told = [tuple(part[t % at_once] for part in parts) for parts in held]
-            out = net.denoise((torch.cat([x, x]) if guided else x).to(dtype), told).float()
-            eps, v = _mixed(out, scale) if guided else out.chunk(2, -1)
+                held = net.modulation(time[first : t + 1, None] + condition)
+            modulation = [tuple(part[t % at_once] for part in parts) for parts in held]
+            out = net.denoise((torch.cat([x, x]) if guided else x).to(dtype), modulation).float()
+            eps, v = _apply_guidance(out, scale) if guided else out.chunk(2, -1)
             return self._moments(x, torch.full((len(x),), t, device=x.device), eps, v)
 
         return step
@@ -429,14 +429,14 @@ class Guided:
         """Steps in which the head samples a token."""
         return self.model.cfg.steps
 
-    def open(self, conditioning: Tensor, rows: int) -> Session:
+    def open(self, conditioning: Tensor, rows: int) -> MarSession:
         """For `rows` images, of classes (rows,) int64."""
         if len(conditioning) != rows:
             raise ValueError(f"{len(conditioning)} classes for {rows} rows")
-        return Session(self, conditioning)
+        return MarSession(self, conditioning)
 
 
-class Session:
+class MarSession:
     """A batch of images of classes `labels` (B,) int64, for the decode loop.
 
     With guidance a condition holds z, z without a class, and the strength.

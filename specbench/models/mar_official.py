@@ -19,8 +19,8 @@ from specbench.data.scenes import to_uint8
 from specbench.errors import UsageError
 from specbench.models import official, vq
 from specbench.models.mar import MAR, Guided, MARConfig, unpatchify
-from specbench.models.naming import Place, Table
-from specbench.models.real import BESIDE, Bundle, class_number, only
+from specbench.models.naming import ParameterSlice, Table
+from specbench.models.real import TRAINER_TYPES, Bundle, class_number, only
 
 _BASE = MARConfig()
 #: The published models.
@@ -71,7 +71,7 @@ def _heads(width: int) -> int:
 def table(cfg: MARConfig) -> Table:
     """The table of `checkpoint-last.pth` (under "model_ema"): each tensor keeps its own name."""
     with torch.device("meta"):
-        return {name: Place(name) for name in MAR(cfg).state_dict()}
+        return {name: ParameterSlice(name) for name in MAR(cfg).state_dict()}
 
 
 class MARModel(Bundle):
@@ -102,7 +102,9 @@ class MARModel(Bundle):
         return Guided(model, *self._guidance)
 
     def _pixels(self, folder: Path) -> vq.KLModel:
-        source = official.open_source(only(folder, ".ckpt", ".pt", ".safetensors"), ("model", "state_dict"), BESIDE)
+        source = official.open_source(
+            only(folder, ".ckpt", ".pt", ".safetensors"), ("model", "state_dict"), TRAINER_TYPES
+        )
         shape = vq.sized(vq.KL16, {n: info.shape for n, info in source.tensors.items()}, str(source.path))
         if shape.codebook_embed_dim != self.shape.token_dim:
             raise UsageError(
@@ -113,11 +115,11 @@ class MARModel(Bundle):
         return official.load(lambda: vq.KLModel(shape), source, names, self.device, torch.float32, vq.TAMING_IGNORED)
 
     def _read(self, folder: Path) -> MAR:
-        source = official.open_source(only(folder, ".pth", ".pt", ".safetensors"), WRAPPERS, BESIDE)
+        source = official.open_source(only(folder, ".pth", ".pt", ".safetensors"), WRAPPERS, TRAINER_TYPES)
         cfg = self._from_shapes(source)
         return official.load(lambda: MAR(cfg), source, table(cfg), self.device, self.dtype)
 
-    def _from_shapes(self, source: official.Source) -> MARConfig:
+    def _from_shapes(self, source: official.CheckpointSource) -> MARConfig:
         """MAR's files do not contain their sizes."""
         t = {name: info.shape for name, info in source.tensors.items()}
 
@@ -170,7 +172,7 @@ class MARModel(Bundle):
         found = [class_number(p, self.shape.classes, self.name) for p in prompts]
         return torch.tensor(found, dtype=torch.int64, device=self.device)
 
-    def picture(self, tokens: Tensor) -> np.ndarray:
+    def decode_image(self, tokens: Tensor) -> np.ndarray:
         return to_uint8(self.tokenizer.decode_latent(unpatchify(tokens.float()) / LATENT_SCALE))
 
 

@@ -27,7 +27,7 @@ class Latents(KLModel):
 
     cfg: LatentConfig
 
-    def law(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def token_distribution(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and spread, each (N, L, D) float32, of the tokens' normal distribution; images (N, 3, H, W) in
         [-1, 1]."""
         mean, log_variance = self.encode(images)
@@ -93,7 +93,7 @@ class ScenesMAR(Bundle):
                 )
         return torch.tensor(found, dtype=torch.int64, device=self.device)
 
-    def picture(self, tokens: Tensor) -> np.ndarray:
+    def decode_image(self, tokens: Tensor) -> np.ndarray:
         return scenes.to_uint8(self.autoencoder.images(tokens))
 
 

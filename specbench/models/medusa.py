@@ -25,7 +25,7 @@ class MedusaConfig:
         return asdict(self)
 
 
-class ResBlock(nn.Module):
+class MedusaBlock(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.linear = nn.Linear(dim, dim)
@@ -36,7 +36,7 @@ class ResBlock(nn.Module):
         return x + silu(linear(x, self.linear.weight, self.linear.bias))
 
 
-class Output(nn.Module):
+class MedusaOutput(nn.Module):
     def __init__(self, dim: int, vocab_size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, dim).normal_(std=0.02))
@@ -45,12 +45,12 @@ class Output(nn.Module):
         return linear(x, self.weight)
 
 
-class Medusa(nn.Module):
+class MedusaNetwork(nn.Module):
     def __init__(self, cfg: MedusaConfig) -> None:
         super().__init__()
         self.cfg = cfg
         self.medusa_head = nn.ModuleList(
-            nn.Sequential(ResBlock(cfg.dim), Output(cfg.dim, cfg.vocab_size)) for _ in range(cfg.heads)
+            nn.Sequential(MedusaBlock(cfg.dim), MedusaOutput(cfg.dim, cfg.vocab_size)) for _ in range(cfg.heads)
         )
 
     def forward(self, hidden: Tensor, heads: int | None = None) -> Tensor:
@@ -58,9 +58,9 @@ class Medusa(nn.Module):
         return torch.stack([head(hidden) for head in self.medusa_head[:heads]], -2)
 
 
-def like_target(target: Language, heads: int = 5) -> Medusa:
+def like_target(target: Language, heads: int = 5) -> MedusaNetwork:
     """Heads for this target, each starting as the target's own output layer."""
-    medusa = Medusa(MedusaConfig(target.block.dim, target.vocab_size, heads))
+    medusa = MedusaNetwork(MedusaConfig(target.block.dim, target.vocab_size, heads))
     with torch.no_grad():
         for name, parameter in medusa.named_parameters():
             if name.endswith("1.weight"):

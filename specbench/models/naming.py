@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterSlice:
     """Where one official tensor goes.
 
     `rows` rows of parameter `name`, from row `start` on; all of it where `rows` is None. `pick` (rows,) int64 names the
@@ -34,7 +34,7 @@ class Place:
     pick: Tensor | None = None
 
 
-Table = dict[str, Place]
+Table = dict[str, ParameterSlice]
 #: A table, and the names that are ignored in such a file: regular expressions of entire official names.
 Layout = tuple[Table, list[str]]
 
@@ -47,7 +47,7 @@ def llamagen(layers: int, text: bool) -> Table:
     names = ["tok_embeddings.weight", "norm.weight", "output.weight", *_condition(text)]
     block = "attention.wqkv attention.wo feed_forward.w1 feed_forward.w3 feed_forward.w2 attention_norm ffn_norm"
     names += [f"layers.{n}.{part}.weight" for n in range(layers) for part in block.split()]
-    return {name: Place(name) for name in names}
+    return {name: ParameterSlice(name) for name in names}
 
 
 def hugging_face(
@@ -56,9 +56,9 @@ def hugging_face(
     """The Llama layout of Hugging Face: Lumina-mGPT, Anole, Emu3. `keep` (rows,) int64: the head's rows that are kept,
     in this order."""
     table = {
-        f"{prefix}embed_tokens.weight": Place("tok_embeddings.weight"),
-        f"{prefix}norm.weight": Place("norm.weight"),
-        head: Place("output.weight", pick=keep),
+        f"{prefix}embed_tokens.weight": ParameterSlice("tok_embeddings.weight"),
+        f"{prefix}norm.weight": ParameterSlice("norm.weight"),
+        head: ParameterSlice("output.weight", pick=keep),
     }
     for n in range(layers):
         table |= _layer(f"{prefix}layers.{n}.", f"layers.{n}.", block)
@@ -67,14 +67,14 @@ def hugging_face(
 
 def lantern_llamagen(layers: int, block: BlockConfig, text: bool = True) -> Table:
     """LlamaGen as LANTERN publishes it: the layout of Hugging Face with LlamaGen's condition embedding."""
-    return hugging_face(layers, block) | {f"model.{name}": Place(name) for name in _condition(text)}
+    return hugging_face(layers, block) | {f"model.{name}": ParameterSlice(name) for name in _condition(text)}
 
 
 def eagle(block: BlockConfig, input_norm: bool, layers: int = 1, fc_bias: bool = True) -> Table:
     """LANTERN's EAGLE drafters (reference README (11), (12)); LlamaGen's first layer has no input norm."""
-    table = {name: Place(name) for name in ("embed_tokens.weight", "fc.weight")}
+    table = {name: ParameterSlice(name) for name in ("embed_tokens.weight", "fc.weight")}
     if fc_bias:
-        table["fc.bias"] = Place("fc.bias")
+        table["fc.bias"] = ParameterSlice("fc.bias")
     for n in range(layers):
         table |= _layer(f"layers.{n}.", f"layers.{n}.", block, input_norm or n > 0)
     return table
@@ -83,7 +83,7 @@ def eagle(block: BlockConfig, input_norm: bool, layers: int = 1, fc_bias: bool =
 def medusa(heads: int, prefix: str = "medusa_head.") -> Table:
     """Medusa heads of one residual block each."""
     parts = ("0.linear.weight", "0.linear.bias", "1.weight")
-    return {f"{prefix}{n}.{part}": Place(f"medusa_head.{n}.{part}") for n in range(heads) for part in parts}
+    return {f"{prefix}{n}.{part}": ParameterSlice(f"medusa_head.{n}.{part}") for n in range(heads) for part in parts}
 
 
 def for_language(
@@ -143,20 +143,20 @@ def _layer(theirs: str, ours: str, block: BlockConfig, input_norm: bool = True) 
     q, kv = block.n_heads * block.head_dim, block.n_kv_heads * block.head_dim
     wqkv = f"{ours}attention.wqkv.weight"
     table = {
-        f"{theirs}self_attn.q_proj.weight": Place(wqkv, 0, q),
-        f"{theirs}self_attn.k_proj.weight": Place(wqkv, q, kv),
-        f"{theirs}self_attn.v_proj.weight": Place(wqkv, q + kv, kv),
-        f"{theirs}self_attn.o_proj.weight": Place(f"{ours}attention.wo.weight"),
-        f"{theirs}mlp.gate_proj.weight": Place(f"{ours}feed_forward.w1.weight"),
-        f"{theirs}mlp.up_proj.weight": Place(f"{ours}feed_forward.w3.weight"),
-        f"{theirs}mlp.down_proj.weight": Place(f"{ours}feed_forward.w2.weight"),
-        f"{theirs}post_attention_layernorm.weight": Place(f"{ours}ffn_norm.weight"),
+        f"{theirs}self_attn.q_proj.weight": ParameterSlice(wqkv, 0, q),
+        f"{theirs}self_attn.k_proj.weight": ParameterSlice(wqkv, q, kv),
+        f"{theirs}self_attn.v_proj.weight": ParameterSlice(wqkv, q + kv, kv),
+        f"{theirs}self_attn.o_proj.weight": ParameterSlice(f"{ours}attention.wo.weight"),
+        f"{theirs}mlp.gate_proj.weight": ParameterSlice(f"{ours}feed_forward.w1.weight"),
+        f"{theirs}mlp.up_proj.weight": ParameterSlice(f"{ours}feed_forward.w3.weight"),
+        f"{theirs}mlp.down_proj.weight": ParameterSlice(f"{ours}feed_forward.w2.weight"),
+        f"{theirs}post_attention_layernorm.weight": ParameterSlice(f"{ours}ffn_norm.weight"),
     }
     if input_norm:
-        table[f"{theirs}input_layernorm.weight"] = Place(f"{ours}attention_norm.weight")
+        table[f"{theirs}input_layernorm.weight"] = ParameterSlice(f"{ours}attention_norm.weight")
     if block.qk_norm:
         norms = [f"{norm}.{kind}" for norm in ("q_norm", "k_norm") for kind in ("weight", "bias")]
-        table |= {f"{theirs}self_attn.{norm}": Place(f"{ours}attention.{norm}") for norm in norms}
+        table |= {f"{theirs}self_attn.{norm}": ParameterSlice(f"{ours}attention.{norm}") for norm in norms}
     return table
 
 

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from specbench.errors import UsageError
-from specbench.models.naming import Place
+from specbench.models.naming import ParameterSlice
 
 _LOG = logging.getLogger("specbench")
 Module = TypeVar("Module", bound=nn.Module)
@@ -57,7 +57,7 @@ class Shard(Protocol):
         """The tensors of these names, on the CPU, with as little of the file in memory as its format allows."""
 
 
-class Source:
+class CheckpointSource:
     """The tensors of a checkpoint, by their official names; values come from `read`."""
 
     def __init__(self, path: Path, shards: Sequence[Shard]) -> None:
@@ -84,12 +84,12 @@ class Source:
             yield from shard.read(wanted.get(shard.file, ()))
 
 
-def from_tensors(tensors: Mapping[str, Tensor], name: str = "memory") -> Source:
+def from_tensors(tensors: Mapping[str, Tensor], name: str = "memory") -> CheckpointSource:
     """A source whose tensors are in memory already."""
-    return Source(Path(name), [_Memory(Path(name), tensors)])
+    return CheckpointSource(Path(name), [_Memory(Path(name), tensors)])
 
 
-def open_source(path: Path, wrappers: Sequence[str] = (), allowed: Sequence[type] = ()) -> Source:
+def open_source(path: Path, wrappers: Sequence[str] = (), allowed: Sequence[type] = ()) -> CheckpointSource:
     """A weights file, or a folder that holds one of `NAMES`; a UsageError names what is wrong with it.
 
     A PyTorch file may keep its tensors under one of the keys `wrappers`, which are tried in their order; it may also be
@@ -107,12 +107,12 @@ def open_source(path: Path, wrappers: Sequence[str] = (), allowed: Sequence[type
     else:
         raise UsageError(f"there is no file or folder '{path}'; fetch the weights, or correct the path")
     if not found.name.endswith(".index.json"):
-        return Source(path, [_shard(found, wrappers, allowed)])
+        return CheckpointSource(path, [_shard(found, wrappers, allowed)])
     listed = _index(found)
     names = sorted(set(listed.values()))
     if absent := [name for name in names if not (found.parent / name).is_file()]:
         raise UsageError(f"{found} names {_few(absent)}, which are not next to it; fetch the absent files")
-    source = Source(path, [_shard(found.parent / name, wrappers, allowed) for name in names])
+    source = CheckpointSource(path, [_shard(found.parent / name, wrappers, allowed) for name in names])
     for tensor, name in listed.items():
         if tensor not in source.tensors or source.tensors[tensor].file.name != name:
             raise UsageError(f"{found} maps tensor {tensor!r} to {name}, which lacks it; fetch both again")
@@ -124,7 +124,9 @@ def config(folder: Path) -> dict[str, Any]:
     return _json_object(folder / "config.json")
 
 
-def check(module: nn.Module, source: Source, table: Mapping[str, Place], ignored: Sequence[str] = ()) -> None:
+def check(
+    module: nn.Module, source: CheckpointSource, table: Mapping[str, ParameterSlice], ignored: Sequence[str] = ()
+) -> None:
     """Checks that `source` holds exactly what `table` assigns to `module`, by names, shapes and kinds of dtype; reads
     no values.
 
@@ -141,14 +143,14 @@ def check(module: nn.Module, source: Source, table: Mapping[str, Place], ignored
     if surplus := [name for name in source.tensors if name not in table and not drop.fullmatch(name)]:
         file = source.tensors[surplus[0]].file
         raise UsageError(f"{file}: tensor {_few(surplus)} belongs to no part of this model; name this model's file")
-    wrong = [name for name, place in table.items() if not _fits(source.tensors[name], own[place.name], place)]
+    wrong = [name for name, dest in table.items() if not _fits(source.tensors[name], own[dest.name], dest)]
     if wrong:
-        info, place = source.tensors[wrong[0]], table[wrong[0]]
+        info, dest = source.tensors[wrong[0]], table[wrong[0]]
         raise UsageError(
             f"{info.file}: tensor '{wrong[0]}' has shape {list(info.shape)}, expected "
-            f"{_expected(own[place.name], place)}{_and_more(wrong)}; name the file of a model of this size"
+            f"{_expected(own[dest.name], dest)}{_and_more(wrong)}; name the file of a model of this size"
         )
-    kinds = [n for n, place in table.items() if _kind(source.tensors[n].dtype) != _kind(own[place.name].dtype)]
+    kinds = [n for n, dest in table.items() if _kind(source.tensors[n].dtype) != _kind(own[dest.name].dtype)]
     if kinds:
         info = source.tensors[kinds[0]]
         raise UsageError(
@@ -159,8 +161,8 @@ def check(module: nn.Module, source: Source, table: Mapping[str, Place], ignored
 
 def load(
     build: Callable[[], Module],
-    source: Source,
-    table: Mapping[str, Place],
+    source: CheckpointSource,
+    table: Mapping[str, ParameterSlice],
     device: torch.device | str,
     dtype: torch.dtype,
     ignored: Sequence[str] = (),
@@ -179,8 +181,8 @@ def load(
     _allocate(module, torch.device(device), dtype)
     own = module.state_dict()
     for name, tensor in source.read(table):
-        place = table[name]
-        if not _fill(_rows(own[place.name], place), tensor, place.pick):
+        dest = table[name]
+        if not _fill(_rows(own[dest.name], dest), tensor, dest.pick):
             where = f"{source.tensors[name].file}: tensor '{name}' holds"
             if not tensor.isfinite().all():
                 raise UsageError(f"{where} NaN or infinity; fetch the file again")
@@ -192,13 +194,13 @@ def load(
     return module
 
 
-def exported(module: nn.Module, table: Mapping[str, Place]) -> dict[str, Tensor]:
+def exported(module: nn.Module, table: Mapping[str, ParameterSlice]) -> dict[str, Tensor]:
     """A module's tensors under their official names, as `load` with the same table reads them; copies, since a file
     holds no storage twice. For tables that pick no rows."""
     state, found = module.state_dict(), {}
-    for name, place in table.items():
-        tensor = state[place.name]
-        found[name] = (tensor if place.rows is None else tensor[place.start : place.start + place.rows]).clone()
+    for name, dest in table.items():
+        tensor = state[dest.name]
+        found[name] = (tensor if dest.rows is None else tensor[dest.start : dest.start + dest.rows]).clone()
     return found
 
 
@@ -321,8 +323,8 @@ def _head(file: Path) -> bytes:
 def _unreadable(file: Path, kind: str, error: Exception) -> UsageError:
     if _head(file).startswith(b"version https://git-lfs"):
         return UsageError(f"'{file}' is a pointer of Git LFS, not the file itself; fetch it with `git lfs pull`")
-    said = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
-    return UsageError(f"'{file}' is not a readable {kind}, or only a part of one ({said}); fetch it again")
+    reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
+    return UsageError(f"'{file}' is not a readable {kind}, or only a part of one ({reason}); fetch it again")
 
 
 def _index(file: Path) -> dict[str, str]:
@@ -367,55 +369,55 @@ def _kind(dtype: torch.dtype) -> str:
     return "complex" if dtype.is_complex else "bool" if dtype == torch.bool else "integer"
 
 
-def _span(parameter: Tensor, place: Place) -> tuple[int, int]:
+def _span(parameter: Tensor, dest: ParameterSlice) -> tuple[int, int]:
     """First row and end row of an entry of the table in a parameter; a scalar counts as one row."""
     rows = parameter.shape[0] if parameter.ndim else 1
-    return place.start, rows if place.rows is None else place.start + place.rows
+    return dest.start, rows if dest.rows is None else dest.start + dest.rows
 
 
-def _rows(parameter: Tensor, place: Place) -> Tensor:
-    first, behind = _span(parameter, place)
+def _rows(parameter: Tensor, dest: ParameterSlice) -> Tensor:
+    first, behind = _span(parameter, dest)
     return (parameter if parameter.ndim else parameter.view(1))[first:behind]
 
 
-def _fits(info: Info, parameter: Tensor, place: Place) -> bool:
-    if place.pick is None:
-        return list(info.shape) == _expected(parameter, place)
-    needed = int(place.pick.max()) + 1
+def _fits(info: Info, parameter: Tensor, dest: ParameterSlice) -> bool:
+    if dest.pick is None:
+        return list(info.shape) == _expected(parameter, dest)
+    needed = int(dest.pick.max()) + 1
     return info.shape[1:] == parameter.shape[1:] and len(info.shape) == parameter.ndim and info.shape[0] >= needed
 
 
-def _expected(parameter: Tensor, place: Place) -> Any:
+def _expected(parameter: Tensor, dest: ParameterSlice) -> Any:
     """The official tensor's shape, for the check and for its message."""
     if not parameter.ndim:
         return []
-    first, behind = _span(parameter, place)
-    if place.pick is None:
+    first, behind = _span(parameter, dest)
+    if dest.pick is None:
         return [behind - first, *parameter.shape[1:]]
-    return f"at least {int(place.pick.max()) + 1} rows of {list(parameter.shape[1:])}"
+    return f"at least {int(dest.pick.max()) + 1} rows of {list(parameter.shape[1:])}"
 
 
-def _check_table(own: Mapping[str, Any], table: Mapping[str, Place]) -> None:
+def _check_table(own: Mapping[str, Any], table: Mapping[str, ParameterSlice]) -> None:
     """Checks that the table fills every row of every tensor of the module once; mistakes are ours, not the user's."""
     names: dict[int, str] = {}  # tied parameters are one tensor of several names
     spans: dict[int, list[tuple[int, int]]] = {}
     for name, tensor in own.items():
         names.setdefault(id(tensor), name)
         spans.setdefault(id(tensor), [])
-    for official, place in table.items():
-        if place.name not in own:
-            raise ValueError(f"the table maps '{official}' to '{place.name}', which the module does not have")
-        first, behind = _span(own[place.name], place)
-        if place.pick is not None and len(place.pick) != behind - first:
-            raise ValueError(f"'{official}' gives {len(place.pick)} rows for {behind - first} of '{place.name}'")
-        spans[id(own[place.name])].append((first, behind))
+    for official, dest in table.items():
+        if dest.name not in own:
+            raise ValueError(f"the table maps '{official}' to '{dest.name}', which the module does not have")
+        first, behind = _span(own[dest.name], dest)
+        if dest.pick is not None and len(dest.pick) != behind - first:
+            raise ValueError(f"'{official}' gives {len(dest.pick)} rows for {behind - first} of '{dest.name}'")
+        spans[id(own[dest.name])].append((first, behind))
     for key, name in names.items():
         at = 0
         for first, behind in sorted(spans[key]):
             if first != at:
                 raise ValueError(f"the table fills rows of '{name}' twice or not at all, near row {min(first, at)}")
             at = behind
-        if at != _span(own[name], Place(name))[1]:
+        if at != _span(own[name], ParameterSlice(name))[1]:
             raise ValueError(f"the table fills {at} rows of '{name}' {list(own[name].shape)}")
 
 

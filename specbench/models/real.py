@@ -25,7 +25,7 @@ from specbench.models.unified import ImageTokens, Unified, read
 
 M = TypeVar("M", bound=nn.Module)
 
-BESIDE = (argparse.Namespace,)  # what trainers store next to the weights
+TRAINER_TYPES = (argparse.Namespace,)  # what trainers store next to the weights
 
 
 class Bundle:
@@ -48,14 +48,14 @@ class Bundle:
             raise UsageError(f"{self.folder} has no {name}/; put the files there, or try weights=random")
         return path
 
-    def picture(self, tokens: Tensor) -> np.ndarray:
+    def decode_image(self, tokens: Tensor) -> np.ndarray:
         """One image (1, H, W, 3) uint8 of its tokens, discrete (1, h * w) or continuous (1, L, D)."""
         raise NotImplementedError
 
     @torch.inference_mode()
     def pixels(self, tokens: Tensor) -> np.ndarray:
         """Images (B, H, W, 3) uint8 of the target's tokens (B, T) or (B, L, D), each decoded on its own."""
-        return np.concatenate([self.picture(row[None].to(self.device)) for row in tokens])
+        return np.concatenate([self.decode_image(row[None].to(self.device)) for row in tokens])
 
     def random(self, build: Callable[[], M], seed: int, dtype: torch.dtype) -> M:
         """A module with random weights of unit gain, created on its device: the host never holds it twice."""
@@ -118,11 +118,11 @@ class RealModel(Drafters, Bundle):
         grammar = self.target.grammar
         return super().pixels(tokens if grammar is None else tokens[:, grammar.free.to(tokens.device)])
 
-    def codes(self, pictures: Tensor) -> Tensor:
-        codes: Tensor = self.tokenizer.encode(pictures.to(self.device))
+    def codes(self, images: Tensor) -> Tensor:
+        codes: Tensor = self.tokenizer.encode(images.to(self.device))
         return codes
 
-    def beside(self, part: str) -> Path | None:
+    def drafter_path(self, part: str) -> Path | None:
         return None if self.folder is None else self.part(part)
 
     def _random(self, build: Callable[[], Any], seed: int) -> Any:

@@ -53,13 +53,13 @@ class ScenesModel(Drafters):
             built = checkpoints.load(path, f"scenes-{kind}", module, config)
         return built.to(self.device, dtype).eval().requires_grad_(False)
 
-    def codes(self, pictures: Tensor) -> Tensor:
+    def codes(self, images: Tensor) -> Tensor:
         """By the tokenizer in bfloat16, as `make train-scenes` does it: some codes of the table are so close together
         that float32 chooses others, which decode alike, but which the target was not trained on."""
         with torch.autocast(self.device.type, torch.bfloat16):
-            return self.tokenizer.encode(pictures.to(self.device))
+            return self.tokenizer.encode(images.to(self.device))
 
-    def beside(self, part: str) -> Path | None:
+    def drafter_path(self, part: str) -> Path | None:
         return None if self.folder is None else self.folder / f"scenes_{part}.safetensors"
 
     def smaller(self) -> LlamaGen:

@@ -22,7 +22,7 @@ class TextConfig:
     heads: int = 4
     max_words: int = 48
     tokens: int = 8  # feature vectors a caption
-    classes: int = sum(len(c) + 1 for c in scenes.PLACED_ATTRIBUTES.values())
+    classes: int = sum(len(c) + 1 for c in scenes.POSITION_ATTRIBUTES.values())
 
     def to_dict(self) -> dict:
         return asdict(self)
@@ -42,7 +42,9 @@ class TextEncoder(nn.Module):
         self.cfg = cfg
         self.ids = {w: i + 2 for i, w in enumerate(cfg.vocabulary)}
         self.words = nn.Embedding(len(cfg.vocabulary) + 2, cfg.dim)
-        self.places = nn.Parameter(0.02 * torch.randn(cfg.max_words, cfg.dim))
+        self.places = nn.Parameter(  # positions of words; files name the tensor so
+            0.02 * torch.randn(cfg.max_words, cfg.dim)
+        )
         self.queries = nn.Parameter(0.02 * torch.randn(cfg.tokens, cfg.dim))
         layer = nn.TransformerEncoderLayer(
             cfg.dim, cfg.heads, 4 * cfg.dim, 0.0, "gelu", batch_first=True, norm_first=True
@@ -68,12 +70,12 @@ class TextEncoder(nn.Module):
         return self.norm(y[:, self.cfg.max_words :])
 
     def read(self, features: Tensor) -> list[Tensor]:
-        """Per attribute of `scenes.PLACED_ATTRIBUTES`, logits (N, choices + 1); the last class is "nothing there"."""
-        return list(self.reader(features.mean(1)).split([len(c) + 1 for c in scenes.PLACED_ATTRIBUTES.values()], -1))
+        """Per attribute of `scenes.POSITION_ATTRIBUTES`, logits (N, choices + 1); the last class is "nothing there"."""
+        return list(self.reader(features.mean(1)).split([len(c) + 1 for c in scenes.POSITION_ATTRIBUTES.values()], -1))
 
     def reading_loss(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-entropy summed over attributes, and the share of the present ones read right. labels (N, attributes)
-        of `scenes.placed`, ABSENT where there is no object."""
+        of `scenes.labels_by_position`, ABSENT where there is no object."""
         losses, right, present = [], features.new_zeros(()), (labels != scenes.ABSENT)
         for i, logits in enumerate(self.read(features)):
             wanted = torch.where(present[:, i], labels[:, i], logits.shape[-1] - 1)

@@ -69,8 +69,8 @@ def left_pad(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
     features (N, T, D), padded on the right; mask (N, T), nonzero where valid -> features (N, T, D), valid (N, T) bool.
     """
-    places = features.shape[1]
-    source = torch.arange(places, device=features.device) - (places - mask.long().sum(1, keepdim=True))
+    positions = features.shape[1]
+    source = torch.arange(positions, device=features.device) - (positions - mask.long().sum(1, keepdim=True))
     valid = source >= 0
     moved = features.gather(1, source.clamp_min(0).unsqueeze(-1).expand_as(features))
     return moved.masked_fill(~valid.unsqueeze(-1), 0), valid
@@ -100,8 +100,8 @@ class T5Features:
             )
             model, told = cast(tuple[Any, dict[str, Any]], opened)
         except Exception as e:  # whatever a broken file makes the libraries raise
-            said = str(e).strip().partition("\n")[0] or type(e).__name__
-            raise UsageError(f"{folder} is not a readable T5 model ({said}); fetch it again") from e
+            reason = str(e).strip().partition("\n")[0] or type(e).__name__
+            raise UsageError(f"{folder} is not a readable T5 model ({reason}); fetch it again") from e
         if missing := sorted(told["missing_keys"]):  # the library would fill them with random numbers
             raise UsageError(f"{folder}: tensor '{missing[0]}' is missing; fetch the text encoder's weights again")
         self.tokens, self.dim, self.device = tokens, int(model.config.d_model), torch.device(device)
@@ -185,7 +185,7 @@ class Emu3Ids:
 def lumina_prompt(
     encode: Encode, prompt: str, width: int, height: int, instruction: str, ids: ChameleonIds | None = None
 ) -> Prompt:
-    """Lumina-mGPT: [bos] instruction [end of turn] [image start, height, width]; without a prompt only the last three
+    """Lumina-mGPT: [bos] instruction [end_of_turn] [image start, height, width]; without a prompt only the last three
     (reference README (21), (24)).
 
     `instruction` holds {width}, {height} and {prompt}; width and height are pixels, multiples of 32.
@@ -202,7 +202,7 @@ def lumina_prompt(
 
 
 def anole_prompt(encode: Encode, prompt: str, ids: ChameleonIds | None = None) -> Prompt:
-    """Anole: [bos] prompt [end of turn, image start]; without a prompt [bos, image start] (reference README (24))."""
+    """Anole: [bos] prompt [end_of_turn, image start]; without a prompt [bos, image start] (reference README (24))."""
     ids = ids or ChameleonIds()
     return Prompt([ids.bos, *encode(prompt), ids.end_of_turn, ids.image_start], [ids.bos, ids.image_start])
 

@@ -69,31 +69,31 @@ def grid_rotary(side: int, head_dim: int, prefix: int, extra: int = 0, base: flo
     return torch.cat([torch.zeros(prefix, *cells.shape[1:]), cells, cells[-1:].expand(extra, -1, -1)])
 
 
-def line_rotary(places: int, head_dim: int, base: float) -> Tensor:
+def line_rotary(positions: int, head_dim: int, base: float) -> Tensor:
     """The one-dimensional rotary table (places, head_dim / 2, 2) of (cos, sin), float32."""
     freqs = 1.0 / base ** (torch.arange(0, head_dim, 2).float() / head_dim)
-    angles = torch.arange(places).float()[:, None] * freqs
+    angles = torch.arange(positions).float()[:, None] * freqs
     return torch.stack([angles.cos(), angles.sin()], -1)
 
 
-def turning(table: Tensor, rotary: str) -> Tensor:
+def rope_factors(table: Tensor, rotary: str) -> Tensor:
     """A rotary table (rows or 1, n, head_dim / 2, 2) as `rotate` takes it, for all heads: complex where pairs are
     adjacent."""
     return (torch.view_as_complex(table) if rotary == "interleaved" else table).unsqueeze(2)
 
 
-def rotate(x: Tensor, turn: Tensor, rotary: str) -> Tensor:
-    """Rotate the pairs of x (rows, n, heads, head_dim) by a `turning` table; see `BlockConfig`."""
+def rotate(x: Tensor, rope_factors: Tensor, rotary: str) -> Tensor:
+    """Rotate the pairs of x (rows, n, heads, head_dim) by a `rope_factors` table; see `BlockConfig`."""
     if rotary == "halves":
-        cos, sin = turn.unbind(-1)
+        cos, sin = rope_factors.unbind(-1)
         a, b = x.float().chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).type_as(x)
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * turn).flatten(-2).type_as(x)
+    return torch.view_as_real(pairs * rope_factors).flatten(-2).type_as(x)
 
 
 class HeadNorm(nn.Module):
-    """LayerNorm over head_dim with weight and bias (rows, head_dim): a row serves heads / rows heads in turn
+    """LayerNorm over head_dim with weight and bias (rows, head_dim): a row serves heads / rows consecutive heads
     (reference README (19))."""
 
     def __init__(self, rows: int, head_dim: int) -> None:
@@ -109,15 +109,15 @@ class HeadNorm(nn.Module):
 
 
 @dataclass(frozen=True)
-class Frame:
-    """What all blocks of a pass share, of R rows of n positions: rope (R or 1, n, head_dim / 2, 2), and its `turning`
-    form; mask (R, 1, n, keys) bool, True = may attend, or None: causal over the positions
+class AttentionContext:
+    """What all blocks of a pass share, of R rows of n positions: rope (R or 1, n, head_dim / 2, 2), and its
+    `rope_factors`; mask (R, 1, n, keys) bool, True = may attend, or None: causal over the positions
     themselves (training); the cache, whose slots are the keys, and `slots` (R, n) int64, where the keys go."""
 
     rows: int
     nodes: int
     rope: Tensor
-    turn: Tensor
+    rope_factors: Tensor
     mask: Tensor | None
     cache: KVCache | None
     slots: Tensor | None
@@ -133,22 +133,22 @@ class Attention(nn.Module):
         self.wqkv = nn.Linear(cfg.dim, (cfg.n_heads + 2 * cfg.n_kv_heads) * cfg.head_dim, bias=False)
         self.wo = nn.Linear(cfg.dim, cfg.dim, bias=False)
 
-    def forward(self, x: Tensor, frame: Frame, layer: int) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext, layer: int) -> Tensor:
         """x (N, dim) -> (N, dim)."""
-        c, places = self.cfg, frame.rows * frame.nodes
-        heads = linear(x, self.wqkv.weight).view(frame.rows, frame.nodes, -1, c.head_dim)
+        c, positions = self.cfg, context.rows * context.nodes
+        heads = linear(x, self.wqkv.weight).view(context.rows, context.nodes, -1, c.head_dim)
         qk, v = heads.split((c.n_heads + c.n_kv_heads, c.n_kv_heads), 2)
         if c.qk_norm:
             q, k = qk.split((c.n_heads, c.n_kv_heads), 2)
             qk = torch.cat([self.q_norm(q), self.k_norm(k)], 2)
-        q, k = rotate(qk, frame.turn, c.rotary).transpose(1, 2).split((c.n_heads, c.n_kv_heads), 1)
+        q, k = rotate(qk, context.rope_factors, c.rotary).transpose(1, 2).split((c.n_heads, c.n_kv_heads), 1)
         v = v.transpose(1, 2)
-        if frame.cache is None:
-            y = attention(q, k, v, frame.mask)
+        if context.cache is None:
+            y = attention(q, k, v, context.mask)
         else:
-            assert frame.slots is not None
-            y = frame.cache.attend(layer, frame.slots, q, k, v, frame.mask)
-        return linear(y.transpose(1, 2).reshape(places, -1), self.wo.weight)
+            assert context.slots is not None
+            y = context.cache.attend(layer, context.slots, q, k, v, context.mask)
+        return linear(y.transpose(1, 2).reshape(positions, -1), self.wo.weight)
 
 
 class FeedForward(nn.Module):
@@ -174,15 +174,15 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(cfg.dim, cfg.norm_eps) if input_norm else nn.Identity()
         self.ffn_norm = RMSNorm(cfg.dim, cfg.norm_eps)
 
-    def forward(self, x: Tensor, frame: Frame, layer: int) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext, layer: int) -> Tensor:
         """x (N, dim): the positions of all rows, one after the other -> (N, dim)."""
-        if (kernels := fused_kernels()) is not None and frame.cache is not None:
-            fused: Tensor = kernels.block(self, x, frame, layer)
+        if (kernels := fused_kernels()) is not None and context.cache is not None:
+            fused: Tensor = kernels.block(self, x, context, layer)
             return fused
         if self.post_norm:
-            h = x + self.attention_norm(self.attention(x, frame, layer))
+            h = x + self.attention_norm(self.attention(x, context, layer))
             return h + self.ffn_norm(self.feed_forward(h))
-        h = x + self.attention(self.attention_norm(x), frame, layer)
+        h = x + self.attention(self.attention_norm(x), context, layer)
         return h + self.feed_forward(self.ffn_norm(h))
 
 
@@ -193,21 +193,21 @@ def run_blocks(
     mask: Tensor | None = None,
     cache: KVCache | None = None,
     slots: Tensor | None = None,
-    taps: Sequence[int] = (),
+    aux_hidden_layers: Sequence[int] = (),
 ) -> Tensor:
-    """Outputs (R, n, dim) of inputs x (R, n, dim); the rest as of `Frame`. After them, the outputs of every block
-    whose number is in `taps`: (R, n, dim * (1 + taps))."""
+    """Outputs (R, n, dim) of inputs x (R, n, dim); the rest as of `AttentionContext`. After them, the outputs of every
+    block whose number is in `aux_hidden_layers`: (R, n, dim * (1 + layers))."""
     rows, nodes, dim = x.shape
     first: Any = blocks[0]  # all rotate alike
-    frame = Frame(rows, nodes, rope, turning(rope, first.attention.cfg.rotary), mask, cache, slots)
+    context = AttentionContext(rows, nodes, rope, rope_factors(rope, first.attention.cfg.rotary), mask, cache, slots)
     flat = x.reshape(-1, dim)
-    tapped = []
+    aux = []
     for i, block in enumerate(blocks):
-        flat = block(flat, frame, i)
-        if i in taps:
-            tapped.append(flat)
-    if tapped:
-        flat = torch.cat([flat, *tapped], -1)
+        flat = block(flat, context, i)
+        if i in aux_hidden_layers:
+            aux.append(flat)
+    if aux:
+        flat = torch.cat([flat, *aux], -1)
     return flat.view(rows, nodes, -1)
 
 

@@ -105,15 +105,15 @@ class Unified(Language):
             self._ids = self._ids.to(tokens.device)
         return self._ids[tokens]
 
-    def reserve(self, places: int) -> None:
+    def reserve(self, positions: int) -> None:
         device = self.output.weight.device
-        if self._rope is None or len(self._rope) < places or self._rope.device != device:
-            self._rope = line_rotary(places, self.block.head_dim, self.cfg.rope_base).to(device)
+        if self._rope is None or len(self._rope) < positions or self._rope.device != device:
+            self._rope = line_rotary(positions, self.block.head_dim, self.cfg.rope_base).to(device)
 
-    def turns(self, places: Tensor, padding: Tensor) -> Tensor:
+    def rope_at(self, positions: Tensor, padding: Tensor) -> Tensor:
         """Positions count from the first valid one."""
         assert self._rope is not None, "reserve() comes first"
-        return self._rope[(places - padding).clamp_min(0)]
+        return self._rope[(positions - padding).clamp_min(0)]
 
     def condition(self, conditioning: Prompts, guided: bool) -> Prefix:
         ids, valid = conditioning.ids, conditioning.valid
@@ -148,12 +148,12 @@ def from_hugging_face(c: Mapping[str, Any], qk_norm: int) -> UnifiedConfig:
     )
 
 
-def configured(folder: Path, source: official.Source) -> UnifiedConfig:
+def configured(folder: Path, source: official.CheckpointSource) -> UnifiedConfig:
     """From the config.json of a Hugging Face folder: a language model's own, or a complete Chameleon's or Emu3's."""
-    whole = official.config(folder)
+    content = official.config(folder)
     norm = next((i for n, i in source.tensors.items() if n.endswith("layers.0.self_attn.q_norm.weight")), None)
     try:
-        return from_hugging_face(whole.get("text_config", whole), norm.shape[0] if norm else 0)
+        return from_hugging_face(content.get("text_config", content), norm.shape[0] if norm else 0)
     except (KeyError, TypeError, ValueError) as e:
         raise UsageError(f"{folder / 'config.json'} does not describe a language model ({e}); fetch it again") from e
 

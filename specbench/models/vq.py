@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specbench.errors import UsageError
-from specbench.models.naming import Place, Table
+from specbench.models.naming import ParameterSlice, Table
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class VQConfig:
         """The fields, for a file. The later ones are left out at their defaults: a tokenizer saved without them stays
         the same file, by whose digest rows name it."""
         later = ("encoder_attention", "decoder_attention", "codebook_l2_norm")
-        usual = {f.name: f.default for f in fields(self) if f.name in later}
-        return {k: v for k, v in asdict(self).items() if k not in usual or v != usual[k]}
+        defaults = {f.name: f.default for f in fields(self) if f.name in later}
+        return {k: v for k, v in asdict(self).items() if k not in defaults or v != defaults[k]}
 
     def reduced(self, codebook_size: int) -> VQConfig:
         """The same kind of network, as narrow as 32 groups allow, with another number of codes."""
@@ -144,8 +144,8 @@ class Level(nn.Module):
         return x
 
 
-def _levels(cfg: VQConfig, chosen: tuple[int, ...] | None) -> Iterable[int]:
-    return () if not cfg.attention else (len(cfg.ch_mult) - 1,) if chosen is None else chosen
+def _levels(cfg: VQConfig, levels: tuple[int, ...] | None) -> Iterable[int]:
+    return () if not cfg.attention else (len(cfg.ch_mult) - 1,) if levels is None else levels
 
 
 def _middle(c: int, groups: int, attention: bool) -> nn.ModuleList:
@@ -154,7 +154,7 @@ def _middle(c: int, groups: int, attention: bool) -> nn.ModuleList:
     )
 
 
-class Encoder(nn.Module):
+class VQEncoder(nn.Module):
     def __init__(self, cfg: VQConfig) -> None:
         super().__init__()
         chans = [cfg.ch * m for m in cfg.ch_mult]
@@ -177,7 +177,7 @@ class Encoder(nn.Module):
         return self.conv_out(F.silu(self.norm_out(x)))
 
 
-class Decoder(nn.Module):
+class VQDecoder(nn.Module):
     def __init__(self, cfg: VQConfig) -> None:
         super().__init__()
         chans = [cfg.ch * m for m in reversed(cfg.ch_mult)]
@@ -238,7 +238,7 @@ class Autoencoder(nn.Module):
     def __init__(self, cfg: VQConfig) -> None:
         super().__init__()
         self.cfg = cfg
-        self.encoder, self.decoder = Encoder(cfg), Decoder(cfg)
+        self.encoder, self.decoder = VQEncoder(cfg), VQDecoder(cfg)
         if cfg.codebook_size:
             self.quantize = Quantizer(cfg.codebook_size, cfg.codebook_embed_dim, cfg.codebook_l2_norm)
         double = 2 if cfg.double_z else 1
@@ -301,7 +301,7 @@ def _names(cfg: VQConfig) -> list[str]:
 
 def llamagen_table(cfg: VQConfig) -> Table:
     """The table of `vq_ds*.pt` (under the key "model"): each tensor keeps its own name."""
-    return {name: Place(name) for name in _names(cfg)}
+    return {name: ParameterSlice(name) for name in _names(cfg)}
 
 
 def taming_table(cfg: VQConfig) -> Table:
@@ -315,7 +315,7 @@ def taming_table(cfg: VQConfig) -> Table:
         name = re.sub(r"decoder\.conv_blocks\.(\d+)", lambda m: f"decoder.up.{last - int(m[1])}", name)
         return name.replace("encoder.conv_blocks.", "encoder.down.").replace(".res.", ".block.")
 
-    return {official(name): Place(name) for name in _names(cfg)}
+    return {official(name): ParameterSlice(name) for name in _names(cfg)}
 
 
 def sized(official: VQConfig, shapes: Mapping[str, tuple[int, ...]], where: str = "the file") -> VQConfig:

@@ -42,7 +42,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelSource:
     """`parts` is what every run needs, `drafters` what a drafter needs besides, both by folder; `sizes` holds the
     target of each other size; `instead` holds repositories with another layout of the same target."""
 
@@ -79,26 +79,26 @@ _T5 = Part(
 )
 
 
-def _t2i(file: str, drafter: str, converted: str) -> Model:
+def _t2i(file: str, drafter: str, converted: str) -> ModelSource:
     """The drafter and the converted target are named in the README of jadohu/LANTERN (commit 3a56e45), which
     publishes its work under the licence of Chameleon."""
 
     def part(name: str) -> Part:
         return Part(_T2I[0], (name,), "MIT", _T2I[1])
 
-    return Model(
+    return ModelSource(
         {"target": part(file), "tokenizer": part("vq_ds16_t2i.pt"), "text": _T5},
         {"eagle": hugging_face(drafter, CHAMELEON)},
         instead=(hugging_face(converted, CHAMELEON),),
     )
 
 
-def _c2i(file: str, draft: str | None = None) -> Model:
+def _c2i(file: str, draft: str | None = None) -> ModelSource:
     def part(name: str) -> Part:
         return Part(_C2I[0], (name,), "MIT", _C2I[1])
 
     drafters = {"draft": part(draft)} if draft else {}
-    return Model({"target": part(file), "tokenizer": part("vq_ds16_c2i.pt")}, drafters)
+    return ModelSource({"target": part(file), "tokenizer": part("vq_ds16_c2i.pt")}, drafters)
 
 
 # --- Chameleon's family -----------------------------------------------------------------------------------------------
@@ -137,28 +137,28 @@ _EMU3_VISION = hugging_face("BAAI/Emu3-VisionTokenizer", "Apache 2.0", "c81f916a
 # share, without checksums, and its util/download.py kl16.ckpt: put by hand, these are read, too.
 
 
-def _mar(file: str, draft: str | None = None) -> Model:
+def _mar(file: str, draft: str | None = None) -> ModelSource:
     def part(name: str) -> Part:
         return Part("jadechoghari/mar", (name,), "MIT", "806eb8e7d64d6895774aaf4467c27578acb93b92")
 
     drafters = {"draft": part(draft)} if draft else {}
-    return Model({"target": part(file), "tokenizer": part("kl16.safetensors")}, drafters)
+    return ModelSource({"target": part(file), "tokenizer": part("kl16.safetensors")}, drafters)
 
 
-MODELS: dict[str, Model] = {
+MODELS: dict[str, ModelSource] = {
     "llamagen_xl": _t2i("t2i_XL_stage1_256.pt", "jadohu/llamagen_drafter", "jadohu/LlamaGen-T2I"),
     "llamagen_xl_512": _t2i("t2i_XL_stage2_512.pt", "jadohu/llamagen2_drafter", "jadohu/LlamaGen-T2I-2"),
     "llamagen_l": _c2i("c2i_L_384.pt"),
     "llamagen_xl_c2i": _c2i("c2i_XL_384.pt", "c2i_L_384.pt"),
     "llamagen_3b": _c2i("c2i_3B_384.pt", "c2i_L_384.pt"),
-    "lumina_mgpt": Model(
+    "lumina_mgpt": ModelSource(
         {"target": _LUMINA, "tokenizer": _CHAMELEON},
         sizes={size: hugging_face(f"Alpha-VLLM/Lumina-mGPT-7B-{size}", CHAMELEON) for size in ("512", "1024")},
     ),
-    "anole": Model(
+    "anole": ModelSource(
         {"target": _ANOLE, "tokenizer": _CHAMELEON}, {"eagle": hugging_face("jadohu/anole_drafter", CHAMELEON)}
     ),
-    "emu3": Model(
+    "emu3": ModelSource(
         {"target": _EMU3, "tokenizer": _EMU3_VISION},
         instead=(hugging_face("BAAI/Emu3-Gen-hf", "Apache 2.0"),),
     ),
@@ -312,11 +312,11 @@ DATA: dict[str, Data] = {
 }
 
 
-def part_of(entry: Model, name: str) -> Part | None:
+def part_of(entry: ModelSource, name: str) -> Part | None:
     return entry.parts.get(name) or entry.drafters.get(name)
 
 
-def places(parts: Mapping[str, Part]) -> str:
+def listing(parts: Mapping[str, Part]) -> str:
     """The folder of each part's files, as text."""
     return ", ".join(f"{names(part)} into {name}/" for name, part in parts.items())
 

@@ -22,7 +22,7 @@ from specbench.rows import provenance
 SAMPLES, BATCH = 256, 16
 
 
-def sample_figures(assets: Path, device: torch.device) -> dict[str, float]:
+def sample_statistics(assets: Path, device: torch.device) -> dict[str, float]:
     """Attribute accuracy of vanilla samples (validation captions, guidance 3, temperature 1), by the reader.
 
     `reader_accuracy_vanilla` is the share of stated attributes that are read as stated; `..._renders` the same on the
@@ -30,7 +30,7 @@ def sample_figures(assets: Path, device: torch.device) -> dict[str, float]:
     """
     cfg = {
         "model": "llamagen_scenes",
-        "weights": weights_word(assets),
+        "weights": weights_argument(assets),
         "device": str(device),
         "dtype": "float32",
         "drafter": "none",
@@ -43,22 +43,22 @@ def sample_figures(assets: Path, device: torch.device) -> dict[str, float]:
     pipeline = Pipeline.load(cfg)
     reader = ev.load(assets / ev.READER, ev.AttributeReader, device)
     real, captions, labels = scenes.render("validation", range(SAMPLES))
-    pictures = []
+    images = []
     for i in tqdm(range(0, SAMPLES, BATCH), desc="samples"):
         conditioning = pipeline.encode(captions[i : i + BATCH])
         tokens = pipeline.decode(conditioning, [(0, j) for j in range(i, i + BATCH)]).tokens
-        pictures.append(pipeline.pixels(tokens))
+        images.append(pipeline.pixels(tokens))
     tokenizer = pipeline.model.tokenizer
     with torch.inference_mode():
         again = scenes.to_uint8(tokenizer.decode(tokenizer.encode(scenes.to_float(real).to(device))))
     return {
         "reader_accuracy_renders": _read(reader, real, labels),
         "reader_accuracy_tokenized": _read(reader, again, labels),
-        "reader_accuracy_vanilla": _read(reader, np.concatenate(pictures), labels),
+        "reader_accuracy_vanilla": _read(reader, np.concatenate(images), labels),
     }
 
 
-def weights_word(assets: Path) -> str:
+def weights_argument(assets: Path) -> str:
     """The value of weights= of a run for this folder."""
     return "embedded" if assets == registry.ASSETS else str(assets)
 
@@ -88,7 +88,7 @@ class Trial:
     overrides: tuple[str, ...] = ()
 
 
-def class_figures(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
+def class_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
     """Shares of shapes and colours that the reader finds as in the class, by guidance scale; empty without a reader.
 
     `reader_accuracy_renders` is the same of real images, `..._decoded` of those after the autoencoder, and
@@ -97,13 +97,13 @@ def class_figures(assets: Path, device: torch.device, trial: Trial) -> dict[str,
     if not (assets / ev.READER).is_file():
         return {}
     reader = ev.load(assets / ev.READER, ev.AttributeReader, device)
-    real, numbers = scenes_classes.pictures("validation", trial.count)
+    real, numbers = scenes_classes.portraits("validation", trial.count)
     labels = np.array([scenes_classes.labels_of(int(number)) for number in numbers])
     own = _pipeline(assets, device, trial, "method=vanilla")
     with torch.inference_mode():
         pixels = scenes.to_float(real).to(device)
-        decoded = [own.pixels(own.model.autoencoder.law(x)[0]) for x in pixels.split(50)]
-    figures = {
+        decoded = [own.pixels(own.model.autoencoder.token_distribution(x)[0]) for x in pixels.split(50)]
+    statistics = {
         "reader_accuracy_renders": _classes_read(reader, real, labels)["shape_and_colour"],
         "reader_accuracy_decoded": _classes_read(reader, np.concatenate(decoded), labels)["shape_and_colour"],
     }
@@ -112,35 +112,35 @@ def class_figures(assets: Path, device: torch.device, trial: Trial) -> dict[str,
     for scale in trial.scales:
         pipeline = _pipeline(assets, device, trial, "method=vanilla", f"cfg_scale={scale}")
         read = _classes_read(reader, _sample(pipeline, items)[0], labels)
-        figures[f"reader_accuracy_cfg_{scale:g}"] = read["shape_and_colour"]
+        statistics[f"reader_accuracy_cfg_{scale:g}"] = read["shape_and_colour"]
         if scale == own.model.target.scale:
-            figures["reader_accuracy_vanilla"] = read.pop("shape_and_colour")
-            figures |= {f"vanilla_{name}": value for name, value in read.items()}
-    return figures
+            statistics["reader_accuracy_vanilla"] = read.pop("shape_and_colour")
+            statistics |= {f"vanilla_{name}": value for name, value in read.items()}
+    return statistics
 
 
-def draft_figures(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
+def draft_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[str, float]:
     """Share of verified draft tokens that are accepted, and tokens per target pass, under each exact criterion; at the
     model's own guidance, and for `path` without guidance as well."""
-    figures = {}
+    statistics = {}
     items = scenes_classes.items({"seed": 0, "n": trial.drafted})
-    for name, words in {
+    for name, arguments in {
         "path": ["criterion=path"],
         "path_cfg_1": ["criterion=path", "cfg_scale=1"],
         "exact": ["criterion=exact"],
     }.items():
-        pipeline = _pipeline(assets, device, trial, "method=cspd", f"gamma={trial.gamma}", *words)
+        pipeline = _pipeline(assets, device, trial, "method=cspd", f"gamma={trial.gamma}", *arguments)
         _, steps, drafted, accepted = _sample(pipeline, items)
-        figures[f"acceptance_{name}"] = accepted / drafted
-        figures[f"tokens_a_pass_{name}"] = len(items) * pipeline.tokens_per_image / steps
-    return figures
+        statistics[f"acceptance_{name}"] = accepted / drafted
+        statistics[f"tokens_a_pass_{name}"] = len(items) * pipeline.tokens_per_image / steps
+    return statistics
 
 
-def _pipeline(assets: Path, device: torch.device, trial: Trial, *words: str) -> ContinuousPipeline:
+def _pipeline(assets: Path, device: torch.device, trial: Trial, *arguments: str) -> ContinuousPipeline:
     from specbench.config import configuration
 
-    cfg = configuration.compose(["model=mar_scenes", *trial.overrides, *words])
-    pipeline = Pipeline.load({**cfg, "weights": weights_word(assets), "device": str(device)})
+    cfg = configuration.compose(["model=mar_scenes", *trial.overrides, *arguments])
+    pipeline = Pipeline.load({**cfg, "weights": weights_argument(assets), "device": str(device)})
     assert isinstance(pipeline, ContinuousPipeline)
     assert isinstance(pipeline.model, ScenesMAR)
     return pipeline
@@ -148,14 +148,14 @@ def _pipeline(assets: Path, device: torch.device, trial: Trial, *words: str) -> 
 
 def _sample(pipeline: ContinuousPipeline, items: Sequence[Item], batch: int = 64) -> tuple[np.ndarray, int, int, int]:
     """Images of the items, and over all of them target passes, draft tokens verified and accepted."""
-    pictures, counts = [], np.zeros(3, dtype=np.int64)
+    images, counts = [], np.zeros(3, dtype=np.int64)
     for i in tqdm(range(0, len(items), batch), desc="samples of classes"):
         some = items[i : i + batch]
         out = pipeline.decode(pipeline.encode([item.prompt for item in some]), [(0, item.index) for item in some])
-        pictures.append(pipeline.pixels(out.tokens))
+        images.append(pipeline.pixels(out.tokens))
         counts += [int(x.sum()) for x in (out.steps, out.drafted, out.accepted)]
     steps, drafted, accepted = counts.tolist()
-    return np.concatenate(pictures), steps, drafted, accepted
+    return np.concatenate(images), steps, drafted, accepted
 
 
 def _classes_read(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -182,28 +182,28 @@ GOALS: list[tuple[str, str, str, float, float]] = [
 
 @dataclass
 class Card:
-    """runs: (stages, origin) of every training; figures: stage -> name -> value."""
+    """runs: (stages, origin) of every training; statistics: stage -> name -> value."""
 
     runs: list[tuple[list[str], str]] = field(default_factory=list)
-    figures: dict[str, dict[str, float]] = field(default_factory=dict)
+    statistics: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Card:
         """The card in a file; an empty one where there is none."""
         text = path.read_text() if path.is_file() else ""
-        runs = [(stages.split(", "), words) for stages, words in re.findall(r"^- ([a-z_, ]+): (.+)$", text, re.M)]
-        figures = {
+        runs = [(stages.split(", "), source) for stages, source in re.findall(r"^- ([a-z_, ]+): (.+)$", text, re.M)]
+        statistics = {
             stage: {name: float(value) for name, value in (one.split(" ") for one in row.split(", "))}
             for stage, row in re.findall(r"^\| (\w+) \| (\w+ [-+.\w]+(?:, \w+ [-+.\w]+)*) \|$", text, re.M)
         }
-        return cls(runs, figures)
+        return cls(runs, statistics)
 
-    def add(self, figures: Mapping[str, dict[str, float]], words: str, order: Iterable[str]) -> None:
+    def add(self, statistics: Mapping[str, dict[str, float]], source: str, order: Iterable[str]) -> None:
         """Replace the statistics of some stages."""
-        kept = [([stage for stage in stages if stage not in figures], old) for stages, old in self.runs]
-        self.runs = [run for run in kept if run[0]] + [(list(figures), words)]
-        together = self.figures | dict(figures)
-        self.figures = {stage: together[stage] for stage in order if stage in together}
+        others = [([stage for stage in stages if stage not in statistics], old) for stages, old in self.runs]
+        self.runs = [run for run in others if run[0]] + [(list(statistics), source)]
+        together = self.statistics | dict(statistics)
+        self.statistics = {stage: together[stage] for stage in order if stage in together}
 
     def render(self) -> str:
         """The card as Markdown: the goals with the reached values, then every statistic of every stage."""
@@ -213,22 +213,22 @@ class Card:
             "Written by `make train-scenes` (`specbench train scenes`): what the weights under `specbench/assets`",
             "reached on the validation split of *scenes*, measured from the stored half-precision files.",
             "",
-            *(f"- {', '.join(stages)}: {words}" for stages, words in self.runs),
+            *(f"- {', '.join(stages)}: {source}" for stages, source in self.runs),
             "",
-            "| figure | reached | goal | |",
+            "| statistic | reached | goal | |",
             "|---|---|---|---|",
         ]
         for stage, name, what, low, high in GOALS:
-            if name in self.figures.get(stage, {}):
-                value = self.figures[stage][name]
+            if name in self.statistics.get(stage, {}):
+                value = self.statistics[stage][name]
                 goal = f"at least {low:g}" if high in (1.0, np.inf) else f"{low:g} to {high:g}"
                 lines.append(
                     f"| {what} | {value:.4g} | {goal} | {'reached' if low <= value <= high else '**short**'} |"
                 )
-        lines += ["", "| stage | figures |", "|---|---|"]
+        lines += ["", "| stage | statistics |", "|---|---|"]
         lines += [
             f"| {stage} | " + ", ".join(f"{k} {v:.4g}" for k, v in found.items()) + " |"
-            for stage, found in self.figures.items()
+            for stage, found in self.statistics.items()
         ]
         return "\n".join(lines) + "\n"
 

@@ -20,8 +20,8 @@ from specbench.models import checkpoints, eagle
 from specbench.rows import provenance
 from specbench.storage.files import write_atomically
 from specbench.training import drafter, examples
-from specbench.training.lessons import Reader
-from specbench.training.recipes import TABLE, WHERE, Plan, plan
+from specbench.training.dataset import TargetHead
+from specbench.training.recipes import TABLE, WHERE, TrainingPlan, plan
 from specbench.training.trainer import Alone, Processes, Recipe, Validation, fit, processes
 
 _HELP = """\
@@ -49,16 +49,16 @@ class Trained:
     """The result of a training: the weights' file, their statistics, and the number of training examples."""
 
     file: Path
-    figures: dict[str, float]
+    statistics: dict[str, float]
     examples: int
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Returns the exit status. Raises UsageError for bad arguments, absent weights or data."""
-    if {"-h", "--help"} & set(words) or not words:
+    if {"-h", "--help"} & set(arguments) or not arguments:
         print(_HELP + "\n".join(f"  {name + '=':<16} {p.line}" for name, p in TABLE.items()))
         return 0
-    chosen = plan(words)
+    chosen = plan(arguments)
     together, device = processes()
     cfg = {**chosen.cfg, "device": str(device)} if device else chosen.cfg
     registry.check_weights(cfg)
@@ -69,14 +69,14 @@ def main(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; run the same command to resume") from None
     if together.is_main_process:
-        _card(chosen, pipeline, done, words)
-        print("  ".join(f"{name} {value:.4g}" for name, value in done.figures.items()))
+        _card(chosen, pipeline, done, arguments)
+        print("  ".join(f"{name} {value:.4g}" for name, value in done.statistics.items()))
         print(f"weights and card in {chosen.out}")
         print(f"use them: specbench run {_use(chosen)}")
     return 0
 
 
-def train(chosen: Plan, pipeline: Pipeline, together: Processes | None = None) -> Trained:
+def train(chosen: TrainingPlan, pipeline: Pipeline, together: Processes | None = None) -> Trained:
     """Train as planned; resume where an earlier call with the same plan stopped."""
     together = together or Alone()
     kind, out, device = chosen["drafter"], chosen.out, pipeline.device
@@ -85,12 +85,12 @@ def train(chosen: Plan, pipeline: Pipeline, together: Processes | None = None) -
     _check_note(out, note)
     torch.manual_seed(chosen.cfg["seed"])
     network = bundle.untrained(kind, chosen["heads"]).to(device, torch.float32).requires_grad_(True)
-    taps = network.cfg.taps if isinstance(network, eagle.Eagle) else ()
-    if chosen["freeze"] and isinstance(network, eagle.Eagle):
+    aux_hidden_layers = network.cfg.aux_hidden_layers if isinstance(network, eagle.EagleNetwork) else ()
+    if chosen["freeze"] and isinstance(network, eagle.EagleNetwork):
         network.embed_tokens.requires_grad_(False)
-    target = bundle.target.tapping(taps) if taps else bundle.target
+    target = bundle.target.with_aux_hidden_layers(aux_hidden_layers) if aux_hidden_layers else bundle.target
     target.requires_grad_(False)
-    found = examples.make(chosen, pipeline, taps, together)
+    found = examples.make(chosen, pipeline, aux_hidden_layers, together)
     rows, held = found.split(chosen["held_out"])
     if chosen["batch"] > len(rows):
         raise UsageError(
@@ -98,20 +98,20 @@ def train(chosen: Plan, pipeline: Pipeline, together: Processes | None = None) -
         )
     if together.is_main_process:
         write_atomically(out / NOTE, json.dumps(note, indent=1).encode())
-    lessons, reader = found.lessons(target), Reader(target)
-    lines = drafter.Lines(**{name: chosen[name] for name in drafter.Lines.__dataclass_fields__})
+    dataset, head = found.dataset(target), TargetHead(target)
+    terms = drafter.LossTerms(**{name: chosen[name] for name in drafter.LossTerms.__dataclass_fields__})
 
-    def figures() -> dict[str, float]:
-        return drafter.evaluate(network, reader, lessons, held[:HELD])
+    def statistics() -> dict[str, float]:
+        return drafter.evaluate(network, head, dataset, held[:HELD])
 
     recipe = recipe_of(chosen, len(rows))
     spent = fit(
         kind,
         network,
-        drafter.loss_of(network, reader, lessons, rows, recipe.batch, lines),
+        drafter.loss_of(network, head, dataset, rows, recipe.batch, terms),
         recipe,
         out / "state",
-        validation=Validation(figures, chosen["validate_every"], "" if chosen["keep"] == "last" else chosen["keep"]),
+        validation=Validation(statistics, chosen["validate_every"], "" if chosen["keep"] == "last" else chosen["keep"]),
         together=together,
         board=_board(out) if chosen["tensorboard"] and together.is_main_process else None,
     )
@@ -119,12 +119,12 @@ def train(chosen: Plan, pipeline: Pipeline, together: Processes | None = None) -
     if not together.is_main_process:
         return Trained(file, {}, len(rows))
     _write(network, file, registry.KINDS[kind], bundle.dtype)
-    depth = DEPTH if isinstance(network, eagle.Eagle) else drafter.depth_of(network, 1)
-    reached = drafter.evaluate(network, reader, lessons, held[:HELD], depth)
+    depth = DEPTH if isinstance(network, eagle.EagleNetwork) else drafter.depth_of(network, 1)
+    reached = drafter.evaluate(network, head, dataset, held[:HELD], depth)
     return Trained(file, reached | {k: v for k, v in spent.items() if k in ("seconds", "images")}, len(rows))
 
 
-def recipe_of(chosen: Plan, rows: int) -> Recipe:
+def recipe_of(chosen: TrainingPlan, rows: int) -> Recipe:
     """The trainer's part of a plan, for so many examples to train on."""
     steps = chosen["steps"] or max(1, round(chosen["epochs"] * rows / chosen["batch"]))
     names = "batch lr warmup schedule weight_decay clip ema save_every muon accumulate precision".split()
@@ -144,10 +144,10 @@ def _write(network: nn.Module, file: Path, kind: str, dtype: torch.dtype) -> Non
     checkpoints.fill(network, checkpoints.read(file, kind)[1], file.name)
 
 
-def _note(chosen: Plan, weights: str) -> dict[str, Any]:
+def _note(chosen: TrainingPlan, weights: str) -> dict[str, Any]:
     """The identity of a training, so that a later command cannot resume another training's state."""
     names = ("model", "seed", "dtype", "data", "split", "temperature", "top_k", "top_p", "cfg_scale")
-    own = {name: value for name, value in chosen.words.items() if name not in WHERE}
+    own = {name: value for name, value in chosen.arguments.items() if name not in WHERE}
     return own | {name: chosen.cfg[name] for name in names if name in chosen.cfg} | {"weights": weights}
 
 
@@ -161,8 +161,8 @@ def _check_note(out: Path, note: dict[str, Any]) -> None:
     except (ValueError, TypeError, AttributeError):
         raise UsageError(f"{out / NOTE} is damaged; {begin}") from None
     if changed:
-        told = ", ".join(f"{k}={before.get(k)}" for k in changed)
-        raise UsageError(f"{out} has a training with {told}: resume it with the same arguments, {begin}")
+        differing = ", ".join(f"{k}={before.get(k)}" for k in changed)
+        raise UsageError(f"{out} has a training with {differing}: resume it with the same arguments, {begin}")
 
 
 def _board(out: Path) -> Any:
@@ -176,23 +176,23 @@ def _board(out: Path) -> Any:
 _METHODS = {"eagle": "eagle1", "eagle3": "eagle3", "medusa": "medusa", "draft_model": "sd"}
 
 
-def _use(chosen: Plan) -> str:
+def _use(chosen: TrainingPlan) -> str:
     """The arguments of a run with the trained drafter."""
     model = chosen.cfg["model"]
-    words = [f"model={model}"] if model != parameters.default_choice("model") else []
-    return shlex.join([*words, f"method={_METHODS[chosen['drafter']]}", f"drafter_weights={chosen.out}"])
+    arguments = [f"model={model}"] if model != parameters.default_choice("model") else []
+    return shlex.join([*arguments, f"method={_METHODS[chosen['drafter']]}", f"drafter_weights={chosen.out}"])
 
 
-def _card(chosen: Plan, pipeline: Pipeline, done: Trained, words: Sequence[str]) -> None:
+def _card(chosen: TrainingPlan, pipeline: Pipeline, done: Trained, arguments: Sequence[str]) -> None:
     """card.md next to the weights: their identity, training data, recipe and results."""
     where = provenance.environment(pipeline.device)
     source = {"self": "drawn by the target", "pairs": "images with captions, by the model's tokenizer"}[
         chosen["source"]
     ]
-    lines = [
+    terms = [
         f"# {chosen['drafter']} for {chosen.cfg['model']}",
         "",
-        f"`specbench train {shlex.join(words)}`",
+        f"`specbench train {shlex.join(arguments)}`",
         "",
         f"- Made {time.strftime('%Y-%m-%d', time.gmtime())} by specbench {where['specbench']}, commit"
         f" {where['commit']}, on {where['device_name']} (torch {where['torch']}).",
@@ -203,9 +203,9 @@ def _card(chosen: Plan, pipeline: Pipeline, done: Trained, words: Sequence[str])
         f"- Weights: `{done.file.name}`, SHA-256 {examples.sha256(done.file)}.",
         f"- Use: `specbench run {_use(chosen)}`",
         "",
-        "| figure | value |",
+        "| statistic | value |",
         "|---|---|",
-        *(f"| {name} | {value:.4g} |" for name, value in done.figures.items()),
+        *(f"| {name} | {value:.4g} |" for name, value in done.statistics.items()),
         "",
         "tv: mean total variation to the target's distribution, one token after the target's last hidden state (tv_2"
         " and on: on the drafter's own outputs); top1_agreement, top3: the target's top-1 token is the drafter's top-1,"
@@ -213,6 +213,10 @@ def _card(chosen: Plan, pipeline: Pipeline, done: Trained, words: Sequence[str])
         "",
         "| recipe | value |",
         "|---|---|",
-        *(f"| {name} | {value} |" for name, value in chosen.words.items() if name not in WHERE and value is not None),
+        *(
+            f"| {name} | {value} |"
+            for name, value in chosen.arguments.items()
+            if name not in WHERE and value is not None
+        ),
     ]
-    write_atomically(chosen.out / "card.md", ("\n".join(lines) + "\n").encode())
+    write_atomically(chosen.out / "card.md", ("\n".join(terms) + "\n").encode())

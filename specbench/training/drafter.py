@@ -11,35 +11,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.models.eagle import Eagle
+from specbench.models.eagle import EagleNetwork
 from specbench.models.language import Language
-from specbench.models.medusa import Medusa
-from specbench.training.lessons import Lesson, Lessons, Reader, hidden_over, prefixed
-from specbench.training.trainer import Loss, Turn
+from specbench.models.medusa import MedusaNetwork
+from specbench.training.dataset import Batch, Dataset, TargetHead, hidden_states, prefixed
+from specbench.training.trainer import Loss, MicroStep
 
 
 @dataclass(frozen=True)
-class Lines:
+class LossTerms:
     """The terms of the loss.
 
     dropout: share of sequences without their prompt, since guidance drafts those, too; noise: half-width of uniform
     noise on the target's hidden states, against the drafter's own errors; cross, regression: weights of the
-    cross-entropy and of the smooth L1 distance to the target's hidden states (EAGLE's two terms); turns: unroll steps
-    that an EAGLE drafter learns on its own outputs; decay: weight of an unroll step, or of a Medusa head, relative to
-    the one before; labels: the cross-entropy is to the target's distribution (law), or to the token of the sequence.
+    cross-entropy and of the smooth L1 distance to the target's hidden states (EAGLE's two terms); unroll_steps: of an
+    EAGLE drafter's training on its own outputs; decay: weight of an unroll step, or of a Medusa head, relative to
+    the one before; labels: the cross-entropy is to the target's distribution, or to the token of the sequence.
     """
 
     dropout: float = 0.1
     noise: float = 0.1
     cross: float = 1.0
     regression: float = 0.5
-    turns: int = 1
+    unroll_steps: int = 1
     decay: float = 0.8
-    labels: str = "law"
+    labels: str = "distribution"
 
 
 @dataclass
-class Guess:
+class DraftLogits:
     """Logits (N, n, codes) of the tokens at image positions `first` to first + n - 1; `features` (N, n, dim), where the
     drafter predicts hidden states too."""
 
@@ -48,51 +48,51 @@ class Guess:
     features: Tensor | None = None
 
 
-class Pupil(Protocol):
-    def __call__(self, lesson: Lesson, depth: int) -> Iterator[Guess]:
+class DraftFunction(Protocol):
+    def __call__(self, batch: Batch, depth: int) -> Iterator[DraftLogits]:
         """The outputs of a drafter for a batch, for drafted positions 1 .. depth in order."""
         ...
 
 
-def pupil(network: nn.Module, reader: Reader) -> Pupil:
+def draft_function(network: nn.Module, head: TargetHead) -> DraftFunction:
     """The function that runs a network of one of the kinds of drafters."""
-    target, own = reader.target, next(network.parameters()).dtype  # may differ from the target's
+    target, own = head.target, next(network.parameters()).dtype  # may differ from the target's
 
-    def eagle(lesson: Lesson, depth: int) -> Iterator[Guess]:
-        assert isinstance(network, Eagle)
-        start = lesson.valid.shape[1] - 1  # the first entry that holds an image token
-        outputs = network.teach(lesson.hidden.to(own), lesson.ids, lesson.valid, depth)
+    def eagle(batch: Batch, depth: int) -> Iterator[DraftLogits]:
+        assert isinstance(network, EagleNetwork)
+        start = batch.valid.shape[1] - 1  # the first entry that holds an image token
+        outputs = network.unroll(batch.hidden.to(own), batch.ids, batch.valid, depth)
         for j, out in enumerate(outputs):
             features = out[:, start + j :]
-            yield Guess(reader.logits(features), 1 + j, features)
+            yield DraftLogits(head.logits(features), 1 + j, features)
 
-    def medusa(lesson: Lesson, depth: int) -> Iterator[Guess]:
-        assert isinstance(network, Medusa)
-        knowing = lesson.hidden[:, lesson.valid.shape[1] - 1 : -1, : target.block.dim].to(own)
-        logits = reader.codes(network(knowing, depth))  # (N, T - 1, heads, codes)
+    def medusa(batch: Batch, depth: int) -> Iterator[DraftLogits]:
+        assert isinstance(network, MedusaNetwork)
+        hidden = batch.hidden[:, batch.valid.shape[1] - 1 : -1, : target.block.dim].to(own)
+        logits = head.codes(network(hidden, depth))  # (N, T - 1, heads, codes)
         for k in range(min(depth, network.cfg.heads)):
-            yield Guess(logits[:, : logits.shape[1] - k, k], 1 + k)
+            yield DraftLogits(logits[:, : logits.shape[1] - k, k], 1 + k)
 
-    def draft_model(lesson: Lesson, depth: int) -> Iterator[Guess]:
+    def draft_model(batch: Batch, depth: int) -> Iterator[DraftLogits]:
         assert isinstance(network, Language)
-        assert lesson.given is not None
-        conditioning, drop = lesson.given
+        assert batch.given is not None
+        conditioning, drop = batch.given
         floats = {
             f.name: value.to(own)
             for f in fields(conditioning)
             if (value := getattr(conditioning, f.name)).is_floating_point()
         }
-        hidden = hidden_over(network, prefixed(network, replace(conditioning, **floats), drop), lesson.tokens)
-        yield Guess(reader.codes(network.head(hidden[:, lesson.valid.shape[1] - 1 :])), 0)
+        hidden = hidden_states(network, prefixed(network, replace(conditioning, **floats), drop), batch.tokens)
+        yield DraftLogits(head.codes(network.head(hidden[:, batch.valid.shape[1] - 1 :])), 0)
 
-    if isinstance(network, Eagle):
+    if isinstance(network, EagleNetwork):
         return eagle
-    return medusa if isinstance(network, Medusa) else draft_model
+    return medusa if isinstance(network, MedusaNetwork) else draft_model
 
 
-def depth_of(network: nn.Module, turns: int) -> int:
+def depth_of(network: nn.Module, unroll_steps: int) -> int:
     """Drafted positions that a network learns."""
-    return network.cfg.heads if isinstance(network, Medusa) else turns
+    return network.cfg.heads if isinstance(network, MedusaNetwork) else unroll_steps
 
 
 class Order:
@@ -114,53 +114,55 @@ class Order:
         return int(self._permuted[within])
 
 
-def loss_of(network: nn.Module, reader: Reader, lessons: Lessons, rows: np.ndarray, batch: int, lines: Lines) -> Loss:
-    """The loss of a training over the examples `rows`; see `Lines`."""
-    ask, free = pupil(network, reader), reader.free
+def loss_of(
+    network: nn.Module, head: TargetHead, dataset: Dataset, rows: np.ndarray, batch_size: int, terms: LossTerms
+) -> Loss:
+    """The loss of a training over the examples `rows`; see `LossTerms`."""
+    draft, free = draft_function(network, head), head.free
     order: Order | None = None
 
-    def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
+    def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
         nonlocal order
-        order = order or Order(len(rows), batch, turn.seed)
-        picks, drop = rows[order(turn.step)], turn.rng.uniform(size=batch) < lines.dropout
-        own = slice(turn.part, None, turn.parts)
-        lesson = lessons.lesson(picks[own], drop[own])
-        told = lesson
-        if lines.noise:
-            like = lesson.hidden
+        order = order or Order(len(rows), batch_size, micro_step.seed)
+        picks, drop = rows[order(micro_step.step)], micro_step.rng.uniform(size=batch_size) < terms.dropout
+        own = slice(micro_step.part, None, micro_step.parts)
+        batch = dataset.batch(picks[own], drop[own])
+        noisy = batch
+        if terms.noise:
+            like = batch.hidden
             shake = torch.rand(
-                like.shape, generator=turn.generator(like.device), device=like.device, dtype=torch.float32
+                like.shape, generator=micro_step.generator(like.device), device=like.device, dtype=torch.float32
             )
-            told = Lesson(lesson.tokens, like + (2 * shake - 1) * lines.noise, lesson.ids, lesson.valid, lesson.given)
-        total, figures = torch.zeros((), device=free.device), dict[str, float]()
-        for j, guess in enumerate(ask(told, depth_of(network, lines.turns))):
-            wanted, laws, where = _wanted(lesson, guess, reader, free)
-            log_q = guess.logits.log_softmax(-1)
-            if lines.labels == "law":
-                cross = -(laws * log_q).sum(-1)
+            noisy = Batch(batch.tokens, like + (2 * shake - 1) * terms.noise, batch.ids, batch.valid, batch.given)
+        total, statistics = torch.zeros((), device=free.device), dict[str, float]()
+        for j, drafted in enumerate(draft(noisy, depth_of(network, terms.unroll_steps))):
+            wanted, probs, where = _wanted(batch, drafted, head, free)
+            log_q = drafted.logits.log_softmax(-1)
+            if terms.labels == "distribution":
+                cross = -(probs * log_q).sum(-1)
             else:  # the grammar's own tokens are masked; any code will do there
-                held = lesson.tokens[:, guess.first : guess.first + log_q.shape[1]]
+                held = batch.tokens[:, drafted.first : drafted.first + log_q.shape[1]]
                 cross = -log_q.gather(-1, held.clamp_max(log_q.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
-            value = lines.cross * _mean(cross, where)
-            if lines.regression and guess.features is not None:
-                value = value + lines.regression * F.smooth_l1_loss(guess.features.float(), wanted.float())
-            total = total + lines.decay**j * value
+            value = terms.cross * _mean(cross, where)
+            if terms.regression and drafted.features is not None:
+                value = value + terms.regression * F.smooth_l1_loss(drafted.features.float(), wanted.float())
+            total = total + terms.decay**j * value
             if j == 0:
-                tv = 0.5 * (laws - log_q.detach().exp()).abs().sum(-1)
-                figures["tv"] = float(_mean(tv, where))
-        return total, {"loss": float(total.detach()), **figures}
+                tv = 0.5 * (probs - log_q.detach().exp()).abs().sum(-1)
+                statistics["tv"] = float(_mean(tv, where))
+        return total, {"loss": float(total.detach()), **statistics}
 
     return loss
 
 
-def _wanted(lesson: Lesson, guess: Guess, reader: Reader, free: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _wanted(batch: Batch, drafted: DraftLogits, head: TargetHead, free: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The target's hidden states and distributions at the positions of a guess, and which of these hold codes."""
-    start = lesson.valid.shape[1] - 1 + guess.first
-    n = guess.logits.shape[1]
+    start = batch.valid.shape[1] - 1 + drafted.first
+    n = drafted.logits.shape[1]
     with torch.no_grad():
-        hidden = lesson.hidden[:, start : start + n, : reader.target.block.dim]
-        laws = reader.logits(hidden).softmax(-1)
-    return hidden, laws, free[guess.first : guess.first + n]
+        hidden = batch.hidden[:, start : start + n, : head.target.block.dim]
+        probs = head.logits(hidden).softmax(-1)
+    return hidden, probs, free[drafted.first : drafted.first + n]
 
 
 def _mean(values: Tensor, where: Tensor) -> Tensor:
@@ -171,11 +173,11 @@ def _mean(values: Tensor, where: Tensor) -> Tensor:
 @torch.no_grad()
 def evaluate(
     network: nn.Module,
-    reader: Reader,
-    lessons: Lessons,
+    head: TargetHead,
+    dataset: Dataset,
     rows: Sequence[int] | np.ndarray,
     depth: int = 1,
-    batch: int = 64,
+    batch_size: int = 64,
 ) -> dict[str, float]:
     """The distance of a drafter from the target at temperature 1 without guidance, one token after the target's last
     hidden state:
@@ -184,17 +186,17 @@ def evaluate(
     top-1, or among its three most probable. With depth > 1 also tv_2 ...: the same at later positions, on the drafter's
     own outputs along the given sequence.
     """
-    ask, free = pupil(network, reader), reader.free
+    draft, free = draft_function(network, head), head.free
     sums: dict[str, list[float]] = {}
     weights: list[int] = []
     rows = np.asarray(rows)
-    for i in range(0, len(rows), batch):
-        some = rows[i : i + batch]
-        lesson = lessons.lesson(some, np.zeros(len(some), dtype=bool))
+    for i in range(0, len(rows), batch_size):
+        some = rows[i : i + batch_size]
+        batch = dataset.batch(some, np.zeros(len(some), dtype=bool))
         found: dict[str, Any] = {}
-        for j, guess in enumerate(ask(lesson, depth)):
-            _, p, where = _wanted(lesson, guess, reader, free)
-            q = guess.logits.softmax(-1)
+        for j, drafted in enumerate(draft(batch, depth)):
+            _, p, where = _wanted(batch, drafted, head, free)
+            q = drafted.logits.softmax(-1)
             found["tv" if j == 0 else f"tv_{j + 1}"] = _mean(0.5 * (p - q).abs().sum(-1), where)
             if j == 0:
                 hits = q.topk(min(3, q.shape[-1]), dim=-1).indices == p.argmax(-1, keepdim=True)

@@ -79,9 +79,9 @@ BUDGETS = {
         trial=card.Trial(count=2, drafted=1, gamma=2, scales=(2.0,), overrides=("diffusion_steps=3",)),
     ),
 }
-CODES = ("tokenizer", "text", "target", *DRAFTERS, "evaluators", "samples")
-VECTORS = ("kl", "mar", "mar_draft", "mar_samples")
-STAGES = (*CODES, *VECTORS)
+DISCRETE = ("tokenizer", "text", "target", *DRAFTERS, "evaluators", "samples")
+CONTINUOUS = ("kl", "mar", "mar_draft", "mar_samples")
+STAGES = (*DISCRETE, *CONTINUOUS)
 
 
 class Scenes:
@@ -92,7 +92,7 @@ class Scenes:
         self.recipes = budget.recipes
         self.train = world.load(work, "train", budget.train)
         self.validation = world.load(work, "validation", budget.validation)
-        self.figures: dict[str, dict[str, float]] = {}
+        self.statistics: dict[str, dict[str, float]] = {}
         self._made: dict[str, Any] = {}
 
     def make(self, stage: str) -> Any:
@@ -112,7 +112,7 @@ class Scenes:
         checkpoints.save(module, self.path(name), f"scenes-{name}", config())
         # load the saved weights back, so that the statistics include half precision
         checkpoints.fill(module, checkpoints.read(self.path(name), f"scenes-{name}")[1], name)
-        self.figures[name] = {k: v for k, v in spent.items() if k in ("seconds", "images")}
+        self.statistics[name] = {k: v for k, v in spent.items() if k in ("seconds", "images")}
 
     def _cached(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
         path = self.work / f"{name}.npy"
@@ -131,7 +131,7 @@ class Scenes:
             VQ.to_dict,
             lambda: tokenizer.train(vq, self.train.images, self.recipes["tokenizer"], self.work),
         )
-        self.figures["tokenizer"] |= tokenizer.evaluate(vq, self.validation.images)
+        self.statistics["tokenizer"] |= tokenizer.evaluate(vq, self.validation.images)
         return vq
 
     def text(self) -> TextEncoder:
@@ -146,9 +146,9 @@ class Scenes:
         )
         with torch.no_grad():
             features = text(text.tokenize(self.validation.captions).to(self.device))
-            labels = torch.as_tensor(scenes.placed(self.validation.labels)).to(self.device)
+            labels = torch.as_tensor(scenes.labels_by_position(self.validation.labels)).to(self.device)
             _, right = text.reading_loss(features, labels)
-        self.figures["text"]["attributes_right"] = float(right)
+        self.statistics["text"]["attributes_right"] = float(right)
         return text
 
     def codes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -176,21 +176,21 @@ class Scenes:
             TARGET.to_dict,
             lambda: target.train_target("target", model, codes, features, self.recipes["target"], self.work),
         )
-        self.figures["target"] |= target.evaluate_target(model, *self._held())
+        self.statistics["target"] |= target.evaluate_target(model, *self._held())
         return model
 
     def _drafter(self, stage: str) -> None:
         """By the public command, on examples that all drafters share."""
         for needed in ("tokenizer", "text", "target"):
             self.make(needed)
-        words = [f"drafter={DRAFTERS[stage]}", f"n={self.budget.train}", *self.budget.drafters]
-        words += [f"weights={card.weights_word(self.assets)}", f"device={self.device}"]
-        chosen = recipes.plan(words).replaced(out=str(self.work / stage), examples=str(self.work / "examples"))
+        arguments = [f"drafter={DRAFTERS[stage]}", f"n={self.budget.train}", *self.budget.drafters]
+        arguments += [f"weights={card.weights_argument(self.assets)}", f"device={self.device}"]
+        chosen = recipes.plan(arguments).replaced(out=str(self.work / stage), examples=str(self.work / "examples"))
         pipeline = Pipeline.load(chosen.cfg)
         assert isinstance(pipeline, Pipeline)
         done = command.train(chosen, pipeline)
         write_atomically(self.path(stage), done.file.read_bytes())
-        self.figures[stage] = done.figures
+        self.statistics[stage] = done.statistics
 
     def draft(self) -> None:
         self._drafter("draft")
@@ -207,11 +207,11 @@ class Scenes:
     def evaluators(self) -> None:
         from specbench.training import evaluators
 
-        figures = evaluators.train_all(self.train, self.validation, self.work, self.assets, self.device)
-        self.figures["evaluators"] = figures
+        statistics = evaluators.train_all(self.train, self.validation, self.work, self.assets, self.device)
+        self.statistics["evaluators"] = statistics
 
     def samples(self) -> None:
-        self.figures["samples"] = card.sample_figures(self.assets, self.device)
+        self.statistics["samples"] = card.sample_statistics(self.assets, self.device)
 
     # --- models of continuous tokens, of scenes with one object -------------------------------------------------------
 
@@ -221,7 +221,7 @@ class Scenes:
         n = (self.budget.train if split == "train" else self.budget.validation) // 3
         images, classes = (self.work / f"portraits-{split}-{n}.{what}.npy" for what in ("images", "classes"))
         if not classes.exists():
-            for path, made in zip((images, classes), scenes_classes.pictures(split, n), strict=True):
+            for path, made in zip((images, classes), scenes_classes.portraits(split, n), strict=True):
                 np.save(path, made)
         return np.load(images, mmap_mode="c"), np.load(classes)  # "c": PyTorch needs it writable
 
@@ -230,7 +230,7 @@ class Scenes:
         kl = Latents(MAR_CONFIGS["kl"]).to(self.device)
         images = self.portraits("train")[0]
         self._stage("kl", kl, lambda: kl.cfg.to_dict(), lambda: mar.train_kl(kl, images, self.recipes["kl"], self.work))
-        self.figures["kl"] |= mar.evaluate_kl(kl, self.portraits("validation")[0], TOKEN_LIMIT)
+        self.statistics["kl"] |= mar.evaluate_kl(kl, self.portraits("validation")[0], TOKEN_LIMIT)
         return kl
 
     def latents(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -239,26 +239,26 @@ class Scenes:
         images, classes = self.portraits("train")
         held, held_classes = self.portraits("validation")
         of = registry.digest(self.path("kl"))
-        laws = self._cached(f"latents-train-{of}", lambda: mar.encode_all(kl, mar.mirrored(images)))
-        held_laws = self._cached(f"latents-validation-{of}", lambda: mar.encode_all(kl, held))
-        return laws, np.tile(classes, 2), held_laws, held_classes
+        distributions = self._cached(f"latents-train-{of}", lambda: mar.encode_all(kl, mar.mirrored(images)))
+        held_distributions = self._cached(f"latents-validation-{of}", lambda: mar.encode_all(kl, held))
+        return distributions, np.tile(classes, 2), held_distributions, held_classes
 
     def mar(self) -> MAR:
-        laws, classes, *held = self.make("latents")
+        distributions, classes, *held = self.make("latents")
         torch.manual_seed(6)
         model = MAR(MAR_CONFIGS["mar"]).to(self.device)
         self._stage(
             "mar",
             model,
             lambda: asdict(model.cfg),
-            lambda: mar.train_target(model, laws, classes, self.recipes["mar"], self.work),
+            lambda: mar.train_target(model, distributions, classes, self.recipes["mar"], self.work),
         )
-        self.figures["mar"] |= mar.evaluate_target(model, *held)
+        self.statistics["mar"] |= mar.evaluate_target(model, *held)
         return model
 
     def mar_draft(self) -> MAR:
         model = self.make("mar")
-        laws, classes, *held = self.make("latents")
+        distributions, classes, *held = self.make("latents")
         torch.manual_seed(7)
         draft = MAR(MAR_CONFIGS["mar_draft"]).to(self.device)
         teacher = model if self.distil else None
@@ -266,15 +266,15 @@ class Scenes:
             "mar_draft",
             draft,
             lambda: asdict(draft.cfg),
-            lambda: mar.train_draft(draft, teacher, laws, classes, self.recipes["mar_draft"], self.work),
+            lambda: mar.train_draft(draft, teacher, distributions, classes, self.recipes["mar_draft"], self.work),
         )
-        self.figures["mar_draft"] |= mar.evaluate_draft(model, draft, *held)
+        self.statistics["mar_draft"] |= mar.evaluate_draft(model, draft, *held)
         return draft
 
     def mar_samples(self) -> None:
         trial = self.budget.trial
-        self.figures["mar_samples"] = card.class_figures(self.assets, self.device, trial)
-        self.figures["mar_samples"] |= card.draft_figures(self.assets, self.device, trial)
+        self.statistics["mar_samples"] = card.class_statistics(self.assets, self.device, trial)
+        self.statistics["mar_samples"] |= card.draft_statistics(self.assets, self.device, trial)
 
 
 def _chosen(only: str, until: str) -> list[str]:
@@ -288,7 +288,7 @@ def _chosen(only: str, until: str) -> list[str]:
     return [stage for stage in STAGES if stage in names]
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="specbench train", description="Train the embedded models from scratch.")
     parser.add_argument("world", choices=["scenes"])
     parser.add_argument(
@@ -300,14 +300,14 @@ def main(words: Sequence[str]) -> int:
         "--only",
         default="",
         metavar="STAGE,...",
-        help=f"these stages, and the stages they need; {','.join(VECTORS)} are those of mar_scenes",
+        help=f"these stages, and the stages they need; {','.join(CONTINUOUS)} are those of mar_scenes",
     )
     parser.add_argument(
         "--no-distil", action="store_true", help="the smaller MAR learns from the data alone, not from the target too"
     )
     parser.add_argument("--card", type=Path, default=Path("results/embedded_models.md"), help="file of the model card")
     parser.add_argument("--budget", choices=sorted(BUDGETS), default="gpu" if torch.cuda.is_available() else "cpu")
-    args = parser.parse_args(list(words))
+    args = parser.parse_args(list(arguments))
     if args.budget == "gpu" and not torch.cuda.is_available():
         raise UsageError("--budget gpu needs a CUDA device and none is visible; use --budget cpu")
     budget, chosen = BUDGETS[args.budget], _chosen(args.only, args.until)
@@ -323,10 +323,10 @@ def main(words: Sequence[str]) -> int:
         stages.make(stage)
     date = time.strftime("%Y-%m-%d", time.gmtime())
     found = card.Card.read(args.card)
-    found.add(stages.figures, card.origin(device, args.budget, date), STAGES)
+    found.add(stages.statistics, card.origin(device, args.budget, date), STAGES)
     args.card.parent.mkdir(parents=True, exist_ok=True)
     args.card.write_text(found.render())
-    for stage, figures in stages.figures.items():
-        print(f"{stage:10s} " + "  ".join(f"{k} {v:.4g}" for k, v in figures.items()))
+    for stage, statistics in stages.statistics.items():
+        print(f"{stage:10s} " + "  ".join(f"{k} {v:.4g}" for k, v in statistics.items()))
     print(f"weights in {args.assets}, model card in {args.card}, {time.time() - began:.0f} s")
     return 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,27 +22,17 @@ from specbench import metrics
 from specbench.config.registry import ASSETS
 from specbench.data import Item, scenes
 from specbench.metrics import scenes_reference
-from specbench.metrics.scenes_reference import Reference
+from specbench.metrics.scenes_reference import ScenesReference
 from specbench.models import evaluators as ev
 from specbench.storage import home, image_files
-from specbench.training.trainer import Recipe, Turn, fit
+from specbench.training.trainer import MicroStep, Recipe, fit
+from specbench.training.world import World
 
 CLASSIFIER_RECIPE = Recipe(steps=800, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
 READER_RECIPE = Recipe(steps=1200, batch=128, lr=2e-3, warmup=100, weight_decay=0.05)
 TWO_TOWER_RECIPE = Recipe(steps=1000, batch=128, lr=1.5e-3, warmup=150, weight_decay=0.05)
 
 RETRIEVAL = 100  # captions to choose from in the two-tower model's retrieval accuracy
-
-
-class Pictures(Protocol):
-    """What `specbench.training.world.load` returns."""
-
-    @property
-    def images(self) -> np.ndarray: ...  # (N, 64, 64, 3) uint8
-    @property
-    def captions(self) -> list[str]: ...
-    @property
-    def labels(self) -> np.ndarray: ...  # (N, 14) int64
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -100,8 +90,8 @@ def _train_attributes(
 ) -> dict[str, float]:
     device = _device(module)
 
-    def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
-        rng = turn.rng
+    def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
+        rng = micro_step.rng
         picks = _pick(images, recipe, rng)
         x, y = scenes.to_float(images[picks]).to(device), torch.from_numpy(labels[picks]).to(device)
         x, strength = degrade(x, rng)
@@ -213,26 +203,26 @@ def train_two_tower(
     edits = WordEdits(module.text.ids)
     where = torch.device(device)
 
-    def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
-        rng = turn.rng
+    def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
+        rng = micro_step.rng
         picks = _pick(images, recipe, rng)
         right, edited = ids[picks], edits(ids[picks], rng)
         words = torch.from_numpy(np.concatenate([right, edited])).to(where)
         same = torch.from_numpy(scene[picks][:, None] == scene[picks]).to(where)
         with _attention(where):
             seen = module.embed_images(degrade(scenes.to_float(images[picks]).to(where), rng)[0])
-            said, edited_said = module.embed_ids(words).chunk(2)
+            captioned, edited_captioned = module.embed_ids(words).chunk(2)
         wrong = torch.from_numpy((right != edited).any(1)).to(where)
         with torch.autocast(where.type, enabled=False):  # cosines near 1 need more than 8 bits
-            value = contrastive_loss(seen, said, edited_said, wrong, same, module.scale)
+            value = contrastive_loss(seen, captioned, edited_captioned, wrong, same, module.scale)
         with torch.no_grad():
-            own, other = (seen * said).sum(-1), (seen * edited_said).sum(-1)
-        figures = {
+            own, other = (seen * captioned).sum(-1), (seen * edited_captioned).sum(-1)
+        statistics = {
             "loss": float(value.detach()),
             "edits_told": float((own > other).float().mean()),
             "scale": float(module.scale.detach()),
         }
-        return value, figures
+        return value, statistics
 
     return module, fit("two_tower", module, loss, recipe, work)
 
@@ -292,23 +282,23 @@ def evaluate_two_tower(
     edited = torch.from_numpy(
         WordEdits(module.text.ids)(ids.numpy(), np.random.Generator(np.random.Philox(key=[0, 0])))
     )
-    said, edited_said = (
+    captioned, edited_captioned = (
         torch.cat([module.embed_ids(some.to(device)) for some in table.split(256)]) for table in (ids, edited)
     )
     group = min(RETRIEVAL, len(images))
     hits, own, other = [], [], []
     for start in range(0, len(images) - group + 1, group):
         rows = slice(start, start + group)
-        cosine = (seen[rows] @ said[rows].T).cpu()
+        cosine = (seen[rows] @ captioned[rows].T).cpu()
         nearest = cosine.argmax(1).numpy()
         hits.append((labels[rows][nearest] == labels[rows]).all(1))
         own.append(cosine.diagonal())
         other.append(cosine[~torch.eye(group, dtype=torch.bool)])
-    told = (seen * said).sum(-1) > (seen * edited_said).sum(-1)
+    nearer = (seen * captioned).sum(-1) > (seen * edited_captioned).sum(-1)
     changed = (ids != edited).any(1).to(device)
     return {
         "top1": float(np.concatenate(hits).mean()),
-        "edits_told": float(told[changed].float().mean()),
+        "edits_told": float(nearer[changed].float().mean()),
         "own_cosine": float(torch.cat(own).mean()),
         "other_cosine": float(torch.cat(other).mean()),
     }
@@ -318,8 +308,8 @@ def evaluate_two_tower(
 
 
 def train_all(
-    world_train: Pictures,
-    world_validation: Pictures,
+    world_train: World,
+    world_validation: World,
     work: Path,
     assets: Path = ASSETS,
     device: torch.device | str = "cpu",
@@ -330,7 +320,7 @@ def train_all(
     and again whenever they are not of its weights. Returns flat values such as "reader_accuracy" and "two_tower_top1".
     `fid_of_real` is the distance of as many training images to that reference: the score of a perfect model.
     """
-    figures: dict[str, float] = {}
+    statistics: dict[str, float] = {}
     train, held = world_train, world_validation
     paths = {name: assets / name for name in (ev.CLASSIFIER, ev.READER, ev.TWO_TOWER)}
 
@@ -338,37 +328,37 @@ def train_all(
         module: ev.Classifier | ev.AttributeReader | ev.TwoTower, path: Path, name: str, last: dict[str, float]
     ) -> None:
         ev.save(module, path)
-        figures[f"{name}_seconds"] = last["seconds"]
+        statistics[f"{name}_seconds"] = last["seconds"]
 
     if not paths[ev.CLASSIFIER].exists():
         classifier, last = train_classifier(train.images, train.labels, CLASSIFIER_RECIPE, work, device)
         keep(classifier, paths[ev.CLASSIFIER], "classifier", last)
     classifier = ev.load(paths[ev.CLASSIFIER], ev.Classifier, device)
-    figures["classifier_accuracy"] = evaluate_classifier(classifier, held.images, held.labels)["mean"]
+    statistics["classifier_accuracy"] = evaluate_classifier(classifier, held.images, held.labels)["mean"]
 
     name = ev.backend(paths[ev.CLASSIFIER])
     path = assets / scenes_reference.FILE
-    reference = Reference.load(path) if path.exists() else None
+    reference = ScenesReference.load(path) if path.exists() else None
     if reference is None or reference.backend != name or reference.count != len(held.images):
-        reference = Reference.judged(classifier, held.images, name)
+        reference = ScenesReference.from_images(classifier, held.images, name)
         reference.save(path)
     real = [Item(i, caption, None) for i, caption in enumerate(train.captions[: len(held.images)])]
-    place = metrics.Place(assets, home.metrics_folder(), device=str(device))
-    score = metrics.score(["scenes_fid"], image_files.ImageArray(train.images[: len(real)]), real, place)["fid"]
-    figures["fid_of_real"] = float("nan") if score.value is None else score.value
+    context = metrics.ScoringContext(assets, home.metrics_folder(), device=str(device))
+    score = metrics.score(["scenes_fid"], image_files.ImageArray(train.images[: len(real)]), real, context)["fid"]
+    statistics["fid_of_real"] = float("nan") if score.value is None else score.value
 
     if not paths[ev.READER].exists():
         reader, last = train_reader(train.images, train.labels, READER_RECIPE, work, device)
         keep(reader, paths[ev.READER], "reader", last)
     reader = ev.load(paths[ev.READER], ev.AttributeReader, device)
     for attribute, value in evaluate_reader(reader, held.images, held.labels).items():
-        figures["reader_accuracy" if attribute == "mean" else f"reader_accuracy_{attribute}"] = value
+        statistics["reader_accuracy" if attribute == "mean" else f"reader_accuracy_{attribute}"] = value
 
     if not paths[ev.TWO_TOWER].exists():
         towers, last = train_two_tower(train.images, train.captions, TWO_TOWER_RECIPE, work, device, train.labels)
         keep(towers, paths[ev.TWO_TOWER], "two_tower", last)
     towers = ev.load(paths[ev.TWO_TOWER], ev.TwoTower, device)
-    figures |= {
+    statistics |= {
         f"two_tower_{k}": v for k, v in evaluate_two_tower(towers, held.images, held.captions, held.labels).items()
     }
-    return figures
+    return statistics

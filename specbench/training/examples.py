@@ -34,8 +34,8 @@ from specbench.harness.pipeline import Pipeline
 from specbench.models.language import Language
 from specbench.storage import home, image_files
 from specbench.storage.files import write_atomically
-from specbench.training.lessons import Lesson, Lessons, Live
-from specbench.training.recipes import Plan
+from specbench.training.dataset import Batch, Dataset, LiveDataset
+from specbench.training.recipes import TrainingPlan
 from specbench.training.trainer import Processes
 
 SHARD = 256  # examples in a shard, fewer where those would take more than ...
@@ -48,20 +48,20 @@ _FORMAT = "specbench-examples-1"
 
 
 @dataclass(frozen=True)
-class Pair:
+class ExamplePrompt:
     """A prompt, its stable name, and the function that gives its image; None: the target draws it."""
 
     name: str
     prompt: str
-    picture: Callable[[], np.ndarray] | None = None
+    image: Callable[[], np.ndarray] | None = None
 
 
-def pairs(plan: Plan, classes: int) -> list[Pair]:
+def pairs(plan: TrainingPlan, classes: int) -> list[ExamplePrompt]:
     """The examples' prompts and images, in an order keyed by the seed; classes: the number of a class-conditional
     model's classes, else 0. UsageError where there are no images, or captions for them."""
     cfg = plan.cfg
     if plan["source"] == "self":
-        return [Pair(item.id, item.prompt) for item in data.load({**cfg, "n": plan["n"]})]
+        return [ExamplePrompt(item.id, item.prompt) for item in data.load({**cfg, "n": plan["n"]})]
     if not plan["images"]:
         if cfg["data"] != "scenes":
             raise UsageError(
@@ -69,7 +69,7 @@ def pairs(plan: Plan, classes: int) -> list[Pair]:
                 " images=DIR, or let the target draw them with source=self"
             )
         drawn = (scenes.sample(cfg["split"], i) for i in range(plan["n"]))
-        return [Pair(str(s.index), s.caption, _Scene(cfg["split"], s.index)) for s in drawn]
+        return [ExamplePrompt(str(s.index), s.caption, _Scene(cfg["split"], s.index)) for s in drawn]
     folder = home.expanded(plan["images"])
     if not folder.is_dir():
         raise UsageError(f"images: there is no folder {folder}")
@@ -86,7 +86,7 @@ class _Scene:
         return scenes.draw(scenes.sample(self.split, self.index))
 
 
-def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[Pair]:
+def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[ExamplePrompt]:
     """The images of a folder with their captions: from .txt files next to them, from sub-folders in their order (a
     class each), or from the data set of the images."""
     files = image_files.find(folder)
@@ -107,18 +107,22 @@ def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[Pair]
                 f" (it has {len(groups)})"
             )
         of = {group: str(i) for i, group in enumerate(groups)}
-        return [Pair(name(path), of[path.relative_to(folder).parts[0]], reads(path)) for path in files]
+        return [ExamplePrompt(name(path), of[path.relative_to(folder).parts[0]], reads(path)) for path in files]
     if files[0].with_suffix(".txt").is_file():
         found = []
         for path in files:
             text = read_text(path.with_suffix(".txt")).strip()
             if not text:
                 raise UsageError(f"{path.with_suffix('.txt')} is empty; write the image's caption there")
-            found.append(Pair(name(path), " ".join(text.split()), reads(path)))
+            found.append(ExamplePrompt(name(path), " ".join(text.split()), reads(path)))
         return found
     items = [item for item in data.load({**cfg, "n": None}) if item.reference] if cfg["data"] != "scenes" else []
     by_name = {path.name: path for path in files}
-    found = [Pair(item.id, item.prompt, reads(by_name[item.reference])) for item in items if item.reference in by_name]
+    found = [
+        ExamplePrompt(item.id, item.prompt, reads(by_name[item.reference]))
+        for item in items
+        if item.reference in by_name
+    ]
     if not found:
         raise UsageError(
             f"images: no caption was found for the images in {folder}: put NAME.txt next to NAME.jpg, or name their"
@@ -130,7 +134,7 @@ def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[Pair]
 # --- making them ------------------------------------------------------------------------------------------------------
 
 
-def make(plan: Plan, pipeline: Pipeline, taps: tuple[int, ...], together: Processes) -> Examples:
+def make(plan: TrainingPlan, pipeline: Pipeline, aux_hidden_layers: tuple[int, ...], together: Processes) -> Examples:
     """The examples of a plan, made where they are missing; several processes share the work.
 
     Raises UsageError where the folder holds other examples, and where the disk is too small.
@@ -140,9 +144,13 @@ def make(plan: Plan, pipeline: Pipeline, taps: tuple[int, ...], together: Proces
     found = pairs(plan, classes)
     if len(found) < 2:
         raise UsageError(f"there are {len(found)} examples here; a training needs at least two")
-    of = _identity(plan, pipeline, found, taps)
-    live = Live(target.tapping(taps), np.zeros((0, target.length)), _Encoded(pipeline, [p.prompt for p in found]))
-    size = _bytes(target, pipeline, found[0], taps) if plan["features"] == "stored" else 4 * target.length
+    of = _identity(plan, pipeline, found, aux_hidden_layers)
+    live = LiveDataset(
+        target.with_aux_hidden_layers(aux_hidden_layers),
+        np.zeros((0, target.length)),
+        _Encoded(pipeline, [p.prompt for p in found]),
+    )
+    size = _bytes(target, pipeline, found[0], aux_hidden_layers) if plan["features"] == "stored" else 4 * target.length
     each = max(1, min(SHARD, LARGEST // size))
     shards = [range(i, min(i + each, len(found))) for i in range(0, len(found), each)]
     folder = plan.examples
@@ -183,17 +191,19 @@ def make(plan: Plan, pipeline: Pipeline, taps: tuple[int, ...], together: Proces
     return Examples(files, pipeline, plan["features"] == "stored")
 
 
-def _identity(plan: Plan, pipeline: Pipeline, found: Sequence[Pair], taps: tuple[int, ...]) -> str:
+def _identity(
+    plan: TrainingPlan, pipeline: Pipeline, found: Sequence[ExamplePrompt], aux_hidden_layers: tuple[int, ...]
+) -> str:
     """The identity of examples, in JSON: equal for equal examples."""
     cfg = plan.cfg
     names = hashlib.sha256(json.dumps([[p.name, p.prompt] for p in found]).encode()).hexdigest()[:12]
-    kept = {name: cfg[name] for name in ("model", "reduced", "size", "dtype", "seed") if name in cfg}
-    kept |= {"weights": pipeline.weights, "source": plan["source"], "examples": names}
+    identity = {name: cfg[name] for name in ("model", "reduced", "size", "dtype", "seed") if name in cfg}
+    identity |= {"weights": pipeline.weights, "source": plan["source"], "examples": names}
     if plan["source"] == "self":
-        kept |= {name: cfg[name] for name in ("temperature", "top_k", "top_p", "cfg_scale")}
+        identity |= {name: cfg[name] for name in ("temperature", "top_k", "top_p", "cfg_scale")}
     if plan["features"] == "stored":
-        kept |= {"taps": list(taps), "dropout": plan["dropout"]}
-    return json.dumps(kept, sort_keys=True)
+        identity |= {"aux_hidden_layers": list(aux_hidden_layers), "dropout": plan["dropout"]}
+    return json.dumps(identity, sort_keys=True)
 
 
 def _file(folder: Path, rows: range, each: int) -> Path:
@@ -206,10 +216,10 @@ def _is_there(path: Path, of: str, rows: range) -> bool:
         return False
     try:
         with safe_open(path, framework="pt") as f:
-            meta, whole = f.metadata() or {}, f.get_slice("tokens").get_shape()[0] == len(rows)
+            meta, complete = f.metadata() or {}, f.get_slice("tokens").get_shape()[0] == len(rows)
     except (SafetensorError, OSError):
         return False  # damaged: made again
-    if meta.get("of") != of or not whole:
+    if meta.get("of") != of or not complete:
         raise UsageError(
             f"{path.parent} holds other examples ({_difference(meta.get('of', '{}'), of)}); give another examples= or"
             " out=, or remove that folder"
@@ -230,15 +240,17 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def _bytes(target: Language, pipeline: Pipeline, first: Pair, taps: tuple[int, ...]) -> int:
+def _bytes(target: Language, pipeline: Pipeline, first: ExamplePrompt, aux_hidden_layers: tuple[int, ...]) -> int:
     """Of one example with its features."""
     prefix = len(target.condition(pipeline.encode([first.prompt]), False))
     places = prefix - 1 + target.length
-    width = target.block.dim * (1 + len(taps))
+    width = target.block.dim * (1 + len(aux_hidden_layers))
     return places * width * target.output.weight.element_size() + 4 * target.length + 5 * prefix
 
 
-def _tokens(plan: Plan, pipeline: Pipeline, some: Sequence[Pair], first: int, bar: Any) -> Iterator[np.ndarray]:
+def _tokens(
+    plan: TrainingPlan, pipeline: Pipeline, some: Sequence[ExamplePrompt], first: int, bar: Any
+) -> Iterator[np.ndarray]:
     """Tokens (n, T) int64 of pairs, the first of which has index `first`, a few at a time."""
     batch = plan["decode_batch"]
     if plan["source"] == "self":
@@ -252,7 +264,7 @@ def _tokens(plan: Plan, pipeline: Pipeline, some: Sequence[Pair], first: int, ba
         return
     model = pipeline.model
     for i in range(0, len(some), batch):
-        images = [image_files.center_crop(p.picture(), model.resolution) for p in some[i : i + batch] if p.picture]
+        images = [image_files.center_crop(p.image(), model.resolution) for p in some[i : i + batch] if p.image]
         with torch.inference_mode():
             codes = model.codes(scenes.to_float(np.stack(images)))
         yield in_order(model.target, codes.cpu()).numpy()
@@ -268,22 +280,22 @@ def in_order(target: Language, codes: Tensor) -> Tensor:
     return tokens
 
 
-def _features(live: Live, tokens: np.ndarray, rows: np.ndarray, plan: Plan) -> dict[str, Tensor]:
+def _features(live: LiveDataset, tokens: np.ndarray, rows: np.ndarray, plan: TrainingPlan) -> dict[str, Tensor]:
     """Hidden states and prefixes of one shard; its prompts are dropped here, once for all epochs."""
     dropped = [np.random.default_rng([plan.cfg["seed"], int(i)]).uniform() < plan["dropout"] for i in rows]
     made: dict[str, list[Tensor]] = {"hidden": [], "ids": [], "valid": []}
     for i in range(0, len(rows), plan["decode_batch"]):
         part = slice(i, i + plan["decode_batch"])
-        lesson = live.of(tokens[part], rows[part], np.array(dropped[part]))
-        made["hidden"].append(lesson.hidden.cpu())
-        made["ids"].append(_prefix_ids(lesson).int().cpu())
-        made["valid"].append(lesson.valid.cpu())
+        batch = live.of(tokens[part], rows[part], np.array(dropped[part]))
+        made["hidden"].append(batch.hidden.cpu())
+        made["ids"].append(_prefix_ids(batch).int().cpu())
+        made["valid"].append(batch.valid.cpu())
     return {name: torch.cat(parts) for name, parts in made.items()}
 
 
-def _prefix_ids(lesson: Lesson) -> Tensor:
+def _prefix_ids(batch: Batch) -> Tensor:
     """The prefix's ids at positions 1 and on, (N, P - 1)."""
-    return lesson.ids[:, : lesson.valid.shape[1] - 1]
+    return batch.ids[:, : batch.valid.shape[1] - 1]
 
 
 # --- reading them -----------------------------------------------------------------------------------------------------
@@ -294,16 +306,16 @@ class _Encoded:
 
     def __init__(self, pipeline: Pipeline, prompts: Sequence[str], room: int = 1 << 31) -> None:
         self.pipeline, self.prompts, self.room = pipeline, prompts, room
-        self._kept: dict[int, Any] = {}
+        self._cache: dict[int, Any] = {}
 
     def __call__(self, rows: np.ndarray) -> Any:
-        new = [int(i) for i in rows if int(i) not in self._kept]
+        new = [int(i) for i in rows if int(i) not in self._cache]
         fresh = self._encode(new) if new else {}
-        each = [self._kept.get(int(i)) or fresh[int(i)] for i in rows]
+        each = [self._cache.get(int(i)) or fresh[int(i)] for i in rows]
         for i, one in fresh.items():
             size = sum(getattr(one, f.name).nbytes for f in fields(one))
             if size <= self.room:
-                self._kept[i] = one
+                self._cache[i] = one
                 self.room -= size
         columns = {f.name: torch.cat([getattr(one, f.name) for one in each]) for f in fields(each[0])}
         return type(each[0])(**{name: column.to(self.pipeline.device) for name, column in columns.items()})
@@ -334,11 +346,11 @@ class Examples:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def lessons(self, target: Language) -> Lessons:
+    def dataset(self, target: Language) -> Dataset:
         """The batches of training; `target`: with its hidden layers selected."""
         if self.stored:
-            return _Stored(self, target)
-        return Live(target, self.tokens, _Encoded(self.pipeline, self.prompts))
+            return _StoredDataset(self, target)
+        return LiveDataset(target, self.tokens, _Encoded(self.pipeline, self.prompts))
 
     def split(self, share: float) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the examples to train on and of those to validate on: the last ones."""
@@ -346,7 +358,7 @@ class Examples:
         return np.arange(len(self) - held), np.arange(len(self) - held, len(self))
 
 
-class _Stored:
+class _StoredDataset:
     """Hidden states from the shards. Their prompts were dropped when the shards were made."""
 
     def __init__(self, examples: Examples, target: Language) -> None:
@@ -356,7 +368,7 @@ class _Stored:
     def __len__(self) -> int:
         return len(self.examples)
 
-    def lesson(self, rows: np.ndarray, drop: np.ndarray) -> Lesson:
+    def batch(self, rows: np.ndarray, drop: np.ndarray) -> Batch:
         shards = np.searchsorted(self.examples.starts, rows, side="right") - 1
         read = [self._read(int(s), int(row) - self.examples.starts[s]) for s, row in zip(shards, rows, strict=True)]
         hidden, ids, valid = (
@@ -364,7 +376,7 @@ class _Stored:
         )
         tokens = torch.as_tensor(self.examples.tokens[rows].astype(np.int64)).to(self.device)
         follow = torch.cat([ids.long(), self.target.ids(tokens[:, :-1])], 1)
-        return Lesson(tokens, hidden, follow, valid)
+        return Batch(tokens, hidden, follow, valid)
 
     def _read(self, shard: int, row: int) -> dict[str, Tensor]:
         if shard not in self._open:

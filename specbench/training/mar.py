@@ -16,7 +16,7 @@ from specbench.data import scenes
 from specbench.models import diffusion, mar
 from specbench.models.mar import MAR
 from specbench.models.mar_scenes import Latents
-from specbench.training.trainer import Recipe, Turn, fit
+from specbench.training.trainer import MicroStep, Recipe, fit
 
 #: Weight of the divergence from a standard normal, in nats per latent dimension, relative to the pixels' squared error.
 #: Less makes sharper images; more leaves every token more noise of its own, a floor below which two models need not
@@ -37,8 +37,8 @@ def train_kl(kl: Latents, images: np.ndarray, recipe: Recipe, work: Path) -> dic
     last statistics (PSNR in dB, nats per latent dimension)."""
     device = next(kl.parameters()).device
 
-    def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
-        rng = turn.rng
+    def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
+        rng = micro_step.rng
         picks = np.sort(rng.integers(0, len(images), recipe.batch))
         x = scenes.to_float(images[picks]).to(device)
         mean, log_variance = (half.float() for half in kl.encode(x))
@@ -46,14 +46,14 @@ def train_kl(kl: Latents, images: np.ndarray, recipe: Recipe, work: Path) -> dic
         y = kl.decode_latent(mean + noise * (0.5 * log_variance).exp()).float()
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
         error = (y - x).square().mean(1)
-        figures = {"psnr": float(10 * torch.log10(4 / error.detach().mean())), "nats": float(divergence.detach())}
-        return (vividness(x) * error).mean() + 0.02 * F.l1_loss(y, x) + KL_WEIGHT * divergence, figures
+        statistics = {"psnr": float(10 * torch.log10(4 / error.detach().mean())), "nats": float(divergence.detach())}
+        return (vividness(x) * error).mean() + 0.02 * F.l1_loss(y, x) + KL_WEIGHT * divergence, statistics
 
-    figures = fit("kl", kl, loss, recipe, work)
+    statistics = fit("kl", kl, loss, recipe, work)
     kl.cfg = replace(kl.cfg, scale=1.0)
     mean, spread = encode_all(kl, images[:2048]).astype(np.float64)
     kl.cfg = replace(kl.cfg, scale=float(f"{(mean.var() + np.square(spread).mean()) ** -0.5:.4g}"))
-    return figures
+    return statistics
 
 
 def vividness(images: Tensor) -> Tensor:
@@ -69,12 +69,12 @@ def encode_all(kl: Latents, images: np.ndarray, batch: int = 128) -> np.ndarray:
     """Distributions of the tokens, mean and spread (2, N, L, D) float16, of uint8 images (N, H, W, 3): computed once
     and kept."""
     device = next(kl.parameters()).device
-    laws = []
+    distributions = []
     for i in range(0, len(images), batch):
         with torch.autocast(device.type, torch.bfloat16):
-            law = kl.law(scenes.to_float(images[i : i + batch]).to(device))
-        laws.append(torch.stack(law).half().cpu().numpy())
-    return np.concatenate(laws, axis=1)
+            token_distribution = kl.token_distribution(scenes.to_float(images[i : i + batch]).to(device))
+        distributions.append(torch.stack(token_distribution).half().cpu().numpy())
+    return np.concatenate(distributions, axis=1)
 
 
 def mirrored(images: np.ndarray) -> np.ndarray:
@@ -92,7 +92,7 @@ def evaluate_kl(kl: Latents, images: np.ndarray, limit: float) -> dict[str, floa
     psnr, nats, beyond = [], [], []
     for i in range(0, len(images), 128):
         x = scenes.to_float(images[i : i + 128]).to(device)
-        mean, spread = kl.law(x)
+        mean, spread = kl.token_distribution(x)
         tokens = mean + spread * torch.randn(mean.shape, generator=rng).to(device)
         psnr.append(10 * torch.log10(4 / (x - kl.images(tokens).clamp(-1, 1)).square().mean((1, 2, 3))))
         a, b = (part / kl.cfg.scale for part in (mean, spread))
@@ -106,34 +106,34 @@ def evaluate_kl(kl: Latents, images: np.ndarray, limit: float) -> dict[str, floa
 
 
 def draw(
-    laws: np.ndarray, labels: np.ndarray, seed: int, device: torch.device
+    distributions: np.ndarray, labels: np.ndarray, seed: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
     """Tokens (n, L, D) float32 from their distributions (2, n, L, D), their labels (n,) int64, which of them are masked
     (n, L) bool, and the generator for further draws."""
     generator = torch.Generator().manual_seed(seed)
-    mean, spread = torch.as_tensor(laws.astype(np.float32))
+    mean, spread = torch.as_tensor(distributions.astype(np.float32))
     tokens = mean + spread * torch.randn(mean.shape, generator=generator)
     masked = mar.masks(len(tokens), tokens.shape[1], generator, LEAST, SPREAD)
     return tokens.to(device), torch.as_tensor(labels).to(device), masked.to(device), generator
 
 
 def _draw_some(
-    rng: np.random.Generator, laws: np.ndarray, labels: np.ndarray, size: int, device: torch.device
+    rng: np.random.Generator, distributions: np.ndarray, labels: np.ndarray, size: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
     picks = np.sort(rng.integers(0, len(labels), size))
-    return draw(laws[:, picks], labels[picks], int(rng.integers(2**62)), device)
+    return draw(distributions[:, picks], labels[picks], int(rng.integers(2**62)), device)
 
 
 def train_target(
-    model: MAR, laws: np.ndarray, labels: np.ndarray, recipe: Recipe, work: Path, dropout: float = 0.1
+    model: MAR, distributions: np.ndarray, labels: np.ndarray, recipe: Recipe, work: Path, dropout: float = 0.1
 ) -> dict[str, float]:
-    """MAR's own training on tokens drawn from `laws` (2, N, L, D), of classes `labels` (N,) int64; a share `dropout` of
-    the rows lose theirs, so that guidance has its unconditional half."""
+    """MAR's own training on tokens drawn from `distributions` (2, N, L, D), of classes `labels` (N,) int64; a share
+    `dropout` of the rows lose theirs, so that guidance has its unconditional half."""
     device = model.mask_token.device
 
-    def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
-        rng = turn.rng
-        tokens, classes, masked, generator = _draw_some(rng, laws, labels, recipe.batch, device)
+    def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
+        rng = micro_step.rng
+        tokens, classes, masked, generator = _draw_some(rng, distributions, labels, recipe.batch, device)
         value = model.loss(tokens, classes, masked, generator, REPEATS, dropout)
         return value, {"loss": float(value.detach())}
 
@@ -143,7 +143,7 @@ def train_target(
 def train_draft(
     draft: MAR,
     target: MAR | None,
-    laws: np.ndarray,
+    distributions: np.ndarray,
     labels: np.ndarray,
     recipe: Recipe,
     work: Path,
@@ -161,19 +161,19 @@ def train_draft(
     if target is not None:
         target.requires_grad_(False)
 
-    def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
-        rng = turn.rng
-        tokens, classes, masked, generator = _draw_some(rng, laws, labels, recipe.batch, device)
+    def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
+        rng = micro_step.rng
+        tokens, classes, masked, generator = _draw_some(rng, distributions, labels, recipe.batch, device)
         lost = torch.as_tensor(rng.uniform(size=len(classes)) < dropout).to(device)
         classes = classes.masked_fill(lost, draft.cfg.classes)
         z, x0 = draft.conditions(tokens, ~masked, classes)[masked], tokens[masked]
         value = draft.head_loss(x0, z, generator, REPEATS)
-        figures = {"loss": float(value.detach())}
+        statistics = {"loss": float(value.detach())}
         if target is not None:
             apart = divergence(target, draft, x0, target.conditions(tokens, ~masked, classes)[masked], z, generator)
             value = value + draft.cfg.steps * apart.log1p().mean()
-            figures["nats"] = draft.cfg.steps * float(apart.detach().mean())
-        return value, figures
+            statistics["nats"] = draft.cfg.steps * float(apart.detach().mean())
+        return value, statistics
 
     return fit("mar_draft" if target is not None else "mar_draft_alone", draft, loss, recipe, work)
 
@@ -195,28 +195,28 @@ def divergence(
 
 
 def _batches(
-    laws: np.ndarray, labels: np.ndarray, device: torch.device, batch: int = 64
+    distributions: np.ndarray, labels: np.ndarray, device: torch.device, batch: int = 64
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, torch.Generator]]:
     """Batches as of `draw`: every image once, the same at every call."""
     for i in range(0, len(labels), batch):
-        yield draw(laws[:, i : i + batch], labels[i : i + batch], i, device)
+        yield draw(distributions[:, i : i + batch], labels[i : i + batch], i, device)
 
 
 @torch.no_grad()
-def evaluate_target(model: MAR, laws: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+def evaluate_target(model: MAR, distributions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """The training loss on other images, with their classes, in float32."""
     losses = [
         float(model.loss(tokens, classes, masked, generator, REPEATS, dropout=0.0))
-        for tokens, classes, masked, generator in _batches(laws, labels, model.mask_token.device)
+        for tokens, classes, masked, generator in _batches(distributions, labels, model.mask_token.device)
     ]
     return {"loss": float(np.mean(losses))}
 
 
 @torch.no_grad()
-def evaluate_draft(target: MAR, draft: MAR, laws: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+def evaluate_draft(target: MAR, draft: MAR, distributions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """`evaluate_target` of the draft, and its divergence from the target in nats per token's path, without guidance."""
     nats = []
-    for tokens, classes, masked, generator in _batches(laws, labels, draft.mask_token.device):
+    for tokens, classes, masked, generator in _batches(distributions, labels, draft.mask_token.device):
         z, z_draft = (m.conditions(tokens, ~masked, classes)[masked] for m in (target, draft))
         nats.append(float(divergence(target, draft, tokens[masked], z, z_draft, generator).mean()) * draft.cfg.steps)
-    return {**evaluate_target(draft, laws, labels), "nats": float(np.mean(nats))}
+    return {**evaluate_target(draft, distributions, labels), "nats": float(np.mean(nats))}

@@ -58,13 +58,15 @@ TABLE: dict[str, Parameter] = {
     "noise": Parameter("number", "half-width of the noise on the target's hidden states", low=0),
     "cross": Parameter("number", "weight of the cross-entropy", low=0),
     "regression": Parameter("number", "weight of the distance to the target's hidden states", low=0),
-    "turns": Parameter("integer", "unroll steps that an EAGLE drafter learns on its own outputs", low=1, high=32),
+    "unroll_steps": Parameter(
+        "integer", "unroll steps that an EAGLE drafter learns on its own outputs", low=1, high=32
+    ),
     "decay": Parameter(
         "number", "weight of an unroll step, or of a Medusa head, relative to the one before", low=0, high=1
     ),
     "freeze": Parameter("flag", "the token table stays the target's (EAGLE drafters)"),
     "labels": Parameter(
-        "string", "the cross-entropy is to the target's distribution or to the token", choices=("law", "token")
+        "string", "the cross-entropy is to the target's distribution or to the token", choices=("distribution", "token")
     ),
     "heads": Parameter("integer", "Medusa heads", low=1, high=16),
     "keep": Parameter(
@@ -83,33 +85,33 @@ WHERE = ("out", "examples", "save_every", "tensorboard", "decode_batch")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A checked command line: `words` as of `TABLE`, and the run's configuration, which names the target."""
+class TrainingPlan:
+    """A checked command line: `arguments` as of `TABLE`, and the run's configuration, which names the target."""
 
-    words: Mapping[str, Any]
+    arguments: Mapping[str, Any]
     cfg: Mapping[str, Any]
 
     def __getitem__(self, name: str) -> Any:
-        return self.words[name]
+        return self.arguments[name]
 
     @property
     def out(self) -> Path:
-        return home.expanded(self.words["out"])
+        return home.expanded(self.arguments["out"])
 
     @property
     def examples(self) -> Path:
-        return home.expanded(self.words["examples"]) if self.words["examples"] else self.out / "examples"
+        return home.expanded(self.arguments["examples"]) if self.arguments["examples"] else self.out / "examples"
 
-    def replaced(self, **words: Any) -> Plan:
-        return dataclasses.replace(self, words={**self.words, **words})
+    def replaced(self, **arguments: Any) -> TrainingPlan:
+        return dataclasses.replace(self, arguments={**self.arguments, **arguments})
 
 
-def plan(words: Sequence[str]) -> Plan:
+def plan(arguments: Sequence[str]) -> TrainingPlan:
     """From a command line: `plan(["drafter=eagle", "model=llamagen_xl", "images=DIR"])`.
 
     Raises UsageError for what does not exist, does not fit or is missing.
     """
-    mine, theirs = _sorted_out(configuration.quote_paths(words, own=TABLE))
+    mine, theirs = _sorted_out(configuration.quote_paths(arguments, own=TABLE))
     kind = mine.get("drafter")
     if kind is None:
         raise UsageError(
@@ -122,7 +124,7 @@ def plan(words: Sequence[str]) -> Plan:
         raise UsageError(
             f"{model} draws continuous tokens; its drafter is a smaller MAR, which this command does not train"
         )
-    recipe = mine.get("recipe", _usual_recipe(model))
+    recipe = mine.get("recipe", _default_recipe(model))
     settled = settings(recipe, _checked("drafter", kind))
     run = settled.pop("run")
     settled |= {name: _checked(name, text) for name, text in mine.items()} | {"recipe": recipe}
@@ -136,11 +138,11 @@ def plan(words: Sequence[str]) -> Plan:
     if kind == "draft_model" and settled["features"] == "stored":
         raise UsageError("a draft model learns from prompts, not from hidden states: use features=live")
     elsewhere = settled["images"] or {"data", "prompts"} & set(parameters_of)
-    usual = [] if elsewhere else [f"{k}={v}" for k, v in run.items() if k not in parameters_of]
+    defaults = [] if elsewhere else [f"{k}={v}" for k, v in run.items() if k not in parameters_of]
     n = [] if settled["images"] else [f"n={settled['n']}"]
-    cfg = configuration.compose(["method=vanilla", "metrics=none", "baseline=false", *theirs, *usual, *n])
+    cfg = configuration.compose(["method=vanilla", "metrics=none", "baseline=false", *theirs, *defaults, *n])
     settled["out"] = settled["out"] or f"drafters/{cfg['model']}/{kind}"
-    return Plan(settled, cfg)
+    return TrainingPlan(settled, cfg)
 
 
 def settings(recipe: str, kind: str) -> dict[str, Any]:
@@ -168,16 +170,16 @@ def _recipes() -> dict[str, dict[str, Any]]:
     return {str(name): dict(recipe) for name, recipe in held.items()}
 
 
-def _usual_recipe(model: str) -> str:
+def _default_recipe(model: str) -> str:
     if parameters.default("model", model, "weights") == "embedded":
         return "scenes"
     return "lantern" if model.startswith("llamagen") else "coolsd"
 
 
-def _sorted_out(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The training's own arguments, and those of a run."""
-    mine = [word for word in words if word.partition("=")[0] in TABLE]
-    return values(mine, TABLE), [word for word in words if word not in mine]
+    mine = [argument for argument in arguments if argument.partition("=")[0] in TABLE]
+    return values(mine, TABLE), [argument for argument in arguments if argument not in mine]
 
 
 def _checked(name: str, value: Any) -> Any:

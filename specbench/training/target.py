@@ -13,8 +13,8 @@ from specbench.data import scenes
 from specbench.models.language import Language
 from specbench.models.llamagen import Conditioning, LlamaGen
 from specbench.models.text import TextEncoder
-from specbench.training.lessons import Live, hidden_over, prefixed
-from specbench.training.trainer import Recipe, Turn, fit
+from specbench.training.dataset import LiveDataset, hidden_states, prefixed
+from specbench.training.trainer import MicroStep, Recipe, fit
 
 
 def train_text(
@@ -22,10 +22,10 @@ def train_text(
 ) -> dict[str, float]:
     """Train the text encoder to predict the scene's attributes by position; labels (N, 14) as of `scenes.render`."""
     device = text.places.device
-    ids, y = text.tokenize(captions), torch.as_tensor(scenes.placed(labels))
+    ids, y = text.tokenize(captions), torch.as_tensor(scenes.labels_by_position(labels))
 
-    def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
-        rng = turn.rng
+    def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
+        rng = micro_step.rng
         picks = torch.as_tensor(rng.integers(0, len(ids), recipe.batch))
         value, right = text.reading_loss(text(ids[picks].to(device)), y[picks].to(device))
         return value, {"loss": float(value.detach()), "right": float(right)}
@@ -41,7 +41,7 @@ def features_of(text: TextEncoder, captions: list[str], batch: int = 512) -> Ten
     return torch.cat(out)
 
 
-def lessons(model: LlamaGen, tokens: np.ndarray, features: Tensor) -> Live:
+def dataset(model: LlamaGen, tokens: np.ndarray, features: Tensor) -> LiveDataset:
     """Token rows (N, T) with their captions' features (N, P, dim), which form their prefix."""
     device = model.output.weight.device
 
@@ -49,7 +49,7 @@ def lessons(model: LlamaGen, tokens: np.ndarray, features: Tensor) -> Live:
         some = features[rows].float().to(device)
         return Conditioning(some, torch.ones(some.shape[:2], dtype=torch.bool, device=device))
 
-    return Live(model, tokens, conditions)
+    return LiveDataset(model, tokens, conditions)
 
 
 def next_token_loss(model: Language, hidden: Tensor, tokens: Tensor) -> Tensor:
@@ -63,26 +63,26 @@ def train_target(
 ) -> dict[str, float]:
     """Next-token training with the caption dropped for a share of the rows, so that guidance has its unconditional
     half."""
-    given = lessons(model, tokens, features)
+    given = dataset(model, tokens, features)
 
-    def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
-        rng = turn.rng
+    def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
+        rng = micro_step.rng
         picks = rng.integers(0, len(tokens), recipe.batch)
-        t, conditioning, drop = given.taken(picks, rng.uniform(size=recipe.batch) < dropout)
-        value = next_token_loss(model, hidden_over(model, prefixed(model, conditioning, drop), t), t)
+        t, conditioning, drop = given.inputs(picks, rng.uniform(size=recipe.batch) < dropout)
+        value = next_token_loss(model, hidden_states(model, prefixed(model, conditioning, drop), t), t)
         return value, {"loss": float(value.detach())}
 
     return fit(name, model, loss, recipe, work)
 
 
 @torch.no_grad()
-def evaluate_target(model: LlamaGen, tokens: np.ndarray, features: Tensor, batch: int = 64) -> dict[str, float]:
+def evaluate_target(model: LlamaGen, tokens: np.ndarray, features: Tensor, batch_size: int = 64) -> dict[str, float]:
     """Validation loss (nats a token) and the target's mean top-1 probability at temperature 1, without guidance."""
-    losses, tops, given = [], [], lessons(model, tokens, features)
-    for i in range(0, len(tokens), batch):
-        some = np.arange(i, min(i + batch, len(tokens)))
-        lesson = given.lesson(some, np.zeros(len(some), dtype=bool))
-        losses.append(float(next_token_loss(model, lesson.hidden, lesson.tokens)))
-        laws = model.head(lesson.hidden[:, -lesson.tokens.shape[1] :]).float().softmax(-1)
-        tops.append(float(laws.amax(-1).mean()))
+    losses, tops, given = [], [], dataset(model, tokens, features)
+    for i in range(0, len(tokens), batch_size):
+        some = np.arange(i, min(i + batch_size, len(tokens)))
+        batch = given.batch(some, np.zeros(len(some), dtype=bool))
+        losses.append(float(next_token_loss(model, batch.hidden, batch.tokens)))
+        probs = model.head(batch.hidden[:, -batch.tokens.shape[1] :]).float().softmax(-1)
+        tops.append(float(probs.amax(-1).mean()))
     return {"loss": float(np.mean(losses)), "top1_probability": float(np.mean(tops))}

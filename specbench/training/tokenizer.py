@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from specbench.data import scenes
 from specbench.models.vq import VQModel
-from specbench.training.trainer import Recipe, Turn, fit
+from specbench.training.trainer import MicroStep, Recipe, fit
 
 
 class _Trainer(nn.Module):
@@ -43,8 +43,8 @@ def train(
     size = vq.quantize.embedding.weight.shape[0]
     latest: dict[str, Tensor] = {}
 
-    def loss(turn: Turn) -> tuple[Tensor, dict[str, float]]:
-        rng = turn.rng
+    def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
+        rng = micro_step.rng
         picks = np.sort(rng.integers(0, len(images), recipe.batch))
         x = scenes.to_float(images[picks]).to(device)
         z = F.normalize(vq.pre_quant(x).float().permute(0, 2, 3, 1), dim=-1)
@@ -56,11 +56,13 @@ def train(
         mse = F.mse_loss(y.float(), x)
         usage = torch.bincount(codes.reshape(-1), minlength=size).float()
         p = usage / usage.sum()
-        figures = {
+        statistics = {
             "psnr": float(10 * torch.log10(4 / mse.detach())),
             "code_perplexity": float(torch.exp(-(p * (p + 1e-9).log()).sum())),
         }
-        return mse + commitment * (z - e.detach()).pow(2).sum(-1).mean() * 0.1 + 0.02 * F.l1_loss(y.float(), x), figures
+        return mse + commitment * (z - e.detach()).pow(2).sum(-1).mean() * 0.1 + 0.02 * F.l1_loss(
+            y.float(), x
+        ), statistics
 
     def upkeep(step: int) -> None:
         z, codes = latest["z"], latest["codes"]

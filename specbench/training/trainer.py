@@ -60,7 +60,7 @@ BLOCKS = ("layers.", "encoder_blocks.", "decoder_blocks.")
 
 
 @dataclass(frozen=True)
-class Turn:
+class MicroStep:
     """One pass of a training step: index `part` of `parts` over all processes, which share the step's batch."""
 
     step: int
@@ -79,8 +79,8 @@ class Turn:
         return torch.Generator(device).manual_seed(int(key >> 1))
 
 
-#: loss(turn) -> (scalar loss, a mean over the examples of this part; statistics to log)
-Loss = Callable[[Turn], tuple[Tensor, dict[str, float]]]
+#: loss(micro_step) -> (scalar loss, a mean over the examples of this part; statistics to log)
+Loss = Callable[[MicroStep], tuple[Tensor, dict[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Validation:
     """figures() every `every` steps; with `best`, the weights with the highest statistic of that name are kept, else
     the last ones."""
 
-    figures: Callable[[], dict[str, float]]
+    statistics: Callable[[], dict[str, float]]
     every: int
     best: str = ""
 
@@ -164,8 +164,8 @@ class _Fit:
         self.params = [p for p in module.parameters() if p.requires_grad]
         self.optimisers = _optimisers(module, recipe)
         self.shadow = [p.detach().clone() for p in self.params] if recipe.ema else []
-        self.step, self.figures, self.seconds = 0, dict[str, float](), 0.0
-        self.best, self.kept = -math.inf, list[Tensor]()
+        self.step, self.statistics, self.seconds = 0, dict[str, float](), 0.0
+        self.best, self.best_weights = -math.inf, list[Tensor]()
 
     def load(self, device: torch.device) -> None:
         if not self.path.exists():
@@ -174,8 +174,12 @@ class _Fit:
         self.module.load_state_dict(state["module"])
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
-        self.shadow, self.step, self.figures = state["shadow"], state["step"], state["figures"]
-        self.seconds, self.best, self.kept = state["seconds"], state.get("best", -math.inf), state.get("kept", [])
+        self.shadow, self.step, self.statistics = state["shadow"], state["step"], state["statistics"]
+        self.seconds, self.best, self.best_weights = (
+            state["seconds"],
+            state.get("best", -math.inf),
+            state.get("best_weights", []),
+        )
         for file in (self.curve, self.held):  # rows logged after the saved state are logged again
             _forget_after(file, self.step)
 
@@ -185,9 +189,9 @@ class _Fit:
             "optimisers": [o.state_dict() for o in self.optimisers],
             "shadow": self.shadow,
             "best": self.best,
-            "kept": self.kept,
+            "best_weights": self.best_weights,
         }
-        _save(self.path, {**state, "step": self.step, "figures": self.figures, "seconds": seconds})
+        _save(self.path, {**state, "step": self.step, "statistics": self.statistics, "seconds": seconds})
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -208,9 +212,9 @@ class _Fit:
 
     def validate(self, validation: Validation) -> dict[str, float]:
         with self.averaged():
-            found = validation.figures()
+            found = validation.statistics()
             if validation.best and found[validation.best] > self.best:
-                self.best, self.kept = found[validation.best], [p.detach().clone() for p in self.params]
+                self.best, self.best_weights = found[validation.best], [p.detach().clone() for p in self.params]
         return found
 
 
@@ -256,7 +260,7 @@ def fit(
         for part in own:
             # bf16 on both kinds of device: CPUs with matrix units gain as much from it as GPUs
             with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
-                value, logged = loss(Turn(step, recipe.seed, part, parts))
+                value, logged = loss(MicroStep(step, recipe.seed, part, parts))
             (value / parts).backward()
             seen.append(logged)
         _add_up(run.params, together)
@@ -275,18 +279,22 @@ def fit(
         run.step = done = step + 1
         last = done == recipe.steps
         if done % 50 == 0 or last:
-            run.figures = _mean(seen, device, together)
-            progress.set_postfix({k: f"{v:.3f}" for k, v in run.figures.items()}, refresh=False)
+            run.statistics = _mean(seen, device, together)
+            progress.set_postfix({k: f"{v:.3f}" for k, v in run.statistics.items()}, refresh=False)
             if together.is_main_process:
-                _log(run.curve, {"step": done, "lr": recipe.lr_at(step), **run.figures}, board, name)
+                _log(run.curve, {"step": done, "lr": recipe.lr_at(step), **run.statistics}, board, name)
         if validation and together.is_main_process and (done % validation.every == 0 or last):
             _log(run.held, {"step": done, **run.validate(validation)}, board, f"{name}-validation")
         if together.is_main_process and (done % recipe.save_every == 0 or last):
             run.save(run.seconds + time.perf_counter() - began)
     together.wait_for_everyone()
-    run.put(run.kept or run.shadow)
+    run.put(run.best_weights or run.shadow)
     module.eval()
-    return {**run.figures, "seconds": run.seconds + time.perf_counter() - began, "images": recipe.steps * recipe.batch}
+    return {
+        **run.statistics,
+        "seconds": run.seconds + time.perf_counter() - began,
+        "images": recipe.steps * recipe.batch,
+    }
 
 
 def _add_up(params: list[nn.Parameter], together: Processes) -> None:
@@ -299,11 +307,11 @@ def _add_up(params: list[nn.Parameter], together: Processes) -> None:
         p.grad = g.view_as(p)
 
 
-def _mean(figures: list[dict[str, float]], device: torch.device, together: Processes) -> dict[str, float]:
+def _mean(statistics: list[dict[str, float]], device: torch.device, together: Processes) -> dict[str, float]:
     """The mean over the parts of a step, on all processes."""
-    own = torch.tensor([[float(v) for v in part.values()] for part in figures], dtype=torch.float64).mean(0)
+    own = torch.tensor([[float(v) for v in part.values()] for part in statistics], dtype=torch.float64).mean(0)
     shared = together.reduce(own.to(device, torch.float32), "mean")
-    return dict(zip(figures[0], shared.tolist(), strict=True))
+    return dict(zip(statistics[0], shared.tolist(), strict=True))
 
 
 def _log(path: Path, row: Mapping[str, float], board: Any = None, name: str = "") -> None:
@@ -324,10 +332,10 @@ def _forget_after(path: Path, step: int) -> None:
         return
     with path.open(newline="") as f:
         rows = list(csv.DictReader(f))
-    whole = [row for row in rows if None not in row and None not in row.values() and float(row["step"]) <= step]
+    complete = [row for row in rows if None not in row and None not in row.values() and float(row["step"]) <= step]
     text = io.StringIO(newline="")
     if rows:
         writer = csv.DictWriter(text, fieldnames=[k for k in rows[0] if k is not None])
         writer.writeheader()
-        writer.writerows(whole)
+        writer.writerows(complete)
     write_atomically(path, text.getvalue().encode())

@@ -97,7 +97,7 @@ class _Entries:
     def __init__(self, head: Any, tree: Tree, expanded: int) -> None:
         """tree: the topology, or the largest possible one; expanded: draft nodes that pass through the network."""
         self.head, self.tree, self.expanded = head, tree, expanded
-        self.taps: tuple[int, ...] = head.cfg.taps if head is not None else ()
+        self.aux_hidden_layers: tuple[int, ...] = head.cfg.aux_hidden_layers if head is not None else ()
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> EagleState:
         device = rng.key.device
@@ -133,7 +133,7 @@ class _Entries:
         """Outputs (R, n, dim) of `entries` (R, n), each attending to all before it."""
         own = entries.unsqueeze(-1)
         mask = ((state.keys <= own) & state.usable.unsqueeze(1)) | (state.keys == own)
-        rope = self.head.turns(entries, state.session.padding)
+        rope = self.head.rope_at(entries, state.session.padding)
         return self.head.hidden(ids, hidden, rope, mask.unsqueeze(1), state.cache, entries)
 
     def _newest(self, state: EagleState, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,7 +157,7 @@ class _Entries:
         index = offset.clamp(0, self.expanded - 1).unsqueeze(1).expand(-1, n, -1)
         among = attended.gather(2, index) & ((offset >= 0) & (offset < self.expanded)).unsqueeze(1)
         mask = torch.where((offset < 0).unsqueeze(1), state.usable.unsqueeze(1), among).unsqueeze(1)
-        rope = self.head.turns(both(last + depth).expand(-1, n), state.session.padding)
+        rope = self.head.rope_at(both(last + depth).expand(-1, n), state.session.padding)
         return _AttentionInputs(slots, rope, mask)
 
     def _expand(self, state: EagleState, tokens: Tensor, features: Tensor, inputs: _AttentionInputs) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specbench.compare.comparison import Comparison, Result
-from specbench.compare.paired import LEVEL, Law, size
+from specbench.compare.paired import LEVEL, DistributionTest, size
 from specbench.errors import plain
 from specbench.rows.csv_files import csv_text
 
@@ -19,10 +19,10 @@ _INTERVAL = f"{LEVEL * 100:g} % interval"
 
 #: The columns of a CSV, with their meanings.
 COLUMNS = {
-    "figure": "the compared statistic: accepted_length, steps, acceptance_rate, latency_s (of images decoded alone),\n"
+    "statistic": "what is compared: accepted_length, steps, acceptance_rate, latency_s (of images decoded alone),\n"
     "decode_s (its share of its batch), log_prob_mean, a metric whose scores both runs keep,\n"
-    "or law: whether features of the images have one distribution, by their energy distance",
-    "judge": "cache key of the scorer or feature extractor; empty where the statistic is not a metric",
+    "or distribution: whether features of the images have one distribution, by their energy distance",
+    "scorer": "cache key of the scorer or feature extractor; empty where the statistic is not a metric",
     "a": "label of A in the sentences",
     "b": "label of B",
     "run_a": "run_id of A",
@@ -33,8 +33,8 @@ COLUMNS = {
     "difference": "that of B - that of A",
     "low": f"lower end of its {_INTERVAL}; empty, as all up to effect, where every pair differs by the same",
     "high": "upper end",
-    "statistic": "t of the paired t-test; of law the energy distance",
-    "df": "its degrees of freedom; empty where the statistic is standard normal",
+    "test_statistic": "t of the paired t-test, z of an influence; of distribution the energy distance",
+    "df": "its degrees of freedom; empty where test_statistic is standard normal",
     "p": "its two-sided p-value",
     "p_holm": "the same after Holm's adjustment for the number of tests",
     "p_wilcoxon": "two-sided p-value of the Wilcoxon signed-rank test",
@@ -53,64 +53,63 @@ def sentence(result: Result, found: Comparison) -> str:
         every = f"{p.n} {result.units}"
         if p.difference:
             return f"{_claim(result, found, 4)}, in each of the {every}: there is nothing to test."
-        return f"{result.figure.name} is identical in all {every}: there is nothing to test."
+        return f"{result.statistic.name} is identical in all {every}: there is nothing to test."
     assert result.p_holm is not None
-    places, level = _places(test.low, test.high), 1 - LEVEL
+    decimals, level = _decimals(test.low, test.high), 1 - LEVEL
     how = f"paired t({test.df})" if test.df is not None else "z"
     how += f" = {test.statistic:.{1 if abs(test.statistic) >= 10 else 2}f}, p {_p(test.p)}"
     if test.d_z is not None:
         how += f", d_z = {test.d_z:.2f}: a {size(test.d_z)} effect"
     if test.p < level:
         ends = (test.low, test.high) if p.difference > 0 else (-test.high, -test.low)
-        text = f"{_claim(result, found, places)} ({_INTERVAL} {_range(*ends, places)}, {how})"
+        text = f"{_claim(result, found, decimals)} ({_INTERVAL} {_range(*ends, decimals)}, {how})"
         if result.p_holm >= level:
             text += f", but p {_p(result.p_holm)} after Holm's adjustment for {found.tests} tests"
     else:
         text = (
-            f"no difference in {result.figure.name} beyond noise: {b} - {a} = {_signed(p.difference, places)}"
-            f" ({_INTERVAL} {_range(test.low, test.high, places)}, {how})"
+            f"no difference in {result.statistic.name} beyond noise: {b} - {a} = {_signed(p.difference, decimals)}"
+            f" ({_INTERVAL} {_range(test.low, test.high, decimals)}, {how})"
         )
     if result.wilcoxon_holm is not None and (result.wilcoxon_holm < level) != (result.p_holm < level):
         text += f"; the Wilcoxon signed-rank test disagrees (p {_p(result.wilcoxon_holm)} after Holm's adjustment)"
     return text + "."
 
 
-def of_law(judge: str, law: Law, found: Comparison) -> str:
+def distribution_sentence(extractor: str, test: DistributionTest, found: Comparison) -> str:
     """A sentence on whether the images of A and B have one distribution."""
     a, b = found.names
-    known = f"{plain(judge)} features of {a} and {b}"
-    told = f"{known} differ" if law.p < 1 - LEVEL else f"{known} do not differ beyond chance"
+    verdict = "differ" if test.p < 1 - LEVEL else "do not differ beyond chance"
     return (
-        f"{told}: the energy distance of {law.n} pairs of features is {law.distance:.3g}, and {law.swapped:.3g} on"
-        f" average where pairs are swapped at random (p {_p(law.p)})."
+        f"{plain(extractor)} features of {a} and {b} {verdict}: the energy distance of {test.n} pairs of features is"
+        f" {test.distance:.3g}, and {test.swapped:.3g} on average where pairs are swapped at random (p {_p(test.p)})."
     )
 
 
-def _claim(result: Result, found: Comparison, places: int) -> str:
-    words = result.figure.more if result.paired.difference > 0 else result.figure.less
-    holes = {"{a}": found.names[0], "{b}": found.names[1], "{d}": _number(abs(result.paired.difference), places)}
-    return re.sub(r"\{[abd]\}", lambda hole: holes[hole[0]], words)  # in one pass: a name may hold braces
+def _claim(result: Result, found: Comparison, decimals: int) -> str:
+    template = result.statistic.more if result.paired.difference > 0 else result.statistic.less
+    holes = {"{a}": found.names[0], "{b}": found.names[1], "{d}": _number(abs(result.paired.difference), decimals)}
+    return re.sub(r"\{[abd]\}", lambda hole: holes[hole[0]], template)  # in one pass: a name may hold braces
 
 
-def _places(low: float, high: float) -> int:
-    """Decimal places that show one or two significant digits of an interval's half-width."""
+def _decimals(low: float, high: float) -> int:
+    """Decimals that show one or two significant digits of an interval's half-width."""
     half = (high - low) / 2
     return max(0, min(9, -math.floor(math.log10(half / 3)))) if half > 0 else 4
 
 
-def _number(value: float, places: int) -> str:
-    text = f"{value:.{places}f}"
+def _number(value: float, decimals: int) -> str:
+    text = f"{value:.{decimals}f}"
     text = text if float(text) else text.removeprefix("-")
     return text if len(text) <= _LONGEST else f"{value:.4g}"
 
 
-def _signed(value: float, places: int) -> str:
-    text = _number(value, places) if value else "0"
+def _signed(value: float, decimals: int) -> str:
+    text = _number(value, decimals) if value else "0"
     return f"+{text}" if float(text) > 0 else text
 
 
-def _range(low: float, high: float, places: int) -> str:
-    return f"{_number(low, places)} to {_number(high, places)}"
+def _range(low: float, high: float, decimals: int) -> str:
+    return f"{_number(low, decimals)} to {_number(high, decimals)}"
 
 
 def _p(p: float) -> str:
@@ -122,21 +121,21 @@ def report(found: Comparison) -> str:
     lines = []
     for side, name, one in zip("AB", found.names, (found.a, found.b)):
         of = " ".join(plain(one.cfg[k]) for k in ("model", "data", "split") if one.cfg.get(k))
-        lines += _wrapped(f"{side}: {name}, {of}, {len(one.records)} images in {one.place}", "   ")
+        lines += _wrapped(f"{side}: {name}, {of}, {len(one.records)} images in {one.path}", "   ")
     for remark in (f"{found.pairs} pairs of the same prompt.", *found.remarks):
         lines += _wrapped(remark)
     lines += ["", *_table(found.results), ""]
     for result in found.results:
         lines += _wrapped(f"- {sentence(result, found)}", "  ")
-    for judge, law in found.laws:
-        lines += _wrapped(f"- {of_law(judge, law, found)}", "  ")
+    for extractor, distribution in found.distribution_tests.items():
+        lines += _wrapped(f"- {distribution_sentence(extractor, distribution, found)}", "  ")
     for left_out in found.untested:
         lines += _wrapped(f"- not compared: {left_out}.", "  ")
     tests = f"{found.tests} statistics were tested" if found.tests != 1 else "One statistic was tested"
-    said = (
+    last = (
         f"{tests}; Holm: the p-value before it, adjusted for as many tests." if found.tests else "Nothing was tested."
     )
-    return "\n".join([*lines, "", said])
+    return "\n".join([*lines, "", last])
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
@@ -156,15 +155,15 @@ def _table(results: Sequence[Result]) -> list[str]:
 
 def _cells(result: Result) -> list[str]:
     p, test = result.paired, result.paired.test
-    places = _places(test.low, test.high) if test else 4
-    means = [result.figure.name, str(p.n), _number(p.mean_a, places), _number(p.mean_b, places)]
-    means.append(_signed(p.difference, places))
+    decimals = _decimals(test.low, test.high) if test else 4
+    means = [result.statistic.name, str(p.n), _number(p.mean_a, decimals), _number(p.mean_b, decimals)]
+    means.append(_signed(p.difference, decimals))
     if test is None:
         return [*means, *["-"] * 6]
     tests = [test.p, result.p_holm, test.wilcoxon, result.wilcoxon_holm]
     shown = ["-" if one is None else _p(one).removeprefix("= ") for one in tests]
     d_z = "-" if test.d_z is None else f"{test.d_z:.2f}"
-    return [*means, _range(test.low, test.high, places), *shown, d_z]
+    return [*means, _range(test.low, test.high, decimals), *shown, d_z]
 
 
 def to_csv(found: Comparison) -> str:
@@ -175,8 +174,8 @@ def to_csv(found: Comparison) -> str:
         p, test = result.paired, result.paired.test
         line: dict[str, Any] = {
             **of,
-            "figure": result.figure.name,
-            "judge": result.judge,
+            "statistic": result.statistic.name,
+            "scorer": result.scorer,
             "pairs": p.n,
             "mean_a": p.mean_a,
             "mean_b": p.mean_b,
@@ -188,7 +187,7 @@ def to_csv(found: Comparison) -> str:
             line |= {
                 "low": test.low,
                 "high": test.high,
-                "statistic": test.statistic,
+                "test_statistic": test.statistic,
                 "df": test.df,
                 "p": test.p,
                 "p_holm": result.p_holm,
@@ -198,7 +197,8 @@ def to_csv(found: Comparison) -> str:
                 "effect": None if test.d_z is None else size(test.d_z),
             }
         rows.append(line)
-    for judge, law in found.laws:
-        told = {"figure": "law", "judge": judge, "pairs": law.n, "statistic": law.distance, "p": law.p}
-        rows.append({**of, **told, "sentence": of_law(judge, law, found)})
+    for extractor, distribution in found.distribution_tests.items():
+        line = {"statistic": "distribution", "scorer": extractor, "pairs": distribution.n}
+        line |= {"test_statistic": distribution.distance, "p": distribution.p}
+        rows.append({**of, **line, "sentence": distribution_sentence(extractor, distribution, found)})
     return csv_text(COLUMNS, rows)

@@ -17,7 +17,7 @@ Conditions = Callable[[np.ndarray], Any]
 
 
 @dataclass
-class Lesson:
+class Batch:
     """N sequences. tokens (N, T) int64; hidden (N, P - 1 + T, width): the target's hidden states at all positions
     but the last; index P - 1 + t gives the distribution of token t; ids (N, P - 2 + T): the vocabulary ids at positions
     1 and on; valid (N, P) bool: the prefix's positions. `given` is the input of a separate model's prefix (see
@@ -30,9 +30,9 @@ class Lesson:
     given: tuple[Any, Tensor] | None = None
 
 
-class Lessons(Protocol):
+class Dataset(Protocol):
     def __len__(self) -> int: ...
-    def lesson(self, rows: np.ndarray, drop: np.ndarray) -> Lesson:
+    def batch(self, rows: np.ndarray, drop: np.ndarray) -> Batch:
         """Of examples `rows` (n,) int64, without their prompt where `drop` (n,) bool is true."""
         ...
 
@@ -44,17 +44,17 @@ def prefixed(model: Language, conditioning: Any, drop: Tensor) -> Prefix:
     return Prefix(both.inputs[rows], both.valid[rows], both.ids[rows])
 
 
-def hidden_over(model: Language, prefix: Prefix, tokens: Tensor) -> Tensor:
+def hidden_states(model: Language, prefix: Prefix, tokens: Tensor) -> Tensor:
     """Hidden states (N, P - 1 + T, width) over a prefix and tokens (N, T), whose last token is not an input."""
     return model.uncached(prefix, tokens[:, :-1])
 
 
-def followed(model: Language, prefix: Prefix, tokens: Tensor) -> Tensor:
+def following_ids(model: Language, prefix: Prefix, tokens: Tensor) -> Tensor:
     """The vocabulary ids (N, P - 2 + T) at positions 1 and on, up to the one before the last."""
     return torch.cat([prefix.ids[:, 1:], model.ids(tokens[:, :-1])], 1)
 
 
-class Live:
+class LiveDataset:
     """Hidden states are computed on demand, from tokens (N, T) and their prompts."""
 
     def __init__(self, target: Language, tokens: np.ndarray, conditions: Conditions) -> None:
@@ -64,27 +64,27 @@ class Live:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def taken(self, rows: np.ndarray, drop: np.ndarray) -> tuple[Tensor, Any, Tensor]:
+    def inputs(self, rows: np.ndarray, drop: np.ndarray) -> tuple[Tensor, Any, Tensor]:
         """Tokens, conditioning and `drop` on the device."""
         return self._moved(self.tokens[rows]), self.conditions(rows), torch.as_tensor(drop).to(self.device)
 
-    def lesson(self, rows: np.ndarray, drop: np.ndarray) -> Lesson:
+    def batch(self, rows: np.ndarray, drop: np.ndarray) -> Batch:
         return self.of(self.tokens[rows], rows, drop)
 
     @torch.no_grad()
-    def of(self, tokens: np.ndarray, rows: np.ndarray, drop: np.ndarray) -> Lesson:
+    def of(self, tokens: np.ndarray, rows: np.ndarray, drop: np.ndarray) -> Batch:
         """Of tokens (n, T) that belong to the prompts of examples `rows`."""
         moved, conditioning, dropped = self._moved(tokens), self.conditions(rows), torch.as_tensor(drop).to(self.device)
         prefix = prefixed(self.target, conditioning, dropped)
-        hidden = hidden_over(self.target, prefix, moved)
-        return Lesson(moved, hidden, followed(self.target, prefix, moved), prefix.valid, (conditioning, dropped))
+        hidden = hidden_states(self.target, prefix, moved)
+        return Batch(moved, hidden, following_ids(self.target, prefix, moved), prefix.valid, (conditioning, dropped))
 
     def _moved(self, tokens: np.ndarray) -> Tensor:
         return torch.as_tensor(np.asarray(tokens, dtype=np.int64)).to(self.device)
 
 
 @dataclass(frozen=True)
-class Reader:
+class TargetHead:
     """Computes distributions from hidden states: the target's, over the codes that its grammar allows."""
 
     target: Language
