@@ -115,6 +115,9 @@ class TabularSession:
         code = self.lookup.nodes(self.lookup.root(history, count), tokens, parent, depth, tree.height)
         return self.lookup.probs(code, count[:, None] + depth).log(), tokens.unsqueeze(-1).float()
 
+    def use(self, kernels: Any) -> None:
+        pass  # a look-up in tables has no kernels
+
     def commit(self, verdict: Verdict, tree: Any, count: Tensor) -> None:
         pass
 

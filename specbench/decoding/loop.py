@@ -102,9 +102,9 @@ class Drafter(Protocol):
 
 @dataclass
 class Decoded(Generic[T]):
-    """tokens (B, T) int64 or, continuous ones, (B, T, D) float32; steps (B,): target forward passes of the decode phase;
-    drafted, accepted (B,): draft tokens verified and accepted inside the image; seconds: wall time from the first
-    target forward to the last token; trace: per-step statistics."""
+    """tokens (B, T) int64 or, continuous ones, (B, T, D) float32; steps (B,): target forward passes of the decode
+    phase; drafted, accepted (B,): draft tokens verified and accepted inside the image; seconds: wall time from the
+    first target forward to the last token; trace: per-step statistics."""
 
     tokens: Tensor
     steps: Tensor

@@ -26,8 +26,8 @@ def draw_distinct(probs: Tensor, u: Tensor, count: int) -> Tensor:
     Where a distribution has fewer than `count` tokens of positive probability, the rest have probability zero: a
     verifier must treat them as absent (`probs.gather(...) > 0`).
     """
-    clock = exponential(u.clamp(max=1 - 2.0**-23))
-    return (probs / clock).topk(count, dim=-1).indices
+    noise = exponential(u.clamp(max=1 - 2.0**-23))
+    return (probs / noise).topk(count, dim=-1).indices
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,9 @@ class Draft:
 @dataclass
 class Verdict:
     """path (B, D) int64: the accepted nodes by depth (beyond `length`: the last of them); length (B,) int64: accepted
-    draft tokens; tokens (B, D + 1): the accepted tokens and, at `length`, the recovered or bonus token; next_probs (B, V):
-    the distribution of that token; first (B,): the probability with which the rule accepts the first candidate, 0 where
-    there is none."""
+    draft tokens; tokens (B, D + 1): the accepted tokens and, at `length`, the recovered or bonus token; next_probs
+    (B, V): the distribution of that token; first (B,): the probability with which the rule accepts the first candidate,
+    0 where there is none."""
 
     path: Tensor
     length: Tensor
@@ -95,9 +95,7 @@ def verify(
     return Verdict(path, length.squeeze(1), tokens, next_probs.squeeze(1), first)
 
 
-def _decide(
-    p: Tensor, draft: Draft, rule: Rule, u: Tensor, kernels: Kernels | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor, kernels: Kernels | None) -> tuple[Tensor, Tensor, Tensor]:
     """The accepted child of each inner node (B, I), -1 for none; the residual distribution of each inner node
     (B, I, V); and the probability of accepting the first candidate (B,). u (B, M) uniforms."""
     tree = draft.tree

@@ -46,7 +46,9 @@ def tensors(root: Any) -> tuple[dict[str, tuple[TensorSlot, Tensor]], list[Tenso
     return found, theirs
 
 
-def _visit(x: Any, path: str, found: dict[str, tuple[TensorSlot, Tensor]], theirs: list[Tensor], seen: set[int]) -> None:
+def _visit(
+    x: Any, path: str, found: dict[str, tuple[TensorSlot, Tensor]], theirs: list[Tensor], seen: set[int]
+) -> None:
     """(A function within `tensors` would keep itself and all tensors it found alive until Python collects cycles.)"""
     if id(x) in seen:
         return

@@ -90,7 +90,9 @@ def holds(way: Way, rows: Tensor, order: Tensor, weight: Tensor, bias: Tensor | 
     )
 
 
-def _alone(way: Way, rows: Tensor, n: int, expected: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def _alone(
+    way: Way, rows: Tensor, n: int, expected: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Products of n rows at a time, until there are `_ENOUGH` numbers, and the same rows of `expected`."""
     groups = rows.split(n)[: -(-_ENOUGH // (n * len(weight)))]
     found = torch.cat([way(group, weight, bias) for group in groups])

@@ -46,7 +46,7 @@ class Grower:
 
     def grow(self, root: Tensor, probs: Tensor, expand: Expand, sampling: Sampling) -> Draft:
         """root (B, 1): the last committed token; probs (B, 1, V): the distribution of its children. Distributions are
-        those before top-k, top-p and arg max: they rank the nodes. `sampling` turns them into the draft's."""
+        those before top-k, top-p and arg max: they rank the nodes. `sampling` computes the draft's from them."""
         rows, _, size = probs.shape
         width = min(self.width, size)
         device = probs.device

@@ -145,7 +145,9 @@ class _Entries:
         out = self._feed(state, session.ids_at(positions + 1, history), state.pending, session.both(positions))
         return last, take(out, session.both(state.fresh)[:, None])
 
-    def _inputs(self, state: EagleState, last: Tensor, depth: Tensor | int, first: int, sees: Tensor) -> _AttentionInputs:
+    def _inputs(
+        self, state: EagleState, last: Tensor, depth: Tensor | int, first: int, sees: Tensor
+    ) -> _AttentionInputs:
         """Attention inputs of n draft nodes: depth, one for all or (n,); nodes of a depth are rotated by the same
         position; first: the number of the first among the expanded nodes; sees (1 or B, n, expanded) bool: which
         expanded nodes each attends to, itself included."""

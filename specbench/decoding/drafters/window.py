@@ -207,8 +207,8 @@ class Window:
         if self.init == "random":
             source, orphan = position, torch.ones_like(position, dtype=torch.bool)
         elif self.init.startswith("horizontal"):
-            begin = position - position % side
-            source, orphan = torch.maximum(begin, last), last < begin
+            start = position - position % side  # of the row
+            source, orphan = torch.maximum(start, last), last < start
         else:
             up = (position - last + side - 1) // side * side
             source, orphan = torch.where(position < up, position % side, position - up), position < up
