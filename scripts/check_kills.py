@@ -88,7 +88,7 @@ def outcome(out: Path) -> tuple[dict[int, str], dict[str, object]]:
     assert len(found) == len(lines), "an image is recorded twice"
     journal = Journal(out / "records.jsonl")
     for index in found:
-        journal.picture(index)  # is the one that was recorded
+        journal.image(index)  # is the one that was recorded
     assert len(list((out / "images").glob("*.png"))) == len(found), "images without a record"
     assert not list(out.rglob("*.tmp")), "half-written files are left"
     [row] = read_rows(out / "row.csv")

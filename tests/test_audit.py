@@ -20,7 +20,7 @@ from specbench import cli
 from specbench.audit import audit, densities, models, statistics, theorem
 from specbench.audit.audit import COLUMNS, LEVEL, assemble, measure
 from specbench.audit.models import BUILT_IN, built_in
-from specbench.audit.tabular import TabularGrower, TabularTarget, codes, random_tables, sequence_law
+from specbench.audit.tabular import TabularGrower, TabularTarget, codes, random_tables, sequence_probs
 from specbench.config import configuration, parameters
 from specbench.decoding import rules
 from specbench.decoding.loop import DecoderConfig, decode
@@ -56,12 +56,12 @@ METHODS: dict[str, dict[str, Any]] = {
 LOSSLESS = list(METHODS)[: list(METHODS).index("uniform")]
 
 
-def method_of(name: str, model: models.Model) -> audit.Method:
+def method_of(name: str, model: models.TabularModel) -> audit.TabularMethod:
     return assemble({"method": name} | METHODS[name], model)
 
 
-def drawn(law: torch.Tensor, samples: int, seed: int) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).multinomial(samples, law.numpy())).double()
+def drawn(probs: torch.Tensor, samples: int, seed: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).multinomial(samples, probs.numpy())).double()
 
 
 # --- statistics -------------------------------------------------------------------------------------------------------
@@ -69,36 +69,38 @@ def drawn(law: torch.Tensor, samples: int, seed: int) -> torch.Tensor:
 
 def test_total_variation_and_prefixes() -> None:
     counts = torch.tensor([30.0, 10.0, 0.0, 60.0]).double()
-    law = torch.tensor([0.25, 0.25, 0.25, 0.25]).double()
-    assert statistics.total_variation(counts, law) == pytest.approx(0.4)
+    probs = torch.tensor([0.25, 0.25, 0.25, 0.25]).double()
+    assert statistics.total_variation(counts, probs) == pytest.approx(0.4)
     assert [x.tolist() for x in statistics.prefixes(counts, 2, 2)] == [[40.0, 60.0], [30.0, 10.0, 0.0, 60.0]]
 
 
 def test_the_noise_floor_is_what_sampling_costs() -> None:
-    law = torch.full((256,), 1 / 256, dtype=torch.float64)
+    probs = torch.full((256,), 1 / 256, dtype=torch.float64)
     # the mean of |n/N - p| is sqrt(2 p (1 - p) / pi N) for many samples: 0.5 * 256 * that; its spread over draws is
     # below 2 %, as 256 cells are averaged
     wanted = 0.5 * 256 * math.sqrt(2 / math.pi * (1 / 256) * (255 / 256) / 100_000)
-    assert statistics.noise_floor(law, 100_000, 0) == pytest.approx(wanted, rel=0.15)
-    assert statistics.noise_floor(law, 100_000, 0) == statistics.noise_floor(law, 100_000, 0)
-    assert statistics.noise_floor(law, 100_000, 0) != statistics.noise_floor(law, 100_000, 1)
+    assert statistics.noise_floor(probs, 100_000, 0) == pytest.approx(wanted, rel=0.15)
+    assert statistics.noise_floor(probs, 100_000, 0) == statistics.noise_floor(probs, 100_000, 0)
+    assert statistics.noise_floor(probs, 100_000, 0) != statistics.noise_floor(probs, 100_000, 1)
 
 
 def test_chi_square_is_scipys() -> None:
-    law = random_tables(200, 1, seed=1, sharpness=0.5)[0][0].double()
-    law /= law.sum()
+    probs = random_tables(200, 1, seed=1, sharpness=0.5)[0][0].double()
+    probs /= probs.sum()
     for seed in range(3):
-        seen = drawn(law, 20_000, seed)
-        assert (law * 20_000 > 5).all()  # nothing to pool
-        assert statistics.chi_square(seen, law) == pytest.approx(stats.chisquare(seen, law * 20_000).pvalue, rel=1e-6)
+        seen = drawn(probs, 20_000, seed)
+        assert (probs * 20_000 > 5).all()  # nothing to pool
+        assert statistics.chi_square(seen, probs) == pytest.approx(
+            stats.chisquare(seen, probs * 20_000).pvalue, rel=1e-6
+        )
 
 
 def test_chi_square_pools_what_is_rare() -> None:
-    law = torch.tensor([0.5, 0.3, 0.196, 0.002, 0.001, 0.001], dtype=torch.float64)
+    probs = torch.tensor([0.5, 0.3, 0.196, 0.002, 0.001, 0.001], dtype=torch.float64)
     seen = torch.tensor([510.0, 290.0, 195.0, 1.0, 3.0, 1.0]).double()
     # 4 of 1,000 expected in the last three are below 5 still: the third joins them
     wanted = stats.chisquare([510, 290, 200], [500, 300, 200]).pvalue
-    assert statistics.chi_square(seen, law) == pytest.approx(wanted, rel=1e-9)
+    assert statistics.chi_square(seen, probs) == pytest.approx(wanted, rel=1e-9)
 
 
 def test_what_cannot_be_drawn_and_what_must_be() -> None:
@@ -108,23 +110,23 @@ def test_what_cannot_be_drawn_and_what_must_be() -> None:
     assert statistics.chi_square(torch.tensor([999.0, 1.0]).double(), torch.tensor([1.0, 0.0]).double()) == 0
 
 
-def test_p_values_are_uniform_where_the_law_is_right() -> None:
+def test_p_values_are_uniform_under_the_true_distribution() -> None:
     """Most cells of 4,096 expect fewer than 5 of 8,000 samples. Of 300 tests 3 fall below 0.01 by chance; more than 12
     would in 3 of 100,000 repetitions (binomial)."""
-    law = sequence_law(random_tables(4, 6, seed=5))
-    law /= law.sum()
-    below = sum(statistics.chi_square(drawn(law, 8000, seed), law) < 0.01 for seed in range(300))
+    probs = sequence_probs(random_tables(4, 6, seed=5))
+    probs /= probs.sum()
+    below = sum(statistics.chi_square(drawn(probs, 8000, seed), probs) < 0.01 for seed in range(300))
     assert below <= 12
 
 
 def test_a_drift_of_the_first_token_is_not_drowned_by_the_rest() -> None:
     p = random_tables(4, 7, seed=1)
     moved = [p[0] + torch.tensor([[0.01, -0.01, 0.0, 0.0]]), *p[1:]]
-    law, other = (x / x.sum() for x in (sequence_law(p), sequence_law(moved)))
+    probs, other = (x / x.sum() for x in (sequence_probs(p), sequence_probs(moved)))
     seen = drawn(other, 50_000, 0)
-    assert statistics.chi_square(seen, law) > LEVEL
+    assert statistics.chi_square(seen, probs) > LEVEL
     # chi-square of the first token has a noncentrality of 50,000 * (0.01**2 / p0 + 0.01**2 / p1), above 50
-    assert statistics.goodness_of_fit(seen, law, 4, 7) < LEVEL
+    assert statistics.goodness_of_fit(seen, probs, 4, 7) < LEVEL
 
 
 def test_a_lower_bound_is_rarely_above_the_truth() -> None:
@@ -138,14 +140,14 @@ def test_a_lower_bound_is_rarely_above_the_truth() -> None:
 @pytest.mark.parametrize("far", [0.0, 0.05, 0.4])
 def test_the_interval_holds_the_true_variation(far: float) -> None:
     """In 200 repetitions an interval of 95 % misses 10 times; more than 24 would be a chance of 1 in 10,000."""
-    law = sequence_law(random_tables(4, 3, seed=1))
-    law /= law.sum()
-    other = (1 - far) * law + far * law.flip(0)
-    true = 0.5 * float((other - law).abs().sum())
+    probs = sequence_probs(random_tables(4, 3, seed=1))
+    probs /= probs.sum()
+    other = (1 - far) * probs + far * probs.flip(0)
+    true = 0.5 * float((other - probs).abs().sum())
     held, lows = 0, []
     for seed in range(200):
         low, high = statistics.true_variation(
-            drawn(other, 1500, seed), drawn(other, 1500, 1000 + seed), law, vocab=4, length=3
+            drawn(other, 1500, seed), drawn(other, 1500, 1000 + seed), probs, vocab=4, length=3
         )
         held += low <= true <= high
         lows.append(low)
@@ -169,10 +171,10 @@ def test_a_built_in_model_is_a_fair_test(name: str) -> None:
     assert model.vocab**model.length <= 1 << 16
     assert model.codebook is not None
     assert len(model.codebook) == model.vocab
-    law, far = torch.ones(1, dtype=torch.float64), 0.0
+    probs, far = torch.ones(1, dtype=torch.float64), 0.0
     for p, q in zip(model.p, model.q, strict=True):
-        far += float((law * 0.5 * (p - q).abs().sum(-1)).sum()) / model.length
-        law = (law[:, None] * p).flatten()
+        far += float((probs * 0.5 * (p - q).abs().sum(-1)).sum()) / model.length
+        probs = (probs[:, None] * p).flatten()
     assert 0.2 < far < 0.4  # relaxed rules have something to relax
     again = built_in(name)
     assert all(torch.equal(a, b) for a, b in zip(model.p + model.q, again.p + again.q, strict=True))
@@ -191,7 +193,7 @@ def test_the_verdict(name: str) -> None:
     assert row["tv_low"] <= row["tv_high"]
     assert 1 <= row["accepted_length_low"] <= row["accepted_length"] <= row["accepted_length_high"]
     if name in LOSSLESS:
-        # both are the noise of as many samples of one law, over 243 cells
+        # both are the noise of as many samples of one distribution, over 243 cells
         assert row["tv"] == pytest.approx(row["tv_noise"], rel=0.25)
         assert row["tv_low"] == 0
     else:
@@ -215,7 +217,7 @@ def test_vanilla_takes_a_step_a_token() -> None:
 
 
 def test_a_residual_that_forgets_the_draft_is_caught() -> None:
-    """After a rejection the target's law in the place of Norm([p - q]_+): the classic mistake."""
+    """After a rejection the target's distribution instead of Norm([p - q]_+): the classic mistake."""
 
     class Forgetful(rules.Relaxed):
         def residual(self, r, q, token, depth):
@@ -279,13 +281,13 @@ RULES: dict[str, Callable[[int], rules.Rule]] = {
 
 
 class Enumeration:
-    """Every way in which chains of `window` drafts can make a sequence, followed one by one: the law of the sequences,
-    E[min(tau, T) + 1] of the first round, and Eq. 8's terms wherever a round comes by."""
+    """Every way in which chains of `window` drafts can make a sequence, followed one by one: the distribution of the
+    sequences, E[min(tau, T) + 1] of the first round, and Eq. 8's terms of every round."""
 
     def __init__(self, p, q, rule, window):
         self.p, self.q, self.rule, self.window = p, q, rule, window
         self.vocab, self.length = p[0].shape[1], len(p)
-        self.law = torch.zeros(self.vocab**self.length, dtype=torch.float64)
+        self.probs = torch.zeros(self.vocab**self.length, dtype=torch.float64)
         self.expected, self.bound = 1.0, 0.0
         self._follow((), 1, 1.0)
 
@@ -300,7 +302,7 @@ class Enumeration:
             return
         t = len(prefix)
         if t == self.length:
-            self.law[self._code(prefix)] += chance
+            self.probs[self._code(prefix)] += chance
             return
         p, q = self.p[t][self._code(prefix)], self.q[t][self._code(prefix)]
         if depth > self.window:
@@ -330,12 +332,12 @@ def test_the_bound_of_a_sequence_against_enumeration(name: str, window: int) -> 
     q = random_tables(3, 3, seed=2, sharpness=1.5, near=p, distance=0.6)
     rule = RULES[name](window)
     wanted = Enumeration(p, q, rule, window)
-    found = theorem.chain_figures(p, q, rule, window)
+    found = theorem.chain_statistics(p, q, rule, window)
     # float32 on the side of the enumeration
     assert found.expected == pytest.approx(wanted.expected, abs=1e-5)
     assert found.bound == pytest.approx(min(1.0, wanted.bound), abs=1e-5)
-    assert float((found.law - wanted.law).abs().max()) < 1e-5
-    true = 0.5 * float((found.law - sequence_law(p)).abs().sum())
+    assert float((found.probs - wanted.probs).abs().max()) < 1e-5
+    true = 0.5 * float((found.probs - sequence_probs(p)).abs().sum())
     assert true <= found.bound + 1e-6
     assert found.first <= found.bound + 1e-12  # the first round is one of them
     assert (found.bound < 1e-12) == (name == "exact")
@@ -345,25 +347,25 @@ def test_the_first_rounds_bound_is_none_of_a_sequence() -> None:
     """Why the rounds are summed: Eq. 8 alone is exceeded by the sequence as a whole."""
     p = random_tables(3, 6, seed=1, sharpness=1.5)
     q = random_tables(3, 6, seed=2, sharpness=1.5, near=p, distance=0.6)
-    found = theorem.chain_figures(p, q, rules.uniform(1.5), 1)
-    true = 0.5 * float((found.law - sequence_law(p)).abs().sum())
+    found = theorem.chain_statistics(p, q, rules.uniform(1.5), 1)
+    true = 0.5 * float((found.probs - sequence_probs(p)).abs().sum())
     assert found.first < true < found.bound
 
 
-def test_the_enumerated_law_is_the_decoded_one() -> None:
-    """A goodness of fit of the real loop to the law that the enumeration gives a lossy method."""
+def test_the_enumerated_distribution_is_the_decoded_one() -> None:
+    """A goodness of fit of the real loop to the enumerated distribution of a lossy method."""
     model = built_in("v3t5")
     cfg = SD | {"rule": "lantern", "k": 1, "delta": 0.3, "bound": "tvd", "proximity": "l2", "resample": "paper"}
     for given in (cfg, COOL, cfg | {"temperature": 0.0}):
         method = assemble(given | {"method": "any"}, model)
         sampling = method.sampling
         p, q = ([sampling.probs(t.log()) for t in tables] for tables in (model.p, model.q))
-        found = theorem.chain_figures(p, q, method.rule, 3, model.p if method.rule.uses_pre_argmax_probs else None)
+        found = theorem.chain_statistics(p, q, method.rule, 3, model.p if method.rule.uses_pre_argmax_probs else None)
         rng = RandomStreams([(0, i) for i in range(20_000)])
         out = decode(DecoderConfig(TabularTarget(model.p), method.drafter, method.rule, sampling), None, rng)
         seen = torch.bincount(codes(out.tokens, 3), minlength=3**5).double()
-        law = found.law / found.law.sum()
-        assert statistics.goodness_of_fit(seen, law, 3, 5) > 1e-4  # one seed in 10,000
+        probs = found.probs / found.probs.sum()
+        assert statistics.goodness_of_fit(seen, probs, 3, 5) > 1e-4  # one seed in 10,000
         first = 1 + out.trace.accepted[:, 0].double()
         assert abs(float(first.mean()) - found.expected) <= 4.5 * float(first.std()) / 20_000**0.5 + 1e-9
 
@@ -659,7 +661,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a scalar": (changed("p0", 1.0), "p0 of bad.npz must be of shape (1, V)"),
     "one token": ({"p0": np.ones((1, 1)), "q0": np.ones((1, 1))}, "with at least two tokens, not (1, 1)"),
     "negative": (changed("p0", [[1.2, -0.2, 0.0]]), "p0 of bad.npz has negative probabilities"),
-    "no law": (changed("q1", TWO * [[1], [1.01], [1]]), "row 1 of q1 of bad.npz sums to 1.01, not 1"),
+    "not a distribution": (changed("q1", TWO * [[1], [1.01], [1]]), "row 1 of q1 of bad.npz sums to 1.01, not 1"),
     "NaN": (changed("q1", TWO * np.nan), "q1 of bad.npz holds NaN or infinite values"),
     "text": (changed("q1", np.full((3, 3), "a")), "q1 of bad.npz is not an array of numbers"),
     "objects": (

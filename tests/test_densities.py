@@ -67,7 +67,7 @@ def test_kolmogorovs_limit_is_scipys() -> None:
     assert statistics.kolmogorov(30.0) == 0
 
 
-def test_p_values_are_uniform_where_both_have_one_law() -> None:
+def test_p_values_are_uniform_for_equal_distributions() -> None:
     """Of 500 tests 25 fall below 0.05 by chance; more than 46 would in 4 of 100,000 repetitions (binomial)."""
     g = np.random.default_rng(0)
     below = 0
@@ -90,8 +90,8 @@ def test_the_energy_distance_and_its_noise() -> None:
     far = 2 * (2 * math.sqrt(1 / math.pi) * math.exp(-1 / 4) + math.erf(0.5)) - 4 / math.sqrt(math.pi)
     sets = (torch.randn(3000, 1, generator=g), torch.randn(3000, 1, generator=g) + 1)
     assert statistics.energy_distance(*sets)[0] == pytest.approx(far, rel=0.1)
-    # the estimate's mean and deviation under one law, over 400 repetitions: the deviation of a deviation is about
-    # 1 / sqrt(800) of it where tails are normal; these are heavier on one side
+    # the estimate's mean and deviation for equal distributions, over 400 repetitions: the deviation of a deviation is
+    # about 1 / sqrt(800) of it where tails are normal; these are heavier on one side
     found = [statistics.energy_distance(*torch.randn(2, 150, 3, generator=g)) for _ in range(400)]
     estimates, noises = torch.tensor(found).unbind(1)
     assert float(estimates.std()) == pytest.approx(float(noises.mean()), rel=0.2)
@@ -113,7 +113,7 @@ def test_the_models_differ_where_a_mistake_could_hide() -> None:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_built_in_model_is_a_fair_test(name: str) -> None:
-    """Its variances depend on condition and step, its conditions on tokens, on their places and on the token's, its
+    """Its variances depend on condition and step, its conditions on tokens, on their positions and on the token's, its
     drafter is another model, and every call gives the same."""
     pair, again = built_in(name), built_in(name)
     g = torch.Generator().manual_seed(0)
@@ -121,14 +121,14 @@ def test_a_built_in_model_is_a_fair_test(name: str) -> None:
     tokens, x = torch.randn(n, length, pair.dim, generator=g), torch.randn(n, pair.dim, generator=g)
     known = torch.zeros(n, length, dtype=torch.bool)
     known[:, 0] = True
-    row, places = torch.arange(n), torch.arange(length).expand(n, -1)
+    row, positions = torch.arange(n), torch.arange(length).expand(n, -1)
 
-    def seen(model: densities.Network, t: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return model.condition(t, k, row, places, places, length)
+    def seen(model: densities.DensityNetwork, t: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return model.condition(t, k, row, positions, positions, length)
 
     z = seen(pair.target, tokens, known)
     assert z.std(0).mean() > 0.2
-    assert not torch.isclose(z[:, 0], z[:, 1]).all(-1).any()  # the token's own place
+    assert not torch.isclose(z[:, 0], z[:, 1]).all(-1).any()  # the token's own position
     assert not torch.isclose(z, seen(pair.target, tokens.flip(1), known.flip(1))).all(-1).any()  # the others'
     assert torch.equal(z, seen(pair.target, torch.where(known[..., None], tokens, math.nan), known))  # and no others
     assert not torch.equal(z, seen(pair.target, torch.zeros_like(tokens), known))
@@ -161,15 +161,15 @@ def test_what_the_target_draws_by_itself() -> None:
     assert not torch.isclose(one.tokens, other.tokens).all(-1).any()
     assert one.tokens.shape == (300, 3, 2)
     assert torch.equal(one.order.sort(-1).values, torch.arange(3).expand(300, 3))
-    # the law of the first token in the order is the head's under an empty image: its mean and spread at temperature 0
-    # of all steps but x_T, where the linear model's token is keep**T x_T + constant
+    # the distribution of the first token in the order is the head's under an empty image: its mean and spread at
+    # temperature 0 of all steps but x_T, where the linear model's token is keep**T x_T + constant
     line = built_in("d1t4").target
     drawn = alone(line, ContinuousRule(temperature=0.0), 4000, 0)
     first = drawn.tokens.gather(1, drawn.order[:, :1, None])[:, 0, 0]
-    at_place = [first[drawn.order[:, 0] == place] for place in range(4)]
-    for some in at_place:  # about 1,000 each: the deviation of a deviation is 2.2 % of it
+    at_position = [first[drawn.order[:, 0] == position] for position in range(4)]
+    for some in at_position:  # about 1,000 each: the deviation of a deviation is 2.2 % of it
         assert float(some.std()) == pytest.approx(0.7**4, rel=0.1)
-    assert len({round(float(some.mean()), 2) for some in at_place}) == 4
+    assert len({round(float(some.mean()), 2) for some in at_position}) == 4
 
 
 def test_there_is_something_to_compare_in_every_token_pair_and_direction() -> None:
@@ -180,26 +180,26 @@ def test_there_is_something_to_compare_in_every_token_pair_and_direction() -> No
         own, pairs = pair.length * pair.dim, (pair.length - 1) * pair.dim
         assert len(found) == 2 * own + 2 * pairs + (pair.length if pair.dim > 1 else 0) + 16
         assert torch.equal(found[:own], drawn.tokens.flatten(1).T)
-        turns = torch.stack([drawn.tokens[i][drawn.order[i]] for i in range(50)])
-        assert torch.equal(found[own : 2 * own], turns.flatten(1).T)
-        assert torch.equal(found[2 * own], turns[:, 0, 0] + turns[:, 1, 0])
-        assert torch.equal(found[2 * own + pairs], turns[:, 0, 0] * turns[:, 1, 0])
+        in_order = torch.stack([drawn.tokens[i][drawn.order[i]] for i in range(50)])
+        assert torch.equal(found[own : 2 * own], in_order.flatten(1).T)
+        assert torch.equal(found[2 * own], in_order[:, 0, 0] + in_order[:, 1, 0])
+        assert torch.equal(found[2 * own + pairs], in_order[:, 0, 0] * in_order[:, 1, 0])
         assert len(found.unique(dim=0)) == len(found)
 
 
 def test_a_change_of_any_kind_is_seen() -> None:
-    """Each moves one thing that the others leave: a token, a token by turn, the dependence of two."""
+    """Each moves one thing that the others leave: a token, a token by step, the dependence of two."""
     target = built_in("d1t4").target
     one, other = (alone(target, ContinuousRule(), 20_000, seed) for seed in (0, 1))
     assert densities.compare(one, other)[1] > LEVEL
     g = torch.Generator().manual_seed(0)
-    place = other.tokens + 0.1 * (torch.arange(4) == 2)[:, None]
-    turn = other.tokens + torch.zeros(20_000, 4).scatter_(1, other.order[:, :1], 0.1)[..., None]
-    apart = other.tokens.clone()  # the tokens of a place at a turn keep their law and lose their neighbours
+    position = other.tokens + 0.1 * (torch.arange(4) == 2)[:, None]
+    by_step = other.tokens + torch.zeros(20_000, 4).scatter_(1, other.order[:, :1], 0.1)[..., None]
+    apart = other.tokens.clone()  # the tokens of a position at a step keep their distribution and lose their neighbours
     for t, at in itertools.product(range(4), repeat=2):
         rows = (other.order[:, t] == at).nonzero().flatten()
         apart[rows, at] = other.tokens[rows[torch.randperm(len(rows), generator=g)], at]
-    for tokens in (place, turn, apart):
+    for tokens in (position, by_step, apart):
         assert densities.compare(one, replace(other, tokens=tokens))[1] < LEVEL
 
 
@@ -213,13 +213,13 @@ KINDS: list[dict[str, Any]] = [{}, {"align": False}, {"criterion": "path"}]
 @pytest.mark.parametrize("kind", range(3), ids=["exact", "not aligned", "path"])
 def test_an_exact_method_is_called_lossless(kind: int, gamma: int, prefill: float) -> None:
     """Lossy by chance once in 10,000 seeds; the seed is fixed, so none is by accident. The temperature alternates, so
-    that it meets every kind, length and prefill; the models take turns."""
+    that it meets every kind, length and prefill; the models alternate."""
     number = kind + [1, 12].index(gamma)
     words = KINDS[kind] | {"gamma": gamma, "prefill": prefill}
     words["temperature"] = 0.7 if (number + (prefill > 0)) % 2 else 1.0
     row = row_of(BUILT_IN[(number + 2 * (prefill > 0)) % 4], 8000, **words)
     assert row["verdict"] == "lossless"
-    assert row["ks"] < 1.8 * row["ks_noise"]  # both are the largest of the same distances under one law
+    assert row["ks"] < 1.8 * row["ks_noise"]  # both are the largest of the same distances for equal distributions
     assert row["energy"] < 4 * row["energy_noise"]
     assert 0 < row["acceptance_rate"] < 1
     assert row["tries"] > 1
@@ -266,7 +266,7 @@ def test_an_acceptance_without_the_ratio_is_caught(name: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("criterion", ["exact", "path"])
 def test_a_residual_that_forgets_the_draft_is_caught(criterion: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a rejection the target's own law in the place of Norm([p - q]_+): the classic mistake."""
+    """After a rejection the target's own distribution instead of Norm([p - q]_+): the classic mistake."""
     residual = continuous._Verifier.residual
 
     def forgetful(self, *args):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_loop import ALPHA, PLAIN, P, Q, fit, run
 
-from specbench.audit.tabular import TabularDrafter, TabularGrower, random_tables, sequence_law
+from specbench.audit.tabular import TabularDrafter, TabularGrower, random_tables, sequence_probs
 from specbench.decoding import rules
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.drafters.window import COUPLINGS, INITS, Window
@@ -34,7 +34,7 @@ WINDOWS = {
 @pytest.mark.parametrize("name", WINDOWS)
 def test_a_window_is_lossless(name):
     out = run(Window(**WINDOWS[name]), rules.exact())
-    assert fit(out.tokens, sequence_law(P)) > ALPHA
+    assert fit(out.tokens, sequence_probs(P)) > ALPHA
     assert out.steps.float().mean() < 4
 
 
@@ -54,13 +54,13 @@ def test_a_greedy_window_gives_the_greedy_sequence(name):
 @pytest.mark.parametrize("shape", [(5, 2, 2), (12, 3, 4), (3, 3, 1), (40, 3, 9)])
 def test_a_dynamic_tree_is_lossless(shape, sampling):
     out = run(TabularGrower(Q, *shape), rules.exact(), sampling=sampling)
-    assert fit(out.tokens, sequence_law([sampling.probs(t.log()) for t in P])) > ALPHA
+    assert fit(out.tokens, sequence_probs([sampling.probs(t.log()) for t in P])) > ALPHA
     assert out.steps.float().mean() < 4
 
 
 def test_chosen_candidates_are_lossless():
     out = run(TabularDrafter(Q, parse("[[0],[1],[0,0],[0,1],[1,0]]"), chosen=True), rules.exact())
-    assert fit(out.tokens, sequence_law(P)) > ALPHA
+    assert fit(out.tokens, sequence_probs(P)) > ALPHA
 
 
 def test_a_dynamic_tree_holds_the_likeliest_paths():

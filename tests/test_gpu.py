@@ -43,7 +43,7 @@ def test_a_target_keeps_its_law(drafting):
     """Against the law enumerated on the CPU (chi-square)."""
     target, count = tiny.llamagen(), 4000
     cond = tiny.prompts(count, same=True)
-    law = tiny.sequence_law(target, cond, 2.0)
+    law = tiny.sequence_probs(target, cond, 2.0)
     drafter = Eagle(tiny.eagle(target).cuda(), trees.parse("[[0],[1],[0,0],[0,1]]")) if drafting else NoDraft()
     there = Conditioning(cond.features.cuda(), cond.valid.cuda())
     rng = RandomStreams([(0, i) for i in range(count)], "cuda")

@@ -73,7 +73,7 @@ def test_records_and_pictures_come_back(journal: Journal) -> None:
     assert 3 not in again
     assert [r.index for r in again.first(3)] == [0, 1, 2]
     for index in range(3):
-        assert (again.picture(index) == picture(index)).all()
+        assert (again.image(index) == picture(index)).all()
     assert read_records(journal.path) == [record(0), record(1), record(2)]
 
 
@@ -162,10 +162,10 @@ def test_a_folder_in_the_place_of_the_records_is_told(tmp_path: Path) -> None:
 def test_a_changed_picture_is_noticed(journal: Journal) -> None:
     Image.fromarray(picture(9)).save(journal.path.parent / "images/00001.png")
     with pytest.raises(UsageError, match=r"00001.png is not the image of its record"):
-        journal.picture(1)
+        journal.image(1)
     (journal.path.parent / "images/00001.png").write_bytes(b"no PNG")
     with pytest.raises(UsageError, match=r"00001.png is not the image of its record"):
-        journal.picture(1)
+        journal.image(1)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

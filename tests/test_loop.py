@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy import stats
 
-from specbench.audit.tabular import TabularDrafter, TabularTarget, codes, random_tables, sequence_law
-from specbench.audit.theorem import round_figures
+from specbench.audit.tabular import TabularDrafter, TabularTarget, codes, random_tables, sequence_probs
+from specbench.audit.theorem import round_statistics
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, decode
@@ -54,7 +54,7 @@ ALPHA = 1e-4
 
 def test_vanilla_has_the_targets_law_and_one_token_a_step():
     out = run(NoDraft(), rules.exact())
-    assert fit(out.tokens, sequence_law(P)) > ALPHA
+    assert fit(out.tokens, sequence_probs(P)) > ALPHA
     assert out.steps.eq(4).all()
     assert out.drafted.eq(0).all()
 
@@ -62,7 +62,7 @@ def test_vanilla_has_the_targets_law_and_one_token_a_step():
 @pytest.mark.parametrize("name", TREES)
 def test_the_exact_rule_is_lossless_on_every_tree(name):
     out = run(TabularDrafter(Q, TREES[name]), rules.exact())
-    assert fit(out.tokens, sequence_law(P)) > ALPHA
+    assert fit(out.tokens, sequence_probs(P)) > ALPHA
     assert out.steps.float().mean() < 4  # and it does save steps
 
 
@@ -71,7 +71,7 @@ def test_a_wrong_residual_is_caught():
         def residual(self, r, q, token, depth):
             return r
 
-    assert fit(run(TabularDrafter(Q, TREES["chain of 3"]), Broken("broken", [1.0])).tokens, sequence_law(P)) < 1e-6
+    assert fit(run(TabularDrafter(Q, TREES["chain of 3"]), Broken("broken", [1.0])).tokens, sequence_probs(P)) < 1e-6
 
 
 def test_the_exact_rule_is_lossless_when_candidates_are_chosen_not_drawn():
@@ -83,14 +83,14 @@ def test_the_exact_rule_is_lossless_when_candidates_are_chosen_not_drawn():
 
     # the token a chosen candidate holds must not depend on the target's randomness, only on the prefix; here it comes
     # from the drafter's own stream, which is as good
-    assert fit(run(Chosen(Q, TREES["bushy"]), rules.exact()).tokens, sequence_law(P)) > ALPHA
+    assert fit(run(Chosen(Q, TREES["bushy"]), rules.exact()).tokens, sequence_probs(P)) > ALPHA
 
 
 def test_filters_apply_to_target_and_draft_alike():
     sampling = Sampling(temperature=0.7, top_k=3, top_p=0.9)
     filtered = [sampling.probs(t.log()) for t in P]
     out = run(TabularDrafter(Q, TREES["bushy"]), rules.exact(), sampling=sampling)
-    assert fit(out.tokens, sequence_law(filtered)) > ALPHA
+    assert fit(out.tokens, sequence_probs(filtered)) > ALPHA
 
 
 def test_greedy_equals_the_greedy_target_under_every_draft():
@@ -115,12 +115,12 @@ def test_theorem_2(name):
     """Expected accepted length (Eq. 7) and the bound on total variation (Eq. 8) of one round, the rest being the
     target's own."""
     rule = RELAXED[name]
-    expected, bound = round_figures(P, Q, rule, 3)
+    expected, bound = round_statistics(P, Q, rule, 3)
     out = run(TabularDrafter(Q, chain_paths(3), rounds=1), rule)
     first = 1 + out.accepted.double()
     # 4.5 standard errors: one run in 150,000 by chance
     assert abs(float(first.mean()) - expected) < 4.5 * float(first.std()) / COUNT**0.5
-    law = sequence_law(P)
+    law = sequence_probs(P)
     measured = torch.bincount(codes(out.tokens, 4), minlength=len(law)).double() / COUNT
     tv = 0.5 * float((measured - law).abs().sum())
     # a plain sampler of the true law is this far off by sampling alone: sum sqrt(p (1 - p) / n) bounds twice its mean
@@ -135,10 +135,10 @@ def test_theorem_2(name):
 def test_equation_10_beats_equation_11_where_omega_falls_below_one():
     falling = [rules.cool(1.1, 3, resample=r) for r in ("optimal", "vanilla")]
     assert min(falling[0].omega) < 1
-    bounds = [round_figures(P, Q, r, 3)[1] for r in falling]
+    bounds = [round_statistics(P, Q, r, 3)[1] for r in falling]
     assert bounds[0] < bounds[1]
     rising = [rules.uniform(1.5, r) for r in ("optimal", "vanilla")]
-    bounds = [round_figures(P, Q, r, 3)[1] for r in rising]
+    bounds = [round_statistics(P, Q, r, 3)[1] for r in rising]
     assert bounds[0] == pytest.approx(bounds[1], abs=1e-6)  # Proposition 1: they agree where omega >= 1
 
 

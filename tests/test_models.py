@@ -122,7 +122,7 @@ def test_a_real_target_keeps_its_law_under_every_drafter(name, cfg_scale):
         cond,
         RandomStreams([(0, i) for i in range(count)]),
     )
-    law = tiny.sequence_law(target, cond, cfg_scale)
+    law = tiny.sequence_probs(target, cond, cfg_scale)
     assert float(law.sum()) == pytest.approx(1, abs=1e-5)
     seen = torch.bincount(codes(out.tokens, tiny.VOCAB), minlength=len(law)).double()
     small = law * count < 5

@@ -17,36 +17,36 @@ from specbench.decoding.rules import exact
 from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.errors import UsageError
 from specbench.probe import rows
-from specbench.probe.measure import Laws
+from specbench.probe.measure import TokenDistributions
 
 
-def laws(scale: float, side: int = 3) -> tuple[Laws, torch.Tensor]:
+def laws(scale: float, side: int = 3) -> tuple[TokenDistributions, torch.Tensor]:
     """The laws along an image that the target drew, and the log-probabilities that decoding recorded of it."""
     target, sampling = tiny.llamagen(side=side), Sampling(temperature=0.8, cfg_scale=scale)
     config = DecoderConfig(target, NoDraft(), exact(), sampling)
     drawn = decode(config, tiny.prompts(1), RandomStreams([(3, 0)]))
     with torch.inference_mode():
-        found = Laws(target, sampling, tiny.prompts(1), drawn.tokens)
-    return found, drawn.trace.log_prob - found.law.gather(-1, drawn.tokens.unsqueeze(-1)).log().squeeze(-1)
+        found = TokenDistributions(target, sampling, tiny.prompts(1), drawn.tokens)
+    return found, drawn.trace.log_prob - found.probs.gather(-1, drawn.tokens.unsqueeze(-1)).log().squeeze(-1)
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_the_laws_are_those_of_decoding(scale: float) -> None:
     found, off = laws(scale)
     assert off.abs().max() < 1e-4
-    assert torch.allclose(found.law.sum(-1), torch.ones(1, 9))
+    assert torch.allclose(found.probs.sum(-1), torch.ones(1, 9))
 
 
 @torch.inference_mode()
 def test_hiding_a_place_moves_the_laws_behind_it_alone() -> None:
     found, _ = laws(2.0)
     beyond = found.hidden_at(found.first + 9)
-    assert torch.allclose(beyond, found.law, atol=1e-5)  # nothing is so far back
+    assert torch.allclose(beyond, found.probs, atol=1e-5)  # nothing is so far back
     for distance in (1, 4):
-        moved = (found.hidden_at(distance) - found.law).abs().sum(-1)[0]
+        moved = (found.hidden_at(distance) - found.probs).abs().sum(-1)[0]
         assert (moved > 1e-3).any()
     # the place of the first law is the prefix's last, which is first - 1; before it only prefix is hidden
-    far = (found.hidden_at(found.first + 4) - found.law).abs().sum(-1)[0]
+    far = (found.hidden_at(found.first + 4) - found.probs).abs().sum(-1)[0]
     assert far[:5].max() < 1e-5  # of these places none has one so far before it
     assert far[5:].max() > 1e-4
 
@@ -56,9 +56,9 @@ def test_a_hidden_place_is_as_if_it_were_not_there() -> None:
     """Of two tokens, the second's law without the prefix's places is that of attention to itself and the rest."""
     target, sampling = tiny.llamagen(side=2), Sampling()
     tokens = torch.tensor([[1, 4, 2, 3]])
-    found = Laws(target, sampling, tiny.prompts(1), tokens)
+    found = TokenDistributions(target, sampling, tiny.prompts(1), tokens)
     session = target.open(tiny.prompts(1), 1, False, 4)
-    at = found.places
+    at = found.positions
     mask = session.up_to(at).clone()
     for i in range(at.shape[1]):
         mask[0, 0, i, at[0, i] - 2] = False
@@ -66,18 +66,18 @@ def test_a_hidden_place_is_as_if_it_were_not_there() -> None:
     for i in range(at.shape[1]):
         x = session.embed(tokens[:, i - 1 : i] if i else tokens[:, :1], at[:, i : i + 1])
         hidden = session.feed(x, at[:, i : i + 1], at[:, i : i + 1], mask[:, :, i : i + 1])
-        law = target.head(hidden).softmax(-1)
-        assert torch.allclose(found.hidden_at(2)[:, i : i + 1], law, atol=1e-5)
+        probs = target.head(hidden).softmax(-1)
+        assert torch.allclose(found.hidden_at(2)[:, i : i + 1], probs, atol=1e-5)
         session.feed(x, at[:, i : i + 1], at[:, i : i + 1], session.up_to(at[:, i : i + 1]))
 
 
 def test_a_row_of_the_embedded_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "probe.csv"
     assert cli.main(["n=2", "probe.offsets=3", "device=cpu", f"out={out}"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
     [row] = rows.ROWS.read(out)
     top, tv = json.loads(row["top_probabilities"]), json.loads(row["tv_by_distance"])
-    assert told["images"] == 2
+    assert line["images"] == 2
     assert len(top) == 100
     assert all(a <= b for a, b in itertools.pairwise(top))
     assert 0.2 < top[0] < 0.6 < top[-1] <= 1  # the card's mean top-1 probability is 0.33
@@ -88,7 +88,7 @@ def test_a_row_of_the_embedded_target(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["model=mar_scenes"], "mar_scenes draws .*choose another model"),
+    (["model=mar_scenes"], "mar_scenes is a model of continuous"),
     (["probe.offsets=256", "n=1", "device=cpu"], "offsets=256 is beyond an image of 256 tokens"),
     (["probe.places=3"], "unknown parameter 'probe.places'"),
     (["method=sjd"], "leave method= out"),

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_journal import FIGURES, record
 
-from specbench.audit.tabular import TabularDrafter, TabularTarget, random_tables, sequence_law
+from specbench.audit.tabular import TabularDrafter, TabularTarget, random_tables, sequence_probs
 from specbench.decoding import rules
 from specbench.decoding.continuous import ContinuousTrace
 from specbench.decoding.drafters.draft_model import DraftModel
@@ -364,7 +364,7 @@ def test_the_figures_of_a_chain_agree_with_each_other() -> None:
 
 
 def test_the_perplexity_is_the_entropy_of_the_target() -> None:
-    law = sequence_law(P).double()
+    law = sequence_probs(P).double()
     surprise = -law.clamp_min(1e-300).log()
     entropy, spread = float((law * surprise).sum()), float((law * surprise**2).sum())
     stderr = math.sqrt((spread - entropy**2) / COUNT)

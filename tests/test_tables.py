@@ -79,12 +79,12 @@ class FakeBench:
 
     def row_of(self, command: str, overrides: Sequence[str]) -> Mapping[str, Any]:
         self.ran.append((list(overrides), Path()))
-        told = {"config_hash": " ".join(overrides), "weights": self.weights, "model": "llamagen_scenes"}
+        values = {"config_hash": " ".join(overrides), "weights": self.weights, "model": "llamagen_scenes"}
         figures = {
             "bench": {"step_ms": 2.5, "forward_ms": 2.0, "draft_ms": 0.5},
             "probe": {"top_probabilities": "[0.3,0.5]", "entropy": 2.5},
         }[command]
-        return dict.fromkeys(measure.SHEETS[command].columns) | told | figures
+        return dict.fromkeys(measure.ROW_FILES[command].columns) | values | figures
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def tables(tmp_path: Path) -> Callable[..., int]:
 
 def _sheet(
     rows: Mapping[str, Mapping[str, str] | None], published: list[literature.PublishedRow] | None = None
-) -> layout.Sheet:
+) -> layout.TableSheet:
     printed = literature.load(TABLE.id) if published is None else published
     return layout.build(TABLE, "llamagen_scenes", rows, printed, {}, "specbench tables coolsd_table1")
 
@@ -200,10 +200,10 @@ def test_columns_are_columns_of_a_row_and_of_the_published_file() -> None:
 
 def test_columns_are_columns_of_rows() -> None:
     for table in TABLES.values():
-        known = set(COLUMNS if table.rows_of == "run" else measure.SHEETS[table.rows_of].columns)
+        known = set(COLUMNS if table.rows_of == "run" else measure.ROW_FILES[table.rows_of].columns)
         assert {name for c in table.columns for name in (c.key, c.spread or c.key, c.backend or c.key)} <= known
         assert {test.key for test in table.tests} <= {c.key for c in table.columns}
-        if isinstance(table.figure, definitions.Figure):
+        if isinstance(table.figure, definitions.TableFigure):
             assert {table.figure.x, *table.figure.y} <= known
             lines = {line.key for line in table.lines}
             assert {key for panel in table.figure.panels for curve in panel.curves for key in curve.lines} <= lines
@@ -221,7 +221,7 @@ def test_a_table_of_steps_is_filled_by_the_benchmark(tables: Callable[..., int],
         ["model=llamagen_scenes", "method=vanilla", "batch=1"],
         ["model=llamagen_scenes", "method=sjd_pac", "window=64", "batch=1"],
     ]
-    assert len(measure.SHEETS["bench"].read(tmp_path / "results" / "bench" / "sjdpac_table4.csv")) == 2
+    assert len(measure.ROW_FILES["bench"].read(tmp_path / "results" / "bench" / "sjdpac_table4.csv")) == 2
     drawn = (tmp_path / "results" / "tables" / "sjdpac_table4.md").read_text()
     assert "**2.50**" in drawn
     assert "specbench bench model=llamagen_scenes method=sjd_pac window=64 batch=1 bench.images=0" in drawn
@@ -237,7 +237,7 @@ def test_a_table_of_laws_is_filled_by_the_probe(tables: Callable[..., int], tmp_
     drawn = (tmp_path / "results" / "tables" / "lantern_fig2c.md").read_text()
     assert f"specbench probe {wanted}" in drawn
     assert (tmp_path / "results" / "tables" / "lantern_fig2c.svg").is_file()
-    assert len(measure.SHEETS["probe"].read(tmp_path / "results" / "probe" / "lantern_fig2c.csv")) == 2
+    assert len(measure.ROW_FILES["probe"].read(tmp_path / "results" / "probe" / "lantern_fig2c.csv")) == 2
 
 
 def test_a_test_is_told_from_rows_beside_the_printed_one() -> None:
@@ -246,12 +246,12 @@ def test_a_test_is_told_from_rows_beside_the_printed_one() -> None:
         key: _row(accepted_length_mean=mean, accepted_length_std=std, n="500")
         for key, mean, std in (("cool_sd_1.1", "2.5", "0.3"), ("lantern_pp", "2.4", "0.4"))
     }
-    [told, *_] = layout.build(table, "llamagen_scenes", rows, literature.load(table.id), {}, "").remarks
+    [remark, *_] = layout.build(table, "llamagen_scenes", rows, literature.load(table.id), {}, "").remarks
     # 0.1 / sqrt((0.09 + 0.16) / 500) = 4.472
-    assert "Cool-SD (δ=1.1) minus LANTERN++ (λ=2, k=10): measured (llamagen_scenes) +0.100, t = 4.47 (Welch" in told
-    assert "published (Lumina-mGPT 7B) t = 18.11, p < 1e-60; published (LlamaGen-XL) t = 7.31, p < 1e-12." in told
-    [told, *_] = layout.build(table, "llamagen_scenes", {}, [], {}, "").remarks
-    assert told.endswith("not measured yet.")
+    assert "Cool-SD (δ=1.1) minus LANTERN++ (λ=2, k=10): measured (llamagen_scenes) +0.100, t = 4.47 (Welch" in remark
+    assert "published (Lumina-mGPT 7B) t = 18.11, p < 1e-60; published (LlamaGen-XL) t = 7.31, p < 1e-12." in remark
+    [remark, *_] = layout.build(table, "llamagen_scenes", {}, [], {}, "").remarks
+    assert remark.endswith("not measured yet.")
     rows["lantern_pp"]["n"] = "many"
     with pytest.raises(UsageError, match="n of row .* is no number"):
         layout.build(table, "llamagen_scenes", rows, [], {}, "")
@@ -350,7 +350,7 @@ def test_trade_offs_have_a_front_and_sweeps_of_a_parameter_have_none(
 def test_a_front_is_of_all_curves_and_on_the_better_side() -> None:
     """As stairs that come down behind a point: what is longer than it has the next one's quality."""
     table = TABLES["lantern_fig5"]
-    assert isinstance(table.figure, definitions.Figure)
+    assert isinstance(table.figure, definitions.TableFigure)
     first, second, *_ = table.figure.panels[0].curves
     values = [(2.0, 5.0, 0.5), (3.0, 6.0, 0.7)], [(2.5, 4.0, 0.6), (2.8, 7.0, 0.4)]
     rows: dict[str, Any] = {}
@@ -370,8 +370,10 @@ def test_lists_of_rows_are_drawn(tables: Callable[..., int], tmp_path: Path, mon
     for name, calls in drawn.items():
         plain = getattr(Axes, name)
         monkeypatch.setattr(Axes, name, lambda *a, _p=plain, _c=calls, **k: (_c.append((a[1:], k)), _p(*a, **k))[1])
-    histogram, turns, places = "[0.5,0.25,0.25]", "[null,0.5,1.0]", json.dumps([0.0, 0.25, 0.5, 1.0])
-    bench = FakeBench(accepted_histogram=histogram, acceptance_by_step=turns, drafted_by_position=places, gamma=4)
+    histogram, by_step, by_position = "[0.5,0.25,0.25]", "[null,0.5,1.0]", json.dumps([0.0, 0.25, 0.5, 1.0])
+    bench = FakeBench(
+        accepted_histogram=histogram, acceptance_by_step=by_step, drafted_by_position=by_position, gamma=4
+    )
     for name in ("sjdpac_fig1", "cspd_fig11", "cspd_fig16", "cspd_fig8"):
         tables(name, bench=bench)
         assert (tmp_path / "results" / "tables" / f"{name}.svg").stat().st_size > 1000
@@ -489,7 +491,7 @@ def test_a_line_without_a_preset_says_so() -> None:
 
 
 def test_backends_are_named_and_a_mixture_is_told_apart() -> None:
-    def note(sheet: layout.Sheet, label: str) -> str:
+    def note(sheet: layout.TableSheet, label: str) -> str:
         [header] = [h for h in sheet.headers if h.label == label]
         return dict(sheet.notes)[header.marks[0]]
 
@@ -553,9 +555,12 @@ def test_a_rows_own_note_is_shown() -> None:
 def test_of_a_rows_note_stands_what_is_about_the_table() -> None:
     """Not what is about columns it lacks: their figures differ from row to row, and would be a note each."""
     note = "decoded in 2 processes: timings are mixed; fid: against 9 pictures; n = 4: biased; clip_score: of classes"
-    assert layout._said(note, {"fid", "clip_score"}) == note
-    assert layout._said(note, {"clip_score"}) == "decoded in 2 processes: timings are mixed; clip_score: of classes"
-    assert layout._said("image_reward: accuracy 0.9", {"fid"}) == layout._said("", {"fid"}) == ""
+    assert layout._relevant_note(note, {"fid", "clip_score"}) == note
+    assert (
+        layout._relevant_note(note, {"clip_score"})
+        == "decoded in 2 processes: timings are mixed; clip_score: of classes"
+    )
+    assert layout._relevant_note("image_reward: accuracy 0.9", {"fid"}) == layout._relevant_note("", {"fid"}) == ""
 
 
 def test_more_notes_than_letters() -> None:

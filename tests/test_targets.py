@@ -101,7 +101,7 @@ def side_of(model: Language) -> int:
     return math.isqrt(int((forced_of(model) < 0).sum()))
 
 
-def sequence_law(family: str, model: Language, i: int, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def sequence_probs(family: str, model: Language, i: int, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """Every sequence (n, T) that the grammar allows, and its probability."""
     forced = forced_of(model)
     free = (forced < 0).nonzero().flatten()
@@ -159,7 +159,7 @@ def test_every_family_keeps_its_law_under_every_drafter(family, name):
     forced = forced_of(model)
     assert (out.tokens == forced)[:, forced >= 0].all()
     assert (out.tokens[:, forced < 0] < VOCAB).all()
-    sequences, law = sequence_law(family, model, 0, sampling)
+    sequences, law = sequence_probs(family, model, 0, sampling)
     assert float(law.sum()) == pytest.approx(1, abs=1e-5)
     free = forced < 0
     place = VOCAB ** torch.arange(int(free.sum()) - 1, -1, -1)

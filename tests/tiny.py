@@ -72,7 +72,7 @@ def teacher(model: LlamaGen, tokens: Tensor, features: Tensor, drop: Tensor) -> 
     return model.uncached(Prefix(both.inputs[rows], both.valid[rows], both.ids[rows]), tokens[:, :-1])
 
 
-def sequence_law(model: LlamaGen, cond: Conditioning, cfg_scale: float) -> Tensor:
+def sequence_probs(model: LlamaGen, cond: Conditioning, cfg_scale: float) -> Tensor:
     """The law of every token sequence under one prompt, (V**T,), first token most significant, without any cache."""
     t = model.cfg.block_size
     sequences = torch.tensor(list(itertools.product(range(VOCAB), repeat=t)))

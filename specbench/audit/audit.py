@@ -16,8 +16,8 @@ from torch import Tensor
 
 from specbench._version import __version__
 from specbench.audit import statistics, theorem
-from specbench.audit.models import Model, needed_codebook
-from specbench.audit.tabular import TabularDrafter, TabularGrower, TabularTarget, codes, sequence_law
+from specbench.audit.models import TabularModel, needed_codebook
+from specbench.audit.tabular import TabularDrafter, TabularGrower, TabularTarget, codes, sequence_probs
 from specbench.config import parameters, registry
 from specbench.decoding.loop import DecoderConfig, Drafter, decode
 from specbench.decoding.rules import Rule
@@ -38,15 +38,15 @@ COLUMNS = {
     "tv_noise": "tv of as many samples of a plain sampler: the noise floor",
     "p_value": "goodness of fit, Bonferroni; 0 is beyond float64. Tables: chi-square over the first 1 .. T\n"
     "tokens; continuous tokens: two-sample Kolmogorov-Smirnov over tokens, sums, products, projections",
-    "tv_bound": "Cool-SD's Theorem 2 summed over all rounds; for chains drawn from the draft tables",
+    "tv_bound": "Cool-SD's Theorem 2 summed over all rounds; for chains sampled from the draft tables",
     "accepted_length": "draft tokens of the first draft that were accepted inside the sequence, plus one; mean",
-    "accepted_length_expected": "its expectation by Theorem 2; for chains drawn from the draft tables",
+    "accepted_length_expected": "its expectation by Theorem 2; for chains sampled from the draft tables",
     "verdict": "lossless or not lossless",
     "model": "tables, built-in or of a file, or a built-in model of continuous tokens",
     "accepted_length_low": "lower end of the 95 % confidence interval of accepted_length",
     "accepted_length_high": "its upper end",
     "tokens_per_step": "T / target forward passes over all steps, mean over sequences",
-    "tv_exact": "the method's true total variation, enumerated; for chains drawn from the draft tables",
+    "tv_exact": "the method's true total variation, enumerated; for chains sampled from the draft tables",
     "drafter": "the drafter; where it needs a network, the model's own drafter replaces it",
     "rule": "the acceptance rule",
     "parameters": "the flat parameters of drafter, rule and sampling",
@@ -54,15 +54,15 @@ COLUMNS = {
     "specbench": "version of specbench",
     "commit": "git commit of the code; -dirty where specbench/ or conf/ differed from it",
     "ks": "continuous tokens only, as all below: the largest Kolmogorov-Smirnov distance between the\n"
-    "decoded sequences and as many drawn by the target alone",
-    "ks_noise": "the same between two sets drawn by the target alone: the noise floor",
+    "decoded sequences and as many sampled by the target alone",
+    "ks_noise": "the same between two sets sampled by the target alone: the noise floor",
     "energy": "energy distance between the decoded sequences and the target's, estimated without bias\n"
     "from the first 4,000 of each",
     "energy_noise": "standard deviation of energy where both sets are the target's",
     "dim": "numbers of a token",
     "acceptance_rate": "accepted / verified draft tokens",
-    "tries": "proposals a token drawn after a rejection, mean",
-    "fallbacks": "tokens drawn after a rejection for which tries= did not suffice",
+    "tries": "proposals a token sampled after a rejection, mean",
+    "fallbacks": "tokens sampled after a rejection for which tries= did not suffice",
 }
 
 #: A p-value below it is "not lossless". `--all` tests eleven exact presets on four models each: 44 true hypotheses, so
@@ -81,8 +81,8 @@ Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True)
-class Method:
-    """What decodes; cfg: the flat parameters behind it."""
+class TabularMethod:
+    """A decoding method on a tabular model. cfg: its flat parameters."""
 
     cfg: Mapping[str, Any]
     drafter: Drafter
@@ -95,12 +95,12 @@ class Method:
 
     @property
     def chain(self) -> int | None:
-        """The length of the chain, where drafts are chains drawn from the draft tables: the case of Theorem 2."""
+        """The length of the chain where drafts are chains sampled from the draft tables: the case of Theorem 2."""
         d = self.drafter
         return d.tree.height if isinstance(d, TabularDrafter) and d.tree.is_chain and not d.chosen else None
 
 
-def assemble(cfg: Mapping[str, Any], model: Model) -> Method:
+def assemble(cfg: Mapping[str, Any], model: TabularModel) -> TabularMethod:
     """The method of a checked configuration on a model. Tables have no guidance: cfg_scale is always 1.
 
     Raises UsageError for parameters that do not go together, and for a rule that needs a codebook the model lacks.
@@ -108,12 +108,12 @@ def assemble(cfg: Mapping[str, Any], model: Model) -> Method:
     sampling = Sampling(**{name: cfg[name] for name in SAMPLING})
     drafter = _drafter(cfg, model)
     rule = build_rule(cfg, drafter.tree.height, needed_codebook(model, cfg["rule"]))
-    return Method(cfg, drafter, rule, sampling)
+    return TabularMethod(cfg, drafter, rule, sampling)
 
 
-def _drafter(cfg: Mapping[str, Any], model: Model) -> Drafter:
-    """The real drafter where it drafts from the target itself. Where it needs a network: the draft tables in the shape
-    of its drafts, sampled or, for Medusa and EAGLE-2, deterministic."""
+def _drafter(cfg: Mapping[str, Any], model: TabularModel) -> Drafter:
+    """The real drafter where it drafts from the target itself. Where it needs a network, the draft tables in the shape
+    of its drafts replace it; sampled or, for Medusa and EAGLE-2, deterministic."""
     name = cfg["drafter"]
     if not registry.entry("drafter", name).assets:
         built: Drafter = registry.find("drafter", name)(cfg, None)
@@ -126,38 +126,38 @@ def _drafter(cfg: Mapping[str, Any], model: Model) -> Drafter:
 
 
 def measure(
-    method: Method, model: Model, samples: int, seed: int = 0, progress: Progress | None = None
+    method: TabularMethod, model: TabularModel, samples: int, seed: int = 0, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Decode `samples` sequences and return a row (`COLUMNS`); None: does not apply."""
     vocab, length, sampling = model.vocab, model.length, method.sampling
     filtered = [theorem.precise(sampling.probs(t.log())) for t in model.p]
-    law = sequence_law(filtered)
+    target_probs = sequence_probs(filtered)
     halves, first, per_step = _decode(method, model, samples, seed, progress)
     counts = halves.sum(0)
-    low, high = statistics.true_variation(halves[0], halves[1], law, vocab, length)
-    fit = statistics.goodness_of_fit(counts, law, vocab, length)
+    low, high = statistics.true_variation(halves[0], halves[1], target_probs, vocab, length)
+    fit = statistics.goodness_of_fit(counts, target_probs, vocab, length)
     accepted, accepted_low, accepted_high = (1 + x for x in statistics.mean(first))
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     if method.chain is not None:
         drafts = [sampling.probs(t.log()) for t in model.q]
-        judged = None
+        pre_argmax = None
         if method.rule.uses_pre_argmax_probs and sampling.temperature == 0:
-            judged = [sampling.unfiltered_probs(t.log(), f) for t, f in zip(model.p, filtered)]
-        figures = theorem.chain_figures(filtered, drafts, method.rule, method.chain, judged)
+            pre_argmax = [sampling.unfiltered_probs(t.log(), f) for t, f in zip(model.p, filtered)]
+        chain = theorem.chain_statistics(filtered, drafts, method.rule, method.chain, pre_argmax)
         row |= {
-            "tv_bound": figures.bound,
-            "accepted_length_expected": figures.expected,
-            "tv_exact": 0.5 * float((figures.law - law).abs().sum()),
+            "tv_bound": chain.bound,
+            "accepted_length_expected": chain.expected,
+            "tv_exact": 0.5 * float((chain.probs - target_probs).abs().sum()),
         }
     return row | {
         "method": method.name,
         "V": vocab,
         "T": length,
         "samples": samples,
-        "tv": statistics.total_variation(counts, law),
+        "tv": statistics.total_variation(counts, target_probs),
         "tv_low": low,
         "tv_high": high,
-        "tv_noise": statistics.noise_floor(law, samples, seed),
+        "tv_noise": statistics.noise_floor(target_probs, samples, seed),
         "p_value": fit,
         "accepted_length": accepted,
         "verdict": "lossless" if fit >= LEVEL else "not lossless",
@@ -175,7 +175,7 @@ def measure(
 
 
 def _decode(
-    method: Method, model: Model, samples: int, seed: int, progress: Progress | None
+    method: TabularMethod, model: TabularModel, samples: int, seed: int, progress: Progress | None
 ) -> tuple[Tensor, Tensor, float]:
     """Counts (2, V**T) of the sequences of even and of odd index, a histogram (T + 1,) of the tokens accepted in the
     first step, and the mean of T / steps."""
@@ -205,5 +205,5 @@ def described(cfg: Mapping[str, Any], sampling: Sequence[str] = SAMPLING) -> str
     own = parameters.declared("drafter", cfg["drafter"]) | parameters.declared("rule", cfg["rule"])
     own -= {"drafter", "rule", "drafter_weights"}  # an audit's models have drafters of their own
     names = [name for name in cfg if name in sampling or name in own]
-    words = {name: v if isinstance(v := cfg[name], str) else json.dumps(v, separators=(",", ":")) for name in names}
-    return " ".join(f"{name}={word}" for name, word in words.items())
+    values = {name: v if isinstance(v := cfg[name], str) else json.dumps(v, separators=(",", ":")) for name in names}
+    return " ".join(f"{name}={value}" for name, value in values.items())

@@ -1,8 +1,8 @@
 """The audit of methods for continuous tokens: their real loop, rule and residual sampler decode small models, and the
-audit compares the result with what the target draws by itself.
+audit compares the result with samples of the target alone.
 
 The distribution of such a model has no closed form, but its samples cost little. The audit compares N decoded sequences
-with N of the target's own, drawn by a plain loop that shares no random numbers and only the networks with the method.
+with N of the target's own, sampled by a plain loop that shares no random numbers and only the networks with the method.
 
 row = measure(assemble(configuration.compose(["method=cspd", "model=mar_b"])), built_in("d1t4"), 200_000)
 """
@@ -30,14 +30,14 @@ SAMPLING = ("temperature", "final_noise")
 _CONDITION, _HIDDEN = 4, 8  # numbers of a condition, and of the head's hidden layer
 _KEEP = 0.7  # share of a state in the next one's mean
 #: The spread of each kind of weights.
-_SPREAD = {"see": 0.5, "place": 0.5, "step": 0.5, "inner": 0.6, "outer": 0.3, "level": 0.2}
+_SPREAD = {"input": 0.5, "input_bias": 0.5, "step": 0.5, "inner": 0.6, "outer": 0.3, "level": 0.2}
 _ROWS = 1 << 13  # sequences decoded at once
 _PROJECTIONS = 8
 _ENERGY = 4000  # sequences of each set for the energy distance, which computes a value for every pair
 
 
 @dataclass(frozen=True)
-class _Recipe:
+class _DensityRecipe:
     """bend: how much the head's mean and variance depend on the state (0: the distribution of a token given those
     before it is normal); distance: of the drafter's weights from the target's, in units of their own spread."""
 
@@ -52,34 +52,36 @@ class _Recipe:
 #: They differ enough in size, shape and drafter that one of them shows a mistake that another hides. At temperature 1
 #: and gamma=8 `criterion=exact` accepts 0.69, 0.61, 0.15 and 0.50 of the drafted tokens, in order.
 _BUILT_IN = {
-    "d1t4": _Recipe(dim=1, length=4, steps=4, bend=0.0, distance=0.3, seed=1),
-    "d1t5": _Recipe(dim=1, length=5, steps=8, bend=2.0, distance=0.2, seed=2),
-    "d2t3": _Recipe(dim=2, length=3, steps=6, bend=1.0, distance=0.45, seed=3),
-    "d2t4": _Recipe(dim=2, length=4, steps=5, bend=1.5, distance=0.25, seed=4),
+    "d1t4": _DensityRecipe(dim=1, length=4, steps=4, bend=0.0, distance=0.3, seed=1),
+    "d1t5": _DensityRecipe(dim=1, length=5, steps=8, bend=2.0, distance=0.2, seed=2),
+    "d2t3": _DensityRecipe(dim=2, length=3, steps=6, bend=1.0, distance=0.45, seed=3),
+    "d2t4": _DensityRecipe(dim=2, length=4, steps=5, bend=1.5, distance=0.25, seed=4),
 }
 BUILT_IN = tuple(_BUILT_IN)
 
 
-class Network(ContinuousSession):
+class DensityNetwork(ContinuousSession):
     """A model of continuous tokens, and its own session: one layer from the known tokens to a condition, a head of two.
 
-    see (L E, L (D + 1)) and place (L E,): weights and biases from the tokens of all positions, and from which of them
-    are known, to every position's condition; step (T, H), inner (H, D + E), outer (2 D, H): the head; level (T,): log
-    variance around which the learned one lies.
+    input (L E, L (D + 1)) and input_bias (L E,): weights and biases from the tokens of all positions, and from which of
+    them are known, to every position's condition; step (T, H), inner (H, D + E), outer (2 D, H): the head; level (T,):
+    log variance around which the learned one lies.
     """
 
-    def __init__(self, recipe: _Recipe, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, recipe: _DensityRecipe, weights: Mapping[str, Tensor]) -> None:
         self.dim, self.length, self.steps, self.bend = recipe.dim, recipe.length, recipe.steps, recipe.bend
-        self.see, self.place, self.step, self.inner, self.outer, self.level = (weights[name] for name in _SPREAD)
+        self.input, self.input_bias, self.step, self.inner, self.outer, self.level = (weights[name] for name in _SPREAD)
 
-    def open(self, conditioning: Any, rows: int) -> Network:
+    def open(self, conditioning: Any, rows: int) -> DensityNetwork:
         return self
 
-    def condition(self, tokens: Tensor, known: Tensor, row: Tensor, place: Tensor, done: Tensor, most: int) -> Tensor:
+    def condition(
+        self, tokens: Tensor, known: Tensor, row: Tensor, position: Tensor, done: Tensor, most: int
+    ) -> Tensor:
         """See `continuous.Session`: z (R, n, E)."""
-        told = known.unsqueeze(-1)
-        seen = torch.cat([torch.where(told, tokens, 0.0), told.to(tokens.dtype)], -1).flatten(1)
-        return take(torch.tanh(linear(seen, self.see, self.place)).view(len(tokens), self.length, -1), place)
+        mask = known.unsqueeze(-1)
+        seen = torch.cat([torch.where(mask, tokens, 0.0), mask.to(tokens.dtype)], -1).flatten(1)
+        return take(torch.tanh(linear(seen, self.input, self.input_bias)).view(len(tokens), self.length, -1), position)
 
     def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """See `continuous.Session`: mean and log variance (n, D)."""
@@ -88,12 +90,12 @@ class Network(ContinuousSession):
         return _KEEP * x + shift, self.level[index, None] + 0.8 * torch.tanh(spread)
 
 
-def _weights(recipe: _Recipe, seed: int) -> dict[str, Tensor]:
+def _weights(recipe: _DensityRecipe, seed: int) -> dict[str, Tensor]:
     g = torch.Generator().manual_seed(seed)
-    places, wide = recipe.length * _CONDITION, recipe.dim + _CONDITION
+    positions, wide = recipe.length * _CONDITION, recipe.dim + _CONDITION
     shapes: dict[str, tuple[int, ...]] = {
-        "see": (places, recipe.length * (recipe.dim + 1)),
-        "place": (places,),
+        "input": (positions, recipe.length * (recipe.dim + 1)),
+        "input_bias": (positions,),
         "step": (recipe.steps, _HIDDEN),
         "inner": (_HIDDEN, wide),
         "outer": (2 * recipe.dim, _HIDDEN),
@@ -103,12 +105,12 @@ def _weights(recipe: _Recipe, seed: int) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Pair:
+class DensityPair:
     """A target and its drafter."""
 
     name: str
-    target: Network
-    drafter: Network
+    target: DensityNetwork
+    drafter: DensityNetwork
 
     @property
     def dim(self) -> int:
@@ -119,18 +121,18 @@ class Pair:
         return self.target.length
 
 
-def built_in(name: str) -> Pair:
+def built_in(name: str) -> DensityPair:
     if name not in _BUILT_IN:
         raise unknown("audit.model", name, _BUILT_IN)
     recipe = _BUILT_IN[name]
     own, other = _weights(recipe, recipe.seed), _weights(recipe, 100 + recipe.seed)
     own["level"] = own["level"] + torch.linspace(math.log(0.25), math.log(0.5), recipe.steps)  # the last step first
     near = {name: own[name] + recipe.distance * other[name] for name in own}
-    return Pair(name, Network(recipe, own), Network(recipe, near))
+    return DensityPair(name, DensityNetwork(recipe, own), DensityNetwork(recipe, near))
 
 
 @dataclass(frozen=True)
-class Method:
+class DensityMethod:
     """The decoding method; cfg: its flat parameters."""
 
     cfg: Mapping[str, Any]
@@ -141,10 +143,10 @@ class Method:
         return str(self.cfg["method"])
 
 
-def assemble(cfg: Mapping[str, Any]) -> Method:
+def assemble(cfg: Mapping[str, Any]) -> DensityMethod:
     """The method of a checked configuration. These models have no guidance, and their own number of diffusion steps;
-    alone, the target draws one token per pass. Raises UsageError for parameters that do not go together."""
-    return Method(cfg, ContinuousRule(**{f.name: cfg[f.name] for f in fields(ContinuousRule) if f.name in cfg}))
+    alone, the target samples one token per pass. Raises UsageError for parameters that do not go together."""
+    return DensityMethod(cfg, ContinuousRule(**{f.name: cfg[f.name] for f in fields(ContinuousRule) if f.name in cfg}))
 
 
 @dataclass
@@ -156,8 +158,8 @@ class Sequences:
 
 
 @torch.inference_mode()
-def alone(model: Network, rule: ContinuousRule, samples: int, seed: int) -> Sequences:
-    """What the target draws by itself, under the rule's temperature and last step."""
+def alone(model: DensityNetwork, rule: ContinuousRule, samples: int, seed: int) -> Sequences:
+    """Samples of the target alone, under the rule's temperature and last step."""
     g = torch.Generator().manual_seed(seed)
     parts = []
     for begin in range(0, samples, _ROWS):
@@ -165,17 +167,17 @@ def alone(model: Network, rule: ContinuousRule, samples: int, seed: int) -> Sequ
         row = torch.arange(n)
         order = torch.rand(n, model.length, generator=g).argsort(-1)
         tokens, known = torch.zeros(n, model.length, model.dim), torch.zeros(n, model.length, dtype=torch.bool)
-        for turn in range(model.length):
-            place = order[:, turn : turn + 1]
-            z = model.condition(tokens, known, row, place, torch.full_like(place, turn), turn)[:, 0]
+        for step in range(model.length):
+            position = order[:, step : step + 1]
+            z = model.condition(tokens, known, row, position, torch.full_like(position, step), step)[:, 0]
             x = torch.randn(n, model.dim, generator=g)
             for t in reversed(range(model.steps)):
                 mean, log_variance = model.moments(x, torch.full_like(row, t), z)
                 noise = torch.randn(n, model.dim, generator=g)
                 wide = rule.temperature if t > 0 or rule.final_noise else 0.0
                 x = mean + wide * noise * torch.exp(0.5 * log_variance)
-            tokens[row, order[:, turn]] = x
-            known[row, order[:, turn]] = True
+            tokens[row, order[:, step]] = x
+            known[row, order[:, step]] = True
         parts.append((tokens, order))
     return Sequences(*(torch.cat(x) for x in zip(*parts, strict=True)))
 
@@ -186,13 +188,13 @@ def numbers(sequences: Sequences) -> Iterator[Tensor]:
     random projections."""
     tokens, order = sequences.tokens, sequences.order
     length, dim = tokens.shape[1:]
-    turns = take(tokens, order)
-    for values in (tokens, turns, turns[:, 1:] + turns[:, :-1], turns[:, 1:] * turns[:, :-1]):
+    in_order = take(tokens, order)
+    for values in (tokens, in_order, in_order[:, 1:] + in_order[:, :-1], in_order[:, 1:] * in_order[:, :-1]):
         yield from values.flatten(1).unbind(1)
     if dim > 1:
-        yield from (turns[:, :, 0] * turns[:, :, 1]).unbind(1)
+        yield from (in_order[:, :, 0] * in_order[:, :, 1]).unbind(1)
     g = torch.Generator().manual_seed(0)
-    for values in (tokens, turns):
+    for values in (tokens, in_order):
         yield from (values.flatten(1) @ torch.randn(length * dim, _PROJECTIONS, generator=g)).unbind(1)
 
 
@@ -206,7 +208,7 @@ def compare(one: Sequences, other: Sequences) -> tuple[float, float]:
 
 
 def measure(
-    method: Method, pair: Pair, samples: int, seed: int = 0, progress: Progress | None = None
+    method: DensityMethod, pair: DensityPair, samples: int, seed: int = 0, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Decode `samples` sequences and return a row (`audit.COLUMNS`); None: does not apply."""
     counted = _decode(method, pair, samples, seed, progress)
@@ -246,8 +248,8 @@ def measure(
 
 
 @dataclass
-class _Counted:
-    """first (T + 1,): histogram of the tokens accepted of an image's first draft; per_step: mean of T / steps; tries:
+class _Counts:
+    """first (T + 1,): histogram of the accepted tokens of an image's first draft; per_step: mean of T / steps; tries:
     the proposals of all residuals."""
 
     sequences: Sequences
@@ -260,9 +262,9 @@ class _Counted:
     fallbacks: int = 0
 
 
-def _decode(method: Method, pair: Pair, samples: int, seed: int, progress: Progress | None) -> _Counted:
+def _decode(method: DensityMethod, pair: DensityPair, samples: int, seed: int, progress: Progress | None) -> _Counts:
     length = pair.length
-    found = _Counted(Sequences(torch.empty(0), torch.empty(0)), torch.zeros(length + 1, dtype=torch.float64))
+    found = _Counts(Sequences(torch.empty(0), torch.empty(0)), torch.zeros(length + 1, dtype=torch.float64))
     tokens, orders = [], []
     for begin in range(0, samples, _ROWS):
         keys = [(seed, i) for i in range(begin, min(begin + _ROWS, samples))]

@@ -23,7 +23,7 @@ _ROUNDING = 1e-4  # tolerance of a row's sum around 1: float32 sums are within i
 
 
 @dataclass(frozen=True)
-class Model:
+class TabularModel:
     """p, q: T tables each, the target's and the drafter's, (V**t, V) float32; codebook (V, d) or None."""
 
     name: str
@@ -41,7 +41,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class _Recipe:
+class _TabularRecipe:
     """Arguments of `tabular.random_tables`; a larger sharpness is a colder model."""
 
     vocab: int
@@ -55,25 +55,25 @@ class _Recipe:
 #: mistake that another hides. At temperature 1 the drafter's steps are, in order, 0.25, 0.22, 0.32 and 0.34 away from
 #: the target's in total variation.
 _BUILT_IN = {
-    "v2t10": _Recipe(vocab=2, length=10, sharpness=1.0, distance=0.8, seed=1),
-    "v3t5": _Recipe(vocab=3, length=5, sharpness=0.7, distance=0.8, seed=2),
-    "v4t8": _Recipe(vocab=4, length=8, sharpness=1.5, distance=0.6, seed=3),
-    "v8t4": _Recipe(vocab=8, length=4, sharpness=2.5, distance=0.45, seed=4),
+    "v2t10": _TabularRecipe(vocab=2, length=10, sharpness=1.0, distance=0.8, seed=1),
+    "v3t5": _TabularRecipe(vocab=3, length=5, sharpness=0.7, distance=0.8, seed=2),
+    "v4t8": _TabularRecipe(vocab=4, length=8, sharpness=1.5, distance=0.6, seed=3),
+    "v8t4": _TabularRecipe(vocab=8, length=4, sharpness=2.5, distance=0.45, seed=4),
 }
 BUILT_IN = tuple(_BUILT_IN)
 
 
-def built_in(name: str) -> Model:
+def built_in(name: str) -> TabularModel:
     if name not in _BUILT_IN:
         raise unknown("audit.model", name, _BUILT_IN)
     r = _BUILT_IN[name]
     p = random_tables(r.vocab, r.length, r.seed, r.sharpness)
     q = random_tables(r.vocab, r.length, 100 + r.seed, r.sharpness, near=p, distance=r.distance)
     codebook = torch.randn(r.vocab, 4, generator=torch.Generator().manual_seed(200 + r.seed))
-    return Model(name, p, q, codebook)
+    return TabularModel(name, p, q, codebook)
 
 
-def load(path: str) -> Model:
+def load(path: str) -> TabularModel:
     """A model of an .npz file: arrays p0 .. p{T-1}, q0 .. q{T-1} and, for rules that need it, codebook (V, d); pt is
     (V**t, V), the distribution of token t given the prefix coded base V, first token most significant.
 
@@ -100,7 +100,7 @@ def load(path: str) -> Model:
         raise UsageError(
             f"audit.tables: codebook of {path} must be of shape ({p[0].shape[1]}, d), not {codebook.shape}"
         )
-    return Model(file.name, p, q, None if codebook is None else torch.from_numpy(codebook).float())
+    return TabularModel(file.name, p, q, None if codebook is None else torch.from_numpy(codebook).float())
 
 
 def _array(found: np.lib.npyio.NpzFile, name: str, path: str) -> np.ndarray:
@@ -151,7 +151,7 @@ def _tables(arrays: Mapping[str, np.ndarray], letter: str, path: str) -> Tables:
     return tables
 
 
-def needed_codebook(model: Model, rule: str) -> Callable[[], Tensor]:
+def needed_codebook(model: TabularModel, rule: str) -> Callable[[], Tensor]:
     """The codebook, for a rule that needs it."""
 
     def codebook() -> Tensor:

@@ -23,19 +23,19 @@ def prefixes(counts: Tensor, vocab: int, length: int) -> list[Tensor]:
     return [counts.view(vocab**t, -1).sum(1) for t in range(1, length + 1)]
 
 
-def total_variation(counts: Tensor, law: Tensor) -> float:
+def total_variation(counts: Tensor, probs: Tensor) -> float:
     """Between the empirical distribution of the counts and a distribution."""
-    return 0.5 * float((counts / counts.sum() - law).abs().sum())
+    return 0.5 * float((counts / counts.sum() - probs).abs().sum())
 
 
-def noise_floor(law: Tensor, samples: int, seed: int) -> float:
-    """The total variation of as many samples drawn directly from the distribution itself."""
-    weights = law.numpy() / law.sum().item()
-    drawn = np.random.default_rng(seed).multinomial(samples, weights)
-    return total_variation(torch.from_numpy(drawn).double(), law)
+def noise_floor(probs: Tensor, samples: int, seed: int) -> float:
+    """The total variation of as many samples drawn directly from the distribution."""
+    weights = probs.numpy() / probs.sum().item()
+    counts = np.random.default_rng(seed).multinomial(samples, weights)
+    return total_variation(torch.from_numpy(counts).double(), probs)
 
 
-def true_variation(one: Tensor, other: Tensor, law: Tensor, vocab: int, length: int) -> tuple[float, float]:
+def true_variation(one: Tensor, other: Tensor, probs: Tensor, vocab: int, length: int) -> tuple[float, float]:
     """A 95 % confidence interval of the true total variation, from the counts of two independent halves; valid for any
     number of samples and cells.
 
@@ -46,14 +46,14 @@ def true_variation(one: Tensor, other: Tensor, law: Tensor, vocab: int, length: 
     so it falls short of the truth by more than sqrt(ln(1 / TAIL) / 2N) with probability TAIL at most (McDiarmid).
     """
     low = 0.0
-    parts = (prefixes(x, vocab, length) for x in (one, other, law))
+    parts = (prefixes(x, vocab, length) for x in (one, other, probs))
     n = float(other.sum())
-    for chooser, judge, p in zip(*parts, strict=True):
-        event = chooser / chooser.sum() > p
-        low = max(low, lower_bound(float(judge[event].sum()), n, TAIL / length) - float(p[event].sum()))
+    for first, second, p in zip(*parts, strict=True):
+        event = first / first.sum() > p
+        low = max(low, lower_bound(float(second[event].sum()), n, TAIL / length) - float(p[event].sum()))
     both = one + other
     margin = math.sqrt(math.log(1 / TAIL) / (2 * float(both.sum())))
-    return low, min(1.0, total_variation(both, law) + margin)
+    return low, min(1.0, total_variation(both, probs) + margin)
 
 
 def lower_bound(hits: float, n: float, tail: float) -> float:
@@ -69,23 +69,23 @@ def lower_bound(hits: float, n: float, tail: float) -> float:
     return low
 
 
-def goodness_of_fit(counts: Tensor, law: Tensor, vocab: int, length: int) -> float:
+def goodness_of_fit(counts: Tensor, probs: Tensor, vocab: int, length: int) -> float:
     """p-value of the hypothesis that the counts are of independent samples of the distribution.
 
     A long sequence has more possible values than an audit has samples: most are pooled, and the noise of the whole
     sequence hides a clear drift in the first tokens. So the first t tokens are tested, too, for every t: T chi-square
     tests, combined by Bonferroni: T times the smallest p-value, at most 1.
     """
-    tests = zip(prefixes(counts, vocab, length), prefixes(law, vocab, length), strict=True)
+    tests = zip(prefixes(counts, vocab, length), prefixes(probs, vocab, length), strict=True)
     return min(1.0, length * min(chi_square(seen, p) for seen, p in tests))
 
 
-def chi_square(counts: Tensor, law: Tensor) -> float:
+def chi_square(counts: Tensor, probs: Tensor) -> float:
     """p-value of Pearson's test. The cells of the smallest expectations are pooled: all below 5, and more until the
     pool, too, expects 5. A count in a cell of probability zero gives 0; a single cell gives 1."""
-    if counts[law == 0].any():
+    if counts[probs == 0].any():
         return 0.0
-    expected, order = (law * (counts.sum() / law.sum())).sort()
+    expected, order = (probs * (counts.sum() / probs.sum())).sort()
     seen = counts[order]
     pooled = int((expected < _SMALLEST).sum())
     if pooled:

@@ -42,12 +42,12 @@ def codes(tokens: Tensor, vocab: int) -> Tensor:
     return out
 
 
-def sequence_law(tables: Tables) -> Tensor:
+def sequence_probs(tables: Tables) -> Tensor:
     """The distribution of the whole sequence, (V**T,)."""
-    law = torch.ones(1, dtype=torch.float64)
+    probs = torch.ones(1, dtype=torch.float64)
     for table in tables:
-        law = (law[:, None] * table.double()).flatten()
-    return law
+        probs = (probs[:, None] * table.double()).flatten()
+    return probs
 
 
 class _Lookup:
@@ -56,7 +56,7 @@ class _Lookup:
     def __init__(self, tables: Tables) -> None:
         self.length, self.size = len(tables), tables[0].shape[1]
         uniform = torch.full((1, self.size), 1.0 / self.size)  # beyond the end, where results are cut anyway
-        self.laws = torch.cat([*tables, uniform])
+        self.table = torch.cat([*tables, uniform])
         starts = [0]
         for table in tables:
             starts.append(starts[-1] + len(table))
@@ -77,13 +77,13 @@ class _Lookup:
             code = torch.where(depth == d, code.gather(1, parent) * self.size + tokens, code)
         return code
 
-    def place(self, code: Tensor, number: Tensor) -> Tensor:
+    def row(self, code: Tensor, number: Tensor) -> Tensor:
         """The row of the distribution of the tokens of this index (from 0), after prefixes of these codes."""
         return self.starts[number.clamp_max(self.length)] + torch.where(number < self.length, code, 0)
 
-    def law(self, code: Tensor, number: Tensor) -> Tensor:
+    def probs(self, code: Tensor, number: Tensor) -> Tensor:
         """The distribution (..., V) itself."""
-        return self.laws[self.place(code, number)]
+        return self.table[self.row(code, number)]
 
 
 class TabularTarget:
@@ -103,23 +103,23 @@ class TabularSession:
         self.width = math.isqrt(self.length - 1) + 1  # as if it were an image
         self.codes = self.vocab_size
 
-    def forced(self, places: Tensor) -> Tensor | None:
+    def forced(self, positions: Tensor) -> Tensor | None:
         return None
 
-    def constrain(self, logits: Tensor, places: Tensor) -> Tensor:
+    def constrain(self, logits: Tensor, positions: Tensor) -> Tensor:
         return logits
 
     def forward(self, tokens: Tensor, tree: Any, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         parent, depth = tree.parent.expand_as(tokens), tree.depth.expand_as(tokens)
         code = self.lookup.nodes(self.lookup.root(history, count), tokens, parent, depth, tree.height)
-        return self.lookup.law(code, count[:, None] + depth).log(), tokens.unsqueeze(-1).float()
+        return self.lookup.probs(code, count[:, None] + depth).log(), tokens.unsqueeze(-1).float()
 
     def commit(self, verdict: Verdict, tree: Any, count: Tensor) -> None:
         pass
 
 
 @dataclass
-class _State:
+class TabularState:
     sampling: Sampling
     rng: RandomStreams
     steps: int = 0
@@ -127,7 +127,7 @@ class _State:
 
 class TabularDrafter:
     """Drafts a chain or static tree from its own tables: children sampled without replacement or, with `chosen`, the
-    most probable tokens. `rounds` limits how many steps draft: with rounds=1 the target alone draws everything after
+    most probable tokens. `rounds` limits how many steps draft: with rounds=1 the target alone samples everything after
     the first round, the virtual extension of Cool-SD's Theorem 2."""
 
     passes = 0
@@ -135,29 +135,29 @@ class TabularDrafter:
     def __init__(self, tables: Tables, paths: list[Path], chosen: bool = False, rounds: int | None = None) -> None:
         self.lookup, self.tree, self.chosen, self.rounds = _Lookup(tables), build(paths), chosen, rounds
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _State:
-        return _State(sampling, rng)
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> TabularState:
+        return TabularState(sampling, rng)
 
-    def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+    def propose(self, state: TabularState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         tree, lookup, size = self.tree, self.lookup, self.lookup.size
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
         tokens = torch.cat([root, history.new_zeros(len(count), tree.nodes - 1)], 1)
         start = lookup.root(history, count)
-        laws = []
+        draft_probs = []
         inner, depth = tree.inner[0].tolist(), tree.depth[0].tolist()
         codes = {0: start}  # of inner nodes
         for i, node in enumerate(inner):
-            given = lookup.law(codes[node], (count + depth[node]))
-            law = state.sampling.probs(given.log())
-            laws.append(law)
+            given = lookup.probs(codes[node], (count + depth[node]))
+            probs = state.sampling.probs(given.log())
+            draft_probs.append(probs)
             kids = [k for k in tree.children[0, i].tolist() if k >= 0]
             wanted = min(len(kids), size)
             if self.chosen or (state.sampling.temperature == 0 and not tree.is_chain):
                 picks = given.topk(wanted, dim=-1).indices
             elif len(kids) == 1:
-                picks = draw(law, state.rng.uniform(step, DRAFT + i, 1)[:, 0])[:, None]
+                picks = draw(probs, state.rng.uniform(step, DRAFT + i, 1)[:, 0])[:, None]
             else:
-                picks = draw_distinct(law, state.rng.uniform(step, DRAFT + i, size), wanted)
+                picks = draw_distinct(probs, state.rng.uniform(step, DRAFT + i, size), wanted)
             tokens[:, kids[:wanted]] = picks
             for k, kid in enumerate(kids):
                 if kid in inner:
@@ -174,9 +174,9 @@ class TabularDrafter:
         drawn = None
         if self.chosen or (state.sampling.temperature == 0 and not tree.is_chain):
             drawn = torch.zeros_like(valid)
-        return Draft(tree, tokens, torch.stack(laws, 1), valid, drawn)
+        return Draft(tree, tokens, torch.stack(draft_probs, 1), valid, drawn)
 
-    def commit(self, state: _State, outcome: Outcome) -> None:
+    def commit(self, state: TabularState, outcome: Outcome) -> None:
         pass
 
 
@@ -189,15 +189,14 @@ class TabularGrower:
         self.lookup, self.grower = _Lookup(tables), Grower(nodes, depth, width)
         self.tree = self.grower.sizing
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _State:
-        return _State(sampling, rng)
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> TabularState:
+        return TabularState(sampling, rng)
 
-    def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+    def propose(self, state: TabularState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         """A grown tree is deterministic: rows with the same prefix have the same tree, so it is grown once."""
         lookup = self.lookup
-        place = lookup.place(lookup.root(history, count), count)
-        alike, row = place.unique(return_inverse=True)
-        one = torch.zeros_like(alike).scatter_(0, row, torch.arange(len(row)))  # a row of each
+        prefixes, row = lookup.row(lookup.root(history, count), count).unique(return_inverse=True)
+        one = torch.zeros_like(prefixes).scatter_(0, row, torch.arange(len(row)))  # a row of each prefix
         draft = self._grow(state, history[one], count[one])
         moved: dict[str, Any] = {k: v[row] for k, v in vars(draft.tree).items() if isinstance(v, Tensor)}
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
@@ -205,12 +204,12 @@ class TabularGrower:
         drawn = None if draft.sampled is None else draft.sampled[row]
         return Draft(replace(draft.tree, **moved), tokens, draft.probs[row], draft.valid[row], drawn)
 
-    def _grow(self, state: _State, history: Tensor, count: Tensor) -> Draft:
+    def _grow(self, state: TabularState, history: Tensor, count: Tensor) -> Draft:
         lookup = self.lookup
         codes = lookup.root(history, count)[:, None]  # of the root and the expanded nodes, in order
 
-        def law(code: Tensor, depth: int) -> Tensor:
-            logits = lookup.law(code, (count[:, None] + depth).expand_as(code)).log()
+        def probs(code: Tensor, depth: int) -> Tensor:
+            logits = lookup.probs(code, (count[:, None] + depth).expand_as(code)).log()
             return state.sampling.unfiltered_probs(logits, state.sampling.probs(logits))
 
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
@@ -218,10 +217,10 @@ class TabularGrower:
             below = codes.gather(1, parents) * lookup.size + tokens
             below = torch.where(count[:, None] + depth < lookup.length, below, 0)
             codes = torch.cat([codes, below], 1)
-            return law(below, depth)
+            return probs(below, depth)
 
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
-        return self.grower.grow(root, law(codes, 0), expand, state.sampling)
+        return self.grower.grow(root, probs(codes, 0), expand, state.sampling)
 
-    def commit(self, state: _State, outcome: Outcome) -> None:
+    def commit(self, state: TabularState, outcome: Outcome) -> None:
         pass

@@ -1,5 +1,5 @@
 """Cool-SD's Theorem 2 on tabular models, by enumeration: expected accepted length (Eq. 7) and the bound on the total
-variation (Eq. 8), of one round and of a whole sequence, for any rule on a chain drawn from the draft tables.
+variation (Eq. 8), of one round and of a whole sequence, for any rule on a chain sampled from the draft tables.
 
 The theorem lets the residual G depend on the prefix only. A rule whose residual depends on the rejected token, too, has
 the same output distribution as one that draws from the mean of its residuals over the rejected tokens, and that is a G
@@ -32,52 +32,54 @@ _AT_ONCE = 1 << 22  # entries of (prefixes, rejected token, V)
 
 
 @dataclass(frozen=True)
-class Figures:
+class ChainStatistics:
     """expected: E[min(tau, T) + 1] of the first round (Eq. 7 where the draft is not longer than the sequence); first:
-    Eq. 8 of the first round; bound: its sum over all rounds; law (V**T,) float64: the distribution of the sequences
+    Eq. 8 of the first round; bound: its sum over all rounds; probs (V**T,) float64: the distribution of the sequences
     themselves."""
 
     expected: float
     first: float
     bound: float
-    law: Tensor
+    probs: Tensor
 
 
-def chain_figures(p: Tables, q: Tables, rule: Rule, window: int, judged: Tables | None = None) -> Figures:
-    """The statistics of decoding with chains of `window` drafts. p, q: the distributions, filters applied; judged: the
-    distributions by which the rule decides, where they are not p (`verify.verify`)."""
+def chain_statistics(
+    p: Tables, q: Tables, rule: Rule, window: int, pre_argmax: Tables | None = None
+) -> ChainStatistics:
+    """The statistics of decoding with chains of `window` drafts. p, q: the distributions, filters applied;
+    pre_argmax: those by which the rule decides, where they are not p (`verify.verify`)."""
     expected, first, bound = 1.0, 0.0, 0.0
     # per depth at which the next token will be verified: the probability of every prefix; window + 1 is the bonus token
     # after a fully accepted chain
     reach = {1: torch.ones(1, dtype=torch.float64)}
     for t, target in enumerate(p):
-        p_t, q_t, judged_t = (precise(x) for x in (target, q[t], target if judged is None else judged[t]))
-        onward: dict[int, Tensor] = {}
+        p_t, q_t, pre_argmax_t = (precise(x) for x in (target, q[t], target if pre_argmax is None else pre_argmax[t]))
+        following: dict[int, Tensor] = {}
         for depth, weight in reach.items():
             if depth > window:
-                kept, fresh = torch.zeros_like(p_t), p_t
+                accepted, recovered = torch.zeros_like(p_t), p_t
             else:
-                kept, fresh = _verified(rule, p_t, q_t, judged_t, depth)
-                off = 0.5 * float((weight * (kept + fresh - p_t).abs().sum(-1)).sum())
+                accepted, recovered = _verified(rule, p_t, q_t, pre_argmax_t, depth)
+                off = 0.5 * float((weight * (accepted + recovered - p_t).abs().sum(-1)).sum())
                 bound += off
                 if depth == t + 1:  # only the first round is as deep as that
                     first += off
-                    expected += float((weight[:, None] * kept).sum())
-            for below, part in ((1, fresh), (depth + 1, kept)):
+                    expected += float((weight[:, None] * accepted).sum())
+            for below, part in ((1, recovered), (depth + 1, accepted)):
                 if below > 1 and depth > window:
                     continue
                 if t == len(p) - 1:
                     below = 1  # the end: only the sequence counts
                 mass = (weight[:, None] * part).flatten()
-                onward[below] = onward[below] + mass if below in onward else mass
-        reach = onward
-    return Figures(expected, first, min(bound, 1.0), reach[1])
+                following[below] = following[below] + mass if below in following else mass
+        reach = following
+    return ChainStatistics(expected, first, min(bound, 1.0), reach[1])
 
 
-def round_figures(p: Tables, q: Tables, rule: Rule, window: int) -> tuple[float, float]:
+def round_statistics(p: Tables, q: Tables, rule: Rule, window: int) -> tuple[float, float]:
     """(E[tau + 1], bound on TV) of one round with a chain of `window` drafts from the empty prefix: Eqs. 7 and 8."""
-    figures = chain_figures(p[:window], q[:window], rule, window)
-    return figures.expected, figures.first
+    found = chain_statistics(p[:window], q[:window], rule, window)
+    return found.expected, found.first
 
 
 def precise(table: Tensor) -> Tensor:
@@ -85,22 +87,22 @@ def precise(table: Tensor) -> Tensor:
     return table.double() / table.double().sum(-1, keepdim=True)
 
 
-def _verified(rule: Rule, p: Tensor, q: Tensor, judged: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+def _verified(rule: Rule, p: Tensor, q: Tensor, pre_argmax: Tensor, depth: int) -> tuple[Tensor, Tensor]:
     """The probabilities (n, V) of a token at a depth, by its source: accepted, q f; or recovered after a rejection, G
     times the probability of rejection."""
     size = p.shape[1]
     parts = []
-    for p_n, q_n, r_n in zip(*(x.split(max(1, _AT_ONCE // size**2)) for x in (p, q, judged)), strict=True):
+    for p_n, q_n, r_n in zip(*(x.split(max(1, _AT_ONCE // size**2)) for x in (p, q, pre_argmax)), strict=True):
         shape = (len(p_n), size)
         token = torch.arange(size).expand(shape)
         level = torch.full(shape, depth)
         r, q_each = (x.unsqueeze(1).expand(*shape, size) for x in (r_n, q_n))
-        kept = q_n * rule.accept(r, q_each, token, level)
-        lost = q_n - kept
+        accepted = q_n * rule.accept(r, q_each, token, level)
+        rejected = q_n - accepted
         if rule.deterministic:
-            fresh = p_n * lost.sum(-1, keepdim=True)
+            recovered = p_n * rejected.sum(-1, keepdim=True)
         else:
-            fresh = (lost.unsqueeze(-1) * rule.residual(r, q_each, token, level)).sum(1)
-        parts.append((kept, fresh))
-    kept, fresh = (torch.cat(x) for x in zip(*parts, strict=True))
-    return kept, fresh
+            recovered = (rejected.unsqueeze(-1) * rule.residual(r, q_each, token, level)).sum(1)
+        parts.append((accepted, recovered))
+    accepted, recovered = (torch.cat(x) for x in zip(*parts, strict=True))
+    return accepted, recovered

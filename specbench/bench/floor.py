@@ -76,7 +76,7 @@ def of_head(model: MAR) -> int:
     )
 
 
-def of_places(model: MAR) -> int:
+def of_encoder_decoder(model: MAR) -> int:
     """Bytes of weights that a pass of encoder and decoder reads."""
     blocks: Iterable[nn.Module] = (*model.encoder_blocks, *model.decoder_blocks)
     return nbytes(model.z_proj, model.decoder_embed, *blocks)

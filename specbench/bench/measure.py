@@ -27,9 +27,9 @@ PARTS = ("draft", "forward", "head", "verify", "commit", "rest")
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """steps: timed, after `warmup` more; context: positions before a step's root, including the prefix (None: half of
-    the image); nodes: numbers of nodes for which the target's pass is timed alone; images: whole images to decode, by
+    the image); nodes: numbers of nodes for which the target's pass is timed alone; images: full images to decode, by
     the method and by vanilla AR (0: none); forced: mean accepted length to which the drafts are forced."""
 
     steps: int = 30
@@ -59,12 +59,12 @@ class ForcedLength:
         level = torch.arange(most + 1, device=length.device)
         path = (above & (tree.depth.unsqueeze(1) == level[:, None])).long().argmax(-1)  # (B, D + 1): by depth
         path = path.gather(1, torch.minimum(level, length[:, None]))
-        following = verdict.tokens.gather(1, verdict.length[:, None])
-        tokens = torch.cat([draft.tokens.gather(1, path[:, 1:]), following], 1).scatter(1, length[:, None], following)
+        next_token = verdict.tokens.gather(1, verdict.length[:, None])
+        tokens = torch.cat([draft.tokens.gather(1, path[:, 1:]), next_token], 1).scatter(1, length[:, None], next_token)
         return Verdict(path[:, 1:], length, tokens, verdict.next_probs, verdict.first)
 
 
-def measure(cfg: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+def measure(cfg: Mapping[str, Any], plan: BenchPlan) -> dict[str, Any]:
     """Values of a checked configuration, by the names of `rows.COLUMNS`; times are medians over steps, in
     milliseconds."""
     pipeline = Pipeline.load(cfg)
@@ -72,15 +72,15 @@ def measure(cfg: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     conditioning = pipeline.encode([item.prompt for item in data.load({**cfg, "n": rows})])
     reset_peak_memory(pipeline.device)
     if isinstance(pipeline, ContinuousPipeline):
-        found = _of_vectors(pipeline, conditioning, plan, rows)
+        found = _continuous(pipeline, conditioning, plan, rows)
     else:
-        found = _of_codes(pipeline, conditioning, plan, rows)
+        found = _discrete(pipeline, conditioning, plan, rows)
     found["weights"] = pipeline.weights
     found["peak_memory_mib"] = peak_memory_mib(pipeline.device)
     return found
 
 
-def _of_codes(pipeline: Pipeline, conditioning: Any, plan: Plan, rows: int) -> dict[str, Any]:
+def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int) -> dict[str, Any]:
     device, target = pipeline.device, pipeline.model.target
     rng = RandomStreams([(0, i) for i in range(rows)], device)
     drafter, guided = pipeline.config.drafter, pipeline.config.sampling.guided
@@ -95,7 +95,7 @@ def _of_codes(pipeline: Pipeline, conditioning: Any, plan: Plan, rows: int) -> d
     with torch.inference_mode(), pipeline.engine.kernels():
         clock = Clock(device)
         decoding = pipeline.images(conditioning, rng, clock)
-        context = _place(decoding, plan)
+        context = _context(decoding, plan)
         parts = _steps(decoding, clock, plan, context)
         again = pipeline.images(conditioning, rng)
         with Passes(device, floor.passes(pipeline.config.target, drafter)) as passes:
@@ -142,8 +142,8 @@ def _of_codes(pipeline: Pipeline, conditioning: Any, plan: Plan, rows: int) -> d
     found["passes_share"] = found["passes_ms"] / found["step_ms"]
     if plan.images:
         ways = [partial(one.decode, conditioning) for one in (pipeline, vanilla)]
-        _in_turn(ways, rows, range(1))  # warms up
-        found |= _compared(pipeline.tokens_per_image, _in_turn(ways, rows, range(1, plan.images + 1)))
+        _interleaved(ways, rows, range(1))  # warms up
+        found |= _compared(pipeline.tokens_per_image, _interleaved(ways, rows, range(1, plan.images + 1)))
     return found
 
 
@@ -153,7 +153,7 @@ def _before(decoding: Decoding) -> int:
     return int(session.prefix_length)
 
 
-def _place(decoding: Decoding, plan: Plan) -> int:
+def _context(decoding: Decoding, plan: BenchPlan) -> int:
     """The number of positions before the root of the timed steps."""
     prefix = _before(decoding)
     context = prefix + decoding.total // 2 if plan.context is None else plan.context
@@ -165,13 +165,13 @@ def _place(decoding: Decoding, plan: Plan) -> int:
     return context
 
 
-def _steps(decoding: Decoding, clock: Clock, plan: Plan, context: int) -> dict[str, float]:
+def _steps(decoding: Decoding, clock: Clock, plan: BenchPlan, context: int) -> dict[str, float]:
     """Median seconds of each part of steps, see `_take`."""
     _take(decoding, plan, context)
     return _medians(clock.seconds()[plan.warmup :])
 
 
-def _take(decoding: Decoding, plan: Plan, context: int, passes: Passes | None = None) -> None:
+def _take(decoding: Decoding, plan: BenchPlan, context: int, passes: Passes | None = None) -> None:
     """Runs steps that all start at the same position, among random tokens."""
     rng = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, decoding.session.codes, decoding.history.shape, generator=rng)
@@ -184,13 +184,13 @@ def _take(decoding: Decoding, plan: Plan, context: int, passes: Passes | None = 
         decoding.step()
 
 
-def _recorded(engine: Graphs, decoding: Decoding, plan: Plan, context: int) -> float:
+def _recorded(engine: Graphs, decoding: Decoding, plan: BenchPlan, context: int) -> float:
     """Median seconds of a step that is replayed as one graph, at the same position."""
     recorded = engine.record(decoding)
-    place = torch.full_like(decoding.count, context - _before(decoding))
+    position = torch.full_like(decoding.count, context - _before(decoding))
 
     def step() -> None:
-        decoding.count.copy_(place)
+        decoding.count.copy_(position)
         decoding.steps.zero_()
         recorded.replay()
 
@@ -204,7 +204,7 @@ def _medians(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {part: statistics.median(times) for part, times in parts.items() if times}
 
 
-def _pass(pipeline: Pipeline, conditioning: Any, rows: int, nodes: int, context: int, plan: Plan) -> float:
+def _pass(pipeline: Pipeline, conditioning: Any, rows: int, nodes: int, context: int, plan: BenchPlan) -> float:
     """Median seconds of the target's pass over a chain of so many nodes, including the root."""
     device = pipeline.device
     tree = build(chain_paths(nodes - 1)).to(device)
@@ -218,15 +218,15 @@ def _pass(pipeline: Pipeline, conditioning: Any, rows: int, nodes: int, context:
     return statistics.median(spent)
 
 
-def _of_vectors(pipeline: ContinuousPipeline, conditioning: Any, plan: Plan, rows: int) -> dict[str, Any]:
-    """Times whole images: a pass of encoder and decoder processes all positions at every step."""
+def _continuous(pipeline: ContinuousPipeline, conditioning: Any, plan: BenchPlan, rows: int) -> dict[str, Any]:
+    """Times full images: a pass of encoder and decoder processes all positions at every step."""
     if plan.forced is not None:
         raise UsageError("forced_accept= needs discrete tokens; with continuous tokens, gamma= sets a draft's length")
     device, target, vanilla = pipeline.device, pipeline.model.target, pipeline.vanilla()
     both = (pipeline, Clock(device)), (vanilla, Clock(device))
     ways = [partial(one.decode, conditioning, clock=clock) for one, clock in both]
-    _in_turn([partial(one.decode, conditioning) for one, _ in both], rows, range(1))  # warms up
-    done = _in_turn(ways, rows, range(1, max(1, plan.images) + 1))
+    _interleaved([partial(one.decode, conditioning) for one, _ in both], rows, range(1))  # warms up
+    outputs = _interleaved(ways, rows, range(1, max(1, plan.images) + 1))
     spent = [clock.seconds() for _, clock in both]
     parts, plain = map(_medians, spent)
     speed, model = floor.bandwidth(device), target.model
@@ -240,29 +240,29 @@ def _of_vectors(pipeline: ContinuousPipeline, conditioning: Any, plan: Plan, row
         "vanilla_forward_ms": 1e3 * plain["forward"],
         "diffusion_step_ms": 1e3 * plain["head"] / target.steps,
         "bandwidth_gb_s": speed / 1e9,
-        "weights_gb": floor.of_places(model) / 1e9,
-        "forward_floor_ms": 1e3 * floor.of_places(model) / speed,
+        "weights_gb": floor.of_encoder_decoder(model) / 1e9,
+        "forward_floor_ms": 1e3 * floor.of_encoder_decoder(model) / speed,
         "diffusion_floor_ms": 1e3 * head / speed,
         "by_nodes": {},
     }
     found["step_ms"] = 1e3 * sum(parts.values())
-    return found | _compared(pipeline.tokens_per_image, done)
+    return found | _compared(pipeline.tokens_per_image, outputs)
 
 
 #: Decodes one image per (seed, prompt index).
 Way = Callable[[list[tuple[int, int]]], Decoded[Any]]
 
 
-def _in_turn(ways: Sequence[Way], rows: int, seeds: Iterable[int]) -> list[list[Decoded[Any]]]:
-    """Decodes whole images, from prefill to the last token, alternating the ways; returns the output of every seed for
+def _interleaved(ways: Sequence[Way], rows: int, seeds: Iterable[int]) -> list[list[Decoded[Any]]]:
+    """Decodes full images, from prefill to the last token, alternating the ways; returns the output of every seed for
     each way."""
-    done = [[way([(seed, i) for i in range(rows)]) for way in ways] for seed in seeds]
-    return [list(some) for some in zip(*done, strict=True)]
+    outputs = [[way([(seed, i) for i in range(rows)]) for way in ways] for seed in seeds]
+    return [list(some) for some in zip(*outputs, strict=True)]
 
 
-def _compared(tokens: int, done: Sequence[Sequence[Decoded[Any]]]) -> dict[str, Any]:
-    """Statistics of whole images; done: by the method, and by vanilla AR."""
-    method, vanilla = done
+def _compared(tokens: int, outputs: Sequence[Sequence[Decoded[Any]]]) -> dict[str, Any]:
+    """Statistics of full images; outputs: of the method and of vanilla AR."""
+    method, vanilla = outputs
     rows = len(method[0].tokens)
     seconds, plain = (statistics.fmean(out.seconds for out in some) for some in (method, vanilla))
     steps, most = (statistics.fmean(float(out.steps.double().mean()) for out in some) for some in (method, vanilla))

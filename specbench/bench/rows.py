@@ -9,7 +9,7 @@ from typing import Any
 
 from specbench.config import parameters
 from specbench.rows import provenance
-from specbench.rows.csv_files import Sheet
+from specbench.rows.csv_files import RowFile
 
 COLUMNS = {
     "time": "when it was measured, UTC",
@@ -75,7 +75,7 @@ COLUMNS = {
     "threads": "CPU threads of PyTorch",
 }
 
-ROWS = Sheet(COLUMNS, "benchmarks")
+ROWS = RowFile(COLUMNS, "benchmarks")
 
 
 def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None = None) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None =
     parts = [p for p in parts if p != "drafter_weights" or cfg[p]]
     by_nodes = {str(n): round(ms, 5) for n, ms in found["by_nodes"].items()}
     least = by_nodes.get("1")
-    told = {
+    values = {
         "config_hash": provenance.config_hash(cfg),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **{name: cfg[name] for name in ("model", "method", "drafter", "rule", "batch", "dtype", "engine")},
@@ -97,7 +97,7 @@ def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None =
         "by_nodes": json.dumps(by_nodes) if by_nodes else None,
         "node_cost": json.dumps({n: round(ms / least, 4) for n, ms in by_nodes.items()}) if least else None,
     }
-    rounded = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in told.items()}
+    rounded = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in values.items()}
     return {name: rounded.get(name) for name in COLUMNS}
 
 
@@ -105,11 +105,11 @@ def _described() -> set[str]:
     return {*parameters.method_parameters(), "temperature", "top_k", "top_p", "cfg_scale", "cfg_schedule", "size"}
 
 
-def told(row: Mapping[str, Any]) -> str:
+def describe(row: Mapping[str, Any]) -> str:
     """A row as text, part by part."""
     head = f"{row['model']} ({row['weights']}), {row['method']}, batch {row['batch']}, {row['device_name']}"
-    place = f", {row['context']} positions before" if row["context"] else ""
-    lines = [f"{head}: {row['nodes']} nodes a step{place}"]
+    context = f", {row['context']} positions before" if row["context"] else ""
+    lines = [f"{head}: {row['nodes']} nodes a step{context}"]
     names = {
         "draft": "draft",
         "forward": "target's pass",
@@ -123,8 +123,8 @@ def told(row: Mapping[str, Any]) -> str:
         if value is None:
             continue
         least = row.get(f"{part}_floor_ms")
-        beside = f"   floor {least:8.3f}   {value / least:6.1f} x floor" if least else ""
-        lines.append(f"  {name:16s} {value:9.3f} ms   {value / row['step_ms']:6.1%}{beside}")
+        relative = f"   floor {least:8.3f}   {value / least:6.1f} x floor" if least else ""
+        lines.append(f"  {name:16s} {value:9.3f} ms   {value / row['step_ms']:6.1%}{relative}")
     lines.append(f"  {'step':16s} {row['step_ms']:9.3f} ms   vanilla {row['vanilla_step_ms']:.3f} ms")
     if row["passes_ms"]:
         lines.append(f"  {'in networks':16s} {row['passes_ms']:9.3f} ms   {row['passes_share']:6.1%}")

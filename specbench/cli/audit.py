@@ -11,8 +11,8 @@ from typing import Any
 from tqdm import tqdm
 
 from specbench.audit import audit, densities, models
-from specbench.audit.densities import Pair
-from specbench.audit.models import Model
+from specbench.audit.densities import DensityPair
+from specbench.audit.models import TabularModel
 from specbench.config import configuration, parameters, registry
 from specbench.errors import UsageError, integer, parse_arguments, unknown, values
 from specbench.rows.csv_files import csv_text
@@ -35,7 +35,7 @@ ARGUMENTS = {
 _INSTEAD = {"n": "audit.samples", "seed": "audit.seed", "model": "audit.model or audit.tables"}
 
 #: The models of an audit.
-Subject = Model | Pair
+Subject = TabularModel | DensityPair
 
 _KIND = {False: "discrete tokens", True: "continuous tokens"}
 _PARTS = ("drafter", "rule")
@@ -46,8 +46,8 @@ _CHAIN, _TREE = "eagle", "eagle_tree"
 _FIRST = ("method", *_PARTS, "model")
 _PRINTED = [*_FIRST, *(name for name in audit.COLUMNS if name not in _FIRST)]
 _PRINTED = _PRINTED[: _PRINTED.index("verdict") + 1]
-_PRINTED_OF_VECTORS = [*_FIRST, *"dim T samples ks ks_noise energy energy_noise p_value accepted_length".split()]
-_PRINTED_OF_VECTORS += ["acceptance_rate", "tries", "fallbacks", "verdict"]
+_PRINTED_CONTINUOUS = [*_FIRST, *"dim T samples ks ks_noise energy energy_noise p_value accepted_length".split()]
+_PRINTED_CONTINUOUS += ["acceptance_rate", "tries", "fallbacks", "verdict"]
 _FORMATS = {
     "p_value": ".2g",
     "accepted_length": ".3f",
@@ -65,17 +65,17 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: bad arguments, a bad file of tables, a path that cannot be written to.
     """
-    line = parse_arguments("audit", arguments, ["--all"])
-    if line.help:
+    parsed = parse_arguments("audit", arguments, ["--all"])
+    if parsed.help:
         print(_help())
         return 0
-    own, given = _sorted_out(configuration.plain(configuration.quote_paths(line.arguments, own=ARGUMENTS)))
+    own, given = _sorted_out(configuration.plain(configuration.quote_paths(parsed.arguments, own=ARGUMENTS)))
     samples = integer("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST, MOST)
     seed = integer("audit.seed", own.get("audit.seed", "0"), 0)
-    kinds = [False, True] if line.all else _kinds(given)
+    kinds = [False, True] if parsed.all else _kinds(given)
     chosen = _models(own, kinds)
     out = writable(own["out"]) if "out" in own else None
-    jobs = _presets(given, chosen) if line.all else _jobs(given, chosen, kinds)
+    jobs = _presets(given, chosen) if parsed.all else _jobs(given, chosen, kinds)
     for cfg, model in jobs:
         _assemble(cfg, model)  # a mistake costs no decoding
     rows = []
@@ -111,8 +111,8 @@ sequences are compared with as many of the target's own, and the sampling is tem
 
 
 def _help() -> str:
-    arguments = [f"  {name + '=':<14} " + line.replace("\n", "\n" + " " * 17) for name, line in ARGUMENTS.items()]
-    columns = [f"  {name:<24} " + line.replace("\n", "\n" + " " * 27) for name, line in audit.COLUMNS.items()]
+    arguments = [f"  {name + '=':<14} " + meaning.replace("\n", "\n" + " " * 17) for name, meaning in ARGUMENTS.items()]
+    columns = [f"  {name:<24} " + meaning.replace("\n", "\n" + " " * 27) for name, meaning in audit.COLUMNS.items()]
     verdict = f"A method is called lossless where p_value is at least {audit.LEVEL:g}."
     return _HELP + "\n".join([*arguments, "", "columns:", *columns, "", verdict])
 
@@ -129,11 +129,8 @@ def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     keys = [_key(argument) for argument in arguments]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise UsageError(f"'{twice}' is given {keys.count(twice)} times; give it once")
-    own = values(
-        [argument for argument in arguments if _key(argument) in ARGUMENTS or argument.startswith("audit.")],
-        ARGUMENTS,
-        "parameter",
-    )
+    audits = [a for a in arguments if _key(a) in ARGUMENTS or a.startswith("audit.")]
+    own = values(audits, ARGUMENTS, "parameter")
     rest = [argument for argument in arguments if _key(argument) not in own]
     for key in map(_key, rest):
         if key == "cfg_scale":
@@ -193,22 +190,22 @@ def _jobs(
     arguments: Sequence[str], chosen: Mapping[bool, Sequence[Subject]], kinds: Sequence[bool]
 ) -> list[tuple[dict[str, Any], Subject]]:
     """One method on the models that suit it."""
-    for vectors in kinds:
-        if chosen[vectors]:
-            cfg = _configuration(arguments, vectors)
-            return [(cfg, model) for model in chosen[vectors]]
-    [vectors] = kinds
-    [named] = chosen[not vectors]
-    suited = densities.BUILT_IN if vectors else models.BUILT_IN
+    for continuous in kinds:
+        if chosen[continuous]:
+            cfg = _configuration(arguments, continuous)
+            return [(cfg, model) for model in chosen[continuous]]
+    [continuous] = kinds
+    [named] = chosen[not continuous]
+    suited = densities.BUILT_IN if continuous else models.BUILT_IN
     raise UsageError(
-        f"{named.name} is a model of {_KIND[not vectors]}, and the method is for {_KIND[vectors]};"
+        f"{named.name} is a model of {_KIND[not continuous]}, and the method is for {_KIND[continuous]};"
         f" use audit.model={', '.join(suited)}"
     )
 
 
-def _configuration(arguments: Sequence[str], vectors: bool) -> dict[str, Any]:
+def _configuration(arguments: Sequence[str], continuous: bool) -> dict[str, Any]:
     """The checked configuration of one method, with draft tables of the shape in the arguments."""
-    if vectors:
+    if continuous:
         name = next(name for name in parameters.choices("model") if parameters.is_continuous("model", name))
         return configuration.compose([*arguments, f"model={name}", "weights=random"])  # only for the parameters
     given = {_key(argument) for argument in arguments}
@@ -267,11 +264,11 @@ def _presets(
         found += [(cfg, model) for model in suited]
     if elsewhere:
         [named] = chosen[False] or chosen[True]
-        vectors = isinstance(named, Pair)
+        continuous = isinstance(named, DensityPair)
         notes.insert(
             0,
-            f"{', '.join(elsewhere)} left out: for {_KIND[not vectors]}, and {named.name} is a model of"
-            f" {_KIND[vectors]}",
+            f"{', '.join(elsewhere)} left out: for {_KIND[not continuous]}, and {named.name} is a model of"
+            f" {_KIND[continuous]}",
         )
         refused.setdefault("", UsageError(notes[0]))
     if not found:
@@ -290,14 +287,14 @@ def _presets(
 
 def _fitting(arguments: Sequence[str], model: Subject) -> dict[str, Any]:
     """The configuration of these arguments, whose parts go together and can be built for the model."""
-    cfg = _configuration(arguments, True) if isinstance(model, Pair) else configuration.compose(arguments)
+    cfg = _configuration(arguments, True) if isinstance(model, DensityPair) else configuration.compose(arguments)
     _assemble(cfg, model)
     return cfg
 
 
 def _assemble(cfg: Mapping[str, Any], model: Subject) -> Callable[[int, int, audit.Progress], dict[str, Any]]:
     """The function that measures a configuration on a model, given the samples, the seed and the progress callback."""
-    if isinstance(model, Pair):
+    if isinstance(model, DensityPair):
         return partial(densities.measure, densities.assemble(cfg), model)
     return partial(audit.measure, audit.assemble(cfg, model), model)
 
@@ -308,7 +305,7 @@ def _assemble(cfg: Mapping[str, Any], model: Subject) -> Callable[[int, int, aud
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The columns up to the verdict, aligned, those of continuous tokens in a table of their own; a cell that does not
     apply is empty. The parameters of every audited method follow."""
-    kinds = (_PRINTED, [r for r in rows if r["dim"] is None]), (_PRINTED_OF_VECTORS, [r for r in rows if r["dim"]])
+    kinds = (_PRINTED, [r for r in rows if r["dim"] is None]), (_PRINTED_CONTINUOUS, [r for r in rows if r["dim"]])
     audited = dict.fromkeys(f"{row['method']}: {_audited(row)}" for row in rows)
     return "\n\n".join([*(_aligned(names, some) for names, some in kinds if some), "\n".join(audited)])
 
@@ -321,12 +318,11 @@ def _audited(row: Mapping[str, Any]) -> str:
 def _aligned(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [names, *([_cell(name, row[name]) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    arguments = {*_FIRST, "verdict"}
+    texts = {*_FIRST, "verdict"}
     lines = []
     for line in cells:
         parts = [
-            cell.ljust(width) if name in arguments else cell.rjust(width)
-            for name, cell, width in zip(names, line, widths)
+            cell.ljust(width) if name in texts else cell.rjust(width) for name, cell, width in zip(names, line, widths)
         ]
         lines.append("  ".join(parts).rstrip())
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from specbench.bench.rows import COLUMNS, ROWS, row, told
+from specbench.bench.rows import COLUMNS, ROWS, describe, row
 from specbench.config import configuration
 from specbench.errors import UsageError, integer, parse_arguments, values
 from specbench.storage.files import writable
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     rows = []
     for cfg in tqdm(jobs, desc="bench", unit="job", disable=len(jobs) == 1):
         rows.append(row(cfg, measure.measure(cfg, plan), plan.forced))
-        print(told(rows[-1]))
+        print(describe(rows[-1]))
         if out is not None:
             ROWS.append(out, rows[-1])
     if out is not None:
@@ -104,7 +104,7 @@ def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _plan(own: Mapping[str, str]) -> Any:
-    from specbench.bench.measure import Plan
+    from specbench.bench.measure import BenchPlan
 
     chosen: dict[str, Any] = {}
     for name, least in (("steps", 1), ("context", 1), ("images", 0)):
@@ -121,4 +121,4 @@ def _plan(own: Mapping[str, str]) -> Any:
             chosen["forced"] = 0.0
         if not 1 <= chosen["forced"] <= 1e6:
             raise UsageError(f"forced_accept must be a number of at least 1, tokens a step (got {text})")
-    return Plan(**chosen)
+    return BenchPlan(**chosen)

@@ -17,7 +17,7 @@ ARGUMENTS = {
     "out": "a .csv file that the row is added to",
 }
 #: Parameters that affect a probe; the target draws alone.
-_TAKEN = frozenset(
+_ACCEPTED = frozenset(
     "method model weights size reduced device dtype data split caption prompts data_dir n seed temperature top_k top_p"
     " cfg_scale prompt_length instruction suffix negative".split()
 )
@@ -43,16 +43,16 @@ def main(arguments: Sequence[str]) -> int:
     """
     line = parse_arguments("probe", arguments)
     if line.help:
-        print(_HELP + "\n".join(f"  {name + '=':<15} {told}" for name, told in ARGUMENTS.items()))
+        print(_HELP + "\n".join(f"  {name + '=':<15} {meaning}" for name, meaning in ARGUMENTS.items()))
         return 0
     tidied = configuration.normalized(configuration.quote_paths(line.arguments, own=ARGUMENTS))
     ours = [argument for argument in tidied if argument.partition("=")[0] in ARGUMENTS or argument.startswith("probe.")]
     own = values(ours, ARGUMENTS, "parameter")
     rest = [argument for argument in tidied if argument not in ours]
     for argument in rest:
-        if argument.partition("=")[0] not in _TAKEN:
+        if argument.partition("=")[0] not in _ACCEPTED:
             name = argument.partition("=")[0]
-            raise UsageError(f"a probe has no '{name}': it takes {', '.join(sorted(_TAKEN | set(ARGUMENTS)))}")
+            raise UsageError(f"a probe has no '{name}': it takes {', '.join(sorted(_ACCEPTED | set(ARGUMENTS)))}")
     out = writable(own["out"]) if "out" in own else None
     if out is not None:
         ROWS.read(out)

@@ -12,7 +12,7 @@ from specbench.errors import Parser, UsageError, unknown
 from specbench.tables import figures, layout, literature, render
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import DEFAULT_MODEL, Table
-from specbench.tables.measure import Bench, LocalBench, Plan, collect, plan
+from specbench.tables.measure import Bench, LocalBench, RunPlan, collect, plan
 
 
 def by_default() -> list[Table]:
@@ -93,7 +93,7 @@ def _command(table: Table | None, args: argparse.Namespace) -> str:
     return " ".join(arguments)
 
 
-def _state(table: Table, todo: Plan, args: argparse.Namespace) -> str:
+def _state(table: Table, todo: RunPlan, args: argparse.Namespace) -> str:
     have, need = len(todo.rows) - len(todo.missing), len(todo.rows)
     state = "complete" if have == need else "partial" if have else "no rows"
     if not need:  # no line has a run on this model
@@ -101,7 +101,7 @@ def _state(table: Table, todo: Plan, args: argparse.Namespace) -> str:
     return f"{table.id:20} {state:14} {f'{have}/{need}':>5} rows  {table.title}"
 
 
-def _draw(table: Table, todo: Plan, args: argparse.Namespace, formats: Sequence[str], results: Path) -> None:
+def _draw(table: Table, todo: RunPlan, args: argparse.Namespace, formats: Sequence[str], results: Path) -> None:
     printed = literature.load(table.id) if table.id in literature.available() else []
     drawn = layout.build(table, todo.model, todo.rows, printed, todo.commands, _command(table, args))
     folder = results / "tables"
@@ -118,7 +118,7 @@ def _draw(table: Table, todo: Plan, args: argparse.Namespace, formats: Sequence[
             print(f"wrote {path}")
 
 
-def _replace(path: Path, renderer: Callable[[layout.Sheet], str], drawn: layout.Sheet) -> None:
+def _replace(path: Path, renderer: Callable[[layout.TableSheet], str], drawn: layout.TableSheet) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(renderer(drawn), encoding="utf-8")
     temporary.replace(path)

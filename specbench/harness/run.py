@@ -638,9 +638,9 @@ class Run:
     ) -> None:
         cells = []
         for item in items[: sheet.LIMIT]:
-            pair = [(self.cfg["method"], method.picture(item.index))]
+            pair = [(self.cfg["method"], method.image(item.index))]
             if vanilla is not None:
-                pair.insert(0, ("vanilla", vanilla.picture(item.index)))
+                pair.insert(0, ("vanilla", vanilla.image(item.index)))
             cells.append(sheet.SheetCell(item.prompt, pair))
         shown = "" if len(cells) == len(items) else f", first {len(cells)}"
         title = (
@@ -707,7 +707,7 @@ class _Recorded:
         return len(self.digests)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        return self._journal.picture(index)
+        return self._journal.image(index)
 
 
 def _images_hash(journal: Journal, n: int) -> str:

@@ -75,7 +75,7 @@ def of_run(folder: Path) -> Status:
 def _memory(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -127,7 +127,7 @@ def _failures(folder: Path, run: Run) -> list[dict[str, Any]]:
         try:
             entry = json.loads(line)
             key = str(entry["pass"]), int(entry["index"])
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             continue  # cut by a kill
         if key[0] in there and key[1] not in there[key[0]]:
             last[key] = entry

@@ -108,7 +108,7 @@ class Outputs:
             try:
                 found = json.loads((self.folder / "metrics.json").read_text(encoding="utf-8"))
                 self._names = {str(name): str(scorer) for name, scorer in found.items()}
-            except (OSError, ValueError, AttributeError):
+            except (OSError, ValueError, AttributeError, RecursionError):
                 pass  # not there, or damaged: written when next something is scored
 
     @property

@@ -30,7 +30,9 @@ def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
     distances are 1 to `offsets`."""
     pipeline = Pipeline.load({**cfg, "method": "vanilla", "drafter": "none", "rule": "exact", "engine": "eager"})
     if not isinstance(pipeline, Pipeline):
-        raise UsageError(f"{cfg['model']} draws continuous tokens; a probe needs discrete tokens, choose another model")
+        raise UsageError(
+            f"{cfg['model']} is a model of continuous tokens; a probe needs discrete tokens, choose another"
+        )
     target, sampling = pipeline.model.target, pipeline.config.sampling
     if offsets >= target.length:
         raise UsageError(f"offsets={offsets} is beyond an image of {target.length} tokens; give a smaller number")
@@ -42,14 +44,14 @@ def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
             conditioning = pipeline.encode([item.prompt])
             tokens = pipeline.decode(conditioning, [(cfg["seed"], item.index)]).tokens
             free = _free(target, tokens.device)
-            found = Laws(target, sampling, conditioning, tokens)
-            law = found.law[0, free]
-            top.append(law.topk(min(TOP, law.shape[-1]), dim=-1).values.cumsum(-1).mean(0))
-            entropy.append(-torch.xlogy(law, law).sum(-1).mean())
+            found = TokenDistributions(target, sampling, conditioning, tokens)
+            probs = found.probs[0, free]
+            top.append(probs.topk(min(TOP, probs.shape[-1]), dim=-1).values.cumsum(-1).mean(0))
+            entropy.append(-torch.xlogy(probs, probs).sum(-1).mean())
             for i, sums in enumerate(moved):
                 other = found.hidden_at(i + 1)[0, free]
                 inside = free > i + 1  # where the hidden token is one of the image
-                sums.append(0.5 * (other - law)[inside].abs().sum(-1).mean())
+                sums.append(0.5 * (other - probs)[inside].abs().sum(-1).mean())
     return {
         "images": len(top),
         "top_probabilities": torch.stack(top).mean(0).tolist(),
@@ -73,7 +75,7 @@ def _free(target: Language, device: torch.device) -> Tensor:
     return target.grammar.free.to(device)
 
 
-class Laws:
+class TokenDistributions:
     """The guided distributions of the tokens of one image, tokens (1, T): with temperature (1 where it is 0), before
     top-k and top-p."""
 
@@ -82,22 +84,22 @@ class Laws:
         session = self.session = target.open(conditioning, 1, sampling.guided, count)
         self.first = session.prefix_length
         # the input at position i gives the distribution of the token at position i + 1
-        self.places = torch.arange(self.first - 1, self.first - 1 + count, device=tokens.device)[None]
-        self.x = session.embed(torch.cat([tokens[:, :1], tokens[:, :-1]], 1), self.places)
-        at = session.both(self.places)
-        self.law = self._law(session.feed(self.x, at, at, session.up_to(at)))
+        self.positions = torch.arange(self.first - 1, self.first - 1 + count, device=tokens.device)[None]
+        self.x = session.embed(torch.cat([tokens[:, :1], tokens[:, :-1]], 1), self.positions)
+        at = session.both(self.positions)
+        self.probs = self._probs(session.feed(self.x, at, at, session.up_to(at)))
 
     def hidden_at(self, distance: int) -> Tensor:
         """The distributions (1, T, V) where a position does not attend to the one at `distance` before it, in any
         layer. The others are unchanged: their keys and values are in the cache already."""
-        session, at = self.session, self.session.both(self.places)
-        slots = at + len(session.keys) - int(self.places[0, -1]) - 1  # after all others
+        session, at = self.session, self.session.both(self.positions)
+        slots = at + len(session.keys) - int(self.positions[0, -1]) - 1  # after all others
         own = at.unsqueeze(-1)
         seen = (session.keys < own) & session.usable.unsqueeze(1) & (session.keys != own - distance)
         mask = seen | (session.keys == slots.unsqueeze(-1))
-        return self._law(session.feed(self.x, at, slots, mask.unsqueeze(1)))
+        return self._probs(session.feed(self.x, at, slots, mask.unsqueeze(1)))
 
-    def _law(self, hidden: Tensor) -> Tensor:
+    def _probs(self, hidden: Tensor) -> Tensor:
         mixed = self.sampling.apply_guidance(self.session.model.head(hidden)).float()
-        mixed = self.session.constrain(mixed, self.places - (self.first - 1))
+        mixed = self.session.constrain(mixed, self.positions - (self.first - 1))
         return (mixed / (self.sampling.temperature or 1.0)).softmax(-1)

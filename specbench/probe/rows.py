@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specbench.rows import provenance
-from specbench.rows.csv_files import Sheet
+from specbench.rows.csv_files import RowFile
 
 OFFSETS = 16
 
@@ -42,7 +42,7 @@ COLUMNS = {
     "threads": "CPU threads of PyTorch",
 }
 
-ROWS = Sheet(COLUMNS, "probes")
+ROWS = RowFile(COLUMNS, "probes")
 
 
 def row(cfg: Mapping[str, Any], offsets: int = OFFSETS) -> dict[str, Any]:
@@ -51,14 +51,14 @@ def row(cfg: Mapping[str, Any], offsets: int = OFFSETS) -> dict[str, Any]:
     from specbench.probe import measure
 
     found = measure.measure(cfg, offsets)
-    told = {
+    values = {
         "config_hash": provenance.config_hash(cfg),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **{name: cfg[name] for name in COLUMNS if name in cfg},
         **provenance.environment(resolve_device(cfg["device"])),
         **{name: _cell(value) for name, value in found.items()},
     }
-    return {name: told.get(name) for name in COLUMNS}
+    return {name: values.get(name) for name in COLUMNS}
 
 
 def _cell(value: Any) -> Any:

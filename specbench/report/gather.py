@@ -17,7 +17,7 @@ from specbench.errors import UsageError, plain
 from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS, stderr_of
 from specbench.rows.csv_files import csv_lines, has_runs, read_header, read_rows, to_csv
-from specbench.rows.journal import PICTURE
+from specbench.rows.journal import IMAGE_NAME
 from specbench.storage.files import write_atomically
 
 #: Columns of a row for leaderboards and plot axes, in order: label, better side, digits.
@@ -248,7 +248,7 @@ def _take_pictures(folder: Path, run_id: str, most: int, found: Found) -> None:
             continue  # a half-written line
         # A name in the form that a run writes: no record points outside the folder.
         told = type(index) is int and isinstance(prompt, str) and isinstance(name, str)
-        if not told or not 0 <= index < most or index in shots or not re.fullmatch(PICTURE, name):
+        if not told or not 0 <= index < most or index in shots or not re.fullmatch(IMAGE_NAME, name):
             continue
         try:
             png = (folder / name).read_bytes()

@@ -25,7 +25,7 @@ _IDENTITY = {
 _WHERE_PARAMETERS = ("device", "dtype", "engine")  # parameters that the row names under "where"
 
 
-_TEXTS = (
+_STRINGS = (
     "baseline_run_id",
     "acceptance_by_depth",
     "accepted_histogram",
@@ -121,7 +121,7 @@ def _with_errors(lines: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-_FIGURES = _with_errors(_LIKELIHOOD) | _with_errors(_SPEED)
+_STATISTICS = _with_errors(_LIKELIHOOD) | _with_errors(_SPEED)
 
 
 #: Every column of a row, in order, with its meaning. The only definition of the format.
@@ -140,7 +140,7 @@ COLUMNS: dict[str, str] = {
             "_backend": f"what computed {m}; values of different backends are not comparable",
         }.items()
     },
-    **_FIGURES,
+    **_STATISTICS,
     **_WHERE,
     "note": "remarks on the measurement",
 }
@@ -169,6 +169,6 @@ _NEEDED = ("run_id",)
 _NUMBERS = frozenset(
     [k for k, p in parameters.TABLE.items() if p.kind in ("integer", "number")]
     + [m + suffix for m in METRICS for suffix in ("", "_stderr")]
-    + [k for k in _FIGURES if k not in _TEXTS]
+    + [k for k in _STATISTICS if k not in _STRINGS]
     + ["resolution", "tokens", "threads"]
 )

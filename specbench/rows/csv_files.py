@@ -119,7 +119,7 @@ def csv_lines(
 
 
 @dataclass(frozen=True)
-class Sheet:
+class RowFile:
     """CSV files with rows other than runs, as text. columns: their names and meanings; of: what they hold."""
 
     columns: Mapping[str, str]
@@ -165,9 +165,9 @@ def append_row(path: str | Path, row: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")):
         rows: list[Mapping[str, Any]] = list(read_rows(path)) if path.exists() and path.stat().st_size else []
-        places = [i for i, other in enumerate(rows) if other["run_id"] == row["run_id"]]
-        if places:
-            rows[places[0]] = row
+        same = [i for i, other in enumerate(rows) if other["run_id"] == row["run_id"]]
+        if same:
+            rows[same[0]] = row
         else:
             rows.append(row)
         write_atomically(path, to_csv(rows).encode())

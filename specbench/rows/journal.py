@@ -86,8 +86,8 @@ class Journal:
         for number, line, complete in _lines(text):
             try:
                 record = _from_line(line)
-                if told := fault(record):
-                    raise ValueError(told)
+                if problem := fault(record):
+                    raise ValueError(problem)
             except (ValueError, TypeError, RecursionError):
                 if not complete:
                     break  # the process was killed inside this line
@@ -111,21 +111,21 @@ class Journal:
         """The records of the indices below `n`, in order; all must exist."""
         return [self.records[i] for i in range(n)]
 
-    def add(self, record: Record, picture: np.ndarray) -> None:
+    def add(self, record: Record, pixels: np.ndarray) -> None:
         """Writes the image, (H, W, 3) uint8, and only then appends the record; both are then on disk."""
         if record.index in self.records:
             raise ValueError(f"index {record.index} is already in {self.path}")
         if self.records and not self.path.exists():
             raise FileNotFoundError(errno.ENOENT, "it is gone", str(self.path))
         encoded = io.BytesIO()
-        Image.fromarray(picture).save(encoded, "PNG")
-        place = self.path.parent / record.image
-        place.parent.mkdir(exist_ok=True)  # but not the run's folder: a removed one is not created again
-        write_atomically(place, encoded.getvalue())
+        Image.fromarray(pixels).save(encoded, "PNG")
+        path = self.path.parent / record.image
+        path.parent.mkdir(exist_ok=True)  # but not the run's folder: a removed one is not created again
+        write_atomically(path, encoded.getvalue())
         append_line(self.path, _to_line(record))
         self.records[record.index] = record
 
-    def picture(self, index: int) -> np.ndarray:
+    def image(self, index: int) -> np.ndarray:
         """The image of a record, (H, W, 3) uint8. Raises UsageError when it is not the recorded one."""
         record = self.records[index]
         path = self.path.parent / record.image
@@ -138,7 +138,7 @@ class Journal:
         return pixels
 
 
-_WHOLE = ("index", "seed", "tokens", "steps", "drafted", "accepted", "batch")
+_INTEGERS = ("index", "seed", "tokens", "steps", "drafted", "accepted", "batch")
 
 
 _MEASURED = ("accepted_length", "decode_s", "text_s", "pixels_s", "peak_memory_mib")
@@ -153,10 +153,10 @@ _OPTIONAL = (
 _LISTS = ("accepted_per_step", "accepted_by_depth", "verified_by_depth", "order", "tries")
 
 
-_WORDS = ("prompt", "sha256", "session", "image")
+_STRINGS = ("prompt", "sha256", "session", "image")
 
 
-PICTURE = r"\w+/\d+\.png"  # an image of a record
+IMAGE_NAME = r"\w+/\d+\.png"  # an image of a record
 
 
 _LARGEST = 1e100  # its square is still a number
@@ -164,13 +164,13 @@ _LARGEST = 1e100  # its square is still a number
 
 def fault(r: Record) -> str:
     """What is wrong with an untrusted record; empty where nothing is."""
-    for name in (*_WHOLE, *_MEASURED, *_OPTIONAL):
+    for name in (*_INTEGERS, *_MEASURED, *_OPTIONAL):
         value = getattr(r, name)
         if value is None and name in _OPTIONAL:
             continue
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not (whole or (isinstance(value, float) and name not in _WHOLE)) or not abs(value) < _LARGEST:
-            return f"has no {'integer' if name in _WHOLE else 'number'} as {name} ({plain(value):.40})"
+        integer = isinstance(value, int) and not isinstance(value, bool)
+        if not (integer or (isinstance(value, float) and name not in _INTEGERS)) or not abs(value) < _LARGEST:
+            return f"has no {'integer' if name in _INTEGERS else 'number'} as {name} ({plain(value):.40})"
         least = 1 if name in ("tokens", "steps", "batch") else 0
         if name != "log_prob_mean" and value < least:
             return f"has {name} {value}"
@@ -180,13 +180,13 @@ def fault(r: Record) -> str:
             isinstance(values, list) and all(type(v) is int and 0 <= v < 2**53 for v in values)
         ):
             return f"has no list of integers as {name}"
-    if texts := [name for name in _WORDS if not isinstance(getattr(r, name), str)]:
+    if texts := [name for name in _STRINGS if not isinstance(getattr(r, name), str)]:
         return f"has no text as {texts[0]}"
     for name in ("id", "drafts"):
         if not isinstance(getattr(r, name), str | None):
             return f"has no text as {name}"
     # A name in the form that a run writes, so that no record points outside the run's folder.
-    if not re.fullmatch(PICTURE, r.image):
+    if not re.fullmatch(IMAGE_NAME, r.image):
         return f"has no image of its run as image ({plain(r.image):.40})"
     return f"accepted {r.accepted} of {r.drafted} drafts" if r.accepted > r.drafted else ""
 

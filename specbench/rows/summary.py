@@ -62,8 +62,8 @@ def with_error(value: float, stderr: float | None, digits: int) -> str:
     error that is unknown or only rounding."""
     if stderr is None or stderr <= 1e-12 * abs(value):
         return f"{value:.{digits}f}"
-    places = min(9, max(digits, 1 - math.floor(math.log10(stderr))))
-    return f"{value:.{places}f} ± {stderr:.{places}f}"
+    decimals = min(9, max(digits, 1 - math.floor(math.log10(stderr))))
+    return f"{value:.{decimals}f} ± {stderr:.{decimals}f}"
 
 
 def _with_errors(estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
@@ -78,7 +78,7 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
     lengths = [r.accepted_length for r in images]
     tokens, steps, seconds = [r.tokens for r in images], [r.steps for r in images], [r.decode_s for r in images]
     once, batches = [1] * len(images), together(images)
-    told: dict[str, Any] = _with_errors(
+    columns: dict[str, Any] = _with_errors(
         {
             "accepted_length_mean": mean(lengths),
             "steps": mean(steps),
@@ -90,16 +90,16 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
             "pixels_s": mean([r.pixels_s for r in images], batches),
         }
     )
-    told |= {"accepted_length_std": _std(lengths), "peak_memory_mib": max(r.peak_memory_mib for r in images)}
+    columns |= {"accepted_length_std": _std(lengths), "peak_memory_mib": max(r.peak_memory_mib for r in images)}
     latency = [r.latency_s for r in images if r.latency_s is not None]
     if len(latency) == len(images):
-        told |= _with_errors({"latency_s_mean": mean(latency)})
-        told |= {
+        columns |= _with_errors({"latency_s_mean": mean(latency)})
+        columns |= {
             "latency_s_std": _std(latency),
             "latency_s_p50": float(np.percentile(latency, 50)),
             "latency_s_p95": float(np.percentile(latency, 95)),
         }
-    return told
+    return columns
 
 
 def versus(images: Sequence[Record], vanilla: Sequence[Record]) -> dict[str, Any]:
@@ -147,27 +147,27 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
     if any(r.accepted_per_step is None for r in images):
         return {}
     by_depth = acceptance_by_depth(images)
-    told: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     if images[0].drafts is None:  # a continuous token has a density, not a probability
         log_prob, std = log_probability(images)
         assert log_prob.value is not None
         perplexity = math.exp(-log_prob.value)
         off = None if log_prob.stderr is None else perplexity * log_prob.stderr  # delta method, d exp(-m) / dm
-        told = _with_errors({"perplexity": Estimate(perplexity, off), "log_prob_mean": log_prob})
-        told["log_prob_std"] = std
+        columns = _with_errors({"perplexity": Estimate(perplexity, off), "log_prob_mean": log_prob})
+        columns["log_prob_std"] = std
     elif any(r.tries for r in images):
         counts = [len(r.tries or ()) for r in images]
-        told = _with_errors({"residual_tries": ratio([sum(r.tries or ()) for r in images], counts)})
-        told["residual_fallbacks"] = sum(r.fallbacks or 0 for r in images)
+        columns = _with_errors({"residual_tries": ratio([sum(r.tries or ()) for r in images], counts)})
+        columns["residual_fallbacks"] = sum(r.fallbacks or 0 for r in images)
     drafts: dict[str, Callable[[Record], float | None]] = {
         "first_accept": lambda r: r.first_accept,
         "draft_tv": lambda r: r.draft_tv,
         "draft_top1": lambda r: r.draft_top1,
         "draft_top3": lambda r: r.draft_top3,
     }
-    means = {name: _mean_over_drafts(images, figure) for name, figure in drafts.items()}
+    means = {name: _mean_over_drafts(images, statistic) for name, statistic in drafts.items()}
     return (
-        told
+        columns
         | _with_errors({**means, "draft_passes": mean([r.draft_passes or 0 for r in images])})
         | {
             "acceptance_by_depth": _list(by_depth) if len(by_depth) else None,
@@ -182,12 +182,12 @@ def expected_speedup(images: Sequence[Record], vanilla: Sequence[Record], gamma:
     """CSpD's Eq. 35, (1 - a^(gamma + 1)) / ((1 - a) (gamma c + 1)), with a the share of verified drafts that were
     accepted and c the time to draft a token over vanilla's time for one. Includes c; empty where nothing was
     drafted."""
-    made, judged = sum(r.made or 0 for r in images), sum(r.drafted for r in images)
-    if not made or not judged or {r.batch for r in images} != {r.batch for r in vanilla}:
+    drafted, verified = sum(r.made or 0 for r in images), sum(r.drafted for r in images)
+    if not drafted or not verified or {r.batch for r in images} != {r.batch for r in vanilla}:
         return {}
-    cost = sum(r.draft_s or 0.0 for r in images) / made
+    cost = sum(r.draft_s or 0.0 for r in images) / drafted
     cost /= sum(r.decode_s for r in vanilla) / sum(r.tokens for r in vanilla)
-    accepted = sum(r.accepted for r in images) / judged
+    accepted = sum(r.accepted for r in images) / verified
     length = gamma + 1 if accepted == 1 else (1 - accepted ** (gamma + 1)) / (1 - accepted)
     return {"draft_cost": cost, "speedup_expected": length / (gamma * cost + 1)}
 
@@ -196,17 +196,17 @@ def acceptance_by_step(images: Sequence[Record]) -> np.ndarray:
     """Share (L,) of the verified drafts that were accepted, by order of generation of the token; nan where none was
     verified (CSpD, Figs. 8 and 11). For models with continuous tokens."""
     drafts = np.array([list(_there(r.drafts, r)) for r in images])
-    kept, judged = (drafts == "1").sum(0), (drafts != ".").sum(0)
-    return np.divide(kept, judged, out=np.full(len(kept), np.nan), where=judged > 0)
+    accepted, verified = (drafts == "1").sum(0), (drafts != ".").sum(0)
+    return np.divide(accepted, verified, out=np.full(len(accepted), np.nan), where=verified > 0)
 
 
 def _list(values: np.ndarray) -> list[float | None]:
     return [None if math.isnan(v) else round(float(v), 4) for v in values]
 
 
-def _mean_over_drafts(images: Sequence[Record], figure: Callable[[Record], float | None]) -> Estimate:
+def _mean_over_drafts(images: Sequence[Record], statistic: Callable[[Record], float | None]) -> Estimate:
     """Mean over all steps with a draft of all images; None where there is none, or no such statistic."""
-    given = [((r.verified_by_depth or [0])[0], figure(r)) for r in images]  # a draft offers a token at depth 1
+    given = [((r.verified_by_depth or [0])[0], statistic(r)) for r in images]  # a draft offers a token at depth 1
     return ratio([n * (f or 0.0) for n, f in given], [0 if f is None else n for n, f in given])
 
 

@@ -15,10 +15,10 @@ from specbench.tables.definitions import (
     TOGETHER,
     Column,
     Curve,
-    Figure,
     Line,
     Panel,
     Table,
+    TableFigure,
 )
 
 _STEPS = (ACCEPTED_LENGTH, ACCEPTANCE, PERPLEXITY)
@@ -62,7 +62,7 @@ def _tradeoff() -> Table:
         protocol=TOGETHER,
         columns=(*_STEPS, *QUALITY),
         lines=tuple(lines),
-        figure=Figure(
+        figure=TableFigure(
             "accepted_length_mean", ("perplexity", "image_reward", "fid", "clip_score"), "vanilla", tuple(panels)
         ),
     )

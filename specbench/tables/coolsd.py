@@ -14,18 +14,18 @@ from specbench.tables.definitions import (
     SPEEDUP,
     TOGETHER,
     Column,
-    Figure,
     Line,
     Panel,
     Table,
-    Test,
+    TableFigure,
+    TableTest,
 )
 
 PAPER = "arXiv 2601.09212"
 _alone = partial(Table, paper=PAPER, n=64, protocol=ALONE)
 _together = partial(Table, paper=PAPER, n=100, protocol=TOGETHER)
 _PROTOCOL = (
-    "Published protocol: MS-COCO 2017 validation captions, 5,000 pictures, one A100-SXM4-40GB; "
+    "Published protocol: MS-COCO 2017 validation captions, 5,000 images, one A100-SXM4-40GB; "
     "temperature, top-k, guidance scale and draft length are not stated."
 )
 _VANILLA = Line("vanilla", "Target Model", ("method=vanilla",), {"method_key": "vanilla"})
@@ -45,21 +45,23 @@ def _cool(delta: str) -> Line:
 
 def _tradeoff(name: str, label: str, title: str, curves: tuple[str, ...]) -> Table:
     """A figure of quality against accepted length, from the rows of `comparisons` on the static tree."""
-    whole = comparisons.TRADEOFF
-    assert isinstance(whole.figure, Figure)
-    panel = next(panel for panel in whole.figure.panels if "tree" in panel.label)
+    drawn = comparisons.TRADEOFF
+    assert isinstance(drawn.figure, TableFigure)
+    panel = next(panel for panel in drawn.figure.panels if "tree" in panel.label)
     chosen = tuple(curve for curve in panel.curves if curve.label in curves)
     keys = {"vanilla", *(key for curve in chosen for key in curve.lines)}
     return Table(
         id=name,
         title=f"Cool-SD, {label}: {title}",
         paper=PAPER,
-        n=whole.n,
-        protocol=whole.protocol,
+        n=drawn.n,
+        protocol=drawn.protocol,
         columns=(ACCEPTED_LENGTH, *QUALITY),
-        lines=tuple(line for line in whole.lines if line.key in keys),
-        remarks=("The paper's points are drawn, not printed: there is nothing to stand beside.",),
-        figure=Figure(whole.figure.x, ("fid", "image_reward", "clip_score"), "vanilla", (Panel(panel.label, chosen),)),
+        lines=tuple(line for line in drawn.lines if line.key in keys),
+        remarks=("The paper draws its points and prints no values: nothing published to compare with.",),
+        figure=TableFigure(
+            drawn.figure.x, ("fid", "image_reward", "clip_score"), "vanilla", (Panel(panel.label, chosen),)
+        ),
     )
 
 
@@ -85,7 +87,7 @@ TABLES = (
     ),
     _alone(
         id="coolsd_table2",
-        title="Cool-SD, Table 2: Cool-SD beside SJD, which needs no drafter",
+        title="Cool-SD, Table 2: Cool-SD next to SJD, which needs no drafter",
         columns=(*QUALITY, SPEEDUP),
         lines=(_VANILLA, _SJD, _cool("1.1"), _cool("2")),
         remarks=(OTHER_MODELS, _PROTOCOL),
@@ -101,7 +103,7 @@ TABLES = (
                 3,
                 spread="draft_tv_stderr",
                 spread_is="standard error",
-                measured_as="between the drafter's and the target's law of a draft's first token, mean over steps",
+                measured_as="between the drafter's and the target's distribution of the first draft token, mean",
                 published="tv_distance",
                 published_as="mean over tokens",
             ),
@@ -114,7 +116,7 @@ TABLES = (
                 {"method_key": "tv_target_draft"},
             ),
         ),
-        remarks=(OTHER_MODELS, "Published: MS-COCO 2017 training captions, 1,000 pictures."),
+        remarks=(OTHER_MODELS, "Published: MS-COCO 2017 training captions, 1,000 images."),
     ),
     _together(
         id="coolsd_significance",
@@ -125,8 +127,8 @@ TABLES = (
             Line("cool_sd_1.1", "Cool-SD (δ=1.1)", ("method=cool_sd", "delta=1.1"), None),
             Line("lantern_pp", "LANTERN++ (λ=2, k=10)", ("method=lantern_pp",), None),
         ),
-        tests=(Test("accepted_length_mean", "accepted_length_std", "cool_sd_1.1", "lantern_pp"),),
-        remarks=(OTHER_MODELS, "The paper compares 1,000 pictures and does not say which t-test it is."),
+        tests=(TableTest("accepted_length_mean", "accepted_length_std", "cool_sd_1.1", "lantern_pp"),),
+        remarks=(OTHER_MODELS, "The paper compares 1,000 images and does not name its t-test."),
     ),
     _tradeoff(
         "coolsd_fig3",
@@ -137,7 +139,7 @@ TABLES = (
     _tradeoff(
         "coolsd_fig4",
         "Fig 4",
-        "LANTERN++ with and without the optimal law after a rejection",
+        "LANTERN++ with and without the optimal residual distribution",
         ("LANTERN++", "LANTERN++, optimal residual"),
     ),
     _tradeoff(

@@ -1,6 +1,6 @@
 """The tables of continuous speculative decoding (CSpD, arXiv 2411.11925), measured on the embedded pair of MAR models.
 
-The paper's batches of 128 and 256 have no run of ours; a batch of 64 stands for them. Every run times vanilla decoding
+The paper's batches of 128 and 256 are not run; a batch of 64 replaces them. Every run times vanilla decoding
 of the same classes in batches of the same size.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specbench.tables.definitions import QUALITY, SYMBOLS, Column, Curve, Figure, Line, Maps, Panel, Series, Table
+from specbench.tables.definitions import QUALITY, SYMBOLS, Column, Curve, Line, Maps, Panel, Series, Table, TableFigure
 
 _GAMMAS = ("32", "16", "8", "4")
 #: One image after the other takes long on a CPU, and the latencies hardly differ.
@@ -22,7 +22,7 @@ _ACCEPTANCE = Column(
     2,
     spread="acceptance_rate_stderr",
     spread_is="standard error",
-    measured_as="accepted over judged draft tokens",
+    measured_as="accepted over verified draft tokens",
     published_as="α, of all draft tokens",
 )
 _SPEEDUP = Column(
@@ -34,16 +34,13 @@ _SPEEDUP = Column(
     spread_is="standard error",
     measured_as="images per second over those of vanilla decoding, batches of the same size",
     published="speedup_latency",
-    published_as="what is timed is not said",
+    published_as="the paper does not state what is timed",
 )
 _EXPECTED = Column(
     "speedup_expected", "Speed-up by Eq. 35 (×)", "up", 2, measured_as="from the acceptance rate and the draft's cost"
 )
 _STEPS = Column("speedup_step", "Steps saved (×)", "up", 2, measured_as="target passes of vanilla decoding over ours")
-_REMARKS = (
-    "Measured and published lines are of different models: what can be compared is how the lines of one model stand"
-    " to each other.",
-)
+_REMARKS = ("Measured and published lines are of different models: compare the lines of one model with each other.",)
 _RELEASED = "method=cspd_paper"
 _EXACT = ("method=cspd",)
 
@@ -82,7 +79,8 @@ def _speed() -> Table:
         (_ACCEPTANCE, _STEPS, _SPEEDUP, _EXPECTED),
         lines,
         "The lines of CSpD are measured as its released code decodes, which is not lossless (`specbench audit`), with "
-        "15 % of an image drawn beforehand, as the paper's figures must have been; the exact lines judge whole paths.",
+        "the first 15 % of an image sampled without drafts, as the paper's values must have been; the exact lines "
+        "verify full paths.",
     )
 
 
@@ -101,10 +99,10 @@ def _prefill() -> Table:
     for gamma in _GAMMAS:
         for share in ("0", "0.05", "0.15"):
             words = (_RELEASED, f"prefill={share}", f"gamma={gamma}", "batch=64")
-            label = f"γ={gamma}, {float(share):.0%} beforehand"
+            label = f"γ={gamma}, {float(share):.0%} without drafts"
             lines.append(Line(f"{gamma}_{share}", label, words, {"gamma": gamma, "prefill_ratio": share}))
     columns = (_ACCEPTANCE, _STEPS, _SPEEDUP)
-    return _table("cspd_table4", "CSpD, Table 4: what drawing the beginning without drafts gains", columns, lines)
+    return _table("cspd_table4", "CSpD, Table 4: what a start without drafts gains", columns, lines)
 
 
 def _quality() -> Table:
@@ -121,7 +119,7 @@ def _quality() -> Table:
         replace(
             QUALITY[1],
             published_spread="fid_std",
-            published_as="FID: 50,000 pictures of ImageNet's classes; the reference is not stated",
+            published_as="FID: 50,000 images of ImageNet's classes; the reference is not stated",
         ),
         Column(
             "inception_score",
@@ -131,7 +129,7 @@ def _quality() -> Table:
             spread="inception_score_stderr",
             spread_is="standard error",
             backend="inception_score_backend",
-            published_as="Inception-V3, 50,000 pictures",
+            published_as="Inception-V3, 50,000 images",
             published_spread="inception_score_std",
         ),
     )
@@ -142,18 +140,18 @@ def _quality() -> Table:
         protocol=("seed=0", "metrics=[scenes_fid,scenes_inception_score]"),
         remarks=(
             *table.remarks,
-            "The paper's target draws its last diffusion step as a mean; drafts need its density, so that here the "
-            "target alone draws it, too (final_noise).",
+            "The paper's target takes the mean in its last diffusion step; drafts need a density, so here the target "
+            "alone samples that step, too (final_noise).",
         ),
     )
 
 
 _BY_GAMMA = ("4", "8", "16", "32")
-_POINTS = "The paper's points are drawn, not printed: there is nothing to stand beside."
+_POINTS = "The paper draws its points and prints no values: nothing published to compare with."
 
 
 def _figure(
-    name: str, title: str, columns: tuple[Column, ...], lines: list[Line], figure: Figure | Series | Maps
+    name: str, title: str, columns: tuple[Column, ...], lines: list[Line], figure: TableFigure | Series | Maps
 ) -> Table:
     """A figure: all its points are measured ones."""
     drawn = _table(name, title, columns, [replace(line, published=None) for line in lines], _POINTS)
@@ -163,20 +161,20 @@ def _figure(
 def _by_length() -> Table:
     lines = [line for line in _speed().lines if line.key.endswith("_64")][::-1]
     curves = (
-        Curve("released, 15 % beforehand", tuple(f"cspd_{gamma}_64" for gamma in _BY_GAMMA)),
-        Curve("exact (whole paths)", tuple(f"exact_{gamma}_64" for gamma in _EXACT_GAMMAS)),
+        Curve("released, 15 % without drafts", tuple(f"cspd_{gamma}_64" for gamma in _BY_GAMMA)),
+        Curve("exact (full paths)", tuple(f"exact_{gamma}_64" for gamma in _EXACT_GAMMAS)),
     )
-    figure = Figure("gamma", ("acceptance_rate",), "", (Panel("batch 64", curves),))
+    figure = TableFigure("gamma", ("acceptance_rate",), "", (Panel("batch 64", curves),))
     return _figure("cspd_fig8", "CSpD, Fig 8: acceptance by draft length", (_ACCEPTANCE,), lines, figure)
 
 
-def _by_turn() -> Table:
+def _by_step() -> Table:
     lines = [line for line in _prefill().lines if line.key.startswith("8_")]
-    figure = Series("acceptance_by_step", "turn in which a token is drawn", "acceptance rate")
+    figure = Series("acceptance_by_step", "step that generates the token", "acceptance rate")
     return _figure("cspd_fig11", "CSpD, Fig 11: acceptance over the image", (_ACCEPTANCE,), lines, figure)
 
 
-def _by_place() -> Table:
+def _by_position() -> Table:
     lines = [line for line in _prefill().lines if line.key == "8_0.05"]
     figure = Maps("drafted_by_position", "share of accepted drafts")
     return _figure("cspd_fig16", "CSpD, Fig 16: where drafts are accepted", (_ACCEPTANCE,), lines, figure)
@@ -194,7 +192,7 @@ def _by_guidance() -> Table:
         points = [_released(gamma=gamma, cfg_scale=scale) for scale in ("1", "2", "3", "4", "6")]
         lines += points
         curves.append(Curve(f"γ={gamma}", tuple(line.key for line in points)))
-    figure = Figure("cfg_scale", ("acceptance_rate",), "", (Panel("5 % beforehand", tuple(curves)),))
+    figure = TableFigure("cfg_scale", ("acceptance_rate",), "", (Panel("5 % without drafts", tuple(curves)),))
     drawn = _figure("cspd_fig13", "CSpD, Fig 13: acceptance over guidance", (_ACCEPTANCE,), lines, figure)
     return replace(drawn, n=32)  # a rate over thousands of drafts
 
@@ -205,7 +203,7 @@ def _by_temperature() -> Table:
         points = [_released(cfg_scale=scale, temperature=t) for t in ("0.5", "0.7", "0.85", "1", "1.2")]
         lines += points
         curves.append(Curve(name, tuple(line.key for line in points)))
-    figure = Figure("temperature", ("acceptance_rate",), "", (Panel("γ=8, 5 % beforehand", tuple(curves)),))
+    figure = TableFigure("temperature", ("acceptance_rate",), "", (Panel("γ=8, 5 % without drafts", tuple(curves)),))
     drawn = _figure("cspd_fig14", "CSpD, Fig 14: acceptance over temperature", (_ACCEPTANCE,), lines, figure)
     return replace(drawn, n=32)
 
@@ -224,11 +222,11 @@ def _tries() -> Table:
     curves = tuple(
         Curve(label, tuple(f"{key}_{gamma}_64" for gamma in gammas))
         for key, label, gammas in (
-            ("cspd", "released, 15 % beforehand", _BY_GAMMA),
-            ("exact", "exact (whole paths)", _EXACT_GAMMAS),
+            ("cspd", "released, 15 % without drafts", _BY_GAMMA),
+            ("exact", "exact (full paths)", _EXACT_GAMMAS),
         )
     )
-    figure = Figure("gamma", ("residual_tries",), "", (Panel("batch 64", curves),))
+    figure = TableFigure("gamma", ("residual_tries",), "", (Panel("batch 64", curves),))
     return _figure("cspd_fig15", "CSpD, Fig 15: tries of the residual sampler", (column,), lines, figure)
 
 
@@ -238,9 +236,9 @@ TABLES = (
     _alignment(),
     _prefill(),
     _by_length(),
-    _by_turn(),
+    _by_step(),
     _by_guidance(),
     _by_temperature(),
     _tries(),
-    _by_place(),
+    _by_position(),
 )

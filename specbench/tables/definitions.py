@@ -1,4 +1,4 @@
-"""Which runs a paper's table needs, which of their columns it shows, and which printed lines stand next to them.
+"""Which runs a paper's table needs, which of their columns it shows, and which printed lines go next to them.
 
 The tables of a paper are in its own module; a new one is one more entry there and one more file under `published/`.
 """
@@ -25,7 +25,7 @@ class Column:
     spread: str | None = None  # the column with the spread of `key`; rows of older versions may lack it
     spread_is: str = ""  # what that spread is, for the note
     backend: str | None = None  # the column that names what computed the value
-    measured_as: str = ""  # what our number in this column is, where no backend says it
+    measured_as: str = ""  # what our number in this column is, where no backend names it
     published_as: str = ""  # what the paper's number in this column is
     published: str = ""  # the published files' name of it, where that is not `key`
     published_spread: str = ""  # theirs of the spread, where that is not `spread`
@@ -76,7 +76,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Figure:
+class TableFigure:
     """Columns `y` against `x`, a column or a parameter of the runs (`AXES`), next to the line `baseline`, if any."""
 
     x: str
@@ -120,7 +120,7 @@ SYMBOLS = {"cfg_scale": "guidance", "delta": "δ", "gamma": "γ", "lam": "λ"}
 AXES = {
     "cfg_scale": "guidance scale",
     "gamma": "draft length γ (tokens)",
-    "prefill": "share drawn beforehand",
+    "prefill": "share without drafts",
     "temperature": "temperature",
     "top_k": "K of top-K",
     "window": "window (tokens)",
@@ -128,7 +128,7 @@ AXES = {
 
 
 @dataclass(frozen=True)
-class Test:
+class TableTest:
     """Whether the means of a column differ between two lines, by Welch's t-test from the rows alone."""
 
     key: str
@@ -140,7 +140,7 @@ class Test:
 @dataclass(frozen=True)
 class Table:
     """A table. `protocol` are the overrides that all its runs share, `n` the number of prompts a run, with its own
-    model; with others both are those of the paper's protocol, where there is one. `paper` says where it was printed;
+    model; with others both are those of the paper's protocol, where there is one. `paper`: where it was printed;
     one that takes long is drawn `on_request` only, when it is named."""
 
     id: str
@@ -151,8 +151,8 @@ class Table:
     columns: tuple[Column, ...]
     lines: tuple[Line, ...]
     remarks: tuple[str, ...] = ()
-    figure: Figure | Series | Maps | Stack | None = None
-    tests: tuple[Test, ...] = ()
+    figure: TableFigure | Series | Maps | Stack | None = None
+    tests: tuple[TableTest, ...] = ()
     rows_of: Literal["run", "bench", "probe"] = "run"  # the command whose rows it shows
     on_request: bool = False
     model: str = DEFAULT_MODEL  # measured unless another is asked for
@@ -201,7 +201,7 @@ QUALITY = (
         spread="fid_stderr",
         spread_is="standard error",
         backend="fid_backend",
-        published_as="FID: Inception-V3 features, 5,000 pictures against real COCO images",
+        published_as="FID: Inception-V3 features, 5,000 images against real COCO images",
     ),
     Column(
         "image_reward",
@@ -220,8 +220,8 @@ ACCEPTED_LENGTH = Column(
     "up",
     2,
     spread="accepted_length_std",
-    spread_is="standard deviation over pictures",
-    measured_as="generated tokens per target forward pass, mean over pictures",
+    spread_is="standard deviation over images",
+    measured_as="generated tokens per target forward pass, mean over images",
     published_as="generated tokens per speculative round",
 )
 LATENCY = Column(
@@ -230,9 +230,9 @@ LATENCY = Column(
     "down",
     2,
     spread="latency_s_std",
-    spread_is="standard deviation over pictures",
-    measured_as="decoding one picture alone, without text encoding and pixel decoding",
-    published_as="seconds per picture; the paper does not say what is inside",
+    spread_is="standard deviation over images",
+    measured_as="decoding one image alone, without text encoding and pixel decoding",
+    published_as="seconds per image; the paper does not state what is timed",
 )
 SPEEDUP = Column(
     "speedup_latency",
@@ -251,7 +251,7 @@ STEPS_SAVED = Column(
     2,
     spread="step_compression_stderr",
     spread_is="standard error",
-    measured_as="tokens of a picture over target passes",
+    measured_as="tokens of an image over target passes",
     published="speedup_step",
     published_as="decoding steps of the paper's vanilla line over this one's",
 )
@@ -291,7 +291,7 @@ ENTROPY = Column(  # of a probe
     2,
     spread="entropy_stderr",
     spread_is="standard error",
-    measured_as="of the guided law of a token, mean over tokens",
+    measured_as="of the guided distribution of a token, mean over tokens",
 )
 #: Protocols of the embedded runs: one image after the other, with vanilla decoding timed alongside; or in batches,
 #: where seconds mean nothing.
@@ -299,6 +299,5 @@ ALONE = ("batch=1", "seed=0")
 TOGETHER = ("batch=50", "seed=0", "baseline=false")
 OTHER_MODELS = (
     "Measured and published lines follow different protocols, and are of different models where their "
-    "names differ. What can be compared is how the methods of one model stand to each other, not a "
-    "measured figure with a published one."
+    "names differ. Compare the methods of one model with each other, not a measured value with a published one."
 )

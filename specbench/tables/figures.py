@@ -1,4 +1,4 @@
-"""Figures from rows: curves, such as quality against speed, lists and maps. Drawn with matplotlib, as SVG and PNG."""
+"""Figures from rows: curves, such as quality against speed, lists and maps. Figure with matplotlib, as SVG and PNG."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.rows.columns import stderr_of
-from specbench.tables.definitions import AXES, Column, Figure, Maps, Series, Stack, Table
+from specbench.tables.definitions import AXES, Column, Maps, Series, Stack, Table, TableFigure
 from specbench.tables.layout import NORMAL95
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawn
+    from matplotlib.figure import Figure
 
 Row = Mapping[str, str]
 
-#: Okabe and Ito's colours, told apart by colour-blind readers, each with a marker of its own for print.
+#: Okabe and Ito's colours, distinguishable for colour-blind readers, each with its own marker for print.
 _STYLES = (
     ("#0072B2", "o"),
     ("#D55E00", "s"),
@@ -28,7 +28,7 @@ _STYLES = (
     ("#56B4E9", "P"),
     ("#000000", "X"),
 )
-#: What sets filled areas apart in print.
+#: Distinguish filled areas in print.
 _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
 
 
@@ -47,7 +47,7 @@ def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) 
     import matplotlib.pyplot as plt
 
     figure = table.figure
-    if isinstance(figure, Figure):
+    if isinstance(figure, TableFigure):
         drawn = _curves(figure, table, rows)
     elif isinstance(figure, Series):
         drawn = _series(figure, table, rows)
@@ -66,20 +66,20 @@ def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) 
     return written
 
 
-def _axes(down: int, across: int, **shared: Any) -> tuple[Drawn, Any]:
+def _axes(down: int, across: int, **shared: Any) -> tuple[Figure, Any]:
     import matplotlib.pyplot as plt
 
     size = (4.1 * across, 3.4 * down)
     return plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained", **shared)
 
 
-def _finish(drawn: Drawn, axis: Axes, across: int) -> Drawn:
+def _finish(drawn: Figure, axis: Axes, across: int) -> Figure:
     handles, labels = axis.get_legend_handles_labels()
     drawn.legend(handles, labels, loc="outside lower center", ncols=min(4, across), frameon=False)
     return drawn
 
 
-def _curves(figure: Figure, table: Table, rows: Mapping[str, Row | None]) -> Drawn:
+def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -> Figure:
     columns = {c.key: c for c in table.columns}
     drawn, axes = _axes(len(figure.panels), len(figure.y), sharex="row")
     for panel, line in zip(figure.panels, axes, strict=True):
@@ -123,22 +123,22 @@ def _front(axis: Axes, points: list[tuple[float, float]]) -> None:
         axis.step(x, y, where="pre", color="black", lw=1.4, ls=":", zorder=3, label="Pareto front of the means")
 
 
-def _series(figure: Series, table: Table, rows: Mapping[str, Row | None]) -> Drawn:
+def _series(figure: Series, table: Table, rows: Mapping[str, Row | None]) -> Figure:
     lists = {line.label: _list(rows.get(line.key), figure.key) for line in table.lines}
     lists = {label: values for label, values in lists.items() if values}
     drawn, axes = _axes(1, 2 if figure.shares else 1)
     for axis, gains in zip(axes[0], (False, True), strict=False):
         for i, ((label, values), (colour, marker)) in enumerate(zip(lists.items(), _STYLES, strict=False)):
-            places = [figure.first + n for n in range(len(values))]
+            positions = [figure.first + n for n in range(len(values))]
             heights = values
             if gains:  # beyond the first token of a step
-                more = [(place - 1) * share for place, share in zip(places, values, strict=True)]
+                more = [(position - 1) * share for position, share in zip(positions, values, strict=True)]
                 heights = [value / sum(more) for value in more] if sum(more) else more
             if figure.bars:
                 width = 0.8 / len(lists)
-                axis.bar([p + (i + 0.5) * width - 0.4 for p in places], heights, width, color=colour, label=label)
+                axis.bar([p + (i + 0.5) * width - 0.4 for p in positions], heights, width, color=colour, label=label)
             else:
-                axis.plot(places, heights, color=colour, marker=marker, ms=3, lw=1, label=label)
+                axis.plot(positions, heights, color=colour, marker=marker, ms=3, lw=1, label=label)
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_xlabel(figure.x)
         axis.set_ylabel("share of the tokens gained\nover one a step" if gains else figure.y)
@@ -146,7 +146,7 @@ def _series(figure: Series, table: Table, rows: Mapping[str, Row | None]) -> Dra
     return _finish(drawn, axes[0][0], 2 if figure.shares else 1)
 
 
-def _stack(figure: Stack, table: Table, rows: Mapping[str, Row | None]) -> Drawn:
+def _stack(figure: Stack, table: Table, rows: Mapping[str, Row | None]) -> Figure:
     labels = {c.key: c.label.partition(" (")[0] for c in table.columns}
     measured = [(line.label, row) for line in table.lines if (row := rows.get(line.key)) is not None][::-1]
     drawn, axes = _axes(1, 1)
@@ -171,7 +171,7 @@ def _stack(figure: Stack, table: Table, rows: Mapping[str, Row | None]) -> Drawn
     return _finish(drawn, axis, 3)
 
 
-def _maps(figure: Maps, table: Table, rows: Mapping[str, Row | None]) -> Drawn:
+def _maps(figure: Maps, table: Table, rows: Mapping[str, Row | None]) -> Figure:
     import numpy as np
 
     lists = {line.label: _list(rows.get(line.key), figure.key) for line in table.lines}

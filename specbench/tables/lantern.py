@@ -17,24 +17,24 @@ from specbench.tables.definitions import (
     TOGETHER,
     Column,
     Curve,
-    Figure,
     Line,
     Panel,
     Series,
     Table,
+    TableFigure,
 )
 
 PAPER = "arXiv 2410.03355"
 _alone = partial(Table, paper=PAPER, n=64, protocol=ALONE)
 _together = partial(Table, paper=PAPER, n=50, protocol=TOGETHER)
 _CLIP = QUALITY[0]
-_FID = replace(QUALITY[1], published_as="FID: Inception-V3 features, 30,000 pictures against real COCO images")
+_FID = replace(QUALITY[1], published_as="FID: Inception-V3 features, 30,000 images against real COCO images")
 #: The paper's k -> ours: of 16,384 codes, and of 512.
 _K = {"100": "10", "300": "30", "1000": "100"}
 _LABELS = {k: f"k={k}, embedded {ours}" for k, ours in _K.items()}
 _NEIGHBOURS = (
-    "k counts nearest codes of a codebook: the paper's has 16,384, the embedded one 512, so k = 10, 30 and 100 stand "
-    "beside the paper's 100, 300 and 1,000."
+    "k counts nearest codes of a codebook: the paper's has 16,384, the embedded one 512, so k = 10, 30 and 100 "
+    "correspond to the paper's 100, 300 and 1,000."
 )
 
 
@@ -99,8 +99,8 @@ def _grid() -> Table:
         title="LANTERN, Fig 5: quality against accepted length over k and δ",
         columns=(ACCEPTED_LENGTH, _FID, _CLIP),
         lines=tuple(replace(line, published=None) for line in lines),
-        remarks=("The paper's points are drawn, not printed: there is nothing to stand beside.", _NEIGHBOURS),
-        figure=Figure("accepted_length_mean", ("fid", "clip_score"), "vanilla_1", tuple(panels)),
+        remarks=("The paper draws its points and prints no values: nothing published to compare with.", _NEIGHBOURS),
+        figure=TableFigure("accepted_length_mean", ("fid", "clip_score"), "vanilla_1", tuple(panels)),
     )
 
 
@@ -144,7 +144,7 @@ TABLES = (
     ),
     _together(
         id="lantern_fig2a",
-        title="LANTERN, Fig 2(a): how often a drafter's guess is the target's likeliest token",
+        title="LANTERN, Fig 2(a): how often the drafter's top tokens contain the target's top-1 token",
         columns=tuple(
             Column(
                 f"draft_top{k}",
@@ -153,7 +153,7 @@ TABLES = (
                 3,
                 spread=f"draft_top{k}_stderr",
                 spread_is="standard error",
-                measured_as="with the target's likeliest token, at a draft's first place, mean over steps",
+                measured_as="with the target's top-1 token, at a draft's first position, mean over steps",
             )
             for k in (1, 3)
         ),
@@ -162,18 +162,18 @@ TABLES = (
             Line("eagle", "EAGLE-1 head", ("method=eagle1",), None),
             Line("medusa", "Medusa heads", ("method=medusa",), None),
         ),
-        remarks=("The paper's bars are drawn, not printed: there is nothing to stand beside.",),
+        remarks=("The paper draws its bars and prints no values: nothing published to compare with.",),
     ),
     Table(
         id="lantern_fig2c",
-        title="LANTERN, Fig 2(c): the mass of the likeliest tokens",
+        title="LANTERN, Fig 2(c): the mass of the most probable tokens",
         paper=PAPER,
         n=64,
         protocol=("seed=0", "method=vanilla"),
         columns=(ENTROPY,),
         lines=tuple(Line(f"cfg_{scale}", f"guidance {scale}", (f"cfg_scale={scale}",), None) for scale in ("1", "3")),
-        remarks=("The paper's bars are drawn, not printed: there is nothing to stand beside.",),
-        figure=Series("top_probabilities", "likeliest tokens", "their mean mass", first=1),
+        remarks=("The paper draws its bars and prints no values: nothing published to compare with.",),
+        figure=Series("top_probabilities", "most probable tokens", "their mean mass", first=1),
         rows_of="probe",
     ),
     _grid(),

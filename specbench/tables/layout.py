@@ -1,6 +1,6 @@
-"""A table between its rows and its rendering: what stands in every cell, and the notes that explain the cells.
+"""The content of a table: every cell, and the notes that explain the cells.
 
-Measured and published values never share a cell or a line. A cell without a value carries a note that says why.
+Measured and published values never share a cell or a line. A cell without a value carries a note with the reason.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from string import ascii_lowercase
 
 from specbench.errors import UsageError
 from specbench.rows.columns import COLUMNS, stderr_of
-from specbench.tables.definitions import Column, Line, Table, Test
+from specbench.tables.definitions import Column, Line, Table, TableTest
 from specbench.tables.literature import PublishedRow
 
 Row = Mapping[str, str]
 NORMAL95 = 1.96
 
-#: What a header line says, and the columns of the measured rows that it is read from.
+#: Labels of header lines, and the columns of the measured rows that they list.
 _PROVENANCE = (
     ("Device", ("device_name", "device", "threads", "dtype", "engine")),
     ("Software", ("specbench", "torch", "driver", "python")),
@@ -28,11 +28,11 @@ _PROVENANCE = (
     ("Sampling", ("temperature", "top_k", "top_p", "cfg_scale", "seed")),
     ("Prompts", ("data", "split", "n", "batch")),
 )
-_SAID_ALONE = ("device_name", "device", "dtype", "engine", "commit", "model", "weights", "data", "split")
+_WITHOUT_NAME = ("device_name", "device", "dtype", "engine", "commit", "model", "weights", "data", "split")
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A value as text, its spread as text ("" = none) and the marks of its notes. An empty value is a missing one."""
 
     value: str = ""
@@ -50,21 +50,21 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """One printed line of the table. `kind` is "measured", "published" or "difference", the former minus the latter;
-    `row_id` names where its values stand."""
+    `row_id`: the row that holds its values."""
 
     method: str
     kind: str
     model: str
     marks: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[TableCell, ...]
     row_id: str = ""
     evidence: str = ""
 
 
 @dataclass(frozen=True)
-class Sheet:
+class TableSheet:
     """Everything a renderer needs; no renderer adds a fact of its own."""
 
     id: str
@@ -72,7 +72,7 @@ class Sheet:
     paper: str
     facts: tuple[tuple[str, str], ...]
     headers: tuple[Header, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[TableEntry, ...]
     notes: tuple[tuple[str, str], ...]
     remarks: tuple[str, ...]
     commands: tuple[tuple[str, str], ...]
@@ -80,7 +80,7 @@ class Sheet:
 
 @dataclass
 class _Notes:
-    """Hands out one mark per distinct text: a, b, ..., z, aa, ab, ..."""
+    """One mark per distinct text: a, b, ..., z, aa, ab, ..."""
 
     texts: list[str] = field(default_factory=list)
 
@@ -98,17 +98,17 @@ class _Notes:
 
 
 def number(text: str, decimals: int) -> str:
-    """A measured number for print: `decimals` places, or more where three significant digits need them.
+    """A measured number for print: `decimals` decimals, or more where three significant digits need them.
 
-    Raises ValueError for what is no finite number.
+    Raises ValueError for a value that is not a finite number.
 
     >>> number("0.04567", 2), number("170.1449", 2), number("1", 2)
     ('0.0457', '170.14', '1.00')
     """
-    return f"{float(text):.{_places(text, decimals)}f}"
+    return f"{float(text):.{_decimals(text, decimals)}f}"
 
 
-def _places(text: str, decimals: int) -> int:
+def _decimals(text: str, decimals: int) -> int:
     value = abs(float(text))
     if not math.isfinite(value):
         raise ValueError(text)
@@ -122,7 +122,7 @@ def build(
     published: Sequence[PublishedRow],
     commands: Mapping[str, str],
     command: str,
-) -> Sheet:
+) -> TableSheet:
     """Put the measured rows (line key -> row, None = not measured) next to the printed ones.
 
     `commands` maps a line's key to the command of its run, `command` is the one that fills the whole table. Every line
@@ -147,7 +147,7 @@ def build(
     for label, names in (("devices", ("device_name", "device")), ("commits", ("commit",))):
         if len({tuple(r.get(k, "") for k in names) for r in present}) > 1:
             remarks.insert(0, f"The measured lines come from different {label}: compare them with care.")
-    return Sheet(
+    return TableSheet(
         table.id,
         table.title,
         table.paper,
@@ -162,7 +162,7 @@ def build(
 
 def _header(column: Column, table: Table, rows: Mapping[str, Row | None], notes: _Notes, printed: bool) -> Header:
     """The header's note names what computed the measured values, what their spread is, and what the paper printed."""
-    said = []
+    parts = []
     if column.backend:
         backends: dict[str, list[str]] = {}
         for line in table.lines:
@@ -170,46 +170,46 @@ def _header(column: Column, table: Table, rows: Mapping[str, Row | None], notes:
             if row is not None and row.get(column.key):
                 backends.setdefault(row.get(column.backend) or "backend not recorded", []).append(line.label)
         if len(backends) == 1:
-            said.append(f"measured by {next(iter(backends))}")
+            parts.append(f"measured by {next(iter(backends))}")
         else:
-            said += [f"measured by {name} ({', '.join(lines)})" for name, lines in backends.items()]
+            parts += [f"measured by {name} ({', '.join(lines)})" for name, lines in backends.items()]
     if column.measured_as:
-        said.append(f"measured: {column.measured_as}")
+        parts.append(f"measured: {column.measured_as}")
     if column.spread and any(row is not None and row.get(column.spread) for row in rows.values()):
-        said.append(f"± its {column.spread_is}")
+        parts.append(f"± its {column.spread_is}")
     if column.published_as and printed:
-        said.append(f"published: {column.published_as}")
-    mark = (notes.mark(f"{column.label}: {'; '.join(said)}."),) if said else ()
+        parts.append(f"published: {column.published_as}")
+    mark = (notes.mark(f"{column.label}: {'; '.join(parts)}."),) if parts else ()
     return Header(column.label, column.better, mark)
 
 
-def _measured(table: Table, line: Line, model: str, row: Row | None, command: str, notes: _Notes) -> Entry:
+def _measured(table: Table, line: Line, model: str, row: Row | None, command: str, notes: _Notes) -> TableEntry:
     if row is None:
         why = line.without if line.overrides is None else f"Not measured yet; to measure it: {command}"
-        gap = Cell(marks=(notes.mark(why),))
-        return Entry(line.label, "measured", model, (), (gap,) * len(table.columns))
+        gap = TableCell(marks=(notes.mark(why),))
+        return TableEntry(line.label, "measured", model, (), (gap,) * len(table.columns))
     cells = tuple(_measured_cell(table, column, row, notes) for column in table.columns)
-    said = _said(row.get("note", ""), {column.key for column in table.columns})
-    marks = (notes.mark(f"From the row: {said}."),) if said else ()
-    return Entry(line.label, "measured", model, marks, cells, row_id=row.get("run_id", ""))
+    note = _relevant_note(row.get("note", ""), {column.key for column in table.columns})
+    marks = (notes.mark(f"From the row: {note}."),) if note else ()
+    return TableEntry(line.label, "measured", model, marks, cells, row_id=row.get("run_id", ""))
 
 
-def _said(note: str, shown: Collection[str]) -> str:
-    """Of a row's note, what is not about a column of rows that the table lacks."""
+def _relevant_note(note: str, shown: Collection[str]) -> str:
+    """A row's note without its parts about columns that the table lacks."""
     pieces = [(piece, piece.partition(": ")[0]) for piece in re.split(r"; (?=[a-z_]+: )", note)]
     return "; ".join(piece for piece, about in pieces if about in shown or about not in COLUMNS)
 
 
-def _measured_cell(table: Table, column: Column, row: Row, notes: _Notes) -> Cell:
+def _measured_cell(table: Table, column: Column, row: Row, notes: _Notes) -> TableCell:
     text = row.get(column.key, "")
     if not text:
-        return Cell(marks=(notes.mark("The run did not measure this."),))
+        return TableCell(marks=(notes.mark("The run did not measure this."),))
     spread = row.get(column.spread, "") if column.spread else ""
     try:
         if spread and not math.isfinite(float(spread)):
             raise ValueError(spread)
-        places = _places(text, column.decimals)
-        return Cell(number(text, column.decimals), f"{float(spread):.{places}f}" if spread else "")
+        decimals = _decimals(text, column.decimals)
+        return TableCell(number(text, column.decimals), f"{float(spread):.{decimals}f}" if spread else "")
     except ValueError as e:
         where = f"row {row.get('run_id', '?')} of table {table.id}"
         raise UsageError(f"{column.key} of {where} is no finite number ({e}): remove that row and try again") from None
@@ -225,58 +225,60 @@ def _printed(table: Table, line: Line, model: str, published: Sequence[Published
     return found[0] if found else None
 
 
-def _published(table: Table, line: Line, model: str, row: PublishedRow | None, notes: _Notes) -> Entry:
+def _published(table: Table, line: Line, model: str, row: PublishedRow | None, notes: _Notes) -> TableEntry:
     if row is None:
-        gap = Cell(marks=(notes.mark("Not in the paper's table."),))
-        return Entry(line.label, "published", model, (), (gap,) * len(table.columns))
+        gap = TableCell(marks=(notes.mark("Not in the paper's table."),))
+        return TableEntry(line.label, "published", model, (), (gap,) * len(table.columns))
     marks = () if row.trusted else (notes.mark(f"Evidence grade '{row.evidence}': a hint, not the paper's own table."),)
     cells = []
     for column in table.columns:
         text, spread = row.cells.get(column.printed, ""), row.cells.get(column.printed_spread, "")
-        cells.append(Cell(text, spread) if text else Cell(marks=(notes.mark("The paper prints no value here."),)))
-    return Entry(line.label, "published", model, marks, tuple(cells), row.row_id, row.evidence)
+        cells.append(
+            TableCell(text, spread) if text else TableCell(marks=(notes.mark("The paper prints no value here."),))
+        )
+    return TableEntry(line.label, "published", model, marks, tuple(cells), row.row_id, row.evidence)
 
 
-def _difference(table: Table, line: Line, row: Row, printed: PublishedRow, notes: _Notes) -> Entry:
+def _difference(table: Table, line: Line, row: Row, printed: PublishedRow, notes: _Notes) -> TableEntry:
     """Measured minus published, of one model; its interval is the measured value's, papers print no standard errors."""
     cells = []
     for column in table.columns:
         text, theirs = row.get(column.key, ""), printed.cells.get(column.printed, "")
         if not text or not theirs:
-            cells.append(Cell(marks=(notes.mark("One of the two is not there."),)))
+            cells.append(TableCell(marks=(notes.mark("One of the two is not there."),)))
         elif column.key == "clip_score" and printed.cells.get("clip_scale", "cosine") != "cosine":
-            cells.append(Cell(marks=(notes.mark("The paper's values are on another scale."),)))
+            cells.append(TableCell(marks=(notes.mark("The paper's values are on another scale."),)))
         else:
             error = row.get(stderr_of(column.key), "")
             spread = f"{NORMAL95 * float(error):.{column.decimals}f}" if error else ""
-            cells.append(Cell(f"{float(text) - float(theirs):+.{column.decimals}f}", spread))
+            cells.append(TableCell(f"{float(text) - float(theirs):+.{column.decimals}f}", spread))
     mark = notes.mark("Measured minus published; ± 95 % interval of the measured value, where its error is known.")
-    return Entry(line.label, "difference", printed.model, (mark,), tuple(cells))
+    return TableEntry(line.label, "difference", printed.model, (mark,), tuple(cells))
 
 
 def _tested(
-    table: Table, test: Test, model: str, rows: Mapping[str, Row | None], published: Sequence[PublishedRow]
+    table: Table, test: TableTest, model: str, rows: Mapping[str, Row | None], published: Sequence[PublishedRow]
 ) -> str:
-    """A test as a sentence, next to the printed ones."""
+    """The result of a test as a sentence, next to the printed ones."""
     labels = {line.key: line.label for line in table.lines}
     what = next(column.label for column in table.columns if column.key == test.key)
     pair = [rows.get(key) for key in (test.line, test.other)]
-    said = f"{what}, {labels[test.line]} minus {labels[test.other]}: "
-    told = [_number(row, name) for row in pair if row is not None for name in (test.key, test.spread, "n")]
-    if len(told) < 6:
-        said += "not measured yet"
+    text = f"{what}, {labels[test.line]} minus {labels[test.other]}: "
+    values = [_number(row, name) for row in pair if row is not None for name in (test.key, test.spread, "n")]
+    if len(values) < 6:
+        text += "not measured yet"
     else:
         from scipy import stats
 
-        found = stats.ttest_ind_from_stats(*told, equal_var=False)
+        found = stats.ttest_ind_from_stats(*values, equal_var=False)
         p = f"p = {found.pvalue:.2g}" if found.pvalue > 0 else "p < 1e-300"
-        said += f"measured ({model}) {told[0] - told[3]:+.3f}, t = {found.statistic:.2f} (Welch's t-test), {p}"
+        text += f"measured ({model}) {values[0] - values[3]:+.3f}, t = {found.statistic:.2f} (Welch's t-test), {p}"
     printed: dict[str, list[str]] = {}
     for row in published:
         sign = {"t_statistic": "t = ", "p_value_upper_bound": "p < "}.get(row.cells.get("value_name", ""))
         if sign:
             printed.setdefault(row.model, []).append(sign + row.cells["value"])
-    return "; ".join([said, *(f"published ({name}) {', '.join(values)}" for name, values in printed.items())]) + "."
+    return "; ".join([text, *(f"published ({name}) {', '.join(found)}" for name, found in printed.items())]) + "."
 
 
 def _number(row: Row, name: str) -> float:
@@ -288,14 +290,14 @@ def _number(row: Row, name: str) -> float:
 
 
 def _facts(rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
-    """What the measured rows say of themselves: each distinct value of each provenance column, in order."""
+    """The provenance of the measured rows: each distinct value of each provenance column, in order."""
     facts = []
     for label, names in _PROVENANCE:
         parts = []
         for name in names:
             values = list(dict.fromkeys(r[name] for r in rows if r.get(name)))
             if values:
-                parts.append(("" if name in _SAID_ALONE else f"{name} ") + " / ".join(values))
+                parts.append(("" if name in _WITHOUT_NAME else f"{name} ") + " / ".join(values))
         if parts:
             facts.append((label, ", ".join(dict.fromkeys(parts))))
     dates = sorted(r["time"][:10] for r in rows if r.get("time"))

@@ -1,6 +1,6 @@
 """The numbers that papers printed: one CSV a table, carried in the package, digits exactly as printed.
 
-An empty cell means that the paper prints no value there. `evidence` says how the number was obtained; `TRUSTED` grades
+An empty cell means that the paper prints no value. `evidence`: how the number was obtained; `TRUSTED` grades
 may stand as "published" without a mark, every other grade is a hint and is marked as such wherever it is shown.
 """
 

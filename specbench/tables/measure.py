@@ -1,7 +1,7 @@
 """From a table's definition to its measured rows: which are there, and running those that are not.
 
-A row belongs to a line when its configuration hash is that of the line's overrides and, where that can be told without
-loading a model, its weights are the ones that a run would load now. Rows stand in `results/<table>.csv`, whatever the
+A row belongs to a line when its configuration hash is that of the line's overrides and, where that is known without
+loading a model, its weights are the ones that a run would load now. Rows lie in `results/<table>.csv`, whatever the
 model; a row that no longer fits stays there as history and is not shown. A line that another table has, too, is
 measured once: a row is looked for among the table's own first, then among all others in `results/`.
 """
@@ -28,7 +28,7 @@ from specbench.tables.definitions import Line, Table
 Row = Mapping[str, str]
 
 #: The command that rows are of, where it is not `specbench run` -> their files.
-SHEETS = {"bench": benchmarks.ROWS, "probe": probes.ROWS}
+ROW_FILES = {"bench": benchmarks.ROWS, "probe": probes.ROWS}
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class LocalBench:
             return probes.row(cfg)
         from specbench.bench import measure
 
-        return benchmarks.row(cfg, measure.measure(cfg, measure.Plan(images=0)))
+        return benchmarks.row(cfg, measure.measure(cfg, measure.BenchPlan(images=0)))
 
 
 def _weights(cfg: Mapping[str, Any]) -> str | None:
@@ -110,7 +110,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """The measured lines of one table for one model."""
 
     table: Table
@@ -134,11 +134,11 @@ class Plan:
 
 
 def store(table: Table, results: Path) -> Path:
-    """Where the rows of a table stand."""
+    """The file with the rows of a table."""
     return (results if table.rows_of == "run" else results / table.rows_of) / f"{table.id}.csv"
 
 
-def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -> Plan:
+def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -> RunPlan:
     """What `table` needs for `model` with `n` prompts a run (None: its own number), and what of it is there. Loads no
     model, writes nothing.
 
@@ -147,7 +147,7 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
     """
     own = store(table, results)
     if table.rows_of != "run":
-        rows: list[Row] = list(SHEETS[table.rows_of].read(own))
+        rows: list[Row] = list(ROW_FILES[table.rows_of].read(own))
     else:
         others = [path for path in sorted(results.glob("*.csv")) if path != own and has_runs(path)]
         rows = [row for path in (*others, own) for row in _read(path)]
@@ -159,7 +159,7 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
         identity = bench.identify(overrides)
         row = next((r for r in reversed(rows) if identity.fits(r)), None)
         needs.append(Need(line, tuple(overrides), identity, row, table.rows_of))
-    return Plan(table, model, tuple(needs))
+    return RunPlan(table, model, tuple(needs))
 
 
 def _read(path: Path) -> Sequence[Row]:
@@ -175,7 +175,7 @@ def _rows(path: Path, state: tuple[int, ...]) -> tuple[Row, ...]:
     return tuple({k: "" if v is None else str(v) for k, v in row.items()} for row in rows)
 
 
-def collect(todo: Plan, results: Path, runs: Path, bench: Bench, say: Callable[[str], None]) -> Plan:
+def collect(todo: RunPlan, results: Path, runs: Path, bench: Bench, say: Callable[[str], None]) -> RunPlan:
     """Run what is missing, one run after the other, so that no run spoils another's latency; returns the filled plan.
 
     Each row is appended as soon as it is there, and each run goes on in its own folder under `runs`/tables: whatever
@@ -191,8 +191,8 @@ def collect(todo: Plan, results: Path, runs: Path, bench: Bench, say: Callable[[
             text = {k: "" if v is None else str(v) for k, v in row.items()}
             if not need.identity.fits(text):  # it would be run again by every later call
                 raise UsageError(f"the row in {folder} is not that of {need.command}: remove the folder and try again")
-            append = append_row if of_run else SHEETS[need.rows_of].append
+            append = append_row if of_run else ROW_FILES[need.rows_of].append
             append(store(todo.table, results), row)
             need = replace(need, row=text)
         needs.append(need)
-    return Plan(todo.table, todo.model, tuple(needs))
+    return RunPlan(todo.table, todo.model, tuple(needs))

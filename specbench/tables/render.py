@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Callable
 
-from specbench.tables.layout import Cell, Entry, Header, Sheet
+from specbench.tables.layout import Header, TableCell, TableEntry, TableSheet
 
 _ARROWS = {"up": "↑", "down": "↓"}
 _LATEX = {
@@ -44,7 +44,7 @@ def latex_text(text: str) -> str:
     return "".join("-{}" if c == "-" and text[i + 1 : i + 2] == "-" else _LATEX.get(c, c) for i, c in enumerate(text))
 
 
-def markdown(sheet: Sheet) -> str:
+def markdown(sheet: TableSheet) -> str:
     """The sheet as a Markdown document: provenance, the table, its notes, and the commands behind the lines."""
     mark = _markdown_marks
     out = [f"# {markdown_text(sheet.title)}", ""]
@@ -80,12 +80,12 @@ def _markdown_marks(marks: tuple[str, ...]) -> str:
     return f"<sup>{','.join(marks)}</sup>" if marks else ""
 
 
-def _markdown_cell(cell: Cell) -> str:
+def _markdown_cell(cell: TableCell) -> str:
     text = markdown_text(cell.value) or "—"
     return text + (f" ± {markdown_text(cell.spread)}" if cell.spread else "") + _markdown_marks(cell.marks)
 
 
-def latex(sheet: Sheet) -> str:
+def latex(sheet: TableSheet) -> str:
     r"""The sheet as a LaTeX table (needs `booktabs`, `graphicx` and `textcomp`, with T1 fonts)."""
     head = [f"{latex_text(h.label)} {latex_text(_ARROWS[h.better])}{_latex_marks(h.marks)}" for h in sheet.headers]
     lines = [r"\toprule", _latex_line(["Method", "Source", *head]), r"\midrule"]
@@ -137,13 +137,13 @@ def _latex_marks(marks: tuple[str, ...]) -> str:
     return rf"\textsuperscript{{{','.join(marks)}}}" if marks else ""
 
 
-def _latex_cell(cell: Cell) -> str:
+def _latex_cell(cell: TableCell) -> str:
     value = re.sub(r"^-", r"$-$", cell.value)  # a minus sign, not a hyphen
     text = (value if value != cell.value else latex_text(value)) if cell.value else "---"
     return text + (rf" $\pm$ {latex_text(cell.spread)}" if cell.spread else "") + _latex_marks(cell.marks)
 
 
-def as_csv(sheet: Sheet) -> str:
+def as_csv(sheet: TableSheet) -> str:
     """The sheet in long form, one line a cell, values as printed; missing cells are empty and their note says why."""
     notes = dict(sheet.notes)
     out = io.StringIO()
@@ -155,12 +155,12 @@ def as_csv(sheet: Sheet) -> str:
     return out.getvalue()
 
 
-def _long(sheet: Sheet, e: Entry, header: Header, cell: Cell, notes: dict[str, str]) -> list[str]:
+def _long(sheet: TableSheet, e: TableEntry, header: Header, cell: TableCell, notes: dict[str, str]) -> list[str]:
     note = " ".join(notes[m] for m in (*e.marks, *cell.marks))
     return [sheet.id, e.method, e.kind, e.model, e.row_id, e.evidence, header.label, cell.value, cell.spread, note]
 
 
-FORMATS: dict[str, tuple[str, Callable[[Sheet], str]]] = {
+FORMATS: dict[str, tuple[str, Callable[[TableSheet], str]]] = {
     "md": ("md", markdown),
     "latex": ("tex", latex),
     "csv": ("csv", as_csv),

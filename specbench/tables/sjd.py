@@ -1,6 +1,6 @@
 """The tables of SJD (arXiv 2410.01699), measured on the embedded model.
 
-The paper's second set of prompts (PartiPrompts) is another draw of captions there: the model knows one world only.
+Another seed's captions replace the paper's second set of prompts (PartiPrompts): the model has one world only.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from specbench.tables.definitions import (
     TOGETHER,
     Column,
     Curve,
-    Figure,
     Line,
     Maps,
     Panel,
     Table,
+    TableFigure,
 )
 
 PAPER = "arXiv 2410.01699"
 _alone = partial(Table, paper=PAPER, n=64, protocol=ALONE)
 _together = partial(Table, paper=PAPER, n=100, protocol=TOGETHER)
 _CLIP = replace(QUALITY[0], published_as="cosines times 100; the released code takes CLIP ViT-B/16")
-_FID = replace(QUALITY[1], published_as="FID; the released code takes pytorch-fid against the pictures of COCO val2017")
+_FID = replace(QUALITY[1], published_as="FID; the released code takes pytorch-fid against the images of COCO val2017")
 _REWARD = QUALITY[2]
 _DECODERS = (
     ("vanilla", "auto-regression"),
@@ -43,10 +43,10 @@ _WINDOWS = tuple(
     Line(window, f"SJD, window {window}", ("method=sjd", f"window={window}"), None)
     for window in ("4", "8", "16", "32", "64")
 )
-_DRAWN = "The paper's points are drawn, not printed: there is nothing to stand beside."
+_DRAWN = "The paper draws its points and prints no values: nothing published to compare with."
 _CLIP_100 = "The paper's CLIP scores are cosines times 100."
-_VOCABULARY = "The embedded codebook has 512 codes, all of which may be drawn beside the paper's K = 2000."
-_OTHER_PROMPTS = "Where the paper has PartiPrompts, the embedded model draws other captions of its own world (seed 1)."
+_VOCABULARY = "The embedded codebook has 512 codes, all of which may be sampled next to the paper's K = 2000."
+_OTHER_PROMPTS = "Instead of PartiPrompts, the embedded model takes other captions of its own world (seed 1)."
 
 
 def _decoders(*words: str) -> tuple[Line, ...]:
@@ -114,7 +114,7 @@ TABLES = (
         remarks=(
             OTHER_MODELS,
             _VOCABULARY,
-            "A small K leaves likely tokens only, so that the perplexity under the law before top-K falls with K.",
+            "A small K leaves likely tokens only, so that the perplexity before top-K falls with K.",
         ),
     ),
     _together(
@@ -122,11 +122,11 @@ TABLES = (
         title="SJD, Table 7: quality of three decoders over top-K",
         columns=(_CLIP, _REWARD, STEPS_SAVED),
         lines=_over_top_k(_DECODERS[:3], False),
-        remarks=("The paper's values are lost, and it has HPSv2 where the reward stands.", _VOCABULARY),
+        remarks=("The paper's values are lost, and it has HPSv2 instead of the reward.", _VOCABULARY),
     ),
     _together(
         id="sjd_table8",
-        title="SJD, Table 8: quality over the picture's size",
+        title="SJD, Table 8: quality over the image size",
         columns=(_CLIP, _REWARD, STEPS_SAVED),
         lines=tuple(
             Line(
@@ -134,7 +134,7 @@ TABLES = (
                 f"SJD, {size} pixels",
                 None,
                 None,
-                "The model draws pictures of one size.",
+                "The model generates images of one size.",
                 elsewhere=("method=sjd", f"size={size}"),
             )
             for size in ("512", "768", "1024")
@@ -154,7 +154,7 @@ TABLES = (
         columns=(STEPS_SAVED,),
         lines=_over_top_k(_DECODERS[1:3], False),
         remarks=(_DRAWN, _VOCABULARY),
-        figure=Figure(
+        figure=TableFigure(
             "top_k",
             ("step_compression",),
             "",
@@ -172,7 +172,7 @@ TABLES = (
         columns=(STEPS_SAVED,),
         lines=_WINDOWS,
         remarks=(_DRAWN,),
-        figure=Figure(
+        figure=TableFigure(
             "window", ("step_compression",), "", (Panel("SJD", (Curve("SJD", tuple(w.key for w in _WINDOWS)),)),)
         ),
     ),
@@ -184,12 +184,12 @@ TABLES = (
             Line("sjd", "SJD", ("method=sjd",), None),
             Line("sjd_isp", "SJD, horizontal repetition", ("method=sjd_isp",), None),
         ),
-        remarks=("The paper draws the accepted length of strips; this is the share of pictures, place by place.",),
+        remarks=("The paper draws the accepted length of strips; this is the share of images, position by position.",),
         figure=Maps("drafted_by_position", "share of accepted drafts"),
     ),
     _together(
         id="sjd_table10",
-        title="SJD, Table 10: how new places begin",
+        title="SJD, Table 10: how new positions are initialised",
         columns=(_CLIP, _REWARD, STEPS_SAVED),
         lines=tuple(
             Line(
@@ -203,8 +203,8 @@ TABLES = (
         remarks=(
             OTHER_MODELS,
             _CLIP_100,
-            "The paper takes prompts with simple patterns, which it does not list, and has HPSv2 where the reward "
-            "stands.",
+            "The paper takes prompts with simple patterns, which it does not list, and has HPSv2 instead of the "
+            "reward.",
         ),
     ),
     _together(
@@ -222,7 +222,7 @@ TABLES = (
                 measured_as="natural logarithm, under the guided target before top-k and top-p",
                 published="token_logprob_mean",
                 published_spread="token_logprob_std",
-                published_as="mean and spread over the tokens of all pictures; the logarithm's base is not stated",
+                published_as="mean and spread over the tokens of all images; the logarithm's base is not stated",
             ),
         ),
         lines=tuple(

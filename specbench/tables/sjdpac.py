@@ -22,7 +22,7 @@ from specbench.tables.definitions import (
 PAPER = "arXiv 2603.18599"
 _together = partial(Table, paper=PAPER, n=100, protocol=TOGETHER)
 _CLIP = replace(QUALITY[0], published_as="cosines times 100; the released code takes CLIP ViT-B/16")
-_FID = replace(QUALITY[1], published_as="FID; the released code takes pytorch-fid against the pictures of COCO val2017")
+_FID = replace(QUALITY[1], published_as="FID; the released code takes pytorch-fid against the images of COCO val2017")
 _METHODS = (
     ("vanilla", "vanilla", "vanilla"),
     ("eagle2", "EAGLE", "eagle2"),
@@ -60,7 +60,7 @@ TABLES = (
         remarks=(
             OTHER_MODELS,
             "The paper's CLIP scores are cosines times 100. SJD2 needs a fine-tuned target.",
-            "Where the paper has PartiPrompts, the embedded model draws other captions of its own world (seed 1).",
+            "Instead of PartiPrompts, the embedded model takes other captions of its own world (seed 1).",
         ),
     ),
     _together(
@@ -104,7 +104,7 @@ TABLES = (
             for width, depth in ((2, 3), (3, 3), (4, 3), (5, 3), (4, 2), (4, 4))
         ),
         remarks=(
-            "The paper's values are lost; it says that K = 4 and D = 3 are best.",
+            "The paper's values are lost; it calls K = 4 and D = 3 best.",
             "A full tree of K = 4 and D = 4 has 84 nodes: its window is 96, that of the others 64.",
         ),
     ),
@@ -135,16 +135,16 @@ TABLES = (
     ),
     Table(
         id="sjdpac_fig4",
-        title="SJD-PAC, Fig 4: which earlier tokens the next one heeds",
+        title="SJD-PAC, Fig 4: which earlier tokens the next one depends on",
         paper=PAPER,
         n=16,
         protocol=("seed=0", "method=vanilla"),
         columns=(ENTROPY,),
         lines=(Line("image", "images", (), None),),
         remarks=(
-            "Total variation between a token's law and the one where the place that gives it does not see the keys and "
-            "values of the place so far before it; 16 is the row above. The paper's curves are typed into the authors' "
-            "script: at distances 1, 3, 5 and 15 of images 0.32, 0.06, 0.042 and 0.024.",
+            "Total variation between a token's distribution and the one where the position that gives it does not "
+            "attend to the keys and values of the position at that distance before it; 16 is the row above. The values "
+            "of the paper's curves are in the authors' script: 0.32, 0.06, 0.042 and 0.024 at distances 1, 3, 5, 15.",
         ),
         figure=Series("tv_by_distance", "distance (tokens)", "total variation", first=1),
         rows_of="probe",
