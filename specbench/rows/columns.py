@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specbench.config import metric_columns, parameters
-from specbench.config.metric_columns import ShownColumn
+from specbench.config import parameters, shown_columns
+from specbench.config.shown_columns import ShownColumn
 
 # The order of the metrics' columns; those that conf/metrics declares and that are not named here follow.
 _ORDER = ("fid", "clip_score", "image_reward", "hpsv2", "inception_score", "kid", "precision", "recall", "perplexity")
 
 #: Columns of every metric; each also has the columns `_stderr` and `_backend`.
-METRICS = tuple(dict.fromkeys((*_ORDER, *metric_columns.declared())))
+METRICS = tuple(dict.fromkeys((*_ORDER, *shown_columns.of_metrics())))
 
 #: Column -> how tables and the report show it, in the report's order. conf/metrics declares those of metrics.
 SHOWN: dict[str, ShownColumn] = {
@@ -30,7 +30,7 @@ SHOWN: dict[str, ShownColumn] = {
     "draft_top3": ShownColumn("Top-3 agreement", "higher", 3),
     "log_prob_mean": ShownColumn("Log-probability of a token (nats)", "higher", 3),
     "perplexity": ShownColumn("Perplexity", "lower", 2),
-    **metric_columns.declared(),
+    **shown_columns.of_metrics(),
     "residual_tries": ShownColumn("Tries of a residual", "lower", 2),
     "peak_memory_mib": ShownColumn("Peak memory (MiB)", "lower", 0),
 }

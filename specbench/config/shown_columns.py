@@ -28,7 +28,7 @@ class ShownColumn:
 
 
 @cache
-def declared() -> dict[str, ShownColumn]:
+def of_metrics() -> dict[str, ShownColumn]:
     """Column -> how it is shown, for every metric. UsageError, naming the file, for a wrong or absent declaration."""
     found: dict[str, ShownColumn] = {}
     named: dict[str, str] = {}
