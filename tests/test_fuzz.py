@@ -40,7 +40,7 @@ from specbench.data import prompts
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.metrics import reference
-from specbench.models import checkpoints
+from specbench.models.loading import checkpoints
 from specbench.report import gather
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv

@@ -8,7 +8,6 @@ outputs are cached in the run's folder or in `out=`, so a scoring that was stopp
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import secrets
@@ -31,7 +30,7 @@ from specbench.rows import provenance, summary
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
 from specbench.storage import home, image_files
-from specbench.storage.files import locked, write_atomically
+from specbench.storage.files import is_temporary, locked, sha256, sha256_file, write_atomically
 
 #: The arguments after DIR: for a run, and for a folder of images.
 _SCORING_ARGUMENTS = ("metrics", "metrics_dir", "reference", "device", "batch")
@@ -237,7 +236,7 @@ def _some(names: Sequence[str], what: str) -> str:
 def _default_out(folder: Path) -> Path:
     """The same folder always gets the same path, so that scoring continues there."""
     here = folder.resolve()
-    return Path("runs", "evaluate", f"{here.name}-{hashlib.sha256(str(here).encode()).hexdigest()[:8]}")
+    return Path("runs", "evaluate", f"{here.name}-{sha256(str(here), 8)}")
 
 
 @contextmanager
@@ -252,7 +251,7 @@ def _opened(out: Path, folder: Path) -> Iterator[dict[str, Any]]:
 
     def check() -> None:
         if not note.exists():
-            if others := {p.name for p in out.iterdir()} - {".lock", f"{_MEMORY}.tmp"}:
+            if others := {p.name for p in out.iterdir() if not is_temporary(p)} - {".lock"}:
                 raise UsageError(f"{out} holds {sorted(others)[0]}; choose an empty or a new folder as out=")
             return
         try:
@@ -384,11 +383,8 @@ def _images_hash(files: image_files.ImageFiles) -> str:
     """Identifies these images, in any order: a hash of the bytes of their files."""
     found = []
     for path in files.paths:
-        with (
-            suppress(OSError),
-            _regular(path).open("rb") as f,
-        ):  # an unreadable file is reported when it is scored
-            found.append(hashlib.file_digest(f, "sha256").hexdigest())
+        with suppress(OSError):  # an unreadable file is reported when it is scored
+            found.append(sha256_file(_regular(path)))
     return _hash(sorted(found))
 
 
@@ -400,7 +396,7 @@ def _regular(path: Path) -> Path:
 
 
 def _hash(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+    return sha256(json.dumps(value), 16)
 
 
 def _each(

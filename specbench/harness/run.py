@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import errno
-import hashlib
 import json
 import logging
 import logging.handlers
@@ -47,7 +46,7 @@ from specbench.rows.columns import COLUMNS, stderr_of
 from specbench.rows.csv_files import as_read, read_rows, to_csv
 from specbench.rows.journal import Journal, read_memory
 from specbench.storage import home
-from specbench.storage.files import append_line, locked, write_atomically
+from specbench.storage.files import append_line, format_size, is_temporary, locked, sha256, write_atomically
 
 
 class Executor(Protocol):
@@ -405,7 +404,7 @@ class Run:
         if (self.folder / "config.yaml").exists():
             return
         # Files that a process killed before it wrote config.yaml can leave.
-        others = {p.name for p in self.folder.iterdir()} - {".lock", "run.log", "config.yaml.tmp"}
+        others = {p.name for p in self.folder.iterdir() if not is_temporary(p)} - {".lock", "run.log"}
         if others:
             raise UsageError(
                 f"{self.folder} holds {sorted(others)[0]} but no run; choose an empty or a new folder as out="
@@ -564,7 +563,9 @@ class Run:
         # An image takes no more than its pixels, a record a few bytes per token.
         most = left * (3 * session["resolution"] ** 2 + 12 * session["tokens"] + 2000)
         free = shutil.disk_usage(self.folder).free
-        text = f"{left} images to decode: at most {home.size(most)} in {self.folder}, where {home.size(free)} are free"
+        text = (
+            f"{left} images to decode: at most {format_size(most)} in {self.folder}, where {format_size(free)} are free"
+        )
         if most > free:
             self._warn(f"{text}: the disk may fill up; finished images stay, and the run can be continued")
         else:
@@ -717,7 +718,7 @@ class _Recorded:
 
 def _images_hash(journal: Journal, n: int) -> str:
     """Identifies the first n images: a hash of their pixels."""
-    return hashlib.sha256("".join(record.sha256 for record in journal.first(n)).encode()).hexdigest()[:16]
+    return sha256("".join(record.sha256 for record in journal.first(n)), 16)
 
 
 def _perplexity_conditions(row: Mapping[str, Any]) -> str:
