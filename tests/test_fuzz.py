@@ -40,7 +40,7 @@ from specbench.data import prompts
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.metrics import reference
-from specbench.models import checkpoints
+from specbench.models.loading import checkpoints
 from specbench.report import gather
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
@@ -159,7 +159,7 @@ def test_text_stays_text(text: str) -> None:
     message = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
     assert message is not None
     assert not set("<>&") & set(message[1])
-    assert json.loads(message[1])["rows"][0]["pictures"]["0"]["prompt"] == text
+    assert json.loads(message[1])["rows"][0]["images"]["0"]["prompt"] == text
 
 
 @many

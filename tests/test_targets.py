@@ -22,10 +22,11 @@ from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.proximity import MEASURES, neighbours
 from specbench.decoding.sampling import Sampling
-from specbench.models import eagle, emu3
+from specbench.models import eagle
 from specbench.models import medusa as heads
 from specbench.models.language import Language
 from specbench.models.llamagen import ClassConditioning, LlamaGen, LlamaGenConfig
+from specbench.models.loading import emu3
 from specbench.models.unified import Prompts, Unified, UnifiedConfig, image_tokens
 
 CODES = torch.tensor([7, 5, 9, 6, 11])  # ids of the codes: in no order
@@ -121,7 +122,7 @@ def networks(model: Language):
     head = sharpened(eagle.like_target(model), 2.0)
     torch.manual_seed(6)
     shape = heads.MedusaConfig(model.block.dim, model.vocab_size, 3)
-    medusa = heads.Medusa(shape)
+    medusa = heads.MedusaNetwork(shape)
     with torch.no_grad():
         for p in medusa.parameters():
             p.add_(0.3 * torch.randn_like(p))

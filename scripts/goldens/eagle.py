@@ -15,9 +15,9 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import parse
 from specbench.engine.ops import KVCache
-from specbench.models import naming
 from specbench.models.eagle import EagleConfig, EagleNetwork
 from specbench.models.language import LanguageSession, Prefix
+from specbench.models.loading import naming
 
 
 def drafter(t: Tensors, c: dict[str, Any]) -> EagleNetwork:

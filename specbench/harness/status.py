@@ -16,6 +16,7 @@ from specbench.harness.run import FAILURES, Run, stored
 from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import read_records
 from specbench.storage import home
+from specbench.storage.files import format_size
 
 _RECENT = 200  # images over which the speed is computed
 
@@ -176,7 +177,7 @@ def _text(one: Status) -> str:
         lines.append(
             f"  failures   {len(one.failures)}, the last: {last['pass']} image {last['index']}: {last['reason']}"
         )
-    lines.append(f"  on disk    {home.size(one.bytes)}")
+    lines.append(f"  on disk    {format_size(one.bytes)}")
     if one.state == "stopped":
         lines.append(f"  continue with specbench resume {shlex.quote(one.folder)}")
     return "\n".join(lines)
