@@ -235,7 +235,12 @@ class Run:
             return dict(row)
         part = copy.copy(self)
         part.cfg = self.requested
-        filled = {c for name in self.requested["metrics"] if name in self.cfg["metrics"] for c in metrics.columns(name)}
+        filled = {
+            c
+            for name in self.requested["metrics"]
+            if name in self.cfg["metrics"]
+            for c in parameters.metric_columns(name)
+        }
         scores = {column: one for column, one in merge.scores(row).items() if column in filled}
         method = Journal(self.folder / "records.jsonl")
         vanilla = Journal(self.folder / "baseline.jsonl") if part.wants_baseline else None
@@ -292,7 +297,7 @@ class Run:
             return
         assert theirs is not None
         scored = self._memory().get("metrics")
-        known = metrics.available()
+        known = parameters.single_metrics()
         self._had = [m for m in theirs["metrics"] if m in known and (scored is None or m in scored)]
         baseline = self.folder / "baseline.jsonl"
         if self._before["baseline_run_id"] and not self.cfg["baseline"] and baseline.exists():
@@ -338,7 +343,7 @@ class Run:
         """Returns columns to the metrics that had them where the new metric has no value."""
         found = dict(scores)
         for name in self.cfg["metrics"]:
-            columns = [column for column in metrics.columns(name) if column in scores]
+            columns = [column for column in parameters.metric_columns(name) if column in scores]
             others = [m for m in merge.rivals(name, self._had) if m not in self.cfg["metrics"]]
             if not others or not columns or any(scores[column].value is not None for column in columns):
                 continue
@@ -881,7 +886,7 @@ def report(run: Run, row: Mapping[str, Any]) -> str:
         ("throughput", value("tokens_per_s", " tokens/s", 1)),
         ("speed-up", f"{value('speedup_latency', 'x')} in latency, {value('speedup_step', 'x')} in steps"),
     ]
-    for name in (column for metric in run.cfg["metrics"] for column in metrics.columns(metric)):
+    for name in (column for metric in run.cfg["metrics"] for column in parameters.metric_columns(metric)):
         backend = f"  [{row[f'{name}_backend']}]" if row.get(f"{name}_backend") else ""
         lines.append((name, value(name, digits=4) + backend))
     if row.get("note"):
