@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from specbench.config import configuration, registry
 from specbench.data.scenes import to_uint8
 from specbench.decoding import continuous
-from specbench.decoding.sampling import RandomStreams
+from specbench.decoding.rng import RandomStreams
 from specbench.engine.graph import Eager
 from specbench.errors import UsageError
 from specbench.models import diffusion, mar, mar_sampling, vq

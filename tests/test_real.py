@@ -14,7 +14,8 @@ from test_text_official import chameleon_names, save_chameleon, t5, tiktoken  # 
 from specbench.cli import main
 from specbench.config import configuration, parameters, registry
 from specbench.decoding.loop import DecoderConfig, decode
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
 from specbench.harness.method import build_rule
 from specbench.models import eagle, emu3_vision

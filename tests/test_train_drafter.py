@@ -23,7 +23,8 @@ from specbench.config import registry
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
 from specbench.decoding.loop import Outcome
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import verify
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
