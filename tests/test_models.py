@@ -318,10 +318,10 @@ def test_a_wrong_tensor_is_named(change, said):
 
 def test_a_file_describes_itself(tmp_path):
     path, model = tmp_path / "m.safetensors", tiny.llamagen()
-    checkpoints.save(model, path, "scenes-target", model.cfg.to_dict(), torch.float32)
+    checkpoints.save(model, path, "scenes-target", torch.float32)
     config, tensors = checkpoints.read(path, "scenes-target")
     written = path.read_bytes()
-    checkpoints.save(model, path, "scenes-target", model.cfg.to_dict(), torch.float32)
+    checkpoints.save(model, path, "scenes-target", torch.float32)
     assert path.read_bytes() == written
     again = LlamaGen(LlamaGenConfig(**config))
     checkpoints.fill(again, tensors, path.name)

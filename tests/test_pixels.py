@@ -388,7 +388,7 @@ def test_the_embedded_tokenizer_stays_the_file_it_is(tmp_path):
     assert model.state_dict().keys() == tensors.keys()
     assert config == json.loads(json.dumps(model.cfg.to_dict()))
     copy = Path(shutil.copy(EMBEDDED, tmp_path))
-    checkpoints.save(model, copy, "scenes-tokenizer", model.cfg.to_dict())
+    checkpoints.save(model, copy, "scenes-tokenizer")
     assert copy.read_bytes() == EMBEDDED.read_bytes()
     codes = some_codes(2, 256, model.cfg.codebook_size)
     expected = by_hand({k: v.float() for k, v in tensors.items()}, model.cfg, codes, 16)
@@ -397,7 +397,7 @@ def test_the_embedded_tokenizer_stays_the_file_it_is(tmp_path):
 
 def test_a_saved_tokenizer_of_another_kind_says_so_in_its_file(tmp_path):
     ours = tokenizer("chameleon")
-    checkpoints.save(ours, tmp_path / "vq.safetensors", "tokenizer", ours.cfg.to_dict(), torch.float32)
+    checkpoints.save(ours, tmp_path / "vq.safetensors", "tokenizer", torch.float32)
     read = checkpoints.load(tmp_path / "vq.safetensors", "tokenizer", VQModel, VQConfig)
     assert read.cfg == ours.cfg
     assert torch.equal(read.decode(some_codes(1, 4)), ours.decode(some_codes(1, 4)))
