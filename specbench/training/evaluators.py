@@ -285,11 +285,7 @@ def evaluate_two_tower(
 
 
 def train_all(
-    world_train: World,
-    world_validation: World,
-    work: Path,
-    assets: Path = ASSETS,
-    device: torch.device | str = "cpu",
+    world_train: World, world_validation: World, work: Path, assets: Path = ASSETS, device: torch.device | str = "cpu"
 ) -> dict[str, float]:
     """Train the evaluators whose files are missing in `assets`, write them, and measure every one as it was stored.
 

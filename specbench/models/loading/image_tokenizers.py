@@ -85,7 +85,7 @@ def load_autoencoder(
     module: Callable[[VQConfig], Tokenizer], published: VQConfig, path: Path, device: torch.device, llamagen: bool
 ) -> Tokenizer:
     """An autoencoder of the published kind and the sizes of a file, in float32. llamagen: the file has LlamaGen's names,
-    else those of taming-transformers. Errors are those of `sized` and `official.load`."""
+    else taming-transformers'. Errors are those of `sized` and `official.load`."""
     source = official.open_source(path, WRAPPERS, TRAINER_TYPES)
     cfg = sized(published, {name: info.shape for name, info in source.tensors.items()}, str(source.path))
     table, ignored = (llamagen_table(cfg), LLAMAGEN_IGNORED) if llamagen else (taming_table(cfg), TAMING_IGNORED)
