@@ -84,7 +84,7 @@ LLAMAGEN_IGNORED, TAMING_IGNORED = (r"quantize\.codebook_used",), (r"loss\..*", 
 def load_autoencoder(
     module: Callable[[VQConfig], Tokenizer], published: VQConfig, path: Path, device: torch.device, llamagen: bool
 ) -> Tokenizer:
-    """An autoencoder of the published kind and the sizes of a file, in float32. llamagen: the file has LlamaGen's names,
+    """A published kind of autoencoder with the sizes of a file, in float32. llamagen: the file has LlamaGen's names,
     else taming-transformers'. Errors are those of `sized` and `official.load`."""
     source = official.open_source(path, WRAPPERS, TRAINER_TYPES)
     cfg = sized(published, {name: info.shape for name, info in source.tensors.items()}, str(source.path))
