@@ -42,6 +42,7 @@ from torch import nn
 
 from specbench import cli
 from specbench.config import parameters
+from specbench.config.table import TABLE
 from specbench.metrics import reference
 from specbench.models import official
 from specbench.models.naming import ParameterSlice
@@ -462,8 +463,8 @@ def counts(rng: random.Random, box: Path) -> list[str]:
     if rng.random() < 0.2:
         paths = ",".join(f"[{rng.randrange(9)}]" for _ in range(rng.choice([2100, 4000, 1_000_000])))
         return ["run", "method=eagle1", f"tree=[{paths}]", "out=out/r"]
-    name = rng.choice([n for n, p in parameters.TABLE.items() if p.kind == "integer" and p.high is not None])
-    high = parameters.TABLE[name].high
+    name = rng.choice([n for n, p in TABLE.items() if p.kind == "integer" and p.high is not None])
+    high = TABLE[name].high
     assert high is not None
     value = int(high) + 1 if rng.random() < 0.3 else int(high) * 10 ** rng.choice([1, 3, 9, 50, 300, 5000])
     text = "9" * 5000 if value.bit_length() > 14_000 else str(value)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from specbench import metrics
 from specbench.config import composition, configuration, parameters
+from specbench.config.table import TABLE, UNITS, check_value
 from specbench.errors import UsageError, install
 from specbench.rows.columns import METRICS
 
@@ -174,11 +175,9 @@ def test_every_choice_has_a_line_and_every_parameter_is_documented() -> None:
         for choice, line in parameters.choices(group).items():
             assert line.endswith("."), f"the first comment of {group}/{choice} is no whole sentence: {line!r}"
             if group in parameters.PARAMETER_GROUPS:
-                assert parameters.declared(group, choice) <= set(parameters.TABLE)
-    assert parameters.common() <= set(parameters.TABLE)
-    assert {name for name in parameters.UNITS if parameters.TABLE[name].kind in ("integer", "number")} == set(
-        parameters.UNITS
-    )
+                assert parameters.declared(group, choice) <= set(TABLE)
+    assert parameters.common() <= set(TABLE)
+    assert {name for name in UNITS if TABLE[name].kind in ("integer", "number")} == set(UNITS)
 
 
 def test_everything_in_conf_can_be_built() -> None:
@@ -349,7 +348,7 @@ def test_grids() -> None:
 @given(st.floats(allow_nan=True, allow_infinity=True) | st.integers() | st.booleans() | st.text() | st.none())
 def test_a_checked_number_is_always_in_range(value: object) -> None:
     try:
-        delta = parameters.check("delta", value)
+        delta = check_value("delta", value)
     except UsageError:
         assert not (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf)
     else:
@@ -359,7 +358,7 @@ def test_a_checked_number_is_always_in_range(value: object) -> None:
 
 def test_a_huge_whole_number_is_no_crash() -> None:
     with pytest.raises(UsageError, match="delta must be"):
-        parameters.check("delta", 10**400)
+        check_value("delta", 10**400)
 
 
 def test_validate_refuses_what_is_missing() -> None:
@@ -374,7 +373,7 @@ def test_validate_refuses_what_is_missing() -> None:
 
 def _by_hydra(choices: composition.Choices) -> dict[str, object]:
     words = [f"{group}=[{','.join(v)}]" if isinstance(v, list) else f"{group}={v}" for group, v in choices.items()]
-    with configuration._session():
+    with configuration.session():
         return configuration._by_hydra(parameters.conf_dir(), tuple(words))
 
 

@@ -33,7 +33,8 @@ from specbench import cli
 from specbench.audit import models
 from specbench.cli import report
 from specbench.compare import passes
-from specbench.config import configuration, parameters
+from specbench.config import configuration
+from specbench.config.table import TABLE, check_value
 from specbench.data import prompts
 from specbench.errors import UsageError
 from specbench.metrics import reference
@@ -160,12 +161,12 @@ def test_a_path_means_itself_or_is_told(name: str) -> None:
 
 
 @many
-@given(name=st.sampled_from([n for n, p in parameters.TABLE.items() if p.kind == "whole"]), above=st.integers(1))
+@given(name=st.sampled_from([n for n, p in TABLE.items() if p.kind == "whole"]), above=st.integers(1))
 def test_a_count_above_its_bound_is_told(name: str, above: int) -> None:
-    high = parameters.TABLE[name].high
+    high = TABLE[name].high
     assert high is not None
     with pytest.raises(UsageError, match=f"at most {high}"):
-        parameters.check(name, int(high) + above)
+        check_value(name, int(high) + above)
 
 
 # --- bugs that were found ---------------------------------------------------------------------------------------------

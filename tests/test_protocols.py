@@ -20,6 +20,7 @@ import pytest
 
 import specbench
 from specbench.config import configuration, parameters, protocols, registry
+from specbench.config.table import TABLE, check_value
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import provenance
@@ -70,7 +71,7 @@ def _all_of(protocol: protocols.Protocol) -> list[tuple[str, str, Any]]:
 def _options(name: str, value: Any) -> list[Any]:
     """A value of a file as the list of parameter values that it stands for."""
     found = value if isinstance(value, list) and name != "metrics" else [value]
-    return [None if option == parameters.TABLE[name].null else option for option in found]
+    return [None if option == TABLE[name].null else option for option in found]
 
 
 # --- the files --------------------------------------------------------------------------------------------------------
@@ -92,7 +93,7 @@ def test_a_file_is_whole_and_every_value_of_it_is_one_of_its_parameter(name: str
     for where, key, value in _all_of(protocol):
         if value is not None:
             options = _options(key, value)
-            assert [parameters.check(key, option) for option in options] == options
+            assert [check_value(key, option) for option in options] == options
         has = parameters.common() | parameters.declared("data", str(protocol.sets["data"])) | {"data"}
         if where in protocol.models:
             has |= parameters.declared("model", where)

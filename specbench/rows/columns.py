@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specbench.config import parameters
+from specbench.config.table import TABLE
 
 #: Columns of every metric; each also has the columns `_stderr` and `_backend`.
 METRICS = (
@@ -127,7 +127,7 @@ _STATISTICS = _with_errors(_LIKELIHOOD) | _with_errors(_SPEED)
 #: Every column of a row, in order, with its meaning. The only definition of the format.
 COLUMNS: dict[str, str] = {
     **_IDENTITY,
-    **{k: p.line for k, p in parameters.TABLE.items() if k not in (*_NOT_IN_ROW, *_WHERE_PARAMETERS)},
+    **{k: p.line for k, p in TABLE.items() if k not in (*_NOT_IN_ROW, *_WHERE_PARAMETERS)},
     "prompts_hash": "hash of the chosen prompts and their ids, in order, see data.prompts_hash",
     "resolution": "side of the images in pixels",
     "tokens": "generated tokens per image",
@@ -167,7 +167,7 @@ _NEEDED = ("run_id",)
 
 
 _NUMBERS = frozenset(
-    [k for k, p in parameters.TABLE.items() if p.kind in ("integer", "number")]
+    [k for k, p in TABLE.items() if p.kind in ("integer", "number")]
     + [m + suffix for m in METRICS for suffix in ("", "_stderr")]
     + [k for k in _STATISTICS if k not in _STRINGS]
     + ["resolution", "tokens", "threads"]
