@@ -22,7 +22,8 @@ from specbench import metrics
 from specbench.data.base import Item
 from specbench.metrics import frechet, inception
 from specbench.metrics import reference as references
-from specbench.storage import home, image_files
+from specbench.storage import image_files
+from specbench.storage.files import cached_sha256
 
 LIMIT_GB = 3.0
 SIDE = 512
@@ -52,7 +53,7 @@ def random_weights(folder: Path) -> None:
     path = folder / "inception" / inception.FILES[0]
     path.parent.mkdir(parents=True)
     torch.save(network.state_dict(), path)
-    inception.SHA256 = home.digest(path).hex()
+    inception.SHA256 = cached_sha256(path)
 
 
 def main(count: int) -> int:

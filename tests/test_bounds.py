@@ -122,8 +122,8 @@ def test_an_image_has_fewer_tokens_than_the_draft(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_tokens_that_the_bound_knows_are_the_models() -> None:
-    from specbench.models import chameleon, scenes
-    from specbench.models.chameleon import ANOLE_SIZE
+    from specbench.models.loading import chameleon, scenes
+    from specbench.models.loading.chameleon import ANOLE_SIZE
     from specbench.models.scenes_config import TARGET
 
     assert scenes.tokens_of_image({"model": "llamagen_scenes"}) == TARGET.block_size

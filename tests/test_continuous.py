@@ -34,7 +34,8 @@ from specbench.decoding.loop import decode_stream
 from specbench.decoding.sampling import RandomStreams
 from specbench.engine.graph import Eager, Graphs
 from specbench.errors import NumberError, UsageError
-from specbench.models.mar import MAR, Guided, MARConfig
+from specbench.models.mar import MAR, MARConfig
+from specbench.models.mar_sampling import Guided
 
 
 class Chain(continuous.ContinuousSession):

@@ -17,9 +17,10 @@ from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.errors import UsageError
 from specbench.harness.method import build_rule
-from specbench.models import chameleon, eagle, emu3, emu3_vision, llamagen_official, naming, vq
+from specbench.models import eagle, emu3_vision
+from specbench.models.loading import chameleon, emu3, image_tokenizers, llamagen_official, naming
+from specbench.models.loading.official import exported
 from specbench.models.medusa import MedusaConfig, MedusaNetwork
-from specbench.models.official import exported
 
 MODELS = [
     name
@@ -184,7 +185,7 @@ def llamagen_pt(folder, bundle, t5_folder):
     table = naming.llamagen(bundle.shape.n_layer, text)
     content = {"model": exported(bundle.target, table) | {"freqs_cis": torch.zeros(3)}, "steps": 5}
     torch.save(content, folder / "target" / "model.pt")
-    pixels = exported(bundle.tokenizer, vq.llamagen_table(bundle.tokenizer.cfg))
+    pixels = exported(bundle.tokenizer, image_tokenizers.llamagen_table(bundle.tokenizer.cfg))
     pixels["quantize.codebook_used"] = torch.zeros(9)
     torch.save({"model": pixels}, folder / "tokenizer" / "vq.pt")
     if text:
@@ -246,7 +247,7 @@ def save_chameleon_files(folder, bundle, head, transformers=False):
     config = eagle_config(bundle.target) | {"num_hidden_layers": c.n_layer, "rms_norm_eps": c.norm_eps}
     write_json(folder / "target" / "config.json", config | {"rope_theta": c.rope_base, "swin_norm": False})
     (folder / "tokenizer").mkdir()
-    pixels = exported(bundle.tokenizer, vq.taming_table(bundle.tokenizer.cfg))
+    pixels = exported(bundle.tokenizer, image_tokenizers.taming_table(bundle.tokenizer.cfg))
     pixels["loss.discriminator.weight"] = torch.zeros(2)
     torch.save({"state_dict": pixels, "epoch": 3}, folder / "tokenizer" / "vqgan.ckpt")
     order = [*range(10, 64), *range(10)]  # ids are not codes
@@ -306,7 +307,7 @@ def emu3_files(folder, bundle, head):
     config = eagle_config(bundle.target) | {"num_hidden_layers": c.n_layer, "rms_norm_eps": c.norm_eps}
     write_json(folder / "target" / "config.json", config | {"rope_theta": c.rope_base})
     model = bundle.tokenizer
-    table, _ = emu3_vision.layout(model.cfg, ())
+    table, _ = image_tokenizers.emu3_layout(model.cfg, ())
     pixels = exported(model, table)
     pointwise = tuple(f".{part}.weight" for part in ("q", "k", "v", "proj_out"))
     pixels |= {name: t[..., None, None] for name, t in pixels.items() if name.endswith(pointwise)}
@@ -356,7 +357,7 @@ def test_emu3_is_read_from_official_files(tmp_path, write, method, tiktoken):  #
     assert again.eagle().cfg.input_norm
 
 
-def test_what_is_missing_is_said(tmp_path, capsys):
+def test_what_is_missing_is_reported(tmp_path, capsys):
     assert main(["run", "model=llamagen_xl", f"weights={tmp_path}", "metrics=none"]) == 2
     said = capsys.readouterr().err
     assert "lacks target/, tokenizer/, text/" in said
@@ -400,7 +401,7 @@ def test_weights_are_named_by_their_content(tmp_path, monkeypatch):
     first = registry.weights_label(cfg)
     assert first.startswith("folder:")
     assert registry.weights_label(cfg | {"drafter": "eagle"}).startswith(first + "+")
-    monkeypatch.setattr("specbench.storage.home.LARGE", 1)  # hashed once, and kept
+    monkeypatch.setattr("specbench.config.registry.LARGE", 1)  # hashed once, and kept
     registry._digest.cache_clear()  # of this process
     large = registry.weights_label(cfg)
     registry._digest.cache_clear()

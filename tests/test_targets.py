@@ -21,10 +21,11 @@ from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rules.proximity import MEASURES, neighbours
 from specbench.decoding.sampling import RandomStreams, Sampling
-from specbench.models import eagle, emu3
+from specbench.models import eagle
 from specbench.models import medusa as heads
 from specbench.models.language import Language
 from specbench.models.llamagen import ClassConditioning, LlamaGen, LlamaGenConfig
+from specbench.models.loading import emu3
 from specbench.models.unified import Prompts, Unified, UnifiedConfig, image_tokens
 
 CODES = torch.tensor([7, 5, 9, 6, 11])  # ids of the codes: in no order

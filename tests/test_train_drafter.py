@@ -341,7 +341,7 @@ def test_a_drafter_goes_to_lanterns_layout_and_back(tmp_path, model):
 
 @pytest.mark.parametrize("recipe", ["lantern", "coolsd", "scenes"])
 @pytest.mark.parametrize("kind", list(registry.KINDS))
-def test_every_recipe_is_whole(recipe, kind):
+def test_every_recipe_is_complete(recipe, kind):
     chosen = recipes.settings(recipe, kind)
     assert chosen["drafter"] == kind
     if (recipe, kind) == ("lantern", "eagle"):  # LANTERN, appendix C

@@ -138,7 +138,7 @@ def test_the_text_encoder_learns_to_state_what_a_caption_says(tmp_path):
     assert ids.shape == (2, 48)
 
 
-def test_the_rendered_world_is_kept(tmp_path):
+def test_the_rendered_world_is_cached(tmp_path):
     first = world.load(tmp_path, "train", 30)
     again = world.load(tmp_path, "train", 30)
     assert np.array_equal(first.images, scenes.render("train", range(30))[0])

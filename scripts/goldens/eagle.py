@@ -14,9 +14,9 @@ from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.sampling import RandomStreams, Sampling
 from specbench.decoding.trees import parse
 from specbench.engine.ops import KVCache
-from specbench.models import naming
 from specbench.models.eagle import EagleConfig, EagleNetwork
 from specbench.models.language import LanguageSession, Prefix
+from specbench.models.loading import naming
 
 
 def drafter(t: Tensors, c: dict[str, Any]) -> EagleNetwork:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from specbench.config import configuration, registry
 from specbench.errors import UsageError, parse_arguments, values
-from specbench.models import checkpoints, drafters, naming, official
 from specbench.models.eagle import EagleNetwork
+from specbench.models.loading import checkpoints, drafters, naming, official
 from specbench.storage import home
 from specbench.storage.files import write_atomically
 

@@ -33,7 +33,7 @@ from specbench._version import __version__
 from specbench.config import parameters
 from specbench.errors import UsageError, parse_arguments, unknown, values
 from specbench.storage import home, sources
-from specbench.storage.files import write_atomically
+from specbench.storage.files import format_size, write_atomically
 from specbench.storage.sources import Data, File, Part
 
 RECORD, STAGING = "SOURCE.json", ".fetch"
@@ -278,7 +278,7 @@ def _fetch_parts(
         print(f"  {name}/: {found.part.repository}, {at} ({found.part.licence})")
         for file, hub_file in found.files.items():
             note = "" if file in missing[name] else "  (there)"
-            print(f"    {home.size(hub_file.size):>9}  {file}{note}")
+            print(f"    {format_size(hub_file.size):>9}  {file}{note}")
     _print_licences({name: found.part.licence for name, found in listed.items()})
     _confirm(folder, size, size, yes, other_folder)
     with _locked_staging(folder) as staging:
@@ -466,7 +466,7 @@ def _fetch_data(given: Mapping[str, str], yes: bool) -> None:
             )
     print(f"{name} -> {folder}")
     for file in todo:
-        print(f"    {home.size(file.size):>9}  {file.address}{' (unpacked, then removed)' if file.unpack else ''}")
+        print(f"    {format_size(file.size):>9}  {file.address}{' (unpacked, then removed)' if file.unpack else ''}")
     print(f"  licence: {data.licence}")
     staged = [folder / STAGING / f"{file.name}{end}" for file in todo for end in ("", ".part")]
     size = max(0, sum(file.size for file in todo) - sum(_size(path) or 0 for path in staged))
@@ -564,7 +564,7 @@ def download(address: str, path: Path, size: int) -> None:
             if now < size:
                 time.sleep(PAUSE)
     if _size(part) != size:
-        there = f"{home.size(_size(part) or 0)} of {home.size(size)} are there"
+        there = f"{format_size(_size(part) or 0)} of {format_size(size)} are there"
         raise UsageError(f"cannot fetch {address} ({failed}); {there}: run the same command again, or put it at {path}")
     os.replace(part, path)
     mark.unlink(missing_ok=True)
@@ -609,10 +609,10 @@ def _confirm(folder: Path, size: int, needed: int, yes: bool, other_folder: str)
     """Checks the disk space, then asks for consent. Raises UsageError without either."""
     above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(above).free
-    print(f"  to fetch: {home.size(size)}; free there: {home.size(free)}", flush=True)
+    print(f"  to fetch: {format_size(size)}; free there: {format_size(free)}", flush=True)
     if needed > free:
         raise UsageError(
-            f"{folder} has {home.size(free)} of disk space, and {home.size(needed)} are needed: free some, or give"
+            f"{folder} has {format_size(free)} of disk space, and {format_size(needed)} are needed: free some, or give"
             f" {other_folder}"
         )
     if yes:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from specbench.errors import Parser, UsageError
 from specbench.storage import home
+from specbench.storage.files import format_size
 
 if TYPE_CHECKING:
     from specbench.harness.status import Status
@@ -57,7 +58,7 @@ def _text(one: Status) -> str:
         lines.append(
             f"  failures   {len(one.failures)}, the last: {last['pass']} image {last['index']}: {last['reason']}"
         )
-    lines.append(f"  on disk    {home.size(one.bytes)}")
+    lines.append(f"  on disk    {format_size(one.bytes)}")
     if one.state == "stopped":
         lines.append(f"  continue with specbench resume {shlex.quote(one.folder)}")
     return "\n".join(lines)

@@ -18,6 +18,7 @@ from typing import Any
 from specbench.config import parameters
 from specbench.errors import UsageError, unknown
 from specbench.storage import home, sources
+from specbench.storage.files import LARGE, cached_sha256, state
 
 #: The weights that the project carries.
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
@@ -41,16 +42,18 @@ _BUILD = "specbench.decoding.drafters.build"
 
 
 def _real(module: str, *parts: str) -> Entry:
-    return Entry(f"specbench.models.{module}:load", parts=("target", "tokenizer", *parts))
+    return Entry(f"specbench.models.loading.{module}:load", parts=("target", "tokenizer", *parts))
 
 
 _LISTED: dict[str, dict[str, Entry]] = {
     "model": {
         "llamagen_scenes": Entry(
-            "specbench.models.scenes:load",
+            "specbench.models.loading.scenes:load",
             ("scenes_target.safetensors", "scenes_tokenizer.safetensors", "scenes_text.safetensors"),
         ),
-        "mar_scenes": Entry("specbench.models.mar_scenes:load", ("scenes_mar.safetensors", "scenes_kl.safetensors")),
+        "mar_scenes": Entry(
+            "specbench.models.loading.mar_scenes:load", ("scenes_mar.safetensors", "scenes_kl.safetensors")
+        ),
         "llamagen_xl": _real("llamagen_official", "text"),
         "llamagen_xl_512": _real("llamagen_official", "text"),
         "llamagen_l": _real("llamagen_official"),
@@ -170,7 +173,7 @@ def check_weights(cfg: Mapping[str, Any]) -> None:
 
 def digest(*paths: Path) -> str:
     """The first eight hexadecimal digits of the SHA-256 over the files, in the given order."""
-    return _digest(tuple((path, home.state(path)) for path in paths))
+    return _digest(tuple((path, state(path)) for path in paths))
 
 
 @cache
@@ -178,7 +181,7 @@ def _digest(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
     """`digest` of files in these states; cached, because tables need the same ones hundreds of times."""
     h = hashlib.sha256()
     for path, _ in files:
-        h.update(path.read_bytes() if path.stat().st_size < home.LARGE else home.digest(path))
+        h.update(path.read_bytes() if path.stat().st_size < LARGE else bytes.fromhex(cached_sha256(path)))
     return h.hexdigest()[:8]
 
 

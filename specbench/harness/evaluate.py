@@ -8,7 +8,6 @@ scores (see `merge`).
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
 from specbench.storage import home, image_files
-from specbench.storage.files import locked, write_atomically
+from specbench.storage.files import is_temporary, locked, sha256, sha256_file, write_atomically
 
 #: Parameters of the scoring of a run, and of a folder of images.
 OF_RUN = ("metrics", "metrics_dir", "reference", "device", "batch")
@@ -130,7 +129,7 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
 def _default_out(folder: Path) -> Path:
     """The same folder always gets the same path, so that scoring continues there."""
     here = folder.resolve()
-    return Path("runs", "evaluate", f"{here.name}-{hashlib.sha256(str(here).encode()).hexdigest()[:8]}")
+    return Path("runs", "evaluate", f"{here.name}-{sha256(str(here), 8)}")
 
 
 @contextmanager
@@ -142,7 +141,7 @@ def _opened(out: Path, folder: Path) -> Iterator[dict[str, Any]]:
 
     def check() -> None:
         if not note.exists():
-            if others := {p.name for p in out.iterdir()} - {".lock", f"{_MEMORY}.tmp"}:
+            if others := {p.name for p in out.iterdir() if not is_temporary(p)} - {".lock"}:
                 raise UsageError(f"{out} holds {sorted(others)[0]}; choose an empty or a new folder as out=")
             return
         try:
@@ -303,11 +302,8 @@ def _images_hash(files: image_files.ImageFiles) -> str:
     """Identifies these images, in any order: a hash of the bytes of their files."""
     found = []
     for path in files.paths:
-        with (
-            suppress(OSError),
-            _regular(path).open("rb") as f,
-        ):  # an unreadable file is reported when it is scored
-            found.append(hashlib.file_digest(f, "sha256").hexdigest())
+        with suppress(OSError):  # an unreadable file is reported when it is scored
+            found.append(sha256_file(_regular(path)))
     return _hash(sorted(found))
 
 
@@ -319,7 +315,7 @@ def _regular(path: Path) -> Path:
 
 
 def _hash(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+    return sha256(json.dumps(value), 16)
 
 
 def _keep_columns(path: Path, table: dict[str, Sequence[object]], gone: set[str] | None) -> list[str]:

@@ -19,8 +19,7 @@ from specbench.harness.log import LOG, say, stop_on_interrupt, warn
 from specbench.harness.worker import Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
 from specbench.rows.journal import Journal
 from specbench.rows.provenance import utc
-from specbench.storage import home
-from specbench.storage.files import append_line
+from specbench.storage.files import append_line, format_size
 
 
 class Executor(Protocol):
@@ -134,7 +133,9 @@ class Execution:
         # An image takes no more than its pixels, a record a few bytes per token.
         most = left * (3 * session["resolution"] ** 2 + 12 * session["tokens"] + 2000)
         free = shutil.disk_usage(self.folder.path).free
-        text = f"{left} images to decode: at most {home.size(most)} in {self.folder}, where {home.size(free)} are free"
+        text = (
+            f"{left} images to decode: at most {format_size(most)} in {self.folder}, where {format_size(free)} are free"
+        )
         if most > free:
             warn(f"{text}: the disk may fill up; finished images stay, and the run can be continued")
         else:

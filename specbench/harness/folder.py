@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import secrets
 import shlex
@@ -22,7 +21,7 @@ from specbench.harness.log import logging_to
 from specbench.rows import provenance
 from specbench.rows.csv_files import read_rows, to_csv
 from specbench.rows.journal import Journal, read_memory
-from specbench.storage.files import locked, write_atomically
+from specbench.storage.files import is_temporary, locked, sha256, write_atomically
 
 #: Parameters that may change between two runs in the same folder.
 MAY_CHANGE = ("n", "metrics", "metrics_dir", "reference", "baseline", "out", "data_dir", "workers", "ray_address")
@@ -83,7 +82,7 @@ class RunFolder:
         if self.config.exists():
             return
         # Files that a process killed before it wrote config.yaml can leave.
-        others = {p.name for p in self.path.iterdir()} - {".lock", "run.log", "config.yaml.tmp"}
+        others = {p.name for p in self.path.iterdir() if not is_temporary(p)} - {".lock", "run.log"}
         if others:
             raise UsageError(f"{self} holds {sorted(others)[0]} but no run; choose an empty or a new folder as out=")
 
@@ -159,7 +158,7 @@ class RunFolder:
 
 def images_hash(journal: Journal, n: int) -> str:
     """Identifies the first n images: a hash of their pixels."""
-    return hashlib.sha256("".join(record.sha256 for record in journal.first(n)).encode()).hexdigest()[:16]
+    return sha256("".join(record.sha256 for record in journal.first(n)), 16)
 
 
 def stored(path: Path) -> dict[str, Any]:

@@ -226,7 +226,7 @@ class Pipeline(_Base):
 def continuous_rule(cfg: Mapping[str, Any], length: int) -> continuous.ContinuousRule:
     """How continuous tokens are drafted and verified, from flat parameters; length: tokens of an image, 0 to check the
     parameters only."""
-    from specbench.models.mar import tokens_per_iteration
+    from specbench.models.mar_sampling import tokens_per_iteration
 
     common = {"temperature": cfg["temperature"], "final_noise": cfg["final_noise"]}
     if cfg["drafter"] == "none":

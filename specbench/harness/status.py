@@ -70,7 +70,7 @@ def of_run(path: Path) -> Status:
 def _memory(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -119,7 +119,7 @@ def _failures(folder: RunFolder, method: str) -> list[dict[str, Any]]:
         try:
             entry = json.loads(line)
             key = str(entry["pass"]), int(entry["index"])
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             continue  # cut by a kill
         if key[0] in done and key[1] not in done[key[0]]:
             last[key] = entry

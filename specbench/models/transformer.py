@@ -70,7 +70,7 @@ def grid_rotary(side: int, head_dim: int, prefix: int, extra: int = 0, base: flo
 
 
 def line_rotary(positions: int, head_dim: int, base: float) -> Tensor:
-    """The one-dimensional rotary table (places, head_dim / 2, 2) of (cos, sin), float32."""
+    """The one-dimensional rotary table (positions, head_dim / 2, 2) of (cos, sin), float32."""
     freqs = 1.0 / base ** (torch.arange(0, head_dim, 2).float() / head_dim)
     angles = torch.arange(positions).float()[:, None] * freqs
     return torch.stack([angles.cos(), angles.sin()], -1)

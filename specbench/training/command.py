@@ -16,9 +16,10 @@ from torch import nn
 from specbench.config import parameters, registry
 from specbench.errors import UsageError, install
 from specbench.harness.pipeline import Pipeline
-from specbench.models import checkpoints, eagle
+from specbench.models import eagle
+from specbench.models.loading import checkpoints
 from specbench.rows import provenance
-from specbench.storage.files import write_atomically
+from specbench.storage.files import sha256_file, write_atomically
 from specbench.training import drafter, examples
 from specbench.training.dataset import TargetHead
 from specbench.training.recipes import TABLE, WHERE, TrainingPlan, plan
@@ -200,7 +201,7 @@ def _card(chosen: TrainingPlan, pipeline: Pipeline, done: Trained, arguments: Se
         f"- Examples: {done.examples} for training, {source} (data={chosen.cfg['data']}"
         + (f", images={Path(chosen['images']).name}" if chosen["images"] else "")
         + f", seed={chosen.cfg['seed']}).",
-        f"- Weights: `{done.file.name}`, SHA-256 {examples.sha256(done.file)}.",
+        f"- Weights: `{done.file.name}`, SHA-256 {sha256_file(done.file)}.",
         f"- Use: `specbench run {_use(chosen)}`",
         "",
         "| statistic | value |",

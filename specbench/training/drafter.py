@@ -104,10 +104,10 @@ class Order:
 
     def __call__(self, step: int) -> np.ndarray:
         """The indices (batch,) of training step `step`, counted from 0."""
-        return np.array([self._at(place) for place in range(step * self.batch, (step + 1) * self.batch)])
+        return np.array([self._at(index) for index in range(step * self.batch, (step + 1) * self.batch)])
 
-    def _at(self, place: int) -> int:
-        epoch, within = divmod(place, self.count)
+    def _at(self, index: int) -> int:
+        epoch, within = divmod(index, self.count)
         if epoch != self._epoch:
             rng = np.random.Generator(np.random.Philox(key=[self.seed, 2**63 + epoch]))
             self._epoch, self._permuted = epoch, rng.permutation(self.count)

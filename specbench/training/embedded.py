@@ -16,10 +16,10 @@ from specbench.config.registry import ASSETS
 from specbench.data import scenes, scenes_classes
 from specbench.errors import Parser, UsageError, unknown
 from specbench.harness.pipeline import Pipeline
-from specbench.models import checkpoints
 from specbench.models.llamagen import LlamaGen
+from specbench.models.loading import checkpoints
+from specbench.models.loading.mar_scenes import Latents
 from specbench.models.mar import MAR
-from specbench.models.mar_scenes import Latents
 from specbench.models.scenes_config import MAR_CONFIGS, TARGET, TOKEN_LIMIT, VQ
 from specbench.models.scenes_config import text as text_config
 from specbench.models.text import TextEncoder

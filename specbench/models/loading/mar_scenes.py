@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from specbench.data import scenes, scenes_classes
 from specbench.errors import UsageError
-from specbench.models import checkpoints
-from specbench.models.mar import MAR, Guided, MARConfig, patchify, unpatchify
-from specbench.models.real import Bundle
+from specbench.models.loading import checkpoints
+from specbench.models.loading.bundle import Bundle
+from specbench.models.mar import MAR, MARConfig
+from specbench.models.mar_sampling import Guided, patchify, unpatchify
 from specbench.models.scenes_config import MAR_CONFIGS, LatentConfig
 from specbench.models.vq import KLModel
 

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from specbench.config import registry
 from specbench.errors import UsageError
-from specbench.models.drafters import Drafters
 from specbench.models.language import Language
-from specbench.models.unified import ImageTokens, Unified, read
+from specbench.models.loading.drafters import Drafters
+from specbench.models.loading.unified_official import read
+from specbench.models.unified import ImageTokens, Unified
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from specbench.config.registry import DRAFTER_FILE, KINDS
 from specbench.errors import UsageError
-from specbench.models import checkpoints, eagle, medusa, naming, official
+from specbench.models import eagle, medusa
 from specbench.models.eagle import EagleConfig, EagleNetwork
 from specbench.models.language import Language
+from specbench.models.loading import checkpoints, naming, official
 from specbench.models.medusa import MedusaConfig, MedusaNetwork
 from specbench.models.unified import Unified
 
