@@ -245,7 +245,7 @@ def test_a_name_means_itself(name: str) -> None:
     words = [f"prompts={name}.txt", f"out={name}", f"metrics_dir={name}/a", "n=1"]
     for found in (
         configuration.compose(configuration.quote_paths(words)),
-        configuration.grid(configuration.plain(configuration.quote_paths(words)), False)[0],
+        configuration.grid(configuration.quote_paths(words), False)[0].cfg,
     ):
         assert (found["prompts"], found["out"], found["metrics_dir"]) == (f"{name}.txt", name, f"{name}/a")
 

@@ -331,12 +331,17 @@ def test_a_parameter_of_another_rule_says_whose_it_is_and_what_there_is() -> Non
 
 
 def test_grids() -> None:
-    deltas = [cfg["delta"] for cfg in configuration.grid(["delta=range(1,3,0.5)"], multirun=True)]
+    deltas = [job.cfg["delta"] for job in configuration.grid(["delta=range(1,3,0.5)"], multirun=True)]
     assert deltas == [1.0, 1.5, 2.0, 2.5]
     jobs = configuration.grid(["delta=1.1,2", "nu=0.5,0.7"], multirun=True)
-    assert [(cfg["delta"], cfg["nu"]) for cfg in jobs] == [(1.1, 0.5), (1.1, 0.7), (2.0, 0.5), (2.0, 0.7)]
+    assert [(job.name, job.cfg["delta"], job.cfg["nu"]) for job in jobs] == [
+        ("delta=1.1,nu=0.5", 1.1, 0.5),
+        ("delta=1.1,nu=0.7", 1.1, 0.7),
+        ("delta=2,nu=0.5", 2.0, 0.5),
+        ("delta=2,nu=0.7", 2.0, 0.7),
+    ]
     jobs = configuration.grid(["experiment=coolsd_delta", "delta=3"], multirun=True)  # the command line wins
-    assert [cfg["delta"] for cfg in jobs] == [3.0]
+    assert [job.cfg["delta"] for job in jobs] == [3.0]
     with pytest.raises(UsageError, match=r"job method=eagle1 delta=1: .* has no parameter 'delta'"):
         configuration.grid(["method=cool_sd,eagle1", "delta=1,2"], multirun=True)
     with pytest.raises(UsageError, match="given 2 times"):

@@ -173,7 +173,7 @@ def test_a_path_means_itself_or_is_told(name: str) -> None:
 
 
 @many
-@given(name=st.sampled_from([n for n, p in TABLE.items() if p.kind == "whole"]), above=st.integers(1))
+@given(name=st.sampled_from([n for n, p in TABLE.items() if p.kind == "integer"]), above=st.integers(1))
 def test_a_count_above_its_bound_is_told(name: str, above: int) -> None:
     high = TABLE[name].high
     assert high is not None
