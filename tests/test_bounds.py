@@ -20,7 +20,7 @@ from specbench.config.table import DEEP, DRAFT, LONGEST, PROMPTS, TABLE, check_v
 from specbench.data import base
 from specbench.decoding import trees
 from specbench.decoding.drafters.dynamic import Grower
-from specbench.decoding.sampling import RandomStreams
+from specbench.decoding.rng import RandomStreams
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.harness.method import check_draft

@@ -160,7 +160,7 @@ def test_text_stays_text(text: str) -> None:
     message = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
     assert message is not None
     assert not set("<>&") & set(message[1])
-    assert json.loads(message[1])["rows"][0]["pictures"]["0"]["prompt"] == text
+    assert json.loads(message[1])["rows"][0]["images"]["0"]["prompt"] == text
 
 
 @many

@@ -244,7 +244,7 @@ def test_lantern_s_prefix_and_images(tmp_path: Path, state: dict[str, Tensor], t
 def test_choices_share_outputs_only_where_they_are_the_same(tmp_path: Path, state: dict[str, Tensor]) -> None:
     for part in ("clip_b32", "clip_b16"):
         clip_file(tmp_path, state, part)
-    names = [name for name in metrics.available() if name.startswith("clip_")]
+    names = [name for name in parameters.single_metrics() if name.startswith("clip_")]
     scorers = {name: metrics.metric(name, at(tmp_path)).cache_key for name in names}
     assert scorers["clip_b32"] == scorers["clip_b32_x100"]
     assert len(set(scorers.values())) == len(names) - 1
@@ -674,9 +674,9 @@ def test_the_check_without_files_is_of_rewards_that_differ(
 
 
 def test_every_metric_says_what_it_reads(tmp_path: Path) -> None:
-    read = {part for name in metrics.available() for part in metrics.metric(name, at(tmp_path)).parts}
+    read = {part for name in parameters.single_metrics() for part in metrics.metric(name, at(tmp_path)).parts}
     assert read == set(sources.EVALUATORS)
-    for name in metrics.available():
+    for name in parameters.single_metrics():
         one = metrics.metric(name, at(tmp_path))
         try:
             one.cache_key  # noqa: B018 (raises)
@@ -684,6 +684,6 @@ def test_every_metric_says_what_it_reads(tmp_path: Path) -> None:
         except Unavailable as e:
             needs = "specbench fetch" in str(e) or "not installed" in str(e)
         assert bool(one.parts) == needs or name.startswith("scenes_")
-    sets = set(parameters.choices("metrics")) - set(metrics.available())
+    sets = set(parameters.choices("metrics")) - set(parameters.single_metrics())
     for name in sets:
         parameters.check_metrics(sorted(parameters.declared("metrics", name)))  # no two of one column

@@ -120,7 +120,9 @@ def _metrics(given: Mapping[str, str]) -> list[ComparedMetric]:
         metrics.ASSETS, weights, None, given.get("data", ""), str(resolve_device(device)), int(batch)
     )
     compared = {
-        name: one for name in metrics.available() if isinstance(one := metrics.metric(name, context), ComparedMetric)
+        name: one
+        for name in parameters.single_metrics()
+        if isinstance(one := metrics.metric(name, context), ComparedMetric)
     }
     found: dict[str, ComparedMetric] = {}
     for name in given.get("metrics", "fid").strip("[]").split(","):

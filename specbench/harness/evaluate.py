@@ -82,7 +82,7 @@ def _evaluate_run(folder: Path, names: Sequence[str], given: Mapping[str, Any]) 
     row = outcome.row
     return Evaluation(
         f"{folder}: {row['n']} images of {row['model']}, method {row['method']}",
-        [column for name in outcome.cfg["metrics"] for column in metrics.columns(name)],
+        [column for name in outcome.cfg["metrics"] for column in parameters.metric_columns(name)],
         row,
         [outcome.folder.row],
     )
@@ -193,7 +193,9 @@ class _Scoring:
         same = memory.get("images", self.images_hash) == self.images_hash
         #: The earlier row if it is over the same images.
         self.valid = self.before if self.before and same and self.before["n"] == len(self.files) else None
-        self.earlier = [name for name in memory.get("metrics", {}) if name in metrics.available()] if rows else []
+        self.earlier = (
+            [name for name in memory.get("metrics", {}) if name in parameters.single_metrics()] if rows else []
+        )
         self.messages: list[str] = []
 
     def run(self) -> Evaluation:
@@ -205,7 +207,7 @@ class _Scoring:
         scores = self._score([*requested, *again])
         for name in requested:  # a metric without a value leaves the column to the metric that had it
             others = [other for other in merge.rivals(name, self.earlier) if other not in names]
-            columns = metrics.columns(name)
+            columns = parameters.metric_columns(name)
             if others and all(scores[column].value is None for column in columns):
                 why = scores[columns[0]].note
                 self.messages.append(f"{name} could not be measured ({why}): the row keeps {', '.join(others)}")
@@ -264,12 +266,16 @@ class _Scoring:
         if not self.cfg["data"]:
             earlier = (name for name in self.earlier if name in names)
             prompted = (name for name in earlier if metrics.metric(name, self.context).reads_prompt)
-            reasons |= {c: "it reads prompts, and none are given" for name in prompted for c in metrics.columns(name)}
+            reasons |= {
+                c: "it reads prompts, and none are given" for name in prompted for c in parameters.metric_columns(name)
+            }
         return reasons
 
     def _write(self, row: Mapping[str, Any], scores: Mapping[str, metrics.Score], names: Sequence[str]) -> None:
         """Writes the scores of each image, and the row."""
-        scored = [m for m in names if m in self.cache.scorers and any(scores.get(c) for c in metrics.columns(m))]
+        scored = [
+            m for m in names if m in self.cache.scorers and any(scores.get(c) for c in parameters.metric_columns(m))
+        ]
         table = self._per_image(scored, scores)
         if self.before:
             replaced = {m for m in self.earlier if m not in names} if self.valid else None
@@ -286,7 +292,7 @@ class _Scoring:
             "prompt": [item.prompt for item in self.pairs.items],
         }
         for name in names:
-            if scores[metrics.columns(name)[0]].value is None:
+            if scores[parameters.metric_columns(name)[0]].value is None:
                 continue
             one = metrics.metric(name, self.context)
             keys = [

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specbench import data, metrics
-from specbench.config import protocols
+from specbench import data
+from specbench.config import parameters, protocols
 from specbench.errors import UsageError
 from specbench.harness import sheet
 from specbench.harness.folder import RunFolder, is_vanilla
@@ -127,7 +127,7 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
         ("throughput", value("tokens_per_s", " tokens/s", 1)),
         ("speed-up", f"{value('speedup_latency', 'x')} in latency, {value('speedup_step', 'x')} in steps"),
     ]
-    for name in (column for metric in cfg["metrics"] for column in metrics.columns(metric)):
+    for name in (column for metric in cfg["metrics"] for column in parameters.metric_columns(metric)):
         backend = f"  [{row[f'{name}_backend']}]" if row.get(f"{name}_backend") else ""
         lines.append((name, value(name, digits=4) + backend))
     if row.get("note"):

@@ -155,7 +155,7 @@ class Run:
         if outcome.row["config_hash"] == provenance.config_hash(self.requested):
             return outcome.row
         names = [name for name in self.requested["metrics"] if name in outcome.cfg["metrics"]]
-        filled = {column for name in names for column in metrics.columns(name)}
+        filled = {column for name in names for column in parameters.metric_columns(name)}
         scores = {column: one for column, one in merge.scores(outcome.row).items() if column in filled}
         method, vanilla = self.folder.journals(self.requested)
         items = data.load(self.requested)
@@ -251,7 +251,7 @@ class Run:
             self._larger = self._row["n"]
             return
         scored = self.folder.memory().get("metrics")
-        known = metrics.available()
+        known = parameters.single_metrics()
         self._row_metrics = [m for m in theirs["metrics"] if m in known and (scored is None or m in scored)]
         baseline = self.folder.baseline_records
         if self._row["baseline_run_id"] and not self.cfg["baseline"] and baseline.exists():
@@ -325,7 +325,7 @@ class Run:
         """Returns columns to the metrics that had them if the new metric has no value."""
         found = dict(scores)
         for name in self.cfg["metrics"]:
-            columns = [column for column in metrics.columns(name) if column in scores]
+            columns = [column for column in parameters.metric_columns(name) if column in scores]
             others = [m for m in merge.rivals(name, self._row_metrics) if m not in self.cfg["metrics"]]
             if not others or not columns or any(scores[column].value is not None for column in columns):
                 continue

@@ -13,12 +13,12 @@ from specbench.tables.definitions import (
     QUALITY,
     SYMBOLS,
     TOGETHER,
-    Column,
     Curve,
     Line,
     Panel,
     Table,
     TableFigure,
+    row_column,
 )
 
 _STEPS = (ACCEPTED_LENGTH, ACCEPTANCE, PERPLEXITY)
@@ -108,7 +108,7 @@ def _drafters() -> Table:
         n=500,
         on_request=True,
         protocol=TOGETHER,
-        columns=(*_STEPS, Column("draft_tv", "TV of draft and target", "down", 4)),
+        columns=(*_STEPS, row_column("draft_tv", "TV of draft and target", 4, spread="")),
         lines=tuple(
             Line(k.replace(", ", "_").replace(" ", "_").lower(), k, ("method=eagle1", *words), {})
             for k, words in shapes.items()

@@ -13,12 +13,12 @@ from specbench.tables.definitions import (
     QUALITY,
     SPEEDUP,
     TOGETHER,
-    Column,
     Line,
     Panel,
     Table,
     TableFigure,
     TableTest,
+    row_column,
 )
 
 PAPER = "arXiv 2601.09212"
@@ -96,13 +96,9 @@ TABLES = (
         id="coolsd_table3",
         title="Cool-SD, Table 3: total variation between the target and its trained drafter",
         columns=(
-            Column(
+            row_column(
                 "draft_tv",
                 "Total variation",
-                "down",
-                3,
-                spread="draft_tv_stderr",
-                spread_is="standard error",
                 measured_as="between the drafter's and the target's distribution of the first draft token, mean",
                 published="tv_distance",
                 published_as="mean over tokens",

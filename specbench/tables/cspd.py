@@ -8,38 +8,40 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specbench.tables.definitions import QUALITY, SYMBOLS, Column, Curve, Line, Maps, Panel, Series, Table, TableFigure
+from specbench.tables.definitions import (
+    QUALITY,
+    SYMBOLS,
+    Column,
+    Curve,
+    Line,
+    Maps,
+    Panel,
+    Series,
+    Table,
+    TableFigure,
+    row_column,
+)
 
 _GAMMAS = ("32", "16", "8", "4")
 #: One image after the other takes long on a CPU, and the latencies hardly differ.
 _FEWER = {"1": ("n=16",), "8": ("n=32",)}
 #: Exact verification sees a copy of the image for every drafted token: on a CPU only a short draft is affordable.
 _EXACT_GAMMAS = ("2",)
-_ACCEPTANCE = Column(
+_ACCEPTANCE = row_column(
     "acceptance_rate",
-    "Acceptance rate",
-    "up",
-    2,
-    spread="acceptance_rate_stderr",
-    spread_is="standard error",
+    decimals=2,
     measured_as="accepted over verified draft tokens",
     published_as="α, of all draft tokens",
 )
-_SPEEDUP = Column(
+_SPEEDUP = row_column(
     "speedup_throughput",
     "Speed-up (×)",
-    "up",
-    2,
-    spread="speedup_throughput_stderr",
-    spread_is="standard error",
     measured_as="images per second over those of vanilla decoding, batches of the same size",
     published="speedup_latency",
     published_as="the paper does not state what is timed",
 )
-_EXPECTED = Column(
-    "speedup_expected", "Speed-up by Eq. 35 (×)", "up", 2, measured_as="from the acceptance rate and the draft's cost"
-)
-_STEPS = Column("speedup_step", "Steps saved (×)", "up", 2, measured_as="target passes of vanilla decoding over ours")
+_EXPECTED = row_column("speedup_expected", spread="", measured_as="from the acceptance rate and the draft's cost")
+_STEPS = row_column("speedup_step", spread="", measured_as="target passes of vanilla decoding over ours")
 _REMARKS = ("Measured and published lines are of different models: compare the lines of one model with each other.",)
 _RELEASED = "method=cspd_paper"
 _EXACT = ("method=cspd",)
@@ -121,14 +123,8 @@ def _quality() -> Table:
             published_spread="fid_std",
             published_as="FID: 50,000 images of ImageNet's classes; the reference is not stated",
         ),
-        Column(
+        row_column(
             "inception_score",
-            "Inception score",
-            "up",
-            1,
-            spread="inception_score_stderr",
-            spread_is="standard error",
-            backend="inception_score_backend",
             published_as="Inception-V3, 50,000 images",
             published_spread="inception_score_std",
         ),
@@ -210,14 +206,8 @@ def _by_temperature() -> Table:
 
 def _tries() -> Table:
     lines = [line for line in _speed().lines if line.key.endswith("_64")][::-1]
-    column = Column(
-        "residual_tries",
-        "Tries",
-        "down",
-        2,
-        spread="residual_tries_stderr",
-        spread_is="standard error",
-        measured_as="proposals for the token after a rejection, of 100 at most",
+    column = row_column(
+        "residual_tries", "Tries", measured_as="proposals for the token after a rejection, of 100 at most"
     )
     curves = tuple(
         Curve(label, tuple(f"{key}_{gamma}_64" for gamma in gammas))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specbench.config import parameters, protocols
+from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
 
 DEFAULT_MODEL = "llamagen_scenes"
 
@@ -20,7 +21,7 @@ class Column:
 
     key: str
     label: str
-    better: str  # "up" or "down"
+    better: str  # "higher" or "lower"
     decimals: int  # shown at least; small values get three significant digits
     spread: str | None = None  # the column with the spread of `key`; rows of older versions may lack it
     spread_is: str = ""  # what that spread is, for the note
@@ -182,112 +183,63 @@ class Table:
         return next((name for name in names if self.id in protocols.read(name).serves), None)
 
 
+def row_column(key: str, label: str = "", decimals: int | None = None, **more: str) -> Column:
+    """A column of rows, with the title, the better side and the decimals that `rows.columns.SHOWN` gives, its standard
+    error, and the backend of a metric. `label` and `decimals` replace the title and the decimals."""
+    shown = SHOWN[key]
+    defaults: dict[str, str] = {"spread": stderr_of(key), "spread_is": "standard error"}
+    if f"{key}_backend" in COLUMNS:
+        defaults["backend"] = f"{key}_backend"
+    places = shown.decimals if decimals is None else decimals
+    return Column(key, label or shown.title, shown.better, places, **{**defaults, **more})
+
+
 QUALITY = (
-    Column(
-        "clip_score",
-        "CLIP score",
-        "up",
-        4,
-        spread="clip_score_stderr",
-        spread_is="standard error",
-        backend="clip_score_backend",
-        published_as="CLIP ViT-B/32, plain cosine",
-    ),
-    Column(
-        "fid",
-        "Fréchet distance",
-        "down",
-        2,
-        spread="fid_stderr",
-        spread_is="standard error",
-        backend="fid_backend",
-        published_as="FID: Inception-V3 features, 5,000 images against real COCO images",
-    ),
-    Column(
-        "image_reward",
-        "Reward",
-        "up",
-        4,
-        spread="image_reward_stderr",
-        spread_is="standard error",
-        backend="image_reward_backend",
-        published_as="ImageReward",
-    ),
+    row_column("clip_score", published_as="CLIP ViT-B/32, plain cosine"),
+    row_column("fid", published_as="FID: Inception-V3 features, 5,000 images against real COCO images"),
+    row_column("image_reward", published_as="ImageReward"),
 )
-ACCEPTED_LENGTH = Column(
+ACCEPTED_LENGTH = row_column(
     "accepted_length_mean",
-    "Accepted length",
-    "up",
-    2,
     spread="accepted_length_std",
     spread_is="standard deviation over images",
     measured_as="generated tokens per target forward pass, mean over images",
     published_as="generated tokens per speculative round",
 )
-LATENCY = Column(
+LATENCY = row_column(
     "latency_s_mean",
-    "Latency (s)",
-    "down",
-    2,
+    decimals=2,
     spread="latency_s_std",
     spread_is="standard deviation over images",
     measured_as="decoding one image alone, without text encoding and pixel decoding",
     published_as="seconds per image; the paper does not state what is timed",
 )
-SPEEDUP = Column(
+SPEEDUP = row_column(
     "speedup_latency",
     "Speed-up (×)",
-    "up",
-    2,
-    spread="speedup_latency_stderr",
-    spread_is="standard error",
     measured_as="mean latency of vanilla decoding of the same prompts, timed in the same run, over this one's",
     published_as="mean latency of the paper's vanilla line over this one's",
 )
-STEPS_SAVED = Column(
+STEPS_SAVED = row_column(
     "step_compression",
-    "Step compression (×)",
-    "up",
-    2,
-    spread="step_compression_stderr",
-    spread_is="standard error",
     measured_as="tokens of an image over target passes",
     published="speedup_step",
     published_as="decoding steps of the paper's vanilla line over this one's",
 )
-FIRST_ACCEPT = Column(
+FIRST_ACCEPT = row_column(
     "first_accept",
-    "Acceptance of the first token",
-    "up",
-    4,
-    spread="first_accept_stderr",
-    spread_is="standard error",
     measured_as="probability with which the rule keeps a draft's first candidate, mean over steps",
     published="acceptance_rate",
     published_as="mean acceptance probability of the first draft token",
 )
-PERPLEXITY = Column(
-    "perplexity",
-    "Perplexity",
-    "down",
-    2,
-    spread="perplexity_stderr",
-    spread_is="standard error",
-    measured_as="of the emitted tokens under the guided target, before top-k and top-p",
+PERPLEXITY = row_column(
+    "perplexity", backend="", measured_as="of the emitted tokens under the guided target, before top-k and top-p"
 )
-ACCEPTANCE = Column(
-    "acceptance_rate",
-    "Acceptance rate",
-    "up",
-    3,
-    spread="acceptance_rate_stderr",
-    spread_is="standard error",
-    measured_as="accepted over verified draft tokens",
-)
+ACCEPTANCE = row_column("acceptance_rate", measured_as="accepted over verified draft tokens")
 ENTROPY = Column(  # of a probe
     "entropy",
     "Entropy (nats)",
-    "down",
+    "lower",
     2,
     spread="entropy_stderr",
     spread_is="standard error",

@@ -15,13 +15,13 @@ from specbench.tables.definitions import (
     QUALITY,
     SPEEDUP,
     TOGETHER,
-    Column,
     Curve,
     Line,
     Panel,
     Series,
     Table,
     TableFigure,
+    row_column,
 )
 
 PAPER = "arXiv 2410.03355"
@@ -146,13 +146,8 @@ TABLES = (
         id="lantern_fig2a",
         title="LANTERN, Fig 2(a): how often the drafter's top tokens contain the target's top-1 token",
         columns=tuple(
-            Column(
+            row_column(
                 f"draft_top{k}",
-                f"Top-{k} agreement",
-                "up",
-                3,
-                spread=f"draft_top{k}_stderr",
-                spread_is="standard error",
                 measured_as="with the target's top-1 token, at a draft's first position, mean over steps",
             )
             for k in (1, 3)

@@ -17,13 +17,13 @@ from specbench.tables.definitions import (
     SPEEDUP,
     STEPS_SAVED,
     TOGETHER,
-    Column,
     Curve,
     Line,
     Maps,
     Panel,
     Table,
     TableFigure,
+    row_column,
 )
 
 PAPER = "arXiv 2410.01699"
@@ -212,11 +212,8 @@ TABLES = (
         title="SJD, Table 11: log-probability of the tokens",
         n=500,
         columns=(
-            Column(
+            row_column(
                 "log_prob_mean",
-                "Log-probability of a token (nats)",
-                "up",
-                3,
                 spread="log_prob_std",
                 spread_is="standard deviation over tokens",
                 measured_as="natural logarithm, under the guided target before top-k and top-p",

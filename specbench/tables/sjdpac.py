@@ -115,7 +115,7 @@ TABLES = (
         n=0,
         protocol=("batch=1",),
         columns=tuple(
-            Column(f"{part}_ms", f"{label} (ms)", "down", 2)
+            Column(f"{part}_ms", f"{label} (ms)", "lower", 2)
             for part, label in (
                 ("step", "Step"),
                 ("forward", "Target's pass"),
