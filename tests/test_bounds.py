@@ -19,7 +19,7 @@ from specbench.config import configuration, parameters
 from specbench.data import base
 from specbench.decoding import trees
 from specbench.decoding.drafters.dynamic import Grower
-from specbench.decoding.sampling import RandomStreams
+from specbench.decoding.rng import RandomStreams
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.harness.method import check_draft

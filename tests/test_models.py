@@ -23,8 +23,9 @@ from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, Outcome, decode
+from specbench.decoding.rng import RandomStreams, exponential
 from specbench.decoding.rules import Setting
-from specbench.decoding.sampling import RandomStreams, Sampling, draw, draw_distinct, exponential
+from specbench.decoding.sampling import Sampling, draw, draw_distinct
 from specbench.decoding.verify import verify
 from specbench.engine import ops
 from specbench.errors import UsageError

@@ -11,7 +11,8 @@ from torch import Tensor
 from goldens.common import Compared, Tensors, load, weights
 from specbench.decoding.drafters.eagle import Eagle as Eagle1
 from specbench.decoding.drafters.eagle import Eagle2
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import parse
 from specbench.engine.ops import KVCache
 from specbench.models.eagle import EagleConfig, EagleNetwork
