@@ -128,7 +128,9 @@ def test_target_and_drafter_reach_their_statistics():
         codes = model.codes(scenes.to_float(images)).numpy()
         features = model.encode(captions).features
         given = target.dataset(model.target, codes, features)
-        found = drafter.evaluate(model.eagle(), TargetHead(model.target), given, range(32))
+        found = drafter.evaluate(
+            drafter.EagleTraining(model.drafter_network("eagle"), TargetHead(model.target)), given, range(32)
+        )
         reached = target.evaluate_target(model.target, codes, features)
     assert reached["loss"] < 2.6  # as its card says, and far below the 6.2 nats of equal codes
     assert 0.25 < reached["top1_probability"] < 0.55

@@ -407,7 +407,7 @@ def test_every_real_model_and_drafter_has_its_entry() -> None:
     }
     drafters = {name: registry.entry("drafter", name) for name in parameters.choices("drafter")}
     with_weights = {name: entry.parts[0] for name, entry in drafters.items() if entry.parts}
-    assert with_weights == sources.DRAFTERS
+    assert with_weights == registry.network_folders()
     assert set(sources.DATA) < set(parameters.choices("data"))
 
 

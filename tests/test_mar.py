@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from specbench.config import configuration, registry
 from specbench.data.scenes import to_uint8
 from specbench.decoding import continuous
+from specbench.decoding.continuous.trajectory import draw_trajectory, own_log_density
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.graph import Eager
 from specbench.errors import UsageError
@@ -256,12 +257,12 @@ def test_extreme_guidance_and_temperature_stay_finite(temperature):
         places = torch.arange(16).expand(4, -1)
         z = session.condition(tokens, known, torch.arange(4), places, torch.zeros_like(places), 16).flatten(0, 1)
         noise = torch.randn(64, 101, 16, generator=torch.Generator().manual_seed(seed))
-        path = continuous.trajectory(session, z, noise, continuous.ContinuousRule(temperature=temperature), Eager())
+        path = draw_trajectory(session, z, noise, continuous.ContinuousRule(temperature=temperature), Eager())
         for values in (
             path.states,
             path.mean,
             path.log_variance,
-            continuous.own_density(path, continuous.ContinuousRule()),
+            own_log_density(path, continuous.ContinuousRule()),
         ):
             assert values.isfinite().all()
         assert path.token.std() > 0.1  # the chain ran
@@ -440,13 +441,13 @@ def files(folder, bundle, drafter=None):
 
 def test_official_files_are_read(tmp_path):
     first = loaded("mar_l", *TINY)
-    drafter = first.draft_model()
+    drafter = first.drafter_network("mar_draft")
     files(tmp_path, first, drafter)
     again = loaded("mar_l", f"weights={tmp_path}", "reduced=true", "dtype=float32", "diffusion_steps=7")
     pairs = [(again.target.model, first.target.model), (again.tokenizer, first.tokenizer)]
-    for ours, theirs in [*pairs, (again.draft_model().model, drafter.model)]:
+    for ours, theirs in [*pairs, (again.drafter_network("mar_draft").model, drafter.model)]:
         assert all(torch.equal(v, theirs.state_dict()[k]) for k, v in ours.state_dict().items())
-    assert again.target.steps == again.draft_model().steps == 7
+    assert again.target.steps == again.drafter_network("mar_draft").steps == 7
     assert again.target.model.cfg == replace(first.target.model.cfg, steps=7)
     assert (again.target.scale, again.target.kind) == (3.0, "linear")
     tokens = torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -468,20 +469,20 @@ def test_files_of_another_model_are_reported(tmp_path):
     with pytest.raises(UsageError, match=r"holds another MAR than mar_l \(1 \+ 1 blocks of width 64, not 2 \+ 2"):
         loaded("mar_l", *words)
     with pytest.raises(UsageError, match=r"run `specbench fetch model=mar_b|no weights for draft/|has no draft/"):
-        loaded("mar_b", *words).draft_model()
+        loaded("mar_b", *words).drafter_network("mar_draft")
     other = MAR(replace(large.target.model.cfg, classes=7))
     checkpoint(tmp_path / "draft" / "x.pth", other)
     with pytest.raises(UsageError, match="draft has other tokens or classes than the target"):
-        loaded("mar_b", *words).draft_model()
+        loaded("mar_b", *words).drafter_network("mar_draft")
     checkpoint(tmp_path / "draft" / "x.pth", base.target.model, {"surplus": torch.ones(1)})
     with pytest.raises(UsageError, match="tensor 'surplus' belongs to no part"):
-        loaded("mar_b", *words).draft_model()
+        loaded("mar_b", *words).drafter_network("mar_draft")
     torch.save({"model_ema": {"w": torch.ones(2)}}, tmp_path / "draft" / "x.pth")
     with pytest.raises(UsageError, match="MAR file"):
-        loaded("mar_b", *words).draft_model()
+        loaded("mar_b", *words).drafter_network("mar_draft")
     checkpoint(tmp_path / "draft" / "x.pth", MAR(replace(base.target.model.cfg, encoder_dim=96)))
     with pytest.raises(UsageError, match="lacks a known number of heads for width 96"):
-        loaded("mar_b", *words).draft_model()
+        loaded("mar_b", *words).drafter_network("mar_draft")
     state = vq.KLModel(replace(vq.KL16.reduced(0), codebook_embed_dim=4)).state_dict()
     tensors = {
         n: state[p.name]
@@ -500,9 +501,6 @@ def test_the_bundle():
     for wrong in ("1000", "a cat", "-1", ""):
         with pytest.raises(UsageError, match="mar_h draws classes 0 to 999"):
             bundle.encode([wrong])
-    for drafter in (bundle.eagle, bundle.medusa):
-        with pytest.raises(UsageError, match="one drafter, a smaller MAR: use method=cspd"):
-            drafter()
     tokens = torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(0))
     pictures = bundle.pixels(tokens)
     assert (pictures.shape, pictures.dtype) == ((3, 64, 64, 3), np.uint8)

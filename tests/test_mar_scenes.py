@@ -416,11 +416,11 @@ def test_weights_of_two_trainings_are_refused(tiny, tmp_path):
         values = built.cfg.to_dict() if kind == "kl" else vars(built.cfg)
         checkpoints.save(built, tmp_path / f"scenes_{kind}.safetensors", f"scenes-{kind}", values)
     cfg = configuration.compose(["model=mar_scenes", f"weights={tmp_path}"])
-    assert mar_scenes.load(cfg, torch.device("cpu"), torch.float32).draft_model().length == 16
+    assert mar_scenes.load(cfg, torch.device("cpu"), torch.float32).drafter_network("mar_draft").length == 16
     other = MAR(replace(TINY, token_dim=4))
     checkpoints.save(other, tmp_path / "scenes_mar_draft.safetensors", "scenes-mar_draft", vars(other.cfg))
     with pytest.raises(UsageError, match="train one for this target"):
-        mar_scenes.load(cfg, torch.device("cpu"), torch.float32).draft_model()
+        mar_scenes.load(cfg, torch.device("cpu"), torch.float32).drafter_network("mar_draft")
     checkpoints.save(other, tmp_path / "scenes_mar.safetensors", "scenes-mar", vars(other.cfg))
     with pytest.raises(UsageError, match="scenes_mar and scenes_kl"):
         mar_scenes.load(cfg, torch.device("cpu"), torch.float32)

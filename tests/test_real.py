@@ -269,7 +269,7 @@ def test_chameleon_is_read_from_official_files(tmp_path, model, method):
     assert ids[:3].tolist() == [58, 59, 60]  # behind <s>, <pad>, </s>, <unk> and codes 10 to 63
     assert torch.equal(again.target.output.weight, head[ids])
     assert torch.equal(again.target.tok_embeddings.weight, bundle.target.tok_embeddings.weight)
-    kept = again.medusa().medusa_head[1][1].weight
+    kept = again.drafter_network("medusa").medusa_head[1][1].weight
     assert torch.equal(kept, released.medusa_head[1][1].weight[ids])
 
 
@@ -355,7 +355,7 @@ def test_emu3_is_read_from_official_files(tmp_path, write, method, tiktoken):  #
     assert torch.equal(again.target.output.weight, head[again.target.image.ids])
     assert again.target.cfg == c
     assert torch.equal(again.tokenizer.codebook(), bundle.tokenizer.codebook())
-    assert again.eagle().cfg.input_norm
+    assert again.drafter_network("eagle").cfg.input_norm
 
 
 def test_what_is_missing_is_reported(tmp_path, capsys):
@@ -380,10 +380,10 @@ def test_a_drafter_of_another_target_is_refused(tmp_path, t5):  # noqa: F811
     _, again = loaded("llamagen_xl", f"weights={tmp_path}", "reduced=true", "dtype=float32")
     path.write_text(json.dumps(config | {"hidden_size": 32}))
     with pytest.raises(UsageError, match="has shape"):
-        again.eagle()
+        again.drafter_network("eagle")
     path.write_text(json.dumps({k: v for k, v in config.items() if k != "rms_norm_eps"}))
     with pytest.raises(UsageError, match="lacks 'rms_norm_eps'"):
-        again.eagle()
+        again.drafter_network("eagle")
 
 
 def test_each_size_has_its_folder(monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from specbench.config import parameters
+from specbench.config import parameters, registry
 from specbench.errors import UsageError, parse_arguments, unknown, values
 from specbench.storage import downloads, home, sources
 from specbench.storage.downloads import FetchRecord
@@ -20,7 +20,7 @@ from specbench.storage.sources import Part
 ARGUMENTS = {
     "model": "the model whose weights to fetch: " + ", ".join(sources.MODELS),
     "weights": "where to put them (default: the folder of weights=official in a run)",
-    "drafter": "a drafter of a run whose published weights to fetch, too: " + ", ".join(sources.DRAFTERS),
+    "drafter": "a drafter of a run whose published weights to fetch, too: " + ", ".join(registry.network_folders()),
     "size": "of lumina_mgpt: 768 (default), 512 or 1024 pixels, each with its own checkpoint",
     "repository": "another Hugging Face repository for the target, as in OWNER/NAME",
     "revision": "branch or commit of the target's repository (default: as listed below)",
@@ -159,9 +159,9 @@ def _chosen_parts(given: Mapping[str, str]) -> tuple[dict[str, Part], Path]:
     if "revision" in given:
         parts["target"] = replace(parts["target"], revision=given["revision"])
     if "drafter" in given:
-        if given["drafter"] not in sources.DRAFTERS:
-            raise unknown("drafter with weights", given["drafter"], sources.DRAFTERS)
-        name = sources.DRAFTERS[given["drafter"]]
+        if given["drafter"] not in registry.network_folders():
+            raise unknown("drafter with weights", given["drafter"], registry.network_folders())
+        name = registry.network_folders()[given["drafter"]]
         if name not in entry.drafters:
             raise UsageError(f"no {name} weights are published for {model}: put your own into {folder / name}")
         parts[name] = entry.drafters[name]

@@ -126,7 +126,7 @@ class RealModel(Drafters, Bundle):
     def drafter_path(self, part: str) -> Path | None:
         return None if self.folder is None else self.part(part)
 
-    def _random(self, build: Callable[[], Any], seed: int) -> Any:
+    def random_network(self, build: Callable[[], Any], seed: int) -> Any:
         return self.random(build, seed, self.dtype)
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -153,7 +153,7 @@ class MARModel(Bundle):
         except (LookupError, ArithmeticError) as e:
             raise UsageError(f"{source.path} is not a MAR file (it lacks {e}); fetch the official one") from e
 
-    def draft_model(self) -> Guided:
+    def drafter_network(self, name: str = "mar_draft") -> Guided:
         """A smaller MAR of the same tokens, with the target's guidance."""
         if self.folder is None:
             shape = reduced(_BASE) if self.reduced else _BASE
@@ -165,11 +165,6 @@ class MARModel(Bundle):
         if mine != theirs:
             raise UsageError(f"{self.folder / 'draft'} has other tokens or classes than the target; put a MAR there")
         return self._guided(model)
-
-    def eagle(self) -> NoReturn:
-        raise UsageError(f"{self.name} has one drafter, a smaller MAR: use method=cspd")
-
-    medusa = eagle
 
     def encode(self, prompts: list[str]) -> Tensor:
         """Class numbers as text -> labels (n,) int64."""

@@ -75,7 +75,7 @@ class ScenesMAR(Bundle):
     def _tokens(model: Guided) -> tuple[int, int, int]:
         return model.model.cfg.classes, model.dim, model.length
 
-    def draft_model(self) -> Guided:
+    def drafter_network(self, name: str = "mar_draft") -> Guided:
         """The smaller MAR, with the target's guidance."""
         draft = self._guided("mar_draft", 3)
         if self._tokens(draft) != self._tokens(self.target):
