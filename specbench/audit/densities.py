@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from scipy import stats
 from torch import Tensor
 
 from specbench._version import __version__
@@ -202,9 +203,9 @@ def compare(one: Sequences, other: Sequences) -> tuple[float, float]:
     """The largest Kolmogorov-Smirnov distance of all `numbers` of two sets of sequences, and the p-value of the
     hypothesis that both have one distribution: Bonferroni over the tests."""
     pairs = zip(numbers(one), numbers(other), strict=True)
-    distances = [statistics.kolmogorov_smirnov(a.numpy(), b.numpy()) for a, b in pairs]
-    effective = len(one.tokens) * len(other.tokens) / (len(one.tokens) + len(other.tokens))
-    return max(distances), min(1.0, len(distances) * statistics.kolmogorov(max(distances) * math.sqrt(effective)))
+    distances = [float(stats.ks_2samp(a, b, method="asymp").statistic) for a, b in pairs]
+    p_value = statistics.smirnov(max(distances), len(one.tokens), len(other.tokens))
+    return max(distances), min(1.0, len(distances) * p_value)
 
 
 def measure(
