@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from specbench.config import parameters
 from specbench.errors import Parser, UsageError, unknown
+from specbench.storage.files import write_atomically
 from specbench.tables import figures, layout, literature, render
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import DEFAULT_MODEL, Table
@@ -105,20 +106,13 @@ def _draw(table: Table, todo: RunPlan, args: argparse.Namespace, formats: Sequen
     printed = literature.load(table.id) if table.id in literature.available() else []
     drawn = layout.build(table, todo.model, todo.rows, printed, todo.commands, _command(table, args))
     folder = results / "tables"
-    folder.mkdir(parents=True, exist_ok=True)
     stem = table.id if todo.model == table.model else f"{table.id}.{todo.model}"
     print(render.markdown(drawn))
     for name in formats:
         ending, renderer = render.FORMATS[name]
         path = folder / f"{stem}.{ending}"
-        _replace(path, renderer, drawn)
+        write_atomically(path, renderer(drawn).encode())
         print(f"wrote {path}")
     if table.figure and any(todo.rows.values()):
         for path in figures.draw(table, todo.rows, folder, stem):
             print(f"wrote {path}")
-
-
-def _replace(path: Path, renderer: Callable[[layout.TableSheet], str], drawn: layout.TableSheet) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(renderer(drawn), encoding="utf-8")
-    temporary.replace(path)

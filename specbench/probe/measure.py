@@ -7,7 +7,6 @@ position at some distance before it (SJD-PAC, Fig 4).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
 from specbench.models.language import Language
+from specbench.rows.summary import mean
 
 #: How many of the most probable tokens are measured one by one.
 TOP = 100
@@ -37,8 +37,8 @@ def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
     if offsets >= target.length:
         raise UsageError(f"offsets={offsets} is beyond an image of {target.length} tokens; give a smaller number")
     top: list[Tensor] = []
-    entropy: list[Tensor] = []
-    moved: list[list[Tensor]] = [[] for _ in range(offsets)]
+    entropy: list[float] = []
+    moved: list[list[float]] = [[] for _ in range(offsets)]
     with torch.inference_mode():
         for item in tqdm(data.load(cfg), desc="probe", unit="image"):
             conditioning = pipeline.encode([item.prompt])
@@ -47,25 +47,21 @@ def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
             found = TokenDistributions(target, sampling, conditioning, tokens)
             probs = found.probs[0, free]
             top.append(probs.topk(min(TOP, probs.shape[-1]), dim=-1).values.cumsum(-1).mean(0))
-            entropy.append(-torch.xlogy(probs, probs).sum(-1).mean())
-            for i, sums in enumerate(moved):
+            entropy.append(float(-torch.xlogy(probs, probs).sum(-1).mean()))
+            for i, tv in enumerate(moved):
                 other = found.hidden_at(i + 1)[0, free]
                 inside = free > i + 1  # where the hidden token is one of the image
-                sums.append(0.5 * (other - probs)[inside].abs().sum(-1).mean())
+                tv.append(float(0.5 * (other - probs)[inside].abs().sum(-1).mean()))
     return {
         "images": len(top),
         "top_probabilities": torch.stack(top).mean(0).tolist(),
-        "entropy": float(torch.stack(entropy).mean()),
-        "entropy_stderr": _stderr(entropy),
-        "tv_by_distance": [float(torch.stack(sums).mean()) for sums in moved],
-        "tv_by_distance_stderr": [_stderr(sums) for sums in moved],
+        "entropy": mean(entropy).value,
+        "entropy_stderr": mean(entropy).stderr,
+        "tv_by_distance": [mean(tv).value for tv in moved],
+        "tv_by_distance_stderr": [mean(tv).stderr for tv in moved],
         "width": target.width,
         "weights": pipeline.weights,
     }
-
-
-def _stderr(values: list[Tensor]) -> float | None:
-    return float(torch.stack(values).std()) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
 def _free(target: Language, device: torch.device) -> Tensor:
