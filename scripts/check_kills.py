@@ -61,7 +61,7 @@ def hands(pid: int, doing: bytes = b"") -> list[int]:
     found = {pid}
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
-    return [child for child in found if titles.get(child, b"").startswith(b"ray::_Hand" + doing)]
+    return [child for child in found if titles.get(child, b"").startswith(b"ray::WorkerActor" + doing)]
 
 
 def gone(pids: list[int], seconds: float = 20.0) -> bool:

@@ -1,4 +1,4 @@
-"""Run as a process, on the code paths that its environment chooses: does a row depend on the rows beside it?
+"""Run as a process, on the code paths that its environment chooses: does a row depend on the other rows?
 
 Prints one JSON object: the instruction set of torch's own kernels, how many products are computed in which way, and
 the faults found with one and with two threads.
@@ -26,7 +26,8 @@ from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, decode
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import parse
 from specbench.engine import invariance, ops
 
@@ -51,13 +52,13 @@ def products() -> Iterator[str]:
     for out, width in shapes():
         x, weight = torch.randn(61, width, generator=rng), torch.randn(out, width, generator=rng) / width**0.5
         for bias in (None, torch.randn(out, generator=rng)):
-            whole = ops.linear(x, weight, bias)
+            expected = ops.linear(x, weight, bias)
             order = torch.randperm(len(x), generator=rng)
             parts = [(0, 1), (3, 4), (0, 2), (5, 10), (7, 23), (20, 53), (1, 61)]
-            good = all(torch.equal(ops.linear(x[a:b], weight, bias), whole[a:b]) for a, b in parts)
-            good &= torch.equal(ops.linear(x[order], weight, bias), whole[order])
+            good = all(torch.equal(ops.linear(x[a:b], weight, bias), expected[a:b]) for a, b in parts)
+            good &= torch.equal(ops.linear(x[order], weight, bias), expected[order])
             wide = torch.cat([x, x], 1)[:, :width]  # rows that do not follow each other in memory
-            good &= torch.equal(ops.linear(wide, weight, bias), whole)
+            good &= torch.equal(ops.linear(wide, weight, bias), expected)
             if not good:
                 yield f"linear {width} -> {out}, {'no ' if bias is None else ''}bias"
 
@@ -71,14 +72,14 @@ def functions() -> Iterator[str]:
     }  # fmt: skip
     for (name, function), width in product(every.items(), (1, 7, 1000, 40_001)):
         x = torch.rand(6, width, generator=rng)
-        whole = function(x)
-        if not all(torch.equal(function(x[a:b].clone()), whole[a:b]) for a, b in ((0, 1), (1, 2), (2, 5), (1, 6))):
+        expected = function(x)
+        if not all(torch.equal(function(x[a:b].clone()), expected[a:b]) for a, b in ((0, 1), (1, 2), (2, 5), (1, 6))):
             yield f"{name} of {width}"
     q, k, v = (torch.randn(5, 4, n, 16, generator=rng) for n in (7, 300, 300))
     mask = torch.rand(5, 1, 7, 300, generator=rng) < 0.7
-    whole = ops.attention(q, k, v, mask)
+    expected = ops.attention(q, k, v, mask)
     for a, b in ((0, 1), (1, 3), (4, 5)):
-        if not torch.equal(ops.attention(q[a:b], k[a:b], v[a:b], mask[a:b]), whole[a:b]):
+        if not torch.equal(ops.attention(q[a:b], k[a:b], v[a:b], mask[a:b]), expected[a:b]):
             yield f"attention of rows {a} to {b}"
 
 
@@ -93,28 +94,28 @@ def images() -> Iterator[str]:
     given = tiny.prompts(len(KEYS))
     for name, drafter in drafters.items():
 
-        def drawn(a: int, b: int, make: Any = drafter) -> list[Tensor]:
+        def decoded(a: int, b: int, make: Any = drafter) -> list[Tensor]:
             config = DecoderConfig(target, make(), rules.cool(2.0, 3), Sampling(cfg_scale=2.0))
             out = decode(config, given.rows(a, b), RandomStreams(KEYS[a:b]))
             return [out.tokens, out.steps, out.accepted, out.trace.log_prob]
 
-        yield from (f"{name}, images {part}" for part in differing(drawn))
+        yield from (f"{name}, images {part}" for part in differing(decoded))
     for model, criterion in product(("d1t5", "d2t4"), ("exact", "path")):
 
-        def drawn(a: int, b: int, name: str = model, by: str = criterion) -> list[Tensor]:
+        def decoded(a: int, b: int, name: str = model, by: str = criterion) -> list[Tensor]:
             pair = built_in(name)
             out = decode_continuous(
                 pair.target, pair.drafter, ContinuousRule(gamma=2, criterion=by), None, RandomStreams(KEYS[a:b])
             )
             return [out.tokens, out.steps, out.accepted]
 
-        yield from (f"{model}, {criterion}, images {part}" for part in differing(drawn))
+        yield from (f"{model}, {criterion}, images {part}" for part in differing(decoded))
 
 
-def differing(drawn: Any) -> Iterator[str]:
-    whole = drawn(0, len(KEYS))
+def differing(decoded: Any) -> Iterator[str]:
+    expected = decoded(0, len(KEYS))
     for a, b in ((0, 1), (1, 3), (3, 5)):
-        if not all(torch.equal(x, y[a:b]) for x, y in zip(drawn(a, b), whole, strict=True)):
+        if not all(torch.equal(x, y[a:b]) for x, y in zip(decoded(a, b), expected, strict=True)):
             yield f"{a} to {b}"
 
 

@@ -34,18 +34,18 @@ def main() -> None:
     compiled(kernels._swiglu, types, {"BLOCK": 1024})
     heads = {"HEADS": 32, "KV": 8}
     for halves in (True, False):
-        turn = {**heads, "HALF": 64, "BLOCK": 64, "HALVES": halves, "NORMED": True}
-        compiled(kernels._turn, types | {"TABLE": FLOAT, "SLOTS": LONG}, turn, num_warps=1)
+        head = {**heads, "HALF": 64, "BLOCK": 64, "HALVES": halves, "NORMED": True}
+        compiled(kernels._rotate, types | {"TABLE": FLOAT, "SLOTS": LONG}, head, num_warps=1)
     parts = dict.fromkeys(("PART", "TOP", "SUM"), FLOAT)
     shape = {"DIM": 128, "BD": 128, "SPLITS": 16}
     compiled(kernels._attend, types | parts | {"MASK": BYTE}, {**heads, **shape, "BQ": 64, "BS": 64}, num_warps=8)
     compiled(kernels._combine, types | parts, shape)
-    laws = dict.fromkeys(("LOGITS", "LAW"), FLOAT)
-    compiled(kernels._law, types | laws, {"BLOCK": 16384, "CUT": True}, num_warps=16)
+    probs = dict.fromkeys(("LOGITS", "PROBS"), FLOAT)
+    compiled(kernels._probs, types | probs, {"BLOCK": 16384, "CUT": True}, num_warps=16)
     floats = dict.fromkeys(("R", "Q", "U", "OMEGA", "FIRST"), FLOAT)
-    longs = dict.fromkeys(("TOKENS", "CHILDREN", "DEPTH", "TAKEN"), LONG)
+    longs = dict.fromkeys(("TOKENS", "CHILDREN", "DEPTH", "CHILD"), LONG)
     counts = dict.fromkeys(("inner", "tree_rows", "vocabulary", "deepest"), INT)
-    given = types | floats | longs | counts | dict.fromkeys(("VALID", "DRAWN"), BYTE)
+    given = types | floats | longs | counts | dict.fromkeys(("VALID", "SAMPLED"), BYTE)
     for width, optimal in ((1, True), (4, False)):
         compiled(kernels._decide, given, {"WIDTH": width, "BLOCK": 4096, "OPTIMAL": optimal}, num_warps=8)
 

@@ -24,10 +24,11 @@ from specbench.audit.tabular import TabularGrower, TabularTarget, codes, random_
 from specbench.config import configuration, parameters
 from specbench.decoding import rules
 from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.typical import Typical
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.sampling import Sampling
 
 #: A configuration as `configuration.compose` gives it, of which an audit reads these.
 PLAIN = {"temperature": 1.0, "top_k": None, "top_p": 1.0}

@@ -26,8 +26,9 @@ from specbench.decoding.drafters.build import Eagle, Window
 from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, Decoding
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine import clock as clocks

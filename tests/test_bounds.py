@@ -19,7 +19,7 @@ from specbench.config import configuration, parameters
 from specbench.data import base
 from specbench.decoding import trees
 from specbench.decoding.drafters.dynamic import Grower
-from specbench.decoding.sampling import RandomStreams
+from specbench.decoding.rng import RandomStreams
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.harness.method import check_draft
@@ -121,8 +121,8 @@ def test_an_image_has_fewer_tokens_than_the_draft(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_tokens_that_the_bound_knows_are_the_models() -> None:
-    from specbench.models import chameleon, scenes
-    from specbench.models.chameleon import ANOLE_SIZE
+    from specbench.models.loading import chameleon, scenes
+    from specbench.models.loading.chameleon import ANOLE_SIZE
     from specbench.models.scenes_config import TARGET
 
     assert scenes.tokens_of_image({"model": "llamagen_scenes"}) == TARGET.block_size

@@ -636,8 +636,8 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
     assert (said.mean_a, said.mean_b) == pytest.approx((alone[0].value, alone[1].value))
     assert said.test.high - said.difference < 0.9 * 1.96 * math.hypot(alone[0].stderr or 0, alone[1].stderr or 0)
     text = sentences(found)["scenes_fid"]
-    assert text.startswith("scenes_fid is ")
-    assert "higher with cool_sd than with eagle_chain (95 % interval " in text
+    assert "Fréchet distance (scenes_fid) is " in text
+    assert "higher (worse) with cool_sd than with eagle_chain (95 % interval " in text
     assert ", z = " in text
     assert "effect" not in text
     few = between(a, folders.make("c", [replace(r, sha256=f"b{r.index}") for r in mine[:100]]))

@@ -31,10 +31,11 @@ from specbench.decoding.continuous import (
     trajectory,
 )
 from specbench.decoding.loop import decode_stream
-from specbench.decoding.sampling import RandomStreams
+from specbench.decoding.rng import RandomStreams
 from specbench.engine.graph import Eager, Graphs
 from specbench.errors import NumberError, UsageError
-from specbench.models.mar import MAR, Guided, MARConfig
+from specbench.models.mar import MAR, MARConfig
+from specbench.models.mar_sampling import Guided
 
 
 class Chain(continuous.ContinuousSession):

@@ -173,7 +173,7 @@ def test_the_captions_that_sjd_takes_for_the_longest() -> None:
     assert sum(running[name] == longest[name] for name in first) < 1037  # which is counted without white space
 
 
-def test_a_running_longest_caption_keeps_its_place(tmp_path: Path) -> None:
+def test_a_running_longest_caption_keeps_its_position(tmp_path: Path) -> None:
     captions = {3: ["c", "cc", "ccc"], 1: ["a", "aaaa", "aa"], 2: ["b ", "bb"], 4: ["dddddd"], 5: ["e", "eee"]}
     rows = [(image, text) for image, texts in captions.items() for text in texts]
     content = {
@@ -451,7 +451,7 @@ def test_all_prompts_of_a_data_set(tmp_path: Path) -> None:
         (["data=coco"], "unknown data 'coco' .choose from: coco2014, coco2017, imagenet, parti, prompts, scenes"),
     ],
 )
-def test_a_word_that_does_not_fit_is_told(words: list[str], sentence: str) -> None:
+def test_a_word_that_does_not_fit_is_reported(words: list[str], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         configuration.compose(words)
 
@@ -475,7 +475,7 @@ def test_a_look_at_the_choices_reads_nothing() -> None:
         [Item(0, "城", None, "1"), Item(1, "A red circle.", None, "2")],
     ],
 )
-def test_metrics_of_scenes_do_not_judge_other_prompts(items: list[Item]) -> None:
+def test_metrics_of_scenes_do_not_score_other_prompts(items: list[Item]) -> None:
     pictures = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
     context = metrics.ScoringContext(metrics.ASSETS, metrics.ASSETS)
     scores = metrics.score(["scenes_clip", "scenes_reward"], ImageArray(pictures), items, context)
@@ -486,7 +486,7 @@ def test_metrics_of_scenes_do_not_judge_other_prompts(items: list[Item]) -> None
     assert not any(map(of_scenes, items))  # which the Fréchet distance notes
 
 
-def test_items_of_scenes_are_judged(load: Load) -> None:
+def test_items_of_scenes_are_scored(load: Load) -> None:
     towers = evaluators.load(metrics.ASSETS / evaluators.TWO_TOWER, evaluators.TwoTower)
     for item in load("n=300"):
         assert of_scenes(item)

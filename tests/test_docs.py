@@ -27,6 +27,26 @@ SMALL = {
 }
 #: Command lines, one after the other in one process.
 TOGETHER = "import json, sys; from specbench import cli; sys.exit(any([cli.main(w) for w in json.loads(sys.argv[1])]))"
+#: The guide's metric in a row's columns, in a table, in a comparison and in a report: title and better side.
+SHOWN = """
+from specbench.compare.comparison import _metric_statistic
+from specbench.report import gather
+from specbench.rows.columns import COLUMNS
+from specbench.rows.csv_files import read_rows
+from specbench.tables import layout, render
+from specbench.tables.catalog import TABLES
+from pathlib import Path
+
+assert COLUMNS["brightness"] == "Brightness: higher is better"
+assert _metric_statistic("brightness").less.startswith("Brightness (brightness) is {d} lower (worse) with")
+table = TABLES["sjd_table3"]
+row = {name: str(value) for name, value in read_rows(Path("run6/row.csv"))[0].items() if value is not None}
+drawn = layout.build(table, "greys", {table.lines[0].key: row}, [], {}, "")
+assert "| Brightness \u2191" in render.markdown(drawn), render.markdown(drawn)
+columns = gather.page_data(gather.gather([Path("run6")], [], 0))["shown"]
+[shown] = [column for column in columns if column["key"] == "brightness"]
+assert (shown["title"], shown["better"], shown["decimals"]) == ("Brightness", "higher", 3)
+"""
 
 
 def _links(path: Path) -> list[tuple[str, str]]:
@@ -106,3 +126,5 @@ def test_the_guide_works(tmp_path: Path) -> None:
     for audit in (1, 3):
         assert "not lossless" in (tmp_path / f"audit{audit}.csv").read_text()
     assert "brightness" in ran.stdout
+    shown = subprocess.run([sys.executable, "-c", SHOWN], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr

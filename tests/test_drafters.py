@@ -1,4 +1,4 @@
-"""Drafters that need no network of their own, and trees grown anew: exact whatever they propose, and worth it."""
+"""Drafters that need no network of their own, and trees grown at every step: exact, and faster than vanilla."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specbench.errors import UsageError
 WINDOWS = {
     **{f"window {w}": {"window": w} for w in (1, 2, 3, 9)},  # 9 is larger than the image
     **{init: {"window": 3, "init": init} for init in INITS[1:]},
-    "anew": {"window": 3, "refine": False},
+    "not_refined": {"window": 3, "refine": False},
     **{coupling: {"window": 3, "coupling": coupling} for coupling in COUPLINGS[1:]},
     "gumbel, repeat": {"window": 3, "coupling": "gumbel", "init": "horizontal_repeat"},
     "maximal, sample": {"window": 3, "coupling": "maximal", "init": "vertical_sample"},
@@ -43,7 +43,7 @@ def test_a_greedy_window_gives_the_greedy_sequence(name):
     greedy = Sampling(temperature=0)
     wanted = run(Window(1), rules.exact(), 8, greedy).tokens
     token, expected = 0, []
-    for table in P:  # the arg max of every law in turn
+    for table in P:  # the arg max of every distribution
         expected.append(int(table[token].argmax()))
         token = token * 4 + expected[-1]
     assert wanted.eq(torch.tensor(expected)).all()
@@ -65,11 +65,11 @@ def test_chosen_candidates_are_lossless():
 
 def test_a_dynamic_tree_holds_the_likeliest_paths():
     """Against an enumeration of every path's score."""
-    laws = random_tables(3, 3, seed=5)
+    tables = random_tables(3, 3, seed=5)
     code = {(): 0}
 
-    def law_of(paths):
-        return torch.stack([laws[len(p)][code[p]] for p in paths])[None]
+    def probs_of(paths):
+        return torch.stack([tables[len(p)][code[p]] for p in paths])[None]
 
     for a in range(3):
         code[(a,)] = a
@@ -83,18 +83,18 @@ def test_a_dynamic_tree_holds_the_likeliest_paths():
             seen = {beams[1 + int(j)] for j in sees[0, i].nonzero()[:, 0] if int(j) < first} | {node}
             assert seen == {node[:d] for d in range(1, len(node) + 1)}
         beams.extend(nodes)
-        return law_of(nodes)
+        return probs_of(nodes)
 
-    draft = Grower(nodes=7, depth=3, width=3).grow(torch.zeros(1, 1).long(), law_of([()]), expand, PLAIN)
+    draft = Grower(nodes=7, depth=3, width=3).grow(torch.zeros(1, 1).long(), probs_of([()]), expand, PLAIN)
     score = {}
     for a in range(3):
-        score[(a,)] = float(laws[0][0, a])
+        score[(a,)] = float(tables[0][0, a])
         for b in range(3):
-            score[(a, b)] = score[(a,)] * float(laws[1][a, b])
+            score[(a, b)] = score[(a,)] * float(tables[1][a, b])
     expanded = sorted((p for p in score if len(p) == 2), key=lambda p: -score[p])[:3]
     for p in expanded:
         for c in range(3):
-            score[(*p, c)] = score[p] * float(laws[2][code[p], c])
+            score[(*p, c)] = score[p] * float(tables[2][code[p], c])
     wanted = sorted(score, key=lambda p: -score[p])[:7]
     paths = []
     for m in range(1, 8):
@@ -102,19 +102,19 @@ def test_a_dynamic_tree_holds_the_likeliest_paths():
         paths.append(tuple(int(draft.tokens[0, n]) for n in above if n))
     assert sorted(paths) == sorted(wanted)
     tree = draft.tree
-    for path, place in zip([(), *paths], tree.slot[0].tolist(), strict=True):
+    for path, slot in zip([(), *paths], tree.slot[0].tolist(), strict=True):
         below = [p for p in paths if p[:-1] == path]
-        assert (place >= 0) == bool(below)  # the leaves are no inner nodes
+        assert (slot >= 0) == bool(below)  # the leaves are no inner nodes
         if below:
-            assert [paths[k - 1] for k in tree.children[0, place].tolist() if k >= 0] == below
-            assert torch.equal(draft.probs[0, place], laws[len(path)][code[path]])
+            assert [paths[k - 1] for k in tree.children[0, slot].tolist() if k >= 0] == below
+            assert torch.equal(draft.probs[0, slot], tables[len(path)][code[path]])
     assert tree.inner[0, 0] == 0
     assert all((tree.children[0, some:, m] < 0).all() for m, some in enumerate(tree.parents_per_rank))
     assert draft.tree.depth[0, 1:].tolist() == [len(p) for p in paths]
 
 
 def test_coupling_and_proactive_drafts_save_steps():
-    """On a Markov chain, where a kept token keeps the laws after it."""
+    """On a Markov chain, where an accepted token leaves the distributions after it as they are."""
     g = torch.Generator().manual_seed(2)
     after = (2 * torch.randn(3, 3, generator=g)).softmax(-1)
     tables = [torch.full((1, 3), 1 / 3)] + [after.repeat(3 ** (t - 1), 1) for t in range(1, 9)]

@@ -115,7 +115,7 @@ def test_hidden_states_are_those_of_a_plain_computation(tmp_path, model, layers)
     c = config(bundle.target, num_hidden_layers=layers)
     heads, dim = c["num_attention_heads"], c["hidden_size"]
     t = tensors(c, chameleon, heads if model == "anole" else 1)
-    head = at(write(tmp_path / "deep", c, t), model).eagle()
+    head = at(write(tmp_path / "deep", c, t), model).drafter_network("eagle")
     assert (head.cfg.n_layer, head.cfg.n_kv_head, head.cfg.ffn_hidden, head.cfg.norm_eps) == (layers, 1, 24, 1e-2)
     if chameleon:
         n = 9
@@ -150,14 +150,14 @@ def test_without_a_config_the_names_and_shapes_tell(tmp_path, model):
     if model != "llamagen_xl":
         c["rms_norm_eps"] = bundle.target.block.norm_eps
     t = tensors(c, model != "llamagen_xl")
-    said = at(write(tmp_path / "said", c, t), model).eagle()
-    told = at(write(tmp_path / "told", None, t), model).eagle()
+    said = at(write(tmp_path / "said", c, t), model).drafter_network("eagle")
+    told = at(write(tmp_path / "told", None, t), model).drafter_network("eagle")
     assert (said.cfg, said.cfg.n_layer) == (told.cfg, 2)
     assert all(torch.equal(v, told.state_dict()[k]) for k, v in said.state_dict().items())
-    file = at(tmp_path / "told" / "pytorch_model.bin", model).eagle()
+    file = at(tmp_path / "told" / "pytorch_model.bin", model).drafter_network("eagle")
     assert file.cfg == told.cfg
     del t["fc.bias"]
-    assert not at(write(tmp_path / "bare", c | {"bias": False}, t), model).eagle().cfg.fc_bias
+    assert not at(write(tmp_path / "bare", c | {"bias": False}, t), model).drafter_network("eagle").cfg.fc_bias
 
 
 @pytest.mark.parametrize(("model", "method"), [("llamagen_xl", "eagle1"), ("lumina_mgpt", "eagle2")])
@@ -201,4 +201,4 @@ def test_depths_that_contradict_each_other_are_refused(tmp_path):
         ("swin", c | {"swin_norm": True}, t, "swin_norm must be absent"),
     ):
         with pytest.raises(UsageError, match=sentence):
-            at(write(tmp_path / name, said, content), "llamagen_xl").eagle()
+            at(write(tmp_path / name, said, content), "llamagen_xl").drafter_network("eagle")

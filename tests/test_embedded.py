@@ -53,7 +53,7 @@ def test_windows_save_steps_and_proactive_drafts_save_more():
     assert accepted_length("method=jacobi") < windows[0]  # drafts that must match, not laws
 
 
-def test_a_caption_can_be_read_from_its_picture():
+def test_a_caption_can_be_read_from_its_image():
     """The goal is 0.85 over 256 captions (results/embedded_models.md); these eight hold 60 attributes or so, of which
     0.85 is not missed by four standard errors of 0.05."""
     from specbench.config.registry import ASSETS
@@ -68,7 +68,7 @@ def test_a_caption_can_be_read_from_its_picture():
 
 
 @pytest.mark.parametrize("method", ["vanilla", "sd", "eagle_chain", "cool_sd", "scd", "medusa"])
-def test_the_same_pictures_in_any_batch(method):
+def test_the_same_images_in_any_batch(method):
     """Bit-equal tokens and pixels, alone and in company: every row-wise product is computed in one order."""
     p = pipeline(f"method={method}")
     together = decoded(f"method={method}", count=FEW)
@@ -103,13 +103,13 @@ def test_greedy_speculation_repeats_the_greedy_target():
         assert out.steps.item() < 256 / 1.5
 
 
-def test_another_seed_is_another_picture():
+def test_another_seed_is_another_image():
     p = pipeline("method=scd")
     encoded = p.encode(CAPTIONS[:1])
     assert not torch.equal(p.decode(encoded, [(1, 0)]).tokens, decoded("method=scd", count=FEW).tokens[:1])
 
 
-def test_the_tokenizer_reaches_its_figures():
+def test_the_tokenizer_reaches_its_statistics():
     from specbench.training.tokenizer import evaluate
 
     statistics = evaluate(pipeline("method=vanilla").model.tokenizer, scenes.render("validation", range(200))[0])
@@ -117,7 +117,7 @@ def test_the_tokenizer_reaches_its_figures():
     assert statistics["codes_used"] > 0.8
 
 
-def test_target_and_drafter_reach_their_figures():
+def test_target_and_drafter_reach_their_statistics():
     """An ambiguous target, a drafter that is good and not perfect."""
     from specbench.training import drafter, target
     from specbench.training.dataset import TargetHead
@@ -128,7 +128,9 @@ def test_target_and_drafter_reach_their_figures():
         codes = model.codes(scenes.to_float(images)).numpy()
         features = model.encode(captions).features
         given = target.dataset(model.target, codes, features)
-        found = drafter.evaluate(model.eagle(), TargetHead(model.target), given, range(32))
+        found = drafter.evaluate(
+            drafter.EagleTraining(model.drafter_network("eagle"), TargetHead(model.target)), given, range(32)
+        )
         reached = target.evaluate_target(model.target, codes, features)
     assert reached["loss"] < 2.6  # as its card says, and far below the 6.2 nats of equal codes
     assert 0.25 < reached["top1_probability"] < 0.55

@@ -21,11 +21,12 @@ from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import Decoded, DecoderConfig, Decoding, decode, decode_stream
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Rule, cool, exact
 from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.typical import Typical
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.engine.fixed import Fixed, _named, tensors
 from specbench.engine.graph import Eager, Graphs
@@ -48,7 +49,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
 
 
 def at_once(step: Callable[[], None]) -> Callable[[], None]:
-    """In the place of a recorder: the step itself, after one that counts."""
+    """Instead of a recorder: the step itself, after one that counts."""
     step()
     return step
 
@@ -251,7 +252,7 @@ class Rigid(Decoding):
     (Forgetful, RuntimeError, "it added or dropped .extra"),
     (Rigid, TypeError, "pair is a tuple"),
 ])  # fmt: skip
-def test_what_cannot_stay_in_place_is_told(kind: type[Decoding], error: type[Exception], message: str) -> None:
+def test_what_cannot_stay_in_place_is_reported(kind: type[Decoding], error: type[Exception], message: str) -> None:
     kind.__module__ = "specbench.of_a_test"  # only this project's objects are looked into
     steps = kind(
         DecoderConfig(tiny.llamagen(), NoDraft(), exact(), Sampling()), tiny.prompts(1), RandomStreams([(0, 0)])
@@ -286,15 +287,15 @@ def test_a_function_of_tensors_is_recorded_for_its_shapes() -> None:
     assert len(recorded) == 2 + engine.most_calls
 
 
-@pytest.mark.parametrize(("words", "message"), [
+@pytest.mark.parametrize(("arguments", "message"), [
     (("engine=graph", "device=cpu"), "engine=graph records CUDA graphs, and the device is cpu"),
     (("engine=triton", "device=cpu"), "engine=triton records CUDA graphs, and the device is cpu"),
     (("engine=fast",), "engine"),
 ])  # fmt: skip
 def test_an_engine_that_cannot_work_is_refused(
-    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from specbench import cli
 
-    assert cli.main(["run", "n=1", *words]) == 2
+    assert cli.main(["run", "n=1", *arguments]) == 2
     assert message in capsys.readouterr().err

@@ -56,7 +56,7 @@ def test_every_attribute_gets_its_logits(kind: str, pictures: Tensor) -> None:
     assert [tuple(one.shape) for one in logits] == [(8, len(choices)) for choices in scenes.ATTRIBUTES.values()]
 
 
-def test_features_have_the_size_that_the_metric_is_told(pictures: Tensor) -> None:
+def test_features_have_the_size_that_the_metric_is_reported(pictures: Tensor) -> None:
     default = ev.Classifier(ev.ClassifierConfig()).eval()
     assert default.features(pictures).shape == (8, default.num_features) == (8, 64)
 
@@ -282,7 +282,7 @@ def test_training_learns(tmp_path: Path) -> None:
     assert not reader.training
 
 
-def test_two_tower_figures_count_what_they_say() -> None:
+def test_two_tower_statistics_count_what_they_say() -> None:
     """With embeddings planted by hand: picture i matches caption i, except that 0 and 1 are exchanged."""
 
     class Planted(ev.TwoTower):
@@ -312,7 +312,7 @@ def test_two_tower_figures_count_what_they_say() -> None:
 COMMITTED = [ASSETS / name for name in (ev.CLASSIFIER, ev.READER, ev.TWO_TOWER, FILE)]
 
 
-def test_committed_evaluators_reach_their_figures() -> None:
+def test_committed_evaluators_reach_their_statistics() -> None:
     """On 400 validation pictures; 0.97 is the project's target for the reader."""
     images, captions, labels = scenes.render("validation", range(400))
     reader = te.evaluate_reader(ev.load(ASSETS / ev.READER, ev.AttributeReader), images, labels)

@@ -24,7 +24,7 @@ from specbench.errors import RunError, UsageError
 from specbench.harness import run, worker
 from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import Journal, Record, read_records
-from specbench.storage.files import append_line
+from specbench.storage.files import append_line, atomic_path, locked, write_atomically
 
 Call = Callable[..., tuple[int, str, str]]
 WORDS = ("metrics=none", "n=6", "warmup=0")
@@ -150,6 +150,34 @@ def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(tmp_path: Path) -> N
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == b"x" * 99 + b"\n"
+
+
+def stop_while_writing(path: Path) -> None:
+    with atomic_path(path) as partial:
+        partial.write_bytes(b"par")
+        raise KeyboardInterrupt
+
+
+def test_two_processes_may_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with atomic_path(path) as first, atomic_path(path) as second:
+        first.write_bytes(b"first")
+        second.write_bytes(b"second")
+    assert path.read_bytes() == b"first"  # the last one to be complete
+    with pytest.raises(KeyboardInterrupt):
+        stop_while_writing(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert path.read_bytes() == b"first"
+
+
+def test_what_a_kill_leaves_is_removed_by_the_next_process(tmp_path: Path) -> None:
+    with atomic_path(tmp_path / "images/0.png") as killed:
+        left = killed.with_name("1.png" + killed.name.removeprefix("0.png"))
+        write_atomically(killed, b"")
+        left.write_bytes(b"cut")
+        (tmp_path / "mine.tmp").write_bytes(b"")
+    with locked(tmp_path):
+        assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == [".lock", "0.png", "mine.tmp"]
 
 
 @pytest.mark.parametrize("index", [0, 3])

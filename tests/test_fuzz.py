@@ -1,6 +1,6 @@
 """Untrusted files: for any content a reader returns what it promises or raises a UsageError.
 
-`scripts/fuzz.py` does the same through whole commands, by the thousand. The second half are bugs that it found.
+The first part damages sound files and arguments at random, the second part has the errors that were found.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import shutil
 import struct
 import zipfile
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_pipeline import FakePipeline
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -36,8 +38,9 @@ from specbench.compare import passes
 from specbench.config import configuration, parameters
 from specbench.data import prompts
 from specbench.errors import UsageError
+from specbench.harness import run
 from specbench.metrics import reference
-from specbench.models import checkpoints
+from specbench.models.loading import checkpoints
 from specbench.report import gather
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
@@ -52,6 +55,8 @@ many = settings(
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+few = settings(many, max_examples=40)
+Call = Callable[..., tuple[int, str, str]]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.sampled_from(
     ["nan", "inf", "1e999", "-1", "\0", "²", "9" * 400, "</script>", "\\input{x}", "../../x", "\u202e", "[" * 3000]
 )
@@ -62,6 +67,13 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=5,
 )
+
+
+@st.composite
+def damaged(draw: st.DrawFn, sound: bytes) -> bytes:
+    """A file after a full disk, an editor or a person: cut off, overwritten, doubled or with something inserted."""
+    at, length = draw(st.integers(0, len(sound))), draw(st.integers(0, 40))
+    return sound[:at] + draw(BYTES) + draw(st.sampled_from([b"", sound[at:], sound[at + length :], sound]))
 
 
 def content(path: Path, data: bytes) -> Path:
@@ -147,7 +159,7 @@ def test_text_stays_text(text: str) -> None:
     message = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
     assert message is not None
     assert not set("<>&") & set(message[1])
-    assert json.loads(message[1])["rows"][0]["pictures"]["0"]["prompt"] == text
+    assert json.loads(message[1])["rows"][0]["images"]["0"]["prompt"] == text
 
 
 @many
@@ -168,7 +180,79 @@ def test_a_count_above_its_bound_is_told(name: str, above: int) -> None:
         parameters.check(name, int(high) + above)
 
 
-# --- bugs that were found ---------------------------------------------------------------------------------------------
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "run"
+    run.execute(configuration.compose(["n=3", "warmup=0", "metrics=none"]), out, loader=FakePipeline)
+    return out
+
+
+def succeeds_or_refuses(call: Call, *arguments: str) -> None:
+    """A command ends with exit code 0, or with 2 and one sentence, and prints no control characters."""
+    code, out, err = call(*arguments)
+    sentences = [line for line in err.splitlines() if line.startswith("specbench: ")]
+    assert code == 0 or (code, len(sentences)) == (2, 1), (arguments, out, err)
+    assert not set("\0\x1b\x07") & set(out + err)
+
+
+@pytest.mark.parametrize("command", [["status"], ["resume"], ["compare"], ["report"]], ids=lambda c: c[0])
+@few
+@given(data=st.data())
+def test_commands_on_a_damaged_run(
+    call: Call, finished: Path, tmp_path: Path, command: list[str], data: st.DataObject
+) -> None:
+    folder = tmp_path / "in/run"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(finished, folder)
+    text = ("row.csv", "run.json", "config.yaml", "records.jsonl", "baseline.jsonl", "images/00001.png")
+    file = folder / data.draw(st.sampled_from([name for name in text if (folder / name).exists()]))
+    file.write_bytes(data.draw(damaged(file.read_bytes())))
+    more = {"compare": [str(finished)], "report": ["runs=in", "out=x.html", "keep=kept"]}.get(command[0], [])
+    succeeds_or_refuses(call, *command, str(folder), *more)
+    assert {path.name for path in tmp_path.iterdir()} <= {"in", "kept", "x.html"}
+
+
+@few
+@given(
+    command=st.sampled_from(
+        "run evaluate compare report audit bench probe tables reference list fetch train x".split()
+    ),
+    arguments=st.lists(TEXT | st.builds("{}={}".format, st.sampled_from([*parameters.TABLE, "+x", "~n"]), TEXT)),
+)
+def test_any_arguments(call: Call, tmp_path: Path, command: str, arguments: list[str]) -> None:
+    assume(not any("\0" in argument for argument in arguments))  # no argument of a process has one
+    assume(not {"help", "-h", "--help"} & set(arguments))
+    succeeds_or_refuses(call, command, *arguments, "nothing=1")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["reference", "tables", "weights", "image"])
+@many
+@given(data=st.data())
+def test_readers_of_a_damaged_file(tmp_path: Path, kind: str, data: st.DataObject) -> None:
+    path = tmp_path / kind
+    if kind == "reference":
+        np.savez(path.open("wb"), mu=np.zeros(4), sigma=np.eye(4))
+    elif kind == "tables":
+        np.savez(path.open("wb"), **{f"{letter}{t}": np.full((2**t, 2), 0.5) for t in range(2) for letter in "pq"})
+    elif kind == "weights":
+        save_file(dict(nn.Linear(3, 2).state_dict()), path, {"kind": "line", "config": "{}"})
+    else:
+        Image.fromarray(picture(0)).save(path, "PNG")
+    path.write_bytes(data.draw(damaged(path.read_bytes())))
+    readers: dict[str, Callable[[], object]] = {
+        "reference": lambda: reference.read(path, 4),
+        "tables": lambda: models.load(str(path)),
+        "weights": lambda: checkpoints.load(path, "line", lambda c: nn.Linear(c.inside, c.out), Shape),
+        "image": lambda: image_files.read(path),
+    }
+    or_usage_error(readers[kind])
+
+
+# --- errors that were found -------------------------------------------------------------------------------------------
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

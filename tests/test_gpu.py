@@ -18,7 +18,8 @@ from specbench.decoding import rules, trees
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling
 from specbench.engine.graph import Graphs
 from specbench.harness.pipeline import Pipeline
 from specbench.models.llamagen import Conditioning
@@ -39,19 +40,19 @@ def test_streams_are_those_of_the_cpu():
 
 
 @pytest.mark.parametrize("drafting", [False, True])
-def test_a_target_keeps_its_law(drafting):
-    """Against the law enumerated on the CPU (chi-square)."""
+def test_a_target_keeps_its_distribution(drafting):
+    """Against the distribution enumerated on the CPU (chi-square)."""
     target, count = tiny.llamagen(), 4000
     cond = tiny.prompts(count, same=True)
-    law = tiny.sequence_probs(target, cond, 2.0)
+    probs = tiny.sequence_probs(target, cond, 2.0)
     drafter = Eagle(tiny.eagle(target).cuda(), trees.parse("[[0],[1],[0,0],[0,1]]")) if drafting else NoDraft()
     there = Conditioning(cond.features.cuda(), cond.valid.cuda())
     rng = RandomStreams([(0, i) for i in range(count)], "cuda")
     out = decode(DecoderConfig(target.cuda(), drafter, rules.exact(), Sampling(cfg_scale=2.0)), there, rng)
-    seen = torch.bincount(codes(out.tokens.cpu(), tiny.VOCAB), minlength=len(law)).double()
-    small = law * count < 5
+    seen = torch.bincount(codes(out.tokens.cpu(), tiny.VOCAB), minlength=len(probs)).double()
+    small = probs * count < 5
     observed = torch.cat([seen[~small], seen[small].sum()[None]])
-    wanted = torch.cat([law[~small], law[small].sum()[None]]) * count
+    wanted = torch.cat([probs[~small], probs[small].sum()[None]]) * count
     assert stats.chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue > 1e-4
 
 
@@ -121,20 +122,27 @@ def test_no_pass_of_vectors_waits_for_the_host(name):
 def test_a_benchmark_times_recorded_and_plain_steps(capsys):
     from specbench import cli
 
-    words = ["model=llamagen_xl", "reduced=true", "weights=random", "device=cuda", "dtype=bfloat16", "bench.steps=5"]
+    arguments = [
+        "model=llamagen_xl",
+        "reduced=true",
+        "weights=random",
+        "device=cuda",
+        "dtype=bfloat16",
+        "bench.steps=5",
+    ]
     for engine in ("eager", "graph"):
-        assert cli.main(["bench", *words, f"engine={engine}", "method=cool_sd", "forced_accept=2"]) == 0
-        told = json.loads(capsys.readouterr().out.splitlines()[-1])
-        assert told["forward_ms"] > 0
-        assert told["device"] == "cuda"
+        assert cli.main(["bench", *arguments, f"engine={engine}", "method=cool_sd", "forced_accept=2"]) == 0
+        row = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert row["forward_ms"] > 0
+        assert row["device"] == "cuda"
 
 
 @pytest.mark.parametrize("features", ["stored", "live"])
 def test_a_drafter_is_trained_and_used(tmp_path, features):
-    words = ["model=lumina_mgpt", "weights=random", "reduced=true", "data=prompts", f"prompts={tmp_path / 'a.txt'}"]
+    arguments = ["model=lumina_mgpt", "weights=random", "reduced=true", "data=prompts", f"prompts={tmp_path / 'a.txt'}"]
     (tmp_path / "a.txt").write_text("\n".join(f"number {i}" for i in range(12)))
     small = ["n=12", "batch=4", "steps=10", "warmup=2", "held_out=0.2", f"features={features}", "dtype=bfloat16"]
     out = tmp_path / "out"
-    assert cli.main(["train", "drafter=eagle3", "source=self", *words, *small, f"out={out}"]) == 0
+    assert cli.main(["train", "drafter=eagle3", "source=self", *arguments, *small, f"out={out}"]) == 0
     run = ["method=eagle3", f"drafter_weights={out}", "n=1", "metrics=none", "warmup=0", "engine=graph"]
-    assert cli.main(["run", *words, *run, f"out={tmp_path / 'run'}"]) == 0
+    assert cli.main(["run", *arguments, *run, f"out={tmp_path / 'run'}"]) == 0

@@ -29,7 +29,8 @@ from specbench.metrics.base import Metric, ScoringContext, Unavailable
 from specbench.metrics.inception import InceptionScorer
 from specbench.metrics.outputs import image_key
 from specbench.metrics.reference import ReferenceStatistics
-from specbench.storage import home, image_files
+from specbench.storage import image_files
+from specbench.storage.files import cached_sha256
 
 PUBLISHED = inception.SHA256
 WIDTH = 24  # of the statistics' tests: they are the same at any
@@ -162,7 +163,7 @@ def test_only_the_published_weights_are_loaded(
         (saved(small | {kernel: torch.full((32, 3, 3, 3), torch.nan)}), f"'{kernel}' holds NaN"),
     ]:
         path.write_bytes(content)
-        monkeypatch.setattr(inception, "SHA256", home.digest(path).hex())
+        monkeypatch.setattr(inception, "SHA256", cached_sha256(path))
         with pytest.raises(UsageError, match=message) as caught:
             inception.load(path)
         assert "weights.pth" in str(caught.value)

@@ -36,7 +36,7 @@ def test_rows_do_not_depend_on_each_other(name: str) -> None:
     """With one and with two threads: see `code_paths`."""
     chosen = CODE_PATHS[name]
     plain = {k: v for k, v in os.environ.items() if k not in ("MKL_CBWR", "ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")}
-    # Threads that wait for each other without sleeping take turns of milliseconds on a processor that others use.
+    # Threads that wait for each other without sleeping wait for milliseconds at a time on a processor that others use.
     env = plain | {"PYTHONPATH": f"{TESTS}:{TESTS.parent}", "OMP_WAIT_POLICY": "passive"} | chosen
     done = subprocess.run([sys.executable, TESTS / "code_paths.py"], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -44,7 +44,7 @@ def test_rows_do_not_depend_on_each_other(name: str) -> None:
     assert found["faults"] == {"1": [], "2": []}
     assert sum(found["ways"].values()) > 50
     if chosen.get("ATEN_CPU_CAPABILITY") == "default":
-        assert found["kernels"] == "DEFAULT"  # the variable does what it is taken for
+        assert found["kernels"] == "DEFAULT"  # the variable works
 
 
 def _by_count(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -78,10 +78,10 @@ def test_a_library_that_mixes_rows_is_called_in_another_way(
     assert invariance.choose(weight, biased) is way
     rows = torch.randn(40, 33, generator=g)
     with torch.no_grad():
-        whole = ops.linear(rows, weight, bias)
-        torch.testing.assert_close(whole, F.linear(rows, weight, bias), rtol=1e-5, atol=1e-5)
+        expected = ops.linear(rows, weight, bias)
+        torch.testing.assert_close(expected, F.linear(rows, weight, bias), rtol=1e-5, atol=1e-5)
         for begin, end in ((0, 1), (1, 2), (2, 19), (5, 40)):
-            assert torch.equal(ops.linear(rows[begin:end], weight, bias), whole[begin:end])
+            assert torch.equal(ops.linear(rows[begin:end], weight, bias), expected[begin:end])
         assert not torch.equal(library(rows[1:9], weight, bias), library(rows, weight, bias)[1:9])
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from torch import Tensor
 
 from specbench.decoding import trees
 from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Relaxed, cool, exact, uniform
-from specbench.decoding.sampling import RandomStreams, Sampling, draw_distinct
+from specbench.decoding.sampling import Sampling, draw_distinct
 from specbench.decoding.trees import build, chain_paths, parse
 from specbench.decoding.verify import Draft, verify
 from specbench.engine import ops
@@ -42,7 +43,7 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 6, 17])  # scalars, the matrix units, and more than these kernels take
-@pytest.mark.parametrize("shape", [(33, 40), (64, 600)])  # one block of columns, and a whole one and a part
+@pytest.mark.parametrize("shape", [(33, 40), (64, 600)])  # one block of columns; a full one and a part
 @torch.inference_mode()
 def test_products(rows: int, shape: tuple[int, int]) -> None:
     out, width = shape
@@ -69,7 +70,7 @@ def test_products(rows: int, shape: tuple[int, int]) -> None:
 def test_attention(heads: int, kv: int, dim: int, nodes: int, slots: int) -> None:
     q, k, v = normal(2, nodes, heads, dim), normal(2, kv, slots, dim, seed=1), normal(2, kv, slots, dim, seed=2)
     mask = normal(2, 1, nodes, slots, seed=3) > 0.3
-    mask[0, :, :, :20] = False  # padding, and beyond: whole blocks that nobody sees
+    mask[0, :, :, :20] = False  # padding, and beyond: full blocks that no query attends to
     mask[1, :, :, 25:] = False
     mask[:, :, :, 22] = True
     plain = ops.attention(q.transpose(1, 2), k, v, mask).transpose(1, 2)
@@ -102,27 +103,26 @@ def test_a_block_and_its_cache(name: str, first: bool) -> None:
         cache.k.copy_(normal(*cache.k.shape, seed=7))
         cache.v.copy_(normal(*cache.v.shape, seed=8))
     plain = run_blocks(blocks, x, rope, mask, caches[0], at)
-    with ops.fused():
-        assert close(run_blocks(blocks, x, rope, mask, caches[1], at), plain)
+    caches[1].kernels = kernels
+    assert close(run_blocks(blocks, x, rope, mask, caches[1], at), plain)
     assert close(caches[0].k, caches[1].k)
     assert close(caches[0].v, caches[1].v)
 
 
 @pytest.mark.parametrize("top_k", [None, 1, 7, 99, 100, 500])
 @torch.inference_mode()
-def test_laws(top_k: int | None) -> None:
+def test_distributions(top_k: int | None) -> None:
     logits = 3 * normal(4, 2, 100)
     logits[0] = logits[0].round()  # ties, zeros of both signs
     logits[1, :, 3:] = -torch.inf  # what a grammar forbids; fewer are left than top_k
     sampling = Sampling(temperature=0.7, top_k=top_k)
     plain = sampling.probs(logits)
-    with ops.fused():
-        law = sampling.probs(logits)
-        assert law.dtype == torch.float32
-        assert torch.equal(law > 0, plain > 0)
-        assert torch.allclose(law, plain, rtol=1e-4, atol=1e-7)
-        for spared in (Sampling(0.0), Sampling(1.0, None, 0.5)):  # greedy and top-p have no kernel
-            assert torch.equal(spared.probs(logits), spared.probs(logits))
+    probs = replace(sampling, kernels=kernels).probs(logits)
+    assert probs.dtype == torch.float32
+    assert torch.equal(probs > 0, plain > 0)
+    assert torch.allclose(probs, plain, rtol=1e-4, atol=1e-7)
+    for sampling in (Sampling(0.0), Sampling(1.0, None, 0.5)):  # greedy and top-p have no kernel
+        assert torch.equal(replace(sampling, kernels=kernels).probs(logits), sampling.probs(logits))
 
 
 CHAIN, TREE = chain_paths(3), parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0]]")
@@ -142,13 +142,13 @@ def test_verification(paths: list[trees.Path], rule: Relaxed, chosen: bool, monk
     keys = RandomStreams([(0, i) for i in range(rows)], DEVICE)
     step = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
     q = (2 * normal(rows, shape.inner.shape[1], size)).softmax(-1)
-    q[:, :, 5:3000] = 0  # what a drafter cannot say
-    q[0, :, 1:] = 0  # and one with a single word: further siblings are none
+    q[:, :, 5:3000] = 0  # tokens that the drafter never proposes
+    q[0, :, 1:] = 0  # one token: there are no further siblings
     q /= q.sum(-1, keepdim=True)
     p = torch.zeros(rows, shape.nodes, size, device=DEVICE)
     p[:, shape.inner[0]] = 0.6 * q
     p += 0.4 * (3 * normal(rows, shape.nodes, size, seed=1)).softmax(-1)
-    p[1] = q[1, 0]  # nothing is left when all of q was taken
+    p[1] = q[1, 0]  # nothing is left when all of q was subtracted
     p /= p.sum(-1, keepdim=True)
     tokens = torch.zeros(rows, shape.nodes, dtype=torch.int64, device=DEVICE)
     for i, node in enumerate(shape.inner[0]):
@@ -157,14 +157,13 @@ def test_verification(paths: list[trees.Path], rule: Relaxed, chosen: bool, monk
         tokens[:, below] = draw_distinct(q[:, i], u, len(below))
     valid = torch.ones(rows, shape.nodes, dtype=torch.bool, device=DEVICE)
     valid[2, 2:] = False
-    drawn = torch.arange(shape.nodes, device=DEVICE).expand(rows, -1) % 3 != 2 if chosen else None
-    draft = Draft(shape, tokens, q, valid, drawn)
+    sampled = torch.arange(shape.nodes, device=DEVICE).expand(rows, -1) % 3 != 2 if chosen else None
+    draft = Draft(shape, tokens, q, valid, sampled)
     plain = verify(p, draft, rule, keys, step)
     used: list[int] = []
     decide = kernels.decide
     monkeypatch.setattr(kernels, "decide", lambda *a: (used.append(1), decide(*a))[1])
-    with ops.fused():
-        found = verify(p, draft, rule, keys, step)
+    found = verify(p, draft, rule, keys, step, kernels=kernels)
     assert used
     assert len(set(plain.length.tolist())) > 1  # it is not settled at the root
     for a, b in ((plain.path, found.path), (plain.length, found.length), (plain.tokens, found.tokens)):
@@ -173,27 +172,17 @@ def test_verification(paths: list[trees.Path], rule: Relaxed, chosen: bool, monk
     assert torch.allclose(plain.first, found.first, rtol=1e-5)
 
 
-def test_outside_a_fused_step_everything_is_plain() -> None:
-    assert ops.kernels() is None
-    with ops.fused():
-        assert ops.kernels() is kernels
-        with ops.fused(False):
-            assert ops.kernels() is kernels
-    with pytest.raises(ZeroDivisionError), ops.fused():
-        raise ZeroDivisionError
-    assert ops.kernels() is None
-
-
 @pytest.mark.parametrize("name", ["eagle2", "sjd"])
 def test_images_of_fused_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal tokens for equal uniforms: the laws differ by rounding, far less than a uniform is from a bound."""
+    """Equal tokens for equal uniforms: the distributions differ by rounding, far less than a uniform is from
+    a bound."""
     target = tiny.llamagen().to(DEVICE)
     used: list[str] = []
     plain = kernels.block
     monkeypatch.setattr(kernels, "block", lambda *a: (used.append("block"), plain(*a))[1])
     given = test_engine.conditioning(1, 1)
     outs: list[Any] = []
-    for engine in (Graphs(test_engine.at_once), Graphs(test_engine.at_once, fused=True)):
+    for engine in (Graphs(test_engine.at_once), Graphs(test_engine.at_once, kernels)):
         drafter = test_engine.DRAFTERS[name](target)
         config = DecoderConfig(target, drafter, exact(), Sampling(cfg_scale=2.0, top_k=4))
         outs.append(decode(config, given, RandomStreams([(4, 0)], DEVICE), engine))
@@ -211,4 +200,4 @@ def test_every_kernel_compiles_for_hopper() -> None:
     done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     names = {line.split()[0] for line in done.stdout.splitlines()}
-    assert names == {"_project", "_rms_norm", "_swiglu", "_turn", "_attend", "_combine", "_law", "_decide"}
+    assert names == {"_project", "_rms_norm", "_swiglu", "_rotate", "_attend", "_combine", "_probs", "_decide"}

@@ -19,17 +19,40 @@ ROOT = Path(__file__).resolve().parents[1]
 #: a rule with one that continuous rules have.
 PARAMETER_GROUPS = {
     "specbench/decoding/drafters/twig.py": """
-from specbench.decoding.drafters.eagle import Eagle
+from types import SimpleNamespace
+
+import torch
+
+from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.trees import chain_paths
+
+NETWORK = {"folder": "twig", "loader": f"{__name__}:Loader"}
+
+
+class Heads(torch.nn.Linear):
+    # the same logits for both positions ahead
+    cfg = SimpleNamespace(heads=2)
+
+    def forward(self, hidden, heads=2):
+        return super().forward(hidden)[..., None, :].expand(*hidden.shape[:-1], heads, -1)
+
+
+class Loader:
+    def __init__(self, bundle, folder):
+        self.bundle = bundle
+
+    def load(self):
+        weight = self.bundle.target.output.weight
+        return Heads(weight.shape[1], len(weight)).requires_grad_(False)
 
 
 def build(cfg, model):
-    return Eagle(model.eagle("eagle"), chain_paths(cfg["window"]))
+    return Medusa(model.drafter_network(NETWORK), chain_paths(cfg["window"]))
 """,
     "conf/drafter/twig.yaml": """
 # @package _global_
-# A short chain of EAGLE's head.
-network: eagle
+# A short chain of heads of its own.
+network: {folder: twig, loader: "specbench.decoding.drafters.twig:Loader"}
 drafter: twig
 window: 2
 """,
@@ -103,9 +126,19 @@ def test_discrete_parts_may_have_the_parameters_of_continuous_ones(tmp_path: Pat
     head = ["method=eagle_chain", "drafter=twig"]
     lines = [
         line
-        for words, out in ((parts, "one"), (head, "two"))
+        for words, out, weights in ((parts, "one", "embedded"), (head, "two", "random"))
         for line in (
-            ["run", *words, "n=1", "warmup=0", "metrics=none", "baseline=false", "device=cpu", f"out={out}"],
+            [
+                "run",
+                *words,
+                f"weights={weights}",
+                "n=1",
+                "warmup=0",
+                "metrics=none",
+                "baseline=false",
+                "device=cpu",
+                f"out={out}",
+            ],
             ["audit", *words, "audit.samples=2000", "audit.model=v3t5"],
         )
     ]

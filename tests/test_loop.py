@@ -1,4 +1,4 @@
-"""The decode loop against models whose law is known in full."""
+"""The decode loop against models whose distribution is known in full."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from specbench.audit.theorem import round_statistics
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, decode
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
-from specbench.decoding.verify import _walk
+from specbench.decoding.verify import _accepted_path
 
 P = random_tables(4, 4, seed=1, sharpness=1.5)
 Q = random_tables(4, 4, seed=2, sharpness=1.5, near=P, distance=0.6)
@@ -36,10 +37,10 @@ def run(drafter, rule, count=COUNT, sampling=PLAIN, seed=0, target=P):
     )
 
 
-def fit(tokens, law) -> float:
+def fit(tokens, probs) -> float:
     """p-value of a chi-square test, cells of small expectation pooled."""
-    seen = torch.bincount(codes(tokens, 4), minlength=len(law)).double()
-    expected = law * len(tokens)
+    seen = torch.bincount(codes(tokens, 4), minlength=len(probs)).double()
+    expected = probs * len(tokens)
     small = expected < 5
     observed = torch.cat([seen[~small], seen[small].sum()[None]])
     wanted = torch.cat([expected[~small], expected[small].sum()[None]])
@@ -52,7 +53,7 @@ def fit(tokens, law) -> float:
 ALPHA = 1e-4
 
 
-def test_vanilla_has_the_targets_law_and_one_token_a_step():
+def test_vanilla_has_the_targets_distribution_and_one_token_a_step():
     out = run(NoDraft(), rules.exact())
     assert fit(out.tokens, sequence_probs(P)) > ALPHA
     assert out.steps.eq(4).all()
@@ -120,11 +121,11 @@ def test_theorem_2(name):
     first = 1 + out.accepted.double()
     # 4.5 standard errors: one run in 150,000 by chance
     assert abs(float(first.mean()) - expected) < 4.5 * float(first.std()) / COUNT**0.5
-    law = sequence_probs(P)
-    measured = torch.bincount(codes(out.tokens, 4), minlength=len(law)).double() / COUNT
-    tv = 0.5 * float((measured - law).abs().sum())
-    # a plain sampler of the true law is this far off by sampling alone: sum sqrt(p (1 - p) / n) bounds twice its mean
-    noise = 0.5 * float((law * (1 - law) / COUNT).sqrt().sum())
+    probs = sequence_probs(P)
+    measured = torch.bincount(codes(out.tokens, 4), minlength=len(probs)).double() / COUNT
+    tv = 0.5 * float((measured - probs).abs().sum())
+    # by sampling alone a plain sampler is this far off: sum sqrt(p (1 - p) / n) bounds twice its mean
+    noise = 0.5 * float((probs * (1 - probs) / COUNT).sqrt().sum())
     assert tv < bound + 1.5 * noise
     if name == "exact":
         assert bound < 1e-6
@@ -165,7 +166,7 @@ def test_acceptance_is_counted_inside_the_image_only():
     assert out.accepted.eq(3).all()
     assert out.drafted.eq(3).all()
     long = run(TabularDrafter(P, chain_paths(8)), rules.exact(), 16)
-    assert long.drafted.eq(4).all()  # eight were drafted, four had a place
+    assert long.drafted.eq(4).all()  # eight were drafted, four were inside the image
     assert long.accepted.eq(4).all()
 
 
@@ -183,10 +184,10 @@ def test_numbers_of_several_purposes_at_once_are_those_of_each() -> None:
     assert torch.equal(several, torch.stack([rng.uniform(step, 2 + i, 3) for i in range(6)], 1))
 
 
-def test_a_chain_is_walked_as_a_tree_is() -> None:
+def test_the_accepted_path_of_a_chain_is_that_of_a_tree() -> None:
     tree = trees.build(trees.chain_paths(4))
-    taken = torch.tensor([[1, 2, 3, 4], [-1, 2, 3, 4], [1, 2, -1, 4], [1, 2, 3, -1]])
-    slot = tree.slot.expand(len(taken), -1)
-    chain, other = (_walk(one, taken, slot) for one in (tree, replace(tree, is_chain=False)))
+    accepted_child = torch.tensor([[1, 2, 3, 4], [-1, 2, 3, 4], [1, 2, -1, 4], [1, 2, 3, -1]])
+    slot = tree.slot.expand(len(accepted_child), -1)
+    chain, other = (_accepted_path(one, accepted_child, slot) for one in (tree, replace(tree, is_chain=False)))
     assert all(torch.equal(a, b) for a, b in zip(chain, other, strict=True))
     assert chain[1].flatten().tolist() == [4, 0, 2, 3]

@@ -15,11 +15,13 @@ from safetensors.torch import load_file, save_file
 from specbench.config import configuration, registry
 from specbench.data.scenes import to_uint8
 from specbench.decoding import continuous
-from specbench.decoding.sampling import RandomStreams
+from specbench.decoding.rng import RandomStreams
 from specbench.engine.graph import Eager
 from specbench.errors import UsageError
-from specbench.models import diffusion, mar, mar_official, official, vq
-from specbench.models.mar import MAR, Guided, MARConfig
+from specbench.models import diffusion, mar, mar_sampling, vq
+from specbench.models.loading import image_tokenizers, mar_official, official
+from specbench.models.mar import MAR, MARConfig
+from specbench.models.mar_sampling import Guided
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT.parent / "shared" / "reference"
@@ -172,7 +174,7 @@ def test_leaving_unknown_tokens_out_is_the_same_as_masking_them():
 
 
 @torch.inference_mode()
-def test_classes_and_their_absence_are_told_apart():
+def test_classes_and_their_absence_are_reported_apart():
     model, (tokens, known, _) = model_of(), images(1)
     z = [model.conditions(tokens, known, torch.tensor([c])) for c in range(SMALL.classes + 1)]
     assert not any(torch.allclose(a, b) for i, a in enumerate(z) for b in z[:i])
@@ -199,25 +201,25 @@ def test_guidance_mixes_the_noise_alone():
 
 def test_guidance_grows_with_the_known_tokens_or_stays():
     done = torch.tensor([[1, 64], [255, 256], [300, 128]])
-    assert mar.guidance(2.9, "constant", done, 256).eq(torch.tensor(2.9)).all()
-    linear = mar.guidance(2.9, "linear", done, 256)
+    assert mar_sampling.guidance(2.9, "constant", done, 256).eq(torch.tensor(2.9)).all()
+    linear = mar_sampling.guidance(2.9, "linear", done, 256)
     wanted = [[1 + 1.9 / 256, 1.475], [1 + 1.9 * 255 / 256] * 2, [1 + 1.9 * 255 / 256, 1.95]]
     torch.testing.assert_close(linear, torch.tensor(wanted))
-    assert mar.guidance(1.0, "linear", done, 256).eq(1).all()
+    assert mar_sampling.guidance(1.0, "linear", done, 256).eq(1).all()
     with pytest.raises(UsageError, match="'cosine' is unknown"):
-        mar.guidance(2.0, "cosine", done, 256)
+        mar_sampling.guidance(2.0, "cosine", done, 256)
 
 
 def test_iterations_share_out_every_token():
-    assert mar.tokens_per_iteration(256, 256) == [1] * 256
+    assert mar_sampling.tokens_per_iteration(256, 256) == [1] * 256
     for length, iterations in ((16, 4), (16, 1), (256, 64), (64, 63), (100, 7)):
-        counts = mar.tokens_per_iteration(length, iterations)
+        counts = mar_sampling.tokens_per_iteration(length, iterations)
         assert (len(counts), sum(counts)) == (iterations, length)
         assert min(counts) >= 1
-    assert mar.tokens_per_iteration(256, 8)[0] < mar.tokens_per_iteration(256, 8)[-1]
+    assert mar_sampling.tokens_per_iteration(256, 8)[0] < mar_sampling.tokens_per_iteration(256, 8)[-1]
     for wrong in (0, 17):
         with pytest.raises(UsageError, match="takes 1 to 16 iterations"):
-            mar.tokens_per_iteration(16, wrong)
+            mar_sampling.tokens_per_iteration(16, wrong)
 
 
 @torch.inference_mode()
@@ -230,7 +232,7 @@ def test_a_session_gives_the_loop_what_the_networks_say():
     for r, (image, places, before) in enumerate(zip(row, place, done, strict=True)):
         given = tokens[image][None], known[image][None]
         cond, none = (model.conditions(*given, c)[0, places] for c in (labels[image][None], torch.tensor([4])))
-        strength = mar.guidance(3.0, "linear", before + 1, 16)[:, None]
+        strength = mar_sampling.guidance(3.0, "linear", before + 1, 16)[:, None]
         assert torch.equal(z[r], torch.cat([cond, none, strength], 1))
     x, index = torch.randn(8, 5), torch.arange(8) % SMALL.steps
     flat = z.flatten(0, 1)
@@ -315,7 +317,7 @@ def test_a_perfect_network_brings_every_state_back():
     torch.testing.assert_close(x, x0)
 
 
-def test_a_respaced_chain_has_the_marginals_of_the_whole_one():
+def test_a_respaced_chain_has_the_marginals_of_the_complete_one():
     """The variance of x at each kept step, carried forward by the kept betas, is that of the trained schedule."""
     whole = diffusion.schedule(1000)
     for steps in (2, 10, 77):
@@ -354,7 +356,7 @@ def test_the_bound_is_least_at_the_true_variance_and_leaves_the_mean_alone():
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def test_training_masks_have_one_share_and_random_places():
+def test_training_masks_have_one_share_and_random_positions():
     rng = torch.Generator().manual_seed(0)
     shares = []
     for _ in range(400):
@@ -429,7 +431,7 @@ def files(folder, bundle, drafter=None):
     checkpoint(folder / "target" / "checkpoint-last.pth", bundle.target.model)
     (folder / "tokenizer").mkdir()
     state = bundle.tokenizer.state_dict()
-    pixels = {n: state[p.name].clone() for n, p in vq.taming_table(bundle.tokenizer.cfg).items()}
+    pixels = {n: state[p.name].clone() for n, p in image_tokenizers.taming_table(bundle.tokenizer.cfg).items()}
     pixels["loss.discriminator.main.0.weight"] = torch.zeros(2)
     torch.save({"model": pixels, "args": argparse.Namespace()}, folder / "tokenizer" / "kl16.ckpt")
     if drafter is not None:
@@ -438,13 +440,13 @@ def files(folder, bundle, drafter=None):
 
 def test_official_files_are_read(tmp_path):
     first = loaded("mar_l", *TINY)
-    drafter = first.draft_model()
+    drafter = first.drafter_network("mar_draft")
     files(tmp_path, first, drafter)
     again = loaded("mar_l", f"weights={tmp_path}", "reduced=true", "dtype=float32", "diffusion_steps=7")
     pairs = [(again.target.model, first.target.model), (again.tokenizer, first.tokenizer)]
-    for ours, theirs in [*pairs, (again.draft_model().model, drafter.model)]:
+    for ours, theirs in [*pairs, (again.drafter_network("mar_draft").model, drafter.model)]:
         assert all(torch.equal(v, theirs.state_dict()[k]) for k, v in ours.state_dict().items())
-    assert again.target.steps == again.draft_model().steps == 7
+    assert again.target.steps == again.drafter_network("mar_draft").steps == 7
     assert again.target.model.cfg == replace(first.target.model.cfg, steps=7)
     assert (again.target.scale, again.target.kind) == (3.0, "linear")
     tokens = torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -459,29 +461,32 @@ def test_official_files_are_read(tmp_path):
     assert torch.equal(bare.target.model.z_proj.weight, first.target.model.z_proj.weight)
 
 
-def test_files_of_another_model_are_told(tmp_path):
+def test_files_of_another_model_are_reported(tmp_path):
     large, base = loaded("mar_l", *TINY), loaded("mar_b", *TINY)
     files(tmp_path, base)
     words = f"weights={tmp_path}", "reduced=true", "dtype=float32"
     with pytest.raises(UsageError, match=r"holds another MAR than mar_l \(1 \+ 1 blocks of width 64, not 2 \+ 2"):
         loaded("mar_l", *words)
     with pytest.raises(UsageError, match=r"run `specbench fetch model=mar_b|no weights for draft/|has no draft/"):
-        loaded("mar_b", *words).draft_model()
+        loaded("mar_b", *words).drafter_network("mar_draft")
     other = MAR(replace(large.target.model.cfg, classes=7))
     checkpoint(tmp_path / "draft" / "x.pth", other)
     with pytest.raises(UsageError, match="draft has other tokens or classes than the target"):
-        loaded("mar_b", *words).draft_model()
+        loaded("mar_b", *words).drafter_network("mar_draft")
     checkpoint(tmp_path / "draft" / "x.pth", base.target.model, {"surplus": torch.ones(1)})
     with pytest.raises(UsageError, match="tensor 'surplus' belongs to no part"):
-        loaded("mar_b", *words).draft_model()
+        loaded("mar_b", *words).drafter_network("mar_draft")
     torch.save({"model_ema": {"w": torch.ones(2)}}, tmp_path / "draft" / "x.pth")
     with pytest.raises(UsageError, match="MAR file"):
-        loaded("mar_b", *words).draft_model()
+        loaded("mar_b", *words).drafter_network("mar_draft")
     checkpoint(tmp_path / "draft" / "x.pth", MAR(replace(base.target.model.cfg, encoder_dim=96)))
     with pytest.raises(UsageError, match="lacks a known number of heads for width 96"):
-        loaded("mar_b", *words).draft_model()
+        loaded("mar_b", *words).drafter_network("mar_draft")
     state = vq.KLModel(replace(vq.KL16.reduced(0), codebook_embed_dim=4)).state_dict()
-    tensors = {n: state[p.name] for n, p in vq.taming_table(replace(vq.KL16.reduced(0), codebook_embed_dim=4)).items()}
+    tensors = {
+        n: state[p.name]
+        for n, p in image_tokenizers.taming_table(replace(vq.KL16.reduced(0), codebook_embed_dim=4)).items()
+    }
     torch.save({"model": tensors}, tmp_path / "tokenizer" / "kl16.ckpt")
     with pytest.raises(UsageError, match="latents of 4 numbers, the target draws 16"):
         loaded("mar_b", *words)
@@ -495,9 +500,6 @@ def test_the_bundle():
     for wrong in ("1000", "a cat", "-1", ""):
         with pytest.raises(UsageError, match="mar_h draws classes 0 to 999"):
             bundle.encode([wrong])
-    for drafter in (bundle.eagle, bundle.medusa):
-        with pytest.raises(UsageError, match="one drafter, a smaller MAR: use method=cspd"):
-            drafter()
     tokens = torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(0))
     pictures = bundle.pixels(tokens)
     assert (pictures.shape, pictures.dtype) == ((3, 64, 64, 3), np.uint8)
@@ -513,8 +515,8 @@ def test_the_bundle():
 def test_patches_are_read_row_by_row():
     latent = torch.arange(2 * 3 * 4 * 4.0).view(2, 3, 4, 4)
     for patch in (1, 2):
-        tokens = mar.patchify(latent, patch)
+        tokens = mar_sampling.patchify(latent, patch)
         assert tokens.shape == (2, 16 // patch**2, 3 * patch**2)
-        assert torch.equal(mar.unpatchify(tokens, patch), latent)
-    assert torch.equal(mar.patchify(latent)[1, 6], latent[1, :, 1, 2])
-    assert torch.equal(mar.patchify(latent, 2)[0, 1], latent[0, :, :2, 2:].flatten())
+        assert torch.equal(mar_sampling.unpatchify(tokens, patch), latent)
+    assert torch.equal(mar_sampling.patchify(latent)[1, 6], latent[1, :, 1, 2])
+    assert torch.equal(mar_sampling.patchify(latent, 2)[0, 1], latent[0, :, :2, 2:].flatten())

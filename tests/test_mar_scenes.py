@@ -17,10 +17,10 @@ from specbench.data import Item, scenes, scenes_classes
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
 from specbench.metrics import scenes_reference
-from specbench.models import checkpoints, mar_scenes
 from specbench.models import evaluators as ev
+from specbench.models.loading import checkpoints, mar_scenes
+from specbench.models.loading.mar_scenes import Latents
 from specbench.models.mar import MAR, MARConfig
-from specbench.models.mar_scenes import Latents
 from specbench.models.scenes_config import DIFFUSION_STEPS, MAR_CONFIGS, LatentConfig
 from specbench.rows.csv_files import read_rows
 from specbench.storage.image_files import ImageArray
@@ -103,7 +103,7 @@ def test_a_class_states_its_attributes_and_no_others():
     assert scenes_classes.number_of(" Red  CIRCLE\n") == 0
 
 
-def test_pictures_show_one_object_of_their_class():
+def test_images_show_one_object_of_their_class():
     images, numbers = scenes_classes.portraits("validation", 12)
     singles = [s for s in (scenes.sample("validation", i) for i in range(80)) if s.scene.layout == "single"][:12]
     assert [scenes_classes.NAMES[n] for n in numbers] == [
@@ -156,14 +156,14 @@ def test_the_clip_score_knows_the_words(judged):
     assert "names of classes" in score.note
 
 
-def test_the_distance_is_to_real_pictures_of_one_object(judged, home, monkeypatch):
+def test_the_distance_is_to_real_images_of_one_object(judged, home, monkeypatch):
     images, items = judged
     monkeypatch.setattr(scenes_reference, "COUNT", 48)
     again = measure("scenes_fid", images, items)
     assert again.value == pytest.approx(0, abs=1e-4)  # those very pictures
     assert "against 48 real validation images of one object" in again.note
     [kept] = (home / "references").iterdir()
-    monkeypatch.setattr(scenes_classes, "pictures", None)  # not drawn a second time
+    monkeypatch.setattr(scenes_classes, "portraits", None)  # not drawn a second time
     assert measure("scenes_fid", images, items) == again
     monkeypatch.undo()
     monkeypatch.setenv("SPECBENCH_HOME", str(home))
@@ -193,7 +193,7 @@ def test_random_weights_run_from_words_to_a_row(tmp_path, home, monkeypatch):
     assert [one["prompt"] for one in kept] == [item.prompt for item in load("n=2")]
 
 
-def test_absent_weights_are_told_and_the_list_shows_it(tmp_path, monkeypatch, capsys):
+def test_absent_weights_are_reported_and_the_list_shows_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(registry, "ASSETS", tmp_path)
     for method, file in (("vanilla", "scenes_mar.safetensors, scenes_kl"), ("cspd", "scenes_mar_draft")):
         assert cli.main(["run", "model=mar_scenes", f"method={method}", f"out={tmp_path}/run"]) == 2
@@ -220,7 +220,7 @@ def test_prompts_are_names_or_numbers_of_classes(tiny):
             bundle.encode(["red circle", bad])
 
 
-def test_a_picture_depends_on_its_own_tokens(tiny):
+def test_a_image_depends_on_its_own_tokens(tiny):
     bundle = Pipeline.load(configuration.compose(["model=mar_scenes", "weights=random"])).model
     tokens = torch.randn(3, 16, 3, generator=torch.Generator().manual_seed(0))
     pictures = bundle.pixels(tokens)
@@ -264,7 +264,7 @@ def test_the_committed_pair_draws_its_classes_and_saves_passes():
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def laws_of(count, seed=0):
+def distributions_of(count, seed=0):
     """Laws of tokens that lie near their class's own value, and the classes."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count) % 40
@@ -303,7 +303,7 @@ def test_an_object_counts_more_than_what_is_behind_it() -> None:
     assert torch.allclose(training.vividness(torch.zeros(1, 3, 8, 8)), torch.tensor(1 / 3))  # of one colour
 
 
-def test_mirror_images_are_more_pictures_of_the_same_classes():
+def test_mirror_images_are_more_images_of_the_same_classes():
     images = scenes.render("train", range(6))[0]
     both = training.mirrored(images)
     assert np.array_equal(both[:6], images)
@@ -319,7 +319,7 @@ def test_distillation_draws_the_draft_to_the_target(tmp_path):
             if "final_layer" in name or "adaLN" in name:
                 parameter.normal_(0, 0.1)
     target.eval()
-    distributions, labels = laws_of(80)
+    distributions, labels = distributions_of(80)
     nats = {}
     for name, teacher in (("alone", None), ("taught", target)):
         torch.manual_seed(1)
@@ -336,7 +336,7 @@ def test_distillation_draws_the_draft_to_the_target(tmp_path):
 
 
 def test_a_killed_stage_ends_with_the_same_weights(tmp_path, monkeypatch):
-    distributions, labels = laws_of(40)
+    distributions, labels = distributions_of(40)
     recipe = Recipe(steps=6, batch=8, lr=1e-3, warmup=1, ema=0.9, muon=True, save_every=2)
     torch.manual_seed(0)
     target = MAR(TINY).eval()
@@ -416,11 +416,11 @@ def test_weights_of_two_trainings_are_refused(tiny, tmp_path):
         values = built.cfg.to_dict() if kind == "kl" else vars(built.cfg)
         checkpoints.save(built, tmp_path / f"scenes_{kind}.safetensors", f"scenes-{kind}", values)
     cfg = configuration.compose(["model=mar_scenes", f"weights={tmp_path}"])
-    assert mar_scenes.load(cfg, torch.device("cpu"), torch.float32).draft_model().length == 16
+    assert mar_scenes.load(cfg, torch.device("cpu"), torch.float32).drafter_network("mar_draft").length == 16
     other = MAR(replace(TINY, token_dim=4))
     checkpoints.save(other, tmp_path / "scenes_mar_draft.safetensors", "scenes-mar_draft", vars(other.cfg))
     with pytest.raises(UsageError, match="train one for this target"):
-        mar_scenes.load(cfg, torch.device("cpu"), torch.float32).draft_model()
+        mar_scenes.load(cfg, torch.device("cpu"), torch.float32).drafter_network("mar_draft")
     checkpoints.save(other, tmp_path / "scenes_mar.safetensors", "scenes-mar", vars(other.cfg))
     with pytest.raises(UsageError, match="scenes_mar and scenes_kl"):
         mar_scenes.load(cfg, torch.device("cpu"), torch.float32)

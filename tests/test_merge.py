@@ -17,7 +17,7 @@ from fake_pipeline import FakePipeline
 from PIL import Image
 
 from specbench import cli, metrics
-from specbench.config import configuration
+from specbench.config import configuration, parameters
 from specbench.errors import UsageError
 from specbench.harness import run, sheet, status
 from specbench.metrics import Score, base
@@ -68,7 +68,7 @@ class Light(base.Metric):
         return outputs[:, 0]
 
 
-real_columns = metrics.columns
+real_columns = parameters.metric_columns
 
 
 @pytest.fixture

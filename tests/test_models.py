@@ -23,13 +23,14 @@ from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, Outcome, decode
+from specbench.decoding.rng import RandomStreams, exponential
 from specbench.decoding.rules import Setting
-from specbench.decoding.sampling import RandomStreams, Sampling, draw, draw_distinct, exponential
+from specbench.decoding.sampling import Sampling, draw, draw_distinct
 from specbench.decoding.verify import verify
 from specbench.engine import ops
 from specbench.errors import UsageError
-from specbench.models import checkpoints
 from specbench.models.llamagen import LlamaGen, LlamaGenConfig
+from specbench.models.loading import checkpoints
 from specbench.models.transformer import run_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,7 +61,7 @@ def test_the_networks_reproduce_the_official_numbers():
 
 
 @needs_goldens
-def test_a_golden_that_disagrees_is_told(tmp_path):
+def test_a_golden_that_disagrees_is_reported(tmp_path):
     tensors = load_file(GOLDENS / "llamagen_vq.safetensors")
     tensors["out/decoded"] = tensors["out/decoded"] + 0.01
     save_file(tensors, tmp_path / "llamagen_vq.safetensors")
@@ -113,7 +114,7 @@ DRAFTERS = {
 
 @pytest.mark.parametrize("cfg_scale", [1.0, 2.5])
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_a_real_target_keeps_its_law_under_every_drafter(name, cfg_scale):
+def test_a_real_target_keeps_its_distribution_under_every_drafter(name, cfg_scale):
     """Caches, tree masks, compaction and guidance together, against the law enumerated without a cache (chi-square)."""
     target, count = tiny.llamagen(), 6000
     cond = tiny.prompts(count, same=True)
@@ -151,7 +152,7 @@ def predict(head, ids, features):
         lambda head: Eagle2(head, nodes=9, depth=3, width=2),
     ],
 )
-def test_eagle_drafts_from_the_laws_of_its_own_network(make, layers):
+def test_eagle_drafts_from_the_distributions_of_its_own_network(make, layers):
     """Each law equals the one computed from scratch: one causal pass, the draft's own features appended."""
     target = tiny.llamagen(side=4, vocab=11)
     head = tiny.eagle(target, layers=layers)
@@ -269,7 +270,7 @@ def test_an_image_does_not_depend_on_its_batch(name):
         assert torch.equal(part.steps, whole.steps[start:stop])
 
 
-def test_draws_follow_their_law_and_never_hit_a_zero():
+def test_draws_follow_their_distribution_and_never_hit_a_zero():
     law = torch.tensor([0.5, 0.0, 0.3, 0.2, 0.0])
     u = RandomStreams([(0, i) for i in range(50_000)]).uniform(torch.zeros(50_000, dtype=torch.int64), 3, 5)
     seen = torch.bincount(draw(law.expand(50_000, -1), u[:, 0]), minlength=5)
@@ -344,7 +345,7 @@ def test_a_wrong_tree_is_a_sentence(tree, said):
 
 
 @pytest.mark.parametrize("function", [ops.silu, ops.gelu, ops.gelu_tanh, exponential, torch.special.ndtri, torch.erf])
-def test_a_value_does_not_depend_on_its_place(function):
+def test_a_value_does_not_depend_on_its_position(function):
     """The fused kernels of some functions compute a tensor's ends in another way, and with it an image would depend on
     its batch."""
     x = torch.rand(40_000, generator=torch.Generator().manual_seed(0))
@@ -365,7 +366,7 @@ def test_activations_are_what_they_are_called():
 
 
 @pytest.mark.parametrize("width", [64, 512, 768, 896, 1280, 4096])
-def test_a_product_does_not_depend_on_the_rows_beside_it(width):
+def test_a_product_does_not_depend_on_the_rows_next_to_it(width):
     """With two threads, among which wide sums are split."""
     g = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(shape, generator=g) for shape in ((150, width), (96, width), (96,)))

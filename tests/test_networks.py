@@ -162,7 +162,7 @@ def test_a_row_of_outputs_does_not_depend_on_the_batch(tmp_path: Path, state: di
     assert np.array_equal(scorer(pictures()[::-1], ITEMS[::-1]), together[::-1])
 
 
-def test_times_100_is_torchmetrics_definition_on_sjd_s_pictures(
+def test_times_100_is_torchmetrics_definition_on_sjd_s_images(
     tmp_path: Path, state: dict[str, Tensor], tiny: None
 ) -> None:
     """torchmetrics' CLIPScore, its model and processor replaced by small ones, fed as SJD's evaluation feeds it."""
@@ -214,7 +214,7 @@ def test_a_negative_mean_counts_as_zero_only_times_100(tmp_path: Path, state: di
     np.testing.assert_allclose(each, [10, -40, 10])
 
 
-def test_lantern_s_prefix_and_pictures(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
+def test_lantern_s_prefix_and_images(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
     """LANTERN's code joins the prefix's three tokens to the caption's, and brings pictures to 256 by torchvision."""
     path = clip_file(tmp_path, state)
     tokens = open_clip.get_tokenizer("tiny")
@@ -244,7 +244,7 @@ def test_lantern_s_prefix_and_pictures(tmp_path: Path, state: dict[str, Tensor],
 def test_choices_share_outputs_only_where_they_are_the_same(tmp_path: Path, state: dict[str, Tensor]) -> None:
     for part in ("clip_b32", "clip_b16"):
         clip_file(tmp_path, state, part)
-    names = [name for name in metrics.available() if name.startswith("clip_")]
+    names = [name for name in parameters.single_metrics() if name.startswith("clip_")]
     scorers = {name: metrics.metric(name, at(tmp_path)).cache_key for name in names}
     assert scorers["clip_b32"] == scorers["clip_b32_x100"]
     assert len(set(scorers.values())) == len(names) - 1
@@ -320,7 +320,7 @@ def test_options_are_checked(metric: Any, options: dict[str, Any], sentence: str
     assert sentence in str(e.value)
 
 
-def test_absent_weights_are_told_with_the_way_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_weights_are_reported_with_the_way_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path))
     context = at(home.metrics_folder())
     for name, part, file in (
@@ -339,7 +339,7 @@ def test_absent_weights_are_told_with_the_way_to_get_them(tmp_path: Path, monkey
     assert scores["image_reward"].note.startswith("no ImageReward.pt: ")
 
 
-def test_a_package_that_is_not_here_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_not_here_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clip_file(tmp_path, {"x": torch.zeros(1)})
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "open_clip" else found(name, *a))
@@ -349,7 +349,7 @@ def test_a_package_that_is_not_here_is_told(tmp_path: Path, monkeypatch: pytest.
 # --- HPS --------------------------------------------------------------------------------------------------------------
 
 
-def test_hps_is_the_cosine_of_padded_pictures(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
+def test_hps_is_the_cosine_of_padded_images(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
     half = {name: t.half() for name, t in state.items()}
     for part, file in hpsv2.VERSIONS.values():
         (tmp_path / part).mkdir()
@@ -513,13 +513,13 @@ def test_rewards_do_not_depend_on_the_batch(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(224, 224), (100, 224), (225, 341), (1000, 223), (480, 640)])
-def test_pictures_are_cut_as_torchvision_cuts_them(height: int, width: int) -> None:
+def test_images_are_cut_as_torchvision_cuts_them(height: int, width: int) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     ours = blip.as_input(image_reward.square(picture, 224))
     torch.testing.assert_close(ours, prepared(picture, 224), atol=1e-6, rtol=0)
 
 
-def test_a_picture_that_would_unfold_to_gigabytes_is_refused(tmp_path: Path) -> None:
+def test_a_image_that_would_unfold_to_gigabytes_is_refused(tmp_path: Path) -> None:
     """Its shorter side becomes 224."""
     Image.new("RGB", (2_000_000, 1)).save(tmp_path / "line.png")
     with pytest.raises(UsageError, match=r"line\.png has 2000000x1 pixels, which is too narrow"):
@@ -674,9 +674,9 @@ def test_the_check_without_files_is_of_rewards_that_differ(
 
 
 def test_every_metric_says_what_it_reads(tmp_path: Path) -> None:
-    read = {part for name in metrics.available() for part in metrics.metric(name, at(tmp_path)).parts}
+    read = {part for name in parameters.single_metrics() for part in metrics.metric(name, at(tmp_path)).parts}
     assert read == set(sources.EVALUATORS)
-    for name in metrics.available():
+    for name in parameters.single_metrics():
         one = metrics.metric(name, at(tmp_path))
         try:
             one.cache_key  # noqa: B018 (raises)
@@ -684,6 +684,6 @@ def test_every_metric_says_what_it_reads(tmp_path: Path) -> None:
         except Unavailable as e:
             needs = "specbench fetch" in str(e) or "not installed" in str(e)
         assert bool(one.parts) == needs or name.startswith("scenes_")
-    sets = set(parameters.choices("metrics")) - set(metrics.available())
+    sets = set(parameters.choices("metrics")) - set(parameters.single_metrics())
     for name in sets:
         parameters.check_metrics(sorted(parameters.declared("metrics", name)))  # no two of one column

@@ -18,7 +18,8 @@ from specbench.config import configuration
 from specbench.decoding import rules
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, Decoding, decode, decode_stream
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.engine.graph import Eager, Graphs
 from specbench.errors import NumberError

@@ -19,12 +19,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from specbench.errors import UsageError
-from specbench.models import naming, official
 from specbench.models.eagle import EagleConfig, EagleNetwork
 from specbench.models.llamagen import LlamaGen, LlamaGenConfig
+from specbench.models.loading import naming, official
+from specbench.models.loading.naming import ParameterSlice
+from specbench.models.loading.official import CheckpointSource, Info
 from specbench.models.medusa import MedusaConfig, MedusaNetwork
-from specbench.models.naming import ParameterSlice
-from specbench.models.official import CheckpointSource, Info
 from specbench.models.transformer import BlockConfig
 from specbench.models.unified import Unified, UnifiedConfig, image_tokens
 
@@ -207,7 +207,7 @@ def test_medusa_heads_with_and_without_their_prefix(prefix):
         official.check(MedusaNetwork(MedusaConfig(6, 9, 5)), source, table, ignored)
 
 
-def test_names_that_fit_no_layout_are_told():
+def test_names_that_fit_no_layout_are_reported():
     block = BlockConfig(8, 2, 2, 16)
     names = ["encoder.a", "encoder.b", "encoder.c", "encoder.d"]
     with pytest.raises(UsageError, match=r"x.pt has no .*'encoder.a', 'encoder.b', 'encoder.c' and 1 more.*text_model"):
@@ -580,7 +580,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_or_hostile_file_is_told_in_a_sentence(tmp_path, case):
+def test_a_broken_or_hostile_file_is_reported_in_a_sentence(tmp_path, case):
     make, sentence = BROKEN[case]
     path = make(tmp_path)
     with pytest.raises(UsageError, match=sentence) as told:
@@ -618,7 +618,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("case", UNFIT)
-def test_a_file_that_does_not_fit_is_told_in_a_sentence(tmp_path, case):
+def test_a_file_that_does_not_fit_is_reported_in_a_sentence(tmp_path, case):
     tensors, sentence = UNFIT[case]
     path = a_file(tmp_path / "x.safetensors", tensors)
     with pytest.raises(UsageError, match=sentence) as told:
@@ -626,7 +626,7 @@ def test_a_file_that_does_not_fit_is_told_in_a_sentence(tmp_path, case):
     assert "\n" not in str(told.value)
 
 
-def test_what_is_ignored_is_named_by_whole_names():
+def test_what_is_ignored_is_named_by_complete_names():
     tensors = tiny_tensors() | {"freqs_cis": torch.ones(1)}
     source = official.from_tensors(tensors)
     official.load(Tiny, source, TABLE, "cpu", torch.float32, ["freqs_cis", r"vq\..*"])
@@ -634,7 +634,7 @@ def test_what_is_ignored_is_named_by_whole_names():
         official.load(Tiny, source, TABLE, "cpu", torch.float32, ["freqs"])
 
 
-def test_too_few_rows_to_pick_from_are_told():
+def test_too_few_rows_to_pick_from_are_reported():
     table = {"w": ParameterSlice("weight", pick=torch.tensor([0, 11]))}
     source = official.from_tensors({"w": torch.ones(11, 4)}, "x.pt")
     with pytest.raises(UsageError, match=r"'w' has shape \[11, 4\], expected at least 12 rows of \[4\]"):
@@ -687,8 +687,8 @@ import json, sys
 from pathlib import Path
 import torch
 from torch import nn
-from specbench.models import official
-from specbench.models.naming import ParameterSlice
+from specbench.models.loading import official
+from specbench.models.loading.naming import ParameterSlice
 
 torch.set_num_threads(1)
 

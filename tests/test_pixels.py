@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from specbench.data import scenes
 from specbench.errors import UsageError
-from specbench.models import checkpoints, emu3_vision, official, vq
+from specbench.models import emu3_vision, vq
+from specbench.models.loading import checkpoints, image_tokenizers, official
 from specbench.models.vq import KLModel, VQConfig, VQModel
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,14 +91,14 @@ def manifest(name):
 @pytest.mark.parametrize(
     ("name", "cfg", "table", "ignored"),
     [
-        ("vq_ds16_c2i.pt", vq.LLAMAGEN_16, vq.llamagen_table, vq.LLAMAGEN_IGNORED),
-        ("vq_ds16_t2i.pt", vq.LLAMAGEN_16, vq.llamagen_table, vq.LLAMAGEN_IGNORED),
-        ("vq_ds8_c2i.pt", vq.LLAMAGEN_8, vq.llamagen_table, vq.LLAMAGEN_IGNORED),
-        ("chameleon_vqgan.ckpt", vq.CHAMELEON, vq.taming_table, ()),
-        ("kl16.ckpt", vq.KL16, vq.taming_table, ()),
+        ("vq_ds16_c2i.pt", vq.LLAMAGEN_16, image_tokenizers.llamagen_table, image_tokenizers.LLAMAGEN_IGNORED),
+        ("vq_ds16_t2i.pt", vq.LLAMAGEN_16, image_tokenizers.llamagen_table, image_tokenizers.LLAMAGEN_IGNORED),
+        ("vq_ds8_c2i.pt", vq.LLAMAGEN_8, image_tokenizers.llamagen_table, image_tokenizers.LLAMAGEN_IGNORED),
+        ("chameleon_vqgan.ckpt", vq.CHAMELEON, image_tokenizers.taming_table, ()),
+        ("kl16.ckpt", vq.KL16, image_tokenizers.taming_table, ()),
     ],
 )
-def test_every_official_tensor_has_one_place(name, cfg, table, ignored):
+def test_every_official_tensor_has_one_position(name, cfg, table, ignored):
     config, source = manifest(name)
     with torch.device("meta"):
         official.check(KLModel(cfg) if cfg.double_z else VQModel(cfg), source, table(cfg), ignored)
@@ -107,13 +108,13 @@ def test_every_official_tensor_has_one_place(name, cfg, table, ignored):
 
 
 @needs_reference
-def test_every_official_tensor_of_emu3s_tokenizer_has_one_place():
+def test_every_official_tensor_of_emu3s_tokenizer_has_one_position():
     config, source = manifest("Emu3-VisionTokenizer")
     assert {name: config[name] for name in emu3_vision.OFFICIAL} == emu3_vision.OFFICIAL
     cfg = emu3_vision.configured(config)
     with torch.device("meta"):
-        model = emu3_vision.build(cfg, source.tensors)
-    table, ignored = emu3_vision.layout(cfg, source.tensors)
+        model = image_tokenizers.emu3_vision(cfg, source.tensors)
+    table, ignored = image_tokenizers.emu3_layout(cfg, source.tensors)
     assert not ignored
     official.check(model, source, table)
     assert model.downsample == config["downsample"]
@@ -125,8 +126,20 @@ def test_every_official_tensor_of_emu3s_tokenizer_has_one_place():
 @pytest.mark.parametrize(
     ("kind", "table", "wrapper", "besides", "ignored"),
     [
-        ("llamagen", vq.llamagen_table, "model", {"quantize.codebook_used": torch.zeros(6)}, vq.LLAMAGEN_IGNORED),
-        ("chameleon", vq.taming_table, "state_dict", {"loss.logvar": torch.zeros(())}, vq.TAMING_IGNORED),
+        (
+            "llamagen",
+            image_tokenizers.llamagen_table,
+            "model",
+            {"quantize.codebook_used": torch.zeros(6)},
+            image_tokenizers.LLAMAGEN_IGNORED,
+        ),
+        (
+            "chameleon",
+            image_tokenizers.taming_table,
+            "state_dict",
+            {"loss.logvar": torch.zeros(())},
+            image_tokenizers.TAMING_IGNORED,
+        ),
     ],
 )
 def test_a_tokenizer_survives_its_official_file(tmp_path, kind, table, wrapper, besides, ignored):
@@ -143,21 +156,23 @@ def test_a_tokenizer_survives_its_official_file(tmp_path, kind, table, wrapper, 
         official.load(lambda: VQModel(cfg), source, table(cfg), "cpu", torch.float32)
 
 
-@pytest.mark.parametrize(("kind", "table"), [("llamagen", vq.llamagen_table), ("chameleon", vq.taming_table)])
+@pytest.mark.parametrize(
+    ("kind", "table"), [("llamagen", image_tokenizers.llamagen_table), ("chameleon", image_tokenizers.taming_table)]
+)
 def test_sizes_are_read_from_a_file(kind, table):
     cfg, official_cfg = SMALL[kind], {"llamagen": vq.LLAMAGEN_16, "chameleon": vq.CHAMELEON}[kind]
     state = tokenizer(kind).state_dict()
     shapes = {theirs: tuple(state[place.name].shape) for theirs, place in table(cfg).items()}
-    assert vq.sized(official_cfg, shapes) == cfg
+    assert image_tokenizers.sized(official_cfg, shapes) == cfg
     for name, shape in {
         "encoder.conv_in.weight": (33, 3, 3, 3),
         "post_quant_conv.weight": (32,),
         "quantize.embedding.weight": (),
     }.items():
         with pytest.raises(UsageError, match="vq.pt does not hold this kind"):
-            vq.sized(official_cfg, shapes | {name: shape}, "vq.pt")
+            image_tokenizers.sized(official_cfg, shapes | {name: shape}, "vq.pt")
     with pytest.raises(UsageError):
-        vq.sized(official_cfg, {name: shape for name, shape in shapes.items() if "encoder" not in name})
+        image_tokenizers.sized(official_cfg, {name: shape for name, shape in shapes.items() if "encoder" not in name})
 
 
 @needs_reference
@@ -171,11 +186,11 @@ def test_sizes_are_read_from_a_file(kind, table):
 )
 def test_official_files_have_the_official_sizes(name, guess, cfg):
     shapes = {tensor: info.shape for tensor, info in manifest(name)[1].tensors.items()}
-    assert vq.sized(guess, shapes) == cfg
+    assert image_tokenizers.sized(guess, shapes) == cfg
 
 
 def test_decoder_levels_of_a_taming_file_are_numbered_from_the_highest_resolution():
-    table = vq.taming_table(vq.CHAMELEON)
+    table = image_tokenizers.taming_table(vq.CHAMELEON)
     assert table["decoder.up.4.block.0.conv1.weight"].name == "decoder.conv_blocks.0.res.0.conv1.weight"
     assert table["decoder.up.0.block.2.norm2.bias"].name == "decoder.conv_blocks.4.res.2.norm2.bias"
     assert table["encoder.down.4.block.1.conv1.weight"].name == "encoder.conv_blocks.4.res.1.conv1.weight"
@@ -185,7 +200,7 @@ def test_decoder_levels_of_a_taming_file_are_numbered_from_the_highest_resolutio
 def official_file(model, path):
     """The tensors of `model` under the official names, 1x1 convolutions where transformers has linear layers."""
     state = model.state_dict()
-    table, _ = emu3_vision.layout(model.cfg, ())
+    table, _ = image_tokenizers.emu3_layout(model.cfg, ())
     tensors = {theirs: state[place.name] for theirs, place in table.items()}
     pointwise = tuple(f".{part}.weight" for part in ("q", "k", "v", "proj_out"))
     tensors |= {name: t[..., None, None] for name, t in tensors.items() if name.endswith(pointwise)}
@@ -225,7 +240,7 @@ def test_emu3s_tokenizer_is_read_from_every_layout(tmp_path, write):
     ours = emu3()
     write(ours, tmp_path)
     cfg = emu3_vision.configured(official.config(tmp_path))
-    read = emu3_vision.load(cfg, official.open_source(tmp_path), "cpu", torch.float32)
+    read = image_tokenizers.load_emu3_vision(cfg, official.open_source(tmp_path), "cpu", torch.float32)
     state = read.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in ours.state_dict().items())
     assert not any(p.requires_grad for p in read.parameters())
@@ -246,7 +261,7 @@ def test_sizes_that_make_no_tokenizer_are_refused(wrong):
 
 
 @pytest.mark.parametrize("kind", ["llamagen", "chameleon"])
-def test_a_picture_depends_on_its_own_codes_alone(kind):
+def test_a_image_depends_on_its_own_codes_alone(kind):
     model, codes = tokenizer(kind), some_codes(3, 6)
     together = model.decode(codes, (2, 3))
     side = model.cfg.downsample
@@ -255,7 +270,7 @@ def test_a_picture_depends_on_its_own_codes_alone(kind):
     assert not torch.allclose(together[1], together[2], atol=1e-2)
 
 
-def test_a_picture_of_emu3_depends_on_its_own_codes_alone():
+def test_a_image_of_emu3_depends_on_its_own_codes_alone():
     model, codes = emu3(), some_codes(3, 6)
     together = model.decode(codes, (2, 3))
     assert together.shape == (3, 3, 4, 6)
@@ -279,7 +294,7 @@ def test_codes_that_do_not_fill_the_grid_are_refused(build):
 
 
 @pytest.mark.parametrize("kind", ["llamagen", "chameleon"])
-def test_a_picture_is_coded_by_the_nearest_vectors(kind):
+def test_a_image_is_coded_by_the_nearest_vectors(kind):
     """By brute force: LlamaGen compares directions, Chameleon distances to the table as stored."""
     model, images = tokenizer(kind), some_images()
     model.quantize.embedding.weight.uniform_(-2, 2)
@@ -294,7 +309,7 @@ def test_a_picture_is_coded_by_the_nearest_vectors(kind):
     torch.testing.assert_close(latents, table[codes])
 
 
-def test_a_kl_autoencoder_gives_a_law_and_takes_its_mean():
+def test_a_kl_autoencoder_gives_a_distribution_and_takes_its_mean():
     model = seeded(lambda: KLModel(SMALL["kl"]))
     images = some_images()
     mean, log_variance = model.encode(images)
@@ -401,7 +416,7 @@ def test_pixels_become_bytes_as_each_pipeline_does_it():
 
 
 @pytest.mark.parametrize("cfg", [vq.LLAMAGEN_16, vq.LLAMAGEN_8, vq.CHAMELEON, vq.KL16])
-def test_a_reduced_tokenizer_is_small_and_makes_pictures_of_the_same_size(cfg):
+def test_a_reduced_tokenizer_is_small_and_makes_images_of_the_same_size(cfg):
     small = cfg.reduced(0 if cfg.double_z else 40)
     assert (small.downsample, small.double_z) == (cfg.downsample, cfg.double_z)
     assert (small.codebook_l2_norm, small.decoder_attention) == (cfg.codebook_l2_norm, cfg.decoder_attention)

@@ -13,8 +13,9 @@ import torch
 from specbench.cli import probe as cli
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
 from specbench.probe import rows
 from specbench.probe.measure import TokenDistributions

@@ -48,7 +48,6 @@ IF_GIVEN = ("workers", "hydra.launcher.n_jobs")
 
 WEIGHTS = "needs a real model's weights"
 NETWORK = "fetches gigabytes"
-HOURS = "takes hours"
 #: The beginning of a command -> why it does not run here.
 NOT_RUN = {
     "make": "sets up an environment first",
@@ -62,7 +61,6 @@ NOT_RUN = {
     "specbench bench -m model=llamagen_xl weights=random": "needs a GPU",
     "specbench run -m hydra/launcher=slurm": "needs Slurm",
     "scripts/smoke.sh": "installs gigabytes",
-    "python scripts/fuzz.py": HOURS,
 }
 
 

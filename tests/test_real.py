@@ -14,12 +14,14 @@ from test_text_official import chameleon_names, save_chameleon, t5, tiktoken  # 
 from specbench.cli import main
 from specbench.config import configuration, parameters, registry
 from specbench.decoding.loop import DecoderConfig, decode
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
 from specbench.harness.method import build_rule
-from specbench.models import chameleon, eagle, emu3, emu3_vision, llamagen_official, naming, vq
+from specbench.models import eagle, emu3_vision
+from specbench.models.loading import chameleon, emu3, image_tokenizers, llamagen_official, naming
+from specbench.models.loading.official import exported
 from specbench.models.medusa import MedusaConfig, MedusaNetwork
-from specbench.models.official import exported
 
 MODELS = [
     name
@@ -184,7 +186,7 @@ def llamagen_pt(folder, bundle, t5_folder):
     table = naming.llamagen(bundle.shape.n_layer, text)
     content = {"model": exported(bundle.target, table) | {"freqs_cis": torch.zeros(3)}, "steps": 5}
     torch.save(content, folder / "target" / "model.pt")
-    pixels = exported(bundle.tokenizer, vq.llamagen_table(bundle.tokenizer.cfg))
+    pixels = exported(bundle.tokenizer, image_tokenizers.llamagen_table(bundle.tokenizer.cfg))
     pixels["quantize.codebook_used"] = torch.zeros(9)
     torch.save({"model": pixels}, folder / "tokenizer" / "vq.pt")
     if text:
@@ -246,7 +248,7 @@ def save_chameleon_files(folder, bundle, head, transformers=False):
     config = eagle_config(bundle.target) | {"num_hidden_layers": c.n_layer, "rms_norm_eps": c.norm_eps}
     write_json(folder / "target" / "config.json", config | {"rope_theta": c.rope_base, "swin_norm": False})
     (folder / "tokenizer").mkdir()
-    pixels = exported(bundle.tokenizer, vq.taming_table(bundle.tokenizer.cfg))
+    pixels = exported(bundle.tokenizer, image_tokenizers.taming_table(bundle.tokenizer.cfg))
     pixels["loss.discriminator.weight"] = torch.zeros(2)
     torch.save({"state_dict": pixels, "epoch": 3}, folder / "tokenizer" / "vqgan.ckpt")
     order = [*range(10, 64), *range(10)]  # ids are not codes
@@ -267,7 +269,7 @@ def test_chameleon_is_read_from_official_files(tmp_path, model, method):
     assert ids[:3].tolist() == [58, 59, 60]  # behind <s>, <pad>, </s>, <unk> and codes 10 to 63
     assert torch.equal(again.target.output.weight, head[ids])
     assert torch.equal(again.target.tok_embeddings.weight, bundle.target.tok_embeddings.weight)
-    kept = again.medusa().medusa_head[1][1].weight
+    kept = again.drafter_network("medusa").medusa_head[1][1].weight
     assert torch.equal(kept, released.medusa_head[1][1].weight[ids])
 
 
@@ -306,7 +308,7 @@ def emu3_files(folder, bundle, head):
     config = eagle_config(bundle.target) | {"num_hidden_layers": c.n_layer, "rms_norm_eps": c.norm_eps}
     write_json(folder / "target" / "config.json", config | {"rope_theta": c.rope_base})
     model = bundle.tokenizer
-    table, _ = emu3_vision.layout(model.cfg, ())
+    table, _ = image_tokenizers.emu3_layout(model.cfg, ())
     pixels = exported(model, table)
     pointwise = tuple(f".{part}.weight" for part in ("q", "k", "v", "proj_out"))
     pixels |= {name: t[..., None, None] for name, t in pixels.items() if name.endswith(pointwise)}
@@ -353,10 +355,10 @@ def test_emu3_is_read_from_official_files(tmp_path, write, method, tiktoken):  #
     assert torch.equal(again.target.output.weight, head[again.target.image.ids])
     assert again.target.cfg == c
     assert torch.equal(again.tokenizer.codebook(), bundle.tokenizer.codebook())
-    assert again.eagle().cfg.input_norm
+    assert again.drafter_network("eagle").cfg.input_norm
 
 
-def test_what_is_missing_is_said(tmp_path, capsys):
+def test_what_is_missing_is_reported(tmp_path, capsys):
     assert main(["run", "model=llamagen_xl", f"weights={tmp_path}", "metrics=none"]) == 2
     said = capsys.readouterr().err
     assert "lacks target/, tokenizer/, text/" in said
@@ -378,10 +380,10 @@ def test_a_drafter_of_another_target_is_refused(tmp_path, t5):  # noqa: F811
     _, again = loaded("llamagen_xl", f"weights={tmp_path}", "reduced=true", "dtype=float32")
     path.write_text(json.dumps(config | {"hidden_size": 32}))
     with pytest.raises(UsageError, match="has shape"):
-        again.eagle()
+        again.drafter_network("eagle")
     path.write_text(json.dumps({k: v for k, v in config.items() if k != "rms_norm_eps"}))
     with pytest.raises(UsageError, match="lacks 'rms_norm_eps'"):
-        again.eagle()
+        again.drafter_network("eagle")
 
 
 def test_each_size_has_its_folder(monkeypatch, tmp_path):
@@ -400,7 +402,7 @@ def test_weights_are_named_by_their_content(tmp_path, monkeypatch):
     first = registry.weights_label(cfg)
     assert first.startswith("folder:")
     assert registry.weights_label(cfg | {"drafter": "eagle"}).startswith(first + "+")
-    monkeypatch.setattr("specbench.storage.home.LARGE", 1)  # hashed once, and kept
+    monkeypatch.setattr("specbench.config.registry.LARGE", 1)  # hashed once, and kept
     registry._digest.cache_clear()  # of this process
     large = registry.weights_label(cfg)
     registry._digest.cache_clear()

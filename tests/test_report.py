@@ -74,14 +74,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     rng = np.random.default_rng(0)
     for one in (rows[1], rows[2], rows[4]):
-        place = folder / "runs" / one["run_id"]
-        (place / "images").mkdir(parents=True)
-        (place / "row.csv").write_text(to_csv([one]))
+        run_folder = folder / "runs" / one["run_id"]
+        (run_folder / "images").mkdir(parents=True)
+        (run_folder / "row.csv").write_text(to_csv([one]))
         lines = []
         for i in range(3):
-            Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(place / "images" / f"{i:05d}.png")
+            Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(run_folder / "images" / f"{i:05d}.png")
             lines.append(json.dumps({"index": i, "prompt": f"{EVIL} {i}", "image": f"images/{i:05d}.png"}))
-        (place / "records.jsonl").write_text("\n".join([*lines, '{"index": 3, "pro']))  # the last was cut short
+        (run_folder / "records.jsonl").write_text("\n".join([*lines, '{"index": 3, "pro']))  # the last was cut short
     (folder / "rows.csv").write_text(to_csv(rows))
     (folder / "more.csv").write_text(to_csv([rows[0] | {"time": "2025-01-01", "run_id": "old"}]))
     audits = "method,model,samples,tv,tv_noise,p_value,verdict\ncool_sd,v2t10,1000,0.3,0.01,0.0,not lossless\n"
@@ -108,11 +108,11 @@ def test_every_row_is_there_once_with_what_it_says(page: Path) -> None:
     assert [r["label"] for r in told["rows"]] == ["vanilla", "cool_sd delta=2", "eagle1", "eagle1", "sjd"]
     assert {r["id"] for r in told["rows"]} == {"v", "a", "b", "c", "d"}  # the older row of vanilla gave way
     [cool] = [r for r in told["rows"] if r["id"] == "a"]
-    assert cool["figures"] == {"accepted_length_mean": 2.5, "perplexity": 9.5}
+    assert cool["values"] == {"accepted_length_mean": 2.5, "perplexity": 9.5}
     assert cool["errors"] == {"accepted_length_mean": 0.1}
     assert (cool["facts"]["commit"], cool["file"]) == ("c0ffee", "rows.csv")
     assert len(told["audits"]) == 2
-    assert {r["id"]: sorted(r["pictures"]) for r in told["rows"]} == {
+    assert {r["id"]: sorted(r["images"]) for r in told["rows"]} == {
         "v": [],
         "a": ["0", "1"],
         "b": ["0", "1"],
@@ -159,7 +159,7 @@ def test_texts_are_data_and_never_markup(page: Path) -> None:
     assert "onerror" in text
     assert "<img src=x" not in text
     assert text.count("</script>") == 2  # the data's and the program's own
-    assert {r["pictures"]["1"]["prompt"] for r in data(page)["rows"] if r["pictures"]} == {f"{EVIL} 1"}
+    assert {r["images"]["1"]["prompt"] for r in data(page)["rows"] if r["images"]} == {f"{EVIL} 1"}
     assert "http://www.w3.org/2000/svg" in text
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)  # nothing is fetched
 
@@ -187,7 +187,7 @@ def test_mistakes_cost_one_sentence(results: Path, tmp_path: Path) -> None:
 
 def shown(out: str = "report.html") -> dict[str, tuple[str, int]]:
     """run_id -> label and number of pictures."""
-    return {r["id"]: (r["label"], len(r["pictures"])) for r in data(Path(out))["rows"]}
+    return {r["id"]: (r["label"], len(r["images"])) for r in data(Path(out))["rows"]}
 
 
 @pytest.fixture(scope="module")
@@ -350,7 +350,7 @@ def choose(browser: Any, name: str, value: str) -> None:
 def test_the_leaderboard_sorts_and_filters(browser: Any) -> None:
     best_first = ["cool_sd delta=2", "eagle1 (batch=1)", "eagle1 (batch=2)", "sjd", "vanilla"]
     assert first_column(browser) == best_first  # from the beginning, by accepted length
-    assert find(browser, "#rows th[aria-sort=descending]").text == "Accepted length (tokens/pass) ↑ ▼"
+    assert find(browser, "#rows th[aria-sort=descending]").text == "Accepted length ↑ ▼"
     heads = browser.find_elements("css selector", "#rows th button")
     next(h for h in heads if h.text.startswith("Accepted length")).click()
     assert first_column(browser) == best_first[::-1]
@@ -398,10 +398,10 @@ def test_the_plot_tells_of_its_points(browser: Any) -> None:
     assert len(points) == 5
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", points[0])
     ActionChains(browser).move_to_element(points[1]).perform()
-    told = find(browser, "#told").text
+    told = find(browser, "#point").text
     assert told == points[1].get_attribute("aria-label")
     browser.execute_script("arguments[0].focus()", points[2])
-    assert find(browser, "#told").text == points[2].get_attribute("aria-label") != told
+    assert find(browser, "#point").text == points[2].get_attribute("aria-label") != told
     front = find(browser, "#plot polyline").get_attribute("points").split()
     assert len(front) == 3  # EAGLE-1 beats SJD in both
     choose(browser, "x", "perplexity")

@@ -1,5 +1,5 @@
-"""Every rule against its paper's formula, written out for one law and one token in plain Python; the tables of near
-codes; and what verification makes of the rules on a tree."""
+"""Every rule against its paper's formula, written out for one distribution and one token in plain Python; the tables
+of near codes; and what verification makes of the rules on a tree."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench.decoding import rules
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import gsd, lantern, proximity, typical
 from specbench.decoding.rules.base import Setting
 from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.proximity import neighbours
 from specbench.decoding.rules.typical import Typical
-from specbench.decoding.sampling import RandomStreams, draw_distinct
+from specbench.decoding.sampling import draw_distinct
 from specbench.decoding.trees import build, from_parents
 from specbench.decoding.verify import VERIFY, Draft, verify
 from specbench.engine.ops import take
@@ -29,7 +30,7 @@ from specbench.harness.method import cached_neighbours
 
 HEIGHT = 5  # the schedules' L
 
-# --- the papers, for one law r, one draft law q and one token x -------------------------------------------------------
+# --- the papers, for one distribution r, one draft distribution q and one token x -----------------------------------
 
 
 def norm(mass, otherwise):
@@ -98,11 +99,11 @@ class PaperTypical:
 def divergence(p, q):
     """Jensen-Shannon, nats, from the definition."""
     middle = [(a + b) / 2 for a, b in zip(p, q)]
-    return sum(0.5 * a * math.log(a / m) for law in (p, q) for a, m in zip(law, middle) if a > 0)
+    return sum(0.5 * a * math.log(a / m) for one in (p, q) for a, m in zip(one, middle) if a > 0)
 
 
 def gathered(r, x, others):
-    """The law q_k(. | D = x) of LANTERN, Section 3.2: the mass of `others` on x."""
+    """The distribution q_k(. | D = x) of LANTERN, Section 3.2: the mass of `others` on x."""
     out = list(r)
     for y in others:
         out[x] += r[y]
@@ -167,7 +168,7 @@ def nearest(codebook, measure="l2"):
     return [sorted((j for j in range(size) if j != i), key=lambda j: (far(i, j), j)) for i in range(size)]
 
 
-# --- the project's rules beside them ----------------------------------------------------------------------------------
+# --- the project's rules next to them --------------------------------------------------------------------------------
 
 
 def grid_order(size):
@@ -204,7 +205,7 @@ def pair(name, size):
     return ours, PaperLantern(order, k, bound, limit, resample, greedy)
 
 
-# k = 50 is more than any vocabulary here; 0.25, 0.375 and 2 are met exactly by laws in sixteenths
+# k = 50 is more than any vocabulary here; 0.25, 0.375 and 2 are met exactly by distributions in sixteenths
 RULES = [
     "exact",
     *(f"uniform {d} {r}" for d, r in itertools.product((0.6, 1.4), ("optimal", "vanilla"))),
@@ -237,8 +238,8 @@ RULES = [
 STRICT = ("uniform 0.6", "exponential", "linear")  # omega < 1 at some depth
 
 
-def laws(seed, size):
-    """r, q (5, 7, V), token, depth (5, 7): every kind of r beside every kind of q, among these r itself and the point
+def distributions(seed, size):
+    """r, q (5, 7, V), token, depth (5, 7): every kind of r with every kind of q, among these r itself and the point
     mass of a chosen token."""
     rng = np.random.default_rng(seed)
 
@@ -274,7 +275,7 @@ def test_a_rule_is_its_papers_formula(name):
         ours, paper = pair(name, size)
         assert ours.deterministic == paper.deterministic
         for seed in range(4):
-            r, q, token, depth = laws(100 * size + seed, size)
+            r, q, token, depth = distributions(100 * size + seed, size)
             chance, left = ours.accept(r, q, token, depth), ours.residual(r, q, token, depth)
             assert chance.shape == token.shape
             assert left.shape == r.shape
@@ -296,13 +297,13 @@ def test_the_divergence_bound_counts_as_many_neighbours_as_the_definition():
     for _ in range(20):
         r = torch.from_numpy(rng.dirichlet(np.ones(size))).float()
         x = int(rng.integers(size))
-        law = r.double().tolist()
-        reach = [divergence(gathered(law, x, order[x][:m]), law) for m in range(size)]
+        probs = r.double().tolist()
+        reach = [divergence(gathered(probs, x, order[x][:m]), probs) for m in range(size)]
         assert reach[0] == 0
         for m, (low, high) in enumerate(itertools.pairwise(reach)):
             rule = Lantern("lantern", torch.tensor(order), size, "jsd", (low + high) / 2)
             chance = rule.accept(r, torch.eye(size)[x], torch.tensor(x), torch.tensor(1))
-            assert float(chance) == pytest.approx(law[x] + sum(law[y] for y in order[x][:m]), abs=1e-6)
+            assert float(chance) == pytest.approx(probs[x] + sum(probs[y] for y in order[x][:m]), abs=1e-6)
 
 
 # --- properties -------------------------------------------------------------------------------------------------------
@@ -327,7 +328,7 @@ some = settings(deadline=None, max_examples=60, derandomize=True, database=None)
 
 @some
 @given(case=cases())
-def test_a_rejection_leads_to_a_law_of_the_targets_tokens(case):
+def test_a_rejection_leads_to_a_distribution_of_the_targets_tokens(case):
     """Only a token that is kept for its neighbours' sake may lie outside the target's support (LANTERN)."""
     r, q, token, depth = case
     for name in RULES:
@@ -384,12 +385,12 @@ def test_the_released_code_is_exact_without_relaxation_where_every_token_has_mas
     r, q = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.4, 0.3, 0.2, 0.1])
     x, depth, exact = torch.tensor(0), torch.tensor(1), rules.exact()
     rule, _ = pair("lantern tvd 1 1e-12 released", 4)
-    for law in (q, torch.eye(4)[0]):
-        assert torch.equal(rule.residual(r, law, x, depth), exact.residual(r, law, x, depth))
-    r, law = torch.tensor([0.5, 0.0, 0.2, 0.3]), torch.eye(4)[0]  # nearest to 0 are 1, 3, 2
-    assert rule.residual(r, law, x, depth).tolist() == [0, 0, 1, 0]  # k + 1 are cleared
+    for one in (q, torch.eye(4)[0]):
+        assert torch.equal(rule.residual(r, one, x, depth), exact.residual(r, one, x, depth))
+    r, q = torch.tensor([0.5, 0.0, 0.2, 0.3]), torch.eye(4)[0]  # nearest to 0 are 1, 3, 2
+    assert rule.residual(r, q, x, depth).tolist() == [0, 0, 1, 0]  # k + 1 are cleared
     rule, _ = pair("lantern tvd 2 1e-12 released", 4)  # here nothing would be left, and only x goes
-    assert torch.equal(rule.residual(r, law, x, depth), exact.residual(r, law, x, depth))
+    assert torch.equal(rule.residual(r, q, x, depth), exact.residual(r, q, x, depth))
 
 
 def test_rules_are_built_from_their_parameters():
@@ -407,7 +408,7 @@ def test_rules_are_built_from_their_parameters():
         "gsd 50 optimal": gsd.build({"group": 50, "proximity": "l2", "resample": "optimal"}, setting),
         "typical 0.25 2": typical.build({"epsilon": 0.25, "alpha": 2.0}, setting),
     }
-    case = laws(0, size)
+    case = distributions(0, size)
     for name, rule in built.items():
         assert rule.name == name.split()[0]
         assert torch.equal(rule.accept(*case), pair(name, size)[0].accept(*case))
@@ -415,7 +416,7 @@ def test_rules_are_built_from_their_parameters():
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda near: Lantern("lantern", near, 1, "total", 0.1), "choose from: tvd, jsd"),
         (lambda near: Lantern("lantern_pp", near, 1, "tvd", 2), "choose from: total, neighbours"),
@@ -424,8 +425,8 @@ def test_rules_are_built_from_their_parameters():
         (lambda near: rules.uniform(1.1, "paper"), "choose from: optimal, vanilla"),
     ],
 )
-def test_a_wrong_word_is_a_sentence(make, said):
-    with pytest.raises(UsageError, match=said):
+def test_a_wrong_argument_is_a_sentence(make, message):
+    with pytest.raises(UsageError, match=message):
         make(torch.zeros(4, 3, dtype=torch.int64))
 
 
@@ -470,10 +471,10 @@ def test_random_neighbours_are_a_fixed_shuffle_of_the_others():
     assert table.sort(-1).values.tolist() == [[j for j in range(40) if j != i] for i in range(40)]
     assert torch.equal(table, neighbours(codebook, 1000, "random"))
     assert torch.equal(table[:, :5], neighbours(codebook, 5, "random"))
-    assert torch.equal(table, neighbours(torch.randn(40, 3), 39, "random"))  # the control knows no codebook
-    places = table.new_zeros(40, 40).scatter_(1, table, torch.arange(39).expand(40, -1))
-    # the mean of 39 places, 0 to 38 alike, is 19 with a standard deviation of 11.3 / sqrt(39) = 1.8
-    assert ((places.sum(0) / 39 - 19).abs() < 5 * 1.8).all()
+    assert torch.equal(table, neighbours(torch.randn(40, 3), 39, "random"))  # the control uses no codebook
+    rank = table.new_zeros(40, 40).scatter_(1, table, torch.arange(39).expand(40, -1))
+    # the mean of 39 ranks, 0 to 38 alike, is 19 with a standard deviation of 11.3 / sqrt(39) = 1.8
+    assert ((rank.sum(0) / 39 - 19).abs() < 5 * 1.8).all()
 
 
 def test_a_wrong_measure_or_number_is_a_sentence():
@@ -509,20 +510,20 @@ def test_a_small_codebooks_table_is_not(cache):
 def test_a_damaged_table_is_computed_anew(cache, damage):
     wanted = cached_neighbours(big(), 7)
     (path,) = cache.iterdir()
-    whole = path.read_bytes()
+    content = path.read_bytes()
     spoilt = {
         "empty": lambda: path.write_bytes(b""),
-        "cut": lambda: path.write_bytes(whole[:-8]),
+        "cut": lambda: path.write_bytes(content[:-8]),
         "text": lambda: path.write_bytes(b"not a table"),
-        "zip": lambda: path.write_bytes(b"PK\x03\x04" + whole),
-        "zeros": lambda: path.write_bytes(bytes(len(whole))),
+        "zip": lambda: path.write_bytes(b"PK\x03\x04" + content),
+        "zeros": lambda: path.write_bytes(bytes(len(content))),
         "shape": lambda: np.save(path, wanted[:, :6].int().numpy()),
         "dtype": lambda: np.save(path, wanted.double().numpy()),
         "range": lambda: np.save(path, wanted.int().numpy() + 1),
     }
     spoilt[damage]()
     assert torch.equal(cached_neighbours(big(), 7), wanted)
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == content
     assert list(cache.iterdir()) == [path]
 
 
@@ -536,7 +537,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
 
 
 class Given(RandomStreams):
-    """Streams whose numbers for verification (B, M), one a node, are given."""
+    """Random streams whose numbers for verification (B, M), one a node, are given."""
 
     def __init__(self, numbers):
         super().__init__([(0, i) for i in range(len(numbers))])
@@ -549,11 +550,12 @@ class Given(RandomStreams):
         return numbers
 
 
-def siblings_law(p, q, width, rule, grid=500):
-    """The law (V,) of the token that `verify` commits after a root with `width` children, drawn without replacement.
+def siblings_probs(p, q, width, rule, grid=500):
+    """The distribution (V,) of the token that `verify` commits after a root with `width` children, drawn without
+    replacement.
 
     All draws are enumerated. The probability with which the rule keeps sibling m is read off `verify` itself, with a
-    grid of numbers at m and the number 1, with which nothing is kept, elsewhere; so is the law that is left at the end.
+    grid of numbers at m and the number 1, with which nothing is kept, elsewhere; so is the residual distribution.
     """
     size = len(p)
     some = [x for x in range(size) if q[x] > 0]
@@ -565,18 +567,18 @@ def siblings_law(p, q, width, rule, grid=500):
             weight[d] *= float(q[x]) / left
             left -= float(q[x])
     assert float(weight.sum()) == pytest.approx(1, abs=1e-5)
-    # where the draft has fewer tokens than the tree, what stands in the other places must not count
+    # where the draft has fewer tokens than the tree, the tokens of the other nodes must not count
     spare = [[x for x in range(size) if x not in d][: width - len(d)] for d in drafts]
     tokens = torch.tensor([[0, *d, *rest] for d, rest in zip(drafts, spare)])
     rows, tree = len(drafts), build([(c,) for c in range(width)])
-    u = torch.ones(width + 1, grid, rows, width + 1)  # (sibling asked, grid, draft, node); the last asks for none
+    u = torch.ones(width + 1, grid, rows, width + 1)  # (sibling decided, grid, draft, node); the last decides none
     for m in range(width):
         u[m, :, :, m + 1] = ((torch.arange(grid) + 0.5) / grid)[:, None]
     count = u[..., 0].numel()
     valid = torch.ones(count, width + 1, dtype=torch.bool)
     draft = Draft(tree, tokens.repeat((width + 1) * grid, 1), q.expand(count, 1, size), valid)
-    laws_p = p.expand(count, width + 1, size)
-    verdict = verify(laws_p, draft, rule, Given(u.flatten(0, 2)), torch.zeros(count, dtype=torch.int64))
+    probs_p = p.expand(count, width + 1, size)
+    verdict = verify(probs_p, draft, rule, Given(u.flatten(0, 2)), torch.zeros(count, dtype=torch.int64))
     kept = verdict.length.view(width + 1, grid, rows).double().mean(1)
     assert not kept[width].any()
     out, reached = torch.zeros(rows, size, dtype=torch.float64), torch.ones(rows, dtype=torch.float64)
@@ -592,7 +594,7 @@ TABLES = [
     ([0.5, 0.0, 0.5], [0.1, 0.8, 0.1]),
     ([0.1, 0.2, 0.7], [0.6, 0.0, 0.4]),
     ([0.3, 0.3, 0.4], [0.3, 0.3, 0.4]),
-    ([0.3, 0.3, 0.4], [0.0, 1.0, 0.0]),  # one token for two or three places
+    ([0.3, 0.3, 0.4], [0.0, 1.0, 0.0]),  # one token for two or three nodes
     ([0.0, 1.0, 0.0], [0.5, 0.0, 0.5]),
     ([0.1, 0.2, 0.3, 0.4], [0.4, 0.1, 0.4, 0.1]),
 ]
@@ -600,16 +602,16 @@ TABLES = [
 
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize("table", TABLES)
-def test_siblings_drawn_without_replacement_give_the_targets_law(table, width):
+def test_siblings_drawn_without_replacement_give_the_targets_distribution(table, width):
     p, q = torch.tensor(table[0]), torch.tensor(table[1])
     # a grid of 500 midpoints is within 1 / 1,000 of each probability of keeping; there are at most three
-    torch.testing.assert_close(siblings_law(p, q, width, rules.exact()), p.double(), atol=3e-3, rtol=0)
+    torch.testing.assert_close(siblings_probs(p, q, width, rules.exact()), p.double(), atol=3e-3, rtol=0)
 
 
 def test_the_enumeration_tells_a_relaxed_rule():
     p, q = map(torch.tensor, TABLES[0])
     for width in (1, 2):
-        assert (siblings_law(p, q, width, rules.uniform(1.5)) - p).abs().max() > 0.01
+        assert (siblings_probs(p, q, width, rules.uniform(1.5)) - p).abs().max() > 0.01
 
 
 def grown(rows, nodes, width, height, seed, valid_share=1.0):
@@ -629,7 +631,7 @@ def grown(rows, nodes, width, height, seed, valid_share=1.0):
     return tree, torch.from_numpy(valid), parent
 
 
-def random_laws(shape, size, seed, zeros=0.0):
+def random_probs(shape, size, seed, zeros=0.0):
     g = torch.Generator().manual_seed(seed)
     mass = torch.rand(*shape, size, generator=g) ** 3
     mass = mass * (torch.rand(*shape, size, generator=g) >= zeros)
@@ -637,11 +639,11 @@ def random_laws(shape, size, seed, zeros=0.0):
     return mass / mass.sum(-1, keepdim=True)
 
 
-def drawn(tree, laws_q, seed):
-    """Tokens (B, M) for the nodes: children drawn without replacement from their parent's law (B, M, V)."""
-    rows, nodes, size = laws_q.shape
+def sampled_tokens(tree, probs, seed):
+    """Tokens (B, M) for the nodes: children drawn without replacement from their parent's distribution (B, M, V)."""
+    rows, nodes, size = probs.shape
     rng = RandomStreams([(seed, i) for i in range(rows)])
-    first = draw_distinct(laws_q, rng.uniform(torch.zeros(rows).long(), 9, nodes, size), tree.width)
+    first = draw_distinct(probs, rng.uniform(torch.zeros(rows).long(), 9, nodes, size), tree.width)
     tokens = torch.zeros(rows, nodes, dtype=torch.int64)
     for b, n, m in itertools.product(range(rows), range(nodes), range(tree.width)):
         if tree.slot[b, n] >= 0 and (child := tree.children[b, tree.slot[b, n], m]) >= 0:
@@ -663,17 +665,17 @@ def test_who_can_have_a_further_child_stands_first(parent, inner, parents_per_ra
     assert tree.parents_per_rank == parents_per_rank
     assert (tree.slot >= 0).sum() == inner
     for n in range(1, len(parent)):
-        place = int(tree.slot[0, parent[n]])
-        assert 0 <= place < parents_per_rank[rank[n]]
-        assert tree.children[0, place, rank[n]] == n
+        slot = int(tree.slot[0, parent[n]])
+        assert 0 <= slot < parents_per_rank[rank[n]]
+        assert tree.children[0, slot, rank[n]] == n
 
 
 @pytest.mark.parametrize("zeros", [0.0, 0.5])
 def test_a_tree_gives_only_tokens_that_the_target_can_give(zeros):
     rows, nodes, size = 300, 12, 5
     tree, valid, parent = grown(rows, nodes, 3, 4, seed=1, valid_share=0.9)
-    p, q = random_laws((rows, nodes), size, 2, zeros), random_laws((rows, nodes), size, 3, zeros)
-    tokens = drawn(tree, q, seed=4)
+    p, q = random_probs((rows, nodes), size, 2, zeros), random_probs((rows, nodes), size, 3, zeros)
+    tokens = sampled_tokens(tree, q, seed=4)
     step = torch.zeros(rows, dtype=torch.int64)
     out = verify(
         p,
@@ -724,11 +726,11 @@ def test_a_certain_rule_takes_the_longest_path(name):
     rows, nodes, size, width = 200, 14, 5, 3
     tree, valid, parent = grown(rows, nodes, width, 4, seed=6, valid_share=0.9)
     rule, paper = pair(name, size)
-    p, q = random_laws((rows, nodes), size, 7), random_laws((rows, nodes), size, 8)
-    tokens = drawn(tree, q, seed=9)
-    judged = None
-    if rule.uses_pre_argmax_probs:  # greedy decoding: the target's law is its arg max
-        judged, p = p, torch.nn.functional.one_hot(p.argmax(-1), size).float()
+    p, q = random_probs((rows, nodes), size, 7), random_probs((rows, nodes), size, 8)
+    tokens = sampled_tokens(tree, q, seed=9)
+    pre_argmax_probs = None
+    if rule.uses_pre_argmax_probs:  # greedy decoding: the target's distribution is its arg max
+        pre_argmax_probs, p = p, torch.nn.functional.one_hot(p.argmax(-1), size).float()
     draft = Draft(
         tree,
         tokens,
@@ -737,13 +739,16 @@ def test_a_certain_rule_takes_the_longest_path(name):
         sampled=torch.rand(rows, nodes, generator=torch.Generator().manual_seed(0)) < 0.5,
     )
     step = torch.zeros(rows, dtype=torch.int64)
-    out = verify(p, draft, rule, RandomStreams([(10, i) for i in range(rows)]), step, judged)
+    out = verify(p, draft, rule, RandomStreams([(10, i) for i in range(rows)]), step, pre_argmax_probs)
     lengths = set()
     for b in range(rows):
         passes = [True] + [
             bool(valid[b, n])
             and paper.accept(
-                (p if judged is None else judged)[b, parent[b, n]].double().tolist(), None, tokens[b, n], 1
+                (p if pre_argmax_probs is None else pre_argmax_probs)[b, parent[b, n]].double().tolist(),
+                None,
+                tokens[b, n],
+                1,
             )
             == 1
             for n in range(1, nodes)

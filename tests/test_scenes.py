@@ -77,7 +77,7 @@ def test_labels_follow_the_scene():
             assert labels[f"colour{slot}"] == scenes.ABSENT
 
 
-def test_the_same_scene_has_many_pictures():
+def test_the_same_scene_has_many_images():
     """What the caption does not say varies: a model can only spread its mass over it."""
     s = scenes.sample("train", 7)
     pictures = [scenes.draw(scenes.Sample(i, s.scene, s.caption, np.random.default_rng(i))) for i in range(8)]

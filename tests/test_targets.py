@@ -19,12 +19,14 @@ from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.proximity import MEASURES, neighbours
-from specbench.decoding.sampling import RandomStreams, Sampling
-from specbench.models import eagle, emu3
+from specbench.decoding.sampling import Sampling
+from specbench.models import eagle
 from specbench.models import medusa as heads
 from specbench.models.language import Language
 from specbench.models.llamagen import ClassConditioning, LlamaGen, LlamaGenConfig
+from specbench.models.loading import emu3
 from specbench.models.unified import Prompts, Unified, UnifiedConfig, image_tokens
 
 CODES = torch.tensor([7, 5, 9, 6, 11])  # ids of the codes: in no order
@@ -34,7 +36,7 @@ BASE = UnifiedConfig(32, 2, 2, 2, 48, 24)
 
 
 def sharpened(module, factor=6.0):
-    """Laws far from uniform."""
+    """Distributions far from uniform."""
     with torch.no_grad():
         for name, p in module.named_parameters():
             if p.dim() == 2 and "norm" not in name:
@@ -111,8 +113,8 @@ def sequence_probs(family: str, model: Language, i: int, sampling: Sampling) -> 
     prefix = model.condition(given, sampling.guided)
     twice = torch.cat([sequences, sequences]) if sampling.guided else sequences
     logits = model.head(model.uncached(prefix, twice[:, :-1])[:, len(prefix) - 1 :])
-    law = sampling.probs(sampling.apply_guidance(logits)[:, free, :VOCAB])
-    return sequences, law.gather(-1, sequences[:, free].unsqueeze(-1)).squeeze(-1).double().prod(1)
+    probs = sampling.probs(sampling.apply_guidance(logits)[:, free, :VOCAB])
+    return sequences, probs.gather(-1, sequences[:, free].unsqueeze(-1)).squeeze(-1).double().prod(1)
 
 
 def networks(model: Language):
@@ -120,7 +122,7 @@ def networks(model: Language):
     head = sharpened(eagle.like_target(model), 2.0)
     torch.manual_seed(6)
     shape = heads.MedusaConfig(model.block.dim, model.vocab_size, 3)
-    medusa = heads.Medusa(shape)
+    medusa = heads.MedusaNetwork(shape)
     with torch.no_grad():
         for p in medusa.parameters():
             p.add_(0.3 * torch.randn_like(p))
@@ -140,17 +142,17 @@ DRAFTERS = {
     "sjd_pac": lambda family, model: Window(8, width=2, depth=3, coupling="maximal"),
 }
 #: What every family is tried with.
-TELLING = ("draft_model", "eagle2", "medusa", "sjd_pac")
+DISCERNING = ("draft_model", "eagle2", "medusa", "sjd_pac")
 
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [(f, d) for f in FAMILIES for d in DRAFTERS if f == "lumina" or d in TELLING],
+    [(f, d) for f in FAMILIES for d in DRAFTERS if f == "lumina" or d in DISCERNING],
 )
-def test_every_family_keeps_its_law_under_every_drafter(family, name):
-    """Padding, positions, norms, grammar, caches and guidance together, against the law enumerated without any of them
-    (chi-square; 30 tests at 1e-5). Of families that differ in their networks alone, the drafters that told of a
-    cache left uncompacted, and one with a cache of its own."""
+def test_every_family_keeps_its_distribution_under_every_drafter(family, name):
+    """Padding, positions, norms, grammar, caches and guidance together, against the distribution enumerated without any
+    of them (chi-square; 30 tests at 1e-5). Of families that differ in their networks alone, those drafters that
+    revealed a cache left uncompacted, and one with a cache of its own."""
     model, count = target(family), 2500
     sampling = Sampling(temperature=0.9, cfg_scale=1.5)
     rng = RandomStreams([(0, i) for i in range(count)])
@@ -159,15 +161,15 @@ def test_every_family_keeps_its_law_under_every_drafter(family, name):
     forced = forced_of(model)
     assert (out.tokens == forced)[:, forced >= 0].all()
     assert (out.tokens[:, forced < 0] < VOCAB).all()
-    sequences, law = sequence_probs(family, model, 0, sampling)
-    assert float(law.sum()) == pytest.approx(1, abs=1e-5)
+    sequences, probs = sequence_probs(family, model, 0, sampling)
+    assert float(probs.sum()) == pytest.approx(1, abs=1e-5)
     free = forced < 0
-    place = VOCAB ** torch.arange(int(free.sum()) - 1, -1, -1)
-    seen = torch.bincount((out.tokens[:, free] * place).sum(1), minlength=len(law)).double()
-    assert torch.equal((sequences[:, free] * place).sum(1), torch.arange(len(law)))
-    small = law * count < 5
+    weight = VOCAB ** torch.arange(int(free.sum()) - 1, -1, -1)
+    seen = torch.bincount((out.tokens[:, free] * weight).sum(1), minlength=len(probs)).double()
+    assert torch.equal((sequences[:, free] * weight).sum(1), torch.arange(len(probs)))
+    small = probs * count < 5
     observed = torch.cat([seen[~small], seen[small].sum()[None]])
-    wanted = torch.cat([law[~small], law[small].sum()[None]]) * count
+    wanted = torch.cat([probs[~small], probs[small].sum()[None]]) * count
     assert stats.chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue > 1e-5
     if name == "none":
         assert out.steps.eq(model.length).all()
@@ -179,7 +181,7 @@ def test_every_family_keeps_its_law_under_every_drafter(family, name):
 @torch.inference_mode()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_path_inside_a_tree_has_the_logits_of_the_path_alone(family):
-    """Prompts of several lengths in one padded batch, rows at different places."""
+    """Prompts of several lengths in one padded batch, rows at different positions."""
     model = target(family, side=4)
     tree = trees.build(trees.parse(BUSHY))
     torch.manual_seed(0)
@@ -189,14 +191,14 @@ def test_a_path_inside_a_tree_has_the_logits_of_the_path_alone(family):
         tokens[row, 0] = history[row, c - 1]
     which = [0, 1, 2]
     session = model.open(prompts(family, which), 3, True, tree.nodes)
-    places = torch.arange(6).expand(3, -1) + session.prefix_length - 1
-    session.feed_chain(torch.cat([history[:, :1], history[:, :5]], 1), places)
+    positions = torch.arange(6).expand(3, -1) + session.prefix_length - 1
+    session.feed_chain(torch.cat([history[:, :1], history[:, :5]], 1), positions)
     logits, _ = session.forward(tokens, tree, history, count)
     for row, c in enumerate(count.tolist()):
         for node in range(tree.nodes):
             path = [n for n in range(1, tree.nodes) if tree.ancestors[0, node, n]]
-            whole = torch.cat([history[row, :c], tokens[row, path]])
-            wanted = alone(family, model, which[row], whole, guided=True)[:, -1]
+            full = torch.cat([history[row, :c], tokens[row, path]])
+            wanted = alone(family, model, which[row], full, guided=True)[:, -1]
             torch.testing.assert_close(logits[[row, row + 3], node], wanted, atol=3e-4, rtol=3e-4)
 
 
@@ -251,15 +253,15 @@ def wider(given: Prompts, more: int) -> Prompts:
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("family", ["lumina", "anole", "emu3"])
 def test_padding_changes_no_draft(family, name):
-    """A drafter that looked at padding, or counted its places, would stay lossless and draft worse."""
+    """A drafter that looked at padding, or counted its positions, would stay lossless and draft worse."""
     model, sampling = target(family, side=4), Sampling(temperature=0.9, cfg_scale=1.5)
-    heard = []
+    runs = []
     for more in (0, 5):
         drafter = Listening(DRAFTERS[name](family, model))
         given, rng = wider(prompts(family, [1]), more), RandomStreams([(3, 0)])
         out = decode(DecoderConfig(model, drafter, rules.exact(), sampling), given, rng)
-        heard.append((out, drafter.drafts))
-    (one, short), (two, long) = heard
+        runs.append((out, drafter.drafts))
+    (one, short), (two, long) = runs
     assert torch.equal(one.tokens, two.tokens)
     assert torch.equal(one.steps, two.steps)
     for a, b in zip(short, long, strict=True):
@@ -269,7 +271,7 @@ def test_padding_changes_no_draft(family, name):
 
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "none"])
 @pytest.mark.parametrize("family", ["lumina", "emu3"])
-def test_what_the_grammar_forces_is_drafted_as_a_certainty(family, name):
+def test_what_the_grammar_forces_is_drafted_as_a_point_mass(family, name):
     model, sampling = target(family, side=4), Sampling(temperature=0.9, cfg_scale=1.5)
     drafter = Listening(DRAFTERS[name](family, model))
     out = decode(DecoderConfig(model, drafter, rules.exact(), sampling), prompts(family, [1]), RandomStreams([(3, 0)]))
@@ -278,11 +280,11 @@ def test_what_the_grammar_forces_is_drafted_as_a_certainty(family, name):
     for draft, accepted in zip(drafter.drafts, out.trace.accepted[0].tolist(), strict=False):
         if count >= model.length:
             break
-        for law, node in zip(draft.probs[0], draft.tree.inner[0].tolist(), strict=True):
-            place = count + int(draft.tree.depth[0, node])
+        for probs, node in zip(draft.probs[0], draft.tree.inner[0].tolist(), strict=True):
+            position = count + int(draft.tree.depth[0, node])
             children = (draft.tree.parent[0] == node) & draft.valid[0] & (draft.tree.depth[0] > 0)
-            if place < model.length and forced[place] >= 0 and children.any():
-                assert law[forced[place]] == 1
+            if position < model.length and forced[position] >= 0 and children.any():
+                assert probs[forced[position]] == 1
                 seen += 1
         count += accepted + 1
     assert seen > 0

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from specbench.errors import UsageError
-from specbench.models import text_official as text
+from specbench.models.loading import text_official as text
 
 REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference"
 needs_reference = pytest.mark.skipif(not REFERENCE.exists(), reason="the reference facts are not beside this checkout")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pkgutil import resolve_name
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import tiny
 import torch
 from torch import nn
 
+from specbench.config import networks
 from specbench.data import scenes
 from specbench.models import medusa
 from specbench.models.eagle import like_target
@@ -101,25 +103,24 @@ def test_target_and_drafter_learn_a_small_grammar(tmp_path):
     after = target.evaluate_target(model, tokens, features)
     assert after["loss"] < 0.25 * before
     assert after["top1_probability"] > 0.7
-    given, reader, rows = target.dataset(model, tokens, features), TargetHead(model), np.arange(len(tokens))
+    given, rows = target.dataset(model, tokens, features), np.arange(len(tokens))
 
-    def learn(name, network, steps, lr, lines):
-        before = drafter.evaluate(network, reader, given, rows)["tv"]
-        loss = drafter.loss_of(network, reader, given, rows, recipe.batch, lines)
+    def learn(name, network, steps, lr, **terms):
+        training = resolve_name(networks.NETWORKS[name].training)(network, TargetHead(model))
+        before = drafter.evaluate(training, given, rows)["tv"]
+        loss = drafter.loss_of(training, given, rows, recipe.batch, drafter.LossTerms(**terms))
         fit(name, network, loss, replace(recipe, steps=steps, lr=lr), tmp_path)
-        after = drafter.evaluate(network, reader, given, rows, 2)
+        after = drafter.evaluate(training, given, rows, 2)
         assert after["tv"] < 0.5 * before  # of Medusa: from the law of the token before
         assert after["top3"] >= after["top1_agreement"] > 0.8
         return after
 
-    learn("eagle", like_target(model), 60, 5e-3, drafter.LossTerms(dropout=0.3))
-    learn("medusa", medusa.like_target(model, heads=2), 100, 2e-2, drafter.LossTerms(dropout=0.3))
+    learn("eagle", like_target(model), 60, 5e-3, dropout=0.3)
+    learn("medusa", medusa.like_target(model, heads=2), 100, 2e-2, dropout=0.3)
     torch.manual_seed(1)
-    learn("draft", tiny.llamagen(side=4, vocab=8, seed=5).train().requires_grad_(True), 80, 5e-3, drafter.LossTerms())
+    learn("draft_model", tiny.llamagen(side=4, vocab=8, seed=5).train().requires_grad_(True), 80, 5e-3)
     given = target.dataset(model.with_aux_hidden_layers((0, 1)), tokens, features)
-    reached = learn(
-        "eagle3", like_target(model, (0, 1)), 60, 5e-3, drafter.LossTerms(unroll_steps=2, regression=0.0, noise=0.0)
-    )
+    reached = learn("eagle3", like_target(model, (0, 1)), 60, 5e-3, unroll_steps=2, regression=0.0, noise=0.0)
     assert reached["tv_2"] < 0.5  # on its own outputs, too
 
 
@@ -138,7 +139,7 @@ def test_the_text_encoder_learns_to_state_what_a_caption_says(tmp_path):
     assert ids.shape == (2, 48)
 
 
-def test_the_rendered_world_is_kept(tmp_path):
+def test_the_rendered_world_is_cached(tmp_path):
     first = world.load(tmp_path, "train", 30)
     again = world.load(tmp_path, "train", 30)
     assert np.array_equal(first.images, scenes.render("train", range(30))[0])

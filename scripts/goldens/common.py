@@ -8,8 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from specbench.models import official
-from specbench.models.naming import ParameterSlice
+from specbench.models.loading import official
+from specbench.models.loading.naming import ParameterSlice
 
 M = TypeVar("M", bound=nn.Module)
 Tensors = dict[str, Tensor]

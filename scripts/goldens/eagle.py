@@ -11,12 +11,13 @@ from torch import Tensor
 from goldens.common import Compared, Tensors, load, weights
 from specbench.decoding.drafters.eagle import Eagle as Eagle1
 from specbench.decoding.drafters.eagle import Eagle2
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import parse
 from specbench.engine.ops import KVCache
-from specbench.models import naming
 from specbench.models.eagle import EagleConfig, EagleNetwork
 from specbench.models.language import LanguageSession, Prefix
+from specbench.models.loading import naming
 
 
 def drafter(t: Tensors, c: dict[str, Any]) -> EagleNetwork:

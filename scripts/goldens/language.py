@@ -10,10 +10,11 @@ from torch import Tensor
 from goldens.common import Compared, Tensors, load
 from goldens.llamagen import steps
 from specbench.decoding.sampling import Sampling
-from specbench.models import chameleon, emu3, naming
 from specbench.models.language import Grammar, Prefix
-from specbench.models.text_official import lumina_prompt
-from specbench.models.unified import ImageTokens, Prompts, Unified, from_hugging_face
+from specbench.models.loading import chameleon, emu3, naming
+from specbench.models.loading.text_official import lumina_prompt
+from specbench.models.loading.unified_official import from_hugging_face
+from specbench.models.unified import ImageTokens, Prompts, Unified
 
 
 def unified(t: Tensors, c: dict[str, Any], length: int) -> Unified:

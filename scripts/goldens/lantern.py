@@ -10,8 +10,9 @@ from torch import Tensor
 
 from goldens.common import Compared, Tensors
 from specbench.decoding import rules, trees
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.lantern import Lantern
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import VERIFY, Draft, Verdict, verify
 from specbench.engine.ops import take
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from goldens.common import Compared, Tensors, load
 from specbench.decoding import trees
 from specbench.decoding.sampling import Sampling
-from specbench.models import naming
 from specbench.models.language import LanguageSession
 from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
-from specbench.models.llamagen_official import from_lantern
+from specbench.models.loading import naming
+from specbench.models.loading.llamagen_official import from_lantern
 
 
 def config(c: dict[str, Any]) -> LlamaGenConfig:

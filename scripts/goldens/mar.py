@@ -10,8 +10,10 @@ from torch import Tensor
 from goldens.common import Compared, Tensors, load
 from specbench.decoding import continuous
 from specbench.engine.graph import Eager
-from specbench.models import diffusion, mar, mar_official
-from specbench.models.mar import MAR, Guided, MARConfig
+from specbench.models import diffusion, mar_sampling
+from specbench.models.loading import mar_official
+from specbench.models.mar import MAR, MARConfig
+from specbench.models.mar_sampling import Guided
 
 #: The x0 estimate at the highest index multiplies the rounding of eps by 2e4; the golden's notes allow this much more
 #: there than the one tolerance of the file.
@@ -52,8 +54,8 @@ def chain(model: MAR, z: Tensor, init: Tensor, noise: Tensor, scale: Tensor | No
 def check(t: Tensors, c: dict[str, Any]) -> Compared:
     cfg = config(c)
     model = load(lambda: MAR(cfg), t, mar_official.table(cfg))
-    yield "patchified", mar.patchify(t["in/image_latent"], c["patch_size"]), t["out/patchified"]
-    yield "unpatchified", mar.unpatchify(t["in/tokens"], c["patch_size"]), t["out/unpatchified"]
+    yield "patchified", mar_sampling.patchify(t["in/image_latent"], c["patch_size"]), t["out/patchified"]
+    yield "unpatchified", mar_sampling.unpatchify(t["in/tokens"], c["patch_size"]), t["out/unpatchified"]
     yield from networks(model, t, c)
     yield from head(model, t, c)
     yield from sampling(model, t, c)
@@ -109,13 +111,13 @@ def sampling(model: MAR, t: Tensors, c: dict[str, Any]) -> Compared:
     rows, length = orders.shape
     tokens = torch.zeros(rows, length, model.cfg.token_dim)
     left = length
-    for i, count in enumerate(mar.tokens_per_iteration(length, c["num_iter"])):
+    for i, count in enumerate(mar_sampling.tokens_per_iteration(length, c["num_iter"])):
         rank = orders.argsort(1)  # the first of an order stay masked longest
         masked, left = rank < left, left - count
         new = masked & (rank >= left)
         yield f"iter{i}_mask", masked.float(), t[f"out/iter{i}_mask"].float()
         yield f"iter{i}_tokens", tokens, t[f"out/iter{i}_tokens"]
-        scale = mar.guidance(c["cfg"], c["cfg_schedule"], torch.tensor([length - left]), length)
+        scale = mar_sampling.guidance(c["cfg"], c["cfg_schedule"], torch.tensor([length - left]), length)
         yield f"iter{i}_cfg", scale, t[f"out/iter{i}_cfg"]
         z = model.conditions(tokens, ~masked, labels)[new]
         if c["cfg"] != 1:
@@ -125,14 +127,14 @@ def sampling(model: MAR, t: Tensors, c: dict[str, Any]) -> Compared:
         drawn = chain(model, z, *noises, scale if c["cfg"] != 1 else None, c["temperature"])
         yield f"iter{i}_latents", drawn, t[f"out/iter{i}_latents"]
         tokens[new] = drawn
-    yield "sampled_latent", mar.unpatchify(tokens, c["patch_size"]), t["out/sampled_latent"]
+    yield "sampled_latent", mar_sampling.unpatchify(tokens, c["patch_size"]), t["out/sampled_latent"]
 
 
 def schedules(t: Tensors, c: dict[str, Any]) -> Compared:
     for name in t:
         parts = name.split("/")
         if parts[1].startswith("tokens_per_iter_"):
-            counts = mar.tokens_per_iteration(256, int(parts[1].rpartition("_")[2]))
+            counts = mar_sampling.tokens_per_iteration(256, int(parts[1].rpartition("_")[2]))
             yield parts[1], torch.tensor(counts), t[name]
         else:
             steps = diffusion.schedule(int(parts[1].removeprefix("full")))

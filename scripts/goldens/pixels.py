@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from goldens.common import Compared, Tensors, load
-from specbench.models import emu3_vision, official, vq
+from specbench.models import emu3_vision
+from specbench.models.loading import image_tokenizers, official
 from specbench.models.vq import KLModel, VQConfig, VQModel
 
 
@@ -35,7 +36,7 @@ def llamagen_vq(t: Tensors, c: dict[str, Any]) -> Compared:
         codebook_l2_norm=c["l2_norm"],
         **sizes(c),
     )
-    model = load(lambda: VQModel(cfg), t, vq.llamagen_table(cfg))
+    model = load(lambda: VQModel(cfg), t, image_tokenizers.llamagen_table(cfg))
     yield from tokenizer(model, t, c)
     yield "codebook_rows", model.quantize.codebook[t["in/codes"].flatten()], t["out/codebook_rows"]
     h, w = t["out/quant"].shape[-2:]
@@ -52,7 +53,7 @@ def chameleon_vqgan(t: Tensors, c: dict[str, Any]) -> Compared:
         decoder_attention=attending,
         **sizes(c),
     )
-    model = load(lambda: VQModel(cfg), t, vq.taming_table(cfg))
+    model = load(lambda: VQModel(cfg), t, image_tokenizers.taming_table(cfg))
     yield from tokenizer(model, t, c)
     h, w = t["out/quant_from_codes"].shape[-2:]
     yield "quant_from_codes", model.look_up(t["in/codes"], (h, w)), t["out/quant_from_codes"]
@@ -71,7 +72,7 @@ def mar_kl16(t: Tensors, c: dict[str, Any]) -> Compared:
         decoder_attention=attending("decoder.up"),
         **sizes(c),
     )
-    model = load(lambda: KLModel(cfg), t, vq.taming_table(cfg))
+    model = load(lambda: KLModel(cfg), t, image_tokenizers.taming_table(cfg))
     yield "decoded", model.decode_latent(t["in/latent"]), t["out/decoded"]
     scale = 0.2325  # MAR's own latents are this much smaller (reference README (37))
     yield "decoded_scaled", model.decode_latent(t["in/latent"] * scale / scale), t["out/decoded_scaled"]
@@ -84,7 +85,7 @@ def mar_kl16(t: Tensors, c: dict[str, Any]) -> Compared:
 def emu3_vision_tokenizer(t: Tensors, c: dict[str, Any]) -> Compared:
     params = {k.removeprefix("param/"): v for k, v in t.items() if k.startswith("param/")}  # counters stay integers
     source = official.from_tensors(params, "golden")
-    model = emu3_vision.load(emu3_vision.configured(c), source, "cpu", torch.float32)
+    model = image_tokenizers.load_emu3_vision(emu3_vision.configured(c), source, "cpu", torch.float32)
     h, w = t["in/codes"].shape[1:]
     yield "decoded", model.decode(t["in/codes"].flatten(1), (h, w)), t["out/decoded"]
     yield "decoded_all_frames", model.frames(t["in/codes"].flatten(1), (h, w)), t["out/decoded_all_frames"]

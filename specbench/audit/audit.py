@@ -20,8 +20,9 @@ from specbench.audit.models import TabularModel, needed_codebook
 from specbench.audit.tabular import TabularDrafter, TabularGrower, TabularTarget, codes, sequence_probs
 from specbench.config import parameters, registry
 from specbench.decoding.loop import DecoderConfig, Drafter, decode
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Rule
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.harness.method import build_rule
 from specbench.rows import provenance

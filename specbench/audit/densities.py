@@ -22,7 +22,7 @@ from specbench._version import __version__
 from specbench.audit import statistics
 from specbench.audit.audit import COLUMNS, LEVEL, Progress, described
 from specbench.decoding.continuous import ContinuousRule, ContinuousSession, decode
-from specbench.decoding.sampling import RandomStreams
+from specbench.decoding.rng import RandomStreams
 from specbench.engine.ops import linear, take
 from specbench.errors import unknown
 from specbench.rows import provenance

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.loop import Outcome
-from specbench.decoding.sampling import RandomStreams, Sampling, draw, draw_distinct
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling, draw, draw_distinct
 from specbench.decoding.trees import Path, build
 from specbench.decoding.verify import DRAFT, Draft, Verdict
 
@@ -113,6 +114,9 @@ class TabularSession:
         parent, depth = tree.parent.expand_as(tokens), tree.depth.expand_as(tokens)
         code = self.lookup.nodes(self.lookup.root(history, count), tokens, parent, depth, tree.height)
         return self.lookup.probs(code, count[:, None] + depth).log(), tokens.unsqueeze(-1).float()
+
+    def use(self, kernels: Any) -> None:
+        pass  # a look-up in tables has no kernels
 
     def commit(self, verdict: Verdict, tree: Any, count: Tensor) -> None:
         pass

@@ -14,7 +14,7 @@ from torch import Tensor
 from specbench import data
 from specbench.bench import floor
 from specbench.decoding.loop import Decoded, Decoding
-from specbench.decoding.sampling import RandomStreams
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.trees import build, chain_paths
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine.clock import Clock, Passes
@@ -90,9 +90,9 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
                 f"forced_accept={plan.forced:g} is more than the {drafter.tree.height + 1} tokens that a step of this"
                 " method can commit; give a smaller one, or longer drafts"
             )
-        pipeline = pipeline.amended(ForcedLength(plan.forced))
+        pipeline = pipeline.overridden(ForcedLength(plan.forced))
     vanilla = pipeline.vanilla()
-    with torch.inference_mode(), pipeline.engine.kernels():
+    with torch.inference_mode():
         clock = Clock(device)
         decoding = pipeline.images(conditioning, rng, clock)
         context = _context(decoding, plan)
@@ -209,6 +209,8 @@ def _pass(pipeline: Pipeline, conditioning: Any, rows: int, nodes: int, context:
     device = pipeline.device
     tree = build(chain_paths(nodes - 1)).to(device)
     session = pipeline.model.target.open(conditioning, rows, pipeline.config.sampling.guided, tree.nodes)
+    if pipeline.engine.kernels is not None:
+        session.use(pipeline.engine.kernels)
     count = torch.full((rows,), context - session.prefix_length, device=device)
     history = torch.zeros(rows, session.length + nodes, dtype=torch.int64, device=device)
     tokens = history[:, :nodes]

@@ -57,9 +57,11 @@ def _entries(group: str) -> list[dict[str, Any]]:
     lines = dict(parameters.choices(group))
     absent: dict[str, list[str]] = {}  # only for choices that need weights
     if group == "metrics":
-        lines |= metrics.available()
+        lines |= parameters.single_metrics()
         context = metrics.ScoringContext(metrics.ASSETS, home.metrics_folder())
-        absent = {name: [text] if (text := metrics.missing(name, context)) else [] for name in metrics.available()}
+        absent = {
+            name: [text] if (text := metrics.missing(name, context)) else [] for name in parameters.single_metrics()
+        }
     elif group in ("model", "drafter"):
         for name in lines:
             entry = registry.entry(group, name)

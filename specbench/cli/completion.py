@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from specbench.cli.commands import COMMANDS
+from specbench.config import registry
 
 
 def complete(arguments: list[str]) -> int:
@@ -39,7 +40,7 @@ def _offered(command: str) -> list[str]:
         from specbench.config import parameters
         from specbench.storage import sources
 
-        found = {"model": [*sources.MODELS], "drafter": [*sources.DRAFTERS], "data": [*sources.DATA]}
+        found = {"model": [*sources.MODELS], "drafter": [*registry.network_folders()], "data": [*sources.DATA]}
         arguments = [f"{name}={choice}" for name, choices in found.items() for choice in choices]
         return [*arguments, *(f"metrics={name}" for name in parameters.choices("metrics")), "--yes"]
     return []

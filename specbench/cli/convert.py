@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.config import configuration, registry
+from specbench.config import configuration, networks, registry
 from specbench.errors import UsageError, parse_arguments, values
-from specbench.models import checkpoints, drafters, naming, official
 from specbench.models.eagle import EagleNetwork
+from specbench.models.loading import checkpoints, drafters, naming, official
 from specbench.storage import home
 from specbench.storage.files import write_atomically
 
@@ -48,8 +48,8 @@ def main(arguments: Sequence[str]) -> int:
     head, dtype = _read(given)
     out = home.expanded(given["out"])
     if drafters.own_file(home.expanded(given["drafter_weights"])) is None:
-        checkpoints.save(head, out / registry.DRAFTER_FILE, "eagle", head.cfg.to_dict(), dtype)
-        print(f"{out / registry.DRAFTER_FILE}: for drafter_weights={out}")
+        checkpoints.save(head, out / networks.FILE, "eagle", head.cfg.to_dict(), dtype)
+        print(f"{out / networks.FILE}: for drafter_weights={out}")
         return 0
     config, tensors = lantern(head, dtype)
     file = io.BytesIO()
@@ -68,7 +68,7 @@ def _read(given: dict[str, str]) -> tuple[EagleNetwork, torch.dtype]:
     shape_alone = bool(registry.entry("model", cfg["model"]).parts)
     bundle = registry.find("model", cfg["model"])(cfg, torch.device("meta" if shape_alone else "cpu"), torch.float32)
     bundle.device = torch.device("cpu")
-    head: EagleNetwork = bundle.eagle()
+    head: EagleNetwork = bundle.drafter_network("eagle")
     stored = registry.drafter_files(Path(cfg["drafter_weights"]))
     return head, torch.bfloat16 if _is_bfloat16(stored) else torch.float16
 

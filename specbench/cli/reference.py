@@ -7,7 +7,6 @@ file until it is complete: after an interruption, the same command resumes.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import shutil
@@ -30,6 +29,7 @@ from specbench.metrics.base import Images, ScoringContext, Unavailable
 from specbench.metrics.inception import FEATURES, ComparedMetric
 from specbench.rows import provenance
 from specbench.storage import home, image_files
+from specbench.storage.files import sha256
 
 if TYPE_CHECKING:
     from specbench.metrics.reference import ReferenceStatistics
@@ -119,7 +119,9 @@ def _metrics(given: Mapping[str, str]) -> list[ComparedMetric]:
         metrics.ASSETS, weights, None, given.get("data", ""), str(resolve_device(device)), int(batch)
     )
     compared = {
-        name: one for name in metrics.available() if isinstance(one := metrics.metric(name, context), ComparedMetric)
+        name: one
+        for name in parameters.single_metrics()
+        if isinstance(one := metrics.metric(name, context), ComparedMetric)
     }
     found: dict[str, ComparedMetric] = {}
     for name in given.get("metrics", "fid").strip("[]").split(","):
@@ -196,7 +198,7 @@ class Folder:
             what = f"are fewer than two images in {folder}" if folder.is_dir() else f"is no folder {folder}"
             raise UsageError(f"there {what}: give images= a folder with {', '.join(image_files.ENDINGS)} files")
         lines = [f"{self._paths[name].stat().st_size} {name}\n" for name in self.names]
-        self.files = hashlib.sha256("".join(lines).encode()).hexdigest()
+        self.files = sha256("".join(lines))
 
     def blocks(self) -> Iterator[Images]:
         for start in range(0, len(self.names), BLOCK):
@@ -219,7 +221,7 @@ class Archive:
             raise UsageError(f"{path}: 'arr_0' is {dtype} {list(shape)}, not images uint8 [N, H, W, 3]")
         self.shape = shape
         self.names = [f"{i:09d}" for i in range(shape[0])]
-        self.files = hashlib.sha256(f"{path.stat().st_size} {self.name}\n".encode()).hexdigest()
+        self.files = sha256(f"{path.stat().st_size} {self.name}\n")
 
     def blocks(self) -> Iterator[Images]:
         n, one = self.shape[0], self.shape[1:]

@@ -16,8 +16,10 @@ from specbench import data
 from specbench.compare import passes
 from specbench.compare.paired import DistributionTest, Paired, by_influence, distribution_test, holm, paired
 from specbench.compare.passes import ScoredPass
+from specbench.config import parameters
 from specbench.errors import UsageError, plain
 from specbench.rows import summary
+from specbench.rows.columns import SHOWN
 from specbench.rows.journal import Record
 
 if TYPE_CHECKING:
@@ -239,7 +241,7 @@ def _compare_metrics(a: ScoredPass, b: ScoredPass, pairs: Pairs) -> tuple[list[R
     results, untested, tests = [], [], DistributionTests()
     for name in sorted(scorers[0].keys() | scorers[1].keys()):
         try:
-            if name not in metrics.available():
+            if name not in parameters.single_metrics():
                 raise UsageError("this version has no such metric")
             if lacking := [side for side, mine in zip("AB", scorers) if name not in mine]:
                 raise UsageError(f"{lacking[0]} was not scored by it; score both with specbench evaluate")
@@ -256,10 +258,16 @@ def _compare_metrics(a: ScoredPass, b: ScoredPass, pairs: Pairs) -> tuple[list[R
         except (ArithmeticError, LookupError, RuntimeError, ValueError):  # of another width, or not finite
             untested.append(f"{name}: its cached outputs are damaged; remove the folders scores/ and score again")
         else:
-            text = f"{name} is {{d}} %s with {{b}} than with {{a}}"
-            statistic = Statistic(name, lambda r: None, text % "higher", text % "lower")
-            results.append(Result(statistic, scorer, found))
+            results.append(Result(_metric_statistic(name), scorer, found))
     return results, untested, tests
+
+
+def _metric_statistic(name: str) -> Statistic:
+    """The first column of a metric, with the better side that conf/metrics declares."""
+    shown = SHOWN[parameters.metric_columns(name)[0]]
+    sides = {side: f"{side} ({'better' if side == shown.better else 'worse'})" for side in ("higher", "lower")}
+    more, less = (f"{shown.title} ({name}) is {{d}} {sides[s]} with {{b}} than with {{a}}" for s in ("higher", "lower"))
+    return Statistic(name, lambda r: None, more, less)
 
 
 def _scored_pairs(one: Metric, caches: Caches, pairs: Pairs) -> tuple[list[int], list[np.ndarray]]:

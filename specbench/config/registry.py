@@ -8,23 +8,21 @@ lists only names that share a module, and names that need weights.
 from __future__ import annotations
 
 import hashlib
-import importlib
+import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from specbench.config import parameters
+from specbench.config import networks, parameters
+from specbench.config.networks import DrafterNetwork
 from specbench.errors import UsageError, unknown
 from specbench.storage import home, sources
+from specbench.storage.files import LARGE, cached_sha256, state
 
 #: The weights that the project carries.
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
-#: A drafter trained here, in this project's own format, in its folder.
-DRAFTER_FILE = "specbench.safetensors"
-#: Every kind of drafter network that can be trained -> its folder's name next to a target's.
-KINDS = {"eagle": "eagle", "eagle3": "eagle3", "medusa": "medusa", "draft_model": "draft"}
 
 
 @dataclass(frozen=True)
@@ -41,16 +39,18 @@ _BUILD = "specbench.decoding.drafters.build"
 
 
 def _real(module: str, *parts: str) -> Entry:
-    return Entry(f"specbench.models.{module}:load", parts=("target", "tokenizer", *parts))
+    return Entry(f"specbench.models.loading.{module}:load", parts=("target", "tokenizer", *parts))
 
 
 _LISTED: dict[str, dict[str, Entry]] = {
     "model": {
         "llamagen_scenes": Entry(
-            "specbench.models.scenes:load",
+            "specbench.models.loading.scenes:load",
             ("scenes_target.safetensors", "scenes_tokenizer.safetensors", "scenes_text.safetensors"),
         ),
-        "mar_scenes": Entry("specbench.models.mar_scenes:load", ("scenes_mar.safetensors", "scenes_kl.safetensors")),
+        "mar_scenes": Entry(
+            "specbench.models.loading.mar_scenes:load", ("scenes_mar.safetensors", "scenes_kl.safetensors")
+        ),
         "llamagen_xl": _real("llamagen_official", "text"),
         "llamagen_xl_512": _real("llamagen_official", "text"),
         "llamagen_l": _real("llamagen_official"),
@@ -75,8 +75,7 @@ _LISTED: dict[str, dict[str, Entry]] = {
         "medusa": Entry(f"{_BUILD}:medusa"),
         "jacobi": Entry(f"{_BUILD}:jacobi"),
         "sjd": Entry(f"{_BUILD}:sjd"),
-        # drafts in its own loop
-        "cspd": Entry("specbench.decoding.continuous:decode", ("scenes_mar_draft.safetensors",), ("draft",)),
+        "cspd": Entry("specbench.decoding.continuous:decode"),  # drafts in its own loop
     },
     "rule": {
         "exact": Entry("specbench.decoding.rules.relaxed:build_exact"),
@@ -95,15 +94,26 @@ def entry(kind: str, name: str) -> Entry:
         raise unknown(kind, name, parameters.choices(kind))
     own = f"specbench.models.{name}:load" if kind == "model" else f"specbench.decoding.{kind}s.{name}:build"
     found = _LISTED[kind].get(name) or Entry(own)
-    if network := parameters.default(kind, name, "network"):  # of a drafter: its folder next to a target's
-        found = replace(found, assets=(f"scenes_{network}.safetensors",), parts=(network,))
+    if kind == "drafter" and (network := drafter_network(name)):
+        found = replace(found, assets=(network.asset,), parts=(network.folder,))
     return found
+
+
+def drafter_network(drafter: str) -> DrafterNetwork | None:
+    """The network that a drafter's file declares; None where the drafter needs none."""
+    network = parameters.default("drafter", drafter, "network")
+    return networks.declared(network) if network else None
+
+
+def network_folders() -> dict[str, str]:
+    """Every drafter that needs a network -> the folder of its weights."""
+    found = {name: drafter_network(name) for name in parameters.choices("drafter")}
+    return {name: network.folder for name, network in found.items() if network}
 
 
 def find(kind: str, name: str) -> Any:
     """The object behind a name."""
-    module, _, attribute = entry(kind, name).target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return pkgutil.resolve_name(entry(kind, name).target)
 
 
 def weights_folder(cfg: Mapping[str, Any]) -> Path | None:
@@ -145,7 +155,7 @@ def _held(folder: Path) -> list[Path]:
 
 def drafter_files(path: Path) -> list[Path]:
     """The files behind drafter_weights=; of a folder that `specbench train` wrote, only the weights."""
-    own = path / DRAFTER_FILE
+    own = path / networks.FILE
     return [own] if own.is_file() else [path] if path.is_file() else _held(path)
 
 
@@ -170,7 +180,7 @@ def check_weights(cfg: Mapping[str, Any]) -> None:
 
 def digest(*paths: Path) -> str:
     """The first eight hexadecimal digits of the SHA-256 over the files, in the given order."""
-    return _digest(tuple((path, home.state(path)) for path in paths))
+    return _digest(tuple((path, state(path)) for path in paths))
 
 
 @cache
@@ -178,7 +188,7 @@ def _digest(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
     """`digest` of files in these states; cached, because tables need the same ones hundreds of times."""
     h = hashlib.sha256()
     for path, _ in files:
-        h.update(path.read_bytes() if path.stat().st_size < home.LARGE else home.digest(path))
+        h.update(path.read_bytes() if path.stat().st_size < LARGE else bytes.fromhex(cached_sha256(path)))
     return h.hexdigest()[:8]
 
 
@@ -202,14 +212,16 @@ def advice(model: str, absent: Sequence[str] = ()) -> str:
     wanted = {name: sources.part_of(entry, name) for name in absent or entry.parts}
     drafters = [name for name in wanted if name not in entry.parts]
     if unpublished := [name for name, part in wanted.items() if part is None]:
-        trained = [kind for kind, folder in KINDS.items() if folder == unpublished[0] and not vectors]
+        trained = [
+            name for name in networks.TRAINED if networks.NETWORKS[name].folder == unpublished[0] and not vectors
+        ]
         if trained:
             return (
                 f"no weights for {unpublished[0]}/ are published, train them with `specbench train drafter={trained[0]}"
                 f" model={model}`, name a folder that has some with drafter_weights=DIR, or try weights=random"
             )
         return f"no weights for {unpublished[0]}/ are published, put your own there, or try weights=random"
-    kind = [d for d in sources.DRAFTERS if parameters.is_continuous("drafter", d) == vectors]
-    words = "".join(f" drafter={next(d for d in kind if sources.DRAFTERS[d] == n)}" for n in drafters)
+    folders = {d: f for d, f in network_folders().items() if parameters.is_continuous("drafter", d) == vectors}
+    words = "".join(f" drafter={next(d for d, folder in folders.items() if folder == n)}" for n in drafters)
     places = sources.listing({name: part for name, part in wanted.items() if part})
     return f"run `specbench fetch model={model}{words}`, put {places} by hand, or try weights=random"

@@ -6,7 +6,6 @@ specbench/data/NAME.py, which takes the flat parameters of a run and gives its p
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 from specbench.config import parameters
 from specbench.data.base import Item
 from specbench.errors import UsageError, unknown
+from specbench.storage.files import sha256
 
 __all__ = ["DRAWN", "Item", "counted", "load", "prompts_hash"]
 
@@ -69,4 +69,4 @@ def _scenes(split: str, n: int) -> list[Item]:
 def prompts_hash(items: Sequence[Item]) -> str:
     """Twelve hexadecimal digits of a SHA-256 over the prompts and their ids, in order."""
     pairs = [[item.id, item.prompt] for item in items]
-    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:12]
+    return sha256(json.dumps(pairs), 12)

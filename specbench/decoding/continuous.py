@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.loop import Decoded, Images, synchronize
-from specbench.decoding.sampling import RandomStreams
+from specbench.decoding.rng import RandomStreams
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.graph import Eager, Graphs
 from specbench.engine.ops import take

@@ -7,21 +7,22 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import Rule
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, Verdict, verify
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.fixed import load_rows
 from specbench.engine.graph import Eager, Graphs
-from specbench.engine.ops import sum_last
+from specbench.engine.ops import Kernels, sum_last
 from specbench.errors import NumberError
 
 T = TypeVar("T")
@@ -37,16 +38,16 @@ class Session(Protocol):
     length: int
     width: int  # positions in a row of the image, raster order
     vocab_size: int
-    codes: int  # tokens 0 .. codes - 1 are pixels' codes; the image grammar's own follow
+    codes: int  # tokens 0 .. codes - 1 are indices into the codebook; the image grammar's own follow
 
-    def forced(self, places: Tensor) -> Tensor | None:
-        """The only token that the image grammar allows at image positions `places` (B, n), -1 where it allows every
-        code; None where there is no grammar."""
+    def forced(self, positions: Tensor) -> Tensor | None:
+        """The only token that the image grammar allows at image positions (B, n), -1 where it allows every code; None
+        where there is no grammar."""
         ...
 
-    def constrain(self, logits: Tensor, places: Tensor) -> Tensor:
-        """Guided logits (B, n, V) of the tokens at image positions `places` (B, n), minus infinity where the grammar
-        forbids a token."""
+    def constrain(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """Guided logits (B, n, V) of the tokens at image positions (B, n), minus infinity where the grammar forbids
+        a token."""
         ...
 
     def forward(self, tokens: Tensor, tree: Tree, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,6 +57,10 @@ class Session(Protocol):
 
     def commit(self, verdict: Verdict, tree: Tree, count: Tensor) -> None:
         """Keep the accepted path in the caches; `count` is the value from before the step."""
+        ...
+
+    def use(self, kernels: Kernels) -> None:
+        """Compute later passes with these kernels; only called where an engine has some."""
         ...
 
 
@@ -97,9 +102,9 @@ class Drafter(Protocol):
 
 @dataclass
 class Decoded(Generic[T]):
-    """tokens (B, T) int64, or vectors (B, T, D) float32; steps (B,): target forward passes of the decode phase;
-    drafted, accepted (B,): draft tokens verified and accepted inside the image; seconds: wall time from the first
-    target forward to the last token; trace: per-step statistics."""
+    """tokens (B, T) int64 or, continuous ones, (B, T, D) float32; steps (B,): target forward passes of the decode
+    phase; drafted, accepted (B,): draft tokens verified and accepted inside the image; seconds: wall time from the
+    first target forward to the last token; trace: per-step statistics."""
 
     tokens: Tensor
     steps: Tensor
@@ -114,7 +119,7 @@ class Trace:
     """Per-step statistics; column s of a (B, T) tensor belongs to step s, beyond `steps` it is zero.
 
     accepted: draft tokens accepted inside the image; offered: depth of the deepest draft token that was verified inside
-    the image; first: probability with which the rule kept the first candidate; tv: total variation between the
+    the image; first: probability with which the rule accepts the first candidate; tv: total variation between the
     distribution it was drawn from and the target's; top1, top3: whether the target's most probable token is the
     drafter's most probable token, or among its three most probable. The last four are of the steps with a draft
     (offered > 0).
@@ -132,7 +137,7 @@ class Trace:
 
 
 #: How far the sum of a distribution may be from 1. (float32 over 200,000 tokens is exact to about 1e-5.)
-_OFF = 1e-3
+_TOLERANCE = 1e-3
 
 
 class _Recorder:
@@ -148,57 +153,57 @@ class _Recorder:
         self.log_prob = torch.zeros(rows, total + 2 * reach, device=device)
         self.offsets = torch.arange(reach, device=device)
 
-    def note(self, outcome: Outcome, full: Tensor, step: Tensor, active: Tensor) -> None:
+    def record(self, outcome: Outcome, full: Tensor, step: Tensor, active: Tensor) -> None:
         verdict, count = outcome.verdict, outcome.count
-        path_with_root = verdict.path_with_root  # beyond the end of the path, its last node: every entry was reached
+        path = verdict.path_with_root  # beyond its end, its last node: every entry was reached
         if outcome.draft.tree.height:
-            row = [*self._sums(outcome, path_with_root), *self._figures(outcome)]
+            row = [*self._sums(outcome, path), *self._statistics(outcome)]
         else:
             row = [sum_last(verdict.next_probs)]
         index = torch.where(active, step, self.total).expand(len(row), -1).unsqueeze(-1)
         self.steps[: len(row)].scatter_(2, index, torch.stack([x.float() for x in row]).unsqueeze(-1))
-        of_token = full.flatten(1).gather(1, path_with_root * full.shape[-1] + verdict.tokens).clamp_min(1e-38).log()
+        of_token = full.flatten(1).gather(1, path * full.shape[-1] + verdict.tokens).clamp_min(1e-38).log()
         kept = active[:, None] & (self.offsets <= verdict.length[:, None])
         self.log_prob.scatter_(1, count[:, None] + self.offsets, torch.where(kept, of_token, 0.0))
 
-    def _figures(self, outcome: Outcome) -> list[Tensor]:
+    def _statistics(self, outcome: Outcome) -> list[Tensor]:
         """A step's statistics for the trace, (B,) each."""
         draft, verdict, p = outcome.draft, outcome.verdict, outcome.p
         room = (self.total - outcome.count).clamp_min(0)
         offered = torch.minimum((draft.valid * draft.tree.depth).amax(1), room)
         row = [torch.minimum(verdict.length, room), offered, verdict.first]
         q, p0 = draft.probs[:, 0], p[:, 0]  # the root is the first inner node
-        likeliest = p0.argmax(-1, keepdim=True)
-        hits = q.topk(min(3, q.shape[-1]), dim=-1).indices == likeliest
+        top1 = p0.argmax(-1, keepdim=True)
+        hits = q.topk(min(3, q.shape[-1]), dim=-1).indices == top1
         row += [0.5 * sum_last((q - p0).abs()), hits[:, 0], hits.any(-1)]
         return row[:2] + [x * (offered > 0) for x in row[2:]]
 
-    def _sums(self, outcome: Outcome, path_with_root: Tensor) -> list[Tensor]:
-        """The products (B,) of the sums of the target's distributions at the nodes `walked` and of the last token's,
-        and of the sums of the drafter's distributions that something was drawn from."""
+    def _sums(self, outcome: Outcome, path: Tensor) -> list[Tensor]:
+        """The products (B,) of the sums of the target's distributions along the accepted path and of the next
+        token's, and of the sums of the drafter's distributions that something was drawn from."""
         draft, last = outcome.draft, sum_last(outcome.verdict.next_probs)
         child = draft.tree.children[:, :, 0].expand(len(last), -1)
         used = (child >= 0) & draft.valid.gather(1, child.clamp_min(0))
-        target = sum_last(outcome.p).gather(1, path_with_root).prod(1)
+        target = sum_last(outcome.p).gather(1, path).prod(1)
         return [target * last, torch.where(used, sum_last(draft.probs), 1.0).prod(1)]
 
-    def _laws(self) -> Tensor:
+    def _valid(self) -> Tensor:
         """(2, B, T) bool: whether the target's and the drafter's distributions of a step sum to 1. At temperature 0 the
         arg max of NaN sums to 1 as well; the token's own probability is NaN then, by position, not by step."""
-        return (self.steps[:2, :, : self.total] - 1).abs() <= _OFF
+        return (self.steps[:2, :, : self.total] - 1).abs() <= _TOLERANCE
 
     def wrong(self) -> Tensor:
         """Per row (B,), whether a distribution was not finite or did not sum to 1."""
-        return ~self._laws().all(-1).all(0) | self.log_prob[:, : self.total].isnan().any(-1)
+        return ~self._valid().all(-1).all(0) | self.log_prob[:, : self.total].isnan().any(-1)
 
     def fault(self, row: int) -> tuple[int, str]:
         """The first step, from 1 on, in which a distribution of a row was invalid, and which model produced it."""
-        laws = self._laws()[:, row].cpu()
+        valid = self._valid()[:, row].cpu()
         ends = (self.steps[2, row, : self.total].cpu().long() + 1).cumsum(0)  # the position after a step's last token
-        places = self.log_prob[row, : self.total].isnan().nonzero().flatten().cpu()
-        laws[0, torch.searchsorted(ends, places, right=True)] = False
-        first = int((~laws.all(0)).nonzero()[0])
-        return first + 1, "drafter" if laws[0, first] else "target"
+        positions = self.log_prob[row, : self.total].isnan().nonzero().flatten().cpu()
+        valid[0, torch.searchsorted(ends, positions, right=True)] = False
+        first = int((~valid.all(0)).nonzero()[0])
+        return first + 1, "drafter" if valid[0, first] else "target"
 
     def trace(self) -> Trace:
         accepted, offered, first, tv, top1, top3 = self.steps[2:, :, : self.total].clone()
@@ -235,7 +240,7 @@ class Images(ABC):
     def finish(self, step: Callable[[], None], keys: Sequence[tuple[int, int]] | None = None) -> None:
         """Do all remaining steps, each by calling `step`. The host reads the rows only when the slowest could be done,
         at most once per `reach` tokens that it still lacks. `keys` as of `lacking`, where they are not those of
-        `streams`, since a recorded decoding keeps its first ones."""
+        `rng`, since a recorded decoding keeps its first ones."""
         while lacking := max(self.lacking(keys or self.rng.keys)):
             for _ in range(-(-lacking // self.reach)):
                 step()
@@ -261,17 +266,25 @@ class Decoding(Images):
 
     A step does not synchronize with the device. Rows advance at their own pace; a finished row no longer changes.
     `clock` records a step's parts: draft, forward (of the target), verify (including guidance and the distributions),
-    commit and rest.
+    commit and rest. `kernels`: those of the engine that executes the steps; the prefill does without.
     """
 
     def __init__(
-        self, config: DecoderConfig, conditioning: Any, rng: RandomStreams, clock: Clock | Idle | None = None
+        self,
+        config: DecoderConfig,
+        conditioning: Any,
+        rng: RandomStreams,
+        clock: Clock | Idle | None = None,
+        kernels: Kernels | None = None,
     ) -> None:
         rng = copy(rng)  # an engine moves the tensors of this object, and must not move the caller's
-        self.config, self.rng, self.clock = config, rng, clock or Idle()
+        self.config, self.rng, self.clock, self.kernels = config, rng, clock or Idle(), kernels
+        self.sampling = replace(config.sampling, kernels=kernels)
         device, rows, tree = rng.key.device, len(rng), config.drafter.tree
         self.session = config.target.open(conditioning, rows, config.sampling.guided, tree.nodes)
-        self.state = config.drafter.open(self.session, conditioning, config.sampling, rng)
+        self.state = config.drafter.open(self.session, conditioning, self.sampling, rng)
+        if kernels is not None:
+            self.session.use(kernels)
         self.total, self.reach = self.session.length, tree.height + 1
         self.history = torch.zeros(rows, self.total + 2 * self.reach, dtype=torch.int64, device=device)
         self.count, self.steps, self.drafted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
@@ -279,17 +292,17 @@ class Decoding(Images):
 
     def step(self) -> None:
         config, session, count, clock = self.config, self.session, self.count, self.clock
-        drafter, sampling = config.drafter, config.sampling
+        drafter, sampling = config.drafter, self.sampling
         clock.begin()
         draft = drafter.propose(self.state, self.history, count, self.steps)
         clock.lap("draft")
         logits, hidden = session.forward(draft.tokens, draft.tree, self.history, count)
         clock.lap("forward")
-        mixed = session.constrain(sampling.apply_guidance(logits), count[:, None] + draft.tree.depth)
-        p = sampling.probs(mixed)
-        full = sampling.unfiltered_probs(mixed, p)
+        logits = session.constrain(sampling.apply_guidance(logits), count[:, None] + draft.tree.depth)
+        p = sampling.probs(logits)
+        full = sampling.unfiltered_probs(logits, p)
         pre_argmax_probs = full if config.rule.uses_pre_argmax_probs and sampling.temperature == 0 else None
-        verdict = verify(p, draft, config.rule, self.rng, self.steps, pre_argmax_probs)
+        verdict = verify(p, draft, config.rule, self.rng, self.steps, pre_argmax_probs, self.kernels)
         if config.override is not None:
             verdict = config.override(verdict, draft, self.steps)
         clock.lap("verify")
@@ -298,7 +311,7 @@ class Decoding(Images):
         drafter.commit(self.state, outcome)
         clock.lap("commit")
         active = count < self.total
-        self.recorder.note(outcome, full, self.steps, active)
+        self.recorder.record(outcome, full, self.steps, active)
         offsets = self.recorder.offsets
         self.history.scatter_(1, count[:, None] + offsets, torch.where(active[:, None], verdict.tokens, 0))
         if draft.tree.height:
@@ -338,8 +351,8 @@ def decode(
     device = rng.key.device
     synchronize(device)
     began = time.perf_counter()
-    images = Decoding(config, conditioning, rng)
-    images, step = (engine or Eager()).begin(images)
+    engine = engine or Eager()
+    images, step = engine.begin(Decoding(config, conditioning, rng, kernels=engine.kernels))
     images.finish(step, rng.keys)
     synchronize(device)
     return images.outcome(time.perf_counter() - began)
@@ -355,10 +368,10 @@ def decode_stream(
 ) -> Iterator[tuple[list[int], Decoded[Any]]]:
     """Decode images 0 .. count - 1, `batch` (two or more) at a time: a row that is done takes the next image, so that
     no row waits for the slowest. Yields which images are done, and their result; their seconds are those since the
-    previous ones, without `encode`. encode, streams: conditioning and streams of some images.
+    previous ones, without `encode`. encode, rng_for: conditioning and random streams of some images.
 
     Rows are refilled together when a quarter of them are done, since a prefill of several costs as much as one of them.
-    start: returns the images of a conditioning and of streams.
+    start: returns the images of a conditioning and of random streams.
     """
     if batch < 2:
         raise ValueError("a stream needs two rows or more; use decode() for one image after the other")

@@ -51,7 +51,7 @@ NAMED: dict[str, str] = {
 def named(name: str) -> list[Path]:
     if name not in NAMED:
         raise unknown("tree", name, NAMED)
-    return [tuple(int(c) for c in word) for word in NAMED[name].split()]
+    return [tuple(int(c) for c in node) for node in NAMED[name].split()]
 
 
 def parse(tree: str | Sequence[Sequence[int]]) -> list[Path]:
@@ -120,8 +120,7 @@ def window_paths(window: int, width: int, depth: int, shape: str) -> list[Path]:
 class Tree:
     """parent, depth (R, M); ancestors (R, M, M) bool, node i attends to node j (itself and the root included); inner
     (R, I): the nodes with children, the root first; slot (R, M): a node's index in `inner`, -1 for leaves; children
-    (R, I, W), -1 where none; fan (W), parents per rank: how many of the first inner nodes can have a child of that
-    number."""
+    (R, I, W), -1 where none; parents_per_rank (W): how many of the first inner nodes can have a child of that rank."""
 
     parent: Tensor
     depth: Tensor
@@ -206,8 +205,8 @@ def from_parents(parent: Tensor, rank: Tensor, width: int, height: int, inner: i
     slot = torch.empty_like(order).scatter_(1, order, nodes.expand(rows, -1))
     slot = torch.where((kids > 0) & (slot < inner), slot, -1)
     children = torch.full((rows, inner * width + 1), -1, dtype=torch.int64, device=parent.device)
-    place = torch.where(nodes > 0, slot.gather(1, parent) * width + rank, inner * width)  # the root has no parent
-    children.scatter_(1, place, nodes.expand(rows, -1))
+    cell = torch.where(nodes > 0, slot.gather(1, parent) * width + rank, inner * width)  # the root has no parent
+    children.scatter_(1, cell, nodes.expand(rows, -1))
     return Tree(
         parent=parent,
         depth=sees.sum(-1).long() - 1,

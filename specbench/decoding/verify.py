@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import Rule, at, normalise
-from specbench.decoding.sampling import RandomStreams, draw
+from specbench.decoding.sampling import draw
 from specbench.decoding.trees import Tree
-from specbench.engine.ops import kernels as fused_kernels
-from specbench.engine.ops import take
+from specbench.engine.ops import Kernels, take
 
-# Purposes of a step's random numbers, the first two drawn together; drafters use DRAFT and above.
+# Tags of a step's random numbers, the first two drawn together; drafters use DRAFT and above.
 VERIFY, NEXT, DRAFT = 0, 1, 2
 
 
@@ -22,8 +22,8 @@ VERIFY, NEXT, DRAFT = 0, 1, 2
 class Draft:
     """What a drafter proposes for B rows.
 
-    tokens (B, M) int64, the root's own token first; laws (B, I, V) float32: per inner node the distribution from which
-    its children were sampled, without replacement, in the order of the children; drawn (B, M) bool or None for all:
+    tokens (B, M) int64, the root's own token first; probs (B, I, V) float32: per inner node the distribution from which
+    its children were sampled, without replacement, in the order of the children; sampled (B, M) bool or None for all:
     False marks a deterministic token (its distribution is a point mass); valid (B, M) bool: nodes that exist in this
     step, where the ancestors of a valid node are valid.
     """
@@ -38,9 +38,9 @@ class Draft:
 @dataclass
 class Verdict:
     """path (B, D) int64: the accepted nodes by depth (beyond `length`: the last of them); length (B,) int64: accepted
-    draft tokens; tokens (B, D + 1): the accepted tokens and, at `length`, the recovered or bonus token; law (B, V): the
-    distribution of that token; first (B,): the probability with which the rule kept the first candidate, 0 where there
-    was none."""
+    draft tokens; tokens (B, D + 1): the accepted tokens and, at `length`, the recovered or bonus token; next_probs
+    (B, V): the distribution of that token; first (B,): the probability with which the rule accepts the first candidate,
+    0 where there is none."""
 
     path: Tensor
     length: Tensor
@@ -59,77 +59,81 @@ def one_hot(token: Tensor, size: int) -> Tensor:
 
 
 def verify(
-    p: Tensor, draft: Draft, rule: Rule, rng: RandomStreams, step: Tensor, pre_argmax_probs: Tensor | None = None
+    p: Tensor,
+    draft: Draft,
+    rule: Rule,
+    rng: RandomStreams,
+    step: Tensor,
+    pre_argmax_probs: Tensor | None = None,
+    kernels: Kernels | None = None,
 ) -> Verdict:
     """Accept or reject the draft's nodes against the target's distributions p (B, M, V); `step` (B,) keys the random
     numbers.
 
     The children of all inner nodes are verified in parallel (their random numbers are independent), sibling after
     sibling; then the accepted path is read off. For exact rules the tokens have the target's distribution (Cool-SD,
-    Theorem 1, for chains; by recursion over siblings drawn without replacement, for trees). `judged` (B, M, V) are the
-    distributions by which a `soft` rule decides, where they are not p; the recovered or bonus token always comes from
-    p.
+    Theorem 1, for chains; by recursion over siblings drawn without replacement, for trees). `pre_argmax_probs`
+    (B, M, V) are the distributions by which a rule with `uses_pre_argmax_probs` decides, where they are not p; the
+    recovered or bonus token always comes from p. `kernels` replace the plain code where the rule allows it.
     """
     tree, nodes = draft.tree, p.shape[1]
-    u, after = rng.uniforms(step, VERIFY, NEXT - VERIFY + 1, nodes).unbind(1)  # for the candidates, and for NEXT
+    u, u_next = rng.uniforms(step, VERIFY, NEXT - VERIFY + 1, nodes).unbind(1)  # of the candidates and the next token
     if not tree.height:  # nothing to decide
-        following, none = draw(p[:, 0], after[:, 0]).unsqueeze(1), torch.zeros_like(step)
-        return Verdict(none.new_zeros(len(p), 0), none, following, p[:, 0], p.new_zeros(len(p)))
-    taken, r, first = _decide(p if pre_argmax_probs is None else pre_argmax_probs, draft, rule, u)
+        next_token, none = draw(p[:, 0], u_next[:, 0]).unsqueeze(1), torch.zeros_like(step)
+        return Verdict(none.new_zeros(len(p), 0), none, next_token, p[:, 0], p.new_zeros(len(p)))
+    decided_by = p if pre_argmax_probs is None else pre_argmax_probs
+    accepted_child, residual, first = _decide(decided_by, draft, rule, u, kernels)
     slot = tree.slot.expand(len(p), -1)
-    path, length = _walk(tree, taken, slot)
-    here = path[:, -1:]
-    last = take(p, here)
+    path, length = _accepted_path(tree, accepted_child, slot)
+    last = path[:, -1:]
+    next_probs = take(p, last)
     if not rule.deterministic:
-        at_slot = slot.gather(1, here)
-        last = torch.where(at_slot.unsqueeze(-1) >= 0, take(r, at_slot.clamp_min(0)), last)
-    following = draw(last, after[:, :1])
-    tokens = torch.cat([draft.tokens.gather(1, path), following], 1).scatter(1, length, following)
-    return Verdict(path, length.squeeze(1), tokens, last.squeeze(1), first)
+        at_slot = slot.gather(1, last)
+        next_probs = torch.where(at_slot.unsqueeze(-1) >= 0, take(residual, at_slot.clamp_min(0)), next_probs)
+    next_token = draw(next_probs, u_next[:, :1])
+    tokens = torch.cat([draft.tokens.gather(1, path), next_token], 1).scatter(1, length, next_token)
+    return Verdict(path, length.squeeze(1), tokens, next_probs.squeeze(1), first)
 
 
-def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor, kernels: Kernels | None) -> tuple[Tensor, Tensor, Tensor]:
     """The accepted child of each inner node (B, I), -1 for none; the residual distribution of each inner node
-    (B, I, V); and the probability of keeping the first candidate (B,). u (B, M) uniforms."""
+    (B, I, V); and the probability of accepting the first candidate (B,). u (B, M) uniforms."""
     tree = draft.tree
     rows, nodes, vocab = p.shape
     inner = tree.inner.expand(rows, -1)
-    r = take(p, inner)
-    q = draft.probs
-    if (kernels := fused_kernels()) is not None and (factors := getattr(rule, "factors", None)) is not None:
-        found: tuple[Tensor, Tensor, Tensor] = kernels.decide(r, q, draft, u, *factors(r.device))
-        return found
-    children, depth = tree.children.expand(rows, -1, -1), tree.depth.expand(rows, -1)
-    taken = torch.full_like(inner, -1)
+    residual, q = take(p, inner), draft.probs
+    if kernels is not None and (relaxation := rule.relaxation(p.device)) is not None:
+        return kernels.decide(residual, q, draft, u, *relaxation)
+    children, depths = tree.children.expand(rows, -1, -1), tree.depth.expand(rows, -1)
+    accepted_child = torch.full_like(inner, -1)
     first = p.new_zeros(rows)
     passed: list[Tensor] = []  # per sibling, the candidates that the rule keeps
-    for m, some in enumerate(tree.parents_per_rank):  # the inner nodes that may have an m-th child
-        child = _head(children, some)[:, :, m]
+    for m, parents in enumerate(tree.parents_per_rank):  # the inner nodes that may have an m-th child
+        child = _head(children, parents)[:, :, m]
         node = child.clamp_min(0)
-        token = draft.tokens.gather(1, node)
-        before, law, free = _head(r, some), _head(q, some), _head(taken, some)
-        live = (child >= 0) & draft.valid.gather(1, node) & (free < 0)
+        token, depth = draft.tokens.gather(1, node), depths.gather(1, node)
+        r, q_m, undecided = _head(residual, parents), _head(q, parents), _head(accepted_child, parents)
+        live = (child >= 0) & draft.valid.gather(1, node) & (undecided < 0)
         if draft.sampled is not None:
-            drawn = draft.sampled.gather(1, node)
-            law = torch.where(drawn.unsqueeze(-1), law, one_hot(token, vocab))
-        live &= at(law, token) > 0  # a distribution with fewer tokens than children has no more candidates
-        place = depth.gather(1, node)
-        chance = rule.accept(before, law, token, place)
-        kept = live & (u.gather(1, node) < chance)
+            sampled = draft.sampled.gather(1, node)
+            q_m = torch.where(sampled.unsqueeze(-1), q_m, one_hot(token, vocab))
+        live &= at(q_m, token) > 0  # a distribution with fewer tokens than children has no more candidates
+        accept = rule.accept(r, q_m, token, depth)
+        accepted = live & (u.gather(1, node) < accept)
         if m == 0:  # the root is the first inner node
-            first = torch.where(live[:, 0], chance[:, 0], first)
+            first = torch.where(live[:, 0], accept[:, 0], first)
         if rule.deterministic:  # siblings do not compete: the longest path is accepted
-            passed.append(F.pad(torch.where(kept, child, -1), (0, inner.shape[1] - some), value=-1))
+            passed.append(F.pad(torch.where(accepted, child, -1), (0, inner.shape[1] - parents), value=-1))
             continue
-        taken = _with_head(taken, torch.where(kept, child, free))
-        lost = (live & ~kept).unsqueeze(-1)
-        r = _with_head(r, torch.where(lost, rule.residual(before, law, token, place), before))
+        accepted_child = _with_head(accepted_child, torch.where(accepted, child, undecided))
+        rejected = (live & ~accepted).unsqueeze(-1)
+        residual = _with_head(residual, torch.where(rejected, rule.residual(r, q_m, token, depth), r))
         if m + 1 < tree.width:  # the next sibling was drawn from the rest
-            left, gone, lost = (_head(x, tree.parents_per_rank[m + 1]) for x in (q, token, lost))
-            q = torch.where(lost, normalise(left.scatter(-1, gone.unsqueeze(-1), 0.0), left), left)
+            q, token, rejected = (_head(x, tree.parents_per_rank[m + 1]) for x in (q, token, rejected))
+            q = torch.where(rejected, normalise(q.scatter(-1, token.unsqueeze(-1), 0.0), q), q)
     if passed:
-        taken = _longest(torch.stack(passed, -1), inner, nodes, tree.height)
-    return taken, r, first
+        accepted_child = _longest(torch.stack(passed, -1), inner, nodes, tree.height)
+    return accepted_child, residual, first
 
 
 def _head(x: Tensor, count: int) -> Tensor:
@@ -145,23 +149,21 @@ def _with_head(x: Tensor, head: Tensor) -> Tensor:
     return x
 
 
-def _walk(tree: Tree, taken: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
+def _accepted_path(tree: Tree, accepted_child: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
     """The accepted nodes by depth (B, D), beyond the end the last of them, and their number (B, 1), from the accepted
-    child of each inner node, taken (B, I), -1 for none; slot (B, M): a node's index among the inner ones."""
-    rows = len(taken)
+    child of each inner node (B, I), -1 for none; slot (B, M): a node's index among the inner ones."""
     if tree.is_chain:  # node d + 1 is the child of node d
-        length = (taken >= 0).long().cumprod(1).sum(1, keepdim=True)
-        offsets = torch.arange(1, tree.height + 1, device=taken.device)
-        return torch.minimum(offsets, length), length
-    here, length = taken.new_zeros(rows, 1), taken.new_zeros(rows, 1)
+        length = (accepted_child >= 0).long().cumprod(1).sum(1, keepdim=True)
+        return torch.minimum(torch.arange(1, tree.height + 1, device=length.device), length), length
+    node = length = accepted_child.new_zeros(len(accepted_child), 1)
     path: list[Tensor] = []
     for _ in range(tree.height):
-        at_slot = slot.gather(1, here)
-        onward = torch.where(at_slot >= 0, taken.gather(1, at_slot.clamp_min(0)), at_slot)
-        moved = (onward >= 0) & (length == len(path))
-        here = torch.where(moved, onward, here)
-        length = length + moved
-        path.append(here)
+        at_slot = slot.gather(1, node)
+        child = torch.where(at_slot >= 0, accepted_child.gather(1, at_slot.clamp_min(0)), at_slot)
+        accepted = (child >= 0) & (length == len(path))
+        node = torch.where(accepted, child, node)
+        length = length + accepted
+        path.append(node)
     return torch.cat(path, 1), length
 
 

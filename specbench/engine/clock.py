@@ -37,14 +37,14 @@ class Clock:
         """The parts of every step, in seconds."""
         if self._cuda:
             torch.cuda.synchronize()
-        told = []
+        steps = []
         for marks in self._steps:
             parts: dict[str, float] = {}
             for (_, before), (part, after) in itertools.pairwise(marks):
                 spent = before.elapsed_time(after) / 1e3 if self._cuda else after - before
                 parts[part] = parts.get(part, 0.0) + spent
-            told.append(parts)
-        return told
+            steps.append(parts)
+        return steps
 
 
 class Passes:

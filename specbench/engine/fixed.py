@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorSlot:
     """A reference to a tensor: an attribute of an object, or an entry of a list or dictionary."""
 
     owner: Any
@@ -37,16 +37,18 @@ def _named(x: Any) -> Iterator[tuple[Any, Any]]:
         yield from vars(x).items()
 
 
-def tensors(root: Any) -> tuple[dict[str, tuple[Place, Tensor]], list[Tensor]]:
+def tensors(root: Any) -> tuple[dict[str, tuple[TensorSlot, Tensor]], list[Tensor]]:
     """Every tensor reachable from an object of this project, by the path to it, each object visited once; and those of
-    networks (tables that they keep), which belong to the networks and must not be moved."""
-    found: dict[str, tuple[Place, Tensor]] = {}
+    networks (their tables), which belong to the networks and must not be moved."""
+    found: dict[str, tuple[TensorSlot, Tensor]] = {}
     theirs: list[Tensor] = []
     _visit(root, "", found, theirs, set())
     return found, theirs
 
 
-def _visit(x: Any, path: str, found: dict[str, tuple[Place, Tensor]], theirs: list[Tensor], seen: set[int]) -> None:
+def _visit(
+    x: Any, path: str, found: dict[str, tuple[TensorSlot, Tensor]], theirs: list[Tensor], seen: set[int]
+) -> None:
     """(A function within `tensors` would keep itself and all tensors it found alive until Python collects cycles.)"""
     if id(x) in seen:
         return
@@ -61,7 +63,7 @@ def _visit(x: Any, path: str, found: dict[str, tuple[Place, Tensor]], theirs: li
         elif isinstance(x, tuple):
             raise TypeError(f"{path[1:]} is a tuple, whose tensors cannot be replaced: make it a list")
         else:
-            found[here] = Place(x, key), value
+            found[here] = TensorSlot(x, key), value
 
 
 class Fixed:
@@ -71,8 +73,8 @@ class Fixed:
         self.root = root
         found, self._theirs = tensors(root)  # held, so that their memory is not reused
         self._own = {path: tensor.clone(memory_format=torch.contiguous_format) for path, (_, tensor) in found.items()}
-        for path, (place, _) in found.items():
-            place.put(self._own[path])
+        for path, (slot, _) in found.items():
+            slot.put(self._own[path])
 
     @staticmethod
     def shapes(root: Any) -> tuple[Any, ...]:
@@ -85,11 +87,11 @@ class Fixed:
         if now.keys() != self._own.keys():
             odd = sorted(now.keys() ^ self._own.keys())
             raise RuntimeError(f"a step must keep its tensors' names; it added or dropped {', '.join(odd[:3])}")
-        changed = [(place, self._own[path], t) for path, (place, t) in now.items() if t is not self._own[path]]
+        changed = [(slot, self._own[path], t) for path, (slot, t) in now.items() if t is not self._own[path]]
         for _, own, tensor in changed:
             own.copy_(tensor)
-        for place, own, _ in changed:
-            place.put(own)
+        for slot, own, _ in changed:
+            slot.put(own)
 
     def load(self, other: Any) -> None:
         """Copy the values of another object of the same shapes."""
@@ -108,7 +110,7 @@ def load_rows(root: Any, other: Any, rows: list[int], count: int) -> None:
     if few == count:
         raise ValueError("load_rows cannot replace all rows at once; use the other object instead")
     theirs = {path: tensor for path, (_, tensor) in tensors(other)[0].items()}
-    for path, (place, tensor) in tensors(root)[0].items():
+    for path, (slot, tensor) in tensors(root)[0].items():
         new = theirs[path]
         odd = [d for d in range(tensor.dim()) if tensor.shape[d] != new.shape[d]]
         if not odd:
@@ -121,6 +123,6 @@ def load_rows(root: Any, other: Any, rows: list[int], count: int) -> None:
             )
         if 0 in tensor.stride():  # one row expanded to several
             tensor = tensor.clone(memory_format=torch.contiguous_format)
-            place.put(tensor)
+            slot.put(tensor)
         index = torch.tensor([half * count + row for half in range(halves) for row in rows], device=tensor.device)
         tensor.index_copy_(d, index, new)

@@ -7,15 +7,13 @@ recorded (`fixed.Fixed`), so another batch of the same shapes is copied into tha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from specbench.engine import ops
 from specbench.engine.fixed import Fixed
+from specbench.engine.ops import Kernels
 
 
 class Steps(Protocol):
@@ -38,6 +36,8 @@ Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 class Eager:
     """Kernel by kernel: the specification that every other engine must agree with."""
 
+    kernels: Kernels | None = None  #: of the decodings that it executes
+
     def begin(self, steps: S) -> tuple[S, Callable[[], None]]:
         """The object to continue with instead of `steps`, valid until the next call, and a function that does one step
         of it."""
@@ -51,23 +51,18 @@ class Eager:
         """The result of `function` on tensors; it must depend on nothing but them, their shapes and `of`."""
         return function(*given)
 
-    def kernels(self) -> AbstractContextManager[None]:
-        """A context in which steps use this engine's kernels."""
-        return ops.fused(False)
-
 
 class Recorded:
     """Steps whose tensors keep their memory, recorded after some have been done one by one: `recorder` records a
     function and returns a function that replays it."""
 
-    def __init__(self, steps: Any, recorder: Recorder, fused: bool = False) -> None:
-        self.steps, self.fixed, self._fused = steps, Fixed(steps), fused
+    def __init__(self, steps: Any, recorder: Recorder) -> None:
+        self.steps, self.fixed = steps, Fixed(steps)
         self.replay = recorder(self._step)
 
     def _step(self) -> None:
-        with ops.fused(self._fused):
-            self.steps.step()
-            self.fixed.settle()
+        self.steps.step()
+        self.fixed.settle()
 
 
 class RecordedCall:
@@ -89,13 +84,13 @@ class RecordedCall:
 
 
 class Graphs:
-    """CUDA graphs, cached by the configuration and the shapes of their steps; `fused`: of the fused kernels."""
+    """CUDA graphs, cached by the configuration and the shapes of their steps. `kernels`: as of `Eager`."""
 
     #: Graphs that are kept; a batch of another size needs another one.
     most, most_calls = 4, 16
 
-    def __init__(self, recorder: Recorder | None = None, fused: bool = False) -> None:
-        self._recorder, self._fused = recorder or cuda_graph, fused
+    def __init__(self, recorder: Recorder | None = None, kernels: Kernels | None = None) -> None:
+        self._recorder, self.kernels = recorder or cuda_graph, kernels
         self._kept: dict[Any, Recorded] = {}
         self._calls: dict[Any, RecordedCall] = {}
 
@@ -124,15 +119,11 @@ class Graphs:
         return one(given)
 
     def record(self, steps: Steps) -> Recorded:
-        return Recorded(steps, self._recorder, self._fused)
+        return Recorded(steps, self._recorder)
 
     def fresh(self) -> Graphs:
         """As of `Eager`."""
-        return Graphs(self._recorder, self._fused)
-
-    def kernels(self) -> AbstractContextManager[None]:
-        """As of `Eager`."""
-        return ops.fused(self._fused)
+        return Graphs(self._recorder, self.kernels)
 
 
 def cuda_graph(step: Callable[[], None]) -> Callable[[], None]:
@@ -150,8 +141,15 @@ def cuda_graph(step: Callable[[], None]) -> Callable[[], None]:
     return replay
 
 
+def _triton() -> Graphs:
+    """Graphs of the fused kernels, which need Triton."""
+    from specbench.engine import kernels
+
+    return Graphs(kernels=kernels)
+
+
 ENGINES: dict[str, Callable[[], Eager | Graphs]] = {
     "eager": Eager,
     "graph": Graphs,
-    "triton": partial(Graphs, fused=True),
+    "triton": _triton,
 }

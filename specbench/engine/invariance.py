@@ -81,17 +81,19 @@ def choose(weight: Tensor, biased: bool) -> Way:
 def holds(way: Way, rows: Tensor, order: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether a way gives each row the same bits for every number of rows in `COUNTS`, in another `order` (a
     permutation of them) and at another alignment."""
-    whole = way(rows, weight, bias)
+    expected = way(rows, weight, bias)
     shifted = torch.cat([rows.new_zeros(1), rows.flatten()])[1:].view_as(rows)
     return (
-        torch.equal(way(rows[order], weight, bias), whole[order])
-        and torch.equal(way(shifted, weight, bias), whole)
-        and all(torch.equal(*_alone(way, rows, n, whole, weight, bias)) for n in COUNTS)
+        torch.equal(way(rows[order], weight, bias), expected[order])
+        and torch.equal(way(shifted, weight, bias), expected)
+        and all(torch.equal(*_alone(way, rows, n, expected, weight, bias)) for n in COUNTS)
     )
 
 
-def _alone(way: Way, rows: Tensor, n: int, whole: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Products of n rows at a time, until there are `_ENOUGH` numbers, and the same rows of `whole`."""
+def _alone(
+    way: Way, rows: Tensor, n: int, expected: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Products of n rows at a time, until there are `_ENOUGH` numbers, and the same rows of `expected`."""
     groups = rows.split(n)[: -(-_ENOUGH // (n * len(weight)))]
     found = torch.cat([way(group, weight, bias) for group in groups])
-    return found, whole[: len(found)]
+    return found, expected[: len(found)]

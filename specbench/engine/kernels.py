@@ -1,6 +1,6 @@
 """Fused kernels (Triton) of a decoding step on CUDA, for few rows: they read every weight and every key once, and
 almost nothing else. Each computes the same as the plain functions of `models.transformer` and `decoding.sampling`,
-which stay the specification; they are used with `engine=triton` (`ops.fused`).
+which stay the specification; they are used with `engine=triton` (`ops.Kernels`).
 
 Measurements behind the choices: results/bench. A kernel that depends on another costs about a microsecond in a graph,
 whatever it does, so the norm, SwiGLU and the sum with the residual are part of the matrix product that reads or
@@ -85,11 +85,11 @@ def _project(
             acc3 = tl.sum(acc3, 2)
     if GATED:
         acc = acc * tl.sigmoid(acc) * acc3
-    place = rm[:, None] * count + rn[None, :]
+    cell = rm[:, None] * count + rn[None, :]
     inside = (rm < rows)[:, None] & (rn < count)[None, :]
     if ADDED:
-        acc += tl.load(RES + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(Y + place, acc.to(Y.dtype.element_ty), mask=inside)
+        acc += tl.load(RES + cell, mask=inside, other=0.0).to(tl.float32)
+    tl.store(Y + cell, acc.to(Y.dtype.element_ty), mask=inside)
 
 
 def project(
@@ -170,14 +170,14 @@ def swiglu(a: Tensor, b: Tensor) -> Tensor:
 
 
 @triton.jit
-def _turn(
+def _rotate(
     QKV, TABLE, SLOTS, QW, QB, KW, KB, Q, K, V, nodes, slots, table_rows, q_rows, k_rows,
     HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, HALVES: tl.constexpr,
     NORMED: tl.constexpr,
 ):  # fmt: skip
     """One head of one position: norm, rotate, and store in the queries or the caches."""
-    place, head = tl.program_id(0), tl.program_id(1)
-    row, node, i = place // nodes, place % nodes, tl.arange(0, BLOCK)
+    position, head = tl.program_id(0), tl.program_id(1)
+    row, node, i = position // nodes, position % nodes, tl.arange(0, BLOCK)
     here = i < HALF
     if HALVES:
         first = i
@@ -185,10 +185,10 @@ def _turn(
     else:
         first = 2 * i
         second = 2 * i + 1
-    base = QKV + (place * (HEADS + 2 * KV) + head) * (2 * HALF)
+    base = QKV + (position * (HEADS + 2 * KV) + head) * (2 * HALF)
     given = tl.load(base + first, mask=here, other=0.0)
     a, b = given.to(tl.float32), tl.load(base + second, mask=here, other=0.0).to(tl.float32)
-    slot = tl.load(SLOTS + place)
+    slot = tl.load(SLOTS + position)
     if head < HEADS + KV:
         if NORMED:
             mean = (tl.sum(a, 0) + tl.sum(b, 0)) / (2 * HALF)
@@ -205,11 +205,11 @@ def _turn(
                 bias + second, mask=here, other=0.0
             )
             a, b = a.to(given.dtype).to(tl.float32), b.to(given.dtype).to(tl.float32)
-        turn = TABLE + (((row % table_rows) * nodes + node) * HALF + i) * 2
-        cos, sin = tl.load(turn, mask=here, other=0.0), tl.load(turn + 1, mask=here, other=0.0)
+        angle = TABLE + (((row % table_rows) * nodes + node) * HALF + i) * 2
+        cos, sin = tl.load(angle, mask=here, other=0.0), tl.load(angle + 1, mask=here, other=0.0)
         a, b = a * cos - b * sin, b * cos + a * sin
     if head < HEADS:
-        out = Q + (place * HEADS + head) * (2 * HALF)
+        out = Q + (position * HEADS + head) * (2 * HALF)
     else:
         if head < HEADS + KV:
             out = K + ((row * KV + head - HEADS).to(tl.int64) * slots + slot) * (2 * HALF)
@@ -302,17 +302,17 @@ def block(one: Any, flat: Tensor, context: Any, layer: int) -> Tensor:
     if c.qk_norm:
         norms = [attention.q_norm.weight, attention.q_norm.bias, attention.k_norm.weight, attention.k_norm.bias]
     half = c.head_dim // 2
-    _turn[(rows * nodes, c.n_heads + 2 * c.n_kv_heads)](
+    _rotate[(rows * nodes, c.n_heads + 2 * c.n_kv_heads)](
         qkv, context.rope.contiguous(), context.slots.contiguous(), *norms, q, k, v, nodes, k.shape[2],
         len(context.rope), max(1, c.qk_norm), max(1, min(c.qk_norm, c.n_kv_heads)), c.n_heads, c.n_kv_heads, half,
         triton.next_power_of_2(half), c.rotary == "halves", c.qk_norm > 0, num_warps=1,
     )  # fmt: skip
-    heard = attend(q, k, v, context.mask).view(rows * nodes, -1)
+    attended = attend(q, k, v, context.mask).view(rows * nodes, -1)
     if one.post_norm:
-        flat = rms_norm(project(heard, attention.wo.weight), one.attention_norm, flat)
+        flat = rms_norm(project(attended, attention.wo.weight), one.attention_norm, flat)
         inner = project(flat, feed.w1.weight, None, feed.w3.weight)
         return rms_norm(project(inner, feed.w2.weight), one.ffn_norm, flat)
-    flat = project(heard, attention.wo.weight, residual=flat)
+    flat = project(attended, attention.wo.weight, residual=flat)
     inner = project(flat, feed.w1.weight, between, feed.w3.weight)
     return project(inner, feed.w2.weight, residual=flat)
 
@@ -321,7 +321,7 @@ def block(one: Any, flat: Tensor, context: Any, layer: int) -> Tensor:
 
 
 @triton.jit
-def _probs(LOGITS, LAW, count, temperature, top_k, BLOCK: tl.constexpr, CUT: tl.constexpr):
+def _probs(LOGITS, PROBS, count, temperature, top_k, BLOCK: tl.constexpr, CUT: tl.constexpr):
     row, at = tl.program_id(0).to(tl.int64) * count, tl.arange(0, BLOCK)
     x = tl.load(LOGITS + row + at, mask=at < count, other=-float("inf")).to(tl.float32) / temperature + 0.0
     if CUT:
@@ -336,11 +336,11 @@ def _probs(LOGITS, LAW, count, temperature, top_k, BLOCK: tl.constexpr, CUT: tl.
             high = tl.where(enough, high, middle - 1)
         x = tl.where(rank >= low.to(tl.int32), x, -float("inf"))
     y = tl.exp(x - tl.max(x, 0))
-    tl.store(LAW + row + at, y / tl.sum(y, 0), mask=at < count)
+    tl.store(PROBS + row + at, y / tl.sum(y, 0), mask=at < count)
 
 
 def probs(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
-    """As of `Sampling.law` at a temperature above 0 and without top-p: logits (..., V), at most `MOST_TOKENS`."""
+    """As of `Sampling.probs` at a temperature above 0 and without top-p: logits (..., V), at most `MOST_TOKENS`."""
     logits, vocabulary = logits.contiguous(), logits.shape[-1]
     out = torch.empty(logits.shape, device=logits.device)
     cut = top_k is not None and top_k < vocabulary
@@ -354,11 +354,11 @@ def probs(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
 
 
 @triton.jit
-def _left(R, Q, base, at, inside, token, drawn, omega, OPTIMAL: tl.constexpr):
+def _left(R, Q, base, at, inside, token, sampled, omega, OPTIMAL: tl.constexpr):
     """The residual mass of tokens `at` after `token` was rejected, not normalised."""
     r = tl.load(R + base + at, mask=inside, other=0.0)
     q = tl.load(Q + base + at, mask=inside, other=0.0)
-    q = tl.where(drawn, q, tl.where(at == token, 1.0, 0.0))
+    q = tl.where(sampled, q, tl.where(at == token, 1.0, 0.0))
     mass = r - q
     if OPTIMAL:
         mass = tl.maximum(mass, (1 - omega) * r)
@@ -367,42 +367,42 @@ def _left(R, Q, base, at, inside, token, drawn, omega, OPTIMAL: tl.constexpr):
 
 @triton.jit
 def _decide(
-    R, Q, TOKENS, VALID, DRAWN, U, CHILDREN, DEPTH, OMEGA, TAKEN, FIRST, nodes, inner, tree_rows, vocabulary,
+    R, Q, TOKENS, VALID, SAMPLED, U, CHILDREN, DEPTH, OMEGA, CHILD, FIRST, nodes, inner, tree_rows, vocabulary,
     deepest, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OPTIMAL: tl.constexpr,
 ):  # fmt: skip
     """An inner node of a row, sibling after sibling. R holds its distribution, then its residual distribution; Q the
     distribution from which the next sibling was drawn."""
     row, which = tl.program_id(0) // inner, tl.program_id(0) % inner
     shape = row % tree_rows
-    base, places = tl.program_id(0).to(tl.int64) * vocabulary, tl.arange(0, BLOCK)
-    taken = tl.full([], -1, tl.int64)
+    base, tokens = tl.program_id(0).to(tl.int64) * vocabulary, tl.arange(0, BLOCK)
+    accepted_child = tl.full([], -1, tl.int64)
     for m in tl.static_range(WIDTH):
         child = tl.load(CHILDREN + (shape * inner + which) * WIDTH + m)
         node = tl.maximum(child, 0)
         here = row * nodes + node
-        token, drawn = tl.load(TOKENS + here), tl.load(DRAWN + here) != 0
+        token, sampled = tl.load(TOKENS + here), tl.load(SAMPLED + here) != 0
         depth = tl.minimum(tl.load(DEPTH + shape * nodes + node), deepest)
         omega = tl.load(OMEGA + depth)
         p_token = tl.load(R + base + token)
-        q_token = tl.where(drawn, tl.load(Q + base + token), 1.0)
-        live = (child >= 0) & (tl.load(VALID + here) != 0) & (taken < 0) & (q_token > 0)
-        chance = tl.minimum(tl.where(q_token > 0, omega * p_token / tl.where(q_token > 0, q_token, 1.0), 1.0), 1.0)
-        kept = live & (tl.load(U + here) < chance)
+        q_token = tl.where(sampled, tl.load(Q + base + token), 1.0)
+        live = (child >= 0) & (tl.load(VALID + here) != 0) & (accepted_child < 0) & (q_token > 0)
+        accept = tl.minimum(tl.where(q_token > 0, omega * p_token / tl.where(q_token > 0, q_token, 1.0), 1.0), 1.0)
+        accepted = live & (tl.load(U + here) < accept)
         if (m == 0) & (which == 0):
-            tl.store(FIRST + row, tl.where(live, chance, 0.0))
-        taken = tl.where(kept, child, taken)
-        if live & (taken < 0):
+            tl.store(FIRST + row, tl.where(live, accept, 0.0))
+        accepted_child = tl.where(accepted, child, accepted_child)
+        if live & (accepted_child < 0):
             total, rest = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
             for start in range(0, vocabulary, BLOCK):
-                at = start + places
-                total += _left(R, Q, base, at, at < vocabulary, token, drawn, omega, OPTIMAL)
+                at = start + tokens
+                total += _left(R, Q, base, at, at < vocabulary, token, sampled, omega, OPTIMAL)
                 if m + 1 < WIDTH:  # the next sibling was drawn from the rest
                     rest += tl.load(Q + base + at, mask=(at < vocabulary) & (at != token), other=0.0)
             mass, others = tl.sum(total, 0), tl.sum(rest, 0)
             tl.debug_barrier()  # no thread writes what another one still reads
             for start in range(0, vocabulary, BLOCK):
-                at = start + places
-                left = _left(R, Q, base, at, at < vocabulary, token, drawn, omega, OPTIMAL)
+                at = start + tokens
+                left = _left(R, Q, base, at, at < vocabulary, token, sampled, omega, OPTIMAL)
                 if mass > 1e-30:
                     tl.store(R + base + at, left / mass, mask=at < vocabulary)
                 if m + 1 < WIDTH:
@@ -410,7 +410,7 @@ def _decide(
                     if others > 1e-30:
                         tl.store(Q + base + at, tl.where(at == token, 0.0, q / others), mask=at < vocabulary)
             tl.debug_barrier()
-    tl.store(TAKEN + tl.program_id(0), taken)
+    tl.store(CHILD + tl.program_id(0), accepted_child)
 
 
 def decide(r: Tensor, q: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -419,14 +419,14 @@ def decide(r: Tensor, q: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: 
     tree, (rows, inner, vocabulary) = draft.tree, r.shape
     assert r.is_contiguous()
     q = q.clone(memory_format=torch.contiguous_format) if tree.width > 1 else q.contiguous()
-    taken = torch.empty(rows, inner, dtype=torch.int64, device=r.device)
+    accepted_child = torch.empty(rows, inner, dtype=torch.int64, device=r.device)
     first = torch.empty(rows, device=r.device)
     valid = draft.valid.contiguous().view(torch.uint8)
-    drawn = torch.ones_like(valid) if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
+    sampled = torch.ones_like(valid) if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
     _decide[(rows * inner,)](
-        r, q, draft.tokens.contiguous(), valid, drawn, u.contiguous(), tree.children.contiguous(),
-        tree.depth.contiguous(), omega, taken, first, draft.tokens.shape[1], inner,
+        r, q, draft.tokens.contiguous(), valid, sampled, u.contiguous(), tree.children.contiguous(),
+        tree.depth.contiguous(), omega, accepted_child, first, draft.tokens.shape[1], inner,
         len(tree.children), vocabulary, len(omega) - 1, tree.width,
         min(4096, triton.next_power_of_2(vocabulary)), optimal, num_warps=8,
     )  # fmt: skip
-    return taken, r, first
+    return accepted_child, r, first

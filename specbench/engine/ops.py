@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,27 +11,22 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from specbench.engine.invariance import product
 
-_kernels: Any = None  # the module of fused kernels, while it is to be used
 
+class Kernels(Protocol):
+    """The fused kernels of a step (`specbench.engine.kernels` is one): an engine chooses them and a decoding passes
+    them on, to its sampling, its verification and the caches of its networks. None: the plain functions."""
 
-@contextmanager
-def fused(wanted: bool = True) -> Iterator[None]:
-    """A context in which a decoding step uses the fused kernels where they exist. They run on CUDA alone."""
-    global _kernels
-    before = _kernels
-    if wanted:
-        from specbench.engine import kernels
+    MOST_TOKENS: int
 
-        _kernels = kernels
-    try:
-        yield
-    finally:
-        _kernels = before
+    def probs(self, logits: Tensor, temperature: float, top_k: int | None) -> Tensor: ...
 
+    def decide(
+        self, r: Tensor, q: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
 
-def kernels() -> Any:
-    """The module of fused kernels within `fused`, else None."""
-    return _kernels
+    def rms_norm(self, x: Tensor, norm: Any) -> Tensor: ...
+
+    def block(self, one: Any, flat: Tensor, context: Any, layer: int) -> Tensor: ...
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
@@ -106,7 +99,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
 
 
 class KVCache:
-    """Static keys and values of every layer: (rows, kv heads, slots, head dim) each, written by slot index."""
+    """Static keys and values of every layer: (rows, kv heads, slots, head dim) each, written by slot index.
+
+    kernels: what the blocks that use this cache compute with."""
+
+    kernels: Kernels | None = None
 
     def __init__(self, layers: int, rows: int, heads: int, slots: int, head_dim: int, like: Tensor) -> None:
         shape = (layers, rows, heads, slots, head_dim)
@@ -118,12 +115,12 @@ class KVCache:
         return self.k.shape[3]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k, v (rows, heads, n, head dim) at `slots` (rows, n) int64; returns the layer's whole cache."""
+        """Store k, v (rows, heads, n, head dim) at `slots` (rows, n) int64; returns the layer's entire cache."""
         index = slots[:, None, :, None].expand_as(k)
         return self.k[layer].scatter_(2, index, k), self.v[layer].scatter_(2, index, v)
 
     def attend(self, layer: int, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention of q (rows, heads, n, head dim) over the layer's whole cache, k and v written first; see `write`
+        """Attention of q (rows, heads, n, head dim) over the layer's entire cache, k and v written first; see `write`
         and `attention`."""
         return attention(q, *self.write(layer, slots, k, v), mask)
 

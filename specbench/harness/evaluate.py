@@ -8,7 +8,6 @@ outputs are cached in the run's folder or in `out=`, so a scoring that was stopp
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import secrets
@@ -31,7 +30,7 @@ from specbench.rows import provenance, summary
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
 from specbench.storage import home, image_files
-from specbench.storage.files import locked, write_atomically
+from specbench.storage.files import is_temporary, locked, sha256, sha256_file, write_atomically
 
 #: The arguments after DIR: for a run, and for a folder of images.
 _SCORING_ARGUMENTS = ("metrics", "metrics_dir", "reference", "device", "batch")
@@ -130,7 +129,7 @@ def _run(folder: Path, given: Mapping[str, str]) -> str:
         one.scoring_batch = checked["batch"]
     with _stop_message(folder):
         row = one.rescore()
-    filled = [column for name in one.cfg["metrics"] for column in metrics.columns(name)]
+    filled = [column for name in one.cfg["metrics"] for column in parameters.metric_columns(name)]
     return _table(f"{folder}: {row['n']} images of {row['model']}, method {row['method']}", filled, row, [one.row_path])
 
 
@@ -237,7 +236,7 @@ def _some(names: Sequence[str], what: str) -> str:
 def _default_out(folder: Path) -> Path:
     """The same folder always gets the same path, so that scoring continues there."""
     here = folder.resolve()
-    return Path("runs", "evaluate", f"{here.name}-{hashlib.sha256(str(here).encode()).hexdigest()[:8]}")
+    return Path("runs", "evaluate", f"{here.name}-{sha256(str(here), 8)}")
 
 
 @contextmanager
@@ -252,7 +251,7 @@ def _opened(out: Path, folder: Path) -> Iterator[dict[str, Any]]:
 
     def check() -> None:
         if not note.exists():
-            if others := {p.name for p in out.iterdir()} - {".lock", f"{_MEMORY}.tmp"}:
+            if others := {p.name for p in out.iterdir() if not is_temporary(p)} - {".lock"}:
                 raise UsageError(f"{out} holds {sorted(others)[0]}; choose an empty or a new folder as out=")
             return
         try:
@@ -305,7 +304,7 @@ def _scored(
     rows = read_rows(out / "row.csv") if (out / "row.csv").is_file() else []
     before = rows[0] if rows else None
     same = before is not None and memory.get("images", images_hash) == images_hash and before["n"] == len(files)
-    earlier = [name for name in memory.get("metrics", {}) if name in metrics.available()] if before else []
+    earlier = [name for name in memory.get("metrics", {}) if name in parameters.single_metrics()] if before else []
     names = merge.names(earlier, cfg["metrics"])
     bases = {name: _basis(name, context) for name in {*earlier, *names}}
 
@@ -319,13 +318,13 @@ def _scored(
     messages = []
     for name in cfg["metrics"]:  # a metric without a value leaves the column to the metric that had it
         others = [other for other in merge.rivals(name, earlier) if other not in names]
-        if others and all(scores[column].value is None for column in metrics.columns(name)):
+        if others and all(scores[column].value is None for column in parameters.metric_columns(name)):
             messages.append(
-                f"{name} could not be measured ({scores[metrics.columns(name)[0]].note}): the row keeps"
+                f"{name} could not be measured ({scores[parameters.metric_columns(name)[0]].note}): the row keeps"
                 f" {', '.join(others)}"
             )
             names = [*(other for other in names if other != name), *others]
-            scores = {column: one for column, one in scores.items() if column not in metrics.columns(name)}
+            scores = {column: one for column, one in scores.items() if column not in parameters.metric_columns(name)}
             more = [other for other in others if can_again(other)]
             scores |= metrics.score(more, files, pairs.items, context, cache) if more else {}
             again += more
@@ -353,9 +352,11 @@ def _scored(
         reasons = {column: one.note for column, one in scores.items() if one.note}
         if not source:
             prompted = (m for m in earlier if m in names and metrics.metric(m, context).reads_prompt)
-            reasons |= {c: "it reads prompts, and none are given" for m in prompted for c in metrics.columns(m)}
+            reasons |= {
+                c: "it reads prompts, and none are given" for m in prompted for c in parameters.metric_columns(m)
+            }
         messages += merge.changes(before, row, reasons)
-    scored = [m for m in names if m in cache.scorers and any(scores.get(c) for c in metrics.columns(m))]
+    scored = [m for m in names if m in cache.scorers and any(scores.get(c) for c in parameters.metric_columns(m))]
     each = _each(scored, context, cache, files, pairs, scores)
     if before:
         messages += _keep_columns(out / "pictures.csv", each, {m for m in earlier if m not in names} if same else None)
@@ -382,11 +383,8 @@ def _images_hash(files: image_files.ImageFiles) -> str:
     """Identifies these images, in any order: a hash of the bytes of their files."""
     found = []
     for path in files.paths:
-        with (
-            suppress(OSError),
-            _regular(path).open("rb") as f,
-        ):  # an unreadable file is reported when it is scored
-            found.append(hashlib.file_digest(f, "sha256").hexdigest())
+        with suppress(OSError):  # an unreadable file is reported when it is scored
+            found.append(sha256_file(_regular(path)))
     return _hash(sorted(found))
 
 
@@ -398,7 +396,7 @@ def _regular(path: Path) -> Path:
 
 
 def _hash(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+    return sha256(json.dumps(value), 16)
 
 
 def _each(
@@ -417,7 +415,7 @@ def _each(
         "prompt": [item.prompt for item in pairs.items],
     }
     for name in names:
-        if scores[metrics.columns(name)[0]].value is None:
+        if scores[parameters.metric_columns(name)[0]].value is None:
             continue
         one = metrics.metric(name, context)
         keys = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from specbench import metrics
+from specbench.config import parameters
 from specbench.metrics import Score
 from specbench.rows.columns import COLUMNS, METRICS
 
@@ -39,8 +39,8 @@ def scores(row: Mapping[str, Any]) -> dict[str, Score]:
 
 def rivals(name: str, others: Iterable[str]) -> list[str]:
     """The metrics among `others` that fill a column of the metric `name`, too."""
-    mine = set(metrics.columns(name))
-    return [other for other in others if other != name and mine & set(metrics.columns(other))]
+    mine = set(parameters.metric_columns(name))
+    return [other for other in others if other != name and mine & set(parameters.metric_columns(other))]
 
 
 def names(had: Sequence[str], requested: Sequence[str]) -> list[str]:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import os
-import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +16,7 @@ from specbench.decoding.rules.proximity import neighbours
 from specbench.decoding.trees import parse
 from specbench.errors import UsageError
 from specbench.storage import home
+from specbench.storage.files import atomic_path, sha256
 
 _WORTH_KEEPING = 256  # codes
 
@@ -37,7 +34,7 @@ def cached_neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor
     if len(codes) < _WORTH_KEEPING:
         return neighbours(codebook, k, proximity)
     k = min(k, int((~codes.isnan().any(-1)).sum()) - 1)
-    digest = hashlib.sha256(codes.numpy().tobytes() + str(tuple(codes.shape)).encode()).hexdigest()[:16]
+    digest = sha256(codes.numpy().tobytes() + str(tuple(codes.shape)).encode(), 16)
     path = home.home() / "neighbours" / f"{digest}-{proximity}-{k}.npy"
     try:
         with path.open("rb") as f:
@@ -48,10 +45,8 @@ def cached_neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor
         pass  # absent or damaged: computed again
     table = neighbours(codebook, k, proximity)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            np.save(Path(scratch, path.name), table.int().cpu().numpy())
-            os.replace(Path(scratch, path.name), path)
+        with atomic_path(path) as temporary, temporary.open("wb") as f:
+            np.save(f, table.int().cpu().numpy())
     except OSError:
         pass  # an unwritable cache only costs time
     return table

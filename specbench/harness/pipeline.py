@@ -28,8 +28,9 @@ from specbench.decoding.loop import (
     decode_stream,
     synchronize,
 )
+from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.sampling import Sampling
 from specbench.engine.clock import Clock
 from specbench.engine.graph import ENGINES, Eager, Graphs
 from specbench.errors import NumberError, UsageError
@@ -201,7 +202,7 @@ class Pipeline(_Base):
         """The same loaded target with the empty draft: the baseline, on an engine of the same kind."""
         return self._of(DecoderConfig(self.model.target, NoDraft(), exact(), self.config.sampling))
 
-    def amended(self, override: Override) -> Pipeline:
+    def overridden(self, override: Override) -> Pipeline:
         """The same pipeline with verdicts that override the rule's."""
         return self._of(replace(self.config, override=override))
 
@@ -215,7 +216,7 @@ class Pipeline(_Base):
 
     def images(self, conditioning: Any, rng: RandomStreams, clock: Clock | None = None) -> Decoding:
         """As of `_Base`; `clock` as of `Decoding`."""
-        return Decoding(self.config, conditioning, rng, clock)
+        return Decoding(self.config, conditioning, rng, clock, self.engine.kernels)
 
     @property
     def uneven(self) -> bool:
@@ -226,7 +227,7 @@ class Pipeline(_Base):
 def continuous_rule(cfg: Mapping[str, Any], length: int) -> continuous.ContinuousRule:
     """How continuous tokens are drafted and verified, from flat parameters; length: tokens of an image, 0 to check the
     parameters only."""
-    from specbench.models.mar import tokens_per_iteration
+    from specbench.models.mar_sampling import tokens_per_iteration
 
     common = {"temperature": cfg["temperature"], "final_noise": cfg["final_noise"]}
     if cfg["drafter"] == "none":
@@ -258,7 +259,7 @@ class ContinuousPipeline(_Base):
     def load(cls, cfg: Mapping[str, Any]) -> Self:
         """From flat parameters, as `Pipeline.load`."""
         device, model = _load_model(cfg)
-        drafter = model.draft_model() if cfg["drafter"] != "none" else None
+        drafter = model.drafter_network("mar_draft") if cfg["drafter"] != "none" else None
         rule = continuous_rule(cfg, model.target.length)
         weights = registry.weights_label(cfg)
         return cls(model, drafter, rule, device, cfg["model"], weights, engine_of(cfg, device))

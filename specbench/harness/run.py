@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import errno
-import hashlib
 import json
 import logging
 import logging.handlers
@@ -47,7 +46,7 @@ from specbench.rows.columns import COLUMNS, stderr_of
 from specbench.rows.csv_files import as_read, read_rows, to_csv
 from specbench.rows.journal import Journal, read_memory
 from specbench.storage import home
-from specbench.storage.files import append_line, locked, write_atomically
+from specbench.storage.files import append_line, format_size, is_temporary, locked, sha256, write_atomically
 
 
 class Executor(Protocol):
@@ -236,7 +235,12 @@ class Run:
             return dict(row)
         part = copy.copy(self)
         part.cfg = self.requested
-        filled = {c for name in self.requested["metrics"] if name in self.cfg["metrics"] for c in metrics.columns(name)}
+        filled = {
+            c
+            for name in self.requested["metrics"]
+            if name in self.cfg["metrics"]
+            for c in parameters.metric_columns(name)
+        }
         scores = {column: one for column, one in merge.scores(row).items() if column in filled}
         method = Journal(self.folder / "records.jsonl")
         vanilla = Journal(self.folder / "baseline.jsonl") if part.wants_baseline else None
@@ -293,7 +297,7 @@ class Run:
             return
         assert theirs is not None
         scored = self._memory().get("metrics")
-        known = metrics.available()
+        known = parameters.single_metrics()
         self._had = [m for m in theirs["metrics"] if m in known and (scored is None or m in scored)]
         baseline = self.folder / "baseline.jsonl"
         if self._before["baseline_run_id"] and not self.cfg["baseline"] and baseline.exists():
@@ -339,7 +343,7 @@ class Run:
         """Returns columns to the metrics that had them where the new metric has no value."""
         found = dict(scores)
         for name in self.cfg["metrics"]:
-            columns = [column for column in metrics.columns(name) if column in scores]
+            columns = [column for column in parameters.metric_columns(name) if column in scores]
             others = [m for m in merge.rivals(name, self._had) if m not in self.cfg["metrics"]]
             if not others or not columns or any(scores[column].value is not None for column in columns):
                 continue
@@ -400,7 +404,7 @@ class Run:
         if (self.folder / "config.yaml").exists():
             return
         # Files that a process killed before it wrote config.yaml can leave.
-        others = {p.name for p in self.folder.iterdir()} - {".lock", "run.log", "config.yaml.tmp"}
+        others = {p.name for p in self.folder.iterdir() if not is_temporary(p)} - {".lock", "run.log"}
         if others:
             raise UsageError(
                 f"{self.folder} holds {sorted(others)[0]} but no run; choose an empty or a new folder as out="
@@ -559,7 +563,9 @@ class Run:
         # An image takes no more than its pixels, a record a few bytes per token.
         most = left * (3 * session["resolution"] ** 2 + 12 * session["tokens"] + 2000)
         free = shutil.disk_usage(self.folder).free
-        text = f"{left} images to decode: at most {home.size(most)} in {self.folder}, where {home.size(free)} are free"
+        text = (
+            f"{left} images to decode: at most {format_size(most)} in {self.folder}, where {format_size(free)} are free"
+        )
         if most > free:
             self._warn(f"{text}: the disk may fill up; finished images stay, and the run can be continued")
         else:
@@ -712,7 +718,7 @@ class _Recorded:
 
 def _images_hash(journal: Journal, n: int) -> str:
     """Identifies the first n images: a hash of their pixels."""
-    return hashlib.sha256("".join(record.sha256 for record in journal.first(n)).encode()).hexdigest()[:16]
+    return sha256("".join(record.sha256 for record in journal.first(n)), 16)
 
 
 def _perplexity_conditions(row: Mapping[str, Any]) -> str:
@@ -880,7 +886,7 @@ def report(run: Run, row: Mapping[str, Any]) -> str:
         ("throughput", value("tokens_per_s", " tokens/s", 1)),
         ("speed-up", f"{value('speedup_latency', 'x')} in latency, {value('speedup_step', 'x')} in steps"),
     ]
-    for name in (column for metric in run.cfg["metrics"] for column in metrics.columns(metric)):
+    for name in (column for metric in run.cfg["metrics"] for column in parameters.metric_columns(metric)):
         backend = f"  [{row[f'{name}_backend']}]" if row.get(f"{name}_backend") else ""
         lines.append((name, value(name, digits=4) + backend))
     if row.get("note"):

@@ -16,6 +16,7 @@ from specbench.harness.run import FAILURES, Run, stored
 from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import read_records
 from specbench.storage import home
+from specbench.storage.files import format_size
 
 _RECENT = 200  # images over which the speed is computed
 
@@ -75,7 +76,7 @@ def of_run(folder: Path) -> Status:
 def _memory(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -127,7 +128,7 @@ def _failures(folder: Path, run: Run) -> list[dict[str, Any]]:
         try:
             entry = json.loads(line)
             key = str(entry["pass"]), int(entry["index"])
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             continue  # cut by a kill
         if key[0] in there and key[1] not in there[key[0]]:
             last[key] = entry
@@ -176,7 +177,7 @@ def _text(one: Status) -> str:
         lines.append(
             f"  failures   {len(one.failures)}, the last: {last['pass']} image {last['index']}: {last['reason']}"
         )
-    lines.append(f"  on disk    {home.size(one.bytes)}")
+    lines.append(f"  on disk    {format_size(one.bytes)}")
     if one.state == "stopped":
         lines.append(f"  continue with specbench resume {shlex.quote(one.folder)}")
     return "\n".join(lines)

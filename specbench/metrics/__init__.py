@@ -35,9 +35,7 @@ __all__ = [
     "Score",
     "ScoringContext",
     "Unavailable",
-    "available",
     "choice",
-    "columns",
     "image_key",
     "metric",
     "missing",
@@ -57,18 +55,14 @@ class Choice:
     options: Mapping[str, Any]
 
 
-def available() -> dict[str, str]:
-    """Name -> what it measures, in one line, of every single metric. Sets of metrics are left out."""
-    return parameters.single_metrics()
-
-
 def choice(name: str) -> Choice:
     """The choice with this name. UsageError for a name that does not exist."""
-    if name not in available():
-        raise errors.unknown("metric", name, available())
+    known = parameters.single_metrics()
+    if name not in known:
+        raise errors.unknown("metric", name, known)
     options = dict(parameters.default("metrics", name, name))
     del options["columns"]
-    return Choice(name, available()[name], options.pop("metric"), options)
+    return Choice(name, known[name], options.pop("metric"), options)
 
 
 @cache
@@ -82,11 +76,6 @@ def metric(name: str, context: ScoringContext) -> Metric:
     """A metric in its scoring context; loads no network. UsageError for an unknown name or option."""
     chosen = choice(name)
     return _metric_class(chosen.target)(context, chosen.options)
-
-
-def columns(name: str) -> tuple[str, ...]:
-    """The columns of a row that a metric fills."""
-    return parameters.metric_columns(name)
 
 
 def missing(name: str, context: ScoringContext) -> str:
@@ -124,7 +113,7 @@ def score(
     scores: dict[str, tuple[Score, ...]] = {}
 
     def unmeasured(name: str, note: str, backend: str = "") -> None:
-        scores[name] = (Score.unmeasured(note, backend),) * len(columns(name))
+        scores[name] = (Score.unmeasured(note, backend),) * len(parameters.metric_columns(name))
 
     for name in names:
         one = metric(name, context)
@@ -153,7 +142,8 @@ def score(
                 scores[name] = tuple(map(_finite, one.score(outputs, paired)))
             except Unavailable as e:
                 unmeasured(name, str(e), cache_key)
-    return {column: one for name in names for column, one in zip(columns(name), scores[name], strict=True)}
+    columns = {name: parameters.metric_columns(name) for name in names}
+    return {column: one for name in names for column, one in zip(columns[name], scores[name], strict=True)}
 
 
 def scorer_outputs(one: Metric, images: Images, items: Sequence[PromptItem], cached: Outputs) -> np.ndarray:

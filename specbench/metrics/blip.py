@@ -18,8 +18,8 @@ from transformers import BlipTextConfig, BlipVisionConfig, BlipVisionModel
 from transformers.models.blip.modeling_blip_text import BlipTextModel
 
 from specbench.errors import UsageError
-from specbench.models import official
-from specbench.models.naming import ParameterSlice, Table
+from specbench.models.loading import official
+from specbench.models.loading.naming import ParameterSlice, Table
 
 #: BLIP with ViT-L/16 at 224 pixels; the text tower is BERT base with cross attention.
 VISION: dict[str, Any] = {

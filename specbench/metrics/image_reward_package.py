@@ -47,7 +47,7 @@ def load(weights: Path, vocabulary: Path, device: str) -> Any:
     from transformers import BertTokenizer
 
     from specbench.metrics import blip
-    from specbench.models import official
+    from specbench.models.loading import official
 
     def tokenizer() -> Any:
         made = BertTokenizer(str(vocabulary), do_lower_case=True)

@@ -42,7 +42,7 @@ from specbench.metrics.base import (
     chosen,
 )
 from specbench.metrics.reference import ReferenceStatistics
-from specbench.storage import home
+from specbench.storage.files import cached_sha256
 from specbench.storage.image_files import center_crop
 
 if TYPE_CHECKING:
@@ -122,9 +122,9 @@ def load(path: Path) -> nn.Module:
     """The network with the weights of a file. Raises UsageError where it is not the published one, or does not fit."""
     import torch
 
-    from specbench.models import checkpoints
+    from specbench.models.loading import checkpoints
 
-    if (found := home.digest(path).hex()) != SHA256:
+    if (found := cached_sha256(path)) != SHA256:
         raise UsageError(
             f"{path} is not the published file: its SHA-256 begins with {found[:8]}, not {SHA256[:8]}; fetch it again"
         )
@@ -165,7 +165,7 @@ class InceptionMetric(Metric):
     @property
     def cache_key(self) -> str:
         crop = f"{_CROP}{self.options['crop']}" if self.options["crop"] else ""
-        return f"inception-v3@{home.digest(self._weights()).hex()[:8]}, {self.options['resize']} resize{crop}"
+        return f"inception-v3@{cached_sha256(self._weights())[:8]}, {self.options['resize']} resize{crop}"
 
     def scorer(self) -> Scorer:
         return InceptionScorer(load(self._weights()), self.options["resize"], self.options["crop"], self.context.device)

@@ -8,7 +8,6 @@ written again. `scores/metrics.json` maps the name of a metric to its scorer.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import re
@@ -20,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from specbench.errors import UsageError
-from specbench.storage.files import write_atomically
+from specbench.storage.files import sha256, write_atomically
 
 _DAMAGED = (OSError, ValueError, LookupError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
@@ -30,7 +29,7 @@ def image_key(digest: str, prompt: str | None = None) -> str:
 
     digest: `Record.sha256` in a run, `image_files.digest` elsewhere.
     """
-    return hashlib.sha256(json.dumps([digest, prompt]).encode()).hexdigest()
+    return sha256(json.dumps([digest, prompt]))
 
 
 class OutputCache:
@@ -68,7 +67,7 @@ class OutputCache:
             return
         content = io.BytesIO()
         np.savez(content, keys=np.array(keys, dtype="S"), outputs=outputs)
-        name = hashlib.sha256("".join(keys).encode()).hexdigest()[:16]
+        name = sha256("".join(keys), 16)
         write_atomically(self.folder / f"{name}.npz", content.getvalue())
         for path in self._damaged:
             if path.stem != name:
@@ -108,7 +107,7 @@ class Outputs:
             try:
                 found = json.loads((self.folder / "metrics.json").read_text(encoding="utf-8"))
                 self._names = {str(name): str(scorer) for name, scorer in found.items()}
-            except (OSError, ValueError, AttributeError):
+            except (OSError, ValueError, AttributeError, RecursionError):
                 pass  # not there, or damaged: written when next something is scored
 
     @property
@@ -121,7 +120,7 @@ class Outputs:
         if self.folder is None:
             return self._caches.setdefault(cache_key, OutputCache(None))
         slug = re.sub(r"[^\w.@-]+", "_", cache_key)[:60]
-        return OutputCache(self.folder / f"{slug}-{hashlib.sha256(cache_key.encode()).hexdigest()[:8]}")
+        return OutputCache(self.folder / f"{slug}-{sha256(cache_key, 8)}")
 
     def name(self, metric: str, cache_key: str) -> None:
         """Records the scorer of a metric."""

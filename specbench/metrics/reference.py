@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +31,7 @@ import numpy as np
 
 from specbench.errors import UsageError
 from specbench.storage import home
+from specbench.storage.files import atomic_path
 
 KEPT = 10_000  # images whose features a file holds at most
 _TEXT = 1 << 16  # characters of a provenance at most
@@ -78,13 +78,8 @@ def write(path: Path, reference: ReferenceStatistics) -> None:
     arrays["provenance"] = np.array(json.dumps(reference.provenance, sort_keys=True))
     if reference.features is not None:
         arrays["features"] = reference.features
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with partial.open("wb") as f:
+    with atomic_path(path) as temporary, temporary.open("wb") as f:
         np.savez(f, **arrays)
-        f.flush()
-        os.fsync(f.fileno())
-    partial.replace(path)
 
 
 def read(path: Path, width: int) -> ReferenceStatistics:

@@ -16,6 +16,7 @@ from specbench.metrics.embedded import as_input
 from specbench.metrics.frechet import Moments
 from specbench.models import evaluators as ev
 from specbench.storage import home
+from specbench.storage.files import atomic_path
 
 FILE = "scenes_reference.safetensors"  # stored next to the weights
 COUNT = 2000  # validation images to render where those statistics are not at hand
@@ -44,9 +45,8 @@ class ScenesReference(Moments):
 
     def save(self, path: Path) -> None:
         meta = {"specbench": json.dumps({"backend": self.backend, "count": self.count}, sort_keys=True)}
-        partial = path.with_suffix(".tmp")
-        save_file({"total": self.total, "outer": self.outer}, partial, meta)
-        partial.replace(path)
+        with atomic_path(path) as temporary:
+            save_file({"total": self.total, "outer": self.outer}, temporary, meta)
 
     @classmethod
     def load(cls, path: Path) -> ScenesReference:

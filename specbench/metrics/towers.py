@@ -69,8 +69,8 @@ def load(path: Path, architecture: str, device: str, wrappers: Sequence[str] = (
     not hold exactly its tensors; `wrappers` are keys under which a PyTorch file may keep them."""
     import torch
 
-    from specbench.models import official
-    from specbench.models.naming import ParameterSlice
+    from specbench.models.loading import official
+    from specbench.models.loading.naming import ParameterSlice
 
     open_clip, settings = weights.package("open_clip"), config(architecture)
 

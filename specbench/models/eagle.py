@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.engine.ops import KVCache, attention, linear
+from specbench.engine.ops import Kernels, KVCache, attention, linear
 from specbench.models.language import Language
 from specbench.models.llamagen import LlamaGen
 from specbench.models.transformer import (
@@ -144,9 +144,9 @@ class EagleNetwork(nn.Module):
             known = linear(torch.cat(parts, -1), self.fuse.weight)
         return linear(torch.cat([self.embed_tokens(ids), known], -1), self.fc.weight, self.fc.bias)
 
-    def readable(self, features: Tensor) -> Tensor:
+    def readable(self, features: Tensor, kernels: Kernels | None = None) -> Tensor:
         """Outputs (..., dim) as the target's head reads them."""
-        return self.norm(features) if self.cfg.aux_hidden_layers else features
+        return self.norm(features, kernels) if self.cfg.aux_hidden_layers else features
 
     def unroll(self, hidden: Tensor, ids: Tensor, valid: Tensor, rope_at: int = 1) -> Iterator[Tensor]:
         """Teacher forcing over whole sequences: `readable` outputs (N, S - 1, dim) of `rope_at` unroll steps.

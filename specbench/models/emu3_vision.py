@@ -7,17 +7,14 @@ what the official code does (golden emu3_vision_tokenizer). Only names differ, a
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from specbench.errors import UsageError
-from specbench.models import official, vq
-from specbench.models.naming import Layout, ParameterSlice
-from specbench.models.official import CheckpointSource
+from specbench.models import vq
 
 if TYPE_CHECKING:
     from transformers import Emu3VQVAEConfig
@@ -100,58 +97,3 @@ class Emu3Vision(nn.Module):
     def codebook(self) -> Tensor:
         """The code vectors (V, dim) float, as stored and as decoded."""
         return self.vq.quantize.embedding.weight.float()
-
-
-def load(cfg: Emu3VQVAEConfig, source: CheckpointSource, device: torch.device | str, dtype: torch.dtype) -> Emu3Vision:
-    """The tokenizer from Emu3-VisionTokenizer's files or transformers' own; errors as in `official.load`."""
-    table, ignored = layout(cfg, source.tensors)
-    model = official.load(lambda: build(cfg, source.tensors), source, table, device, dtype, ignored)
-    for layer in _linear(model):
-        layer.weight = nn.Parameter(layer.weight.flatten(1), requires_grad=False)
-    return model
-
-
-def build(cfg: Emu3VQVAEConfig, names: Container[str]) -> Emu3Vision:
-    """The tokenizer with its tensors in the shapes that a file of these names has."""
-    model = Emu3Vision(cfg)
-    if _prefix(names) is None:
-        for layer in _linear(model):  # 1x1 convolutions officially
-            layer.weight = nn.Parameter(layer.weight[..., None, None])
-    return model
-
-
-def layout(cfg: Emu3VQVAEConfig, names: Container[str]) -> Layout:
-    """The table and the ignored names, from the names in a file: Emu3-VisionTokenizer's, or transformers' own, alone or
-    inside a complete Emu3 (whose other tensors are ignored). The official names where neither fits."""
-    with torch.device("meta"):
-        ours = [name.removeprefix("vq.") for name in Emu3Vision(cfg).state_dict()]
-    prefix = _prefix(names)
-    if prefix is None:
-        return {_official(name): ParameterSlice(f"vq.{name}") for name in ours}, []
-    others = [rf"(?!{re.escape(prefix)}).*"] if prefix else []
-    return {prefix + name: ParameterSlice(f"vq.{name}") for name in ours}, others
-
-
-def _linear(model: nn.Module) -> Iterator[nn.Linear]:
-    """The attention's layers: nothing else in this network is linear."""
-    return (layer for layer in model.modules() if isinstance(layer, nn.Linear))
-
-
-def _prefix(names: Container[str]) -> str | None:
-    """The prefix of transformers' names in a file; None where they are the official ones, or unknown."""
-    prefixes = ("vqmodel.", "model.vqmodel.", "")
-    return next((p for p in prefixes if f"{p}encoder.down_block.down.0.block.0.conv1.weight" in names), None)
-
-
-def _official(name: str) -> str:
-    """The official name of a tensor of transformers'."""
-    for pattern, theirs in {
-        r"(down|up)_block\.\1\.": r"\1.",
-        r"middle_block\.attn_norm\.": "mid.attn_1.norm.",
-        r"middle_block\.": "mid.",
-        r"attn_norms\.(\d+)\.": r"attn.\1.norm.",
-        r"([qkv])_proj\.": r"\1.",
-        r"out_proj\.": "proj_out.",
-    }.items():
-        name = re.sub(pattern, theirs, name)
-    return name

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from specbench.config.registry import digest
 from specbench.data import scenes
-from specbench.models import checkpoints
+from specbench.models.loading import checkpoints
 from specbench.models.text import TextConfig, TextEncoder
 
 CLASSIFIER, READER, TWO_TOWER = (f"scenes_{name}.safetensors" for name in ("classifier", "reader", "two_tower"))

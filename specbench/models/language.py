@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.engine.ops import KVCache, linear
+from specbench.engine.ops import Kernels, KVCache, linear
 from specbench.models.transformer import Block, BlockConfig, RMSNorm, run_blocks
 
 
@@ -112,10 +112,11 @@ class Language(nn.Module):
         """Hidden states after the final norm, (R, n, dim), of inputs x at the positions of `rope`; keys go to `slots`.
         Wider with `aux_hidden_layers`."""
         out = run_blocks(self.layers, x, rope, mask, cache, slots, self.aux_hidden_layers)
+        kernels = None if cache is None else cache.kernels
         if not self.aux_hidden_layers:
-            return self.norm(out)
+            return self.norm(out, kernels)
         top, aux = out.split((self.block.dim, out.shape[-1] - self.block.dim), -1)
-        return torch.cat([self.norm(top), aux], -1)
+        return torch.cat([self.norm(top, kernels), aux], -1)
 
     def uncached(self, prefix: Prefix, tokens: Tensor) -> Tensor:
         """Hidden states (R, P + n, dim) of a prefix and image tokens (R, n) in one pass, without a cache: those that a
@@ -186,6 +187,10 @@ class LanguageSession:
         if self.model.pads_see_all:
             mask = pads_see_all(mask, self.prefix.valid, self.keys, self.usable & (self.keys < through))
         return self.feed(self.prefix.inputs[:, :through], positions, positions, mask)[:, : self.prefix_length - 1]
+
+    def use(self, kernels: Kernels) -> None:
+        """Compute later passes with these kernels."""
+        self.cache.kernels = kernels
 
     def both(self, x: Tensor) -> Tensor:
         """Rows of a batch (B, ...) for the conditional and, with guidance, the unconditional half."""

@@ -18,10 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specbench.engine.ops import attention, gelu, linear, silu, take
-from specbench.errors import UsageError
 from specbench.models import diffusion
 
-GUIDANCE = ("linear", "constant")
 _WAVES = 256  # width of a time's sinusoids
 
 
@@ -184,8 +182,8 @@ class Denoiser(nn.Module):
 
     def denoise(self, x: Tensor, modulation: list[Modulation]) -> Tensor:
         x = self.input_proj(x)
-        for layer, reason in zip((*self.res_blocks, self.final_layer), modulation, strict=True):
-            x = layer(x, reason)
+        for layer, factors in zip((*self.res_blocks, self.final_layer), modulation, strict=True):
+            x = layer(x, factors)
         return x
 
 
@@ -216,7 +214,7 @@ class MAR(nn.Module):
     def __init__(self, cfg: MARConfig) -> None:
         super().__init__()
         self.cfg = cfg
-        e, d, places = cfg.encoder_dim, cfg.decoder_dim, cfg.buffer + cfg.length
+        e, d, positions = cfg.encoder_dim, cfg.decoder_dim, cfg.buffer + cfg.length
 
         def blocks(dim: int, depth: int, heads: int) -> nn.ModuleList:
             return nn.ModuleList(MarBlock(dim, heads, cfg.mlp_ratio, cfg.norm_eps) for _ in range(depth))
@@ -225,12 +223,12 @@ class MAR(nn.Module):
         self.fake_latent = nn.Parameter(torch.empty(1, e))
         self.z_proj = Linear(cfg.token_dim, e)
         self.z_proj_ln = nn.LayerNorm(e, eps=cfg.norm_eps)
-        self.encoder_pos_embed_learned = nn.Parameter(torch.empty(1, places, e))
+        self.encoder_pos_embed_learned = nn.Parameter(torch.empty(1, positions, e))
         self.encoder_blocks = blocks(e, cfg.encoder_depth, cfg.encoder_heads)
         self.encoder_norm = nn.LayerNorm(e, eps=cfg.norm_eps)
         self.decoder_embed = Linear(e, d)
         self.mask_token = nn.Parameter(torch.empty(1, 1, d))
-        self.decoder_pos_embed_learned = nn.Parameter(torch.empty(1, places, d))
+        self.decoder_pos_embed_learned = nn.Parameter(torch.empty(1, positions, d))
         self.decoder_blocks = blocks(d, cfg.decoder_depth, cfg.decoder_heads)
         self.decoder_norm = nn.LayerNorm(d, eps=cfg.norm_eps)
         self.diffusion_pos_embed_learned = nn.Parameter(torch.empty(1, cfg.length, d))
@@ -289,9 +287,9 @@ class MAR(nn.Module):
         c = self.cfg
         x = self.decoder_embed(encoded)
         token = self.mask_token.to(x.dtype)
-        modulation = torch.where(seen.unsqueeze(-1), x[:, c.buffer :], token)
-        whole = token.expand(len(x), c.length, -1).scatter(1, order.unsqueeze(-1).expand_as(modulation), modulation)
-        x = torch.cat([x[:, : c.buffer], whole], 1) + self.decoder_pos_embed_learned
+        values = torch.where(seen.unsqueeze(-1), x[:, c.buffer :], token)
+        full = token.expand(len(x), c.length, -1).scatter(1, order.unsqueeze(-1).expand_as(values), values)
+        x = torch.cat([x[:, : c.buffer], full], 1) + self.decoder_pos_embed_learned
         for block in self.decoder_blocks:
             x = block(x)
         return self.decoder_norm(x)[:, c.buffer :] + self.diffusion_pos_embed_learned
@@ -401,120 +399,3 @@ def masks(count: int, length: int, generator: torch.Generator, least: float = 0.
     share = 1 + spread * torch.special.ndtri(low + (high - low) * torch.rand((), generator=generator, device=device))
     order = torch.rand(count, length, generator=generator, device=device).argsort(1)
     return order < torch.ceil(length * share).clamp(1, length)
-
-
-# --- sampling ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Guided:
-    """A MAR with its guidance: strength `scale`, 1 is none, with the schedule `kind`."""
-
-    model: MAR
-    scale: float = 1.0
-    kind: str = "constant"
-
-    @property
-    def length(self) -> int:
-        """Tokens of an image."""
-        return self.model.cfg.length
-
-    @property
-    def dim(self) -> int:
-        """Numbers of a token."""
-        return self.model.cfg.token_dim
-
-    @property
-    def steps(self) -> int:
-        """Steps in which the head samples a token."""
-        return self.model.cfg.steps
-
-    def open(self, conditioning: Tensor, rows: int) -> MarSession:
-        """For `rows` images, of classes (rows,) int64."""
-        if len(conditioning) != rows:
-            raise ValueError(f"{len(conditioning)} classes for {rows} rows")
-        return MarSession(self, conditioning)
-
-
-class MarSession:
-    """A batch of images of classes `labels` (B,) int64, for the decode loop.
-
-    With guidance a condition holds z, z without a class, and the strength.
-    """
-
-    def __init__(self, guided: Guided, labels: Tensor) -> None:
-        self.guided, self.labels = guided, labels
-
-    def condition(self, tokens: Tensor, known: Tensor, row: Tensor, place: Tensor, done: Tensor, most: int) -> Tensor:
-        """(R, n, E) or with guidance (R, n, 2 E + 1) float32, for the positions (R, n) int64 of R copies of images
-        `row` (R,), whose tokens (R, L, D) are known where `known` (R, L) bool is true, at most `most` of a copy; done
-        (R, n) int64: the tokens known before the last one that the position's iteration draws."""
-        g, labels = self.guided, self.labels[row]
-        if g.scale == 1:
-            return take(g.model.conditions(tokens, known, labels, most), place).float()
-        none = torch.full_like(labels, g.model.cfg.classes)
-        z = g.model.conditions(tokens.repeat(2, 1, 1), known.repeat(2, 1), torch.cat([labels, none]), most)
-        strength = guidance(g.scale, g.kind, done + 1, g.length)
-        return torch.cat([*take(z, place.repeat(2, 1)).float().chunk(2), strength.unsqueeze(-1)], -1)
-
-    def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log variance, each (n, D) float32, of the states after x (n, D) at steps (n,) int64 of the head,
-        under conditions z (n, ...) as of `condition`."""
-        if self.guided.scale == 1:
-            return self.guided.model.moments(x, index, z)
-        return self.guided.model.moments(x, index, *self._halves(z))
-
-    @property
-    def head(self) -> Guided:
-        """What `sampler` computes with, apart from z."""
-        return self.guided
-
-    def sampler(self, z: Tensor) -> Sampler:
-        """`moments` of all states at one step, from the last one down, under fixed conditions z (n, ...)."""
-        return self.guided.model.sampler(z) if self.guided.scale == 1 else self.guided.model.sampler(*self._halves(z))
-
-    @staticmethod
-    def _halves(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        half = z.shape[-1] // 2
-        return z[:, :half], z[:, half:-1], z[:, -1]
-
-
-def tokens_per_iteration(length: int, iterations: int) -> list[int]:
-    """The number of tokens that each iteration of MAR's cosine schedule draws (reference README (32)); they add up to
-    `length`."""
-    if not 1 <= iterations <= length:
-        raise UsageError(f"an image of {length} tokens takes 1 to {length} iterations (got {iterations})")
-    left, counts = length, []
-    for step in range(1, iterations):
-        after = max(1, min(left - 1, math.floor(length * math.cos(math.pi / 2 * step / iterations))))
-        counts.append(left - after)
-        left = after
-    return [*counts, left]
-
-
-def guidance(scale: float, kind: str, done: Tensor, length: int) -> Tensor:
-    """Strengths float32, shaped like `done` int64: the tokens that are known when the iteration is over.
-
-    "constant", or "linear": growing from 1 with the share of known tokens. The last iteration counts one token as
-    unknown, as MAR does (reference README (32), (33)).
-    """
-    if kind not in GUIDANCE:
-        raise UsageError(f"a guidance schedule '{kind}' is unknown (choose from: {', '.join(GUIDANCE)})")
-    if kind == "constant":
-        return torch.full(done.shape, scale, dtype=torch.float32, device=done.device)
-    return 1 + (scale - 1) * done.clamp_max(length - 1).float() / length
-
-
-def patchify(latent: Tensor, patch: int = 1) -> Tensor:
-    """Latents (N, C, H, W) -> tokens (N, H W / patch^2, C patch^2), row by row."""
-    n, c, h, w = latent.shape
-    parts = latent.view(n, c, h // patch, patch, w // patch, patch)
-    return parts.permute(0, 2, 4, 1, 3, 5).reshape(n, -1, c * patch * patch)
-
-
-def unpatchify(tokens: Tensor, patch: int = 1) -> Tensor:
-    """The inverse of `patchify`, for square images."""
-    n, length, dim = tokens.shape
-    side, c = math.isqrt(length), dim // patch**2
-    parts = tokens.view(n, side, side, c, patch, patch)
-    return parts.permute(0, 3, 1, 4, 2, 5).reshape(n, c, side * patch, side * patch)

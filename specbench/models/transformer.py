@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.engine.ops import KVCache, attention, linear, silu
-from specbench.engine.ops import kernels as fused_kernels
+from specbench.engine.ops import Kernels, KVCache, attention, linear, silu
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(dim))
 
-    def forward(self, x: Tensor) -> Tensor:
-        if (kernels := fused_kernels()) is not None:
+    def forward(self, x: Tensor, kernels: Kernels | None = None) -> Tensor:
+        if kernels is not None:
             return kernels.rms_norm(x, self)
         return F.rms_norm(x.float(), (x.shape[-1],), eps=self.eps).to(x.dtype) * self.weight
 
@@ -70,7 +69,7 @@ def grid_rotary(side: int, head_dim: int, prefix: int, extra: int = 0, base: flo
 
 
 def line_rotary(positions: int, head_dim: int, base: float) -> Tensor:
-    """The one-dimensional rotary table (places, head_dim / 2, 2) of (cos, sin), float32."""
+    """The one-dimensional rotary table (positions, head_dim / 2, 2) of (cos, sin), float32."""
     freqs = 1.0 / base ** (torch.arange(0, head_dim, 2).float() / head_dim)
     angles = torch.arange(positions).float()[:, None] * freqs
     return torch.stack([angles.cos(), angles.sin()], -1)
@@ -176,9 +175,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, context: AttentionContext, layer: int) -> Tensor:
         """x (N, dim): the positions of all rows, one after the other -> (N, dim)."""
-        if (kernels := fused_kernels()) is not None and context.cache is not None:
-            fused: Tensor = kernels.block(self, x, context, layer)
-            return fused
+        if context.cache is not None and context.cache.kernels is not None:
+            return context.cache.kernels.block(self, x, context, layer)
         if self.post_norm:
             h = x + self.attention_norm(self.attention(x, context, layer))
             return h + self.ffn_norm(self.feed_forward(h))

@@ -8,8 +8,7 @@ named at each configuration.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -17,9 +16,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from specbench.errors import UsageError
-from specbench.models.naming import ParameterSlice, Table
 
 
 @dataclass(frozen=True)
@@ -284,66 +280,6 @@ class KLModel(Autoencoder):
         """(mean, log variance) of the latent's normal distribution, each (B, dim, H/f, W/f)."""
         mean, log_variance = self.pre_quant(image).chunk(2, 1)
         return mean, log_variance.clamp(-30, 20)  # the bounds of latent diffusion's autoencoders
-
-
-# --- official files ---------------------------------------------------------------------------------------------------
-
-#: names in LlamaGen's files that inference does not use: the codes that were used lately
-LLAMAGEN_IGNORED = (r"quantize\.codebook_used",)
-#: in vqgan.ckpt and kl16.ckpt, which the official code reads with strict=False: the discriminator, a moving average
-TAMING_IGNORED = (r"loss\..*", r"model_ema\..*")
-
-
-def _names(cfg: VQConfig) -> list[str]:
-    with torch.device("meta"):
-        return list(Autoencoder(cfg).state_dict())
-
-
-def llamagen_table(cfg: VQConfig) -> Table:
-    """The table of `vq_ds*.pt` (under the key "model"): each tensor keeps its own name."""
-    return {name: ParameterSlice(name) for name in _names(cfg)}
-
-
-def taming_table(cfg: VQConfig) -> Table:
-    """The table of Chameleon's `vqgan.ckpt` (under "state_dict") and MAR's `kl16.ckpt` (under "model").
-    Their decoder levels are numbered by resolution, 0 the highest (notes of the golden chameleon_vqgan)."""
-    last = len(cfg.ch_mult) - 1
-
-    def official(name: str) -> str:
-        for ours, theirs in (("0", "block_1"), ("1", "attn_1"), ("2", "block_2")):
-            name = name.replace(f"coder.mid.{ours}.", f"coder.mid.{theirs}.")
-        name = re.sub(r"decoder\.conv_blocks\.(\d+)", lambda m: f"decoder.up.{last - int(m[1])}", name)
-        return name.replace("encoder.conv_blocks.", "encoder.down.").replace(".res.", ".block.")
-
-    return {official(name): ParameterSlice(name) for name in _names(cfg)}
-
-
-def sized(official: VQConfig, shapes: Mapping[str, tuple[int, ...]], where: str = "the file") -> VQConfig:
-    """`official` with the sizes of a file, read from the shapes of its tensors under either naming; UsageError where
-    they do not fit an autoencoder.
-
-    The file formats carry no sizes. What no shape determines (norm groups, the codebook's use), and the levels with
-    attention, stay as in `official`.
-    """
-    widths: dict[int, list[int]] = {}  # of the encoder's residual blocks, level by level
-    try:
-        for name, shape in shapes.items():
-            if m := re.fullmatch(r"encoder\.(?:conv_blocks|down)\.(\d+)\.(?:res|block)\.\d+\.conv2\.weight", name):
-                widths.setdefault(int(m[1]), []).append(shape[0])
-        ch = shapes["encoder.conv_in.weight"][0]
-        if ch % official.norm_groups:
-            raise ValueError("norms would not divide the channels")
-        return replace(
-            official,
-            ch=ch,
-            ch_mult=tuple(widths[level][0] // ch for level in range(len(widths))),
-            num_res_blocks=len(widths[0]),
-            z_channels=shapes["post_quant_conv.weight"][0],
-            codebook_size=shapes["quantize.embedding.weight"][0] if official.codebook_size else 0,
-            codebook_embed_dim=shapes["post_quant_conv.weight"][1],
-        )
-    except (LookupError, ValueError, ZeroDivisionError) as e:
-        raise UsageError(f"{where} does not hold this kind of image tokenizer; name the official file") from e
 
 
 def truncated(images: Tensor) -> np.ndarray:

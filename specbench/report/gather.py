@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,34 +15,11 @@ from typing import Any
 from specbench.config import configuration, parameters
 from specbench.errors import UsageError, plain
 from specbench.rows import provenance
-from specbench.rows.columns import COLUMNS, stderr_of
+from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
 from specbench.rows.csv_files import csv_lines, has_runs, read_header, read_rows, to_csv
 from specbench.rows.journal import IMAGE_NAME
 from specbench.storage.files import write_atomically
 
-#: Columns of a row for leaderboards and plot axes, in order: label, better side, digits.
-FIGURES: dict[str, tuple[str, str, int]] = {
-    "accepted_length_mean": ("Accepted length (tokens/pass)", "up", 2),
-    "step_compression": ("Step compression (×)", "up", 2),
-    "speedup_latency": ("Speed-up in latency (×)", "up", 2),
-    "speedup_throughput": ("Speed-up in throughput (×)", "up", 2),
-    "latency_s_mean": ("Latency (s)", "down", 3),
-    "images_per_s": ("Images/s", "up", 2),
-    "acceptance_rate": ("Acceptance rate", "up", 3),
-    "first_accept": ("Acceptance of the first token", "up", 3),
-    "draft_tv": ("Total variation of draft and target", "down", 3),
-    "perplexity": ("Perplexity", "down", 2),
-    "fid": ("Fréchet distance", "down", 2),
-    "clip_score": ("CLIP score", "up", 4),
-    "image_reward": ("Reward", "up", 3),
-    "hpsv2": ("HPSv2", "up", 4),
-    "inception_score": ("Inception score", "up", 1),
-    "kid": ("KID", "down", 4),
-    "precision": ("Precision", "up", 3),
-    "recall": ("Recall", "up", 3),
-    "residual_tries": ("Tries of a residual", "down", 2),
-    "peak_memory_mib": ("Peak memory (MiB)", "down", 0),
-}
 #: Columns of a row that are not numbers and too long for a list of facts.
 _ELSEWHERE = ("drafted_by_position", "acceptance_by_step")
 
@@ -70,9 +47,9 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
 
-def gather(sources: Sequence[Path], runs: Sequence[Path], pictures: int, gallery: Sequence[Path] = ()) -> Found:
+def gather(sources: Sequence[Path], runs: Sequence[Path], images: int, gallery: Sequence[Path] = ()) -> Found:
     """The rows of the CSV files `sources`, of the CSV files in the folders `sources`, and of every run at or below
-    these folders and the folders `runs`; of those runs also the first `pictures` images. Folders `gallery` provide
+    these folders and the folders `runs`; of those runs also the first `images` images. Folders `gallery` provide
     images of these rows, and no rows.
 
     A run_id appears once. Of several rows of one configuration in CSV files the newest is shown; a run whose folder is
@@ -84,17 +61,17 @@ def gather(sources: Sequence[Path], runs: Sequence[Path], pictures: int, gallery
     folders: list[tuple[Path, str]] = []  # of runs, with their run_id
     for source in sources:
         if source.is_file():
-            _take_table(source, by_id, found)
+            _add_table(source, by_id, found)
             continue
         if not source.is_dir():
             raise UsageError(f"there is no file or folder {source}")
         tables = [path for path in sorted(source.glob("*.csv")) if path.name != _ROW and path.is_file()]
-        taken = [_take_table(path, by_id, found) for path in tables]
-        folders += _take_runs(source, by_id, found, needed=not any(taken))
-    for place in runs:
-        if not place.is_dir():
-            raise UsageError(f"there is no folder {place} with runs")
-        folders += _take_runs(place, by_id, found, needed=True)
+        is_table = [_add_table(path, by_id, found) for path in tables]
+        folders += _add_runs(source, by_id, found, needed=not any(is_table))
+    for folder in runs:
+        if not folder.is_dir():
+            raise UsageError(f"there is no folder {folder} with runs")
+        folders += _add_runs(folder, by_id, found, needed=True)
     found.audits = [dict(cells) for cells in dict.fromkeys(tuple(row.items()) for row in found.audits)]
     found.rows = _shown(by_id, {run_id for _, run_id in folders})
     if not found.rows and not found.audits:
@@ -103,20 +80,22 @@ def gather(sources: Sequence[Path], runs: Sequence[Path], pictures: int, gallery
         )
     for row in found.rows:
         row["command"], row["command_exact"] = command(row)
-    for folder, run_id in [*folders, *(one for place in gallery for one in _take_runs(place, {}, found, needed=False))]:
+    for folder in gallery:
+        folders += _add_runs(folder, {}, found, needed=False)
+    for folder, run_id in folders:
         if run_id in by_id:
-            _take_pictures(folder, run_id, pictures, found)
+            _add_images(folder, run_id, images, found)
     return found
 
 
 _ROW = "row.csv"
 
 
-def _take_table(path: Path, by_id: dict[str, dict[str, Any]], found: Found) -> bool:
-    """Takes the rows of one CSV file; returns whether it is a table of runs or audits. Other files have no rows."""
+def _add_table(path: Path, by_id: dict[str, dict[str, Any]], found: Found) -> bool:
+    """Adds the rows of one CSV file; returns whether it is a table of runs or audits. Other files have no rows."""
     if has_runs(path):
         for row in read_rows(path):
-            _take_row(row, path.name, by_id, found)
+            _add_row(row, path.name, by_id, found)
         return True
     if {"verdict", "samples"} <= set(read_header(path)):
         found.audits += [row for _, row in csv_lines(path)[1]]
@@ -124,20 +103,20 @@ def _take_table(path: Path, by_id: dict[str, dict[str, Any]], found: Found) -> b
     return False
 
 
-def _take_runs(place: Path, by_id: dict[str, dict[str, Any]], found: Found, needed: bool) -> list[tuple[Path, str]]:
+def _add_runs(folder: Path, by_id: dict[str, dict[str, Any]], found: Found, needed: bool) -> list[tuple[Path, str]]:
     """The rows of the runs at or below a folder, nested as in grids. UsageError if there are none but `needed`."""
     taken: list[tuple[Path, str]] = []
     faults: list[str] = []
-    for path in sorted(place.rglob(_ROW)):
+    for path in sorted(folder.rglob(_ROW)):
         try:
             row = _run(path)
         except UsageError as e:
             faults.append(str(e))
             continue
-        if _take_row(row, (Path(place.name) / path.relative_to(place)).as_posix(), by_id, found):
+        if _add_row(row, (Path(folder.name) / path.relative_to(folder)).as_posix(), by_id, found):
             taken.append((path.parent, str(row["run_id"])))
     if needed and not taken:
-        raise UsageError(faults[0] if faults else f"there are no runs in {place}: no {_ROW} is at or below it")
+        raise UsageError(faults[0] if faults else f"there are no runs in {folder}: no {_ROW} is at or below it")
     found.notes += [f"left out: {fault}" for fault in faults]
     return taken
 
@@ -152,8 +131,8 @@ def _run(path: Path) -> dict[str, Any]:
     return rows[0]
 
 
-def _take_row(row: dict[str, Any], file: str, by_id: dict[str, dict[str, Any]], found: Found) -> bool:
-    """Takes a row and returns whether it can be shown; of one run_id the newest is shown, of equal ones the first."""
+def _add_row(row: dict[str, Any], file: str, by_id: dict[str, dict[str, Any]], found: Found) -> bool:
+    """Adds a row and returns whether it can be shown; of one run_id the newest is shown, of equal ones the first."""
     if row["model"] is None or row["method"] is None:  # images that specbench evaluate scored, from elsewhere
         found.notes.append(f"left out: run {plain(row['run_id'])} of {file} names no model and method")
         return False
@@ -180,42 +159,42 @@ def _shown(by_id: Mapping[str, dict[str, Any]], always: set[str]) -> list[dict[s
 def command(row: Mapping[str, Any]) -> tuple[str, bool]:
     """The command line of the run of a row, and whether it gives exactly the same configuration: a row lacks some of a
     run's parameters, and those of an older version may have another meaning today."""
-    words = [f"model={row['model']}", f"method={row['method']}"]
+    arguments = [f"model={row['model']}", f"method={row['method']}"]
     try:
-        plain = _composed(tuple(words))
+        preset = _composed(tuple(arguments))
         for part in ("drafter", "rule"):
-            if row[part] and row[part] != plain[part]:
-                words.append(f"{part}={row[part]}")
-        plain = _composed(tuple(words))
-        for name, value in plain.items():
-            told = name in row and name not in ("model", "method", "drafter", "rule", "device", "weights")
-            if told and _word(row[name]) != _word(value):
-                words.append(f"{name}={_word(row[name])}")
+            if row[part] and row[part] != preset[part]:
+                arguments.append(f"{part}={row[part]}")
+        preset = _composed(tuple(arguments))
+        for name, value in preset.items():
+            in_row = name in row and name not in ("model", "method", "drafter", "rule", "device", "weights")
+            if in_row and _text(row[name]) != _text(value):
+                arguments.append(f"{name}={_text(row[name])}")
         if row["weights"] == "random":
-            words.append("weights=random")
+            arguments.append("weights=random")
         if row["baseline_run_id"] is None and row["method"] != "vanilla":
-            words.append("baseline=false")
+            arguments.append("baseline=false")
         exact = False
         for more in ([], ["baseline=false"], ["metrics=none"], ["baseline=false", "metrics=none"]):
-            if exact := _hash((*words, *more)) == row["config_hash"]:
-                words += more
+            if exact := _hash((*arguments, *more)) == row["config_hash"]:
+                arguments += more
                 break
     except UsageError:
         named = [name for name in parameters.TABLE if row.get(name) is not None and name not in ("device", "weights")]
-        words, exact = [f"{name}={_word(row[name])}" for name in named], False
-    return f"specbench run {shlex.join(words)}", exact
+        arguments, exact = [f"{name}={_text(row[name])}" for name in named], False
+    return f"specbench run {shlex.join(arguments)}", exact
 
 
 @cache
-def _composed(words: tuple[str, ...]) -> dict[str, Any]:
-    return configuration.compose(words)
+def _composed(arguments: tuple[str, ...]) -> dict[str, Any]:
+    return configuration.compose(arguments)
 
 
-def _hash(words: tuple[str, ...]) -> str:
-    return provenance.config_hash(configuration.compose(words))
+def _hash(arguments: tuple[str, ...]) -> str:
+    return provenance.config_hash(configuration.compose(arguments))
 
 
-def _word(value: Any) -> str:
+def _text(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, str):
@@ -224,14 +203,14 @@ def _word(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else _word(value)
+    return f"{value:g}" if isinstance(value, float) else _text(value)
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def _take_pictures(folder: Path, run_id: str, most: int, found: Found) -> None:
-    """Takes the first images of a run; those from another folder of the same run stay."""
+def _add_images(folder: Path, run_id: str, most: int, found: Found) -> None:
+    """Adds the first images of a run; those from another folder of the same run stay."""
     try:
         lines = (folder / "records.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -247,8 +226,8 @@ def _take_pictures(folder: Path, run_id: str, most: int, found: Found) -> None:
         except (ValueError, LookupError, TypeError, RecursionError):
             continue  # a half-written line
         # A name in the form that a run writes: no record points outside the folder.
-        told = type(index) is int and isinstance(prompt, str) and isinstance(name, str)
-        if not told or not 0 <= index < most or index in shots or not re.fullmatch(IMAGE_NAME, name):
+        typed = type(index) is int and isinstance(prompt, str) and isinstance(name, str)
+        if not typed or not 0 <= index < most or index in shots or not re.fullmatch(IMAGE_NAME, name):
             continue
         try:
             png = (folder / name).read_bytes()
@@ -270,16 +249,15 @@ def keep(found: Found, folder: Path) -> None:
         shots = found.shots.get(str(row["run_id"]), {})
         if not shots:
             continue
-        place = folder / re.sub(r"[^\w-]+", "_", str(row["run_id"]))  # a name and not a path, for untrusted rows too
-        (place / "images").mkdir(parents=True, exist_ok=True)
+        run = folder / re.sub(r"[^\w-]+", "_", str(row["run_id"]))  # a name and not a path, for untrusted rows too
+        (run / "images").mkdir(parents=True, exist_ok=True)
         lines = []
         for index, shot in sorted(shots.items()):
             image = f"images/{index:05d}.png"
-            (place / image).write_bytes(shot.png)
+            (run / image).write_bytes(shot.png)
             lines.append(json.dumps({"index": index, "prompt": shot.prompt, "image": image}))
-        write_atomically(place / "records.jsonl", "".join(line + "\n" for line in lines).encode())
-        told = {name: row[name] for name in COLUMNS}
-        write_atomically(place / _ROW, to_csv([told]).encode())
+        write_atomically(run / "records.jsonl", "".join(line + "\n" for line in lines).encode())
+        write_atomically(run / _ROW, to_csv([{name: row[name] for name in COLUMNS}]).encode())
 
 
 # --- input of the page ------------------------------------------------------------------------------------------------
@@ -289,7 +267,6 @@ def page_data(found: Found) -> dict[str, Any]:
     """The JSON from which the page draws everything."""
     rows = []
     for row in found.rows:
-        told = {k: v for k, v in row.items() if v is not None and k not in _ELSEWHERE and k != "file"}
         rows.append(
             {
                 "id": row["run_id"],
@@ -300,30 +277,22 @@ def page_data(found: Found) -> dict[str, Any]:
                 "command": row["command"],
                 "exact": row["command_exact"],
                 "file": row["file"],
-                "figures": {name: row[name] for name in FIGURES if row[name] is not None},
-                "errors": {
-                    name: row[other] for name in FIGURES if (other := stderr_of(name)) in row and row[other] is not None
-                },
-                "facts": told,
+                "values": {name: row[name] for name in SHOWN if row[name] is not None},
+                "errors": {name: row[stderr_of(name)] for name in SHOWN if row.get(stderr_of(name)) is not None},
+                "facts": {k: v for k, v in row.items() if v is not None and k not in (*_ELSEWHERE, "file")},
                 "map": _numbers(row["drafted_by_position"]),
-                "pictures": {
+                "images": {
                     i: {"prompt": shot.prompt, "png": base64.b64encode(shot.png).decode()}
                     for i, shot in found.shots.get(str(row["run_id"]), {}).items()
                 },
             }
         )
     rows.sort(key=lambda r: (r["model"], r["method"] != "vanilla", r["method"], r["label"]))
-    shown = [name for name in FIGURES if any(name in row["figures"] for row in rows)]
     return {
-        "figures": [
-            {
-                "key": n,
-                "label": FIGURES[n][0],
-                "better": FIGURES[n][1],
-                "digits": FIGURES[n][2],
-                "is": COLUMNS[n],
-            }
-            for n in shown
+        "shown": [
+            {"key": name, **asdict(shown), "is": COLUMNS[name]}
+            for name, shown in SHOWN.items()
+            if any(name in row["values"] for row in rows)
         ],
         "rows": rows,
         "audits": found.audits,
@@ -338,23 +307,23 @@ def _numbers(text: str | None) -> list[float] | None:
         found = json.loads(text) if text else None
     except (ValueError, RecursionError):
         return None
-    whole = isinstance(found, list) and all(type(v) in (int, float) and abs(v) < 1e100 for v in found)
-    return found if whole else None
+    numbers = isinstance(found, list) and all(type(v) in (int, float) and abs(v) < 1e100 for v in found)
+    return found if numbers else None
 
 
 def label(row: Mapping[str, Any]) -> str:
     """A method and its differences from its preset, such as "cool_sd delta=2"."""
     try:
-        plain = _composed((f"model={row['model']}", f"method={row['method']}"))
+        preset = _composed((f"model={row['model']}", f"method={row['method']}"))
     except UsageError:
         return str(row["method"])
     of_method = {*parameters.method_parameters(), "temperature", "top_k", "top_p", "cfg_scale"}
-    parts = [name for name in ("drafter", "rule") if row[name] and row[name] != plain[name]]
+    parts = [name for name in ("drafter", "rule") if row[name] and row[name] != preset[name]]
     own = [
         name
         for name in of_method
-        if name in plain and name not in ("drafter", "rule") and _word(row.get(name)) != _word(plain[name])
+        if name in preset and name not in ("drafter", "rule") and _text(row.get(name)) != _text(preset[name])
     ]
     # a parameter without a value does not belong to this method's drafter or rule
-    words = [f"{name}={_short(row[name])}" for name in (*parts, *sorted(own)) if row.get(name) is not None]
-    return " ".join([str(row["method"]), *words])
+    parameters_ = [f"{name}={_short(row[name])}" for name in (*parts, *sorted(own)) if row.get(name) is not None]
+    return " ".join([str(row["method"]), *parameters_])

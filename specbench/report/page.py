@@ -14,8 +14,8 @@ def page(found: gather.Found) -> str:
     """The page. Whatever texts the rows hold, they are data in it, never markup."""
     made = f"{len(found.rows)} runs and {len(found.audits)} audits, drawn by specbench {__version__}"
     made += f" on {time.strftime('%Y-%m-%d', time.gmtime())}"
-    told = json.dumps(gather.page_data(found) | {"made": made}, separators=(",", ":"), allow_nan=False)
+    content = json.dumps(gather.page_data(found) | {"made": made}, separators=(",", ":"), allow_nan=False)
     for sign in "<>&":
-        told = told.replace(sign, f"\\u{ord(sign):04x}")
+        content = content.replace(sign, f"\\u{ord(sign):04x}")
     template = (resources.files("specbench.report") / "page.html").read_text(encoding="utf-8")
-    return template.replace("/*DATA*/", told)
+    return template.replace("/*DATA*/", content)

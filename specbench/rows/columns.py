@@ -4,12 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specbench.config import parameters
+from specbench.config import parameters, shown_columns
+from specbench.config.shown_columns import ShownColumn
+
+# The order of the metrics' columns; those that conf/metrics declares and that are not named here follow.
+_ORDER = ("fid", "clip_score", "image_reward", "hpsv2", "inception_score", "kid", "precision", "recall", "perplexity")
 
 #: Columns of every metric; each also has the columns `_stderr` and `_backend`.
-METRICS = (
-    "fid", "clip_score", "image_reward", "hpsv2", "inception_score", "kid", "precision", "recall", "perplexity",
-)  # fmt: skip
+METRICS = tuple(dict.fromkeys((*_ORDER, *shown_columns.of_metrics())))
+
+#: Column -> how tables and the report show it, in the report's order. conf/metrics declares those of metrics.
+SHOWN: dict[str, ShownColumn] = {
+    "accepted_length_mean": ShownColumn("Accepted length", "higher", 2),
+    "step_compression": ShownColumn("Step compression (×)", "higher", 2),
+    "speedup_step": ShownColumn("Steps saved (×)", "higher", 2),
+    "speedup_latency": ShownColumn("Speed-up in latency (×)", "higher", 2),
+    "speedup_throughput": ShownColumn("Speed-up in throughput (×)", "higher", 2),
+    "speedup_expected": ShownColumn("Speed-up by Eq. 35 (×)", "higher", 2),
+    "latency_s_mean": ShownColumn("Latency (s)", "lower", 3),
+    "images_per_s": ShownColumn("Images/s", "higher", 2),
+    "acceptance_rate": ShownColumn("Acceptance rate", "higher", 3),
+    "first_accept": ShownColumn("Acceptance of the first token", "higher", 4),
+    "draft_tv": ShownColumn("Total variation of draft and target", "lower", 3),
+    "draft_top1": ShownColumn("Top-1 agreement", "higher", 3),
+    "draft_top3": ShownColumn("Top-3 agreement", "higher", 3),
+    "log_prob_mean": ShownColumn("Log-probability of a token (nats)", "higher", 3),
+    "perplexity": ShownColumn("Perplexity", "lower", 2),
+    **shown_columns.of_metrics(),
+    "residual_tries": ShownColumn("Tries of a residual", "lower", 2),
+    "peak_memory_mib": ShownColumn("Peak memory (MiB)", "lower", 0),
+}
 
 
 _IDENTITY = {
@@ -135,7 +159,7 @@ COLUMNS: dict[str, str] = {
         f"{m}{suffix}": line
         for m in METRICS
         for suffix, line in {
-            "": "quality metric",
+            "": f"{SHOWN[m].title}: {SHOWN[m].better} is better",
             "_stderr": f"standard error of {m}",
             "_backend": f"what computed {m}; values of different backends are not comparable",
         }.items()

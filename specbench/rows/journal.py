@@ -8,7 +8,6 @@ kill can leave: a half-written last line is dropped, and so is a record whose im
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
 import json
 import re
@@ -23,7 +22,7 @@ from PIL import Image
 
 from specbench.errors import UsageError, plain
 from specbench.storage import image_files
-from specbench.storage.files import append_line, write_atomically
+from specbench.storage.files import append_line, sha256, write_atomically
 
 
 @dataclass(frozen=True)
@@ -247,4 +246,4 @@ def _check(text: str) -> str:
 
 def pixel_digest(pixels: np.ndarray) -> str:
     """SHA-256 of an image's pixels: independent of the compression of the file."""
-    return hashlib.sha256(np.ascontiguousarray(pixels).tobytes()).hexdigest()
+    return sha256(np.ascontiguousarray(pixels).tobytes())

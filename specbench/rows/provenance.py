@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench._version import __version__
+from specbench.storage.files import sha256
 
 #: The embedded metrics had the names of their columns before the real metrics took these names.
 RENAMED = {"fid": "scenes_fid", "clip_score": "scenes_clip", "image_reward": "scenes_reward"}
@@ -32,7 +32,7 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
     left_out |= {name for name in ("reference", "drafter_weights") if cfg.get(name) is None}
     kept: dict[str, Any] = {name: value for name, value in cfg.items() if name not in left_out}
     kept["metrics"] = [_HASHED_AS.get(name, name) for name in cfg["metrics"]]
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+    return sha256(json.dumps(kept, sort_keys=True), 12)
 
 
 def commit() -> str:

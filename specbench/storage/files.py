@@ -1,8 +1,12 @@
-"""Files that survive a kill: written atomically, appended line by line, locked."""
+"""Files that survive a kill (written atomically, appended line by line, locked), and their SHA-256 digests."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,6 +15,14 @@ from filelock import FileLock, Timeout
 
 from specbench.errors import UsageError
 from specbench.storage import home
+
+#: Digests of files of at least this many bytes are cached.
+LARGE = 1 << 26
+
+_TEMPORARY = re.compile(r".+\.[0-9a-f]{8}\.tmp")
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def append_line(path: Path, line: bytes) -> None:
@@ -27,25 +39,43 @@ def append_line(path: Path, line: bytes) -> None:
             raise
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that readers, also after a kill, find the old content or the new one, never a part."""
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """The path of a temporary file to write, which replaces `path` at the end of the block.
+
+    Readers, also after a kill, find the old content or the new one, never a part. Each call has its own temporary file,
+    so several processes may write one path. It is removed on an error; `locked` removes what a kill leaves.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("wb") as f:
-            f.write(content)
-            f.flush()
-            os.fsync(f.fileno())
+        yield temporary
+        _fsync(temporary)
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             temporary.unlink()  # frees its bytes on a full disk
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    _fsync(path.parent)  # makes the new name durable
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace the content of a file: see `atomic_path`."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a path is a temporary file of `atomic_path`."""
+    return _TEMPORARY.fullmatch(path.name) is not None
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)  # makes the new name durable
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def writable(path: str) -> Path:
@@ -68,8 +98,9 @@ def writable(path: str) -> Path:
 
 @contextmanager
 def locked(folder: Path, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Create a folder and lock it against other processes. `check` runs after the folder is created and before the
-    lock file is. UsageError where another process holds the lock or nothing can be written."""
+    """Create a folder, lock it against other processes, and remove temporary files that a kill left there. `check` runs
+    after the folder is created and before the lock file is. UsageError where another process holds the lock or nothing
+    can be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check()
@@ -80,6 +111,66 @@ def locked(folder: Path, check: Callable[[], None] = lambda: None) -> Iterator[N
     except OSError as e:
         raise UsageError(f"cannot write into {folder} ({e.strerror}); choose another out=") from None
     try:
+        for path in folder.rglob("*.tmp"):
+            if is_temporary(path):
+                path.unlink(missing_ok=True)
         yield
     finally:
         lock.release()
+
+
+# --- digests ----------------------------------------------------------------------------------------------------------
+
+
+def sha256(content: bytes | str, digits: int = 64) -> str:
+    """The first hexadecimal digits of the SHA-256 of bytes, or of a text in UTF-8."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:digits]
+
+
+def sha256_file(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits. Raises OSError."""
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def state(path: Path) -> tuple[int, ...]:
+    """Identity, size and time of change of a file; differs after the file was changed. Raises OSError."""
+    stat = path.stat()
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def cached_sha256(path: Path) -> str:
+    """`sha256_file`, cached under `home` while size and time of change of the file stay the same."""
+    stat = path.stat()
+    cache = home.home() / "digests" / f"{sha256(str(path.resolve()), 16)}.json"
+    key = [stat.st_size, stat.st_mtime_ns]
+    try:
+        found = json.loads(cache.read_text(encoding="utf-8"))
+        if found["of"] == key:
+            return bytes.fromhex(found["sha256"]).hex()
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # absent or damaged: hashed again
+    digest = sha256_file(path)
+    with suppress(OSError):  # costs time at the next start, nothing else
+        write_atomically(cache, json.dumps({"of": key, "sha256": digest}).encode())
+    return digest
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def size(path: Path) -> int | None:
+    """Bytes of a file; None where there is none."""
+    try:
+        return path.stat().st_size if path.is_file() else None
+    except OSError:
+        return None
+
+
+def format_size(count: float) -> str:
+    """Bytes with their unit, such as 1.5 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

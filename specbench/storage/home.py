@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from pathlib import Path
-
-#: Digests of files of at least this many bytes are cached.
-LARGE = 1 << 26
 
 
 def home() -> Path:
@@ -33,42 +28,3 @@ def metrics_folder() -> Path:
 def data_folder(name: str) -> Path:
     """The default folder of a data set (`data_dir`)."""
     return home() / "data" / name
-
-
-def state(path: Path) -> tuple[int, ...]:
-    """Identity, size and time of change of a file; differs after the file was changed. Raises OSError."""
-    stat = path.stat()
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
-def digest(path: Path) -> bytes:
-    """The SHA-256 of a large file; kept under home, for as long as its size and time of change stay."""
-    stat = path.stat()
-    name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
-    note = home() / "digests" / f"{name}.json"
-    mine = [stat.st_size, stat.st_mtime_ns]
-    try:
-        kept = json.loads(note.read_text(encoding="utf-8"))
-        if kept["of"] == mine:
-            return bytes.fromhex(kept["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # absent or damaged: hashed again
-    with path.open("rb") as f:
-        found = hashlib.file_digest(f, "sha256")
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        temporary = note.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps({"of": mine, "sha256": found.hexdigest()}), encoding="utf-8")
-        temporary.replace(note)
-    except OSError:
-        pass  # costs time at the next start, nothing else
-    return found.digest()
-
-
-def size(count: float) -> str:
-    """Bytes, for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -167,19 +167,6 @@ MODELS: dict[str, ModelSource] = {
     "mar_h": _mar("mar-huge.safetensors", "mar-base.safetensors"),
 }
 
-#: Drafter of a run -> the folder of its weights.
-DRAFTERS = {
-    "eagle": "eagle",
-    "eagle_tree": "eagle",
-    "eagle2": "eagle",
-    "eagle3": "eagle3",
-    "eagle3_tree": "eagle3",
-    "eagle3_dynamic": "eagle3",
-    "medusa": "medusa",
-    "draft_model": "draft",
-    "cspd": "draft",
-}
-
 
 # --- evaluators -------------------------------------------------------------------------------------------------------
 

@@ -16,12 +16,12 @@ from specbench.tables.definitions import (
     QUALITY,
     SYMBOLS,
     TOGETHER,
-    Column,
     Curve,
     Line,
     Panel,
     Table,
     TableFigure,
+    row_column,
 )
 
 _STEPS = (ACCEPTED_LENGTH, ACCEPTANCE, PERPLEXITY)
@@ -103,7 +103,7 @@ TABLES = (
     _table(
         "eagle3_gain",
         "What several layers gain a drafter of equal size: lossless decoding on the embedded model",
-        columns=(*_STEPS, Column("draft_tv", "TV of draft and target", "down", 4, std_over=None)),
+        columns=(*_STEPS, row_column("draft_tv", "TV of draft and target", 4, std_over=None)),
         lines=tuple(Line(_key(label), label, f"method=eagle1 {own}") for label, own in _DRAFTERS.items()),
     ),
 )

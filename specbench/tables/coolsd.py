@@ -14,12 +14,12 @@ from specbench.tables.definitions import (
     QUALITY,
     SPEEDUP,
     TOGETHER,
-    Column,
     Line,
     Panel,
     Table,
     TableFigure,
     TableTest,
+    row_column,
 )
 
 PAPER = "arXiv 2601.09212"
@@ -89,13 +89,11 @@ TABLES = (
         "coolsd_table3",
         "Cool-SD, Table 3: total variation between the target and its trained drafter",
         columns=(
-            Column(
+            row_column(
                 "draft_tv",
                 "Total variation",
-                "down",
-                3,
-                "between the drafter's and the target's distribution of the first draft token, mean",
-                "mean over tokens",
+                measured_as="between the drafter's and the target's distribution of the first draft token, mean",
+                published_as="mean over tokens",
                 name="tv_distance",
             ),
         ),

@@ -21,6 +21,7 @@ from specbench.tables.definitions import (
     Series,
     Table,
     TableFigure,
+    row_column,
 )
 
 _GAMMAS = ("32", "16", "8", "4")
@@ -28,23 +29,22 @@ _GAMMAS = ("32", "16", "8", "4")
 _FEWER = {"1": " n=16", "8": " n=32"}
 #: Exact verification sees a copy of the image for every drafted token: on a CPU only a short draft is affordable.
 _EXACT_GAMMAS = ("2",)
-_ACCEPTANCE = Column(
-    "acceptance_rate", "Acceptance rate", "up", 2, "accepted over verified draft tokens", "α, of all draft tokens"
+_ACCEPTANCE = row_column(
+    "acceptance_rate",
+    decimals=2,
+    measured_as="accepted over verified draft tokens",
+    published_as="α, of all draft tokens",
 )
-_SPEEDUP = Column(
+_SPEEDUP = row_column(
     "speedup_throughput",
     "Speed-up (×)",
     measured_as="images per second over those of vanilla decoding, batches of the same size",
     published_as="the paper does not state what is timed",
     name="speedup_latency",
 )
-_EXPECTED = Column(
-    "speedup_expected", "Speed-up by Eq. 35 (×)", "up", 2, "from the acceptance rate and the draft's cost"
-)
-_STEPS = Column(
-    "speedup_step", "Steps saved (×)", measured_as="target passes of vanilla decoding over ours", std_over=None
-)
-_TRIES = Column("residual_tries", "Tries", "down", 2, "proposals for the token after a rejection, of 100 at most")
+_EXPECTED = row_column("speedup_expected", measured_as="from the acceptance rate and the draft's cost", std_over=None)
+_STEPS = row_column("speedup_step", measured_as="target passes of vanilla decoding over ours", std_over=None)
+_TRIES = row_column("residual_tries", "Tries", measured_as="proposals for the token after a rejection, of 100 at most")
 _RELEASED = "method=cspd_paper"
 
 
@@ -107,10 +107,8 @@ def _quality() -> Table:
     fid = "FID: 50,000 images of ImageNet's classes; the reference is not stated"
     columns = (
         replace(FID, published_spread="fid_std", published_as=fid),
-        Column(
+        row_column(
             "inception_score",
-            "Inception score",
-            decimals=1,
             published_as="Inception-V3, 50,000 images",
             published_spread="inception_score_std",
         ),

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from specbench.config import parameters, protocols
-from specbench.rows.columns import METRICS, stderr_of
+from specbench.rows.columns import METRICS, SHOWN, stderr_of
 
 DEFAULT_MODEL = "llamagen_scenes"
 
@@ -26,8 +26,8 @@ class Column:
 
     key: str
     label: str
-    better: Literal["up", "down"] = "up"
-    decimals: int = 2  # shown at least; small values get three significant digits
+    better: str  # "higher" or "lower"
+    decimals: int  # shown at least; small values get three significant digits
     measured_as: str = ""
     published_as: str = ""
     name: str = ""
@@ -207,56 +207,57 @@ def _name(override: str) -> str:
     return override.partition("=")[0]
 
 
-_FEATURES = "FID: Inception-V3 features, 5,000 images against real COCO images"
-CLIP = Column("clip_score", "CLIP score", "up", 4, published_as="CLIP ViT-B/32, plain cosine")
-FID = Column("fid", "Fréchet distance", "down", 2, published_as=_FEATURES)
-REWARD = Column("image_reward", "Reward", "up", 4, published_as="ImageReward")
+def row_column(key: str, label: str = "", decimals: int | None = None, **more: Any) -> Column:
+    """A column of rows with the title, the better side and the decimals that `rows.columns.SHOWN` gives; `label` and
+    `decimals` replace them."""
+    shown = SHOWN[key]
+    return Column(key, label or shown.title, shown.better, shown.decimals if decimals is None else decimals, **more)
+
+
+CLIP = row_column("clip_score", published_as="CLIP ViT-B/32, plain cosine")
+FID = row_column("fid", published_as="FID: Inception-V3 features, 5,000 images against real COCO images")
+REWARD = row_column("image_reward", published_as="ImageReward")
 QUALITY = (CLIP, FID, REWARD)
 #: Of the papers on SJD.
 SJD_CLIP = replace(CLIP, published_as="cosines times 100; the released code takes CLIP ViT-B/16")
 SJD_FID = replace(FID, published_as="FID; the released code takes pytorch-fid against the images of COCO val2017")
-ACCEPTED_LENGTH = Column(
+ACCEPTED_LENGTH = row_column(
     "accepted_length_mean",
-    "Accepted length",
     measured_as="generated tokens per target forward pass, mean over images",
     published_as="generated tokens per speculative round",
     std_over="images",
 )
-LATENCY = Column(
+LATENCY = row_column(
     "latency_s_mean",
-    "Latency (s)",
-    "down",
+    decimals=2,
     measured_as="decoding one image alone, without text encoding and pixel decoding",
     published_as="seconds per image; the paper does not state what is timed",
     std_over="images",
 )
-SPEEDUP = Column(
+SPEEDUP = row_column(
     "speedup_latency",
     "Speed-up (×)",
     measured_as="mean latency of vanilla decoding of the same prompts, timed in the same run, over this one's",
     published_as="mean latency of the paper's vanilla line over this one's",
 )
-STEPS_SAVED = Column(
+STEPS_SAVED = row_column(
     "step_compression",
-    "Step compression (×)",
     measured_as="tokens of an image over target passes",
     published_as="decoding steps of the paper's vanilla line over this one's",
     name="speedup_step",
 )
-FIRST_ACCEPT = Column(
+FIRST_ACCEPT = row_column(
     "first_accept",
-    "Acceptance of the first token",
-    decimals=4,
     measured_as="probability with which the rule keeps a draft's first candidate, mean over steps",
     published_as="mean acceptance probability of the first draft token",
     name="acceptance_rate",
 )
-PERPLEXITY = Column(
-    "perplexity", "Perplexity", "down", 2, "of the emitted tokens under the guided target, before top-k and top-p"
+PERPLEXITY = row_column(
+    "perplexity", measured_as="of the emitted tokens under the guided target, before top-k and top-p"
 )
-ACCEPTANCE = Column("acceptance_rate", "Acceptance rate", "up", 3, "accepted over verified draft tokens")
+ACCEPTANCE = row_column("acceptance_rate", measured_as="accepted over verified draft tokens")
 #: Of a probe.
-ENTROPY = Column("entropy", "Entropy (nats)", "down", 2, "of the guided distribution of a token, mean over tokens")
+ENTROPY = Column("entropy", "Entropy (nats)", "lower", 2, "of the guided distribution of a token, mean over tokens")
 #: Protocols of the embedded runs: one image after the other, with vanilla decoding timed alongside; or in batches,
 #: where seconds mean nothing.
 ALONE = "batch=1 seed=0"

@@ -97,10 +97,9 @@ def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -
                         x, y, dy, dx, color=colour, marker=marker, ms=5, lw=1.2, elinewidth=0.7, label=curve.label
                     )
             if figure.x not in AXES:
-                _front(axis, pareto_front(seen, down=columns[key].better == "down"))
-            arrow = {"up": "higher is better", "down": "lower is better"}[columns[key].better]
+                _front(axis, pareto_front(seen, down=columns[key].better == "lower"))
             axis.set_xlabel(AXES.get(figure.x) or f"{columns[figure.x].label.lower()} (tokens per target pass)")
-            axis.set_ylabel(f"{columns[key].label}\n({arrow})")
+            axis.set_ylabel(f"{columns[key].label}\n({columns[key].better} is better)")
             axis.set_title(panel.label, fontsize=10)
             axis.grid(alpha=0.25)
     return _finish(drawn, axes[0][0], len(figure.y))

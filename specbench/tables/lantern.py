@@ -18,13 +18,13 @@ from specbench.tables.definitions import (
     POINTS_ONLY,
     SPEEDUP,
     TOGETHER,
-    Column,
     Curve,
     Line,
     Panel,
     Series,
     Table,
     TableFigure,
+    row_column,
 )
 
 _table = partial(Table, paper="arXiv 2410.03355")
@@ -150,7 +150,7 @@ TABLES = (
         "lantern_fig2a",
         "LANTERN, Fig 2(a): how often the drafter's top tokens contain the target's top-1 token",
         columns=tuple(
-            Column(
+            row_column(
                 f"draft_top{k}",
                 f"Top-{k} agreement",
                 decimals=3,

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from string import ascii_lowercase
 
+from specbench.config import shown_columns
 from specbench.errors import UsageError
 from specbench.rows.columns import COLUMNS, stderr_of
-from specbench.tables.definitions import Column, Line, Table, TableTest
+from specbench.tables.catalog import TABLES
+from specbench.tables.definitions import Column, Line, Table, TableTest, row_column
 from specbench.tables.literature import PublishedRow
 
 Row = Mapping[str, str]
@@ -131,6 +133,7 @@ def build(
     """
     notes = _Notes()
     rows = {line.key: measured.get(line.key) for line in table.lines}
+    table = replace(table, columns=(*table.columns, *_new_metrics(rows)))
     headers = tuple(_header(c, table, rows, notes, bool(published)) for c in table.columns)
     printed_models = list(dict.fromkeys(p.model for p in published))
     entries = []
@@ -158,6 +161,14 @@ def build(
         tuple(remarks),
         tuple((line.label, commands[line.key]) for line in table.lines if line.key in commands),
     )
+
+
+def _new_metrics(rows: Mapping[str, Row | None]) -> list[Column]:
+    """Columns of the metrics that the rows have and no paper's table names, such as those of a metric that was added.
+    A paper's metric is shown only in the tables where the paper prints it."""
+    papers = {column.key for table in TABLES.values() for column in table.columns}
+    present = {name for row in rows.values() if row is not None for name, text in row.items() if text}
+    return [row_column(name) for name in shown_columns.of_metrics() if name in present - papers]
 
 
 def _header(column: Column, table: Table, rows: Mapping[str, Row | None], notes: _Notes, printed: bool) -> Header:

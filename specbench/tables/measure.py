@@ -8,7 +8,6 @@ measured once: a row is looked for among the table's own first, then among all o
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from specbench.errors import UsageError
 from specbench.probe import rows as probes
 from specbench.rows import provenance
 from specbench.rows.csv_files import append_row, has_runs, read_rows
-from specbench.storage import home
+from specbench.storage.files import sha256, state
 from specbench.tables.definitions import Line, Table
 
 Row = Mapping[str, str]
@@ -106,7 +105,7 @@ class Need:
     def folder(self) -> str:
         """The name of the run's folder; another configuration or other weights have another one."""
         key = f"{self.identity.config_hash} {self.identity.weights}"
-        return f"{self.line.key}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+        return f"{self.line.key}-{sha256(key, 8)}"
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
 def _read(path: Path) -> Sequence[Row]:
     if not path.exists():
         return ()
-    return _rows(path, home.state(path))
+    return _rows(path, state(path))
 
 
 @cache

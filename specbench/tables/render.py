@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from specbench.tables.layout import Header, TableCell, TableEntry, TableSheet
 
-_ARROWS = {"up": "↑", "down": "↓"}
+_ARROWS = {"higher": "↑", "lower": "↓"}
 _LATEX = {
     "\\": r"\textbackslash{}",
     **{c: f"\\{c}" for c in "&%$#_{}"},

@@ -21,13 +21,13 @@ from specbench.tables.definitions import (
     SPEEDUP,
     STEPS_SAVED,
     TOGETHER,
-    Column,
     Curve,
     Line,
     Maps,
     Panel,
     Table,
     TableFigure,
+    row_column,
     two_prompt_sets,
 )
 
@@ -181,7 +181,7 @@ TABLES = (
         "SJD, Table 11: log-probability of the tokens",
         n=500,
         columns=(
-            Column(
+            row_column(
                 "log_prob_mean",
                 "Log-probability of a token (nats)",
                 decimals=3,

@@ -92,7 +92,9 @@ TABLES = (
         "SJD-PAC, Table 4: milliseconds of a step, part by part",
         n=0,
         protocol="batch=1",
-        columns=tuple(Column(f"{part}_ms", f"{label} (ms)", "down") for part, label in _PARTS.items()),
+        columns=tuple(
+            Column(f"{part}_ms", f"{label} (ms)", "lower", 2, std_over=None) for part, label in _PARTS.items()
+        ),
         lines=(
             Line("vanilla", "vanilla", "method=vanilla"),
             Line("sjd_pac", "SJD-PAC, window 64", "method=sjd_pac window=64"),

@@ -16,7 +16,7 @@ from specbench.config import registry
 from specbench.data import Item, scenes, scenes_classes
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.models import evaluators as ev
-from specbench.models.mar_scenes import ScenesMAR
+from specbench.models.loading.mar_scenes import ScenesMAR
 from specbench.rows import provenance
 
 SAMPLES, BATCH = 256, 16

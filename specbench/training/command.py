@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import shlex
 import time
 from collections.abc import Sequence
@@ -13,12 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from specbench.config import parameters, registry
+from specbench.config import networks, parameters, registry
 from specbench.errors import UsageError, install
 from specbench.harness.pipeline import Pipeline
-from specbench.models import checkpoints, eagle
+from specbench.models.loading import checkpoints
 from specbench.rows import provenance
-from specbench.storage.files import write_atomically
+from specbench.storage.files import sha256_file, write_atomically
 from specbench.training import drafter, examples
 from specbench.training.dataset import TargetHead
 from specbench.training.recipes import TABLE, WHERE, TrainingPlan, plan
@@ -41,7 +42,6 @@ Arguments (defaults: conf/recipes.yaml; others are those of a run: model, weight
 """
 HELD = 1000  # held-out examples of a validation, at most
 NOTE = Path("state", "plan.json")
-DEPTH = 3  # drafted positions in the last validation of an EAGLE drafter
 
 
 @dataclass
@@ -80,14 +80,12 @@ def train(chosen: TrainingPlan, pipeline: Pipeline, together: Processes | None =
     """Train as planned; resume where an earlier call with the same plan stopped."""
     together = together or Alone()
     kind, out, device = chosen["drafter"], chosen.out, pipeline.device
-    bundle = pipeline.model
+    bundle, declared = pipeline.model, networks.NETWORKS[kind]
     note = _note(chosen, pipeline.weights)
     _check_note(out, note)
     torch.manual_seed(chosen.cfg["seed"])
     network = bundle.untrained(kind, chosen["heads"]).to(device, torch.float32).requires_grad_(True)
-    aux_hidden_layers = network.cfg.aux_hidden_layers if isinstance(network, eagle.EagleNetwork) else ()
-    if chosen["freeze"] and isinstance(network, eagle.EagleNetwork):
-        network.embed_tokens.requires_grad_(False)
+    aux_hidden_layers = getattr(network.cfg, "aux_hidden_layers", ())
     target = bundle.target.with_aux_hidden_layers(aux_hidden_layers) if aux_hidden_layers else bundle.target
     target.requires_grad_(False)
     found = examples.make(chosen, pipeline, aux_hidden_layers, together)
@@ -98,29 +96,31 @@ def train(chosen: TrainingPlan, pipeline: Pipeline, together: Processes | None =
         )
     if together.is_main_process:
         write_atomically(out / NOTE, json.dumps(note, indent=1).encode())
-    dataset, head = found.dataset(target), TargetHead(target)
+    dataset = found.dataset(target)
+    training: drafter.Training = pkgutil.resolve_name(declared.training)(network, TargetHead(target))
+    if chosen["freeze"]:
+        training.freeze()
     terms = drafter.LossTerms(**{name: chosen[name] for name in drafter.LossTerms.__dataclass_fields__})
 
     def statistics() -> dict[str, float]:
-        return drafter.evaluate(network, head, dataset, held[:HELD])
+        return drafter.evaluate(training, dataset, held[:HELD])
 
     recipe = recipe_of(chosen, len(rows))
     spent = fit(
         kind,
         network,
-        drafter.loss_of(network, head, dataset, rows, recipe.batch, terms),
+        drafter.loss_of(training, dataset, rows, recipe.batch, terms),
         recipe,
         out / "state",
         validation=Validation(statistics, chosen["validate_every"], "" if chosen["keep"] == "last" else chosen["keep"]),
         together=together,
         board=_board(out) if chosen["tensorboard"] and together.is_main_process else None,
     )
-    file = out / registry.DRAFTER_FILE
+    file = out / networks.FILE
     if not together.is_main_process:
         return Trained(file, {}, len(rows))
-    _write(network, file, registry.KINDS[kind], bundle.dtype)
-    depth = DEPTH if isinstance(network, eagle.EagleNetwork) else drafter.depth_of(network, 1)
-    reached = drafter.evaluate(network, head, dataset, held[:HELD], depth)
+    _write(network, file, declared.folder, bundle.dtype)
+    reached = drafter.evaluate(training, dataset, held[:HELD], training.evaluated)
     return Trained(file, reached | {k: v for k, v in spent.items() if k in ("seconds", "images")}, len(rows))
 
 
@@ -173,14 +173,13 @@ def _board(out: Path) -> Any:
     return SummaryWriter(str(out / "tensorboard"))
 
 
-_METHODS = {"eagle": "eagle1", "eagle3": "eagle3", "medusa": "medusa", "draft_model": "sd"}
-
-
 def _use(chosen: TrainingPlan) -> str:
     """The arguments of a run with the trained drafter."""
     model = chosen.cfg["model"]
     arguments = [f"model={model}"] if model != parameters.default_choice("model") else []
-    return shlex.join([*arguments, f"method={_METHODS[chosen['drafter']]}", f"drafter_weights={chosen.out}"])
+    return shlex.join(
+        [*arguments, f"method={networks.NETWORKS[chosen['drafter']].method}", f"drafter_weights={chosen.out}"]
+    )
 
 
 def _card(chosen: TrainingPlan, pipeline: Pipeline, done: Trained, arguments: Sequence[str]) -> None:
@@ -200,7 +199,7 @@ def _card(chosen: TrainingPlan, pipeline: Pipeline, done: Trained, arguments: Se
         f"- Examples: {done.examples} for training, {source} (data={chosen.cfg['data']}"
         + (f", images={Path(chosen['images']).name}" if chosen["images"] else "")
         + f", seed={chosen.cfg['seed']}).",
-        f"- Weights: `{done.file.name}`, SHA-256 {examples.sha256(done.file)}.",
+        f"- Weights: `{done.file.name}`, SHA-256 {sha256_file(done.file)}.",
         f"- Use: `specbench run {_use(chosen)}`",
         "",
         "| statistic | value |",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from specbench.models.eagle import EagleNetwork
 from specbench.models.language import Language
@@ -48,51 +48,78 @@ class DraftLogits:
     features: Tensor | None = None
 
 
-class DraftFunction(Protocol):
-    def __call__(self, batch: Batch, depth: int) -> Iterator[DraftLogits]:
-        """The outputs of a drafter for a batch, for drafted positions 1 .. depth in order."""
-        ...
+class Training:
+    """How a network of one kind drafts over a batch, and what of it is trained."""
+
+    evaluated: int  # drafted positions in the last validation
+
+    def __init__(self, network: Any, head: TargetHead) -> None:
+        self.network, self.head = network, head
+        self.dtype = next(network.parameters()).dtype  # may differ from the target's
+
+    def draft(self, batch: Batch, depth: int) -> Iterator[DraftLogits]:
+        """The outputs for drafted positions 1 .. depth in order, or fewer."""
+        raise NotImplementedError
+
+    def depth(self, unroll_steps: int) -> int:
+        """Drafted positions that the network learns."""
+        return 1
+
+    def freeze(self) -> None:
+        """Keep the token table as it is, where that is the target's."""
 
 
-def draft_function(network: nn.Module, head: TargetHead) -> DraftFunction:
-    """The function that runs a network of one of the kinds of drafters."""
-    target, own = head.target, next(network.parameters()).dtype  # may differ from the target's
+class EagleTraining(Training):
+    network: EagleNetwork
+    evaluated = 3
 
-    def eagle(batch: Batch, depth: int) -> Iterator[DraftLogits]:
-        assert isinstance(network, EagleNetwork)
+    def draft(self, batch: Batch, depth: int) -> Iterator[DraftLogits]:
         start = batch.valid.shape[1] - 1  # the first entry that holds an image token
-        outputs = network.unroll(batch.hidden.to(own), batch.ids, batch.valid, depth)
+        outputs = self.network.unroll(batch.hidden.to(self.dtype), batch.ids, batch.valid, depth)
         for j, out in enumerate(outputs):
             features = out[:, start + j :]
-            yield DraftLogits(head.logits(features), 1 + j, features)
+            yield DraftLogits(self.head.logits(features), 1 + j, features)
 
-    def medusa(batch: Batch, depth: int) -> Iterator[DraftLogits]:
-        assert isinstance(network, MedusaNetwork)
-        hidden = batch.hidden[:, batch.valid.shape[1] - 1 : -1, : target.block.dim].to(own)
-        logits = head.codes(network(hidden, depth))  # (N, T - 1, heads, codes)
-        for k in range(min(depth, network.cfg.heads)):
+    def depth(self, unroll_steps: int) -> int:
+        return unroll_steps
+
+    def freeze(self) -> None:
+        self.network.embed_tokens.requires_grad_(False)
+
+
+class MedusaTraining(Training):
+    network: MedusaNetwork
+
+    @property
+    def evaluated(self) -> int:  # type: ignore[override]
+        return self.network.cfg.heads
+
+    def draft(self, batch: Batch, depth: int) -> Iterator[DraftLogits]:
+        dim = self.head.target.block.dim
+        hidden = batch.hidden[:, batch.valid.shape[1] - 1 : -1, :dim].to(self.dtype)
+        logits = self.head.codes(self.network(hidden, depth))  # (N, T - 1, heads, codes)
+        for k in range(min(depth, self.network.cfg.heads)):
             yield DraftLogits(logits[:, : logits.shape[1] - k, k], 1 + k)
 
-    def draft_model(batch: Batch, depth: int) -> Iterator[DraftLogits]:
-        assert isinstance(network, Language)
+    def depth(self, unroll_steps: int) -> int:
+        return self.network.cfg.heads
+
+
+class DraftModelTraining(Training):
+    network: Language
+    evaluated = 1
+
+    def draft(self, batch: Batch, depth: int) -> Iterator[DraftLogits]:
         assert batch.given is not None
         conditioning, drop = batch.given
         floats = {
-            f.name: value.to(own)
+            f.name: value.to(self.dtype)
             for f in fields(conditioning)
             if (value := getattr(conditioning, f.name)).is_floating_point()
         }
+        network = self.network
         hidden = hidden_states(network, prefixed(network, replace(conditioning, **floats), drop), batch.tokens)
-        yield DraftLogits(head.codes(network.head(hidden[:, batch.valid.shape[1] - 1 :])), 0)
-
-    if isinstance(network, EagleNetwork):
-        return eagle
-    return medusa if isinstance(network, MedusaNetwork) else draft_model
-
-
-def depth_of(network: nn.Module, unroll_steps: int) -> int:
-    """Drafted positions that a network learns."""
-    return network.cfg.heads if isinstance(network, MedusaNetwork) else unroll_steps
+        yield DraftLogits(self.head.codes(network.head(hidden[:, batch.valid.shape[1] - 1 :])), 0)
 
 
 class Order:
@@ -104,21 +131,19 @@ class Order:
 
     def __call__(self, step: int) -> np.ndarray:
         """The indices (batch,) of training step `step`, counted from 0."""
-        return np.array([self._at(place) for place in range(step * self.batch, (step + 1) * self.batch)])
+        return np.array([self._at(index) for index in range(step * self.batch, (step + 1) * self.batch)])
 
-    def _at(self, place: int) -> int:
-        epoch, within = divmod(place, self.count)
+    def _at(self, index: int) -> int:
+        epoch, within = divmod(index, self.count)
         if epoch != self._epoch:
             rng = np.random.Generator(np.random.Philox(key=[self.seed, 2**63 + epoch]))
             self._epoch, self._permuted = epoch, rng.permutation(self.count)
         return int(self._permuted[within])
 
 
-def loss_of(
-    network: nn.Module, head: TargetHead, dataset: Dataset, rows: np.ndarray, batch_size: int, terms: LossTerms
-) -> Loss:
+def loss_of(training: Training, dataset: Dataset, rows: np.ndarray, batch_size: int, terms: LossTerms) -> Loss:
     """The loss of a training over the examples `rows`; see `LossTerms`."""
-    draft, free = draft_function(network, head), head.free
+    head, free = training.head, training.head.free
     order: Order | None = None
 
     def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
@@ -135,7 +160,7 @@ def loss_of(
             )
             noisy = Batch(batch.tokens, like + (2 * shake - 1) * terms.noise, batch.ids, batch.valid, batch.given)
         total, statistics = torch.zeros((), device=free.device), dict[str, float]()
-        for j, drafted in enumerate(draft(noisy, depth_of(network, terms.unroll_steps))):
+        for j, drafted in enumerate(training.draft(noisy, training.depth(terms.unroll_steps))):
             wanted, probs, where = _wanted(batch, drafted, head, free)
             log_q = drafted.logits.log_softmax(-1)
             if terms.labels == "distribution":
@@ -172,8 +197,7 @@ def _mean(values: Tensor, where: Tensor) -> Tensor:
 
 @torch.no_grad()
 def evaluate(
-    network: nn.Module,
-    head: TargetHead,
+    training: Training,
     dataset: Dataset,
     rows: Sequence[int] | np.ndarray,
     depth: int = 1,
@@ -186,7 +210,7 @@ def evaluate(
     top-1, or among its three most probable. With depth > 1 also tv_2 ...: the same at later positions, on the drafter's
     own outputs along the given sequence.
     """
-    draft, free = draft_function(network, head), head.free
+    head, free = training.head, training.head.free
     sums: dict[str, list[float]] = {}
     weights: list[int] = []
     rows = np.asarray(rows)
@@ -194,7 +218,7 @@ def evaluate(
         some = rows[i : i + batch_size]
         batch = dataset.batch(some, np.zeros(len(some), dtype=bool))
         found: dict[str, Any] = {}
-        for j, drafted in enumerate(draft(batch, depth)):
+        for j, drafted in enumerate(training.draft(batch, depth)):
             _, p, where = _wanted(batch, drafted, head, free)
             q = drafted.logits.softmax(-1)
             found["tv" if j == 0 else f"tv_{j + 1}"] = _mean(0.5 * (p - q).abs().sum(-1), where)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from specbench.config import registry
+from specbench.config import networks, registry
 from specbench.config.registry import ASSETS
 from specbench.data import scenes, scenes_classes
 from specbench.errors import Parser, UsageError, unknown
 from specbench.harness.pipeline import Pipeline
-from specbench.models import checkpoints
 from specbench.models.llamagen import LlamaGen
+from specbench.models.loading import checkpoints
+from specbench.models.loading.mar_scenes import Latents
 from specbench.models.mar import MAR
-from specbench.models.mar_scenes import Latents
 from specbench.models.scenes_config import MAR_CONFIGS, TARGET, TOKEN_LIMIT, VQ
 from specbench.models.scenes_config import text as text_config
 from specbench.models.text import TextEncoder
@@ -28,8 +29,8 @@ from specbench.storage.files import write_atomically
 from specbench.training import card, command, mar, recipes, target, tokenizer, world
 from specbench.training.trainer import Recipe
 
-#: Stage -> kind of drafter.
-DRAFTERS = {"draft": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "medusa": "medusa"}
+#: Stage -> the drafter network that it trains.
+DRAFTERS = {networks.NETWORKS[name].folder: name for name in networks.TRAINED}
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ class Scenes:
     def make(self, stage: str) -> Any:
         """The output of a stage; the stages it needs are made first, and none twice."""
         if stage not in self._made:
-            self._made[stage] = getattr(self, stage)()
+            build = partial(self._drafter, stage) if stage in DRAFTERS else getattr(self, stage)
+            self._made[stage] = build()
         return self._made[stage]
 
     def path(self, kind: str) -> Path:
@@ -191,18 +193,6 @@ class Scenes:
         done = command.train(chosen, pipeline)
         write_atomically(self.path(stage), done.file.read_bytes())
         self.statistics[stage] = done.statistics
-
-    def draft(self) -> None:
-        self._drafter("draft")
-
-    def eagle(self) -> None:
-        self._drafter("eagle")
-
-    def eagle3(self) -> None:
-        self._drafter("eagle3")
-
-    def medusa(self) -> None:
-        self._drafter("medusa")
 
     def evaluators(self) -> None:
         from specbench.training import evaluators

@@ -10,7 +10,6 @@ resumes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import shutil
@@ -33,7 +32,7 @@ from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
 from specbench.models.language import Language
 from specbench.storage import home, image_files
-from specbench.storage.files import write_atomically
+from specbench.storage.files import format_size, sha256, sha256_file, write_atomically
 from specbench.training.dataset import Batch, Dataset, LiveDataset
 from specbench.training.recipes import TrainingPlan
 from specbench.training.trainer import Processes
@@ -160,12 +159,12 @@ def make(plan: TrainingPlan, pipeline: Pipeline, aux_hidden_layers: tuple[int, .
     if missing and together.is_main_process:
         free = shutil.disk_usage(folder).free
         print(
-            f"{len(found)} examples in {folder}: {sum(map(len, missing))} to make, {home.size(needed)}, of"
-            f" {home.size(free)} free",
+            f"{len(found)} examples in {folder}: {sum(map(len, missing))} to make, {format_size(needed)}, of"
+            f" {format_size(free)} free",
             flush=True,
         )
         if needed > free:
-            raise UsageError(f"{folder} has room for {home.size(free)}, not {home.size(needed)}: use features=live")
+            raise UsageError(f"{folder} has room for {format_size(free)}, not {format_size(needed)}: use features=live")
     own = shards[together.process_index :: together.num_processes]  # of all: others may have made some by now
     mine = [rows for rows in own if rows in missing]
     with tqdm(total=sum(map(len, mine)), unit="example", desc="examples", disable=not mine) as bar:
@@ -185,7 +184,7 @@ def make(plan: TrainingPlan, pipeline: Pipeline, aux_hidden_layers: tuple[int, .
     together.wait_for_everyone()
     files = [_file(folder, rows, each) for rows in shards]
     if together.is_main_process and missing:
-        listed = [{"file": f.name, "bytes": f.stat().st_size, "sha256": sha256(f)} for f in files]
+        listed = [{"file": f.name, "bytes": f.stat().st_size, "sha256": sha256_file(f)} for f in files]
         manifest = {"format": _FORMAT, "of": json.loads(of), "examples": len(found), "shards": listed}
         write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
     return Examples(files, pipeline, plan["features"] == "stored")
@@ -196,7 +195,7 @@ def _identity(
 ) -> str:
     """The identity of examples, in JSON: equal for equal examples."""
     cfg = plan.cfg
-    names = hashlib.sha256(json.dumps([[p.name, p.prompt] for p in found]).encode()).hexdigest()[:12]
+    names = sha256(json.dumps([[p.name, p.prompt] for p in found]), 12)
     identity = {name: cfg[name] for name in ("model", "reduced", "size", "dtype", "seed") if name in cfg}
     identity |= {"weights": pipeline.weights, "source": plan["source"], "examples": names}
     if plan["source"] == "self":
@@ -235,17 +234,12 @@ def _difference(there: str, wanted: str) -> str:
     )
 
 
-def sha256(path: Path) -> str:
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
-
-
 def _bytes(target: Language, pipeline: Pipeline, first: ExamplePrompt, aux_hidden_layers: tuple[int, ...]) -> int:
     """Of one example with its features."""
     prefix = len(target.condition(pipeline.encode([first.prompt]), False))
-    places = prefix - 1 + target.length
+    positions = prefix - 1 + target.length
     width = target.block.dim * (1 + len(aux_hidden_layers))
-    return places * width * target.output.weight.element_size() + 4 * target.length + 5 * prefix
+    return positions * width * target.output.weight.element_size() + 4 * target.length + 5 * prefix
 
 
 def _tokens(

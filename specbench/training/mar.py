@@ -14,8 +14,8 @@ from torch import Tensor
 
 from specbench.data import scenes
 from specbench.models import diffusion, mar
+from specbench.models.loading.mar_scenes import Latents
 from specbench.models.mar import MAR
-from specbench.models.mar_scenes import Latents
 from specbench.training.trainer import MicroStep, Recipe, fit
 
 #: Weight of the divergence from a standard normal, in nats per latent dimension, relative to the pixels' squared error.

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from specbench.errors import UsageError, install
-from specbench.storage.files import write_atomically
+from specbench.storage.files import atomic_path, write_atomically
 
 
 @dataclass(frozen=True)
@@ -146,13 +146,8 @@ def _optimisers(module: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer
 
 
 def _save(path: Path, state: dict[str, Any]) -> None:
-    """Save atomically: the data are on disk before the file has its name."""
-    tmp = path.with_suffix(".tmp")
-    with tmp.open("wb") as f:
-        torch.save(state, f)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(tmp, path)
+    with atomic_path(path) as temporary:
+        torch.save(state, temporary)
 
 
 class _Fit:
@@ -229,7 +224,7 @@ def fit(
     together: Processes | None = None,
     board: Any = None,
 ) -> dict[str, float]:
-    """Train `module` in place; resume from `work/<name>.pt` where it exists. Returns the last logged statistics.
+    """Train `module` itself; resume from `work/<name>.pt` where it exists. Returns the last logged statistics.
 
     `after_step(step)` runs without gradients after each optimiser step (codebook upkeep and the like). The loss curve
     goes to `work/<name>.csv`, the validation's statistics to `work/<name>-validation.csv`; both to `board`, a

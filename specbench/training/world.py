@@ -12,6 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from specbench.data import scenes
+from specbench.storage.files import write_atomically
 
 CHUNK = 1000
 
@@ -45,8 +46,6 @@ def load(work: Path, split: str, n: int, seed: int = 0) -> World:
                 captions += c
                 labels.append(y)
         store.flush()
-        tmp = text.with_suffix(".tmp")
-        tmp.write_text(json.dumps({"captions": captions, "labels": np.concatenate(labels).tolist()}))
-        os.replace(tmp, text)
+        write_atomically(text, json.dumps({"captions": captions, "labels": np.concatenate(labels).tolist()}).encode())
     meta = json.loads(text.read_text())
     return World(np.load(images, mmap_mode="c"), meta["captions"], np.array(meta["labels"], dtype=np.int64))

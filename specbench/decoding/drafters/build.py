@@ -20,28 +20,28 @@ def none(cfg: Mapping[str, Any], model: Any) -> Drafter:
 
 
 def draft_model(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    return DraftModel(model.draft_model(), cfg["window"])
+    return DraftModel(model.drafter_network("draft_model"), cfg["window"])
 
 
-def eagle(cfg: Mapping[str, Any], model: Any, kind: str = "eagle") -> Drafter:
-    return Eagle(model.eagle(kind), chain_paths(cfg["window"]))
+def eagle(cfg: Mapping[str, Any], model: Any, network: str = "eagle") -> Drafter:
+    return Eagle(model.drafter_network(network), chain_paths(cfg["window"]))
 
 
-def eagle_tree(cfg: Mapping[str, Any], model: Any, kind: str = "eagle") -> Drafter:
-    return Eagle(model.eagle(kind), parse(cfg["tree"]))
+def eagle_tree(cfg: Mapping[str, Any], model: Any, network: str = "eagle") -> Drafter:
+    return Eagle(model.drafter_network(network), parse(cfg["tree"]))
 
 
-def eagle2(cfg: Mapping[str, Any], model: Any, kind: str = "eagle") -> Drafter:
-    return Eagle2(model.eagle(kind), cfg["nodes"], cfg["depth"], cfg["width"])
+def eagle2(cfg: Mapping[str, Any], model: Any, network: str = "eagle") -> Drafter:
+    return Eagle2(model.drafter_network(network), cfg["nodes"], cfg["depth"], cfg["width"])
 
 
-eagle3 = partial(eagle, kind="eagle3")
-eagle3_tree = partial(eagle_tree, kind="eagle3")
-eagle3_dynamic = partial(eagle2, kind="eagle3")
+eagle3 = partial(eagle, network="eagle3")
+eagle3_tree = partial(eagle_tree, network="eagle3")
+eagle3_dynamic = partial(eagle2, network="eagle3")
 
 
 def medusa(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    return Medusa(model.medusa(), parse(cfg["tree"]))
+    return Medusa(model.drafter_network("medusa"), parse(cfg["tree"]))
 
 
 def jacobi(cfg: Mapping[str, Any], model: Any) -> Drafter:

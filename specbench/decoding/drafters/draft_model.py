@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.loop import Outcome
-from specbench.decoding.sampling import RandomStreams, Sampling, draw
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.trees import build, chain_paths
 from specbench.decoding.verify import DRAFT, Draft
 
 
 @dataclass
-class _State:
+class ChainState:
     session: Any
     sampling: Sampling
     rng: RandomStreams
@@ -30,28 +31,30 @@ class DraftModel:
         self.tree = build(chain_paths(window))
         self.passes = self.tree.nodes - 1
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _State:
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> ChainState:
         self.tree = self.tree.to(rng.key.device)
         own = self.model.open(conditioning, len(rng), sampling.guided, self.tree.nodes)
-        return _State(own, sampling, rng)
+        if sampling.kernels is not None:
+            own.use(sampling.kernels)
+        return ChainState(own, sampling, rng)
 
-    def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+    def propose(self, state: ChainState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         session, sampling = state.session, state.sampling
         root = count[:, None] + (session.prefix_length - 1)
         token = history.gather(1, (count - 1).clamp_min(0)[:, None])
         # the position before the root is fed again: it is new to this cache when the last draft was fully accepted
         earlier = history.gather(1, (count - 2).clamp_min(0)[:, None])
         logits = session.feed_chain(torch.cat([earlier, token], 1), torch.cat([root - 1, root], 1))[:, -1]
-        tokens, laws = [token], []
+        tokens, probs = [token], []
         for d in range(1, self.tree.nodes):
-            place = count[:, None] + (d - 1)
-            law = sampling.probs(session.constrain(sampling.apply_guidance(logits)[:, None], place))[:, 0]
-            laws.append(law)
-            tokens.append(draw(law, state.rng.uniform(step, DRAFT + d, 1)[:, 0])[:, None])
+            position = count[:, None] + (d - 1)
+            q = sampling.probs(session.constrain(sampling.apply_guidance(logits)[:, None], position))[:, 0]
+            probs.append(q)
+            tokens.append(draw(q, state.rng.uniform(step, DRAFT + d, 1)[:, 0])[:, None])
             if d + 1 < self.tree.nodes:
                 logits = session.feed_chain(tokens[-1], root + d)[:, 0]
         drafted = torch.cat(tokens, 1)
-        return Draft(self.tree, drafted, torch.stack(laws, 1), torch.ones_like(drafted, dtype=torch.bool))
+        return Draft(self.tree, drafted, torch.stack(probs, 1), torch.ones_like(drafted, dtype=torch.bool))
 
-    def commit(self, state: _State, outcome: Outcome) -> None:
+    def commit(self, state: ChainState, outcome: Outcome) -> None:
         pass  # its cache is indexed by position: rejected entries are overwritten

@@ -44,22 +44,22 @@ class Grower:
         rest = [(i,) for i in range(1, self.nodes - depth + 1)]
         self.sizing = build([*chain_paths(depth), *rest])  # as many nodes, as high
 
-    def grow(self, root: Tensor, law: Tensor, expand: Expand, sampling: Sampling) -> Draft:
-        """root (B, 1): the last committed token; law (B, 1, V): the distribution of its children. Distributions are
-        those before top-k, top-p and arg max: they rank the nodes. `sampling` turns them into the draft's."""
-        rows, _, size = law.shape
+    def grow(self, root: Tensor, probs: Tensor, expand: Expand, sampling: Sampling) -> Draft:
+        """root (B, 1): the last committed token; probs (B, 1, V): the distribution of its children. Distributions are
+        those before top-k, top-p and arg max: they rank the nodes. `sampling` computes the draft's from them."""
+        rows, _, size = probs.shape
         width = min(self.width, size)
-        device = law.device
+        device = probs.device
         beam = torch.arange(width, device=device).expand(rows, -1)
 
-        def likeliest(of: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
+        def candidates(of: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
             top = of.topk(width, dim=-1)
             return (score.unsqueeze(-1) + top.values.log().clamp_max(0)).flatten(1), top.indices.flatten(1)
 
-        score, token = likeliest(law, law.new_zeros(rows, 1))
-        laws, scores, tokens = [law], [score], [token]
+        score, token = candidates(probs, probs.new_zeros(rows, 1))
+        all_probs, scores, tokens = [probs], [score], [token]
         above = [torch.full((rows, width), -1, device=device)]  # per candidate, its parent among the candidates
-        # per candidate, the index in `laws` of its children's distribution; 0: none
+        # per candidate, the index in `all_probs` of its children's distribution; 0: none
         home = torch.full((rows, width), 0, device=device)
         homes = [home]
         chosen, parents = beam, torch.zeros_like(beam)  # the beam among the candidates, its parents' distributions
@@ -70,9 +70,9 @@ class Grower:
             own = torch.arange(first, first + width, device=device)
             lineage = lineage | (torch.arange(self.expanded, device=device) == own[:, None])
             homes[-1].scatter_(1, chosen - begin, (own + 1).expand(rows, -1))
-            law = expand(pick, parents, d, first, lineage)
-            score, token = likeliest(law, best)
-            laws.append(law)
+            probs = expand(pick, parents, d, first, lineage)
+            score, token = candidates(probs, best)
+            all_probs.append(probs)
             scores.append(score)
             tokens.append(token)
             above.append(chosen.repeat_interleave(width, 1))
@@ -97,8 +97,8 @@ class Grower:
             torch.cat([zero, parent], 1), torch.cat([zero, rank], 1), width, self.depth, 1 + self.expanded
         )
         of_node = torch.cat([zero, torch.cat(homes, 1).gather(1, kept)], 1)
-        given = take(torch.cat(laws, 1), of_node.gather(1, tree.inner))
-        there = score.gather(1, kept) > -torch.inf
-        valid = torch.cat([torch.ones_like(root, dtype=torch.bool), there], 1)
+        given = take(torch.cat(all_probs, 1), of_node.gather(1, tree.inner))
+        valid = score.gather(1, kept) > -torch.inf
+        valid = torch.cat([torch.ones_like(root, dtype=torch.bool), valid], 1)
         drafted = torch.cat([root, token.gather(1, kept)], 1)
         return Draft(tree, drafted, sampling.filtered_probs(given), valid, torch.zeros_like(valid))

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.loop import Outcome
-from specbench.decoding.sampling import RandomStreams, Sampling, draw, draw_distinct
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling, draw, draw_distinct
 from specbench.decoding.trees import Path, Tree, build
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.engine.ops import take
 
 
 @dataclass
-class _State:
+class EagleState:
     session: Any  # the target's
     sampling: Sampling
     rng: RandomStreams
@@ -50,7 +51,7 @@ def _levels(tree: Tree) -> list[_Level]:
     """The root, then the expanded nodes depth by depth."""
     inner = tree.inner[0].tolist()
     expanded = inner[1:]  # the root's own distribution needs no expansion
-    place = {0: 0} | {n: i + 1 for i, n in enumerate(expanded)}
+    number = {0: 0} | {n: i + 1 for i, n in enumerate(expanded)}
     levels = []
     for d in range(tree.height):
         nodes = [n for n in inner if int(tree.depth[0, n]) == d]
@@ -59,17 +60,17 @@ def _levels(tree: Tree) -> list[_Level]:
         levels.append(
             _Level(
                 nodes=torch.tensor(nodes),
-                parents=torch.tensor([place[int(tree.parent[0, n])] for n in nodes]),
+                parents=torch.tensor([number[int(tree.parent[0, n])] for n in nodes]),
                 kids=candidates[picks],
                 picks=picks,
-                first=place[nodes[0]] - 1,
+                first=number[nodes[0]] - 1,
             )
         )
     return levels
 
 
 @dataclass(frozen=True)
-class _Room:
+class _AttentionInputs:
     """Attention inputs of n nodes: the slots (R, n) of their keys, rotary embeddings (R, n, head_dim / 2, 2), and which
     slots they attend to, (R, 1, n, slots) bool."""
 
@@ -77,14 +78,14 @@ class _Room:
     rope: Tensor
     mask: Tensor
 
-    def part(self, first: int, count: int) -> _Room:
+    def part(self, first: int, count: int) -> _AttentionInputs:
         """The part of `count` nodes from index `first` on."""
         some = slice(first, first + count)
-        return _Room(self.slots[:, some], self.rope[:, some], self.mask[:, :, some])
+        return _AttentionInputs(self.slots[:, some], self.rope[:, some], self.mask[:, :, some])
 
 
 class _Entries:
-    """The part that every EAGLE drafter shares: `head` is the network; entry e of its cache pairs the target's hidden
+    """What every EAGLE drafter shares: `head` is the network; entry e of its cache pairs the target's hidden
     state at position e with the token at e + 1.
 
     With c committed tokens and the root at position b = P - 1 + c, entries up to b - 1 are known. A step feeds the
@@ -98,7 +99,7 @@ class _Entries:
         self.head, self.tree, self.expanded = head, tree, expanded
         self.aux_hidden_layers: tuple[int, ...] = head.cfg.aux_hidden_layers if head is not None else ()
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _State:
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> EagleState:
         device = rng.key.device
         self.tree = self.tree.to(device)
         hidden = session.prefix_hidden  # (R, P - 1, dim)
@@ -112,7 +113,7 @@ class _Entries:
             usable[:, :known] = session.prefix.valid[:, :known]
         pending = hidden.new_zeros(rows, self.tree.height + 1, dim)
         pending[:, 0] = hidden[:, -1]  # the entry of the last prefilled position is fed with the first step
-        state = _State(
+        state = EagleState(
             session,
             sampling,
             rng,
@@ -125,25 +126,28 @@ class _Entries:
         if known > 1:
             entries = torch.arange(known - 1, device=device).expand(rows, -1)
             self._feed(state, session.prefix.ids[:, 1:known], hidden[:, :-1], entries)
+        cache.kernels = sampling.kernels
         return state
 
-    def _feed(self, state: _State, ids: Tensor, hidden: Tensor, entries: Tensor) -> Tensor:
+    def _feed(self, state: EagleState, ids: Tensor, hidden: Tensor, entries: Tensor) -> Tensor:
         """Outputs (R, n, dim) of `entries` (R, n), each attending to all before it."""
         own = entries.unsqueeze(-1)
         mask = ((state.keys <= own) & state.usable.unsqueeze(1)) | (state.keys == own)
         rope = self.head.rope_at(entries, state.session.padding)
         return self.head.hidden(ids, hidden, rope, mask.unsqueeze(1), state.cache, entries)
 
-    def _newest(self, state: _State, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    def _newest(self, state: EagleState, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Feed what the last verdict made known; returns the newest entry's position (B, 1) and output (R, 1, dim)."""
         session = state.session
         last = count[:, None] + (session.prefix_length - 2)  # (B, 1): the newest entry, b - 1
         offsets = torch.arange(self.tree.height + 1, device=count.device)
-        places = last - state.fresh[:, None] + offsets  # (B, D + 1); those beyond `last` are padding
-        out = self._feed(state, session.ids_at(places + 1, history), state.pending, session.both(places))
+        positions = last - state.fresh[:, None] + offsets  # (B, D + 1); those beyond `last` are padding
+        out = self._feed(state, session.ids_at(positions + 1, history), state.pending, session.both(positions))
         return last, take(out, session.both(state.fresh)[:, None])
 
-    def _room(self, state: _State, last: Tensor, depth: Tensor | int, first: int, sees: Tensor) -> _Room:
+    def _inputs(
+        self, state: EagleState, last: Tensor, depth: Tensor | int, first: int, sees: Tensor
+    ) -> _AttentionInputs:
         """Attention inputs of n draft nodes: depth, one for all or (n,); nodes of a depth are rotated by the same
         position; first: the number of the first among the expanded nodes; sees (1 or B, n, expanded) bool: which
         expanded nodes each attends to, itself included."""
@@ -151,25 +155,25 @@ class _Entries:
         base = both(last) + 1
         offset = state.keys - base  # (R, slots): a slot's index among the expanded nodes, negative for known entries
         slots = base + torch.arange(first, first + n, device=base.device)
-        held = both(sees.expand(len(last), -1, -1))
+        attended = both(sees.expand(len(last), -1, -1))
         index = offset.clamp(0, self.expanded - 1).unsqueeze(1).expand(-1, n, -1)
-        among = held.gather(2, index) & ((offset >= 0) & (offset < self.expanded)).unsqueeze(1)
+        among = attended.gather(2, index) & ((offset >= 0) & (offset < self.expanded)).unsqueeze(1)
         mask = torch.where((offset < 0).unsqueeze(1), state.usable.unsqueeze(1), among).unsqueeze(1)
         rope = self.head.rope_at(both(last + depth).expand(-1, n), state.session.padding)
-        return _Room(slots, rope, mask)
+        return _AttentionInputs(slots, rope, mask)
 
-    def _expand(self, state: _State, tokens: Tensor, features: Tensor, room: _Room) -> Tensor:
+    def _expand(self, state: EagleState, tokens: Tensor, features: Tensor, inputs: _AttentionInputs) -> Tensor:
         """Outputs (R, n, dim) of n draft nodes: tokens (B, n), the outputs of their parents (R, n, dim)."""
         ids = state.session.both(state.session.model.ids(tokens))
-        return self.head.hidden(ids, features, room.rope, room.mask, state.cache, room.slots)
+        return self.head.hidden(ids, features, inputs.rope, inputs.mask, state.cache, inputs.slots)
 
-    def _guided(self, state: _State, features: Tensor, place: Tensor) -> Tensor:
+    def _guided(self, state: EagleState, features: Tensor, position: Tensor) -> Tensor:
         """Guided logits (B, n, V) at features (R, n, dim) of the tokens at one image position (B,) per row."""
         session = state.session
-        logits = state.sampling.apply_guidance(session.model.head(self.head.readable(features)))
-        return session.constrain(logits, place[:, None].expand(-1, features.shape[1]))
+        logits = state.sampling.apply_guidance(session.model.head(self.head.readable(features, state.cache.kernels)))
+        return session.constrain(logits, position[:, None].expand(-1, features.shape[1]))
 
-    def commit(self, state: _State, outcome: Outcome) -> None:
+    def commit(self, state: EagleState, outcome: Outcome) -> None:
         both = state.session.both
         state.pending = take(outcome.hidden, both(outcome.verdict.path_with_root))
         state.fresh = outcome.verdict.length
@@ -186,38 +190,38 @@ class Eagle(_Entries):
         nodes = tree.inner[0, 1:]  # the expanded ones
         self.depths, self.sees = tree.depth[0, nodes], tree.ancestors[:, nodes][:, :, nodes]
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _State:
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> EagleState:
         device = rng.key.device
         self.levels = [level.to(device) for level in self.levels]
         self.depths, self.sees = self.depths.to(device), self.sees.to(device)
         return super().open(session, conditioning, sampling, rng)
 
-    def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+    def propose(self, state: EagleState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         tree = self.tree
         last, feature = self._newest(state, history, count)
         drafted = history.new_zeros(len(count), tree.nodes)
         drafted[:, :1] = history.gather(1, (count - 1).clamp_min(0)[:, None])
         # a chain takes one number per depth, all of them at once
         u = state.rng.uniforms(step, DRAFT, tree.height, 1) if tree.is_chain else None
-        laws = [self._children(state, 0, feature, drafted, count, step, u)]
-        room = self._room(state, last, self.depths, 0, self.sees) if self.expanded else None
+        probs = [self._children(state, 0, feature, drafted, count, step, u)]
+        inputs = self._inputs(state, last, self.depths, 0, self.sees) if self.expanded else None
         features = feature  # of the root and the expanded nodes, in order; of a chain only the last one is used
         for number, level in enumerate(self.levels[1:], start=1):
-            assert room is not None
-            part = room.part(level.first, len(level.nodes))
+            assert inputs is not None
+            part = inputs.part(level.first, len(level.nodes))
             if tree.is_chain:
                 features = out = self._expand(state, drafted[:, number : number + 1], features, part)
             else:
                 out = self._expand(state, drafted[:, level.nodes], features[:, level.parents], part)
                 features = torch.cat([features, out], 1)
-            laws.append(self._children(state, number, out, drafted, count, step, u))
+            probs.append(self._children(state, number, out, drafted, count, step, u))
         valid = _after_first(count, tree.nodes)
-        chosen = torch.zeros_like(valid) if state.sampling.temperature == 0 and not tree.is_chain else None
-        return Draft(tree, drafted, torch.cat(laws, 1), valid, chosen)
+        sampled = torch.zeros_like(valid) if state.sampling.temperature == 0 and not tree.is_chain else None
+        return Draft(tree, drafted, torch.cat(probs, 1), valid, sampled)
 
     def _children(
         self,
-        state: _State,
+        state: EagleState,
         number: int,
         features: Tensor,
         drafted: Tensor,
@@ -229,17 +233,17 @@ class Eagle(_Entries):
         tokens to `drafted`. u: the numbers (B, height, 1) to draw a chain with."""
         sampling, level = state.sampling, self.levels[number]
         logits = self._guided(state, features, count + number).float()
-        law = sampling.probs(logits)
-        n, vocab = law.shape[1:]
+        probs = sampling.probs(logits)
+        n, vocab = probs.shape[1:]
         if u is not None:
-            drafted[:, number + 1 : number + 2] = draw(law, u[:, number])
-            return law
+            drafted[:, number + 1 : number + 2] = draw(probs, u[:, number])
+            return probs
         if sampling.temperature == 0:  # a point mass has one token: the next most probable are deterministic
             tokens = logits.topk(self.tree.width, dim=-1).indices
         else:
-            tokens = draw_distinct(law, state.rng.uniform(step, DRAFT + number, n, vocab), self.tree.width)
+            tokens = draw_distinct(probs, state.rng.uniform(step, DRAFT + number, n, vocab), self.tree.width)
         drafted[:, level.kids] = tokens.flatten(1)[:, level.picks]
-        return law
+        return probs
 
 
 class Eagle2(_Entries):
@@ -250,24 +254,24 @@ class Eagle2(_Entries):
         super().__init__(head, self.grower.sizing, self.grower.expanded)
         self.passes = depth
 
-    def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+    def propose(self, state: EagleState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         last, feature = self._newest(state, history, count)
         sampling, both = state.sampling, state.session.both
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
         outputs = feature  # of the root and the expanded nodes, in order
 
-        def law(features: Tensor, depth: int) -> Tensor:
+        def probs(features: Tensor, depth: int) -> Tensor:
             logits = self._guided(state, features, count + depth)
             return sampling.unfiltered_probs(logits, sampling.probs(logits))
 
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
             nonlocal outputs
             above = take(outputs, both(parents))
-            new = self._expand(state, tokens, above, self._room(state, last, depth, first, sees))
+            new = self._expand(state, tokens, above, self._inputs(state, last, depth, first, sees))
             outputs = torch.cat([outputs, new], 1)
-            return law(new, depth)
+            return probs(new, depth)
 
-        draft = self.grower.grow(root, law(feature, 0), expand, sampling)
+        draft = self.grower.grow(root, probs(feature, 0), expand, sampling)
         draft.valid &= _after_first(count, draft.tree.nodes)
         return draft
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.loop import Outcome
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import Path, build, in_order
 from specbench.decoding.verify import Draft
 from specbench.engine.ops import take
@@ -18,7 +19,7 @@ from specbench.errors import UsageError
 
 
 @dataclass
-class _State:
+class MedusaState:
     session: Any  # the target's
     sampling: Sampling
     hidden: Tensor  # (R, dim): the target's hidden state from which the root's token was drawn
@@ -42,28 +43,28 @@ class Medusa:
         self.most = 1 + max(p[-1] for p in ordered)
         self.of_inner = self.tree.depth[0, self.tree.inner[0]]  # the head of an inner node's children
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _State:
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> MedusaState:
         device = rng.key.device
         self.tree = self.tree.to(device)
         for name in ("level", "choice", "of_inner"):
             setattr(self, name, getattr(self, name).to(device))
         if self.most > session.vocab_size:
             raise UsageError(f"the tree tries more tokens than the vocabulary of {session.vocab_size} has")
-        return _State(session, sampling, session.prefix_hidden[:, -1])
+        return MedusaState(session, sampling, session.prefix_hidden[:, -1])
 
-    def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        places = count[:, None] + torch.arange(self.tree.height, device=count.device)
+    def propose(self, state: MedusaState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        positions = count[:, None] + torch.arange(self.tree.height, device=count.device)
         logits = state.sampling.apply_guidance(self.heads(state.hidden, self.tree.height))  # (B, D, V)
-        logits = state.session.constrain(logits, places).float()
-        laws = state.sampling.probs(logits)
-        likeliest = logits.topk(self.most, dim=-1).indices
+        logits = state.session.constrain(logits, positions).float()
+        probs = state.sampling.probs(logits)
+        top = logits.topk(self.most, dim=-1).indices
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
-        tokens = torch.cat([root, likeliest[:, self.level, self.choice]], 1)
+        tokens = torch.cat([root, top[:, self.level, self.choice]], 1)
         valid = (count > 0)[:, None].expand_as(tokens).clone()  # no hidden state before the first token
         valid[:, 0] = True
-        return Draft(self.tree, tokens, laws[:, self.of_inner], valid, torch.zeros_like(valid))
+        return Draft(self.tree, tokens, probs[:, self.of_inner], valid, torch.zeros_like(valid))
 
-    def commit(self, state: _State, outcome: Outcome) -> None:
+    def commit(self, state: MedusaState, outcome: Outcome) -> None:
         verdict, hidden = outcome.verdict, outcome.hidden
         last = state.session.both(verdict.path_with_root.gather(1, verdict.length[:, None]))
         state.hidden = take(hidden, last).squeeze(1)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.loop import Outcome
-from specbench.decoding.sampling import RandomStreams, Sampling
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import build
 from specbench.decoding.verify import Draft
 

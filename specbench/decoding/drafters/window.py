@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.loop import Outcome
+from specbench.decoding.rng import TAGS, RandomStreams, exponential
 from specbench.decoding.rules.base import at, normalise, ratio
-from specbench.decoding.sampling import TAGS, RandomStreams, Sampling, draw, draw_distinct, exponential
+from specbench.decoding.sampling import Sampling, draw, draw_distinct
 from specbench.decoding.trees import build as build_tree
 from specbench.decoding.trees import in_order, window_paths
 from specbench.decoding.verify import DRAFT, Draft, one_hot
@@ -28,23 +29,23 @@ from specbench.errors import UsageError
 
 INITS = ("random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample")
 COUPLINGS = ("none", "maximal", "gumbel")
-_TOKEN, _KEEP, _INIT, _SIBLING = range(DRAFT, DRAFT + 4)  # purposes of a step's random numbers
+_TOKEN, _KEEP, _INIT, _SIBLING = range(DRAFT, DRAFT + 4)  # tags of a step's random numbers
 _GUMBEL = TAGS - 1  # of step 0: the noise of a position is the same at every step
 
 
 @dataclass
-class _State:
+class WindowState:
     session: Any
     sampling: Sampling
     rng: RandomStreams
     side: int  # positions in a row of the image
-    anything: Tensor  # (V,): the uniform distribution over the codes
+    uniform: Tensor  # (V,): the uniform distribution over the codes
     tokens: Tensor  # (B, H): the window along the draft's first path
     probs: Tensor  # (B, H, V): the distribution each was drawn from
     past: Tensor  # (B, K, V): distributions of the K positions committed last, oldest first; K = 0 unless drawn from
-    # Of the last step, where a row had one (`begun` (B,) bool): the target's distributions (B, M, V) and the accepted
+    # Of the last step, where a row had one (`started` (B,) bool): the target's distributions (B, M, V) and the accepted
     # path.
-    begun: Tensor
+    started: Tensor
     p: Tensor
     path: Tensor
     length: Tensor
@@ -92,33 +93,33 @@ class Window:
         self.first_child = torch.tensor([number.get((*p, 0), -1) for p in ((), *ordered)])  # a node's first child
         self.branching = max((len(p) for p in paths if p[-1] > 0), default=0)  # depths with more than one candidate
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> _State:
+    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> WindowState:
         device, rows = rng.key.device, len(rng)
         self.tree = self.tree.to(device)
         for name in ("main", "offsets", "choice", "of_inner", "first_child"):
             setattr(self, name, getattr(self, name).to(device))
         size, height = session.vocab_size, self.tree.height
         keep = {"horizontal_sample": 1, "vertical_sample": session.width}.get(self.init, 0)
-        anything = (torch.arange(size, device=device) < session.codes) / session.codes
-        return _State(
+        uniform = (torch.arange(size, device=device) < session.codes) / session.codes
+        return WindowState(
             session,
             sampling,
             rng,
             session.width,
-            anything,
+            uniform,
             torch.zeros(rows, height, dtype=torch.int64, device=device),
-            anything.expand(rows, height, -1).clone(),
-            anything.expand(rows, keep, -1).clone(),
+            uniform.expand(rows, height, -1).clone(),
+            uniform.expand(rows, keep, -1).clone(),
             torch.zeros(rows, dtype=torch.bool, device=device),
             torch.zeros(rows, self.tree.nodes, size, device=device),
             torch.zeros(rows, height, dtype=torch.int64, device=device),
             torch.zeros(rows, dtype=torch.int64, device=device),
         )
 
-    def propose(self, state: _State, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        clocks = self._clocks(state, count)
-        known = self._renew(state, count, step, clocks)
-        self._begin(state, known, history, count, step, clocks)
+    def propose(self, state: WindowState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        noise = self._gumbel_noise(state, count)
+        known = self._renew(state, count, step, noise)
+        self._initialise(state, known, history, count, step, noise)
         first = state.tokens.unsqueeze(-1)
         candidates = first.expand(-1, -1, self.width)
         if self.width > 1:
@@ -135,110 +136,110 @@ class Window:
             self.tree, tokens, state.probs[:, self.of_inner], valid, torch.zeros_like(valid) if self.match else None
         )
 
-    def commit(self, state: _State, outcome: Outcome) -> None:
-        state.begun = torch.ones_like(state.begun)
+    def commit(self, state: WindowState, outcome: Outcome) -> None:
+        state.started = torch.ones_like(state.started)
         state.p, state.path, state.length = outcome.p, outcome.verdict.path, outcome.verdict.length
 
-    def _clocks(self, state: _State, count: Tensor) -> Tensor | None:
+    def _gumbel_noise(self, state: WindowState, count: Tensor) -> Tensor | None:
         """The exponential noise (B, H, V) of the window's positions under Gumbel coupling: the token with the smallest
         e_i / p_i has distribution p."""
         if self.coupling != "gumbel":
             return None
         height, size = state.probs.shape[1:]
-        place = count[:, None] + torch.arange(height, device=count.device)
-        spot = place.unsqueeze(-1) * size + torch.arange(size, device=count.device)
-        u = state.rng.uniform_at(torch.zeros_like(count), _GUMBEL, spot.flatten(1)).view_as(state.probs)
+        position = count[:, None] + torch.arange(height, device=count.device)
+        index = position.unsqueeze(-1) * size + torch.arange(size, device=count.device)
+        u = state.rng.uniform_at(torch.zeros_like(count), _GUMBEL, index.flatten(1)).view_as(state.probs)
         return exponential(u)
 
-    def _renew(self, state: _State, count: Tensor, step: Tensor, clocks: Tensor | None) -> Tensor:
+    def _renew(self, state: WindowState, count: Tensor, step: Tensor, noise: Tensor | None) -> Tensor:
         """Shift the window past what was committed and renew the positions that stay; returns their number (B,)."""
         p, path, length = state.p, state.path, state.length
         height = state.tokens.shape[1]
-        gone = length + 1
+        committed = length + 1
         if state.past.shape[1]:
-            kept = gone[:, None] + torch.arange(state.past.shape[1], device=gone.device)
-            walked = torch.cat([torch.zeros_like(path[:, :1]), path], 1)
-            moved = take(torch.cat([state.past, take(p, walked)], 1), kept)
-            state.past = torch.where(state.begun[:, None, None], moved, state.past)
-        offsets = torch.arange(height, device=gone.device)
-        behind = (gone[:, None] + offsets - 1).clamp_max(
+            kept = committed[:, None] + torch.arange(state.past.shape[1], device=length.device)
+            with_root = torch.cat([torch.zeros_like(path[:, :1]), path], 1)
+            moved = take(torch.cat([state.past, take(p, with_root)], 1), kept)
+            state.past = torch.where(state.started[:, None, None], moved, state.past)
+        offsets = torch.arange(height, device=length.device)
+        previous = (committed[:, None] + offsets - 1).clamp_max(
             height - 1
         )  # in the old window, of the node before each position
-        nodes = self._first_path(path, length).gather(1, behind)
-        law = take(p, nodes)
-        known = (height - length).clamp_min(0) * state.begun if self.refine else torch.zeros_like(count)
-        if clocks is not None:
-            token = (law / clocks).argmax(-1)
+        nodes = self._first_path(path, length).gather(1, previous)
+        probs = take(p, nodes)
+        known = (height - length).clamp_min(0) * state.started if self.refine else torch.zeros_like(count)
+        if noise is not None:
+            token = (probs / noise).argmax(-1)
         elif self.coupling == "maximal":
-            before = (behind + 1).clamp_max(height - 1)
+            before = (previous + 1).clamp_max(height - 1)
             token = state.tokens.gather(1, before)
             q = take(state.probs, before)
             had = offsets < (known - 1)[:, None]  # the last known position has a distribution, but no token yet
-            keep = had & (state.rng.uniform(step, _KEEP, height) < ratio(at(law, token), at(q, token)))
-            source = torch.where(had.unsqueeze(-1), normalise((law - q).clamp_min(0), law), law)
+            keep = had & (state.rng.uniform(step, _KEEP, height) < ratio(at(probs, token), at(q, token)))
+            source = torch.where(had.unsqueeze(-1), normalise((probs - q).clamp_min(0), probs), probs)
             token = torch.where(keep, token, draw(source, state.rng.uniform(step, _TOKEN, height)))
         else:
-            token = draw(law, state.rng.uniform(step, _TOKEN, height))
-        state.tokens, state.probs = token, law
+            token = draw(probs, state.rng.uniform(step, _TOKEN, height))
+        state.tokens, state.probs = token, probs
         return known
 
     def _first_path(self, path: Tensor, length: Tensor) -> Tensor:
         """Per depth, (B, H), the node whose distribution is used for the position after it: beyond the accepted path
         its first descendants, then the draft's first path."""
         nodes = self.main.expand(len(path), -1).clone()
-        here = torch.where(length > 0, path[:, -1], 0)
+        node = torch.where(length > 0, path[:, -1], 0)
         for d in range(self.branching):
-            first_child = self.first_child[here]
+            first_child = self.first_child[node]
             beyond = length <= d
             nodes[:, d] = torch.where(beyond & (first_child >= 0), first_child, nodes[:, d])
-            here = torch.where(beyond, nodes[:, d], here)
+            node = torch.where(beyond, nodes[:, d], node)
         return nodes
 
-    def _begin(
-        self, state: _State, known: Tensor, history: Tensor, count: Tensor, step: Tensor, clocks: Tensor | None
+    def _initialise(
+        self, state: WindowState, known: Tensor, history: Tensor, count: Tensor, step: Tensor, noise: Tensor | None
     ) -> None:
         """Initialise the positions from `known` (B,) on."""
         rng, side = state.rng, state.side
         height, size = state.probs.shape[1:]
         offsets = torch.arange(height, device=count.device)
-        place = count[:, None] + offsets  # of the image, from 0
+        position = count[:, None] + offsets  # in the image, from 0
         last = (count + known - 1)[:, None]  # the last position that holds something
         if self.init == "random":
-            source, orphan = place, torch.ones_like(place, dtype=torch.bool)
+            source, orphan = position, torch.ones_like(position, dtype=torch.bool)
         elif self.init.startswith("horizontal"):
-            begin = place - place % side
-            source, orphan = torch.maximum(begin, last), last < begin
+            start = position - position % side  # of the row
+            source, orphan = torch.maximum(start, last), last < start
         else:
-            up = (place - last + side - 1) // side * side
-            source, orphan = torch.where(place < up, place % side, place - up), place < up
+            up = (position - last + side - 1) // side * side
+            source, orphan = torch.where(position < up, position % side, position - up), position < up
         u = rng.uniform_at(step, _INIT, source)
         codes = state.session.codes
-        lost = (u * codes).long().clamp_max(codes - 1)  # the random token at an orphan's source
+        random_token = (u * codes).long().clamp_max(codes - 1)  # of an orphan's source
         inside = (source - count[:, None]).clamp(0, height - 1)
         earlier = source < count[:, None]
         if self.init.endswith("sample"):
             at_past = (source - count[:, None] + state.past.shape[1]).clamp(0, state.past.shape[1] - 1)
-            law = torch.where(
+            probs = torch.where(
                 earlier.unsqueeze(-1),
                 take(state.past, at_past),
                 take(state.probs, inside),
             )
-            law = torch.where(orphan.unsqueeze(-1), state.anything, law)
-            token = draw(law, rng.uniform(step, _TOKEN, height))
+            probs = torch.where(orphan.unsqueeze(-1), state.uniform, probs)
+            token = draw(probs, rng.uniform(step, _TOKEN, height))
         else:
             given = torch.where(
                 earlier, history.gather(1, source.clamp(0, history.shape[1] - 1)), state.tokens.gather(1, inside)
             )
-            token = torch.where(orphan, lost, given)
-            at_random = (orphan & (source == place)).unsqueeze(-1)
-            law = torch.where(at_random, state.anything, one_hot(token, size))
-        forced = state.session.forced(place)
+            token = torch.where(orphan, random_token, given)
+            at_random = (orphan & (source == position)).unsqueeze(-1)
+            probs = torch.where(at_random, state.uniform, one_hot(token, size))
+        forced = state.session.forced(position)
         if forced is not None:
             fixed = forced >= 0
             token = torch.where(fixed, forced, token)
-            law = torch.where(fixed.unsqueeze(-1), one_hot(token, size), law)
+            probs = torch.where(fixed.unsqueeze(-1), one_hot(token, size), probs)
         new = offsets >= known[:, None]
-        if clocks is not None:  # a sampled position uses its own noise from the first step
-            token = (law / clocks).argmax(-1)
+        if noise is not None:  # a sampled position uses its own noise from the first step
+            token = (probs / noise).argmax(-1)
         state.tokens = torch.where(new, token, state.tokens)
-        state.probs = torch.where(new.unsqueeze(-1), law, state.probs)
+        state.probs = torch.where(new.unsqueeze(-1), probs, state.probs)

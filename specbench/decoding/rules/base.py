@@ -19,23 +19,28 @@ from specbench.engine.ops import sum_last
 
 class Rule(Protocol):
     """A rule defines two things for a candidate x that was drawn from q, at a node whose distribution (so far) is r:
-    the probability of keeping x, and the distribution that replaces r when x is rejected.
+    the probability of accepting x, and the distribution that replaces r when x is rejected.
 
-    `certain` rules are deterministic and leave the distribution as it is: of the paths that they keep, the longest is
-    accepted. With `soft`, and at temperature 0, a rule decides by the distribution before the arg max.
+    `deterministic` rules leave the distribution as it is: of the paths that they accept, the longest is taken. At
+    temperature 0 a rule with `uses_pre_argmax_probs` decides by the distribution before the arg max.
     """
 
     name: str
-    deterministic: bool
-    uses_pre_argmax_probs: bool
+    deterministic: bool = False
+    uses_pre_argmax_probs: bool = False
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """Probability (...) of keeping `token`."""
+        """Probability (...) of accepting `token`."""
         ...
 
     def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """The residual distribution (..., V), normalised, after `token` was rejected."""
         ...
+
+    def relaxation(self, device: torch.device) -> tuple[Tensor, bool] | None:
+        """Of a rule min(1, omega r / q): omega by depth, from 0 on, the last one for deeper positions, and whether the
+        residual distribution is that of Cool-SD's Eq. 10. The fused kernel computes such rules; None: it cannot."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,9 @@ class Setting:
     neighbours: Callable[[Tensor, int, str], Tensor] = neighbours
 
 
-def at(law: Tensor, token: Tensor) -> Tensor:
-    """law[..., token], (...)."""
-    return law.gather(-1, token.unsqueeze(-1)).squeeze(-1)
+def at(probs: Tensor, token: Tensor) -> Tensor:
+    """probs[..., token], (...)."""
+    return probs.gather(-1, token.unsqueeze(-1)).squeeze(-1)
 
 
 def normalise(mass: Tensor, fallback: Tensor) -> Tensor:

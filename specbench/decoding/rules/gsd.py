@@ -12,15 +12,14 @@ from specbench.decoding.rules.base import Rule, Setting, normalise, ratio
 from specbench.errors import UsageError
 
 
-class Grouped:
-    """Keep x with min(1, r(G) / q(G)), where the group G is x and its nearest codes.
+class Grouped(Rule):
+    """Accept x with min(1, r(G) / q(G)), where the group G is x and its nearest codes.
 
     Groups are neighbourhoods centred on the candidate, not a partition of the codebook, so the rule changes even the
     distribution over groups. `resample="vanilla"` continues from Norm([r - q]_+), `"optimal"` from Cool-SD's Eq. 10.
     """
 
     name = "gsd"
-    deterministic = uses_pre_argmax_probs = False
 
     def __init__(self, near: Tensor, resample: str = "vanilla") -> None:
         """near (V, group - 1) int64: the other members of every code's group."""

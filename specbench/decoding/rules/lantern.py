@@ -12,12 +12,12 @@ from torch import Tensor
 from specbench.decoding.rules.base import Rule, Setting, at, normalise, ratio
 from specbench.errors import UsageError
 
-#: Entries of a neighbour gather that are held at once when the kept mass of every token is needed.
+#: Entries of a neighbour gather that are held at once when the accepted mass of every token is needed.
 _CHUNK = 1 << 25
 
 
-class Lantern:
-    """Keep x with min(1, sum over A of r / q(x)), where A is x and its nearest neighbours, as many as a bound allows
+class Lantern(Rule):
+    """Accept x with min(1, sum over A of r / q(x)), where A is x and its nearest neighbours, as many as a bound allows
     (LANTERN, Section 3.3 and Algorithm 1; LANTERN++ as in Cool-SD, Eqs. 3 to 6).
 
     `bound` limits the mass s that moves from the neighbours onto x: "tvd" s < delta, "jsd" the Jensen-Shannon
@@ -28,7 +28,7 @@ class Lantern:
     even one without mass, the k + 1 nearest are cleared before [r - q]_+: in r, together with x, where x is
     deterministic (q is a point mass); in q, without renormalising it, where x was sampled.
 
-    With `greedy` a token is kept where it is the arg max of r'.
+    With `greedy` a token is accepted where it is the arg max of r'.
     """
 
     def __init__(
@@ -90,16 +90,16 @@ class Lantern:
         return r.scatter_add(-1, near, -gain).scatter_add(-1, token.unsqueeze(-1), gain.sum(-1, keepdim=True))
 
     def _accept_all(self, r: Tensor, q: Tensor) -> Tensor:
-        """The probability of keeping each token of the vocabulary, (..., V)."""
+        """The probability of accepting each token of the vocabulary, (..., V)."""
         size, k = len(self.near), self.k
         flat_r, flat_q = r.reshape(-1, size), q.reshape(-1, size)
         every = torch.arange(size, device=r.device)
         rows = max(1, _CHUNK // (size * k))
         out = []
-        for part, law in zip(flat_r.split(rows), flat_q.split(rows), strict=True):
-            spread = part.unsqueeze(1).expand(-1, size, -1)
-            _, gain, _ = self.moved(spread, every.expand(len(part), -1))
-            out.append(ratio(part + gain.sum(-1), law))
+        for r_part, q_part in zip(flat_r.split(rows), flat_q.split(rows), strict=True):
+            spread = r_part.unsqueeze(1).expand(-1, size, -1)
+            _, gain, _ = self.moved(spread, every.expand(len(r_part), -1))
+            out.append(ratio(r_part + gain.sum(-1), q_part))
         return torch.cat(out).view_as(r)
 
 

@@ -13,8 +13,8 @@ from specbench.decoding.rules.base import Rule, Setting, at, normalise, ratio
 from specbench.errors import UsageError
 
 
-class Relaxed:
-    """Relaxed speculative decoding with a factor per depth (Cool-SD, Eq. 12): keep with min(1, omega_i r(x) / q(x)).
+class Relaxed(Rule):
+    """Relaxed speculative decoding with a factor per depth (Cool-SD, Eq. 12): accept with min(1, omega_i r(x) / q(x)).
 
     omega = 1 everywhere is exact speculative decoding (Eqs. 1, 2), a constant is UniformRSD (Eq. 13), a falling
     schedule is Cool-SD (Eq. 16). `resample="optimal"` continues from Eq. 10, Norm([r - q f]_+) = Norm([max(r - q, (1 -
@@ -22,28 +22,22 @@ class Relaxed:
     Proposition 1 derives for omega >= 1 only.
     """
 
-    deterministic = uses_pre_argmax_probs = False
-
     def __init__(self, name: str, omega: list[float], resample: str = "optimal") -> None:
-        """omega[i - 1] belongs to depth i; deeper positions use the last one."""
+        """omega[i - 1] is that of depth i; deeper positions use the last one."""
         if resample not in ("optimal", "vanilla"):
             raise UsageError(f"resample={resample} is unknown (choose from: optimal, vanilla)")
         self.name = name
         self.resample = resample
         self.omega = torch.tensor([1.0, *omega], dtype=torch.float32)
 
-    def factors(self, device: torch.device) -> tuple[Tensor, bool]:
-        """Inputs of the fused kernel: omega by depth, from 0 on, and whether the residual is that of Eq. 10."""
-        return self.on(device), self.resample == "optimal"
-
-    def on(self, device: torch.device) -> Tensor:
-        """The factors by depth, from 0 on, on a device; the last one applies to deeper positions."""
+    def relaxation(self, device: torch.device) -> tuple[Tensor, bool]:
+        """As of `Rule`."""
         if self.omega.device != device:
             self.omega = self.omega.to(device)
-        return self.omega
+        return self.omega, self.resample == "optimal"
 
     def _omega(self, depth: Tensor) -> Tensor:
-        return self.on(depth.device)[depth.clamp_max(len(self.omega) - 1)]
+        return self.relaxation(depth.device)[0][depth.clamp_max(len(self.omega) - 1)]
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         return ratio(self._omega(depth) * at(r, token), at(q, token))
@@ -80,15 +74,15 @@ def cool(
 def cool_schedule(delta: float, length: int, nu: float, schedule: str, floor: float = 0.0) -> list[float]:
     """omega_1 .. omega_L. Exponential (Eq. 16): delta L e^{-nu i} / sum_j e^{-nu j}. Linear (Eq. 17): delta L w_i / sum
     w with w_i = (l - i) / (l (l + 1)) and l = 8, so L < 8."""
-    places = range(1, length + 1)
+    depths = range(1, length + 1)
     if schedule == "exponential":
-        weights = [math.exp(-nu * i) for i in places]
+        weights = [math.exp(-nu * i) for i in depths]
     elif schedule == "linear":
         if length >= 8:
             raise UsageError(
                 f"schedule=linear is defined for drafts shorter than 8, not {length}; use schedule=exponential"
             )
-        weights = [(8 - i) / 72 for i in places]
+        weights = [(8 - i) / 72 for i in depths]
     else:
         raise UsageError(f"schedule={schedule} is unknown (choose from: exponential, linear)")
     scale = delta * length / sum(weights)

@@ -12,16 +12,16 @@ from specbench.decoding.rules.base import Rule, Setting, at
 from specbench.engine.ops import sum_last
 
 
-class Typical:
-    """Keep x where r(x) > min(epsilon, alpha exp(-H(r))), H the entropy in nats; of the kept paths the longest is
-    accepted, and the next token has the target's distribution.
+class Typical(Rule):
+    """Accept x where r(x) > min(epsilon, alpha exp(-H(r))), H the entropy in nats; of these paths the longest is
+    taken, and the next token has the target's distribution.
 
-    The drafter's distribution is not used. A token of probability 1 is always kept, so at temperature 0 a token is kept
-    exactly where it is the arg max.
+    The drafter's distribution is not used. A token of probability 1 is always accepted, so at temperature 0 a token is
+    accepted exactly where it is the arg max.
     """
 
     name = "typical"
-    deterministic, uses_pre_argmax_probs = True, False
+    deterministic = True
 
     def __init__(self, epsilon: float = 0.09, alpha: float = 0.3) -> None:
         self.epsilon, self.alpha = epsilon, alpha

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +17,12 @@ from torch import Tensor
 
 from specbench.data.scenes import to_uint8
 from specbench.errors import UsageError
-from specbench.models import official, vq
-from specbench.models.mar import MAR, Guided, MARConfig, unpatchify
-from specbench.models.naming import ParameterSlice, Table
-from specbench.models.real import TRAINER_TYPES, Bundle, class_number, only
+from specbench.models import vq
+from specbench.models.loading import image_tokenizers, official
+from specbench.models.loading.bundle import TRAINER_TYPES, Bundle, class_number, only
+from specbench.models.loading.naming import ParameterSlice, Table
+from specbench.models.mar import MAR, MARConfig
+from specbench.models.mar_sampling import Guided, unpatchify
 
 _BASE = MARConfig()
 #: The published models.
@@ -105,14 +107,16 @@ class MARModel(Bundle):
         source = official.open_source(
             only(folder, ".ckpt", ".pt", ".safetensors"), ("model", "state_dict"), TRAINER_TYPES
         )
-        shape = vq.sized(vq.KL16, {n: info.shape for n, info in source.tensors.items()}, str(source.path))
+        shape = image_tokenizers.sized(vq.KL16, {n: info.shape for n, info in source.tensors.items()}, str(source.path))
         if shape.codebook_embed_dim != self.shape.token_dim:
             raise UsageError(
                 f"the autoencoder in {folder} has latents of {shape.codebook_embed_dim} numbers, the target draws"
                 f" {self.shape.token_dim}; put kl16.ckpt there"
             )
-        names = vq.taming_table(shape)
-        return official.load(lambda: vq.KLModel(shape), source, names, self.device, torch.float32, vq.TAMING_IGNORED)
+        names = image_tokenizers.taming_table(shape)
+        return official.load(
+            lambda: vq.KLModel(shape), source, names, self.device, torch.float32, image_tokenizers.TAMING_IGNORED
+        )
 
     def _read(self, folder: Path) -> MAR:
         source = official.open_source(only(folder, ".pth", ".pt", ".safetensors"), WRAPPERS, TRAINER_TYPES)
@@ -149,7 +153,7 @@ class MARModel(Bundle):
         except (LookupError, ArithmeticError) as e:
             raise UsageError(f"{source.path} is not a MAR file (it lacks {e}); fetch the official one") from e
 
-    def draft_model(self) -> Guided:
+    def drafter_network(self, name: str = "mar_draft") -> Guided:
         """A smaller MAR of the same tokens, with the target's guidance."""
         if self.folder is None:
             shape = reduced(_BASE) if self.reduced else _BASE
@@ -161,11 +165,6 @@ class MARModel(Bundle):
         if mine != theirs:
             raise UsageError(f"{self.folder / 'draft'} has other tokens or classes than the target; put a MAR there")
         return self._guided(model)
-
-    def eagle(self) -> NoReturn:
-        raise UsageError(f"{self.name} has one drafter, a smaller MAR: use method=cspd")
-
-    medusa = eagle
 
     def encode(self, prompts: list[str]) -> Tensor:
         """Class numbers as text -> labels (n,) int64."""

@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.models import emu3_vision, official, vq
+from specbench.models import emu3_vision, vq
 from specbench.models.language import Grammar
-from specbench.models.real import UnifiedModel
-from specbench.models.text_official import Emu3Ids, Emu3Text, emu3_prompt, hashed_ids
-from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens, padded, read
+from specbench.models.loading import image_tokenizers, official
+from specbench.models.loading.bundle import UnifiedModel
+from specbench.models.loading.text_official import Emu3Ids, Emu3Text, emu3_prompt, hashed_ids
+from specbench.models.loading.unified_official import padded, read
+from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens
 
 FIRST_CODE = 151854
 NEW_LINE, FRAME_END, IMAGE_END, SEQUENCE_END = 151846, 151847, 151853, 151850
@@ -62,7 +64,7 @@ class Emu3(UnifiedModel):
         else:
             path = self.part("tokenizer")
             shape = emu3_vision.configured(official.config(path))
-            self.tokenizer = emu3_vision.load(shape, official.open_source(path), device, torch.float32)
+            self.tokenizer = image_tokenizers.load_emu3_vision(shape, official.open_source(path), device, torch.float32)
         count = len(self.tokenizer.codebook())
         patch = self.tokenizer.downsample
         self.grid = (REDUCED_SIDE, REDUCED_SIDE) if self.reduced else grid(AREA, "1:1", patch)

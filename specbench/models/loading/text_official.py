@@ -211,7 +211,7 @@ def emu3_prompt(
     encode: Encode, prompt: str, rows: int, columns: int, suffix: str, negative: str, ids: Emu3Ids | None = None
 ) -> Prompt:
     """Emu3: [bos] prompt + suffix [boi] "rows*columns" as text [img]; `negative` has the same format, without the
-    suffix, in place of an unconditional prompt (manifest Emu3-Gen, reference README (28), (29)).
+    suffix, instead of an unconditional prompt (manifest Emu3-Gen, reference README (28), (29)).
 
     rows and columns count codes: 90 and 90 for 720x720.
     """

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from specbench.errors import UsageError
-from specbench.models import official, vq
-from specbench.models.real import UnifiedModel
-from specbench.models.text_official import ChameleonIds, ChameleonText, anole_prompt, hashed_ids, lumina_prompt
-from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens, padded, read
+from specbench.models import vq
+from specbench.models.loading import image_tokenizers, official
+from specbench.models.loading.bundle import UnifiedModel
+from specbench.models.loading.text_official import ChameleonIds, ChameleonText, anole_prompt, hashed_ids, lumina_prompt
+from specbench.models.loading.unified_official import padded, read
+from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens
 
 PATCH = 16  # pixels a code stands for
 FIRST_CODE = 4  # where there is no tokenizer
@@ -63,10 +65,10 @@ class Chameleon(UnifiedModel):
             self.target = self.random(lambda: Unified(base, self.image), 1, dtype)
             return
         source = official.open_source(self.part("tokenizer") / "vqgan.ckpt", ("state_dict",))
-        shape = vq.sized(vq.CHAMELEON, {n: info.shape for n, info in source.tensors.items()})
-        table = vq.taming_table(shape)
+        shape = image_tokenizers.sized(vq.CHAMELEON, {n: info.shape for n, info in source.tensors.items()})
+        table = image_tokenizers.taming_table(shape)
         self.tokenizer = official.load(
-            lambda: vq.VQModel(shape), source, table, device, torch.float32, vq.TAMING_IGNORED
+            lambda: vq.VQModel(shape), source, table, device, torch.float32, image_tokenizers.TAMING_IGNORED
         )
         self.text = ChameleonText(self.part("tokenizer"))
         self.ids = self.text.ids()

@@ -14,9 +14,9 @@ from torch import Tensor
 from specbench.config.registry import weights_folder
 from specbench.data.scenes import to_uint8
 from specbench.errors import UsageError
-from specbench.models import checkpoints
-from specbench.models.drafters import Drafters
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
+from specbench.models.loading import checkpoints
+from specbench.models.loading.drafters import Drafters
 from specbench.models.scenes_config import CONFIGS, TARGET
 from specbench.models.text import TextConfig, TextEncoder
 from specbench.models.vq import VQConfig, VQModel

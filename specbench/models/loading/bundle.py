@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from specbench.config import registry
 from specbench.errors import UsageError
-from specbench.models.drafters import Drafters
 from specbench.models.language import Language
-from specbench.models.unified import ImageTokens, Unified, read
+from specbench.models.loading.drafters import Drafters
+from specbench.models.loading.unified_official import read
+from specbench.models.unified import ImageTokens, Unified
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -125,7 +126,7 @@ class RealModel(Drafters, Bundle):
     def drafter_path(self, part: str) -> Path | None:
         return None if self.folder is None else self.part(part)
 
-    def _random(self, build: Callable[[], Any], seed: int) -> Any:
+    def random_network(self, build: Callable[[], Any], seed: int) -> Any:
         return self.random(build, seed, self.dtype)
 
 

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from specbench.data.scenes import to_uint8
 from specbench.errors import UsageError
-from specbench.models import naming, official, vq
+from specbench.models import vq
 from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
-from specbench.models.real import TRAINER_TYPES, RealModel, class_number, only
-from specbench.models.text_official import T5Features, hashed_features
+from specbench.models.loading import image_tokenizers, naming, official
+from specbench.models.loading.bundle import TRAINER_TYPES, RealModel, class_number, only
+from specbench.models.loading.text_official import T5Features, hashed_features
 
 _TEXT = LlamaGenConfig()
 _CLASS = LlamaGenConfig(dim=1024, n_layer=24, n_head=16, ffn_hidden=2816, cls_token_num=1, block_size=576)
@@ -72,14 +73,16 @@ class LlamaGenModel(RealModel):
 
     def _pixels(self, folder: Path) -> vq.VQModel:
         source = official.open_source(only(folder, ".pt", ".safetensors"), WRAPPERS, TRAINER_TYPES)
-        shape = vq.sized(vq.LLAMAGEN_16, {n: info.shape for n, info in source.tensors.items()})
+        shape = image_tokenizers.sized(vq.LLAMAGEN_16, {n: info.shape for n, info in source.tensors.items()})
         if shape.codebook_size != self.target.cfg.vocab_size:
             raise UsageError(
                 f"the tokenizer in {folder} has {shape.codebook_size} codes, the target {self.target.cfg.vocab_size};"
                 " put vq_ds16_t2i.pt (text) or vq_ds16_c2i.pt (classes) there"
             )
-        table = vq.llamagen_table(shape)
-        return official.load(lambda: vq.VQModel(shape), source, table, self.device, torch.float32, vq.LLAMAGEN_IGNORED)
+        table = image_tokenizers.llamagen_table(shape)
+        return official.load(
+            lambda: vq.VQModel(shape), source, table, self.device, torch.float32, image_tokenizers.LLAMAGEN_IGNORED
+        )
 
     def _read(self, folder: Path) -> LlamaGen:
         """A target from LlamaGen's own file or LANTERN's Hugging Face folder."""

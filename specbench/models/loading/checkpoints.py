@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from specbench.errors import UsageError
+from specbench.storage.files import atomic_path
 
 Module = TypeVar("Module", bound=nn.Module)
 _EMBEDDED = "scenes-"  # before the kind of an embedded model's part; a drafter's file may lack it
@@ -30,11 +30,9 @@ def save(module: nn.Module, path: Path, kind: str, config: dict[str, Any], dtype
     }
     if path.exists() and _same(path, kind, config, tensors):
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.with_suffix(".tmp")
-    save_file(tensors, tmp, {"format": "specbench-1", "kind": kind, "config": json.dumps(config)})
-    tmp.chmod(0o644)  # the library makes files that only their owner can read
-    os.replace(tmp, path)
+    with atomic_path(path) as temporary:
+        save_file(tensors, temporary, {"format": "specbench-1", "kind": kind, "config": json.dumps(config)})
+        temporary.chmod(0o644)  # the library makes files that only their owner can read
 
 
 def _same(path: Path, kind: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> bool:

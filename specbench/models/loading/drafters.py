@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import math
+import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from specbench.config.registry import DRAFTER_FILE, KINDS
+from specbench.config import networks
 from specbench.errors import UsageError
-from specbench.models import checkpoints, eagle, medusa, naming, official
+from specbench.models import eagle, medusa
 from specbench.models.eagle import EagleConfig, EagleNetwork
 from specbench.models.language import Language
+from specbench.models.loading import checkpoints, naming, official
 from specbench.models.medusa import MedusaConfig, MedusaNetwork
 from specbench.models.unified import Unified
 
 M = TypeVar("M", bound=nn.Module)
+N = TypeVar("N", bound=nn.Module)
 
 
 class Drafters:
-    """What a bundle with a discrete target offers. A subclass has `name`, `target`, `device` and `dtype`, and
-    defines where the files are and how a smaller model of its family is read."""
+    """The drafter networks of a bundle with a discrete target. A subclass has `name`, `target`, `device` and `dtype`,
+    and defines where the files are and how a smaller model of its family is read."""
 
     name: str
     target: Language
@@ -53,33 +56,88 @@ class Drafters:
 
     # --- what all share -----------------------------------------------------------------------------------------------
 
-    def untrained(self, kind: str, heads: int = 5) -> nn.Module:
-        """A drafter network of one of registry.KINDS that fits the target, at the start of training."""
-        if kind == "medusa":
-            return medusa.like_target(self.target, heads)
-        if kind == "draft_model":
-            return self.smaller()
-        return eagle.like_target(self.target, eagle.default_aux_hidden_layers(self.target) if kind == "eagle3" else ())
+    def drafter_network(self, name: str | Mapping[str, Any]) -> Any:
+        """The network that a drafter declares, with the weights at drafter_weights= or next to the target's."""
+        return self._loader(name).load()
 
-    def eagle(self, kind: str = "eagle") -> EagleNetwork:
-        """kind: eagle, or eagle3. From LANTERN's layout (config.json next to the tensors), or one trained here."""
-        path = self._at(kind)
+    def untrained(self, name: str, heads: int = 5) -> nn.Module:
+        """A drafter network that fits the target, at the start of training; heads: of Medusa."""
+        network: nn.Module = self._loader(name).untrained(heads)
+        return network
+
+    def _loader(self, name: str | Mapping[str, Any]) -> NetworkLoader[Any]:
+        network = networks.declared(name)
+        loader: NetworkLoader[Any] = pkgutil.resolve_name(network.loader)(self, network.folder)
+        return loader
+
+    def ready(self, module: M) -> M:
+        return module.to(self.device, self.dtype).eval().requires_grad_(False)
+
+    def random_network(self, build: Callable[[], Any], seed: int) -> Any:
+        torch.manual_seed(seed)
+        return self.ready(build())
+
+
+class NetworkLoader(Generic[N]):
+    """Reads a drafter network of one kind for the target of a bundle. A subclass defines the class attributes, and the
+    methods that raise NotImplementedError."""
+
+    title: str  # in messages
+    seed: int  # of random weights
+    module: Callable[[Any], N]  # of a configuration
+    config: Callable[..., Any]  # of the fields in a file of this project's own format
+
+    def __init__(self, bundle: Drafters, folder: str) -> None:
+        """folder: of the weights next to the target's, and the kind in a file of this project's own format."""
+        self.bundle, self.target, self.folder = bundle, bundle.target, folder
+
+    def load(self) -> N:
+        path = self.bundle.drafter_weights or self.bundle.drafter_path(self.folder)
         if path is None:
-            return self._random(lambda: self.untrained(kind), 5)
-        if (own := own_file(path)) is not None:
-            head = self._ready(checkpoints.load(own, kind, EagleNetwork, EagleConfig.from_dict))
-        else:
-            source = official.open_source(path)
-            cfg = self._eagle_config(path, source)
-            table = naming.eagle(cfg.block, cfg.input_norm, cfg.n_layer, cfg.fc_bias)
-            head = official.load(lambda: EagleNetwork(cfg), source, table, self.device, self.dtype, naming.ROTARY)
-        c = head.cfg
-        fits = (c.dim, c.vocab_size) == (self.target.block.dim, len(self.target.tok_embeddings.weight))
-        if not fits or max(c.aux_hidden_layers, default=0) >= len(self.target.layers):
-            raise self._another("drafter", path)
-        return head
+            random: N = self.bundle.random_network(self.untrained, self.seed)
+            return random
+        own = own_file(path)
+        read = self.bundle.ready(self._own(own)) if own is not None else self.read_official(path)
+        if not self.fits(read):
+            raise UsageError(
+                f"the {self.title} in {path} was trained for another target than {self.bundle.name}; train one for this"
+            )
+        return read
 
-    def _eagle_config(self, path: Path, source: official.CheckpointSource) -> EagleConfig:
+    def _own(self, path: Path) -> N:
+        return checkpoints.load(path, self.folder, self.module, self.config)
+
+    def untrained(self, heads: int = 5) -> N:
+        raise NotImplementedError
+
+    def read_official(self, path: Path) -> N:
+        """From the files that its makers publish."""
+        raise NotImplementedError
+
+    def fits(self, network: N) -> bool:
+        raise NotImplementedError
+
+
+class EagleLoader(NetworkLoader[EagleNetwork]):
+    title, seed, module, config = "drafter", 5, EagleNetwork, EagleConfig.from_dict
+
+    def untrained(self, heads: int = 5) -> EagleNetwork:
+        return eagle.like_target(self.target)
+
+    def fits(self, network: EagleNetwork) -> bool:
+        c, rows = network.cfg, len(self.target.tok_embeddings.weight)
+        layers = max(c.aux_hidden_layers, default=0)
+        return (c.dim, c.vocab_size) == (self.target.block.dim, rows) and layers < len(self.target.layers)
+
+    def read_official(self, path: Path) -> EagleNetwork:
+        """From LANTERN's layout: config.json next to the tensors."""
+        source = official.open_source(path)
+        cfg = self._config(path, source)
+        table = naming.eagle(cfg.block, cfg.input_norm, cfg.n_layer, cfg.fc_bias)
+        bundle = self.bundle
+        return official.load(lambda: EagleNetwork(cfg), source, table, bundle.device, bundle.dtype, naming.ROTARY)
+
+    def _config(self, path: Path, source: official.CheckpointSource) -> EagleConfig:
         """The shape of a drafter in LANTERN's layout: from its config.json or, where there is none, from its tensors.
         No tensor gives the number of heads; it is then the target's."""
         file = (path if path.is_dir() else path.parent) / "config.json"
@@ -121,70 +179,64 @@ class Drafters:
             )
         return cfg
 
-    def medusa(self) -> MedusaNetwork:
-        """Heads in Medusa's released layout, or trained here. Of each head's output the rows of image tokens are
-        kept."""
-        path = self._at("medusa")
-        if path is None:
-            return self._random(lambda: self.untrained("medusa"), 6)
-        if (own := own_file(path)) is not None:
-            heads = self._ready(checkpoints.load(own, "medusa", MedusaNetwork, MedusaConfig))
-        else:
-            heads = self._released_heads(official.open_source(path))
-        if (heads.cfg.dim, heads.cfg.vocab_size) != (self.target.block.dim, self.target.vocab_size):
-            raise self._another("Medusa heads", path)
-        return heads
 
-    def _released_heads(self, source: official.CheckpointSource) -> MedusaNetwork:
+class Eagle3Loader(EagleLoader):
+    def untrained(self, heads: int = 5) -> EagleNetwork:
+        return eagle.like_target(self.target, eagle.default_aux_hidden_layers(self.target))
+
+
+class MedusaLoader(NetworkLoader[MedusaNetwork]):
+    title, seed, module, config = "Medusa heads", 6, MedusaNetwork, MedusaConfig
+
+    def untrained(self, heads: int = 5) -> MedusaNetwork:
+        return medusa.like_target(self.target, heads)
+
+    def fits(self, network: MedusaNetwork) -> bool:
+        return (network.cfg.dim, network.cfg.vocab_size) == (self.target.block.dim, self.target.vocab_size)
+
+    def read_official(self, path: Path) -> MedusaNetwork:
+        """From Medusa's released layout. Of each head's output the rows of image tokens are kept."""
+        source = official.open_source(path)
         tops = [n for n in source.tensors if n.endswith(".1.weight")]
         cfg = MedusaConfig(self.target.block.dim, self.target.vocab_size, max(1, len(tops)))
         table, ignored = naming.for_medusa(source.tensors, cfg.heads, str(source.path))
         if isinstance(self.target, Unified):
             keep = self.target.image.ids
             table = {n: replace(p, pick=keep) if n.endswith(".1.weight") else p for n, p in table.items()}
-        return official.load(lambda: MedusaNetwork(cfg), source, table, self.device, self.dtype, ignored)
+        bundle = self.bundle
+        return official.load(lambda: MedusaNetwork(cfg), source, table, bundle.device, bundle.dtype, ignored)
 
-    def draft_model(self) -> Language:
-        """A smaller target with the same tokens and prefix: its family's official files, or one trained here."""
-        path = self._at("draft_model")
-        if path is None:
-            return self._random(self.smaller, 3)
-        if (own := own_file(path)) is not None:
-            like: Any = self.target
 
-            def build(cfg: Any) -> Language:
-                made: Language = type(like)(cfg, like.image) if isinstance(like, Unified) else type(like)(cfg)
-                return made
+class DraftModelLoader(NetworkLoader[Language]):
+    """A smaller target with the same tokens and prefix."""
 
-            model = self._ready(checkpoints.load(own, "draft", build, type(like.cfg)))
-        else:
-            model = self.read_smaller(path)
-        if _interface(model) != _interface(self.target):
-            raise UsageError(
-                f"the draft model in {path} has another vocabulary, prefix or grid than {self.name}; train one for this"
-                " target"
-            )
-        return model
+    title, seed = "draft model", 3
 
-    def _at(self, kind: str) -> Path | None:
-        return self.drafter_weights or self.drafter_path(KINDS[kind])
+    def _own(self, path: Path) -> Language:
+        like: Any = self.target
 
-    def _another(self, what: str, path: Path) -> UsageError:
-        return UsageError(f"the {what} in {path} was trained for another target than {self.name}; train one for this")
+        def build(cfg: Any) -> Language:
+            made: Language = type(like)(cfg, like.image) if isinstance(like, Unified) else type(like)(cfg)
+            return made
 
-    def _ready(self, module: M) -> M:
-        return module.to(self.device, self.dtype).eval().requires_grad_(False)
+        return checkpoints.load(path, self.folder, build, type(like.cfg))
 
-    def _random(self, build: Callable[[], Any], seed: int) -> Any:
-        torch.manual_seed(seed)
-        return self._ready(build())
+    def untrained(self, heads: int = 5) -> Language:
+        return self.bundle.smaller()
+
+    def read_official(self, path: Path) -> Language:
+        return self.bundle.read_smaller(path)
+
+    def fits(self, network: Language) -> bool:
+        """Whether vocabulary, prefix and grid are the target's."""
+        return _interface(network) == _interface(self.target)
 
 
 def own_file(path: Path) -> Path | None:
     """The file in this project's own format at a path, if there is one."""
     if path.suffix == ".safetensors" and path.name != "model.safetensors":
         return path
-    own = path / DRAFTER_FILE
+    own = path / networks.FILE
     return own if own.is_file() else None
 
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from specbench.data import scenes, scenes_classes
 from specbench.errors import UsageError
-from specbench.models import checkpoints
-from specbench.models.mar import MAR, Guided, MARConfig, patchify, unpatchify
-from specbench.models.real import Bundle
+from specbench.models.loading import checkpoints
+from specbench.models.loading.bundle import Bundle
+from specbench.models.mar import MAR, MARConfig
+from specbench.models.mar_sampling import Guided, patchify, unpatchify
 from specbench.models.scenes_config import MAR_CONFIGS, LatentConfig
 from specbench.models.vq import KLModel
 
@@ -74,7 +75,7 @@ class ScenesMAR(Bundle):
     def _tokens(model: Guided) -> tuple[int, int, int]:
         return model.model.cfg.classes, model.dim, model.length
 
-    def draft_model(self) -> Guided:
+    def drafter_network(self, name: str = "mar_draft") -> Guided:
         """The smaller MAR, with the target's guidance."""
         draft = self._guided("mar_draft", 3)
         if self._tokens(draft) != self._tokens(self.target):

@@ -1,0 +1,50 @@
+"""The networks that drafters use: the weights, the loader and the training of each. Imports nothing heavy.
+
+A drafter's file under conf/drafter/ names its network with `network: NAME`, a key of `NETWORKS`, or declares one of its
+own: `network: {folder: NAME, loader: "module:Class"}`. Several drafters may share a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+#: A drafter trained here, in this project's own format, in its folder.
+FILE = "specbench.safetensors"
+
+
+@dataclass(frozen=True)
+class DrafterNetwork:
+    """folder: of its weights next to a real target's, and the kind in its file's metadata; stem: of its file among the
+    embedded weights, where that is not the folder's name; loader: a `models.loading.drafters.NetworkLoader`, where the
+    target's bundle does not load the network itself; training: a `training.drafter.Training`, where `specbench train`
+    trains it; method: the preset that uses what was trained. Classes are given as "module:name"."""
+
+    folder: str
+    loader: str = ""
+    training: str = ""
+    method: str = ""
+    stem: str = ""
+
+    @property
+    def asset(self) -> str:
+        """Its file among the embedded weights."""
+        return f"scenes_{self.stem or self.folder}.safetensors"
+
+
+_LOADING, _TRAINING = "specbench.models.loading.drafters", "specbench.training.drafter"
+NETWORKS = {
+    "draft_model": DrafterNetwork("draft", f"{_LOADING}:DraftModelLoader", f"{_TRAINING}:DraftModelTraining", "sd"),
+    "eagle": DrafterNetwork("eagle", f"{_LOADING}:EagleLoader", f"{_TRAINING}:EagleTraining", "eagle1"),
+    "eagle3": DrafterNetwork("eagle3", f"{_LOADING}:Eagle3Loader", f"{_TRAINING}:EagleTraining", "eagle3"),
+    "medusa": DrafterNetwork("medusa", f"{_LOADING}:MedusaLoader", f"{_TRAINING}:MedusaTraining", "medusa"),
+    "mar_draft": DrafterNetwork("draft", stem="mar_draft"),
+}
+#: The networks that `specbench train drafter=` trains.
+TRAINED = tuple(name for name, network in NETWORKS.items() if network.training)
+
+
+def declared(network: str | Mapping[str, Any]) -> DrafterNetwork:
+    """The network that a drafter's file declares, by name or by its fields."""
+    return NETWORKS[network] if isinstance(network, str) else DrafterNetwork(**network)

@@ -1,0 +1,61 @@
+"""The columns of rows that metrics fill, as conf/metrics declares them: title, better side and decimals.
+
+One metric declares a column; the other metrics that fill it only name it:
+
+    columns:
+      fid: {title: Fréchet distance, better: lower, decimals: 2}
+
+    columns: [fid]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from specbench.config import parameters
+from specbench.errors import UsageError
+
+
+@dataclass(frozen=True)
+class ShownColumn:
+    """How tables and reports show a column: its title, its better side ("higher" or "lower"), and its decimals."""
+
+    title: str
+    better: str
+    decimals: int
+
+
+@cache
+def of_metrics() -> dict[str, ShownColumn]:
+    """Column -> how it is shown, for every metric. UsageError, naming the file, for a wrong or absent declaration."""
+    found: dict[str, ShownColumn] = {}
+    named: dict[str, str] = {}
+    for metric in parameters.single_metrics():
+        columns = parameters.default("metrics", metric, metric)["columns"]
+        named |= dict.fromkeys(columns, metric)
+        for name, keys in columns.items() if isinstance(columns, Mapping) else ():
+            if name in found:
+                raise UsageError(f"conf/metrics/{metric}.yaml: another metric declares the column {name}, too")
+            found[name] = _shown(metric, name, keys)
+    if undeclared := sorted(named.keys() - found):
+        raise UsageError(
+            f"conf/metrics/{named[undeclared[0]]}.yaml: no metric declares the column {undeclared[0]}; give its title:,"
+            " better: and decimals:"
+        )
+    return found
+
+
+def _shown(metric: str, name: str, keys: Mapping[str, object]) -> ShownColumn:
+    wanted = {"title": str, "better": str, "decimals": int}
+    for key in {**wanted, **keys}:
+        if key not in wanted or type(keys.get(key)) is not wanted[key]:
+            raise UsageError(
+                f"conf/metrics/{metric}.yaml: column {name} needs title: TEXT, better: higher or lower, and decimals:"
+                f" INTEGER (got {key}: {keys.get(key)!r})"
+            )
+    shown = ShownColumn(**keys)  # type: ignore[arg-type]
+    if shown.better not in ("higher", "lower"):
+        raise UsageError(f"conf/metrics/{metric}.yaml: better of {name} must be higher or lower (got {shown.better!r})")
+    return shown

@@ -1,0 +1,83 @@
+"""Counter-based random streams: every random number of a decoding is a pure function of its keys."""
+
+from __future__ import annotations
+
+from copy import copy
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
+_MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX2 = -7723592293110705685  # 0x94D049BB133111EB
+#: How many tags a step's random numbers can have; a drafter uses one or two per depth.
+TAGS = 4096
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 on int64 tensors (arithmetic modulo 2**64)."""
+    x = (x ^ _shift(x, 30)) * _MIX1
+    x = (x ^ _shift(x, 27)) * _MIX2
+    return x ^ _shift(x, 31)
+
+
+class RandomStreams:
+    """One counter-based random stream per row, keyed by (seed, prompt index).
+
+    A number is a pure function of (seed, prompt index, step, tag, index), `index` counting the numbers of one tag. It
+    depends neither on the batch, nor on the order of the prompts, nor on the device. It needs no state and no host.
+    """
+
+    def __init__(self, keys: list[tuple[int, int]], device: torch.device | str = "cpu") -> None:
+        """keys: (seed, prompt index) per row."""
+        self.keys = keys
+        pairs = torch.tensor(keys, dtype=torch.int64).reshape(-1, 2)
+        self.key = _mix(_mix(pairs[:, 0] * _GOLDEN + 1) + pairs[:, 1] * _GOLDEN + 2).to(device)
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def rows(self, index: Tensor) -> RandomStreams:
+        """The streams of rows `index` (n,) int64, in that order and as often. (`keys` stays that of all.)"""
+        some = copy(self)
+        some.key = self.key[index]
+        return some
+
+    def uniform(self, step: Tensor, tag: int, *shape: int) -> Tensor:
+        """Float32 numbers in [0, 1) of shape (rows, *shape). `step` (rows,) int64; `tag` keeps the uses of a step
+        apart.
+
+        Multiples of 2**-23, so that `u * total < total` holds in float32 and no index exceeds a distribution's last
+        token.
+        """
+        count = 1
+        for n in shape:
+            count *= n
+        return self.uniform_at(step, tag, torch.arange(count, device=self.key.device)).view(-1, *shape)
+
+    def uniforms(self, step: Tensor, tag: int, tags: int, count: int) -> Tensor:
+        """The first `count` numbers of several consecutive tags at once, (rows, tags, count)."""
+        device = self.key.device
+        which = step[:, None] * TAGS + (tag + 1) + torch.arange(tags, device=device)
+        return self._numbers(self.key[:, None] + _GOLDEN * which, torch.arange(count, device=device))
+
+    def uniform_at(self, step: Tensor, tag: int, index: Tensor) -> Tensor:
+        """The numbers (rows, n) at `index` (n,) or (rows, n) int64 >= 0 of a tag."""
+        return self._numbers(self.key + _GOLDEN * (step * TAGS + tag + 1), index)
+
+    @staticmethod
+    def _numbers(key: Tensor, index: Tensor) -> Tensor:
+        """The numbers (*, n) at `index` (n,) or (*, n) of streams with unmixed keys (*)."""
+        bits = _shift(_mix(_mix(key).unsqueeze(-1) + _GOLDEN * (index + 1)), 41)
+        return bits.to(torch.float32) * 2.0**-23
+
+
+def exponential(u: Tensor) -> Tensor:
+    """Positive exponential noise by inversion of uniforms u, of which 1 - u is exact; the logarithm, unlike log1p, has
+    the same bits at any index of a tensor."""
+    return 2.0**-30 - torch.log(1 - u)

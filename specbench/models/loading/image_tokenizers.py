@@ -1,0 +1,138 @@
+"""Official files of image tokenizers: LlamaGen's, Chameleon's and MAR's autoencoders, and Emu3's vision tokenizer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from specbench.errors import UsageError
+from specbench.models.emu3_vision import Emu3Vision
+from specbench.models.loading import official
+from specbench.models.loading.files import CheckpointSource
+from specbench.models.loading.naming import Layout, ParameterSlice, Table
+from specbench.models.vq import Autoencoder, VQConfig
+
+if TYPE_CHECKING:
+    from transformers import Emu3VQVAEConfig
+
+#: names in LlamaGen's files that inference does not use: the codes that were used lately
+LLAMAGEN_IGNORED = (r"quantize\.codebook_used",)
+#: in vqgan.ckpt and kl16.ckpt, which the official code reads with strict=False: the discriminator, a moving average
+TAMING_IGNORED = (r"loss\..*", r"model_ema\..*")
+
+
+def _names(cfg: VQConfig) -> list[str]:
+    with torch.device("meta"):
+        return list(Autoencoder(cfg).state_dict())
+
+
+def llamagen_table(cfg: VQConfig) -> Table:
+    """The table of `vq_ds*.pt` (under the key "model"): each tensor keeps its own name."""
+    return {name: ParameterSlice(name) for name in _names(cfg)}
+
+
+def taming_table(cfg: VQConfig) -> Table:
+    """The table of Chameleon's `vqgan.ckpt` (under "state_dict") and MAR's `kl16.ckpt` (under "model").
+    Their decoder levels are numbered by resolution, 0 the highest (notes of the golden chameleon_vqgan)."""
+    last = len(cfg.ch_mult) - 1
+
+    def official(name: str) -> str:
+        for ours, theirs in (("0", "block_1"), ("1", "attn_1"), ("2", "block_2")):
+            name = name.replace(f"coder.mid.{ours}.", f"coder.mid.{theirs}.")
+        name = re.sub(r"decoder\.conv_blocks\.(\d+)", lambda m: f"decoder.up.{last - int(m[1])}", name)
+        return name.replace("encoder.conv_blocks.", "encoder.down.").replace(".res.", ".block.")
+
+    return {official(name): ParameterSlice(name) for name in _names(cfg)}
+
+
+def sized(official: VQConfig, shapes: Mapping[str, tuple[int, ...]], where: str = "the file") -> VQConfig:
+    """`official` with the sizes of a file, read from the shapes of its tensors under either naming; UsageError where
+    they do not fit an autoencoder.
+
+    The file formats carry no sizes. What no shape determines (norm groups, the codebook's use), and the levels with
+    attention, stay as in `official`.
+    """
+    widths: dict[int, list[int]] = {}  # of the encoder's residual blocks, level by level
+    try:
+        for name, shape in shapes.items():
+            if m := re.fullmatch(r"encoder\.(?:conv_blocks|down)\.(\d+)\.(?:res|block)\.\d+\.conv2\.weight", name):
+                widths.setdefault(int(m[1]), []).append(shape[0])
+        ch = shapes["encoder.conv_in.weight"][0]
+        if ch % official.norm_groups:
+            raise ValueError("norms would not divide the channels")
+        return replace(
+            official,
+            ch=ch,
+            ch_mult=tuple(widths[level][0] // ch for level in range(len(widths))),
+            num_res_blocks=len(widths[0]),
+            z_channels=shapes["post_quant_conv.weight"][0],
+            codebook_size=shapes["quantize.embedding.weight"][0] if official.codebook_size else 0,
+            codebook_embed_dim=shapes["post_quant_conv.weight"][1],
+        )
+    except (LookupError, ValueError, ZeroDivisionError) as e:
+        raise UsageError(f"{where} does not hold this kind of image tokenizer; name the official file") from e
+
+
+# --- Emu3 -------------------------------------------------------------------------------------------------------------
+
+
+def load_emu3_vision(
+    cfg: Emu3VQVAEConfig, source: CheckpointSource, device: torch.device | str, dtype: torch.dtype
+) -> Emu3Vision:
+    """The tokenizer from Emu3-VisionTokenizer's files or transformers' own; errors as in `official.load`."""
+    table, ignored = emu3_layout(cfg, source.tensors)
+    model = official.load(lambda: emu3_vision(cfg, source.tensors), source, table, device, dtype, ignored)
+    for layer in _linear(model):
+        layer.weight = nn.Parameter(layer.weight.flatten(1), requires_grad=False)
+    return model
+
+
+def emu3_vision(cfg: Emu3VQVAEConfig, names: Container[str]) -> Emu3Vision:
+    """The tokenizer with its tensors in the shapes that a file of these names has."""
+    model = Emu3Vision(cfg)
+    if _prefix(names) is None:
+        for layer in _linear(model):  # 1x1 convolutions officially
+            layer.weight = nn.Parameter(layer.weight[..., None, None])
+    return model
+
+
+def emu3_layout(cfg: Emu3VQVAEConfig, names: Container[str]) -> Layout:
+    """The table and the ignored names, from the names in a file: Emu3-VisionTokenizer's, or transformers' own, alone or
+    inside a complete Emu3 (whose other tensors are ignored). The official names where neither fits."""
+    with torch.device("meta"):
+        ours = [name.removeprefix("vq.") for name in Emu3Vision(cfg).state_dict()]
+    prefix = _prefix(names)
+    if prefix is None:
+        return {_official(name): ParameterSlice(f"vq.{name}") for name in ours}, []
+    others = [rf"(?!{re.escape(prefix)}).*"] if prefix else []
+    return {prefix + name: ParameterSlice(f"vq.{name}") for name in ours}, others
+
+
+def _linear(model: nn.Module) -> Iterator[nn.Linear]:
+    """The attention's layers: nothing else in this network is linear."""
+    return (layer for layer in model.modules() if isinstance(layer, nn.Linear))
+
+
+def _prefix(names: Container[str]) -> str | None:
+    """The prefix of transformers' names in a file; None where they are the official ones, or unknown."""
+    prefixes = ("vqmodel.", "model.vqmodel.", "")
+    return next((p for p in prefixes if f"{p}encoder.down_block.down.0.block.0.conv1.weight" in names), None)
+
+
+def _official(name: str) -> str:
+    """The official name of a tensor of transformers'."""
+    for pattern, theirs in {
+        r"(down|up)_block\.\1\.": r"\1.",
+        r"middle_block\.attn_norm\.": "mid.attn_1.norm.",
+        r"middle_block\.": "mid.",
+        r"attn_norms\.(\d+)\.": r"attn.\1.norm.",
+        r"([qkv])_proj\.": r"\1.",
+        r"out_proj\.": "proj_out.",
+    }.items():
+        name = re.sub(pattern, theirs, name)
+    return name

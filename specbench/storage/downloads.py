@@ -1,0 +1,353 @@
+"""Downloads of published files: listed at a pinned revision, resumed, checked against published digests, recorded.
+
+huggingface_hub transfers the files, those of its repositories and those at plain addresses: it continues partial files
+and tries again. Unfinished files are in .fetch/ of the destination and are moved when a folder is complete, so that an
+existing folder is complete. SOURCE.json next to it records the origin of every file.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import os
+import shutil
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+from specbench._version import __version__
+from specbench.errors import UsageError
+from specbench.storage.files import format_size, sha256_file, size, write_atomically
+from specbench.storage.sources import Data, File, Part
+
+RECORD, STAGING = "SOURCE.json", ".fetch"
+RELEASES = "https://github.com"  # the server of GitHub's releases
+TIMEOUT = 10.0  # seconds without an answer to a listing
+
+
+# --- the record -------------------------------------------------------------------------------------------------------
+
+
+class FetchRecord:
+    """SOURCE.json: the origin of each part of a folder, and the size and SHA-256 of every file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / RECORD
+        self.parts: dict[str, dict[str, Any]] = {}
+        if self.path.exists():
+            try:
+                content = json.loads(self.path.read_text(encoding="utf-8"))
+                self.parts = {name: dict(entry, files=dict(entry["files"])) for name, entry in content["parts"].items()}
+            except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+                raise UsageError(
+                    f"{self.path} is damaged ({e}); remove it, and run again to check the existing files"
+                ) from e
+
+    def _save(self) -> None:
+        text = json.dumps({"specbench": __version__, "parts": self.parts}, indent=1, ensure_ascii=False)
+        write_atomically(self.path, text.encode() + b"\n")
+
+    def start(self, name: str, origin: Mapping[str, str]) -> None:
+        """Record the origin of a part. The files that are recorded already stay."""
+        self.parts.setdefault(name, {"files": {}}).update(origin, complete=False)
+        self._save()
+
+    def add(self, name: str, file: str, entry: Mapping[str, Any]) -> None:
+        self.parts[name]["files"][file] = dict(entry)
+        self._save()
+
+    def finish(self, name: str) -> None:
+        self.parts[name].update(complete=True, fetched=datetime.now(UTC).isoformat(timespec="seconds"))
+        self._save()
+
+
+# --- files of repositories --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of a repository: its path there, its bytes, and its SHA-256 if the hub provides it."""
+
+    name: str
+    size: int
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The content of a part: the commit, and its files by their names in the part's folder."""
+
+    part: Part
+    commit: str
+    files: Mapping[str, HubFile]
+
+
+def hub_files(repository: str, revision: str) -> tuple[str, list[HubFile]]:
+    """The commit of a revision of a Hugging Face repository, and its files."""
+    from huggingface_hub import HfApi
+
+    print(f"asking the Hugging Face hub for {repository} at {revision}", file=sys.stderr, flush=True)
+    info = HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT)
+    listed = [HubFile(f.rfilename, f.size or 0, f.lfs.sha256 if f.lfs else None) for f in info.siblings or ()]
+    return str(info.sha), listed
+
+
+def hub_download(repository: str, commit: str, name: str, folder: Path) -> Path:
+    """Download a file of a Hugging Face repository to below `folder`."""
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(repository, name, revision=commit, local_dir=folder))
+
+
+@contextmanager
+def _hub_errors(part: Part, revision: str, otherwise: str) -> Iterator[None]:
+    """Raise exceptions of the hub's client as UsageError."""
+    _check_online(part.repository, otherwise)
+    try:
+        yield
+    except Exception as e:  # the client's exceptions differ from version to version
+        kinds = {kind.__name__ for kind in type(e).__mro__}
+        if "GatedRepoError" in kinds:
+            raise UsageError(
+                f"{part.repository} requires the acceptance of its terms: accept them on huggingface.co/"
+                f"{part.repository}, then run `hf auth login`"
+            ) from e
+        if "RevisionNotFoundError" in kinds:
+            raise UsageError(f"{part.repository} has no revision '{revision}': correct revision=") from e
+        if "RepositoryNotFoundError" in kinds:
+            raise UsageError(
+                f"the Hugging Face hub shows no repository {part.repository}: correct its name, or run `hf auth login`"
+            ) from e
+        raise UsageError(
+            f"cannot get {part.repository} from the Hugging Face hub ({type(e).__name__}: {_first_line(e)}): try"
+            f" again, or {otherwise}"
+        ) from e
+
+
+def _check_online(source: str, otherwise: str) -> None:
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise UsageError(f"HF_HUB_OFFLINE forbids requests for {source}: unset it, or {otherwise}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200]
+
+
+def list_part(name: str, part: Part, record: FetchRecord, by_hand: str) -> Listing:
+    """The files of a part, at the recorded commit if a fetch started before, even if a branch has moved.
+
+    by_hand: the alternative that an error message names.
+    """
+    revision = record.parts.get(name, {}).get("commit") or part.revision
+    if part.sizes:
+        commit, found = revision, [HubFile(file, count) for file, count in part.sizes.items()]
+    else:
+        with _hub_errors(part, revision, by_hand):
+            commit, found = hub_files(part.repository, revision)
+    inside = {}
+    for file in found:
+        path = PurePosixPath(file.name)
+        if str(path.parent) == (part.subfolder or ".") and not path.name.startswith("."):
+            inside[path.name] = file
+    chosen: dict[str, HubFile] = {}
+    for needed in part.files:
+        matches = next((m for p in needed.split("|") if (m := fnmatch.filter(inside, p))), [])
+        if not matches:
+            otherwise = "give another revision= or repository=" if name == "target" else by_hand
+            raise UsageError(f"{part.repository} at {commit} has no {needed}: {otherwise}")
+        chosen |= {file: inside[file] for file in matches}
+    for pattern in part.also:
+        chosen |= {file: inside[file] for file in fnmatch.filter(inside, pattern)}
+    return Listing(part, commit, dict(sorted(chosen.items())))
+
+
+def is_fetched(record: FetchRecord, name: str, part: Part, folder: Path, revision: str | None, other: str) -> bool:
+    """Whether a part is completely fetched, at `revision` if one is given. UsageError for a part of another origin;
+    other: the argument that names another folder."""
+    entry = record.parts.get(name)
+    if entry is None:
+        return False
+    way_out = f"remove it and its entry in {RECORD}, or name another folder with {other}"
+    if entry.get("repository") != part.repository:
+        raise UsageError(f"{folder / name} comes from {entry.get('repository')}, not {part.repository}: {way_out}")
+    known = entry.get("commit"), entry.get("revision")
+    if revision is not None and revision not in known:
+        raise UsageError(f"{folder / name} is at commit {known[0]}, not at '{revision}': {way_out}")
+    return bool(entry.get("complete")) and all(
+        size(folder / name / file) == noted["size"] for file, noted in entry["files"].items()
+    )
+
+
+def fetch_part(record: FetchRecord, folder: Path, staging: Path, name: str, listing: Listing) -> None:
+    """Download the missing files of a part, check all that were not checked before, and move them to `folder`."""
+    part, checked, loose = listing.part, staging / "checked" / name, staging / "hub" / name
+    origin = {"repository": part.repository, "revision": part.revision, "commit": listing.commit}
+    record.start(name, origin | {"licence": part.licence})
+    for file, published in listing.files.items():
+        finals = folder / name / file, checked / file
+        if any(size(path) == published.size for path in finals) and file in record.parts[name]["files"]:
+            continue
+        path = next((path for path in finals if path.exists()), None)
+        if path is None and part.sizes:
+            address = f"{RELEASES}/{part.repository}/releases/download/{listing.commit}/{published.name}"
+            path = download(address, loose / published.name, published.size)
+        elif path is None:
+            with _hub_errors(part, listing.commit, f"put {file} into {folder / name}"):
+                path = hub_download(part.repository, listing.commit, published.name, loose)
+        known = part.sha256.get(file, published.sha256)
+        sha256 = _check(path, published.size, known, part.md5.get(file), staging)
+        if path not in finals:
+            checked.mkdir(parents=True, exist_ok=True)
+            os.replace(path, checked / file)
+        record.add(name, file, {"size": published.size, "sha256": sha256})
+        print(f"  {name}/{file} is here", flush=True)
+    if checked.exists():
+        _move(checked, folder / name)
+    record.finish(name)
+    shutil.rmtree(loose, ignore_errors=True)
+
+
+# --- files at plain addresses -----------------------------------------------------------------------------------------
+
+
+def download(address: str, path: Path, count: int) -> Path:
+    """Download a file of `count` bytes to `path`, through `path`.part, which a later call continues.
+
+    UsageError where the server does not answer or has another file.
+    """
+    from huggingface_hub.file_download import http_get
+
+    if size(path) == count:  # put there by the user, as the error advises
+        return path
+    _check_online(address, f"put it at {path}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.part")
+    if (size(partial) or 0) > count:
+        partial.unlink()
+    try:
+        with partial.open("ab") as f:
+            identity = {"Accept-Encoding": "identity"}  # a range of a compressed answer is not one of the file
+            http_get(
+                address, f, resume_size=f.tell(), headers=identity, expected_size=count, displayed_filename=path.name
+            )
+    except Exception as e:  # the client's exceptions differ from version to version
+        there = size(partial) or 0
+        if there > count:
+            raise UsageError(f"{address} has more than {count} bytes: it is not the published file any more") from e
+        if getattr(getattr(e, "response", None), "status_code", None) == 416:
+            partial.unlink()  # the server's file is shorter than the partial one
+        raise UsageError(
+            f"cannot fetch {address} ({_first_line(e)}); {format_size(there)} of {format_size(count)} are there: run"
+            f" the same command again, or put it at {path}"
+        ) from e
+    os.replace(partial, path)
+    return path
+
+
+def is_unpacked(record: FetchRecord, file: File, folder: Path) -> bool:
+    """Whether a file was fetched before, and all of its content still exists."""
+    entry = record.parts.get(file.name)
+    if entry is None or not entry.get("complete") or entry.get("sha256") != file.sha256:
+        return False
+    counts = {pattern: len(list(folder.glob(pattern))) for pattern in file.unpack or (file.name,)}
+    return all(pattern in entry["files"] and n >= entry["files"][pattern]["count"] for pattern, n in counts.items())
+
+
+def fetch_file(record: FetchRecord, folder: Path, staging: Path, file: File, data: Data) -> None:
+    """Download a file of a data set, check it, and move it or its unpacked content to `folder`."""
+    record.start(file.name, {"address": file.address, "sha256": file.sha256, "licence": data.licence})
+    path = folder / file.name
+    if file.unpack or not path.exists():
+        path = download(file.address, staging / file.name, file.size)
+    _check(path, file.size, file.sha256, None, staging)
+    if file.unpack:
+        found = _unpack(path, file.unpack, staging / "checked")
+        _move(staging / "checked", folder)
+        path.unlink()
+    else:
+        found = {file.name: {"count": 1, "size": file.size}}
+        os.replace(path, folder / file.name)
+    record.parts[file.name]["files"] = found
+    record.finish(file.name)
+    print(f"  {file.name} is here", flush=True)
+
+
+def _unpack(archive: Path, patterns: Sequence[str], into: Path) -> dict[str, dict[str, int]]:
+    """Extract the members that match. Returns the number and the bytes of those of each pattern."""
+    found = {}
+    try:
+        with zipfile.ZipFile(archive) as z:
+            members = [info for info in z.infolist() if not info.is_dir()]
+            for pattern in patterns:
+                chosen = [info for info in members if fnmatch.fnmatchcase(info.filename, pattern)]
+                for info in tqdm(chosen, desc=f"unpacking {archive.name}", unit="file", disable=None):
+                    if any(step in ("", ".", "..") for step in info.filename.split("/")) or "\\" in info.filename:
+                        raise UsageError(
+                            f"{archive} holds the unsafe name {info.filename!r}: it is not the published file"
+                        )
+                    z.extract(info, into)
+                if not chosen:
+                    raise UsageError(f"{archive} holds no {pattern}: it is not the published file")
+                found[pattern] = {"count": len(chosen), "size": sum(info.file_size for info in chosen)}
+    except (zipfile.BadZipFile, OSError, NotImplementedError) as e:
+        raise UsageError(
+            f"cannot unpack {archive} ({e}); make room, or remove it and run the same command again"
+        ) from e
+    return found
+
+
+# --- shared -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """The folder of unfinished files, locked against other processes; removed when all is done."""
+    staging = folder / STAGING
+    try:
+        staging.mkdir(parents=True, exist_ok=True)
+        with FileLock(staging / "lock", timeout=0):
+            yield staging
+    except Timeout:
+        raise UsageError(f"another fetch is writing to {folder}: wait for it") from None
+    except OSError as e:
+        raise UsageError(f"cannot write to {folder} ({e.strerror or e}): make room, or name another folder") from e
+    shutil.rmtree(staging, ignore_errors=True)
+
+
+def _check(path: Path, count: int, sha256: str | None, md5: str | None, staging: Path) -> str:
+    """The SHA-256 of a file. UsageError where it is not the published file; one in `staging` is then removed."""
+    found = sha256_file(path)
+    good = size(path) == count and found == (sha256 or found)
+    if good and md5:
+        with path.open("rb") as f:
+            good = hashlib.file_digest(f, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() == md5
+    if good:
+        return found
+    if path.is_relative_to(staging):
+        path.unlink()
+        raise UsageError(f"{path.name} came damaged (SHA-256 {found}) and was removed: run the same command again")
+    raise UsageError(f"{path} is not the published file (SHA-256 {found}): move it away")
+
+
+def _move(staged: Path, folder: Path) -> None:
+    """Move a folder to its destination: as a whole if there is none yet, else file by file, replacing none."""
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(staged, folder)
+        return
+    for path in sorted(staged.iterdir()):
+        if path.is_dir():
+            _move(path, folder / path.name)
+        elif not (folder / path.name).exists():
+            os.replace(path, folder / path.name)
+        elif size(folder / path.name) != size(path):
+            raise UsageError(f"{folder / path.name} is not the published file: move it away")
