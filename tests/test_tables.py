@@ -392,9 +392,13 @@ def test_an_interval_is_of_the_rows_own_error_or_of_what_older_rows_have() -> No
     length = "accepted_length_mean"
     quality = next(c for c in TABLE.columns if c.key == "clip_score")
     older = _row(accepted_length_std="0.2", n="64")
-    assert figures._point(older, length, quality) == pytest.approx((1.11, 0.7101, 1.96 * 0.2 / 8, 1.96 * 0.0123))
+    assert figures._point(older, length, quality) == pytest.approx(
+        (1.11, 0.7101, layout.NORMAL95 * 0.2 / 8, layout.NORMAL95 * 0.0123)
+    )
     newer = older | {"accepted_length_stderr": "0.5"}
-    assert figures._point(newer, length, quality) == pytest.approx((1.11, 0.7101, 1.96 * 0.5, 1.96 * 0.0123))
+    assert figures._point(newer, length, quality) == pytest.approx(
+        (1.11, 0.7101, layout.NORMAL95 * 0.5, layout.NORMAL95 * 0.0123)
+    )
     assert figures._stderr(_row(), "fid") == 0
 
 

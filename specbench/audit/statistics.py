@@ -10,12 +10,12 @@ import math
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy import optimize, special, stats
 from torch import Tensor
 
 #: The probability that two-sided intervals of 95 % leave out at each end.
 TAIL = 0.025
-_NORMAL = float(stats.norm.isf(TAIL))
+_NORMAL = special.ndtri(1 - TAIL)
 _SMALLEST = 5.0  # expected counts below it are pooled
 
 
@@ -58,8 +58,16 @@ def true_variation(one: Tensor, other: Tensor, probs: Tensor, vocab: int, length
 
 
 def lower_bound(hits: float, n: float, tail: float) -> float:
-    """The least probability under which `hits` of n or more are not rarer than `tail` (Clopper and Pearson 1934)."""
-    return float(stats.beta.ppf(tail, hits, n - hits + 1)) if hits else 0.0
+    """The least probability x under which `hits` of n or more are not rarer than `tail`, by Chernoff's bound: n KL(hits
+    / n || x) <= ln(1 / tail)."""
+    rate = hits / n
+    if rate == 0:
+        return 0.0
+
+    def excess(x: float) -> float:
+        return float(n * (special.rel_entr(rate, x) + special.rel_entr(1 - rate, 1 - x)) + math.log(tail))
+
+    return float(optimize.brentq(excess, 1e-300, rate))
 
 
 def goodness_of_fit(counts: Tensor, probs: Tensor, vocab: int, length: int) -> float:
@@ -87,7 +95,8 @@ def chi_square(counts: Tensor, probs: Tensor) -> float:
         seen, expected = (torch.cat([x[:pooled].sum()[None], x[pooled:]]) for x in (seen, expected))
     if len(expected) == 1:
         return 1.0
-    return float(stats.chi2.sf(float(((seen - expected) ** 2 / expected).sum()), len(expected) - 1))
+    statistic = ((seen - expected) ** 2 / expected).sum()
+    return float(stats.chi2.sf(float(statistic), len(expected) - 1))
 
 
 def mean(histogram: Tensor) -> tuple[float, float, float]:
@@ -100,12 +109,6 @@ def mean(histogram: Tensor) -> tuple[float, float, float]:
 
 
 # --- continuous tokens ------------------------------------------------------------------------------------------------
-
-
-def smirnov(distance: float, n: int, m: int) -> float:
-    """The probability that the Kolmogorov-Smirnov distance of n and m samples of one continuous distribution exceeds
-    this one, by Smirnov's limit (1939)."""
-    return float(stats.kstwobign.sf(distance * math.sqrt(n * m / (n + m))))
 
 
 def energy_distance(one: Tensor, other: Tensor) -> tuple[float, float]:

@@ -37,8 +37,8 @@ def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
     if offsets >= target.length:
         raise UsageError(f"offsets={offsets} is beyond an image of {target.length} tokens; give a smaller number")
     top: list[Tensor] = []
-    entropy: list[float] = []
-    moved: list[list[float]] = [[] for _ in range(offsets)]
+    entropy: list[Tensor] = []
+    moved: list[list[Tensor]] = [[] for _ in range(offsets)]
     with torch.inference_mode():
         for item in tqdm(data.load(cfg), desc="probe", unit="image"):
             conditioning = pipeline.encode([item.prompt])
@@ -47,18 +47,19 @@ def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
             found = TokenDistributions(target, sampling, conditioning, tokens)
             probs = found.probs[0, free]
             top.append(probs.topk(min(TOP, probs.shape[-1]), dim=-1).values.cumsum(-1).mean(0))
-            entropy.append(float(-torch.xlogy(probs, probs).sum(-1).mean()))
-            for i, tv in enumerate(moved):
+            entropy.append(-torch.xlogy(probs, probs).sum(-1).mean())
+            for i, sums in enumerate(moved):
                 other = found.hidden_at(i + 1)[0, free]
                 inside = free > i + 1  # where the hidden token is one of the image
-                tv.append(float(0.5 * (other - probs)[inside].abs().sum(-1).mean()))
+                sums.append(0.5 * (other - probs)[inside].abs().sum(-1).mean())
+    mean_entropy, *by_distance = (mean([float(value) for value in values]) for values in (entropy, *moved))
     return {
         "images": len(top),
         "top_probabilities": torch.stack(top).mean(0).tolist(),
-        "entropy": mean(entropy).value,
-        "entropy_stderr": mean(entropy).stderr,
-        "tv_by_distance": [mean(tv).value for tv in moved],
-        "tv_by_distance_stderr": [mean(tv).stderr for tv in moved],
+        "entropy": mean_entropy.value,
+        "entropy_stderr": mean_entropy.stderr,
+        "tv_by_distance": [estimate.value for estimate in by_distance],
+        "tv_by_distance_stderr": [estimate.stderr for estimate in by_distance],
         "width": target.width,
         "weights": pipeline.weights,
     }
