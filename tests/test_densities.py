@@ -7,10 +7,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from specbench.audit import densities, statistics
 from specbench.audit.audit import COLUMNS, LEVEL
@@ -18,6 +16,7 @@ from specbench.audit.densities import BUILT_IN, alone, assemble, built_in, measu
 from specbench.config import configuration
 from specbench.decoding import continuous
 from specbench.decoding.continuous import ContinuousRule
+from specbench.decoding.rng import RandomStreams
 
 #: A configuration as `configuration.compose` gives it, of which an audit reads these.
 CSPD = {
@@ -48,33 +47,6 @@ def row_of(model: str, samples: int, seed: int = 0, **words: Any) -> dict[str, A
 
 
 # --- statistics -------------------------------------------------------------------------------------------------------
-
-
-def test_kolmogorov_smirnov_is_scipys() -> None:
-    g = np.random.default_rng(0)
-    for n, m, round_to in ((9, 2, 9), (5, 3, 9), (1000, 700, 9), (700, 1000, 1), (50, 50, 0)):  # the last two with ties
-        a, b = g.normal(size=n).round(round_to).astype("f4"), g.normal(0.1, 1.1, size=m).round(round_to).astype("f4")
-        wanted = stats.ks_2samp(a, b, method="asymp").statistic
-        assert statistics.kolmogorov_smirnov(a, b) == pytest.approx(wanted, abs=1e-12)
-        assert statistics.kolmogorov_smirnov(b, a) == pytest.approx(wanted, abs=1e-12)
-    assert statistics.kolmogorov_smirnov(np.zeros(4), np.ones(6)) == 1
-    assert statistics.kolmogorov_smirnov(np.zeros(4), np.zeros(6)) == 0
-
-
-def test_kolmogorovs_limit_is_scipys() -> None:
-    for x in (0.0, 0.1, 0.199, 0.2, 0.5, 0.99, 1.0, 1.36, 3.0, 10.0):
-        assert statistics.kolmogorov(x) == pytest.approx(stats.kstwobign.sf(x), rel=1e-9, abs=1e-11)
-    assert statistics.kolmogorov(30.0) == 0
-
-
-def test_p_values_are_uniform_for_equal_distributions() -> None:
-    """Of 500 tests 25 fall below 0.05 by chance; more than 46 would in 4 of 100,000 repetitions (binomial)."""
-    g = np.random.default_rng(0)
-    below = 0
-    for _ in range(500):
-        distance = statistics.kolmogorov_smirnov(*g.normal(size=(2, 2000)))
-        below += statistics.kolmogorov(distance * math.sqrt(1000)) < 0.05
-    assert 8 <= below <= 46
 
 
 def test_the_energy_distance_and_its_noise() -> None:
@@ -252,13 +224,13 @@ def test_a_biased_method_is_caught(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["d1t4", "d1t5", "d2t3", "d2t4"])
 def test_an_acceptance_without_the_ratio_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    log_ratios = continuous._Verifier.log_ratios
+    log_ratios = continuous.verify.Verifier.log_ratios
 
     def always(self, *args):
         gain, own, sigma = log_ratios(self, *args)
         return torch.zeros_like(gain), own, sigma
 
-    monkeypatch.setattr(continuous._Verifier, "log_ratios", always)
+    monkeypatch.setattr(continuous.verify.Verifier, "log_ratios", always)
     row = row_of(name, 5000)
     assert row["acceptance_rate"] == 1
     assert row["p_value"] < 1e-12
@@ -267,13 +239,13 @@ def test_an_acceptance_without_the_ratio_is_caught(name: str, monkeypatch: pytes
 @pytest.mark.parametrize("criterion", ["exact", "path"])
 def test_a_residual_that_forgets_the_draft_is_caught(criterion: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a rejection the target's own distribution instead of Norm([p - q]_+): the classic mistake."""
-    residual = continuous._Verifier.residual
+    residual = continuous.verify.Verifier.residual
 
     def forgetful(self, *args):
         self.rule = replace(self.rule, tries=1)  # the first proposal is taken, whatever it is
         return residual(self, *args)
 
-    monkeypatch.setattr(continuous._Verifier, "residual", forgetful)
+    monkeypatch.setattr(continuous.verify.Verifier, "residual", forgetful)
     row = row_of("d1t5", 20_000, criterion=criterion)
     assert row["p_value"] < LEVEL / 100
 
@@ -309,7 +281,7 @@ def test_the_first_draft_is_counted_wherever_it_begins() -> None:
     for prefill in (0.0, 0.5):
         method, pair = assemble(CSPD | {"gamma": 1, "prefill": prefill}), built_in("d1t4")
         row = measure(method, pair, 2000)
-        rng = continuous.RandomStreams([(0, i) for i in range(2000)])
+        rng = RandomStreams([(0, i) for i in range(2000)])
         out = continuous.decode(pair.target, pair.drafter, method.rule, None, rng)
         step = round(4 * prefill)
         assert row["accepted_length"] == pytest.approx(1 + float(out.trace.accepted[:, step].double().mean()))

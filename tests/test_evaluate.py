@@ -395,9 +395,8 @@ def test_a_run_gets_its_quality_columns_and_keeps_all_else(call: Call, finished:
     assert json.loads((finished / "run.json").read_text())["sessions"] == memory
     # the same as measuring them in the run itself, where there is nothing left to do
     cfg = configuration.compose(["metrics=[scenes_clip,scenes_reward]", "n=4", "device=cpu"])
-    one = run.Run(cfg, finished, loader=Large)
-    assert one.execute() == row
-    assert one.nothing_left
+    outcome = run.Run(cfg, finished, loader=Large).execute()
+    assert (outcome.row, outcome.nothing_left) == (row, True)
     other = run.execute(cfg, "other", loader=Large)
     assert quality(other) == quality(row)
 

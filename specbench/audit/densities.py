@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from scipy import stats
 from torch import Tensor
 
 from specbench._version import __version__
@@ -78,13 +79,13 @@ class DensityNetwork(ContinuousSession):
     def condition(
         self, tokens: Tensor, known: Tensor, row: Tensor, position: Tensor, done: Tensor, most: int
     ) -> Tensor:
-        """See `continuous.Session`: z (R, n, E)."""
+        """See `ContinuousSession`: z (R, n, E)."""
         mask = known.unsqueeze(-1)
         seen = torch.cat([torch.where(mask, tokens, 0.0), mask.to(tokens.dtype)], -1).flatten(1)
         return take(torch.tanh(linear(seen, self.input, self.input_bias)).view(len(tokens), self.length, -1), position)
 
     def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """See `continuous.Session`: mean and log variance (n, D)."""
+        """See `ContinuousSession`: mean and log variance (n, D)."""
         hidden = torch.tanh(linear(torch.cat([self.bend * x, z], -1), self.inner) + self.step[index])
         shift, spread = linear(hidden, self.outer).chunk(2, -1)
         return _KEEP * x + shift, self.level[index, None] + 0.8 * torch.tanh(spread)
@@ -202,9 +203,10 @@ def compare(one: Sequences, other: Sequences) -> tuple[float, float]:
     """The largest Kolmogorov-Smirnov distance of all `numbers` of two sets of sequences, and the p-value of the
     hypothesis that both have one distribution: Bonferroni over the tests."""
     pairs = zip(numbers(one), numbers(other), strict=True)
-    distances = [statistics.kolmogorov_smirnov(a.numpy(), b.numpy()) for a, b in pairs]
+    distances = [float(stats.ks_2samp(a.numpy(), b.numpy(), method="asymp").statistic) for a, b in pairs]
     effective = len(one.tokens) * len(other.tokens) / (len(one.tokens) + len(other.tokens))
-    return max(distances), min(1.0, len(distances) * statistics.kolmogorov(max(distances) * math.sqrt(effective)))
+    p_value = float(stats.kstwobign.sf(max(distances) * math.sqrt(effective)))  # Smirnov's limit
+    return max(distances), min(1.0, len(distances) * p_value)
 
 
 def measure(

@@ -10,11 +10,12 @@ import math
 
 import numpy as np
 import torch
+from scipy import optimize, special, stats
 from torch import Tensor
 
 #: The probability that two-sided intervals of 95 % leave out at each end.
 TAIL = 0.025
-_NORMAL = 1.959964  # standard normal quantile at 1 - TAIL
+_NORMAL = special.ndtri(1 - TAIL)
 _SMALLEST = 5.0  # expected counts below it are pooled
 
 
@@ -59,14 +60,14 @@ def true_variation(one: Tensor, other: Tensor, probs: Tensor, vocab: int, length
 def lower_bound(hits: float, n: float, tail: float) -> float:
     """The least probability x under which `hits` of n or more are not rarer than `tail`, by Chernoff's bound: n KL(hits
     / n || x) <= ln(1 / tail)."""
-    rate, low, high = hits / n, 0.0, hits / n
+    rate = hits / n
     if rate == 0:
         return 0.0
-    for _ in range(60):
-        x = 0.5 * (low + high)
-        gap = rate * math.log(rate / x) + (0.0 if rate == 1 else (1 - rate) * math.log((1 - rate) / (1 - x)))
-        low, high = (x, high) if n * gap > math.log(1 / tail) else (low, x)
-    return low
+
+    def excess(x: float) -> float:
+        return float(n * (special.rel_entr(rate, x) + special.rel_entr(1 - rate, 1 - x)) + math.log(tail))
+
+    return float(optimize.brentq(excess, 1e-300, rate))
 
 
 def goodness_of_fit(counts: Tensor, probs: Tensor, vocab: int, length: int) -> float:
@@ -95,8 +96,7 @@ def chi_square(counts: Tensor, probs: Tensor) -> float:
     if len(expected) == 1:
         return 1.0
     statistic = ((seen - expected) ** 2 / expected).sum()
-    freedom = torch.tensor(len(expected) - 1, dtype=torch.float64)
-    return float(torch.special.gammaincc(freedom / 2, statistic / 2))
+    return float(stats.chi2.sf(float(statistic), len(expected) - 1))
 
 
 def mean(histogram: Tensor) -> tuple[float, float, float]:
@@ -109,27 +109,6 @@ def mean(histogram: Tensor) -> tuple[float, float, float]:
 
 
 # --- continuous tokens ------------------------------------------------------------------------------------------------
-
-
-def kolmogorov_smirnov(one: np.ndarray, other: np.ndarray) -> float:
-    """The largest distance between the empirical distribution functions of two samples (n,), (m,); ties may occur."""
-    a, b = np.sort(one), np.sort(other)
-    # between two values of `a` its function is flat and the other one grows: the extremes lie at and just before them
-    after = np.arange(1, len(a) + 1) / len(a) - np.searchsorted(b, a, side="right") / len(b)
-    before = np.searchsorted(b, a, side="left") / len(b) - np.arange(len(a)) / len(a)
-    return float(max(after.max(), before.max()))
-
-
-def kolmogorov(x: float) -> float:
-    """P(K > x) for the limit K of sqrt(n m / (n + m)) times the Kolmogorov-Smirnov distance of two samples of one
-    continuous distribution (Smirnov 1939): 2 sum_{j >= 1} (-1)^(j-1) exp(-2 j^2 x^2), and for small x Kolmogorov's
-    (1933) other form, 1 - sqrt(2 pi) / x sum_{j >= 1} exp(-(2 j - 1)^2 pi^2 / 8 x^2)."""
-    if x < 0.2:  # 1 - 4e-12 at 0.2
-        return 1.0
-    j = np.arange(1, 8)
-    if x < 1:
-        return float(1 - math.sqrt(2 * math.pi) / x * np.exp(-((2 * j - 1) ** 2) * math.pi**2 / (8 * x**2)).sum())
-    return float(2 * ((-1.0) ** (j - 1) * np.exp(-2 * j**2 * x**2)).sum())
 
 
 def energy_distance(one: Tensor, other: Tensor) -> tuple[float, float]:

@@ -8,16 +8,16 @@ compared image by image. A metric maps the outputs of all images to one value pe
 from __future__ import annotations
 
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from specbench.errors import unknown
+from specbench.rows.summary import mean
 
 
 class PromptItem(Protocol):
@@ -160,6 +160,24 @@ class Metric(ABC):
         return None
 
 
+class MeanMetric(Metric):
+    """The mean of a score per image, which is the first of a scorer's outputs."""
+
+    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
+        return (Score(*mean(self.per_image(outputs).tolist()), self.backend(), self.note(outputs, items)),)
+
+    def per_image(self, outputs: np.ndarray) -> np.ndarray:
+        return outputs[:, 0].astype(np.float64)
+
+    def backend(self) -> str:
+        """See `Score`."""
+        return self.cache_key
+
+    def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
+        """See `Score`."""
+        return ""
+
+
 def chosen(metric: type[Metric], options: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a metric: those of `known`, whose values are the defaults. UsageError for another option."""
     for name in options:
@@ -168,11 +186,9 @@ def chosen(metric: type[Metric], options: Mapping[str, Any], known: Mapping[str,
     return {**known, **options}
 
 
-def mean_and_stderr(values: np.ndarray) -> tuple[float, float | None]:
-    """Mean of values (N,), summed exactly so that their order cannot matter, and its standard error (None if N = 1)."""
-    n = len(values)
-    mean = math.fsum(values.tolist()) / n
-    if n < 2:
-        return mean, None
-    variance = math.fsum((v - mean) ** 2 for v in values.tolist()) / (n - 1)
-    return mean, math.sqrt(variance / n)
+def not_below_zero(score: Score) -> tuple[Score, ...]:
+    """A mean cosine as CLIP score defines it: 0 where it is negative, with a note."""
+    if score.value is None or score.value >= 0:
+        return (score,)
+    note = "; ".join(filter(None, ["the mean cosine is negative, which counts as 0", score.note]))
+    return (replace(score, value=0.0, note=note),)

@@ -25,7 +25,7 @@ import numpy as np
 
 from specbench.errors import UsageError, unknown
 from specbench.metrics import towers, weights
-from specbench.metrics.base import PromptItem, Score, Scorer, ScoringContext
+from specbench.metrics.base import PromptItem, Score, Scorer, ScoringContext, not_below_zero
 from specbench.storage.image_files import center_crop
 
 #: Model -> the folder of its weights, and the name of its files in open_clip's layout.
@@ -99,8 +99,5 @@ class ClipScore(towers.TowersMetric):
         return towers.TowersScorer(network, prepared, self.prefix, self.context.device)
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
-        (found,) = super().score(outputs, items)
-        if self.options["scale"] == 1 or found.value is None or found.value >= 0:
-            return (found,)
-        note = "; ".join(filter(None, ["the mean cosine is negative, which counts as 0", found.note]))
-        return (Score(0.0, found.stderr, found.backend, note),)
+        (score,) = super().score(outputs, items)
+        return (score,) if self.options["scale"] == 1 else not_below_zero(score)

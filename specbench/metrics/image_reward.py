@@ -17,7 +17,7 @@ from PIL import Image
 from specbench.config import registry
 from specbench.errors import UsageError
 from specbench.metrics import weights
-from specbench.metrics.base import Metric, PromptItem, Score, Scorer, ScoringContext, SingleImageScorer, mean_and_stderr
+from specbench.metrics.base import MeanMetric, PromptItem, Scorer, ScoringContext, SingleImageScorer
 
 if TYPE_CHECKING:
     from specbench.metrics.blip import Blip, Captions
@@ -55,7 +55,7 @@ def square(image: np.ndarray, side: int) -> np.ndarray:
     return np.array(resized[top : top + side, left : left + side])
 
 
-class ImageReward(Metric):
+class ImageReward(MeanMetric):
     """The mean reward. No options."""
 
     reads_prompt = True
@@ -95,14 +95,8 @@ class ImageReward(Metric):
             blip.load(network, self.context.device), blip.Captions(vocabulary), self.context.device
         )
 
-    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
+    def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
         from specbench.metrics import blip
 
-        mean, stderr = mean_and_stderr(self.per_image(outputs))
         cut = blip.Captions(self.files[1]).too_long([item.prompt for item in items])
-        note = f"{cut} of {len(items)} captions have more than {blip.TOKENS} tokens and lose their end" if cut else ""
-        return (Score(mean, stderr, self.cache_key, note),)
-
-    def per_image(self, outputs: np.ndarray) -> np.ndarray:
-        values: np.ndarray = outputs[:, 0].astype(np.float64)
-        return values
+        return f"{cut} of {len(items)} captions have more than {blip.TOKENS} tokens and lose their end" if cut else ""

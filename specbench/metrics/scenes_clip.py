@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specbench.metrics.base import Images, PromptItem, Score, mean_and_stderr
+from specbench.metrics.base import Images, MeanMetric, PromptItem, Score, not_below_zero
 from specbench.metrics.embedded import EmbeddedMetric, EmbeddedScorer, of_classes
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class _CosineScorer(EmbeddedScorer):
         return torch.cosine_similarity(image_embeddings, text_embeddings).unsqueeze(1)
 
 
-class ScenesClip(EmbeddedMetric):
+class ScenesClip(EmbeddedMetric, MeanMetric):
     """Mean cosine between images and captions of the embedded two-tower model."""
 
     weights = "scenes_two_tower.safetensors"
@@ -59,14 +59,12 @@ class ScenesClip(EmbeddedMetric):
         )
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
-        mean, stderr = mean_and_stderr(self.per_image(outputs))
-        notes = ["the mean cosine is negative, which counts as 0"] if mean < 0 else []
-        if all(map(of_classes, items)):
-            notes.append("the prompts are names of classes, the model has seen whole captions: compare only such runs")
-        return (Score(max(mean, 0.0), stderr, self.cache_key, "; ".join(notes)),)
+        return not_below_zero(*super().score(outputs, items))
 
-    def per_image(self, outputs: np.ndarray) -> np.ndarray:
-        return outputs[:, 0].astype(np.float64)
+    def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
+        if not all(map(of_classes, items)):
+            return ""
+        return "the prompts are names of classes, the model has seen whole captions: compare only such runs"
 
 
 def readable(towers: TwoTower, caption: str) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specbench.metrics.base import Images, PromptItem, Score, mean_and_stderr
+from specbench.metrics.base import Images, MeanMetric, PromptItem
 from specbench.metrics.embedded import EmbeddedMetric, EmbeddedScorer, of_classes, of_scenes
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class _RewardScorer(EmbeddedScorer):
         return torch.cat([rewards(logits, labels).unsqueeze(1), ev.read_right(logits, labels)], 1)
 
 
-class ScenesReward(EmbeddedMetric):
+class ScenesReward(EmbeddedMetric, MeanMetric):
     """Mean reward of the embedded attribute reader. Needs items with labels."""
 
     weights = "scenes_reader.safetensors"
@@ -71,10 +71,9 @@ class ScenesReward(EmbeddedMetric):
             return ""
         return "these prompts come without labels of scenes, so there are no attributes to compare with"
 
-    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
+    def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
         from specbench.data import scenes
 
-        mean, stderr = mean_and_stderr(self.per_image(outputs))
         right = outputs[:, 1:].astype(np.float64)
         note = f"attribute accuracy {np.nanmean(right):.4f}"
         if all(map(of_classes, items)):
@@ -82,7 +81,4 @@ class ScenesReward(EmbeddedMetric):
             names = list(scenes.ATTRIBUTES)
             parts = ", ".join(f"{names[a]} {np.nanmean(right[:, a]):.4f}" for a in stated)
             note += f" over the class's attributes alone: {parts}"
-        return (Score(mean, stderr, self.cache_key, note),)
-
-    def per_image(self, outputs: np.ndarray) -> np.ndarray:
-        return outputs[:, 0].astype(np.float64)
+        return note

@@ -18,7 +18,7 @@ from PIL import Image
 from specbench.config import registry
 from specbench.errors import UsageError
 from specbench.metrics import weights
-from specbench.metrics.base import Metric, PromptItem, Score, ScoringContext, SingleImageScorer, chosen, mean_and_stderr
+from specbench.metrics.base import MeanMetric, PromptItem, ScoringContext, SingleImageScorer, chosen
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -106,7 +106,7 @@ def preparation(size: int, mode: str, first: Resize | None) -> Callable[[np.ndar
     return prepared
 
 
-class TowersMetric(Metric):
+class TowersMetric(MeanMetric):
     """The mean cosine, times the option `scale`: 1 or 100."""
 
     reads_prompt = True
@@ -143,13 +143,13 @@ class TowersMetric(Metric):
         prefix = f", prefix '{self.prefix}'" if self.prefix else ""
         return f"{self.label}@{registry.digest(self.file)}, {self.resize}{prefix}"
 
-    def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
+    def backend(self) -> str:
         scale = self.options["scale"]
-        mean, stderr = mean_and_stderr(self.per_image(outputs))
+        return self.cache_key if scale == 1 else f"{self.cache_key}, x{scale}"
+
+    def note(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> str:
         cut = too_long([self.prefix + item.prompt for item in items])
-        note = f"{cut} of {len(items)} captions have more than 77 tokens and lose their end" if cut else ""
-        return (Score(mean, stderr, f"{self.cache_key}{f', x{scale}' if scale != 1 else ''}", note),)
+        return f"{cut} of {len(items)} captions have more than 77 tokens and lose their end" if cut else ""
 
     def per_image(self, outputs: np.ndarray) -> np.ndarray:
-        values: np.ndarray = outputs[:, 0].astype(np.float64) * self.options["scale"]
-        return values
+        return super().per_image(outputs) * self.options["scale"]

@@ -7,7 +7,6 @@ position at some distance before it (SJD-PAC, Fig 4).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
 from specbench.models.language import Language
+from specbench.rows.summary import mean
 
 #: How many of the most probable tokens are measured one by one.
 TOP = 100
@@ -52,20 +52,17 @@ def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
                 other = found.hidden_at(i + 1)[0, free]
                 inside = free > i + 1  # where the hidden token is one of the image
                 sums.append(0.5 * (other - probs)[inside].abs().sum(-1).mean())
+    mean_entropy, *by_distance = (mean([float(value) for value in values]) for values in (entropy, *moved))
     return {
         "images": len(top),
         "top_probabilities": torch.stack(top).mean(0).tolist(),
-        "entropy": float(torch.stack(entropy).mean()),
-        "entropy_stderr": _stderr(entropy),
-        "tv_by_distance": [float(torch.stack(sums).mean()) for sums in moved],
-        "tv_by_distance_stderr": [_stderr(sums) for sums in moved],
+        "entropy": mean_entropy.value,
+        "entropy_stderr": mean_entropy.stderr,
+        "tv_by_distance": [estimate.value for estimate in by_distance],
+        "tv_by_distance_stderr": [estimate.stderr for estimate in by_distance],
         "width": target.width,
         "weights": pipeline.weights,
     }
-
-
-def _stderr(values: list[Tensor]) -> float | None:
-    return float(torch.stack(values).std()) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
 def _free(target: Language, device: torch.device) -> Tensor:

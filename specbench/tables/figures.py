@@ -35,7 +35,7 @@ _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
 def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) -> list[Path]:
     """Draw the table's figure from its measured rows; what has no row is left out. Returns the files written.
 
-    Bars are 95 % intervals: 1.96 standard errors.
+    Bars are 95 % intervals.
     """
     import matplotlib as mpl
 

@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import ascii_lowercase
 
+from scipy.special import ndtri
+
 from specbench.config import shown_columns
 from specbench.errors import UsageError
 from specbench.rows.columns import COLUMNS, stderr_of
@@ -19,7 +21,7 @@ from specbench.tables.definitions import Column, Line, Table, TableTest, row_col
 from specbench.tables.literature import PublishedRow
 
 Row = Mapping[str, str]
-NORMAL95 = 1.96
+NORMAL95 = float(ndtri(0.975))  # half a 95 % interval, in standard errors
 
 #: Labels of header lines, and the columns of the measured rows that they list.
 _PROVENANCE = (
