@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -15,6 +14,10 @@ from specbench.metrics.base import Metric, PromptItem, Scorer, ScoringContext, U
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from specbench.models.evaluators import Evaluator
+
+E = TypeVar("E", bound="Evaluator")
 
 #: Images in a forward pass, always: a convolution chooses the order of its sums by the batch size, and an image's
 #: outputs must not depend on the number of other images in the batch.
@@ -37,6 +40,12 @@ class EmbeddedMetric(Metric):
     def path(self) -> Path:
         return self.context.assets / self.weights
 
+    def load(self, kind: type[E]) -> E:
+        """Its evaluator, on the context's device."""
+        from specbench.models import evaluators as ev
+
+        return ev.load(self.path, kind, self.context.device)
+
     @property
     def cache_key(self) -> str:
         if not self.path.is_file():
@@ -45,14 +54,13 @@ class EmbeddedMetric(Metric):
 
 
 class EmbeddedScorer(Scorer):
-    """Scores in groups of `GROUP`. The last group is padded with its last image."""
+    """Scores in groups of `GROUP`. The last group is padded with its last image.
 
-    def __init__(self, metric: EmbeddedMetric) -> None:
-        self.weights, self.device = metric.weights, metric.context.device
+    outputs: images (GROUP, 3, 64, 64) float32 in [-1, 1] and their items -> outputs (GROUP, width).
+    """
 
-    @abstractmethod
-    def outputs(self, x: Tensor, items: Sequence[PromptItem]) -> Tensor:
-        """Outputs (GROUP, width) of images (GROUP, 3, 64, 64) float32 in [-1, 1]."""
+    def __init__(self, metric: EmbeddedMetric, outputs: Callable[[Tensor, Sequence[PromptItem]], Tensor]) -> None:
+        self.weights, self.device, self.outputs = metric.weights, metric.context.device, outputs
 
     def __call__(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
         import torch
