@@ -18,19 +18,24 @@ from scipy import integrate, stats
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from specbench.audit.densities import built_in
-from specbench.decoding import continuous
 from specbench.decoding.continuous import (
     ContinuousDecoding,
     ContinuousRule,
-    Path,
+    ContinuousSession,
     decode,
+    loop,
+    trajectory,
+    verify,
+)
+from specbench.decoding.continuous.trajectory import (
+    Trajectory,
+    draw_trajectory,
+    log_density,
     log_normal,
     normal,
-    own_density,
-    path_density,
-    trajectory,
+    own_log_density,
 )
-from specbench.decoding.loop import decode_stream
+from specbench.decoding.loop import Decoded, decode_stream
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.graph import Eager, Graphs
 from specbench.errors import NumberError, UsageError
@@ -38,7 +43,7 @@ from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
 
 
-class Chain(continuous.ContinuousSession):
+class Chain(ContinuousSession):
     """Closed forms: a token's condition is the mean of the known tokens, wherever they are; then mean = keep[t] x +
     pull z + shift and log variance = level[t] + swing tanh(z)."""
 
@@ -59,9 +64,9 @@ class Chain(continuous.ContinuousSession):
     def open(self, conditioning: Any, rows: int) -> Chain:
         return self
 
-    def condition(self, tokens, known, row, place, done, most):
+    def condition(self, tokens, known, row, positions, done, most):
         seen = torch.where(known[..., None], tokens, 0.0).sum(1) / known.sum(1, keepdim=True).clamp_min(1)
-        return seen[:, None].expand(-1, place.shape[1], -1)
+        return seen[:, None].expand(-1, positions.shape[1], -1)
 
     def moments(self, x, index, z):
         mean = self.keep[index, None] * x + self.pull * z + self.shift
@@ -72,7 +77,7 @@ def rng(images: int, seed: int = 0) -> RandomStreams:
     return RandomStreams([(seed, i) for i in range(images)])
 
 
-def everything(out: continuous.Decoded) -> dict[str, Any]:
+def everything(out: Decoded) -> dict[str, Any]:
     """What a decode returns, but for the seconds."""
     found = vars(out) | vars(out.trace)
     return {name: x for name, x in found.items() if name not in ("seconds", "draft_s", "trace")}
@@ -117,27 +122,27 @@ def test_the_density_of_a_path_is_scipys() -> None:
     g = torch.Generator().manual_seed(0)
     states = torch.randn(n, model.steps + 1, 2, generator=g)
     z = torch.randn(n, 4, generator=g)
-    path = Path(states, torch.zeros(n, model.steps, 2), torch.zeros(n, model.steps, 2))
+    path = Trajectory(states, torch.zeros(n, model.steps, 2), torch.zeros(n, model.steps, 2))
     wanted = np.zeros(n)
     for t in range(model.steps):
         mean, log_variance = model.moments(states[:, t + 1], torch.full((n,), t), z)
         spread = 0.8 * np.exp(0.5 * log_variance.double().numpy())
         wanted += stats.norm.logpdf(states[:, t].double(), mean.double(), spread).sum(-1)
-    np.testing.assert_allclose(path_density(model, path, z, rule), wanted, rtol=1e-6)
+    np.testing.assert_allclose(log_density(model, path, z, rule), wanted, rtol=1e-6)
     # a trajectory that the model drew itself holds the moments that it was drawn from
-    drawn = trajectory(model, z, torch.randn(n, model.steps + 1, 2, generator=g), rule, Eager())
-    torch.testing.assert_close(own_density(drawn, rule), path_density(model, drawn, z, rule))
+    drawn = draw_trajectory(model, z, torch.randn(n, model.steps + 1, 2, generator=g), rule, Eager())
+    torch.testing.assert_close(own_log_density(drawn, rule), log_density(model, drawn, z, rule))
 
 
 def test_a_large_batch_of_moments_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     model = built_in("d1t5").target
     g = torch.Generator().manual_seed(0)
     z, noise = torch.randn(70, 4, generator=g), torch.randn(70, model.steps + 1, 1, generator=g)
-    path = trajectory(model, z, noise, ContinuousRule(), Eager())
-    density = path_density(model, path, z, ContinuousRule())
-    monkeypatch.setattr(continuous, "CHUNK", 2)
-    torch.testing.assert_close(trajectory(model, z, noise, ContinuousRule(), Eager()).states, path.states)
-    torch.testing.assert_close(path_density(model, path, z, ContinuousRule()), density)
+    path = draw_trajectory(model, z, noise, ContinuousRule(), Eager())
+    density = log_density(model, path, z, ContinuousRule())
+    monkeypatch.setattr(trajectory, "HEAD_ROWS", 2)
+    torch.testing.assert_close(draw_trajectory(model, z, noise, ContinuousRule(), Eager()).states, path.states)
+    torch.testing.assert_close(log_density(model, path, z, ContinuousRule()), density)
 
 
 def test_the_numbers_are_normal() -> None:
@@ -160,10 +165,10 @@ class _Ends(RandomStreams):
 
 # --- acceptance and residual against integrals ------------------------------------------------------------------------
 
-# One token of one number, whose law does not depend on x_T (keep = 0 in the last step, or in all but it): p and q are
-# known in closed form. (mean, log variance) of the target's and the drafter's last step:
+# One token of one number, whose distribution does not depend on x_T (keep = 0 in the last step, or in all but it): p
+# and q are known in closed form. (mean, log variance) of the target's and the drafter's last step:
 P, Q = (0.4, -0.3), (-0.2, 0.2)
-JUDGED = {
+BY_CRITERION = {
     "exact": ContinuousRule(gamma=1),
     "a lower temperature": ContinuousRule(gamma=1, temperature=0.7),
     "not aligned": ContinuousRule(gamma=1, align=False),
@@ -172,18 +177,18 @@ JUDGED = {
 }
 
 
-@pytest.mark.parametrize("name", JUDGED)
+@pytest.mark.parametrize("name", BY_CRITERION)
 def test_one_token_against_integrals(name: str) -> None:
-    """Two steps, the last of which forgets x_1. A draft is kept with min(1, S p' / q') and drawn anew from p max(0, 1 -
+    """Two steps, the last of which forgets x_1. A draft is kept with min(1, S p' / q') and else drawn from p max(0, 1 -
     q' / S p'), where p' and q' are the softened densities and S is the paper's factor."""
-    rule, n = JUDGED[name], 40_000
+    rule, n = BY_CRITERION[name], 40_000
     # log variances of the first step: Sigma = exp(0.5 (0.6 - -0.3))
     target = Chain(1, [0.0, 0.5], [P[1], -0.3], P[0])
     drafter = Chain(1, [0.0, 0.5], [Q[1], 0.6], Q[0])
     factor = math.exp(0.45) if rule.criterion == "paper" else 1.0
 
-    def density(law: tuple[float, float], x: np.ndarray, inner: float = 1.0) -> np.ndarray:
-        return stats.norm.pdf((x - law[0]) / inner, 0, rule.temperature * math.exp(law[1] / 2))
+    def density(moments: tuple[float, float], x: np.ndarray, inner: float = 1.0) -> np.ndarray:
+        return stats.norm.pdf((x - moments[0]) / inner, 0, rule.temperature * math.exp(moments[1] / 2))
 
     x = np.linspace(-9, 9, 20_001)
     ratio = factor * density(P, x, rule.inner_temperature) / density(Q, x, rule.inner_temperature)
@@ -262,13 +267,13 @@ def simulate(target: Chain, drafter: Chain, rule: ContinuousRule, n: int) -> np.
 
     for i in range(min(rule.gamma, target.length)):
         seen = drafts.mean(1) if i else np.zeros(n)
-        judged = np.zeros(n) if rule.verify == "parallel" else seen
+        verified = np.zeros(n) if rule.verify == "parallel" else seen
         x = g.normal(size=n)
         own = x if rule.align else g.normal(size=n)
         log_ratio = np.zeros(n)
         for t in reversed(range(steps)):
             mean_q, wide_q = step(drafter, x, t, seen)
-            mean_p, wide_p = step(target, x if rule.criterion == "path" else own, t, judged)
+            mean_p, wide_p = step(target, x if rule.criterion == "path" else own, t, verified)
             noise = g.normal(size=n)
             x = mean_q + wide_q * noise
             if t == 0 or rule.criterion == "path":
@@ -312,39 +317,39 @@ def test_the_first_drafts_length_against_a_simulation(rule: ContinuousRule) -> N
 
 
 def plain(
-    model, rule: ContinuousRule, keys: list[tuple[int, int]], turns: tuple[int, ...]
+    model, rule: ContinuousRule, keys: list[tuple[int, int]], tokens_per_pass: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images one by one, pass by pass; the loop's noises, and an order drawn from its stream."""
+    """Images one by one, pass by pass; the loop's noise, and an order from its stream."""
     images, orders = [], []
     for key in keys:
         own = RandomStreams([key])
-        order = own.uniform(torch.zeros(1, dtype=torch.int64), continuous._ORDER, model.length)[0].argsort().tolist()
+        order = own.uniform(torch.zeros(1, dtype=torch.int64), verify.ORDER, model.length)[0].argsort().tolist()
         tokens, known = torch.zeros(model.length, model.dim), torch.zeros(model.length, dtype=torch.bool)
         begin = 0
-        for share in turns:
+        for count in tokens_per_pass:
             new = {}
-            for turn in range(begin, begin + share):
-                place = torch.tensor([[order[turn]]])
-                z = model.condition(tokens[None], known[None], torch.tensor([0]), place, torch.tensor([[turn]]), begin)[
-                    :, 0
-                ]
-                noise = normal(own, torch.tensor([turn]), continuous._NOISE, model.steps + 1, model.dim)[0]
+            for number in range(begin, begin + count):
+                position = torch.tensor([[order[number]]])
+                z = model.condition(
+                    tokens[None], known[None], torch.tensor([0]), position, torch.tensor([[number]]), begin
+                )[:, 0]
+                noise = normal(own, torch.tensor([number]), verify.NOISE, model.steps + 1, model.dim)[0]
                 x = noise[model.steps]
                 for t in reversed(range(model.steps)):
                     mean, log_variance = model.moments(x[None], torch.tensor([t]), z)
                     wide = torch.exp(0.5 * log_variance[0]) * rule.temperature
                     x = mean[0] + (noise[t] * wide if t > 0 or rule.final_noise else 0)
-                new[order[turn]] = x
-            for place, x in new.items():
-                tokens[place] = x
-                known[place] = True
-            begin += share
+                new[order[number]] = x
+            for position, x in new.items():
+                tokens[position] = x
+                known[position] = True
+            begin += count
         images.append(tokens)
         orders.append(torch.tensor(order))
     return torch.stack(images), torch.stack(orders)
 
 
-@pytest.mark.parametrize("turns", [(), (1, 3, 1), (5,)])
+@pytest.mark.parametrize("tokens_per_pass", [(), (1, 3, 1), (5,)])
 @pytest.mark.parametrize(
     "rule",
     [
@@ -354,13 +359,13 @@ def plain(
         ContinuousRule(temperature=0),
     ],
 )
-def test_vanilla_is_a_plain_loop(rule: ContinuousRule, turns: tuple[int, ...]) -> None:
+def test_vanilla_is_a_plain_loop(rule: ContinuousRule, tokens_per_pass: tuple[int, ...]) -> None:
     model, keys = built_in("d1t5").target, [(3, i) for i in range(7)]
-    out = decode(model, None, replace(rule, tokens_per_pass=turns), None, RandomStreams(keys))
-    tokens, order = plain(model, rule, keys, turns or (1,) * model.length)
+    out = decode(model, None, replace(rule, tokens_per_pass=tokens_per_pass), None, RandomStreams(keys))
+    tokens, order = plain(model, rule, keys, tokens_per_pass or (1,) * model.length)
     torch.testing.assert_close(out.tokens, tokens, rtol=0, atol=1e-6)
     assert torch.equal(out.trace.order, order)
-    assert out.steps.tolist() == [len(turns or order[0])] * 7
+    assert out.steps.tolist() == [len(tokens_per_pass or order[0])] * 7
     assert int(out.drafted.sum()) == int(out.trace.made.sum()) == int(out.trace.verified.sum()) == 0
     assert len(order.unique(dim=0)) > 1
 
@@ -369,15 +374,16 @@ def test_tokens_of_one_pass_do_not_see_each_other() -> None:
     model = built_in("d1t5").target
     one, several = (decode(model, None, ContinuousRule(tokens_per_pass=t), None, rng(20)) for t in ((), (2, 3)))
     assert torch.equal(one.trace.order, several.trace.order)
-    turns = [o.tokens.gather(1, o.trace.order[..., None])[..., 0] for o in (one, several)]
-    assert torch.equal(turns[0][:, 0], turns[1][:, 0])  # nothing is known before it in either
-    assert not torch.isclose(turns[0][:, 1:], turns[1][:, 1:]).any()
+    generated = [o.tokens.gather(1, o.trace.order[..., None])[..., 0] for o in (one, several)]
+    assert torch.equal(generated[0][:, 0], generated[1][:, 0])  # nothing is known before it in either
+    assert not torch.isclose(generated[0][:, 1:], generated[1][:, 1:]).any()
 
 
 @pytest.mark.parametrize("criterion", ["exact", "paper", "path"])
 @pytest.mark.parametrize("gamma", [1, 2, 9])
 def test_a_drafter_that_is_the_target_is_vanilla(criterion: str, gamma: int) -> None:
-    """Noises are keyed by a token's turn: draft, verification and vanilla decoding share them."""
+    """Noise is keyed by a token's number in the order of generation: draft, verification and vanilla
+    decoding share it."""
     for name in ("d1t5", "d2t4"):
         model = built_in(name).target
         for prefill in (0.0, 0.3):
@@ -404,13 +410,13 @@ def test_an_image_does_not_depend_on_its_batch(name: str, prefill: float) -> Non
     rule = replace(RULES[name], prefill=prefill)
     keys = [(seed, i) for seed, i in itertools.product((0, 7), (5, 0, 3, 12, 4))]
     for pair in map(built_in, ("d1t5", "d2t4")):
-        whole = everything(decode(pair.target, pair.drafter, rule, None, RandomStreams(keys)))
+        full = everything(decode(pair.target, pair.drafter, rule, None, RandomStreams(keys)))
         for size in (1, 2, 5):
             parts = [
                 everything(decode(pair.target, pair.drafter, rule, None, RandomStreams(keys[begin : begin + size])))
                 for begin in range(0, len(keys), size)
             ]
-            for what, wanted in whole.items():
+            for what, wanted in full.items():
                 found = [x for part in parts for x in part[what]]
                 assert all(map(_equal, found, wanted)), what
 
@@ -447,7 +453,7 @@ def test_nothing_changes_where_the_host_does_not_ask(
     for pair in map(built_in, ("d1t5", "d2t4")):
         wanted = decode(pair.target, pair.drafter, rule, None, RandomStreams(keys))
         with monkeypatch.context() as patch:
-            patch.setattr(continuous, "_asks", lambda device: False)
+            patch.setattr(loop, "compacts", lambda device: False)
             found = decode(pair.target, pair.drafter, rule, None, RandomStreams(keys))
         for what, here in everything(found).items():
             assert all(map(_equal, here, everything(wanted)[what])), what
@@ -482,7 +488,7 @@ def go_on(images: ContinuousDecoding) -> None:
 @pytest.mark.parametrize("name", [name for name in RULES if name != "path"])
 @torch.inference_mode()
 def test_no_pass_waits_for_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(continuous, "_asks", lambda device: False)
+    monkeypatch.setattr(loop, "compacts", lambda device: False)
     rule = RULES[name] if RULES[name].gamma else ContinuousRule(tokens_per_pass=(1, 2))
     images = under_way(rule, 3)
     with numbers_unknown(images):
@@ -492,18 +498,18 @@ def test_no_pass_waits_for_the_host(name: str, monkeypatch: pytest.MonkeyPatch) 
             images.lacking(images.rng.keys)
 
 
-@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("compact", [True, False])
 @pytest.mark.parametrize("name", [name for name in RULES if name != "vanilla"])
-def test_rows_that_are_done_take_the_next_image(name: str, asks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_done_take_the_next_image(name: str, compact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven images of classes of their own through three rows: each is what it is alone, and takes no more passes."""
-    monkeypatch.setattr(continuous, "_asks", lambda device: asks)
+    monkeypatch.setattr(loop, "compacts", lambda device: compact)
     target, drafter, rule, count = reduced(), reduced(), replace(RULES[name], prefill=0.2, tries=4), 7
     labels, seen = torch.tensor([2, 0, 3, 1, 1, 2, 0]), []
 
     def rng(some: list[int]) -> RandomStreams:
         return RandomStreams([(9, i) for i in some])
 
-    def alone(i: int) -> continuous.Decoded:
+    def alone(i: int) -> Decoded:
         return decode(target, drafter, rule, labels[i : i + 1], rng([i]))
 
     start = partial(ContinuousDecoding, target, drafter, rule)
@@ -547,7 +553,7 @@ def test_images_differ() -> None:
 def test_many_copies_are_seen_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = built_in("d2t4")
     outs = [everything(decode(pair.target, pair.drafter, RULES["exact"], None, rng(50)))]
-    monkeypatch.setattr(continuous, "CHUNK", 17)
+    monkeypatch.setattr(loop, "CHUNK", 17)
     outs.append(everything(decode(pair.target, pair.drafter, RULES["exact"], None, rng(50))))
     assert all(all(map(_equal, outs[0][what], outs[1][what])) for what in outs[0])
 
@@ -571,7 +577,7 @@ def test_every_token_is_accounted_for(name: str, gamma: int, prefill: float) -> 
         used = int(out.steps[i])
         drafts = range(before, used)  # steps that drafted
         assert all(accepted[s] == offered[s] == 0 for s in range(length) if s not in drafts)
-        count, own, residuals, kept, judged = before, before, 0, [False] * before, [False] * before
+        count, own, residuals, kept, verified = before, before, 0, [False] * before, [False] * before
         for s in drafts:
             assert (start[s], offered[s]) == (count, min(gamma, length - count))
             assert 0 <= first[s] <= 1
@@ -581,23 +587,23 @@ def test_every_token_is_accounted_for(name: str, gamma: int, prefill: float) -> 
                 continue
             count += accepted[s]
             kept += [True] * accepted[s]
-            judged += [True] * accepted[s]
+            verified += [True] * accepted[s]
             if accepted[s] < offered[s]:
                 residuals, count = residuals + 1, count + 1
                 kept.append(False)
-                judged.append(True)
+                verified.append(True)
             elif count < length and rule.verify == "causal":
                 own, count = own + 1, count + 1
                 kept.append(False)
-                judged.append(False)
+                verified.append(False)
         assert count == length
         assert own + residuals + int(out.accepted[i]) == length
         assert int(out.accepted[i]) == sum(accepted) == int(trace.kept[i].sum())
         assert int(out.drafted[i]) == int(trace.verified[i].sum()) == int(out.accepted[i]) + residuals
         if rule.on_reject == "stop":
-            assert (trace.kept[i].tolist(), trace.verified[i].tolist()) == (kept, judged)
+            assert (trace.kept[i].tolist(), trace.verified[i].tolist()) == (kept, verified)
         else:
-            assert trace.verified[i].tolist() == [turn >= before for turn in range(length)]
+            assert trace.verified[i].tolist() == [number >= before for number in range(length)]
         assert int(trace.made[i]) == sum(offered)
         assert len(trace.tries[i]) == residuals
         assert all(1 <= t <= 6 for t in trace.tries[i])
@@ -627,11 +633,11 @@ def test_what_is_kept_of_a_draft_is_the_drafters(criterion: str) -> None:
         rule = ContinuousRule(gamma=5, criterion=criterion, on_reject=on_reject)
         out = decode(pair.target, pair.drafter, rule, None, rng(200))
         of_draft = torch.arange(5) < out.trace.accepted[:, :1] if on_reject == "stop" else out.trace.kept
-        kept = torch.zeros_like(of_draft).scatter(1, out.trace.order, of_draft)  # by place
+        kept = torch.zeros_like(of_draft).scatter(1, out.trace.order, of_draft)  # by position
         torch.testing.assert_close(out.tokens[kept], own.tokens[kept], rtol=0, atol=1e-6)
         assert torch.isclose(out.tokens[~kept], own.tokens[~kept]).double().mean() < 0.01
         assert not torch.isclose(out.tokens[kept], target.tokens[kept]).all()
-        later = (~out.trace.kept[:, :1] & out.trace.kept[:, 1:]).sum()  # kept behind a rejected first token
+        later = (~out.trace.kept[:, :1] & out.trace.kept[:, 1:]).sum()  # accepted after a rejected first token
         assert int(later) > 20 if on_reject == "continue" else (of_draft.long().diff() <= 0).all()
 
 
@@ -649,16 +655,16 @@ def test_sixteen_dimensions_and_drafts_of_32_stay_finite() -> None:
     wide, sure = (Chain(length, keep, [-1.0] + [-1.0 + delta] * (steps - 1), **aside) for delta in (100.0, -100.0))
     cases = {
         "far away": (target, off, "exact", -1),
-        "far away, the whole path": (target, off, "path", -1),
+        "far away, the full path": (target, off, "path", -1),
         "too sure": (forgetful, sure, "paper", -1),
         "too wide": (forgetful, wide, "paper", 1),
-        "too sure, the whole path": (forgetful, Chain(length, keep, [-9.0] * steps, **aside), "path", 0),
+        "too sure, the full path": (forgetful, Chain(length, keep, [-9.0] * steps, **aside), "path", 0),
     }
     for name, (model, drafter, criterion, sign) in cases.items():
         rule = ContinuousRule(gamma=32, criterion=criterion, tries=3)
         noise = torch.randn(n, steps + 1, 16, generator=torch.Generator().manual_seed(0))
-        verifier, z = continuous._Verifier(model, drafter, rule, Eager()), torch.zeros(n, 16)
-        gain, _, _ = verifier.log_ratios(trajectory(drafter, z, noise, rule, Eager()), z, lambda tag, x=noise: x)
+        verifier, z = verify.Verifier(model, drafter, rule, Eager()), torch.zeros(n, 16)
+        gain, _, _ = verifier.log_ratios(draw_trajectory(drafter, z, noise, rule, Eager()), z, lambda tag, x=noise: x)
         assert gain.isfinite().all()
         assert not sign or (sign * gain > 1e4).all(), name
         out = decode(model, drafter, rule, None, rng(n))
@@ -668,7 +674,7 @@ def test_sixteen_dimensions_and_drafts_of_32_stay_finite() -> None:
             assert torch.equal(out.accepted, out.drafted) == (sign > 0)
 
 
-class Faulty(continuous.ContinuousSession):
+class Faulty(ContinuousSession):
     """A model that gives NaN for one image once so many tokens are known."""
 
     def __init__(self, model: Any, image: int, after: int) -> None:
@@ -678,9 +684,9 @@ class Faulty(continuous.ContinuousSession):
     def open(self, conditioning: Any, rows: int) -> Faulty:
         return self
 
-    def condition(self, tokens, known, row, place, done, most):
+    def condition(self, tokens, known, row, positions, done, most):
         assert int(known.sum(1).max()) <= most
-        z = self.model.condition(tokens, known, row, place, done, most)
+        z = self.model.condition(tokens, known, row, positions, done, most)
         return torch.where(((row == self.image) & (known.sum(1) == self.after))[:, None, None], math.nan, z)
 
     def moments(self, x, index, z):
@@ -713,7 +719,7 @@ def test_the_token_behind_a_draft_is_watched_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("parameters", "sentence"),
     [
         ({"criterion": "sigma"}, "criterion=sigma is unknown (choose from: exact, paper, path)"),
         ({"verify": "both"}, "verify=both is unknown (choose from: causal, parallel)"),
@@ -724,9 +730,9 @@ def test_the_token_behind_a_draft_is_watched_too() -> None:
         ({"tries": 1001}, "tries must be at most 1000 (got 1001)"),
     ],
 )
-def test_parameters_that_do_not_go_together(words: dict[str, Any], sentence: str) -> None:
+def test_parameters_that_do_not_go_together(parameters: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError) as e:
-        ContinuousRule(**words)
+        ContinuousRule(**parameters)
     assert sentence in str(e.value)
 
 

@@ -16,6 +16,7 @@ from specbench.audit.densities import BUILT_IN, alone, assemble, built_in, measu
 from specbench.config import configuration
 from specbench.decoding import continuous
 from specbench.decoding.continuous import ContinuousRule
+from specbench.decoding.rng import RandomStreams
 
 #: A configuration as `configuration.compose` gives it, of which an audit reads these.
 CSPD = {
@@ -223,13 +224,13 @@ def test_a_biased_method_is_caught(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["d1t4", "d1t5", "d2t3", "d2t4"])
 def test_an_acceptance_without_the_ratio_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    log_ratios = continuous._Verifier.log_ratios
+    log_ratios = continuous.verify.Verifier.log_ratios
 
     def always(self, *args):
         gain, own, sigma = log_ratios(self, *args)
         return torch.zeros_like(gain), own, sigma
 
-    monkeypatch.setattr(continuous._Verifier, "log_ratios", always)
+    monkeypatch.setattr(continuous.verify.Verifier, "log_ratios", always)
     row = row_of(name, 5000)
     assert row["acceptance_rate"] == 1
     assert row["p_value"] < 1e-12
@@ -238,13 +239,13 @@ def test_an_acceptance_without_the_ratio_is_caught(name: str, monkeypatch: pytes
 @pytest.mark.parametrize("criterion", ["exact", "path"])
 def test_a_residual_that_forgets_the_draft_is_caught(criterion: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a rejection the target's own distribution instead of Norm([p - q]_+): the classic mistake."""
-    residual = continuous._Verifier.residual
+    residual = continuous.verify.Verifier.residual
 
     def forgetful(self, *args):
         self.rule = replace(self.rule, tries=1)  # the first proposal is taken, whatever it is
         return residual(self, *args)
 
-    monkeypatch.setattr(continuous._Verifier, "residual", forgetful)
+    monkeypatch.setattr(continuous.verify.Verifier, "residual", forgetful)
     row = row_of("d1t5", 20_000, criterion=criterion)
     assert row["p_value"] < LEVEL / 100
 
@@ -280,7 +281,7 @@ def test_the_first_draft_is_counted_wherever_it_begins() -> None:
     for prefill in (0.0, 0.5):
         method, pair = assemble(CSPD | {"gamma": 1, "prefill": prefill}), built_in("d1t4")
         row = measure(method, pair, 2000)
-        rng = continuous.RandomStreams([(0, i) for i in range(2000)])
+        rng = RandomStreams([(0, i) for i in range(2000)])
         out = continuous.decode(pair.target, pair.drafter, method.rule, None, rng)
         step = round(4 * prefill)
         assert row["accepted_length"] == pytest.approx(1 + float(out.trace.accepted[:, step].double().mean()))

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from specbench.config import configuration, registry
 from specbench.data.scenes import to_uint8
 from specbench.decoding import continuous
+from specbench.decoding.continuous.trajectory import draw_trajectory, own_log_density
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.graph import Eager
 from specbench.errors import UsageError
@@ -256,12 +257,12 @@ def test_extreme_guidance_and_temperature_stay_finite(temperature):
         places = torch.arange(16).expand(4, -1)
         z = session.condition(tokens, known, torch.arange(4), places, torch.zeros_like(places), 16).flatten(0, 1)
         noise = torch.randn(64, 101, 16, generator=torch.Generator().manual_seed(seed))
-        path = continuous.trajectory(session, z, noise, continuous.ContinuousRule(temperature=temperature), Eager())
+        path = draw_trajectory(session, z, noise, continuous.ContinuousRule(temperature=temperature), Eager())
         for values in (
             path.states,
             path.mean,
             path.log_variance,
-            continuous.own_density(path, continuous.ContinuousRule()),
+            own_log_density(path, continuous.ContinuousRule()),
         ):
             assert values.isfinite().all()
         assert path.token.std() > 0.1  # the chain ran

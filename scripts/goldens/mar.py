@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from goldens.common import Compared, Tensors, load
-from specbench.decoding import continuous
+from specbench.decoding.continuous import ContinuousRule
+from specbench.decoding.continuous.trajectory import draw_trajectory
 from specbench.engine.graph import Eager
 from specbench.models import diffusion, mar_sampling
 from specbench.models.loading import mar_official
@@ -47,8 +48,8 @@ def chain(model: MAR, z: Tensor, init: Tensor, noise: Tensor, scale: Tensor | No
     if scale is not None:
         z = torch.cat([*z.chunk(2), scale.expand(len(init), 1)], -1)
     order = torch.cat([noise.flip(0), init[None]]).transpose(0, 1)
-    rule = continuous.ContinuousRule(temperature=temperature, final_noise=False)
-    return continuous.trajectory(guided.open(torch.zeros(1), 1), z, order, rule, Eager()).token
+    rule = ContinuousRule(temperature=temperature, final_noise=False)
+    return draw_trajectory(guided.open(torch.zeros(1), 1), z, order, rule, Eager()).token
 
 
 def check(t: Tensors, c: dict[str, Any]) -> Compared:

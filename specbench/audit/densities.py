@@ -79,13 +79,13 @@ class DensityNetwork(ContinuousSession):
     def condition(
         self, tokens: Tensor, known: Tensor, row: Tensor, position: Tensor, done: Tensor, most: int
     ) -> Tensor:
-        """See `continuous.Session`: z (R, n, E)."""
+        """See `ContinuousSession`: z (R, n, E)."""
         mask = known.unsqueeze(-1)
         seen = torch.cat([torch.where(mask, tokens, 0.0), mask.to(tokens.dtype)], -1).flatten(1)
         return take(torch.tanh(linear(seen, self.input, self.input_bias)).view(len(tokens), self.length, -1), position)
 
     def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """See `continuous.Session`: mean and log variance (n, D)."""
+        """See `ContinuousSession`: mean and log variance (n, D)."""
         hidden = torch.tanh(linear(torch.cat([self.bend * x, z], -1), self.inner) + self.step[index])
         shift, spread = linear(hidden, self.outer).chunk(2, -1)
         return _KEEP * x + shift, self.level[index, None] + 0.8 * torch.tanh(spread)

@@ -1,0 +1,377 @@
+"""Decoding images of continuous tokens, pass by pass.
+
+On the CPU a pass computes what it needs. Elsewhere the host does not synchronize to find out what that is: a pass
+computes what every image could need, and writes the surplus to an index that is never read. The images are the same.
+(A residual by `criterion="path"` synchronizes on every device: each of its tries is a trajectory.)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specbench.decoding.continuous.rule import ContinuousRule
+from specbench.decoding.continuous.session import ContinuousModel, ContinuousSession
+from specbench.decoding.continuous.trajectory import Trajectory, draw_trajectory, normal
+from specbench.decoding.continuous.verify import ACCEPT, NOISE, ORDER, Verifier
+from specbench.decoding.loop import Decoded, Images, synchronize
+from specbench.decoding.rng import RandomStreams
+from specbench.engine.clock import Clock, Idle
+from specbench.engine.graph import Eager, Graphs
+from specbench.engine.ops import take
+from specbench.errors import NumberError, UsageError
+
+_NO_FAULT = 2**62
+
+#: Rows of a network that are computed at once.
+CHUNK = 512
+
+
+@dataclass
+class ContinuousTrace:
+    """Per-step statistics. accepted, offered, first, start, reach (B, L), by step, zero beyond `steps`: draft tokens
+    accepted, draft tokens that could be verified, the probability of accepting the first, its index in the order of
+    generation, and how many were verified.
+
+    order (B, L): the positions of the tokens in the order of generation. kept, verified (B, L) bool, in that order:
+    whether a token was an accepted draft, and whether a draft was verified for it. tries: of every residual that was
+    sampled, the number of proposals, by image; fallbacks (B,): residuals for which they did not suffice. draft_s:
+    seconds spent on drafting; made (B,): tokens drafted, including those that were never verified.
+    """
+
+    accepted: Tensor
+    offered: Tensor
+    first: Tensor
+    start: Tensor
+    reach: Tensor
+    order: Tensor
+    kept: Tensor
+    verified: Tensor
+    tries: list[list[int]]
+    fallbacks: Tensor
+    draft_s: float
+    made: Tensor
+
+
+def compacts(device: torch.device) -> bool:
+    """Whether a pass computes the rows that it needs only, since reading a device's values costs nothing."""
+    return device.type == "cpu"
+
+
+@torch.inference_mode()
+def decode(
+    model: ContinuousModel,
+    drafter: ContinuousModel | None,
+    rule: ContinuousRule,
+    conditioning: Any,
+    rng: RandomStreams,
+    clock: Clock | Idle | None = None,
+    engine: Eager | Graphs | None = None,
+) -> Decoded[ContinuousTrace]:
+    """Decode one image per row of `rng`; tokens (B, L, D) float32, by position. Arguments and errors as of
+    `ContinuousDecoding`."""
+    device = rng.key.device
+    synchronize(device)
+    began = time.perf_counter()
+    images = ContinuousDecoding(model, drafter, rule, conditioning, rng, clock, engine)
+    images.finish(images.step)
+    synchronize(device)
+    return images.outcome(time.perf_counter() - began)
+
+
+@dataclass
+class _Drafts:
+    """Drafts of A images: `row` (A,) of the batch; indices `number` (A, gamma) in the order of generation, of which
+    those inside the image are `valid`, `room` (A,) of them; values (A, L + 1, D) at all positions, including the
+    drafts; the drafter's trajectories and z, of A * gamma tokens."""
+
+    row: Tensor
+    number: Tensor
+    valid: Tensor
+    room: Tensor
+    values: Tensor
+    paths: Trajectory
+    z: Tensor
+
+
+class ContinuousDecoding(Images):
+    """B images in progress, one per row of `rng`: the constructor draws what the target draws alone, the rest follows
+    pass by pass. Images advance at their own pace; a finished image no longer changes.
+
+    `clock` records the parts of every pass: draft, forward (of the target's positions), verify, and head, the tokens
+    that the target draws itself. `engine` executes the trajectories of the heads. Raises UsageError where the models do
+    not match.
+
+    tokens (B, L + 1, D) by position; count (B,): how many are committed. A token's number is its index in `order`
+    (B, L + 1). Tensors by position, number or pass have one more entry, which is never read.
+    """
+
+    def __init__(
+        self,
+        model: ContinuousModel,
+        drafter: ContinuousModel | None,
+        rule: ContinuousRule,
+        conditioning: Any,
+        rng: RandomStreams,
+        clock: Clock | Idle | None = None,
+        engine: Eager | Graphs | None = None,
+    ) -> None:
+        if rule.gamma and drafter is None:
+            raise UsageError("a draft length needs a drafter: a smaller model of the target's tokens")
+        like = (model.length, model.dim, model.steps)
+        if drafter is not None and (drafter.length, drafter.dim, drafter.steps) != like:
+            raise UsageError("the drafter's tokens or diffusion steps differ from the target's")
+        self.config = model, drafter, rule
+        self.rule, self.clock, self.engine = rule, clock or Idle(), engine or Eager()
+        self.length, self.dim, self.steps = like
+        self.reach = rule.gamma + 1
+        self.rng, self.device, rows = copy(rng), rng.key.device, len(rng)
+        self.compact, self.drafting = compacts(self.device), Clock(self.device)
+        zero = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        order = rng.uniform(zero, ORDER, self.length).argsort(dim=-1, stable=True)
+        self.rank = order.argsort(-1)  # a position's index in the order of generation
+        self.order = F.pad(order, (0, 1), value=self.length)
+        self.tokens = torch.zeros(rows, self.length + 1, self.dim, device=self.device)
+        self.most = 0  # no image has more tokens
+        self.count, self.passes, self.drafted, self.accepted, self.fallbacks, self.made = (
+            torch.zeros_like(zero) for _ in range(6)
+        )
+        self.fault = torch.full_like(zero, _NO_FAULT)
+        self.by_step = torch.zeros(5, rows, self.length + 1, device=self.device)  # the first five of a trace
+        self.kept, self.verified = torch.zeros(2, rows, self.length + 1, dtype=torch.bool, device=self.device)
+        self.tries = torch.zeros_like(self.order)
+        self.target, self.verifier = model.open(conditioning, rows), None
+        if drafter is not None and rule.gamma:
+            opened = drafter.open(conditioning, rows)
+            self.verifier = Verifier(self.target, opened, rule, self.engine, self.compact)
+        before = self.length if self.verifier is None else math.ceil(round(rule.prefill * self.length, 6))
+        for count in rule.tokens_per_pass or (1,) * before:
+            self.draw_directly(count)
+
+    def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
+        """As of `loop.Images`."""
+        faults, count = torch.stack([self.fault, self.count]).tolist()
+        if (first := min(faults)) < _NO_FAULT:
+            passes, by_target = divmod(first, 2)
+            raise NumberError(
+                f"the {'target' if by_target else 'drafter'} produced a value that is not finite for the image"
+                f" (seed, index) {keys[faults.index(first)]}, step {passes}: lower cfg_scale or raise the precision"
+                " (dtype=float32)"
+            )
+        self.most = max(count)
+        return [self.length - n for n in count]
+
+    def noise(self, row: Tensor, number: Tensor, tag: int) -> Tensor:
+        """Noise of complete trajectories: (n, T + 1, D)."""
+        return normal(self.rng.rows(row), number, tag, self.steps + 1, self.dim)
+
+    def positions(self, row: Tensor, number: Tensor) -> Tensor:
+        """Positions of the tokens `number` (n, k)."""
+        return self.order[row].gather(1, number.clamp_max(self.length))
+
+    @property
+    def all_rows(self) -> Tensor:
+        return torch.arange(len(self.count), device=self.device)
+
+    def draw_directly(self, count: int) -> None:
+        """The target draws the next `count` tokens of all images in one pass."""
+        self.clock.begin()
+        number = self.count[:, None] + torch.arange(count, device=self.device)
+        done = (self.count[:, None] + (count - 1)).expand(-1, count)
+        z = self._condition(self.target, self.tokens, self.all_rows, self.count, number, done, self.most)
+        self.clock.lap("forward")
+        self.passes += 1
+        self._draw(z.flatten(0, 1), self.all_rows.repeat_interleave(count), number.flatten())
+        self.count += count
+        self.most += count
+        self.clock.lap("head")
+
+    def step(self) -> None:
+        """Draft tokens of the images, verify them, and commit the result."""
+        assert self.verifier is not None, "without a drafter there is nothing left to do"
+        active = self.count < self.length
+        row = active.nonzero().flatten() if self.compact else self.all_rows
+        self.clock.begin()
+        self.passes += active
+        drafts = self._draft(self.verifier.drafter, row)
+        self.clock.lap("draft")
+        z, z_with_bonus = self._target_conditioning(drafts)
+        self.clock.lap("forward")
+        kept, advance = self._verify(self.verifier, drafts, z)
+        self.count[row] += advance
+        self.clock.lap("verify")
+        if z_with_bonus is not None:
+            self._draw_bonus(drafts, kept, z_with_bonus)
+            self.clock.lap("head")
+        self.most = min(self.length, self.most + self.reach)
+
+    def _draft(self, drafter: ContinuousSession, row: Tensor) -> _Drafts:
+        """Draft tokens one after the other, each conditioned on the ones before."""
+        self.drafting.begin()
+        first = self.count[row]
+        room = (self.length - first).clamp_max(self.rule.gamma)
+        offsets = torch.arange(int(room.max()) if self.compact else self.rule.gamma, device=self.device)
+        number, valid = first[:, None] + offsets, offsets < room[:, None]
+        values, positions = self.tokens[row], self.positions(row, number)
+        paths, z_all = [], []
+        for i in range(len(offsets)):
+            at = number[:, i : i + 1]
+            z = self._condition(drafter, values, row, at[:, 0], at, at, self.most + i)[:, 0]
+            path = draw_trajectory(drafter, z, self.noise(row, at[:, 0], NOISE), self.rule, self.engine)
+            self._record_faults(path.token, row, valid[:, i], by_target=False)
+            values.scatter_(1, positions[:, i, None, None].expand(-1, 1, self.dim), path.token[:, None])
+            paths.append(path)
+            z_all.append(z)
+        self.drafting.lap("draft")
+        self.made[row] += room
+        return _Drafts(row, number, valid, room, values, Trajectory.stacked(paths), torch.stack(z_all, 1).flatten(0, 1))
+
+    def _target_conditioning(self, drafts: _Drafts) -> tuple[Tensor, Tensor | None]:
+        """The target's z (A * gamma, E) of drafted tokens; and, where each is conditioned on the ones before it,
+        (A, gamma + 1, E) with that of the bonus token."""
+        row, gamma = drafts.row, drafts.number.shape[1]
+        first = drafts.number[:, 0]
+        if self.rule.verify == "parallel":
+            z = self._condition(self.target, self.tokens[row], row, first, drafts.number, drafts.number, self.most)
+            return z.flatten(0, 1), None
+        # A copy of the image for every token, and one for the bonus token.
+        known = (first[:, None] + torch.arange(gamma + 1, device=self.device)).flatten()
+        copies, values = row.repeat_interleave(gamma + 1), drafts.values.repeat_interleave(gamma + 1, 0)
+        number = known[:, None]
+        z = self._condition(self.target, values, copies, known, number, number, self.most + gamma)
+        z = z.view(len(row), gamma + 1, -1)
+        return z[:, :gamma].flatten(0, 1), z if self.rule.on_reject == "stop" else None
+
+    def _verify(self, verifier: Verifier, drafts: _Drafts, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Verify drafts and commit the resulting tokens; returns which drafts were accepted (A, gamma), and how far
+        every image advances."""
+        row, room, valid = drafts.row, drafts.room, drafts.valid
+        shape, gamma = valid.shape, valid.shape[1]
+        image = row.repeat_interleave(gamma)  # of every draft
+        number = drafts.number.flatten().clamp_max(self.length - 1)
+        log_ratio, own, sigma = verifier.log_ratios(drafts.paths, z, partial(self.noise, image, number))
+        self._record_faults(log_ratio[:, None], image, valid.flatten(), by_target=True)
+        accept = log_ratio.clamp_max(0).exp().view(shape)
+        u = self.rng.rows(image).uniform(number, ACCEPT, 1).view(shape).double()
+        kept = (u < accept) & valid
+        verified, advance, stop = valid, room, self.rule.on_reject == "stop"
+        if stop:
+            advance = kept.long().cumprod(1).sum(1)
+            offsets = torch.arange(gamma, device=self.device)
+            verified, kept = (offsets <= advance[:, None]) & valid, offsets < advance[:, None]
+        rejected, token = verified & ~kept, drafts.paths.token.clone()
+        if stop and not self.compact:  # at most one per image
+            some = torch.arange(len(row), device=self.device) * gamma + advance.clamp_max(gamma - 1)
+        else:
+            some = self._needed(rejected.flatten())
+        if len(some):
+            wanted, of = rejected.flatten()[some], image[some]
+            new, tries, exhausted = verifier.residual(
+                drafts.paths.rows(some),
+                own.rows(some) if own is not None else None,
+                sigma[some],
+                z[some],
+                drafts.z[some],
+                self.rng.rows(of),
+                number[some],
+            )
+            self._record_faults(new, of, wanted, by_target=True)
+            token[some] = torch.where(wanted[:, None], new, token[some])
+            self.tries[of, torch.where(wanted, number[some], self.length)] = tries
+            self.fallbacks.index_add_(0, of, (exhausted & wanted).long())
+        positions = torch.where(kept | rejected, self.positions(row, drafts.number), self.length)
+        self.tokens[row[:, None], positions] = token.view(*shape, -1)
+        self._record(drafts, kept, verified, accept[:, 0])
+        return kept, advance + (advance < room)
+
+    def _draw_bonus(self, drafts: _Drafts, kept: Tensor, z: Tensor) -> None:
+        """Draw the bonus token after a fully accepted draft; z (A, gamma + 1, E): the target's."""
+        complete = (kept.sum(1) == drafts.room) & (self.count[drafts.row] < self.length)
+        some = self._needed(complete)
+        if len(some):
+            row, wanted = drafts.row[some], complete[some]
+            z = take(z[some], drafts.room[some][:, None])[:, 0]
+            self._draw(z, row, torch.where(wanted, self.count[row], self.length))
+            self.count[row] += wanted
+
+    def _needed(self, mask: Tensor) -> Tensor:
+        """Indices where `mask` (n,) is true; all of them where reading the device's values costs time."""
+        return mask.nonzero().flatten() if self.compact else torch.arange(len(mask), device=self.device)
+
+    def _record(self, drafts: _Drafts, kept: Tensor, verified: Tensor, first: Tensor) -> None:
+        row, start = drafts.row, drafts.number[:, 0]
+        step = torch.where(drafts.room > 0, self.passes[row] - 1, self.length)
+        for i, values in enumerate((kept.sum(1), drafts.room, first, start, verified.sum(1))):
+            self.by_step[i, row, step] = values.float()
+        self.accepted[row] += kept.sum(1)
+        self.drafted[row] += verified.sum(1)
+        number = drafts.number.clamp_max(self.length)
+        for of, flags in ((self.kept, kept), (self.verified, verified)):
+            of[row] = of[row].scatter(1, number, flags)
+
+    def _condition(
+        self,
+        session: ContinuousSession,
+        values: Tensor,
+        row: Tensor,
+        known: Tensor,
+        number: Tensor,
+        done: Tensor,
+        most: int,
+    ) -> Tensor:
+        """z (n, k, E) of the tokens `number` (n, k) in images `row` (n,), beyond the end the last one's, with the first
+        `known` (n,) tokens known, at most `most`; done (n, k): how far the image is, for guidance."""
+        parts, most = [], min(most, self.length)
+        for start in range(0, len(row), CHUNK):
+            part = slice(start, start + CHUNK)
+            is_known = self.rank[row[part]] < known[part, None]
+            at = self.positions(row[part], number[part].clamp_max(self.length - 1))
+            parts.append(session.condition(values[part, : self.length], is_known, row[part], at, done[part], most))
+        return torch.cat(parts)
+
+    def _draw(self, z: Tensor, row: Tensor, number: Tensor) -> None:
+        """Draw the target's own tokens `number` (n,)."""
+        path = draw_trajectory(self.target, z, self.noise(row, number, NOISE), self.rule, self.engine)
+        self._record_faults(path.token, row, number < self.length, by_target=True)
+        self.tokens[row, self.order[row, number]] = path.token
+
+    def _record_faults(self, x: Tensor, row: Tensor, wanted: Tensor, by_target: bool) -> None:
+        """Record the images `row` (n,) whose values x (n, *) are not finite, where they are `wanted` (n,) bool."""
+        fault = torch.where(wanted & ~x.isfinite().all(1), 2 * self.passes[row] + by_target, _NO_FAULT)
+        self.fault.scatter_reduce_(0, row, fault, "amin")
+
+    def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[ContinuousTrace]:
+        """As of `loop.Images`; the seconds of drafting are those since the last call."""
+        draft_s = sum(parts["draft"] for parts in self.drafting.seconds())
+        self.drafting = Clock(self.device)
+        chosen = slice(None) if rows is None else torch.tensor(rows, device=self.device)
+
+        def of(x: Tensor) -> Tensor:
+            return x[chosen][:, : self.length].clone() if x.dim() > 1 else x[chosen].clone()
+
+        accepted, offered, first, start, reach = map(of, self.by_step)
+        trace = ContinuousTrace(
+            accepted=accepted.long(),
+            offered=offered.long(),
+            first=first,
+            start=start.long(),
+            reach=reach.long(),
+            order=of(self.order),
+            kept=of(self.kept),
+            verified=of(self.verified),
+            tries=[[count for count in row if count] for row in of(self.tries).tolist()],
+            fallbacks=of(self.fallbacks),
+            draft_s=draft_s,
+            made=of(self.made),
+        )
+        tokens, passes, drafted, accepted = map(of, (self.tokens, self.passes, self.drafted, self.accepted))
+        return Decoded(tokens, passes, drafted, accepted, seconds, trace)

@@ -1,0 +1,69 @@
+"""How drafts of continuous tokens are made and verified.
+
+Acceptance criteria (ERRATA, CSpD). `criterion="exact"`: the two trajectories share their noise down to x_1, so that a
+token is verified by p(x_0 | x_1^p) / q(x_0 | x_1^q). `criterion="paper"`: the same times the factor Sigma of Eqs. 4
+and 5, which biases the distribution. `criterion="path"`: Eq. 1 taken literally, the ratio of the trajectories'
+densities under the two models; it is exact as well, and the target needs no trajectory of its own to verify one, only
+the moments along the draft's, all of them in one call. All arithmetic is in log densities.
+
+Only `verify="causal"` (the target's distribution of a token is conditioned on the drafted ones before it) with
+`on_reject="stop"` is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbench.errors import UsageError
+
+CRITERIA = ("exact", "paper", "path")
+VERIFY = ("causal", "parallel")
+ON_REJECT = ("stop", "continue")
+_MOST_TRIES = 1000  # proposals for a residual; see `verify.RETRY`
+
+
+@dataclass(frozen=True)
+class ContinuousRule:
+    """tokens_per_pass: how many tokens the target draws in each pass when it draws alone; empty is one (MAR draws
+    several at once, independently of each other, which is another distribution). gamma: tokens per draft; prefill:
+    share of the image that the target draws alone beforehand; align: the two models share their noise (of `exact` and
+    `paper`); inner_temperature: divides the distance from a mean before densities are compared (the released code's 42;
+    1 is off); tries: the most proposals for a residual, after which the last one, a sample of the target, is used;
+    temperature: of every step's noise, but not of x_T; final_noise: the last step is drawn too, since a density needs
+    it. MAR's own sampler ends with a mean.
+    """
+
+    tokens_per_pass: tuple[int, ...] = ()
+    gamma: int = 0
+    prefill: float = 0.0
+    align: bool = True
+    criterion: str = "exact"
+    verify: str = "causal"
+    on_reject: str = "stop"
+    inner_temperature: float = 1.0
+    tries: int = 100
+    temperature: float = 1.0
+    final_noise: bool = True
+
+    def __post_init__(self) -> None:
+        for name, choices in (("criterion", CRITERIA), ("verify", VERIFY), ("on_reject", ON_REJECT)):
+            if getattr(self, name) not in choices:
+                raise UsageError(f"{name}={getattr(self, name)} is unknown (choose from: {', '.join(choices)})")
+        if self.gamma and self.tokens_per_pass:
+            raise UsageError("a draft is verified token by token: use iterations=null with it")
+        if self.gamma and self.temperature == 0:
+            raise UsageError(
+                "temperature=0 leaves no densities to compare; use method=vanilla, or a temperature above 0"
+            )
+        if self.gamma and self.criterion == "path" and not self.final_noise:
+            raise UsageError("criterion=path also needs a density of the last step: use final_noise=true")
+        if self.tries > _MOST_TRIES:
+            raise UsageError(f"tries must be at most {_MOST_TRIES} (got {self.tries})")
+
+    @property
+    def exact(self) -> bool:
+        """Whether the tokens have the target's distribution."""
+        if self.gamma == 0:
+            return True
+        plain = self.inner_temperature == 1 and self.final_noise and self.criterion in ("exact", "path")
+        return plain and self.verify == "causal" and self.on_reject == "stop"

@@ -1,0 +1,119 @@
+"""The two models' densities of drafted tokens compared, and samples of the residual distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.continuous.rule import ContinuousRule
+from specbench.decoding.continuous.session import ContinuousSession
+from specbench.decoding.continuous.trajectory import (
+    Trajectory,
+    draw_trajectory,
+    log_density,
+    log_normal,
+    normal,
+    normal_quantile,
+    own_log_density,
+)
+from specbench.decoding.rng import RandomStreams
+from specbench.engine.graph import Eager, Graphs
+from specbench.engine.ops import take
+
+# Tags of an image's random numbers; they are keyed by a token's index in the order of generation, not by the step, so
+# that a draft, its verification and vanilla decoding share them. The tries of a residual have the tags from RETRY on.
+ORDER, NOISE, OWN_NOISE, ACCEPT, RETRY = range(5)
+_AT_ONCE = 100  # tries of a residual, where each is a last step alone
+
+
+class Verifier:
+    """compact: only the rows of a residual that still need a proposal get one (`loop.compacts`)."""
+
+    def __init__(
+        self,
+        target: ContinuousSession,
+        drafter: ContinuousSession,
+        rule: ContinuousRule,
+        engine: Eager | Graphs,
+        compact: bool = True,
+    ) -> None:
+        self.target, self.drafter, self.rule, self.engine, self.compact = target, drafter, rule, engine, compact
+
+    def log_ratios(
+        self, drafts: Trajectory, z: Tensor, noise: Callable[[int], Tensor]
+    ) -> tuple[Tensor, Trajectory | None, Tensor]:
+        """log p / q (n,) of drafted tokens, the target's own trajectories where the criterion needs them, and
+        log Sigma (n,). z (n, E): the target's; noise: returns that of the tokens' trajectories, by tag."""
+        rule = self.rule
+        none = torch.zeros(len(z), dtype=torch.float64, device=z.device)
+        if rule.criterion == "path":
+            return log_density(self.target, drafts, z, rule) - own_log_density(drafts, rule), None, none
+        own = draw_trajectory(self.target, z, noise(NOISE if rule.align else OWN_NOISE), rule, self.engine)
+        sigma = none
+        if rule.criterion == "paper":
+            sigma = 0.5 * (drafts.log_variance[:, 1:].double() - own.log_variance[:, 1:].double()).sum((1, 2))
+        return self._last_step(drafts.token[:, None], own, drafts)[:, 0] + sigma, own, sigma
+
+    def _last_step(self, x: Tensor, own: Trajectory, drafts: Trajectory) -> Tensor:
+        """log p(x_0 | x_1^p) - log q(x_0 | x_1^q), (n, k), of k tokens each, x (n, k, D)."""
+        rule = self.rule
+        p = log_normal(x, own.mean[:, :1], own.log_variance[:, :1], rule.temperature, rule.inner_temperature)
+        q = log_normal(x, drafts.mean[:, :1], drafts.log_variance[:, :1], rule.temperature, rule.inner_temperature)
+        return p - q
+
+    def residual(
+        self,
+        drafts: Trajectory,
+        own: Trajectory | None,
+        sigma: Tensor,
+        z: Tensor,
+        z_draft: Tensor,
+        rng: RandomStreams,
+        number: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens (n, D) from Norm([p - q]_+) by acceptance-rejection with the target as proposal (Eq. 10): accept a
+        proposal with max(0, 1 - q / p). Also the number of proposals (n,) of each, and which (n,) are the last proposal
+        because the tries ran out."""
+        most, at_once = self.rule.tries, _AT_ONCE if own is not None else 1
+        token, tries = torch.zeros_like(drafts.token), torch.zeros_like(number)
+        unfinished = torch.ones(len(z), dtype=torch.bool, device=z.device)
+        rows = torch.arange(len(z), device=z.device)
+        for start in range(0, most, at_once):
+            streams, count, tag = rng.rows(rows), min(at_once, most - start), RETRY + 2 * start
+            if own is None:
+                x, log_ratio = self._tokens(drafts.rows(rows), z[rows], z_draft[rows], streams, number[rows], tag)
+            else:
+                noise = normal_quantile(streams.uniforms(number[rows], tag, 2 * count, token.shape[1])[:, ::2])
+                x, log_ratio = self._last_steps(own.rows(rows), drafts.rows(rows), noise)
+                log_ratio = log_ratio + sigma[rows, None]
+            u = streams.uniforms(number[rows], tag, 2 * count, 1)[:, 1::2, 0].double()
+            accepted = ~(u >= -torch.expm1(-log_ratio))  # 1 - q / p; negative where q > p; NaN is not tried again
+            found = accepted.any(1)
+            which = torch.where(found, accepted.long().argmax(1), count - 1)
+            before = unfinished[rows]
+            token[rows] = torch.where(before[:, None], take(x, which[:, None])[:, 0], token[rows])
+            tries[rows] += torch.where(before, which + 1, 0)
+            unfinished[rows] = before & ~found
+            if own is None or self.compact:
+                rows = rows[~found]
+                if not len(rows):
+                    break
+        return token, tries, unfinished
+
+    def _tokens(
+        self, drafts: Trajectory, z: Tensor, z_draft: Tensor, rng: RandomStreams, number: Tensor, tag: int
+    ) -> tuple[Tensor, Tensor]:
+        """A token (n, 1, D) of the target, and the log p / q (n, 1) of its trajectory."""
+        after, dim = drafts.states.shape[1:]
+        path = draw_trajectory(self.target, z, normal(rng, number, tag, after, dim), self.rule, self.engine)
+        log_ratio = own_log_density(path, self.rule) - log_density(self.drafter, path, z_draft, self.rule)
+        return path.token[:, None], log_ratio[:, None]
+
+    def _last_steps(self, own: Trajectory, drafts: Trajectory, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens (n, k, D) of the target by other last steps of its trajectories, and their log p / q (n, k) but for
+        Sigma; noise (n, k, D)."""
+        spread = torch.exp(0.5 * own.log_variance[:, :1]) * self.rule.temperature
+        x = own.mean[:, :1] + noise * spread
+        return x, self._last_step(x, own, drafts)
