@@ -348,10 +348,7 @@ def test_what_a_run_lacks_is_said(folders: Folders) -> None:
     older = [replace(r, log_prob_mean=None if r.index else -1.0) for r in mine]
     run = folders.make("a", older, baseline=vanilla)
     found = between(f"{run}/baseline", run)
-    assert found.untested == (
-        "acceptance_rate: vanilla without one",
-        "log_prob_mean: only 1 pairs of images",
-    )
+    assert found.untested == ("acceptance_rate: vanilla without one", "log_prob_mean: only 1 pairs of images")
 
 
 # --- what they are called, and what tells them apart ------------------------------------------------------------------

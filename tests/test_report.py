@@ -213,11 +213,7 @@ def test_a_folder_of_runs_is_shown_with_its_pictures(grid: Path, call: Any) -> N
     for words in (["deep"], ["deep/grid", "deep/one"], ["~/deep"], ["deep/grid", "runs=~/deep/one/more"]):
         code, out, _ = call("report", *words, "pictures=1")
         assert (code, "5 runs, 5 images" in out) == (0, True), words
-        assert sorted(shown().values()) == [
-            *[("sjd window=4", 1)] * 2,
-            *[("sjd window=8", 1)] * 2,
-            ("vanilla", 1),
-        ]
+        assert sorted(shown().values()) == [*[("sjd window=4", 1)] * 2, *[("sjd window=8", 1)] * 2, ("vanilla", 1)]
     assert call("report", "deep/one/more")[0] == 0
     assert list(shown().values()) == [("vanilla", 2)]
 

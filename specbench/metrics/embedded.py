@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -14,10 +14,6 @@ from specbench.metrics.base import Metric, PromptItem, Scorer, ScoringContext, U
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from specbench.models.evaluators import Evaluator
-
-E = TypeVar("E", bound="Evaluator")
 
 #: Images in a forward pass, always: a convolution chooses the order of its sums by the batch size, and an image's
 #: outputs must not depend on the number of other images in the batch.
@@ -39,12 +35,6 @@ class EmbeddedMetric(Metric):
     @property
     def path(self) -> Path:
         return self.context.assets / self.weights
-
-    def load(self, kind: type[E]) -> E:
-        """Its evaluator, on the context's device."""
-        from specbench.models import evaluators as ev
-
-        return ev.load(self.path, kind, self.context.device)
 
     @property
     def cache_key(self) -> str:

@@ -29,7 +29,7 @@ class ScenesClip(EmbeddedMetric, MeanMetric):
     def towers(self) -> TwoTower:
         from specbench.models import evaluators as ev
 
-        return self.load(ev.TwoTower)
+        return ev.load(self.path, ev.TwoTower, self.context.device)
 
     def scorer(self) -> EmbeddedScorer:
         import torch

@@ -26,7 +26,7 @@ class ScenesFID(EmbeddedMetric):
     def scorer(self) -> EmbeddedScorer:
         from specbench.models import evaluators as ev
 
-        classifier = self.load(ev.Classifier)
+        classifier = ev.load(self.path, ev.Classifier, self.context.device)
         return EmbeddedScorer(self, lambda x, items: classifier.features(x))
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:

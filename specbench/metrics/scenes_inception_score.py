@@ -42,7 +42,7 @@ class ScenesInceptionScore(EmbeddedMetric):
         from specbench.data import scenes
         from specbench.models import evaluators as ev
 
-        reader, names = self.load(ev.AttributeReader), list(scenes.ATTRIBUTES)
+        reader, names = ev.load(self.path, ev.AttributeReader, self.context.device), list(scenes.ATTRIBUTES)
 
         def classes(x: Tensor, items: Sequence[PromptItem]) -> Tensor:
             logits = reader(x)

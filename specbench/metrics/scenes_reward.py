@@ -49,7 +49,7 @@ class ScenesReward(EmbeddedMetric, MeanMetric):
 
         from specbench.models import evaluators as ev
 
-        reader = self.load(ev.AttributeReader)
+        reader = ev.load(self.path, ev.AttributeReader, self.context.device)
 
         def outputs(x: Tensor, items: Sequence[PromptItem]) -> Tensor:
             labels = torch.tensor([item.labels for item in items], dtype=torch.int64).to(x.device)
