@@ -311,7 +311,7 @@ def _value_and_influences(metric: Metric, outputs: np.ndarray, items: Sequence[d
 
 def _context(one: ScoredPass) -> metrics.ScoringContext:
     """The scoring context of a run's configuration."""
-    from specbench.harness.run import scoring_context
+    from specbench.harness.scoring import scoring_context
 
     cfg = {name: str(one.cfg.get(name) or "") for name in ("metrics_dir", "reference", "data")}  # old runs lack some
     return scoring_context(cfg)
