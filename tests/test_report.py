@@ -32,8 +32,14 @@ def row(run_id: str, *overrides: str, **cells: Any) -> dict[str, Any]:
     return {
         **dict.fromkeys(COLUMNS),
         **{name: value for name, value in cfg.items() if name in COLUMNS},
-        "run_id": run_id, "time": "2026-11-21T10:00:00+00:00", "commit": "c0ffee", "weights": "embedded:1+2",
-        "config_hash": provenance.config_hash(cfg), "device": "cpu", "accepted_length_mean": 1.0, "perplexity": 8.0,
+        "run_id": run_id,
+        "time": "2026-11-21T10:00:00+00:00",
+        "commit": "c0ffee",
+        "weights": "embedded:1+2",
+        "config_hash": provenance.config_hash(cfg),
+        "device": "cpu",
+        "accepted_length_mean": 1.0,
+        "perplexity": 8.0,
         "baseline_run_id": f"{run_id}/baseline" if cfg["baseline"] else None,
         **cells,
     }
