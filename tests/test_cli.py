@@ -93,6 +93,16 @@ def test_the_commands_in_the_help_of_run_work(call: Call, tmp_path: Path) -> Non
             assert call(*words, *small)[0] == 0, command
 
 
+def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
+    words = ("protocol=sjdpac_table1@1", "model=lumina_mgpt", "method=sjd_pac", "+seed=3", "--cfg", "job")
+    code, out, _ = call("run", *words)
+    assert code == 0
+    for line in ("protocol: sjdpac_table1@1", "method: sjd_pac", "caption: running_longest", "size: 768", "seed: 3"):
+        assert f"\n{line}\n" in out
+    assert call("run", "-m", "delta=1,2", "--cfg", "job")[1].count("\nmethod: cool_sd\n") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

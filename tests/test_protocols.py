@@ -402,25 +402,6 @@ def test_a_folder_keeps_its_protocol(call: Call, tmp_path: Path) -> None:
         assert "here holds a run with protocol=sjd_table4@1, not protocol=" in err
 
 
-def test_a_folder_from_before_there_were_protocols(call: Call, tmp_path: Path) -> None:
-    words = ("run", "n=2", "metrics=none", "baseline=false", "out=here")
-    assert call(*words)[0] == 0
-    config = tmp_path / "here/config.yaml"
-    config.write_text("".join(line for line in config.open() if not line.startswith("protocol")))
-    assert "nothing left to do" in call(*words)[1]
-
-
-def test_cfg_job_shows_the_values(call: Call, tmp_path: Path) -> None:
-    words = ("run", "protocol=sjdpac_table1@1", "model=lumina_mgpt", "method=sjd_pac", "--cfg", "job")
-    code, out, _ = call(*words)
-    assert code == 0
-    for line in ("protocol: sjdpac_table1@1", "caption: running_longest", "size: 768", "cfg_scale: 3.0", "seed: 1"):
-        assert f"\n{line}\n" in f"\n{out}"
-    assert "notes" not in out
-    assert call("run", "-m", "protocol=sjd_table4,sjd_table3", "model=anole", "--cfg", "job")[0] == 0
-    assert list(tmp_path.iterdir()) == []
-
-
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
