@@ -318,8 +318,8 @@ class MAR(nn.Module):
         return self._moments(x, index, *self.predict(x, s.timestep[index], z, z_none, scale))
 
     def sampler(self, z: Tensor, z_none: Tensor | None = None, scale: Tensor | None = None) -> Sampler:
-        """`moments` for whole trajectories under fixed conditions: the modulation of the head's layers is computed for
-        all steps at once, or for as many as fit in `_AT_ONCE`."""
+        """`moments` for complete trajectories under fixed conditions: the modulation of the head's layers is computed
+        for all steps at once, or for as many as fit in `_AT_ONCE`."""
         net, dtype = self.diffloss.net, self.mask_token.dtype
         s = diffusion.schedule(self.cfg.steps, z.device)
         guided = z_none is not None

@@ -21,7 +21,7 @@ from specbench.models.loading.text_official import ChameleonIds, ChameleonText, 
 from specbench.models.loading.unified_official import padded, read
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens
 
-PATCH = 16  # pixels a code stands for
+PATCH = 16  # pixels per side of a code
 FIRST_CODE = 4  # where there is no tokenizer
 LUMINA_SIZES, ANOLE_SIZE = (512, 768, 1024), 512
 
