@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,11 @@ class MARConfig:
     steps: int = 100
     norm_eps: float = 1e-6
     limit: float | None = None
+
+    @classmethod
+    def even(cls, dim: int, depth: int, heads: int, **others: Any) -> MARConfig:
+        """Encoder and decoder of one size."""
+        return cls(dim, depth, heads, dim, depth, heads, **others)
 
     @property
     def side(self) -> int:

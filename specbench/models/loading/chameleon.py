@@ -95,7 +95,3 @@ def tokens_of_image(cfg: Mapping[str, Any]) -> int:
     """Tokens of an image, rows of codes with a new line each and the image's end; loads nothing."""
     side = cfg.get("size", 512) // 16
     return int(side * (side + 1) + 1)
-
-
-def load(cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> Chameleon:
-    return Chameleon(cfg, device, dtype)
