@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse_arguments(command: str, arguments: Sequence[str], *flags: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments `words` of a command line in any order: values, `help`, and which flags are given."""
+    """Parse the `arguments` of a command line in any order: values, `help`, and which flags are given."""
     parser = Parser(prog=f"specbench {command}", add_help=False, allow_abbrev=False)
     for flag in (("-h", "--help"), *flags):
         parser.add_argument(*flag, action="store_true")

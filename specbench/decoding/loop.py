@@ -216,7 +216,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-class Images(ABC):
+class BatchDecoding(ABC):
     """Images in progress, one per row of `rng`. A step adds at least one and at most `reach` tokens to every image
     that is not complete."""
 
@@ -261,7 +261,7 @@ class DecoderConfig:
     override: Override | None = None
 
 
-class Decoding(Images):
+class Decoding(BatchDecoding):
     """B images in progress, one per row of `rng`: prefilled on construction, then step by step.
 
     A step does not synchronize with the device. Rows advance at their own pace; a finished row no longer changes.
@@ -322,7 +322,7 @@ class Decoding(Images):
         clock.lap("rest")
 
     def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
-        """As of `Images`."""
+        """As of `BatchDecoding`."""
         left, wrong = torch.stack([(self.total - self.count).clamp_min(0), self.recorder.wrong().long()]).tolist()
         if any(wrong):
             row = wrong.index(1)
@@ -334,7 +334,7 @@ class Decoding(Images):
         return left
 
     def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[Trace]:
-        """As of `Images`."""
+        """As of `BatchDecoding`."""
         chosen = slice(None) if rows is None else torch.tensor(rows, device=self.count.device)
         kept = (self.history[:, : self.total], self.steps, self.drafted)
         tokens, steps, drafted = (x[chosen].clone() for x in kept)
@@ -359,7 +359,7 @@ def decode(
 
 
 def decode_stream(
-    start: Callable[[Any, RandomStreams], Images],
+    start: Callable[[Any, RandomStreams], BatchDecoding],
     encode: Callable[[list[int]], Any],
     rng_for: Callable[[list[int]], RandomStreams],
     count: int,

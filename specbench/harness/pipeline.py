@@ -18,10 +18,10 @@ from specbench.config import parameters, registry
 from specbench.decoding import continuous
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import (
+    BatchDecoding,
     Decoded,
     DecoderConfig,
     Decoding,
-    Images,
     Override,
     Trace,
     decode,
@@ -125,7 +125,7 @@ class _Base(ABC):
         return self.model.encode(prompts)
 
     @abstractmethod
-    def images(self, conditioning: Any, rng: RandomStreams) -> Images:
+    def images(self, conditioning: Any, rng: RandomStreams) -> BatchDecoding:
         """One image per row of `rng`, for decoding step by step."""
 
     @property

@@ -2,7 +2,7 @@
 
 Acceptance criteria (ERRATA, CSpD). `criterion="exact"`: the two trajectories share their noise down to x_1, so that a
 token is verified by p(x_0 | x_1^p) / q(x_0 | x_1^q). `criterion="paper"`: the same times the factor Sigma of Eqs. 4
-and 5, which biases the distribution. `criterion="path"`: Eq. 1 taken literally, the ratio of the trajectories'
+and 5, which biases the distribution. `criterion="path"`: Eq. 1 read literally, the ratio of the trajectories'
 densities under the two models; it is exact as well, and the target needs no trajectory of its own to verify one, only
 the moments along the draft's, all of them in one call. All arithmetic is in log densities.
 
