@@ -37,6 +37,12 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
     return UsageError(f"unknown {kind} '{name[:100]}' (choose from: {', '.join(sorted(choices))})")
 
 
+def check_choice(name: str, value: object, choices: Sequence[str], owner: str = "") -> None:
+    """Raise UsageError unless a parameter's value is one of the choices of its owner."""
+    if value not in choices:
+        raise UsageError(f"{name}={value} is unknown{owner and f' to {owner}'} (choose from: {', '.join(choices)})")
+
+
 class Parser(argparse.ArgumentParser):
     """Reports a wrong argument in one sentence, as a UsageError."""
 

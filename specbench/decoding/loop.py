@@ -375,47 +375,39 @@ def decode_stream(
     """
     if batch < 2:
         raise ValueError("a stream needs two rows or more; use decode() for one image after the other")
-    if not count:
-        return
-    engine = engine or Eager()
-    first = list(range(min(batch, count)))
-    owners: list[int | None] = [*first]  # by row; None where nothing is left to decode
-    queue, few = deque(range(len(first), count)), max(1, len(first) // 4)
-    conditioning, given = encode(first), rng_for(first)
-    keys, device = list(given.keys), given.key.device  # by row, as the owners
-    synchronize(device)
-    began = time.perf_counter()
-    with torch.inference_mode():
-        images, step = engine.begin(start(conditioning, given))
-    while True:
+    engine, rows = engine or Eager(), min(batch, count)
+    queue, few = deque(range(count)), max(1, rows // 4)
+    owners: list[int | None] = [None] * rows  # by row; None where nothing is left to decode
+    keys, done = [(0, 0)] * rows, list(range(rows))
+    while queue:
+        following = [queue.popleft() for _ in range(min(len(done), len(queue)))]
+        for row, owner in zip_longest(done, following):
+            owners[row] = owner
+        conditioning, rng = encode(following), rng_for(following)
+        for row, key in zip(done, rng.keys):
+            keys[row] = key
+        device = rng.key.device
+        synchronize(device)
+        began = time.perf_counter()
         with torch.inference_mode():
-            while True:
+            fresh = start(conditioning, rng)
+            if len(following) == rows:
+                images, step = engine.begin(fresh)
+            else:
+                load_rows(images, fresh, done[: len(following)], rows)
+            del fresh  # an engine may have copied it
+        while True:  # until enough rows are done to be refilled; without a queue, until all are
+            with torch.inference_mode():
                 left = images.lacking(keys)
                 under_way = sorted(left[row] for row, owner in enumerate(owners) if owner is not None)
                 behind = under_way[: few if queue else None][-1]  # of the row that determines the next look
-                if not behind:
-                    break
                 for _ in range(-(-behind // images.reach)):
                     step()
+            if not behind:
+                break
         done = [row for row, owner in enumerate(owners) if owner is not None and not left[row]]
         synchronize(device)
         seconds = time.perf_counter() - began
         with torch.inference_mode():
             outcome = images.outcome(seconds, done)
         yield [owner for row in done if (owner := owners[row]) is not None], outcome
-        if not queue:  # then the last rows were waited for
-            return
-        following = [queue.popleft() for _ in range(min(len(done), len(queue)))]
-        for row, owner in zip_longest(done, following):
-            owners[row] = owner
-        conditioning, given = encode(following), rng_for(following)
-        for row, key in zip(done, given.keys):
-            keys[row] = key
-        synchronize(device)
-        began = time.perf_counter()
-        with torch.inference_mode():
-            fresh = start(conditioning, given)
-            if len(following) == len(owners):
-                images, step = engine.begin(fresh)
-            else:
-                load_rows(images, fresh, done[: len(following)], len(owners))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specbench.errors import UsageError
+from specbench.errors import UsageError, check_choice
 
 CRITERIA = ("exact", "paper", "path")
 VERIFY = ("causal", "parallel")
@@ -47,8 +47,7 @@ class ContinuousRule:
 
     def __post_init__(self) -> None:
         for name, choices in (("criterion", CRITERIA), ("verify", VERIFY), ("on_reject", ON_REJECT)):
-            if getattr(self, name) not in choices:
-                raise UsageError(f"{name}={getattr(self, name)} is unknown (choose from: {', '.join(choices)})")
+            check_choice(name, getattr(self, name), choices)
         if self.gamma and self.tokens_per_pass:
             raise UsageError("a draft is verified token by token: use iterations=null with it")
         if self.gamma and self.temperature == 0:
