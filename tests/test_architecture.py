@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench.config import parameters
+from specbench.config.table import DEEP, DRAFT
 from specbench.decoding import trees
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,4 +103,4 @@ def test_the_table_of_layers_has_an_order() -> None:
 
 def test_the_schema_and_the_trees_have_the_same_bounds() -> None:
     """Two layers that may not import each other."""
-    assert (parameters.DRAFT, parameters.DEEP) == (trees.DRAFT, trees.DEEP)
+    assert (DRAFT, DEEP) == (trees.DRAFT, trees.DEEP)

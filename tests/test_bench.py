@@ -261,7 +261,7 @@ def test_the_benchmarks_of_a_gpu_are_commands_that_there_are(tmp_path: Path) -> 
     for name, *words in lines:
         assert name == "bench"
         own, given = cli._sorted_out(words)
-        [cfg] = configuration.grid(given, multirun=False)
+        cfg = configuration.grid(given, multirun=False)[0].cfg
         assert (cfg["weights"], cfg["device"]) == ("random", "cuda")
         assert cli._plan(own).steps == 50
         assert Path(own["out"]).parent == tmp_path / "rows"

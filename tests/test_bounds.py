@@ -15,7 +15,8 @@ import pytest
 from fake_pipeline import FakePipeline
 from PIL import Image
 
-from specbench.config import configuration, parameters
+from specbench.config import configuration
+from specbench.config.table import DEEP, DRAFT, LONGEST, PROMPTS, TABLE, check_value
 from specbench.data import base
 from specbench.decoding import trees
 from specbench.decoding.drafters.dynamic import Grower
@@ -45,10 +46,10 @@ def refused(call: Call, *words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "limit"),
     [
-        ("run n=1000000000", parameters.PROMPTS),
-        ("run -m n=1,1000000000", parameters.PROMPTS),
-        ("evaluate pictures data=scenes n=1000000000", parameters.PROMPTS),
-        ("probe n=1000000000", parameters.PROMPTS),
+        ("run n=1000000000", PROMPTS),
+        ("run -m n=1,1000000000", PROMPTS),
+        ("evaluate pictures data=scenes n=1000000000", PROMPTS),
+        ("probe n=1000000000", PROMPTS),
         ("audit method=sjd audit.samples=1000000000", 10_000_000),
         ("audit audit.seed=100000000000000000000", 2**53),
         ("probe probe.offsets=1000000000", 10_000),
@@ -58,12 +59,12 @@ def refused(call: Call, *words: str) -> str:
         ("train drafter=eagle batch=1000000000", 2**16),
         ("train drafter=eagle steps=100000000000", 10**9),
         ("report pictures=1000000000", 10_000),
-        ("run method=sjd window=100000", parameters.DRAFT),
-        ("audit method=sjd window=100000", parameters.DRAFT),
-        ("run method=sd window=20000", parameters.DRAFT),
-        ("run method=eagle2 nodes=100000", parameters.DRAFT),
-        ("run method=eagle2 depth=100000", parameters.DEEP),
-        ("run method=eagle2 width=100000", parameters.DEEP),
+        ("run method=sjd window=100000", DRAFT),
+        ("audit method=sjd window=100000", DRAFT),
+        ("run method=sd window=20000", DRAFT),
+        ("run method=eagle2 nodes=100000", DRAFT),
+        ("run method=eagle2 depth=100000", DEEP),
+        ("run method=eagle2 width=100000", DEEP),
         ("run seed=100000000000000000000", 2**63 - 1),
         ("run batch=1000000000", 4096),
         ("bench batch=1000000000", 4096),
@@ -74,7 +75,7 @@ def refused(call: Call, *words: str) -> str:
         ("run method=gsd group=100000000000", 2**20),
         ("run model=lumina_mgpt size=100000000", 4096),
         ("run model=lumina_mgpt prompt_length=100000000", 8192),
-        ("run model=mar_scenes method=cspd gamma=1000000000", parameters.DRAFT),
+        ("run model=mar_scenes method=cspd gamma=1000000000", DRAFT),
         ("run model=mar_scenes method=vanilla iterations=1000000000", 2**16),
         ("run model=mar_scenes method=cspd tries=1001", 1000),
         ("run model=mar_scenes method=cspd diffusion_steps=1001", 1000),
@@ -88,7 +89,7 @@ def test_a_count_has_a_bound_that_is_named(words: str, limit: int, call: Call) -
 
 
 def test_every_count_of_a_run_is_bounded() -> None:
-    assert [name for name, p in parameters.TABLE.items() if p.kind == "whole" and p.high is None] == []
+    assert [name for name, p in TABLE.items() if p.kind == "integer" and p.high is None] == []
 
 
 def test_the_bounds_refuse_nothing_that_anyone_runs() -> None:
@@ -152,9 +153,9 @@ def test_a_tree_is_counted_before_it_is_built(make: Callable[[], Any]) -> None:
 
 def test_a_tree_of_a_million_paths_is_refused_as_a_word_and_as_a_list(call: Call) -> None:
     word = f"tree=[{','.join(['[0]'] * 1_000_000)}]"
-    assert f"at most {parameters.LONGEST}" in refused(call, "run", word)
-    with pytest.raises(UsageError, match=f"at most {parameters.DRAFT}"):
-        parameters.check("tree", [[0]] * 1_000_000)
+    assert f"at most {LONGEST}" in refused(call, "run", word)
+    with pytest.raises(UsageError, match=f"at most {DRAFT}"):
+        check_value("tree", [[0]] * 1_000_000)
 
 
 def test_windows_that_fit_are_as_before() -> None:
@@ -244,7 +245,7 @@ def test_a_name_means_itself(name: str) -> None:
     words = [f"prompts={name}.txt", f"out={name}", f"metrics_dir={name}/a", "n=1"]
     for found in (
         configuration.compose(configuration.quote_paths(words)),
-        configuration.grid(configuration.plain(configuration.quote_paths(words)), False)[0],
+        configuration.grid(configuration.quote_paths(words), False)[0].cfg,
     ):
         assert (found["prompts"], found["out"], found["metrics_dir"]) == (f"{name}.txt", name, f"{name}/a")
 

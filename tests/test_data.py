@@ -412,7 +412,7 @@ def test_prompts_alone_choose_their_data_set_and_all_of_it(tmp_path: Path, monke
     cfg = configuration.compose(["prompts=a.txt"])
     assert (cfg["data"], cfg["prompts"], "split" in cfg) == ("prompts", "a.txt", False)
     jobs = configuration.grid(["prompts=a.txt,b.txt", "delta=2"], multirun=True)
-    assert [(cfg["data"], cfg["prompts"], cfg["n"]) for cfg in jobs] == [
+    assert [(job.cfg["data"], job.cfg["prompts"], job.cfg["n"]) for job in jobs] == [
         ("prompts", "a.txt", 3),
         ("prompts", "b.txt", 40),
     ]

@@ -21,7 +21,8 @@ from filelock import FileLock
 
 from specbench.config import configuration
 from specbench.errors import RunError, UsageError
-from specbench.harness import run, worker
+from specbench.harness import log, run, worker
+from specbench.harness.folder import stored
 from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import Journal, Record, read_records
 from specbench.storage.files import append_line, atomic_path, locked, write_atomically
@@ -203,10 +204,10 @@ def test_the_disk_use_is_told_first(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_the_log_is_turned_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_LOG_BYTES", 500)
+    monkeypatch.setattr(log, "LOG_BYTES", 500)
     execute(tmp_path / "run")
     logs = list((tmp_path / "run").glob("run.log*"))
-    assert len(logs) == 1 + run._LOG_FILES
+    assert len(logs) == 1 + log.LOG_FILES
     assert all(log.stat().st_size < 2000 for log in logs)  # a line is longer than the limit
 
 
@@ -384,8 +385,8 @@ def test_a_broken_configuration_is_told(call: Call, tmp_path: Path) -> None:
     for command in ("status", "resume"):
         assert call(command, ".") == (2, "", "specbench: cannot read config.yaml\n")
     (tmp_path / "config.yaml").write_text("- a\n")
-    with pytest.raises(UsageError, match="is not a configuration"):
-        run.stored(tmp_path)
+    with pytest.raises(UsageError, match="cannot read"):
+        stored(tmp_path)
 
 
 # --- records ----------------------------------------------------------------------------------------------------------

@@ -16,10 +16,11 @@ import pytest
 from fake_pipeline import FakePipeline
 from PIL import Image
 
-from specbench import cli, metrics
+from specbench import metrics
 from specbench.config import configuration, parameters
 from specbench.errors import UsageError
 from specbench.harness import run, sheet, status
+from specbench.harness.folder import stored
 from specbench.metrics import Score, base
 from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS, METRICS
@@ -121,16 +122,16 @@ def test_evaluate_adds_a_metric_and_the_first_command_keeps_it(call: Call, weigh
     assert unnamed(before, after, err) == []
     assert after["note"].count("few") == 3  # the notes of those that stayed, too
     assert all(name in out for name in ("fid", "clip_score", "image_reward"))
-    stored = (Path("first") / "row.csv").read_bytes()
+    first = (Path("first") / "row.csv").read_bytes()
     for words in (["metrics=[fid,clip_b32]"], ["metrics=[clip_b32,fid]"], ["metrics=image_reward"], ["metrics=none"]):
         told = start(call, *words)[1]
         assert "nothing left to do" in told
-        assert (Path("first") / "row.csv").read_bytes() == stored
+        assert (Path("first") / "row.csv").read_bytes() == first
     assert call("evaluate", "first", "metrics=image_reward")[0] == 0
     assert row_of("first") | {"time": 0} == after | {"time": 0}
     [one] = [status.of_run(Path("first"))]
     assert (one.state, one.n) == ("finished", 6)
-    assert run.stored(Path("first"))["metrics"] == ["fid", "clip_b32", "image_reward"]
+    assert stored(Path("first"))["metrics"] == ["fid", "clip_b32", "image_reward"]
 
 
 def test_two_metrics_of_one_column(call: Call, weights: dict[str, str]) -> None:
@@ -139,7 +140,7 @@ def test_two_metrics_of_one_column(call: Call, weights: dict[str, str]) -> None:
     assert after["fid_backend"].startswith("fid_clean")
     assert after["clip_score"] == before["clip_score"]
     assert f"fid {after['fid']:.6g} [{after['fid_backend']}] replaces {before['fid']:.6g}" in told
-    assert run.stored(Path("first"))["metrics"] == ["clip_b32", "fid_clean"]
+    assert stored(Path("first"))["metrics"] == ["clip_b32", "fid_clean"]
     # One that has no value takes no column, and asking again changes nothing.
     weights["fid"] = "broken"
     for _ in range(2):
@@ -166,8 +167,8 @@ def test_a_smaller_n_shows_its_row_and_leaves_the_larger_one(call: Call, weights
         assert {p: p.read_bytes() for p in files} == files
     assert status.of_run(Path("first")).n == 8
     cfg = configuration.compose(["n=4", "metrics=clip_b32"])
-    shown = run.Run(cfg, "first", loader=FakePipeline).execute()
-    alone = run.Run(cfg, "alone", loader=FakePipeline).execute()
+    shown = run.execute(cfg, "first", loader=FakePipeline)
+    alone = run.execute(cfg, "alone", loader=FakePipeline)
     same = set(COLUMNS) - {"run_id", "baseline_run_id", "time", "peak_memory_mib"}
     same -= {c for c in same if c.startswith(("text_s", "pixels_s"))}
     assert {c: shown[c] for c in same} == {c: alone[c] for c in same}
@@ -310,7 +311,7 @@ def test_no_value_disappears_without_being_named(
 
     for _ in range(20):
         folder = tmp_path / f"{asked['pairs']}"
-        run.Run(plain | words(), folder, loader=FakePipeline).execute()
+        run.execute(plain | words(), folder, loader=FakePipeline)
         for _ in range(10):
             for name in everything:
                 weights.pop(name, None)
@@ -322,17 +323,13 @@ def test_no_value_disappears_without_being_named(
             command = choice.choice(["run", "run", "resume", "evaluate", "stop"])
             if command == "evaluate":
                 given = {name: given[name] for name in ("metrics", "metrics_dir", "reference")}
-            cfg = (run.stored(folder) if command in ("evaluate", "resume") else plain) | given
+            cfg = (stored(folder) if command in ("evaluate", "resume") else plain) | given
             capsys.readouterr()
-            one = run.Run(cfg, folder, loader=FakePipeline)
+            one, outcome = run.Run(cfg, folder, loader=FakePipeline), None
             try:
-                if command == "evaluate":
-                    one.rescore()
-                elif command == "stop":
+                if command == "stop":
                     FakePipeline.decode = lambda *a: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore
-                    one.execute()
-                else:
-                    one.execute()
+                outcome = one.rescore() if command == "evaluate" else one.execute()
             except (UsageError, KeyboardInterrupt):
                 pass  # images are missing
             finally:
@@ -342,12 +339,10 @@ def test_no_value_disappears_without_being_named(
             assert after["n"] >= before["n"]
             asked["pairs"] += 1
             asked["lost"] += any(before[c] is not None and after[c] is None for c in before)
-            asked["smaller"] += one.larger > 0
+            asked["smaller"] += outcome is not None and outcome.larger > 0
             if command == "run" and choice.random() < 0.4:
                 bytes_of = (folder / "row.csv").read_bytes()
-                again = run.Run(cfg, folder, loader=FakePipeline)
-                again.execute()
-                assert again.nothing_left
+                assert run.Run(cfg, folder, loader=FakePipeline).execute().nothing_left
                 assert (folder / "row.csv").read_bytes() == bytes_of
                 asked["idle"] += 1
     assert asked["pairs"] == 200
@@ -416,13 +411,3 @@ def test_other_pictures_are_scored_again_or_named(call: Call, folder: Path, weig
     last, told = scored(call, "metrics=image_reward")
     assert last["kid"] is None
     assert "kid is no longer in the row: no weights of kid" in told
-
-
-def test_an_evaluation_of_an_older_version_is_added_to(call: Call, folder: Path, weights: dict[str, str]) -> None:
-    before, _ = scored(call, "metrics=kid")
-    note = Path("scored/evaluation.json")
-    note.write_text(json.dumps({k: v for k, v in json.loads(note.read_text()).items() if k in ("pictures", "run_id")}))
-    after, told = scored(call, "metrics=fid")
-    assert (after["kid"], after["run_id"]) == (before["kid"], before["run_id"])
-    assert unnamed(before, after, told) == []
-    assert cli.main(["evaluate", "pictures", "out=scored", "metrics=kid"]) == 0

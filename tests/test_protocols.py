@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ import pytest
 
 import specbench
 from specbench.config import configuration, parameters, protocols, registry
+from specbench.config.table import TABLE, check_value
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import provenance
@@ -70,7 +68,7 @@ def _all_of(protocol: protocols.Protocol) -> list[tuple[str, str, Any]]:
 def _options(name: str, value: Any) -> list[Any]:
     """A value of a file as the list of parameter values that it stands for."""
     found = value if isinstance(value, list) and name != "metrics" else [value]
-    return [None if option == parameters.TABLE[name].null else option for option in found]
+    return [None if option == TABLE[name].null else option for option in found]
 
 
 # --- the files --------------------------------------------------------------------------------------------------------
@@ -92,7 +90,7 @@ def test_a_file_is_whole_and_every_value_of_it_is_one_of_its_parameter(name: str
     for where, key, value in _all_of(protocol):
         if value is not None:
             options = _options(key, value)
-            assert [parameters.check(key, option) for option in options] == options
+            assert [check_value(key, option) for option in options] == options
         has = parameters.common() | parameters.declared("data", str(protocol.sets["data"])) | {"data"}
         if where in protocol.models:
             has |= parameters.declared("model", where)
@@ -309,10 +307,9 @@ def test_a_bad_protocol_costs_one_sentence(word: str, sentence: str) -> None:
 
 
 def test_in_a_grid_the_values_are_those_of_each_job() -> None:
-    jobs = configuration.grid(
-        ["protocol=sjd_table3,sjdpac_table1", "model=llamagen_xl,lumina_mgpt,llamagen_scenes", "n=4"], multirun=True
-    )
-    found = [(cfg["protocol"], cfg["model"], cfg["data"], cfg["cfg_scale"], cfg["top_k"]) for cfg in jobs]
+    arguments = ["protocol=sjd_table3,sjdpac_table1", "model=llamagen_xl,lumina_mgpt,llamagen_scenes", "n=4"]
+    names = ("protocol", "model", "data", "cfg_scale", "top_k")
+    found = [tuple(job.cfg[name] for name in names) for job in configuration.grid(arguments, multirun=True)]
     assert found == [
         ("sjd_table3@1", "llamagen_xl", "coco2017", 7.5, 1000),
         ("sjd_table3@1", "lumina_mgpt", "coco2017", 4.0, 2000),
@@ -324,7 +321,7 @@ def test_in_a_grid_the_values_are_those_of_each_job() -> None:
     with pytest.raises(UsageError, match="job protocol=nope model=anole: unknown protocol 'nope'"):
         configuration.grid(["protocol=sjd_table4,nope", "model=anole"], multirun=True)
     sizes = configuration.grid(["protocol=sjd_fig12", "model=lumina_mgpt", "size=768,1024"], multirun=True)
-    assert [cfg["size"] for cfg in sizes] == [768, 1024]
+    assert [job.cfg["size"] for job in sizes] == [768, 1024]
 
 
 @pytest.fixture
@@ -356,7 +353,7 @@ def test_an_experiment_may_choose_the_protocol_and_sweep(experiment: Callable[[s
         "defaults:\n  - override /protocol: sjd_table3\n  - override /method: sjd\nseed: 3\n"
         "hydra:\n  sweeper:\n    params:\n      model: llamagen_xl,llamagen_xl_512\n      window: 16,32\n"
     )
-    jobs = configuration.grid(["experiment=mine", "window=8"], multirun=True)
+    jobs = [job.cfg for job in configuration.grid(["experiment=mine", "window=8"], multirun=True)]
     assert [(cfg["protocol"], cfg["model"], cfg["window"]) for cfg in jobs] == [
         ("sjd_table3@1", "llamagen_xl", 8),
         ("sjd_table3@1", "llamagen_xl_512", 8),
@@ -410,39 +407,6 @@ def test_a_folder_keeps_its_protocol(call: Any, tmp_path: Path) -> None:
         code, _, err = call("run", other, *words[2:])
         assert code == 2
         assert "here holds a run with protocol=sjd_table4@1, not protocol=" in err
-
-
-def test_a_folder_from_before_there_were_protocols(call: Any, tmp_path: Path) -> None:
-    words = ("run", "n=2", "metrics=none", "baseline=false", "out=here")
-    assert call(*words)[0] == 0
-    config = tmp_path / "here/config.yaml"
-    config.write_text("".join(line for line in config.open() if not line.startswith("protocol")))
-    assert "nothing left to do" in call(*words)[1]
-
-
-def test_cfg_job_shows_the_values(call: Any, tmp_path: Path) -> None:
-    words = ("run", "protocol=sjdpac_table1@1", "model=lumina_mgpt", "method=sjd_pac", "--cfg", "job")
-    code, out, _ = call(*words)
-    assert code == 0
-    for line in ("  name: sjdpac_table1", "caption: running_longest", "size: 768", "cfg_scale: 3.0", "seed: 1"):
-        assert f"\n{line}\n" in f"\n{out}"
-    assert "notes" not in out
-    assert call("run", "-m", "protocol=sjd_table4,sjd_table3", "model=anole", "--cfg", "job")[0] == 0
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_protocols_are_listed(call: Any) -> None:
-    code, out, _ = call("list", "protocols")
-    assert code == 0
-    assert len(out.splitlines()) == 1 + len(NAMES)
-    assert all(f"\n  {name} " in out for name in NAMES)
-
-
-def test_the_shell_completes_protocols() -> None:
-    code = "import sys; from specbench.cli import main; sys.exit(main(['-sc', 'query=bash']))"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "COMP_LINE": "specbench run protocol=sjdpac_t"}
-    done = subprocess.run([sys.executable, "-c", code], cwd="/", env=environment, capture_output=True, text=True)
-    assert set(done.stdout.split()) == {f"protocol=sjdpac_table{i}" for i in (1, 2, 4)}
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from specbench.rows.journal import Journal, Record, pixel_digest, read_records
 
 FAST = {"metrics": "none", "n": "6"}
 STEPS = [4, 5, 6, 7, 4, 5]  # of the fake's first six images
-OLDER = {f.name for f in fields(Record) if f.default is MISSING}  # what records have always had
 LOG_PROB = [-1 - i % 4 - 0.5 * (t % 2) for i in range(6) for t in range(TOKENS)]  # of their tokens
 
 
@@ -45,8 +44,8 @@ class Bench:
     def run(self, *overrides: str) -> dict[str, Any]:
         words = FAST | dict(word.split("=") for word in overrides)
         cfg = configuration.compose([f"{name}={value}" for name, value in words.items()])
-        self.one = run.Run(cfg, self.out, loader=self.load)
-        return self.one.execute()
+        self.outcome = run.Run(cfg, self.out, loader=self.load).execute()
+        return self.outcome.row
 
     def load(self, cfg: Any) -> Any:
         self.pipelines.append(FakePipeline(cfg))
@@ -76,10 +75,10 @@ def test_a_run_leaves_what_it_promises(bench: Bench) -> None:
         "config.yaml", "run.json", "run.log", "records.jsonl", "baseline.jsonl", "images", "baseline", "row.csv",
         "contact_sheet.png",
     }  # fmt: skip
-    assert read_rows(bench.one.row_path) == [row]
+    assert read_rows(bench.outcome.folder.row) == [row]
     made = read_records(bench.out / "records.jsonl")
     assert [(r.index, r.steps, r.tokens, r.batch) for r in made] == [(i, s, TOKENS, 1) for i, s in enumerate(STEPS)]
-    items = data.load(bench.one.cfg)
+    items = data.load(bench.outcome.cfg)
     assert [(r.prompt, r.id) for r in made] == [(item.prompt, item.id) for item in items]
     assert row["prompts_hash"] == data.prompts_hash(items)
     for record in made:
@@ -210,12 +209,12 @@ def test_warmup_zero_decodes_nothing_twice(bench: Bench) -> None:
 
 def test_the_same_run_again_does_nothing(bench: Bench) -> None:
     first = bench.run()
-    assert not bench.one.nothing_left
+    assert not bench.outcome.nothing_left
     before = {
         p: (p.stat().st_mtime_ns, p.read_bytes()) for p in bench.out.rglob("*") if p.name != "run.log" and p.is_file()
     }
     assert bench.run() == first
-    assert bench.one.nothing_left
+    assert bench.outcome.nothing_left
     assert len(bench.pipelines) == 1  # no second one was loaded
     assert before == {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in before}
 
@@ -261,7 +260,7 @@ def test_more_prompts_go_on_where_the_first_run_ended(bench: Bench) -> None:
     assert (small["n"], large["n"]) == (2, 4)
     assert small["run_id"] == large["run_id"]
     assert small["config_hash"] != large["config_hash"]
-    assert read_rows(bench.one.row_path) == [large]
+    assert read_rows(bench.outcome.folder.row) == [large]
     again = bench.run("n=2")  # over the first two; the others stay
     assert again["accepted_length_mean"] == small["accepted_length_mean"]
     assert len(bench.images()) == 4
@@ -298,8 +297,8 @@ def test_other_weights_and_other_prompts_are_refused(bench: Bench, monkeypatch: 
         patch.setattr(run, "_load_pipeline", FakePipeline)
         patch.setattr(run, "_weights_here", lambda cfg: "embedded:2")
         with pytest.raises(UsageError, match="started with weights fake:0, not embedded:2"):
-            run.execute(bench.one.cfg, bench.out)
-    same = data.load(bench.one.cfg | {"n": 3})
+            run.execute(bench.outcome.cfg, bench.out)
+    same = data.load(bench.outcome.cfg | {"n": 3})
     for other in (replace(same[1], prompt="else"), replace(same[1], id="else")):
         monkeypatch.setattr(data, "load", lambda cfg: [same[0], other, same[2]])  # noqa: B023
         with pytest.raises(UsageError, match=r"prompts have changed .*\(index 1\)"):
@@ -312,10 +311,10 @@ def test_a_file_of_prompts_is_gone_on_with_while_its_beginning_stays(bench: Benc
     first = bench.run(f"prompts={file}", "n=2")
     assert (first["data"], first["split"], first["prompts"]) == ("prompts", None, str(file))
     assert [(r.id, r.prompt) for r in read_records(bench.out / "records.jsonl")] == [("1", "one"), ("2", "two")]
-    assert f", prompts, n=2, {first['device_name']}" in run.report(bench.one, first)
+    assert f", prompts, n=2, {first['device_name']}" in bench.outcome.report()
     file.write_text("one\ntwo\n3\n4\n")
     assert bench.run(f"prompts={file}", "n=2") == first  # the first two are what they were
-    assert bench.one.nothing_left
+    assert bench.outcome.nothing_left
     assert bench.run(f"prompts={file}", "n=4")["prompts_hash"] != first["prompts_hash"]
     assert bench.decoded.count(("method", 3)) == 1
     file.write_text("one\n2\n3\n4\n")
@@ -336,7 +335,7 @@ def test_the_folder_of_a_data_set_may_move(bench: Bench, tmp_path: Path) -> None
     first = bench.run("data=parti", f"data_dir={tmp_path}/a", "n=2")
     more = bench.run("data=parti", f"data_dir={tmp_path}/b", "n=3")
     assert [label for label, _ in bench.pipelines[1].decoded] == ["method"] * 2 + ["vanilla"] * 2  # warm-up, one more
-    assert str(tmp_path) not in bench.one.row_path.read_text()
+    assert str(tmp_path) not in bench.outcome.folder.row.read_text()
     assert first["prompts_hash"] != more["prompts_hash"]
     (tmp_path / "b" / "PartiPrompts.tsv").write_text(table.replace("prompt", "Prompt"))
     with pytest.raises(UsageError, match="the prompts have changed"):
@@ -349,7 +348,7 @@ def test_a_prompt_names_no_file(bench: Bench, tmp_path: Path) -> None:
     bench.run(f"prompts={file}", "n=2", "baseline=false")
     assert {p.name for p in (bench.out / "images").iterdir()} == {"00000.png", "00001.png"}
     assert {p.name for p in tmp_path.iterdir()} == {"my.json", "run"}
-    with Image.open(bench.one.sheet_path) as sheet_:
+    with Image.open(bench.outcome.folder.sheet) as sheet_:
         assert sheet_.size[1] < 1000  # the long prompt is cut
 
 
@@ -367,7 +366,7 @@ def test_a_deleted_picture_is_decoded_anew_and_a_changed_one_refused(bench: Benc
 
 def test_a_lost_sheet_or_row_is_made_again_without_a_pipeline(bench: Bench) -> None:
     row = bench.run()
-    for path in (bench.one.sheet_path, bench.one.row_path):
+    for path in (bench.outcome.folder.sheet, bench.outcome.folder.row):
         path.unlink()
         again = bench.run()
         assert path.exists()
@@ -454,30 +453,6 @@ def test_killed_in_the_middle_nothing_is_lost_or_repeated(tmp_path: Path) -> Non
     assert {k: row[k] for k in settled} == {k: undisturbed[k] for k in settled}
 
 
-def test_an_older_versions_images_are_gone_on_with(bench: Bench) -> None:
-    """Their records say nothing about steps and tokens, so the row does not either."""
-    row = bench.run()
-    for path in (bench.out / "records.jsonl", bench.out / "baseline.jsonl"):
-        older = [json.loads(line) for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps({k: v for k, v in r.items() if k in OLDER}) + "\n" for r in older))
-    bench.one.row_path.unlink()
-    again = bench.run()
-    empty = {name for name in row if row[name] is not None and again[name] is None}
-    assert {name for name in empty if not name.endswith("_stderr")} == {
-        "perplexity", "perplexity_backend", "log_prob_mean", "log_prob_std", "acceptance_by_depth",
-        "accepted_histogram", "drafted_by_position", "first_accept", "draft_tv", "draft_top1", "draft_top3",
-        "draft_passes",
-    }  # fmt: skip
-    same = set(row) - empty - {"time", "note"}
-    assert {k: again[k] for k in same} == {k: row[k] for k in same}
-    assert again["note"].startswith("6 of 6 images were decoded by an older specbench")
-    more = bench.run("n=8")
-    assert more["perplexity"] is None  # not that of the two new images
-    assert more["steps"] == np.mean([*STEPS, 6, 7])
-    assert "6 of 8 images" in more["note"]
-    assert "perplexity       not measured, drafts' total variation not measured" in run.report(bench.one, more)
-
-
 # --- metrics, sheet, report -------------------------------------------------------------------------------------------
 
 
@@ -503,13 +478,13 @@ def test_metrics_see_the_pictures_beside_their_prompts(bench: Bench, scorer: lis
     row = bench.run("metrics=[scenes_fid,scenes_reward]")
     [(names, images, items)] = scorer
     assert names == ["scenes_fid", "scenes_reward"]
-    pipeline = FakePipeline(bench.one.cfg)
+    pipeline = FakePipeline(bench.outcome.cfg)
     for item, image in zip(items, images, strict=True):
         assert (image == pipeline.pixels(pipeline.decode([item.prompt], [(0, item.index)]).tokens)[0]).all()
     assert (row["fid"], row["fid_stderr"], row["fid_backend"]) == (12.5, None, "scenes-x@1")
     assert (row["image_reward"], row["image_reward_backend"]) == (None, None)
     assert row["note"] == "fid: few; image_reward: no weights"
-    assert read_rows(bench.one.row_path) == [row]
+    assert read_rows(bench.outcome.folder.row) == [row]
 
 
 def test_metrics_can_be_added_later(bench: Bench, scorer: list[Any]) -> None:
@@ -518,11 +493,11 @@ def test_metrics_can_be_added_later(bench: Bench, scorer: list[Any]) -> None:
     assert row["fid"] == 12.5
     assert len(bench.pipelines) == 1
     assert bench.run("metrics=scenes_fid") == row
-    assert bench.one.nothing_left
+    assert bench.outcome.nothing_left
     bench.run("metrics=scenes_fid", "metrics_dir=elsewhere")
-    assert bench.one.nothing_left  # its weights do not lie there
+    assert bench.outcome.nothing_left  # its weights do not lie there
     bench.run("metrics=[scenes_fid,scenes_clip]")
-    assert not bench.one.nothing_left
+    assert not bench.outcome.nothing_left
     assert len(scorer) == 2
 
 
@@ -539,7 +514,7 @@ def test_a_row_is_drawn_up_anew_when_its_metrics_would_say_something_else(
     for expected, weights in enumerate(("first", "second", "first"), 1):
         for left in (True, False):
             bench.run("metrics=scenes_fid")
-            assert (bench.one.nothing_left, len(scorer)) == (not left, expected)
+            assert (bench.outcome.nothing_left, len(scorer)) == (not left, expected)
         there.append(weights)
 
 
@@ -547,8 +522,8 @@ def test_a_run_never_holds_all_its_pictures(bench: Bench, monkeypatch: pytest.Mo
     """The sheet shows the first few, and `metrics` reads what it has no outputs of, a batch at a time."""
     monkeypatch.setattr(sheet, "LIMIT", 2)
     read: list[int] = []
-    picture = Journal.picture
-    monkeypatch.setattr(Journal, "picture", lambda self, index: (read.append(index), picture(self, index))[1])
+    image = Journal.image
+    monkeypatch.setattr(Journal, "image", lambda self, index: (read.append(index), image(self, index))[1])
     bench.run("baseline=false")
     assert read == [0, 1]
     row = bench.run("baseline=false", "metrics=scenes_fid")
@@ -592,13 +567,13 @@ def test_what_cannot_be_measured_is_told_before_an_hour_of_decoding(
 
 def test_the_report_names_what_was_written(bench: Bench) -> None:
     row = bench.run()
-    text = run.report(bench.one, row)
+    text = bench.outcome.report()
     assert f"{row['accepted_length_mean']:.2f} ±" in text
-    assert str(bench.one.row_path) in text
-    assert str(bench.one.sheet_path) in text
+    assert str(bench.outcome.folder.row) in text
+    assert str(bench.outcome.folder.sheet) in text
     assert "3.10 ± 0.29x in latency, 3.10 ± 0.29x in steps" in text
     assert f"perplexity       {row['perplexity']:.2f} ± {row['perplexity_stderr']:.2f}, drafts' total variation" in text
-    assert "not measured in latency, " in run.report(bench.one, row | {"speedup_latency": None})
+    assert "not measured in latency, " in replace(bench.outcome, row=row | {"speedup_latency": None}).report()
 
 
 def test_the_sheet_holds_every_picture_enlarged(tmp_path: Path) -> None:
@@ -612,37 +587,6 @@ def test_the_sheet_holds_every_picture_enlarged(tmp_path: Path) -> None:
     assert page.shape[1] <= sheet.WIDTH
     alone = np.asarray(sheet.draw("title", [sheet.SheetCell("short", [("cool_sd", pictures[0])])]))
     assert (alone == colours[0]).all(-1).sum() == 192 * 192
-
-
-def test_the_default_folder_is_new_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    cfg = configuration.compose(["metrics=none", "n=1"])
-    first, second = (run.Run(cfg, loader=FakePipeline) for _ in range(2))
-    assert first.folder != second.folder
-    first.execute()
-    date, name = first.folder.relative_to("runs").parts
-    assert time.strptime(date, "%Y-%m-%d")
-    assert time.strptime(name.rsplit("-", 1)[0], "%H-%M-%S")
-    run.execute(configuration.compose(["metrics=none", "n=1", "out=here"]), loader=FakePipeline)
-    assert (tmp_path / "here" / "row.csv").exists()
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
-
-
-def test_items_are_the_first_of_their_split() -> None:
-    def load(name: str, split: str, n: int) -> list[data.Item]:
-        return data.load({"data": name, "split": split, "n": n})
-
-    items = load("scenes", "validation", 5)
-    assert [item.index for item in items] == list(range(5))
-    assert items[:3] == load("scenes", "validation", 3)
-    assert items != load("scenes", "train", 5)
-    assert all(item.labels and len(item.labels) == 14 for item in items)
-    with pytest.raises(UsageError, match="unknown data 'coco'"):
-        load("coco", "validation", 1)
-    with pytest.raises(UsageError, match="unknown split of scenes 'test'"):
-        load("scenes", "test", 1)
 
 
 # --- the real pipeline ------------------------------------------------------------------------------------------------

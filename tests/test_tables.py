@@ -187,31 +187,32 @@ def _hash(overrides: tuple[str, ...]) -> str:
     return measure.LocalBench().identify(overrides).config_hash
 
 
-def test_columns_are_columns_of_a_row_and_of_the_published_file() -> None:
+@pytest.mark.parametrize("table", TABLES.values(), ids=lambda t: t.id)
+def test_a_table_names_columns_and_lines_that_there_are(table: definitions.Table) -> None:
+    known = set(COLUMNS if table.rows_of == "run" else measure.ROW_FILES[table.rows_of].columns)
+    assert {name for c in table.columns for name in (c.key, c.backend or c.key)} <= known
+    assert all(c.spread in known for c in table.columns if c.std_over)
+    assert {test.key for test in table.tests} <= {c.key for c in table.columns}
+    lines = {line.key for line in table.lines}
+    assert len(lines) == len(table.lines)
+    if isinstance(table.figure, definitions.TableFigure):
+        assert {table.figure.x, *table.figure.y} <= known
+        assert {key for panel in table.figure.panels for curve in panel.curves for key in curve.lines} <= lines
+        assert {table.figure.baseline, *(panel.baseline for panel in table.figure.panels)} <= {*lines, ""}
+    elif isinstance(table.figure, definitions.Stack):
+        assert set(table.figure.keys) <= {c.key for c in table.columns}
+    elif table.figure is not None:
+        assert table.figure.key in known
+
+
+def test_columns_are_columns_of_the_published_file() -> None:
     assert {table.id for table in OF_PAPERS} == set(literature.available())
     for table in OF_PAPERS:
         printed = literature.load(table.id)[0].cells
         for c in table.columns:
-            assert {c.key, c.spread or c.key, c.backend or c.key} <= set(COLUMNS)
             assert c.printed in printed or not c.published_as
-            if c.spread and c.spread.endswith("_std"):
+            if c.std_over:
                 assert c.printed_spread in printed
-
-
-def test_columns_are_columns_of_rows() -> None:
-    for table in TABLES.values():
-        known = set(COLUMNS if table.rows_of == "run" else measure.ROW_FILES[table.rows_of].columns)
-        assert {name for c in table.columns for name in (c.key, c.spread or c.key, c.backend or c.key)} <= known
-        assert {test.key for test in table.tests} <= {c.key for c in table.columns}
-        if isinstance(table.figure, definitions.TableFigure):
-            assert {table.figure.x, *table.figure.y} <= known
-            lines = {line.key for line in table.lines}
-            assert {key for panel in table.figure.panels for curve in panel.curves for key in curve.lines} <= lines
-            assert {table.figure.baseline, *(panel.baseline for panel in table.figure.panels)} <= {*lines, ""}
-        elif isinstance(table.figure, definitions.Stack):
-            assert set(table.figure.keys) <= {c.key for c in table.columns}
-        elif table.figure is not None:
-            assert table.figure.key in known
 
 
 def test_a_table_of_steps_is_filled_by_the_benchmark(tables: Callable[..., int], tmp_path: Path) -> None:
@@ -285,18 +286,12 @@ def test_another_models_runs_follow_the_papers_protocol() -> None:
     assert "n=8" in asked
 
 
-def test_comparisons_ask_for_what_rows_and_lines_have() -> None:
-    for table in comparisons.TABLES:
-        keys = [line.key for line in table.lines]
-        assert len(set(keys)) == len(keys)
-        assert {k for c in table.columns for k in (c.key, c.spread or c.key)} <= set(COLUMNS)
-        assert table.on_request
+def test_a_trade_off_has_enough_points() -> None:
     figure = comparisons.TRADEOFF.figure
-    assert figure is not None
+    assert isinstance(figure, definitions.TableFigure)
     named = {key for panel in figure.panels for curve in panel.curves for key in curve.lines} | {figure.baseline}
     assert named == {line.key for line in comparisons.TRADEOFF.lines}
-    for panel in figure.panels:  # at least five points a curve, and no two curves alike
-        assert all(len(curve.lines) >= 6 for curve in panel.curves)
+    assert all(len(curve.lines) >= 6 for panel in figure.panels for curve in panel.curves)
 
 
 def test_comparisons_are_drawn_when_they_are_named(tables: Callable[..., int], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specbench.config import parameters
+from specbench.config.table import TABLE
 from specbench.rows import provenance
 from specbench.rows.csv_files import RowFile
 
@@ -82,7 +83,7 @@ def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None =
     """The row of a configuration, from the values of `measure.measure`."""
     from specbench.harness.pipeline import resolve_device
 
-    parts = [p for p in parameters.TABLE if p in cfg and p in _described()]
+    parts = [p for p in TABLE if p in cfg and p in _described()]
     parts = [p for p in parts if p != "drafter_weights" or cfg[p]]
     by_nodes = {str(n): round(ms, 5) for n, ms in found["by_nodes"].items()}
     least = by_nodes.get("1")

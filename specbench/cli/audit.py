@@ -14,6 +14,7 @@ from specbench.audit import audit, densities, models
 from specbench.audit.densities import DensityPair
 from specbench.audit.models import TabularModel
 from specbench.config import configuration, parameters, registry
+from specbench.config.table import TABLE
 from specbench.errors import UsageError, integer, parse_arguments, unknown, values
 from specbench.rows.csv_files import csv_text
 from specbench.storage.files import writable, write_atomically
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     if parsed.help:
         print(_help())
         return 0
-    own, given = _sorted_out(configuration.plain(configuration.quote_paths(parsed.arguments, own=ARGUMENTS)))
+    own, given = _sorted_out(configuration.complete(configuration.quote_paths(parsed.arguments, own=ARGUMENTS)))
     samples = integer("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST, MOST)
     seed = integer("audit.seed", own.get("audit.seed", "0"), 0)
     kinds = [False, True] if parsed.all else _kinds(given)
@@ -145,7 +146,7 @@ def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def _of_a_run() -> set[str]:
     """The parameters and groups that are neither a method's nor the sampling's."""
-    every = {*parameters.TABLE, *parameters.groups()}
+    every = {*TABLE, *parameters.groups()}
     return every.difference(parameters.method_parameters(), audit.SAMPLING, densities.SAMPLING)
 
 

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     out = writable(own["out"]) if "out" in own else None
     if out is not None:
         ROWS.read(out)  # a file of something else is refused before anything is measured
-    jobs = configuration.grid(given, line.multirun)
+    jobs = [job.cfg for job in configuration.grid(given, line.multirun)]
     from specbench.bench import measure, roofline
     from specbench.harness.method import check_draft
 

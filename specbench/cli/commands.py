@@ -5,11 +5,11 @@ from __future__ import annotations
 #: Sub-command -> the function that takes its arguments, imported when it is called.
 COMMANDS = {
     "run": "specbench.cli.run:main",
-    "status": "specbench.harness.status:main",
-    "resume": "specbench.cli.run:resume",
+    "status": "specbench.cli.status:main",
+    "resume": "specbench.cli.resume:main",
     "list": "specbench.cli.choices:main",
     "fetch": "specbench.cli.fetch:main",
-    "evaluate": "specbench.harness.evaluate:main",
+    "evaluate": "specbench.cli.evaluate:main",
     "compare": "specbench.cli.compare:main",
     "reference": "specbench.cli.reference:main",
     "audit": "specbench.cli.audit:main",

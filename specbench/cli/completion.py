@@ -21,7 +21,7 @@ def complete(arguments: list[str]) -> int:
             print(" ".join(argument for argument in _offered(line[1]) if argument.startswith(last)))
             return 0
         os.environ["COMP_LINE"] = f"{line[0]} {line[2]}"
-    from specbench.cli.run import by_hydra
+    from specbench.cli.launch import by_hydra
 
     return by_hydra(arguments)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench.config import parameters
-from specbench.config.parameters import TABLE, Parameter
+from specbench.config.table import TABLE, UNITS, Parameter
 
 WIDTH = 100
 #: Widths of the columns name, value, and type with range; the meaning takes the rest.
@@ -56,7 +56,7 @@ _MODEL, _DATA = ("dtype",), ("protocol", "n", "seed")
 
 def run(cfg: Mapping[str, Any]) -> str:
     """The help of a run with these parameters, which need not be valid. Raises UsageError for one that
-    `parameters.TABLE` lacks."""
+    `TABLE` lacks."""
     if foreign := [name for name in cfg if name not in TABLE]:
         raise parameters.no_parameter(foreign[0], cfg)
     lines = [_line("parameter", "value", "type and range", "meaning"), ""]
@@ -131,8 +131,8 @@ def _range(name: str, parameter: Parameter) -> str:
         elif parameter.low is not None:
             text += f" {'>' if parameter.above else '>='} {parameter.low:g}"
             text += f", <= {parameter.high:g}" if parameter.high is not None else ""
-    if name in parameters.UNITS:
-        text += f", {parameters.UNITS[name]}"
+    if name in UNITS:
+        text += f", {UNITS[name]}"
     text += "".join(f"; {word}" for word in parameter.also)
     return text + (f"; null: {parameter.null}" if parameter.null else "")
 

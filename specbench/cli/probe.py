@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     if any(argument.partition("=")[0] == "method" and argument != "method=vanilla" for argument in rest):
         raise UsageError("in a probe the target draws alone: leave method= out")
     arguments = [argument for argument in rest if argument != "method=vanilla"]
-    found = row(configuration.compose(configuration.plain([*arguments, "method=vanilla"])), offsets)
+    found = row(configuration.compose(configuration.complete([*arguments, "method=vanilla"])), offsets)
     if out is not None:
         ROWS.append(out, found)
     top, moved = json.loads(found["top_probabilities"]), json.loads(found["tv_by_distance"])

@@ -22,6 +22,7 @@ import numpy as np
 from specbench import metrics
 from specbench._version import __version__
 from specbench.config import parameters
+from specbench.config.table import TABLE
 from specbench.data.base import Item, key
 from specbench.errors import UsageError, parse_arguments, unknown, values
 from specbench.metrics import reference as references
@@ -111,9 +112,9 @@ def _metrics(given: Mapping[str, str]) -> list[ComparedMetric]:
     device, batch = given.get("device", "auto"), given.get("batch", "64")
     for name, value in (("device", device), ("batch", int(batch) if batch.isdecimal() else batch)):
         try:
-            parameters.TABLE[name].read(value)
+            TABLE[name].read(value)
         except ValueError:
-            raise UsageError(f"{name}={value} must be {parameters.TABLE[name].wanted()}") from None
+            raise UsageError(f"{name}={value} must be {TABLE[name].wanted()}") from None
     weights = home.expanded(given["metrics_dir"]) if "metrics_dir" in given else home.metrics_folder()
     context = ScoringContext(
         metrics.ASSETS, weights, None, given.get("data", ""), str(resolve_device(device)), int(batch)

@@ -153,7 +153,7 @@ def _each(names: Sequence[str], mine: Mapping[str, str], theirs: Mapping[str, st
 
 def _facts(one: ScoredPass, mine: Sequence[Record]) -> dict[str, str]:
     """What determines the images and timings of a pass besides its method: name -> value, printable."""
-    from specbench.harness.run import MAY_CHANGE
+    from specbench.harness.folder import MAY_CHANGE
 
     other = {*parameters.method_parameters(), *MAY_CHANGE, "method", "drafter", "rule", "weights", "prompts", "seed"}
     facts: dict[str, Any] = {name: value for name, value in one.cfg.items() if name not in other}

@@ -1,7 +1,7 @@
-"""From the arguments of a command line to checked configurations.
+"""The checked configurations of a command line.
 
-Hydra parses the arguments and composes, except for plain choices of files, which `composition` composes faster. This
-module reports bad arguments in one sentence. It expands and checks a grid (`-m`) in full before its first job starts.
+Hydra parses the arguments and composes, except for plain choices of files, which `composition` composes faster. Bad
+arguments are reported in one sentence. A grid (`-m`) is expanded and checked in full before its first job starts.
 Imports Hydra, but no torch.
 """
 
@@ -10,9 +10,10 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from specbench import data
 from specbench.config import composition, parameters, protocols
+from specbench.config.table import LONGEST, TABLE, check_value
 from specbench.errors import UsageError, install, unknown
 
 VERSION_BASE = "1.3"  # of Hydra's behaviour
@@ -38,30 +40,62 @@ def compose(overrides: Sequence[str] = ()) -> dict[str, Any]:
 
     Raises UsageError for what does not exist, does not fit or cannot be read.
     """
-    with _session():
+    with session():
         return _compose(overrides)
 
 
-def grid(overrides: Sequence[str], multirun: bool) -> list[dict[str, Any]]:
-    """The checked, flat configurations of a command line's jobs, in their order; one job without `multirun`.
+@dataclass(frozen=True)
+class Job:
+    """A run of a command line. name: the arguments that distinguish it from the other jobs of a grid, joined; cfg: its
+    checked, flat configuration."""
 
-    Raises UsageError, naming the job where there is more than one.
+    name: str
+    cfg: dict[str, Any]
+
+
+def grid(overrides: Sequence[str], multirun: bool) -> list[Job]:
+    """The jobs of a command line, in their order; one job without `multirun`. Arguments of Hydra itself are checked but
+    are not part of a job.
+
+    Raises UsageError, naming the job if there are several.
     """
-    with _session():
+    with session():
         jobs = _expand(normalized(overrides), multirun)
-        checked = []
-        for job in jobs:
+        found = []
+        for name, arguments in jobs:
             try:
-                checked.append(_compose(job))
+                found.append(Job(name, _compose(arguments)))
             except UsageError as e:
-                raise UsageError(f"job {' '.join(job)}: {e}" if len(jobs) > 1 else str(e)) from None
-        return checked
+                raise UsageError(f"job {' '.join(arguments)}: {e}" if len(jobs) > 1 else str(e)) from None
+        return found
+
+
+def values(arguments: Sequence[str], known: Collection[str]) -> dict[str, Any]:
+    """The checked values of some parameters, without the rest of a configuration: `metrics=coco` gives the names.
+
+    Raises UsageError for a bad value, and for a parameter that is not one of the `known` ones.
+    """
+    with session():
+        found: dict[str, Any] = {}
+        for o in _parse(quote_paths(arguments)):
+            key = o.key_or_group
+            if key not in known:
+                raise unknown("parameter", key, known)
+            if key in found:
+                raise UsageError(f"'{key}' is given twice; give it once")
+            _check_form(o)
+            if o.is_sweep_override():
+                raise UsageError(f"'{o.input_line}' names several values; give one")
+            value = parameters.settle(_chosen([o]))[key] if _is_choice(o) else o.value()
+            found[key] = check_value(key, value)
+        parameters.check_metrics(found.get("metrics", ()))
+        return found
 
 
 def normalized(overrides: Sequence[str]) -> list[str]:
-    """The overrides without the `+` and `++` that Hydra wants before new keys (a run has no new keys), and without a
-    protocol's version, which is checked. `batch_size=` is `batch=`, as CSpD's tables call it, and `drafter.weights=` is
-    `drafter_weights=`; `protocol=null` is what a run has without it."""
+    """The overrides without the prefixes `+` and `++` (a run has no new keys) and without the version of a protocol,
+    which is checked. The alias `batch_size=` becomes `batch=`, `drafter.weights=` becomes `drafter_weights=`, and
+    `protocol=null`, which is the default, is dropped."""
     arguments = []
     for argument in overrides:
         key, equals, value = argument.partition("=")
@@ -79,75 +113,44 @@ def normalized(overrides: Sequence[str]) -> list[str]:
     return arguments
 
 
-def plain(overrides: Sequence[str], multirun: bool = False) -> list[str]:
-    """The overrides, tidied, and what goes without saying: `prompts=FILE` chooses `data=prompts`, which has it, and all
-    of its lines; a protocol has values for what is not given; a model that draws classes or vectors has data and a
-    method of its own.
-
-    For a grid, only what goes without saying in every job; `compose` adds the rest job by job.
-    """
+def complete(overrides: Sequence[str]) -> list[str]:
+    """The normalized overrides of one run and the arguments that they imply: `prompts=FILE` implies `data=prompts` and
+    n=all, a protocol implies its values, and a model of classes implies its own data and method."""
     arguments = normalized(overrides)
-    if not multirun:
-        return [*arguments, *_implied(arguments)]
-    with _session():
-        first, *others = [_implied(job) for job in _expand(arguments, multirun)]
-    return [*arguments, *(argument for argument in first if all(argument in other for other in others))]
+    return [*arguments, *_implied(arguments)]
 
 
 def swept(overrides: Sequence[str]) -> set[str]:
     """The keys of a command line that take several values."""
-    with _session():
+    with session():
         return {o.key_or_group for o in _parse(overrides) if o.is_sweep_override()}
 
 
-def for_grid(overrides: Sequence[str]) -> list[str]:
-    """The overrides of a checked grid as Hydra is to sweep them: with `++` before the parameters that only some choice
-    of a single job brings, which Hydra, composing without it, would refuse."""
-    with _session():
-        arguments = _parse(overrides)
-        groups = [o for o in arguments if o.key_or_group in parameters.groups() or is_hydras(o.key_or_group)]
-        certain = _chosen([o for o in groups if not o.is_sweep_override()])
-        return [
-            o.input_line or "" if o in groups or o.key_or_group in certain else f"++{o.input_line}" for o in arguments
-        ]
-
-
-def shown(overrides: Sequence[str]) -> list[str]:
-    """The overrides for Hydra to show, not to run: those that take several values keep their default, and of a
-    protocol, whose values are among the others, there is the name."""
-    several = swept(overrides)
-    remaining = [argument for argument in overrides if argument.split("=", 1)[0] not in several]
-    return [
-        f"protocol={{name:{argument.removeprefix('protocol=')}}}" if argument.startswith("protocol=") else argument
-        for argument in remaining
-    ]
-
-
 def quoted(value: str) -> str:
-    """A value in Hydra's grammar, whatever it holds. Backslashes mean themselves, but for those before a quote."""
+    """Any text as a value in Hydra's grammar, where a backslash needs an escape only before a quote."""
     escaped = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return f"'{escaped}'"
 
 
 def quote_paths(arguments: Sequence[str], multirun: bool = False, own: Collection[str] = ()) -> list[str]:
     """The arguments of a command line with their paths quoted, so that Hydra's grammar does not parse commas, brackets
-    and spaces in them: the shell has removed its own quotes. Existing quotes stay, and mean the same. In a grid the
-    commas of all paths but out= separate values, each of which may have its own quotes.
+    and spaces in them. (The shell has removed the user's quotes.) Quoted values stay as they are. In a grid, commas in
+    a path separate values, except in out=; each value may have its own quotes.
 
-    own: arguments that the command reads itself. UsageError for one that is too long to be any value.
+    own: arguments that the command reads itself. UsageError for an argument that is too long.
     """
     found = []
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if len(argument) > parameters.LONGEST:
+        if len(argument) > LONGEST:
             raise UsageError(
-                f"the argument {name[:100]!r} has {len(argument)} characters; give at most {parameters.LONGEST}; put"
+                f"the argument {name[:100]!r} has {len(argument)} characters; give at most {LONGEST}; put"
                 " longer text in a file"
             )
-        if re.search(r"\d{400}", value):  # of which Python makes no number without being asked to
+        if re.search(r"\d{400}", value):  # Python refuses to parse it
             raise UsageError(f"{name[:100]} has a number of hundreds of digits; give a smaller one")
         key = name.lstrip("+")
-        is_path = key in parameters.TABLE and parameters.TABLE[key].kind == "path" and key not in own
+        is_path = key in TABLE and TABLE[key].kind == "path" and key not in own
         if is_path and equals and value not in ("", "null") and not _QUOTED.fullmatch(value):
             several = multirun and key != "out" and "," in value
             plain = re.fullmatch(r"[A-Za-z_./][\w./+-]*", value)
@@ -158,16 +161,16 @@ def quote_paths(arguments: Sequence[str], multirun: bool = False, own: Collectio
 
 
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
-_NO_TEXT = ("true", "false", "nan", "inf", "null")  # what Hydra reads as another value
+_NO_TEXT = ("true", "false", "nan", "inf", "null")  # Hydra reads these as other values
 
 
-# --- how --------------------------------------------------------------------------------------------------------------
+# --- steps ------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _session() -> Iterator[None]:
-    """Hydra's compose API on conf/, from any working directory; its complaints become UsageErrors of one line. In a job
-    that Hydra started, its own."""
+def session() -> Iterator[None]:
+    """Hydra's compose API on conf/, from any working directory; its errors become UsageErrors of one line. Inside
+    another session, that one."""
     try:
         if GlobalHydra.instance().is_initialized():
             yield
@@ -185,13 +188,13 @@ def one_line(error: BaseException) -> str:
 
 
 def _implied(arguments: Sequence[str]) -> list[str]:
-    """The implied arguments of one job, see `plain`."""
+    """The implied arguments of one job, see `complete`."""
     pairs = (argument.split("=", 1) for argument in arguments if "=" in argument)
     given: dict[str, Any] = {key: value.strip(" '\"") for key, value in pairs}
     chosen = parameters.of_experiment(given.get("experiment", "")) | given
     certain = {"data": "prompts"} if "prompts" in given else {}
     added: dict[str, Any] = {}
-    if "experiment" not in given:  # which chooses for itself
+    if "experiment" not in given:  # an experiment has its own choices
         added |= parameters.preferred(given.get("model", ""))
     if "protocol" in chosen:
         model = chosen.get("model", parameters.default_choice("model"))
@@ -215,7 +218,7 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
 
 @cache
 def _parsed(text: str) -> Override:
-    """One argument. Tables and grids repeat the same ones, and Hydra's parser takes a millisecond for each."""
+    """One argument. Cached: tables and grids repeat arguments, and Hydra's parser takes a millisecond for each."""
     try:
         [parsed] = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides([text])
         return parsed
@@ -226,11 +229,12 @@ def _parsed(text: str) -> Override:
 
 
 def is_hydras(key: str) -> bool:
-    """Whether an argument, or its key, is about Hydra itself."""
+    """Whether an argument, or its key, configures Hydra itself."""
     return key.lstrip("+~").startswith(("hydra.", "hydra/"))
 
 
-def _expand(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
+def _expand(overrides: Sequence[str], multirun: bool) -> list[tuple[str, list[str]]]:
+    """The name and the arguments of each job; without the arguments of Hydra itself."""
     arguments = _parse(overrides)
     keys = [o.key_or_group for o in arguments]
     for key in keys:
@@ -240,27 +244,29 @@ def _expand(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
         _check_form(o)
         if o.is_sweep_override() and (o.key_or_group == "experiment" or is_hydras(o.key_or_group)):
             raise UsageError(f"'{o.key_or_group}' takes one value at a time: run {o.input_line} one by one")
-    chosen = [o.input_line or "" for o in arguments if o.key_or_group == "experiment" or is_hydras(o.key_or_group)]
     for o in arguments:
         _check_plugin(o)
-    # The command line wins over the experiment, as in Hydra's own sweeper.
-    sweeps = {
-        str(k): f"{k}={v}" for k, v in (_sweeper(parameters.conf_dir(), tuple(chosen)).get("params") or {}).items()
-    }
+    chosen = [o.input_line or "" for o in arguments if o.key_or_group == "experiment" or is_hydras(o.key_or_group)]
+    sweeps = {f"{k}": f"{k}={v}" for k, v in (_sweeper(parameters.conf_dir(), tuple(chosen)) if chosen else {}).items()}
+    own = [o for o in arguments if not is_hydras(o.key_or_group)]
     if not multirun:
         if sweeps:
             raise UsageError(f"this experiment is a grid over {', '.join(sweeps)}: add -m")
-        for o in arguments:
+        for o in own:
             if o.is_sweep_override():
                 raise UsageError(f"'{o.input_line}' names several values: add -m to run one job for each")
-        return [list(overrides)]
-    lists = {o.key_or_group: _values(o) for o in _parse(list(sweeps.values()))} | {
-        o.key_or_group: _values(o) for o in arguments
-    }
-    return [list(job) for job in itertools.product(*lists.values())]
+        return [("", [o.input_line or "" for o in own])]
+    # The command line overrides the experiment, as in Hydra's own sweeper.
+    swept_keys = {k for k in sweeps if k not in keys} | {o.key_or_group for o in own if o.is_sweep_override()}
+    lists = {o.key_or_group: _values(o) for o in [*_parse(list(sweeps.values())), *own]}
+    jobs = [list(job) for job in itertools.product(*lists.values())]
+    return [
+        (",".join(sorted(a for a in job if a.split("=", 1)[0] in swept_keys - {"out"})) or str(i), job)
+        for i, job in enumerate(jobs)
+    ]
 
 
-#: What a grid may be given to -> the package that has it, and the extra that holds the package.
+#: Launcher or sweeper -> its package, and the extra with that package.
 _PLUGINS = {
     **dict.fromkeys(("hydra/launcher=local", "hydra/launcher=joblib"), ("hydra_joblib_launcher", "joblib")),
     **dict.fromkeys(
@@ -287,7 +293,7 @@ def _check_plugin(o: Override) -> None:
 def _installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # nor the package above it
+    except ModuleNotFoundError:  # the parent package is missing, too
         return False
 
 
@@ -321,20 +327,28 @@ def _check_form(o: Override) -> None:
 
 
 def described(overrides: Sequence[str]) -> dict[str, Any]:
-    """The flat configuration of one run, for its help: neither complete nor checked. Of parameters with
-    several values it has the default."""
-    with _session():
+    """The flat configuration of one run, for its help: neither complete nor checked. A parameter with several values
+    has its default."""
+    with session():
         several = {o.key_or_group for o in _parse(normalized(overrides)) if o.is_sweep_override()}
         return _flat([argument for argument in overrides if argument.lstrip("+").split("=", 1)[0] not in several])
 
 
 def _compose(overrides: Sequence[str]) -> dict[str, Any]:
-    return data.counted(parameters.validate(_flat(overrides)))
+    return completed(parameters.validate(_flat(overrides)))
+
+
+def completed(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """A checked configuration with the number of prompts for n=all and the full paths of its weights.
+
+    Raises UsageError for missing weights and prompts.
+    """
+    return data.counted(parameters.located(cfg))
 
 
 def _flat(overrides: Sequence[str]) -> dict[str, Any]:
-    """The values of one job, each under a parameter that the job has."""
-    arguments = _parse(plain(overrides))
+    """The values of one job by parameter. Raises UsageError for a parameter that the job does not have."""
+    arguments = _parse(complete(overrides))
     for o in arguments:
         _check_form(o)
     chosen = [o for o in arguments if _is_choice(o)]
@@ -354,7 +368,7 @@ def _flat(overrides: Sequence[str]) -> dict[str, Any]:
 def _is_choice(o: Override) -> bool:
     """Whether an argument chooses a file, is about Hydra itself, or refers to other values."""
     key = o.key_or_group
-    if key in parameters.TABLE and parameters.TABLE[key].kind == "path":
+    if key in TABLE and TABLE[key].kind == "path":
         return False  # a name may hold ${
     return key in parameters.groups() or is_hydras(key) or "${" in (o.input_line or "")
 
@@ -377,7 +391,8 @@ def _by_hydra(_conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
 
 @cache
 def _sweeper(_conf: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
-    """Hydra's own section on grids, with these arguments."""
-    found = OmegaConf.to_container(hydra.compose(CONFIG, list(arguments), return_hydra_config=True).hydra.sweeper)
+    """The parameters over which an experiment or Hydra's own arguments sweep, with their lists of values."""
+    composed = hydra.compose(CONFIG, list(arguments), return_hydra_config=True).hydra.sweeper
+    found = OmegaConf.to_container(composed)
     assert isinstance(found, dict)
-    return {str(key): value for key, value in found.items()}
+    return {str(key): value for key, value in (found.get("params") or {}).items()}

@@ -12,7 +12,7 @@ A file conf/protocol/NAME.yaml has these keys:
     notes           everything that is not a parameter of a run: hardware, parts of a latency, the draft, ...
 
 The value null means that neither the paper nor its code states the parameter. The run then keeps its default, and the
-row reports this. The text that `parameters.TABLE` gives for a parameter's null, such as "off", is that null. If a
+row reports this. The text that `TABLE` gives for a parameter's null, such as "off", is that null. If a
 parameter has a list of values, the protocol includes all of them, and the first one is the default. Protocols do not
 set the draft and the rule: the preset of the method does.
 
@@ -27,6 +27,7 @@ from functools import cache
 from typing import Any
 
 from specbench.config import parameters
+from specbench.config.table import TABLE
 from specbench.errors import UsageError
 
 #: Parameters that a protocol sets for its own data only.
@@ -143,8 +144,8 @@ def remarks(cfg: Mapping[str, Any]) -> list[str]:
 
 def _options(name: str, value: Any) -> list[Any]:
     """The values that a protocol has for a parameter."""
-    several = value if isinstance(value, list) and parameters.TABLE[name].kind != "names" else [value]
-    return [None if isinstance(one, str) and one == parameters.TABLE[name].null else one for one in several]
+    several = value if isinstance(value, list) and TABLE[name].kind != "names" else [value]
+    return [None if isinstance(one, str) and one == TABLE[name].null else one for one in several]
 
 
 def _same(mine: Any, option: Any) -> bool:
@@ -153,7 +154,7 @@ def _same(mine: Any, option: Any) -> bool:
 
 def _shown(name: str, value: Any) -> str:
     if value is None:
-        return parameters.TABLE[name].null
+        return TABLE[name].null
     if isinstance(value, list):
         return " + ".join(value) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

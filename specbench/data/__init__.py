@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench.config import parameters
+from specbench.config.table import TABLE
 from specbench.data.base import Item
 from specbench.errors import UsageError, unknown
 from specbench.storage.files import sha256
@@ -58,7 +59,7 @@ def counted(cfg: Mapping[str, Any]) -> dict[str, Any]:
 def _scenes(split: str, n: int) -> list[Item]:
     """The first `n` of a split, whatever the seed: a split is an endless random sequence already, and each of its
     captions belongs to an image of the same index."""
-    if split not in (splits := parameters.TABLE["split"].choices):
+    if split not in (splits := TABLE["split"].choices):
         raise unknown("split of scenes", split, splits)
     from specbench.data import scenes  # draws with torch, which listing the choices must not import
 

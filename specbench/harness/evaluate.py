@@ -1,8 +1,8 @@
-"""`specbench evaluate DIR`: scores of existing images from any source.
+"""Scores of existing images from any source: a run's, or any folder of images. Decodes nothing.
 
-DIR is a run's folder, whose records pair images and prompts and whose row gets the scores; or any folder of images,
-each named by the id of its prompt. Nothing is decoded. Scores join existing scores (see `merge`). Per-image scorer
-outputs are cached in the run's folder or in `out=`, so a scoring that was stopped or killed continues where it was.
+The scores of a run go into its row. Those of other images go into a folder with a row, the scores of each image, and
+the cached outputs of the scorers, so that a scoring that was stopped or killed continues there. Scores join existing
+scores (see `merge`).
 """
 
 from __future__ import annotations
@@ -10,145 +10,87 @@ from __future__ import annotations
 import csv
 import io
 import json
-import secrets
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from specbench import data, metrics
 from specbench._version import __version__
 from specbench.config import configuration, parameters
+from specbench.config.table import check_value
 from specbench.errors import UsageError, plain
 from specbench.harness import merge
-from specbench.harness.run import Run, quality, scoring_context, scoring_device, stored
-from specbench.rows import provenance, summary
+from specbench.harness.folder import new_run_id, stored
+from specbench.harness.log import say
+from specbench.harness.pairing import Pairs, listed, pair
+from specbench.harness.run import Run
+from specbench.harness.scoring import basis, score_columns, scoring_context, scoring_device
+from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
 from specbench.storage import home, image_files
 from specbench.storage.files import is_temporary, locked, sha256, sha256_file, write_atomically
 
-#: The arguments after DIR: for a run, and for a folder of images.
-_SCORING_ARGUMENTS = ("metrics", "metrics_dir", "reference", "device", "batch")
-_ARGUMENTS = (*_SCORING_ARGUMENTS, "prompts", "data", "data_dir", "split", "caption", "seed", "n", "out", "partial")
+#: Parameters of the scoring of a run, and of a folder of images.
+OF_RUN = ("metrics", "metrics_dir", "reference", "device", "batch")
+OF_IMAGES = (*OF_RUN, "prompts", "data", "data_dir", "split", "caption", "seed", "n", "out")
 
 #: Columns of a row that identify its prompts.
 _OF_PROMPTS = ("data", "split", "caption", "prompts", "seed")
 
-_MEMORY = "evaluation.json"  # in out=: the folder of the images, and what determined the scores of the row
-
-_HELP = """\
-usage: specbench evaluate DIR [name=value ...]
-
-Scores existing images. DIR is the folder of a run, or any folder of images (including its subfolders).
-
-For the folder of a run, its records pair images and prompts, and the scores go into its row.csv.
-Any other folder needs prompts, unless no chosen metric reads them; an image's file name without its extension is the
-id of its prompt (0007.png: 0007 or 7). out= holds its row, the scores of each image and the cached scorer outputs.
-Existing scores of other metrics stay while the images are the same; changes are printed.
-
-  prompts=FILE        .txt, .tsv, .csv, .json or .jsonl with ids and prompts (see the README); or
-  data=NAME           a data set: scenes, coco2017, ... with data_dir=, split=, caption=; n= and seed= choose n of it
-                      (default, and n=all: every prompt; of scenes, scenes_classes and imagenet one for each image)
-  partial=true        score the existing images although other prompts have none
-  metrics=NAME|[..]   what to measure (specbench list metrics); default: for a run its metrics, for scenes scenes,
-                      for imagenet imagenet, else coco
-  metrics_dir=DIR     weights of the evaluators (default: where `specbench fetch` puts them)
-  reference=FILE      statistics of real images (default: what `specbench reference` made for the data set)
-  device=, batch=     where the networks run (auto), and the number of images per batch (64)
-  out=DIR             a folder for the results (runs/evaluate/...); an existing one continues where it stopped
-"""
+_MEMORY = "evaluation.json"  # in the folder of the results: the folder of the images, and what determined the scores
 
 
-def main(arguments: Sequence[str]) -> int:
-    """`specbench evaluate DIR [name=value ...]`; returns the exit code."""
-    if {"-h", "--help"} & set(arguments):
-        print(_HELP, end="")
-        return 0
-    folder, given = _sorted_out(arguments)
-    evaluate = _run if (folder / "config.yaml").is_file() and (folder / "records.jsonl").is_file() else _image_folder
-    print(evaluate(folder, given), flush=True)
-    return 0
+@dataclass(frozen=True)
+class Evaluation:
+    """A row with scores: its title, the columns of the scores, and the files that were written."""
+
+    title: str
+    columns: list[str]
+    row: Mapping[str, Any]
+    files: list[Path]
 
 
-def _sorted_out(arguments: Sequence[str]) -> tuple[Path, dict[str, str]]:
-    """The folder, and the parameters as given."""
-    folders = []
-    given: dict[str, str] = {}
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if name in _ARGUMENTS and equals:
-            if name in given:
-                raise UsageError(f"'{name}' is given twice; give it once")
-            given[name] = value
-        elif home.expanded(argument).is_dir() or not equals:
-            folders.append(argument)
-        else:
-            raise UsageError(
-                f"evaluate has no '{name}'; after the folder it takes {', '.join(f'{w}=' for w in _ARGUMENTS)}"
-            )
-    if len(folders) != 1:
-        raise UsageError("name one folder: specbench evaluate DIR [name=value ...] (see specbench evaluate --help)")
-    folder = home.expanded(folders[0])
-    if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}; name one with images, or the folder of a run")
-    return folder, given
+def evaluate(folder: Path, given: Mapping[str, Any], partial: bool = False) -> Evaluation:
+    """Scores the images in a folder.
+
+    Args:
+        folder: a run's folder, or one with images.
+        given: checked values of parameters in `OF_IMAGES` (for a run: in `OF_RUN`); others have their defaults.
+        partial: prompts without an image are allowed.
+
+    Raises UsageError for images and prompts that do not fit together.
+    """
+    if (folder / "config.yaml").is_file() and (folder / "records.jsonl").is_file():
+        return _evaluate_run(folder, [*given, *(["partial"] if partial else [])], given)
+    return _evaluate_images(folder, dict(given), partial)
 
 
-def _composed(given: Mapping[str, str], **more: str) -> dict[str, Any]:
-    """The checked parameters from the user's arguments; absent ones have their default values."""
-    arguments = []
-    for name, value in {**more, **given}.items():
-        arguments.append(f"{name}={value}")
-    return configuration.compose(configuration.quote_paths(arguments))
-
-
-# --- a run ------------------------------------------------------------------------------------------------------------
-
-
-def _run(folder: Path, given: Mapping[str, str]) -> str:
-    """Scores a run's images; returns the report."""
-    for name in given:
-        if name not in _SCORING_ARGUMENTS:
+def _evaluate_run(folder: Path, names: Sequence[str], given: Mapping[str, Any]) -> Evaluation:
+    for name in names:
+        if name not in OF_RUN:
             raise UsageError(f"{folder} holds a run, which has its own prompts and folder: leave {name}= out")
-    checked = _composed(given)
     try:
         theirs = stored(folder)
     except UsageError as e:
         raise UsageError(f"{e}; score the folder {folder / 'images'} instead") from None
-    new = {name: checked[name] for name in given if name in ("metrics", "metrics_dir", "reference")}
-    one = Run({**theirs, **new, "weights": "random"}, folder)
-    one.cfg["weights"] = theirs.get("weights")  # these need not exist
-    if "device" in given:
-        one.scoring_device = checked["device"]
-    if "batch" in given:
-        one.scoring_batch = checked["batch"]
+    new = {name: given[name] for name in given if name in ("metrics", "metrics_dir", "reference")}
     with _stop_message(folder):
-        row = one.rescore()
-    filled = [column for name in one.cfg["metrics"] for column in parameters.metric_columns(name)]
-    return _table(f"{folder}: {row['n']} images of {row['model']}, method {row['method']}", filled, row, [one.row_path])
+        outcome = Run({**theirs, **new}, folder).rescore(given.get("device"), given.get("batch"))
+    row = outcome.row
+    return Evaluation(
+        f"{folder}: {row['n']} images of {row['model']}, method {row['method']}",
+        [column for name in outcome.cfg["metrics"] for column in parameters.metric_columns(name)],
+        row,
+        [outcome.folder.row],
+    )
 
 
-# --- images -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Paired:
-    """Images and their items, by index; `remark`: what a reader must know about the pairing."""
-
-    paths: list[Path]
-    items: list[data.Item]
-    remark: str = ""
-
-
-def _image_folder(folder: Path, given: dict[str, str]) -> str:
-    """Scores a folder of images; returns the report."""
+def _evaluate_images(folder: Path, given: dict[str, Any], partial: bool) -> Evaluation:
     if runs := sorted(path.parent.name for path in folder.glob("*/records.jsonl")):
-        raise UsageError(f"{folder} holds {_some(runs, 'runs')}: score them one by one")
+        raise UsageError(f"{folder} holds {listed(runs, 'runs')}: score them one by one")
     paths = image_files.find(folder)
     if not paths:
         raise UsageError(f"{folder} holds no images ({', '.join(image_files.ENDINGS)}) and no run")
@@ -156,81 +98,32 @@ def _image_folder(folder: Path, given: dict[str, str]) -> str:
         raise UsageError("prompts= and data= name two sets of prompts; give one of them")
     if given.get("n") == "all":
         del given["n"]  # the default
-    source = given.get("data", "")
-    sets = {"scenes": "scenes", "scenes_classes": "scenes", "imagenet": "imagenet"}
-    partial = given.pop("partial", "false")
-    if partial not in ("true", "false"):
-        raise UsageError(f"partial must be true or false (got {partial!r})")
-    cfg = _composed(given, metrics=sets.get(source, "coco"), data=source or "scenes")
+    cfg = _settings(given)
     if not cfg["metrics"]:
         raise UsageError("no metrics are chosen: name some with metrics=")
-    reading = [name for name in cfg["metrics"] if metrics.metric(name, scoring_context(cfg)).reads_prompt]
-    pairs = _paired(paths, cfg, given, source, reading, partial == "true")
+    context = scoring_context(cfg)
+    reading = [name for name in cfg["metrics"] if metrics.metric(name, context).reads_prompt]
+    pairs = pair(paths, cfg, given, cfg["data"], reading, partial)
     out = home.expanded(cfg["out"]) if cfg["out"] else _default_out(folder)
     with _opened(out, folder) as memory, _stop_message(out):
-        return _scored(folder, out, memory, pairs, cfg, source, given)
+        return _Scoring(folder, out, memory, pairs, cfg).run()
 
 
-def _paired(
-    paths: list[Path],
-    cfg: Mapping[str, Any],
-    given: Mapping[str, str],
-    source: str,
-    reading: Sequence[str],
-    partial: bool,
-) -> _Paired:
-    """Images paired with prompts by name; unpaired where no metric reads prompts and the names do not match."""
-    unpaired = [data.Item(i, "", None) for i in range(len(paths))]
-    if not source:
-        if reading:
-            raise UsageError(f"{reading[0]} reads prompts: give prompts=FILE, or data=NAME for those of a data set")
-        return _Paired(paths, unpaired)
-    n = cfg["n"] if "n" in given else len(paths) if source in data.DRAWN else None
-    try:
-        return _by_name(paths, data.load({**cfg, "n": n}), partial)
-    except UsageError as e:
-        if reading or "prompts" in given:
-            raise
-        return _Paired(paths, unpaired, f"not paired with prompts, which no metric here reads ({e})")
-
-
-def _by_name(paths: list[Path], items: Sequence[data.Item], partial: bool) -> _Paired:
-    """Each item with the image whose file is named like its id, or like its real image; in the order of the items.
-
-    UsageError naming images without a prompt, prompts without an image and images of the same prompt.
-    """
-    known = {item.id: item for item in items}
-    for item in items:
-        if item.reference:
-            known.setdefault(Path(item.reference).stem, item)
-    found: dict[int, Path] = {}
-    unmatched = []
-    for path in paths:
-        plain = path.stem if path.stem in known or not path.stem.isdecimal() else str(int(path.stem))
-        if plain not in known:
-            unmatched.append(path.name)
-        elif (other := found.setdefault(known[plain].index, path)) is not path:
-            raise UsageError(f"{other} and {path} both have the name of prompt {known[plain].id}; keep one of them")
-    missing = [item.id for item in items if item.index not in found]
-    faults = []
-    if unmatched:
-        faults.append(f"no prompt has the id of {_some(unmatched, 'images')}")
-    if missing and not (partial and found):
-        faults.append(f"no image has the name of {_some(missing, 'prompts')}")
-    if faults:
-        raise UsageError(
-            f"{' and '.join(faults)}: name each image by the id of its prompt, and give the prompts of these images"
-            + (" (or partial=true)" if not unmatched and found else "")
-        )
-    paired = [item for item in items if item.index in found]
-    remark = f"{len(missing)} of {len(items)} prompts have no image" if missing else ""
-    return _Paired([found[item.index] for item in paired], paired, remark)
-
-
-def _some(names: Sequence[str], what: str) -> str:
-    """ "3 images (a.png, b.png, ...)"."""
-    shown = ", ".join(name[:100] for name in names[:3]) + (", ..." if len(names) > 3 else "")
-    return f"{len(names)} {what if len(names) > 1 else what.removesuffix('s')} ({shown})"
+def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a scoring of images, with defaults. UsageError for one that the data set does not have."""
+    source = given.get("data", "")
+    own = parameters.declared("data", source) if source else frozenset()
+    known = {*OF_RUN, "data", "seed", "n", "out", *own}
+    if foreign := [name for name in given if name not in known]:
+        where = f"data={source}" if source else "a folder of images without data="
+        raise UsageError(f"{where} has no parameter '{foreign[0]}'")
+    sets = {"scenes": "scenes", "scenes_classes": "scenes", "imagenet": "imagenet"}
+    defaults = parameters.content("", "config") | (parameters.content("data", source) if source else {})
+    defaults |= {"data": source, "batch": metrics.ScoringContext.batch}
+    if "metrics" not in given:
+        defaults |= configuration.values([f"metrics={sets.get(source, 'coco')}"], ["metrics"])
+    cfg = {name: given[name] if name in given else defaults[name] for name in known}
+    return cfg | {name: check_value(name, cfg[name]) for name in own}
 
 
 def _default_out(folder: Path) -> Path:
@@ -242,12 +135,9 @@ def _default_out(folder: Path) -> Path:
 @contextmanager
 def _opened(out: Path, folder: Path) -> Iterator[dict[str, Any]]:
     """Makes and locks the folder of the results, checks that it belongs to these images, and yields its memory: run_id,
-    pictures and, once there is a row, what determined its scores."""
+    the folder of the images ("pictures"), and, if there is a row, what determined its scores."""
     note, origin = out / _MEMORY, str(folder.resolve())
-    memory: dict[str, Any] = {
-        "pictures": origin,
-        "run_id": f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
-    }
+    memory: dict[str, Any] = {"pictures": origin, "run_id": new_run_id()}
 
     def check() -> None:
         if not note.exists():
@@ -287,96 +177,131 @@ def _stop_message(out: Path) -> Iterator[None]:
         ) from None
 
 
-def _scored(
-    folder: Path,
-    out: Path,
-    memory: Mapping[str, Any],
-    pairs: _Paired,
-    cfg: Mapping[str, Any],
-    source: str,
-    given: Mapping[str, str],
-) -> str:
-    """Scores the pairs, writes the row and the per-image scores, and returns the report."""
-    batch = cfg["batch"] if "batch" in given else metrics.ScoringContext.batch
-    context = scoring_context({**cfg, "data": source}, scoring_device(cfg["device"]), batch)
-    cache, files = metrics.Outputs(out), image_files.ImageFiles(pairs.paths)
-    images_hash, paired = _images_hash(files), _hash([[item.id, item.prompt, item.labels] for item in pairs.items])
-    rows = read_rows(out / "row.csv") if (out / "row.csv").is_file() else []
-    before = rows[0] if rows else None
-    same = before is not None and memory.get("images", images_hash) == images_hash and before["n"] == len(files)
-    earlier = [name for name in memory.get("metrics", {}) if name in parameters.single_metrics()] if before else []
-    names = merge.names(earlier, cfg["metrics"])
-    bases = {name: _basis(name, context) for name in {*earlier, *names}}
+class _Scoring:
+    """Scores pairs of images and prompts into a folder that holds earlier scores."""
 
-    def can_again(name: str) -> bool:
+    def __init__(
+        self, folder: Path, out: Path, memory: Mapping[str, Any], pairs: Pairs, cfg: Mapping[str, Any]
+    ) -> None:
+        self.folder, self.out, self.memory, self.pairs, self.cfg = folder, out, memory, pairs, cfg
+        self.context = scoring_context(cfg, scoring_device(cfg["device"]), cfg["batch"])
+        self.cache, self.files = metrics.Outputs(out), image_files.ImageFiles(pairs.paths)
+        self.images_hash = _images_hash(self.files)
+        self.pairs_hash = _hash([[item.id, item.prompt, item.labels] for item in pairs.items])
+        rows = read_rows(out / "row.csv") if (out / "row.csv").is_file() else []
+        self.before: dict[str, Any] | None = rows[0] if rows else None
+        same = memory.get("images", self.images_hash) == self.images_hash
+        #: The earlier row if it is over the same images.
+        self.valid = self.before if self.before and same and self.before["n"] == len(self.files) else None
+        self.earlier = (
+            [name for name in memory.get("metrics", {}) if name in parameters.single_metrics()] if rows else []
+        )
+        self.messages: list[str] = []
+
+    def run(self) -> Evaluation:
+        """Scores, and writes the row and the per-image scores."""
+        requested = self.cfg["metrics"]
+        names = merge.names(self.earlier, requested)
+        bases = {name: basis(name, self.context) for name in {*self.earlier, *names}}
+        again = [name for name in names if name not in requested and self._can_repeat(name, bases)]
+        scores = self._score([*requested, *again])
+        for name in requested:  # a metric without a value leaves the column to the metric that had it
+            others = [other for other in merge.rivals(name, self.earlier) if other not in names]
+            columns = parameters.metric_columns(name)
+            if others and all(scores[column].value is None for column in columns):
+                why = scores[columns[0]].note
+                self.messages.append(f"{name} could not be measured ({why}): the row keeps {', '.join(others)}")
+                names = [*(other for other in names if other != name), *others]
+                more = [other for other in others if self._can_repeat(other, bases)]
+                scores = {column: one for column, one in scores.items() if column not in columns} | self._score(more)
+                again += more
+        old = merge.scores(self.valid) if self.valid else {}
+        self.messages += merge.unmeasured(old, scores)
+        both = merge.both(old, scores)
+        row = self._row(score_columns(both))
+        if self.before:
+            self.messages += merge.changes(self.before, row, self._reasons(scores, names))
+        self._write(row, scores, names)
+        bases = {name: bases[name] if name in (*requested, *again) else self.memory["metrics"][name] for name in names}
+        paired = self.memory.get("paired") if self.valid and not self.cfg["data"] else self.pairs_hash
+        _remember(self.out, {**self.memory, "metrics": bases, "images": self.images_hash, "paired": paired})
+        for text in self.messages:
+            say(plain(text))
+        shown = [*scores, *(name for name in both if name not in scores)]
+        files = [self.out / "row.csv", self.out / "pictures.csv"]
+        return Evaluation(f"{self.folder}: {len(self.files)} images", shown, row, files)
+
+    def _can_repeat(self, name: str, bases: Mapping[str, str]) -> bool:
         """Whether an earlier metric may give another value today, and has its inputs."""
-        stays = same and bases[name] == memory["metrics"][name] and paired == memory.get("paired")
-        return not stays and bool(source or not metrics.metric(name, context).reads_prompt)
+        same = self.valid and bases[name] == self.memory["metrics"][name]
+        stays = same and self.pairs_hash == self.memory.get("paired")
+        return not stays and bool(self.cfg["data"] or not metrics.metric(name, self.context).reads_prompt)
 
-    again = [name for name in names if name not in cfg["metrics"] and can_again(name)]
-    scores = metrics.score([*cfg["metrics"], *again], files, pairs.items, context, cache)
-    messages = []
-    for name in cfg["metrics"]:  # a metric without a value leaves the column to the metric that had it
-        others = [other for other in merge.rivals(name, earlier) if other not in names]
-        if others and all(scores[column].value is None for column in parameters.metric_columns(name)):
-            messages.append(
-                f"{name} could not be measured ({scores[parameters.metric_columns(name)[0]].note}): the row keeps"
-                f" {', '.join(others)}"
-            )
-            names = [*(other for other in names if other != name), *others]
-            scores = {column: one for column, one in scores.items() if column not in parameters.metric_columns(name)}
-            more = [other for other in others if can_again(other)]
-            scores |= metrics.score(more, files, pairs.items, context, cache) if more else {}
-            again += more
-    old = merge.scores(before) if before and same else {}
-    messages += merge.unmeasured(old, scores)
-    both = merge.both(old, scores)
-    columns = quality(both)
-    row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    row |= {"run_id": memory["run_id"], "time": datetime.now(UTC).isoformat(timespec="seconds")}
-    row |= {"specbench": __version__, "commit": provenance.commit(), "n": len(pairs.items)}
-    if source:
-        own = ("data", *parameters.declared("data", source))
-        row |= {name: cfg[name] for name in own if name in COLUMNS}
-    if any(item.id for item in pairs.items):
-        row["prompts_hash"] = data.prompts_hash(pairs.items)
-    if before and same and row["prompts_hash"] is None:  # the scores that stay belong to those prompts
-        row |= {name: before[name] for name in ("prompts_hash", *_OF_PROMPTS) if row[name] is None}
-    sides = {side for size in files.sizes for side in (size or (None,))}
-    row["resolution"] = sides.pop() if len(sides) == 1 else None  # all known, square and equal
-    if before and same and None in sides:  # nothing was read
-        row["resolution"] = before["resolution"]
-    row |= {name: value for name, value in columns.items() if name != "note"}
-    row["note"] = "; ".join(filter(None, [f"pictures from {folder.resolve()}", pairs.remark, columns["note"]]))
-    if before:
+    def _score(self, names: Sequence[str]) -> dict[str, metrics.Score]:
+        return metrics.score(names, self.files, self.pairs.items, self.context, self.cache) if names else {}
+
+    def _row(self, quality: Mapping[str, Any]) -> dict[str, Any]:
+        """The row of these images; quality: the columns of the metrics."""
+        row: dict[str, Any] = dict.fromkeys(COLUMNS)
+        row |= {"run_id": self.memory["run_id"], "time": provenance.utc()}
+        row |= {"specbench": __version__, "commit": provenance.commit(), "n": len(self.pairs.items)}
+        if source := self.cfg["data"]:
+            own = ("data", *parameters.declared("data", source))
+            row |= {name: self.cfg[name] for name in own if name in COLUMNS}
+        if any(item.id for item in self.pairs.items):
+            row["prompts_hash"] = data.prompts_hash(self.pairs.items)
+        if self.valid and row["prompts_hash"] is None:  # the scores that stay belong to those prompts
+            row |= {name: self.valid[name] for name in ("prompts_hash", *_OF_PROMPTS) if row[name] is None}
+        sides = {side for size in self.files.sizes for side in (size or (None,))}
+        row["resolution"] = sides.pop() if len(sides) == 1 else None  # all known, square and equal
+        if self.valid and None in sides:  # nothing was read
+            row["resolution"] = self.valid["resolution"]
+        row |= {name: value for name, value in quality.items() if name != "note"}
+        origin = f"pictures from {self.folder.resolve()}"
+        return row | {"note": "; ".join(filter(None, [origin, self.pairs.remark, quality["note"]]))}
+
+    def _reasons(self, scores: Mapping[str, metrics.Score], names: Sequence[str]) -> dict[str, str]:
+        """Column -> why it has no value."""
         reasons = {column: one.note for column, one in scores.items() if one.note}
-        if not source:
-            prompted = (m for m in earlier if m in names and metrics.metric(m, context).reads_prompt)
+        if not self.cfg["data"]:
+            earlier = (name for name in self.earlier if name in names)
+            prompted = (name for name in earlier if metrics.metric(name, self.context).reads_prompt)
             reasons |= {
-                c: "it reads prompts, and none are given" for m in prompted for c in parameters.metric_columns(m)
+                c: "it reads prompts, and none are given" for name in prompted for c in parameters.metric_columns(name)
             }
-        messages += merge.changes(before, row, reasons)
-    scored = [m for m in names if m in cache.scorers and any(scores.get(c) for c in parameters.metric_columns(m))]
-    each = _each(scored, context, cache, files, pairs, scores)
-    if before:
-        messages += _keep_columns(out / "pictures.csv", each, {m for m in earlier if m not in names} if same else None)
-    write_atomically(out / "pictures.csv", _csv(each).encode())
-    write_atomically(out / "row.csv", to_csv([row]).encode())
-    pairing = {} if source or not same else {"paired": memory.get("paired")}
-    bases = {name: bases[name] if name in (*cfg["metrics"], *again) else memory["metrics"][name] for name in names}
-    _remember(out, {**memory, "metrics": bases, "images": images_hash, "paired": paired, **pairing})
-    for text in messages:
-        print(plain(text), file=sys.stderr, flush=True)
-    shown = [*scores, *(name for name in both if name not in scores)]
-    return _table(f"{folder}: {len(files)} images", shown, row, [out / "row.csv", out / "pictures.csv"])
+        return reasons
 
+    def _write(self, row: Mapping[str, Any], scores: Mapping[str, metrics.Score], names: Sequence[str]) -> None:
+        """Writes the scores of each image, and the row."""
+        scored = [
+            m for m in names if m in self.cache.scorers and any(scores.get(c) for c in parameters.metric_columns(m))
+        ]
+        table = self._per_image(scored, scores)
+        if self.before:
+            replaced = {m for m in self.earlier if m not in names} if self.valid else None
+            self.messages += _keep_columns(self.out / "pictures.csv", table, replaced)
+        write_atomically(self.out / "pictures.csv", _csv(table).encode())
+        write_atomically(self.out / "row.csv", to_csv([row]).encode())
 
-def _basis(name: str, context: metrics.ScoringContext) -> str:
-    """What determines the value of a metric besides images and prompts, or why it has no value here."""
-    try:
-        return metrics.metric(name, context).basis()
-    except metrics.Unavailable as e:
-        return str(e)
+    def _per_image(self, names: Sequence[str], scores: Mapping[str, metrics.Score]) -> dict[str, Sequence[object]]:
+        """Column -> cells, one line per image: its file, id, prompt, and its score by each metric that is a mean over
+        images."""
+        table: dict[str, Sequence[object]] = {
+            "file": [path.name for path in self.files.paths],
+            "id": [item.id for item in self.pairs.items],
+            "prompt": [item.prompt for item in self.pairs.items],
+        }
+        for name in names:
+            if scores[parameters.metric_columns(name)[0]].value is None:
+                continue
+            one = metrics.metric(name, self.context)
+            keys = [
+                metrics.image_key(digest or "", item.prompt if one.reads_prompt else None)
+                for digest, item in zip(self.files.digests, self.pairs.items, strict=True)
+            ]
+            if (values := one.per_image(self.cache.of(name, keys))) is not None:
+                table[name] = values.tolist()
+        return table
 
 
 def _images_hash(files: image_files.ImageFiles) -> str:
@@ -397,34 +322,6 @@ def _regular(path: Path) -> Path:
 
 def _hash(value: object) -> str:
     return sha256(json.dumps(value), 16)
-
-
-def _each(
-    names: Sequence[str],
-    context: metrics.ScoringContext,
-    cache: metrics.Outputs,
-    files: image_files.ImageFiles,
-    pairs: _Paired,
-    scores: Mapping[str, metrics.Score],
-) -> dict[str, Sequence[object]]:
-    """Column -> cells, one line per image: its file, id, prompt, and its score by each metric that is a mean over
-    images."""
-    table: dict[str, Sequence[object]] = {
-        "file": [path.name for path in files.paths],
-        "id": [item.id for item in pairs.items],
-        "prompt": [item.prompt for item in pairs.items],
-    }
-    for name in names:
-        if scores[parameters.metric_columns(name)[0]].value is None:
-            continue
-        one = metrics.metric(name, context)
-        keys = [
-            metrics.image_key(digest or "", item.prompt if one.reads_prompt else None)
-            for digest, item in zip(files.digests, pairs.items, strict=True)
-        ]
-        if (values := one.per_image(cache.of(name, keys))) is not None:
-            table[name] = values.tolist()
-    return table
 
 
 def _keep_columns(path: Path, table: dict[str, Sequence[object]], gone: set[str] | None) -> list[str]:
@@ -456,21 +353,3 @@ def _csv(table: Mapping[str, Sequence[object]]) -> str:
     writer.writerow(table)
     writer.writerows(zip(*table.values(), strict=True))
     return text.getvalue()
-
-
-# --- printed output ---------------------------------------------------------------------------------------------------
-
-
-def _table(head: str, columns: Sequence[str], row: Mapping[str, Any], files: Sequence[Path]) -> str:
-    """The scores of a row, with standard errors and backends."""
-    lines = []
-    for name in columns:
-        value, error, backend = (row[f"{name}{end}"] for end in ("", "_stderr", "_backend"))
-        shown = "not measured" if value is None else summary.with_error(value, error, 4)
-        lines.append((name, shown, f"[{backend}]" if backend else ""))
-    wide = max((len(shown) for _, shown, _ in lines), default=0)
-    text = [f"{head} (± standard error)", *(f"  {a:<16} {b:<{wide}}  {c}".rstrip() for a, b, c in lines)]
-    if row["note"]:
-        text.append(f"  {'note':<16} {row['note']}")
-    text += [f"  {'written':<16} {path}" for path in files]
-    return "\n".join(map(plain, text))

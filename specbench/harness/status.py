@@ -1,22 +1,16 @@
-"""`specbench status DIR`: how far a run is, read from its folder without changing it; also while it is running."""
+"""How far a run is, read from its folder without changing it; also while it is running."""
 
 from __future__ import annotations
 
 import fcntl
 import json
-import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import timedelta
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench.errors import Parser, UsageError
-from specbench.harness.run import FAILURES, Run, stored
-from specbench.rows.csv_files import read_rows
+from specbench.harness.folder import RunFolder, stored, wants_baseline
 from specbench.rows.journal import read_records
-from specbench.storage import home
-from specbench.storage.files import format_size
 
 _RECENT = 200  # images over which the speed is computed
 
@@ -48,28 +42,28 @@ class Status:
     bytes: int
 
 
-def of_run(folder: Path) -> Status:
-    """The state of the run in a folder. UsageError where it holds none that can be read."""
-    run = Run({**stored(folder), "weights": "random"}, folder)  # the weights need not exist here
-    memory = _memory(folder / "run.json")
+def of_run(path: Path) -> Status:
+    """The state of the run in a folder. UsageError if it holds none that can be read."""
+    cfg, folder = stored(path), RunFolder(path)
+    memory = _memory(folder.memory_file)
     started = memory.get("begun")
-    images = _pass(folder / "records.jsonl", run.cfg["n"], started)
-    baseline = _pass(folder / "baseline.jsonl", run.cfg["n"], started) if run.wants_baseline else None
+    images = _pass(folder.records, cfg["n"], started)
+    baseline = _pass(folder.baseline_records, cfg["n"], started) if wants_baseline(cfg) else None
     passes = [one for one in (images, baseline) if one is not None and one.left]
-    done = not passes and _row(run, memory)
-    state = "running" if _locked(folder / ".lock") else "finished" if done else "stopped"
+    done = not passes and _has_row(folder, cfg, memory)
+    state = "running" if _locked(folder.lock) else "finished" if done else "stopped"
     times = [one.left / one.per_s if one.per_s else None for one in passes]
     return Status(
-        str(folder),
+        str(path),
         state,
-        run.cfg["method"],
-        run.cfg["model"],
-        run.cfg["n"],
+        cfg["method"],
+        cfg["model"],
+        cfg["n"],
         images,
         baseline,
         None if None in times else sum(time for time in times if time),
-        _failures(folder, run) if passes else [],
-        sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
+        _failures(folder, cfg["method"]) if passes else [],
+        sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
     )
 
 
@@ -105,79 +99,27 @@ def _locked(path: Path) -> bool:
     return False
 
 
-def _row(run: Run, memory: Mapping[str, Any]) -> bool:
+def _has_row(folder: RunFolder, cfg: Mapping[str, Any], memory: Mapping[str, Any]) -> bool:
     """Whether the row covers all images and all metrics."""
-    rows = read_rows(run.row_path) if run.row_path.is_file() else []
-    scored = memory.get("metrics", run.cfg["metrics"])  # older versions did not record it
-    return bool(rows) and rows[0]["n"] == run.cfg["n"] and set(run.cfg["metrics"]) <= set(scored)
+    row = folder.read_row()
+    return row is not None and row["n"] == cfg["n"] and set(cfg["metrics"]) <= set(memory.get("metrics", ()))
 
 
-def _failures(folder: Path, run: Run) -> list[dict[str, Any]]:
+def _failures(folder: RunFolder, method: str) -> list[dict[str, Any]]:
     """The last failure of each image that is missing."""
-    if not (folder / FAILURES).is_file():
+    if not folder.failures.is_file():
         return []
-    there = {
+    done = {
         label: {record.index for record in read_records(path)} if path.is_file() else set()
-        for label, path in (
-            (run.cfg["method"], folder / "records.jsonl"),
-            ("vanilla", folder / "baseline.jsonl"),
-        )
+        for label, path in ((method, folder.records), ("vanilla", folder.baseline_records))
     }
     last: dict[tuple[str, int], dict[str, Any]] = {}
-    for line in (folder / FAILURES).read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in folder.failures.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             entry = json.loads(line)
             key = str(entry["pass"]), int(entry["index"])
         except (ValueError, TypeError, KeyError, RecursionError):
             continue  # cut by a kill
-        if key[0] in there and key[1] not in there[key[0]]:
+        if key[0] in done and key[1] not in done[key[0]]:
             last[key] = entry
     return list(last.values())
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
-def main(arguments: Sequence[str]) -> int:
-    """`specbench status DIR [--json]`."""
-    parser = Parser(prog="specbench status", description="How far the runs in a folder are.")
-    parser.add_argument("folder", metavar="DIR", help="a run's folder, or one with runs in it, such as a grid's")
-    parser.add_argument("--json", action="store_true", help="as JSON, a list with an entry a run")
-    try:
-        options = parser.parse_args(list(arguments))
-    except SystemExit as e:  # --help
-        return int(e.code or 0)
-    folder = home.expanded(options.folder)
-    places = [folder] if (folder / "config.yaml").is_file() else [p.parent for p in sorted(folder.rglob("config.yaml"))]
-    if not places:
-        raise UsageError(f"{folder} holds no run" if folder.is_dir() else f"there is no folder {folder}")
-    found = [of_run(place) for place in places]
-    if options.json:
-        print(json.dumps([asdict(one) for one in found], indent=1, ensure_ascii=False))
-    else:
-        print("\n".join(map(_text, found)))
-    return 0
-
-
-def _text(one: Status) -> str:
-    """A run's status as text."""
-    lines = [f"{one.folder}: {one.method} on {one.model}, n={one.n}: {one.state}"]
-    for name, some in (("images", one.images), ("baseline", one.baseline)):
-        if some is not None:
-            speed = f", {some.per_s:.3g} a second" if some.per_s and one.state == "running" else ""
-            lines.append(f"  {name:<10} {some.done} done, {some.left} left{speed}")
-    if one.state != "finished":
-        left = "not known yet"
-        if one.time_left_s is not None:
-            past = "" if one.state == "running" else " at its last speed"
-            left = f"{timedelta(seconds=round(one.time_left_s))}{past}, without scoring"
-        lines.append(f"  time left  {left}")
-    if one.failures:
-        last = one.failures[-1]
-        lines.append(
-            f"  failures   {len(one.failures)}, the last: {last['pass']} image {last['index']}: {last['reason']}"
-        )
-    lines.append(f"  on disk    {format_size(one.bytes)}")
-    if one.state == "stopped":
-        lines.append(f"  continue with specbench resume {shlex.quote(one.folder)}")
-    return "\n".join(lines)

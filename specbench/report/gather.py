@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.config import configuration, parameters
+from specbench.config.table import TABLE
 from specbench.errors import UsageError, plain
 from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
@@ -25,7 +26,7 @@ _ELSEWHERE = ("drafted_by_position", "acceptance_by_step")
 
 
 #: Columns that can distinguish two runs with the same label, in the order in which they are tried.
-APART = (*(name for name in parameters.TABLE if name in COLUMNS), "device_name", "time", "run_id")
+APART = (*(name for name in TABLE if name in COLUMNS), "device_name", "time", "run_id")
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ def command(row: Mapping[str, Any]) -> tuple[str, bool]:
                 arguments += more
                 break
     except UsageError:
-        named = [name for name in parameters.TABLE if row.get(name) is not None and name not in ("device", "weights")]
+        named = [name for name in TABLE if row.get(name) is not None and name not in ("device", "weights")]
         arguments, exact = [f"{name}={_text(row[name])}" for name in named], False
     return f"specbench run {shlex.join(arguments)}", exact
 

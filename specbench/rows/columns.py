@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specbench.config import parameters, shown_columns
+from specbench.config import shown_columns
 from specbench.config.shown_columns import ShownColumn
+from specbench.config.table import TABLE
 
 # The order of the metrics' columns; those that conf/metrics declares and that are not named here follow.
 _ORDER = ("fid", "clip_score", "image_reward", "hpsv2", "inception_score", "kid", "precision", "recall", "perplexity")
@@ -151,7 +152,7 @@ _STATISTICS = _with_errors(_LIKELIHOOD) | _with_errors(_SPEED)
 #: Every column of a row, in order, with its meaning. The only definition of the format.
 COLUMNS: dict[str, str] = {
     **_IDENTITY,
-    **{k: p.line for k, p in parameters.TABLE.items() if k not in (*_NOT_IN_ROW, *_WHERE_PARAMETERS)},
+    **{k: p.line for k, p in TABLE.items() if k not in (*_NOT_IN_ROW, *_WHERE_PARAMETERS)},
     "prompts_hash": "hash of the chosen prompts and their ids, in order, see data.prompts_hash",
     "resolution": "side of the images in pixels",
     "tokens": "generated tokens per image",
@@ -191,7 +192,7 @@ _NEEDED = ("run_id",)
 
 
 _NUMBERS = frozenset(
-    [k for k, p in parameters.TABLE.items() if p.kind in ("integer", "number")]
+    [k for k, p in TABLE.items() if p.kind in ("integer", "number")]
     + [m + suffix for m in METRICS for suffix in ("", "_stderr")]
     + [k for k in _STATISTICS if k not in _STRINGS]
     + ["resolution", "tokens", "threads"]

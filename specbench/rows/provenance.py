@@ -6,6 +6,7 @@ import json
 import platform
 import subprocess
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +83,8 @@ def _processor() -> str:
     return next(
         (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
     )
+
+
+def utc() -> str:
+    """The time now, as rows and files record it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

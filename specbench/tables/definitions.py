@@ -5,41 +5,60 @@ The tables of a paper are in its own module; a new one is one more entry there a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from specbench.config import parameters, protocols
-from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
+from specbench.rows.columns import METRICS, SHOWN, stderr_of
 
 DEFAULT_MODEL = "llamagen_scenes"
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table. `key` and `spread` name columns of a measured row; published files use the same names."""
+    """One column of a table. `key` names a column of measured rows; published files use the same names, if not `name`.
+
+    The spread of a value is its standard error, or its standard deviation over what `std_over` names; None: it is not
+    shown. A metric's column names its backend; others have `measured_as`. `published_as`: the paper's
+    number in this column.
+    """
 
     key: str
     label: str
     better: str  # "higher" or "lower"
     decimals: int  # shown at least; small values get three significant digits
-    spread: str | None = None  # the column with the spread of `key`; rows of older versions may lack it
-    spread_is: str = ""  # what that spread is, for the note
-    backend: str | None = None  # the column that names what computed the value
-    measured_as: str = ""  # what our number in this column is, where no backend names it
-    published_as: str = ""  # what the paper's number in this column is
-    published: str = ""  # the published files' name of it, where that is not `key`
-    published_spread: str = ""  # theirs of the spread, where that is not `spread`
+    measured_as: str = ""
+    published_as: str = ""
+    name: str = ""
+    std_over: str | None = ""
+    published_spread: str = ""  # the published files' name of the spread, where that is not `spread`
+
+    @property
+    def spread(self) -> str:
+        """The column with the spread of `key`; rows may lack it."""
+        if self.std_over is None:
+            return ""
+        return f"{self.key.removesuffix('_mean')}_std" if self.std_over else stderr_of(self.key)
+
+    @property
+    def spread_is(self) -> str:
+        return f"standard deviation over {self.std_over}" if self.std_over else "standard error"
+
+    @property
+    def backend(self) -> str | None:
+        """The column that names what computed the value."""
+        return f"{self.key}_backend" if self.key in METRICS and not self.measured_as else None
 
     @property
     def printed(self) -> str:
         """The column of published files."""
-        return self.published or self.key
+        return self.name or self.key
 
     @property
     def printed_spread(self) -> str:
         """The column of published files with the spread."""
-        return self.published_spread or self.spread or ""
+        return self.published_spread or self.spread
 
 
 @dataclass(frozen=True)
@@ -53,10 +72,10 @@ class Line:
 
     key: str
     label: str
-    overrides: tuple[str, ...] | None
-    published: Mapping[str, str] | None
+    overrides: str | None
+    published: Mapping[str, str] | None = None
     without: str = "No preset for this method yet."
-    elsewhere: tuple[str, ...] | None = None
+    elsewhere: str | None = None
 
 
 @dataclass(frozen=True)
@@ -148,7 +167,7 @@ class Table:
     title: str
     paper: str
     n: int
-    protocol: tuple[str, ...]
+    protocol: str
     columns: tuple[Column, ...]
     lines: tuple[Line, ...]
     remarks: tuple[str, ...] = ()
@@ -162,19 +181,20 @@ class Table:
         """The Hydra overrides of the run behind `line`, with `n` prompts (None: as many as it has); None where there is
         no run for it."""
         own = model == self.model
-        if self.rows_of == "bench":
-            return None if line.overrides is None else [f"model={model}", *line.overrides, *self.protocol]
-        words = line.overrides if own or line.elsewhere is None else line.elsewhere
-        if words is None or not {word.partition("=")[0] for word in words} <= parameters.possible(model):
+        given = line.overrides if own or line.elsewhere is None else line.elsewhere
+        if given is None:
             return None
-        protocol = None if own else self.papers_protocol
-        if protocol is None:
-            own_words = [word for word in words if not (n and word.startswith("n="))]  # an asked n goes first
-            given = {word.partition("=")[0] for word in own_words}
-            shared = [word for word in (f"n={n or self.n}", *self.protocol) if word.partition("=")[0] not in given]
-            return [f"model={model}", *own_words, *shared]
-        asked = [f"n={n}"] if n else []
-        return [f"model={model}", *words, f"protocol={protocol}", *asked, *(w for w in ALONE if w in self.protocol)]
+        parts, shared = given.split(), self.protocol.split()
+        if self.rows_of == "bench":
+            return [f"model={model}", *parts, *shared]
+        if not set(map(_name, parts)) <= parameters.possible(model):
+            return None
+        if not own and (protocol := self.papers_protocol):
+            asked = [f"protocol={protocol}", *([f"n={n}"] if n else []), *(p for p in ALONE.split() if p in shared)]
+            return [f"model={model}", *parts, *asked]
+        parts = [part for part in parts if not (n and _name(part) == "n")]  # an asked n goes first
+        shared = [part for part in (f"n={n or self.n}", *shared) if _name(part) not in map(_name, parts)]
+        return [f"model={model}", *parts, *shared]
 
     @property
     def papers_protocol(self) -> str | None:
@@ -183,36 +203,36 @@ class Table:
         return next((name for name in names if self.id in protocols.read(name).serves), None)
 
 
-def row_column(key: str, label: str = "", decimals: int | None = None, **more: str) -> Column:
-    """A column of rows, with the title, the better side and the decimals that `rows.columns.SHOWN` gives, its standard
-    error, and the backend of a metric. `label` and `decimals` replace the title and the decimals."""
+def _name(override: str) -> str:
+    return override.partition("=")[0]
+
+
+def row_column(key: str, label: str = "", decimals: int | None = None, **more: Any) -> Column:
+    """A column of rows with the title, the better side and the decimals that `rows.columns.SHOWN` gives; `label` and
+    `decimals` replace them."""
     shown = SHOWN[key]
-    defaults: dict[str, str] = {"spread": stderr_of(key), "spread_is": "standard error"}
-    if f"{key}_backend" in COLUMNS:
-        defaults["backend"] = f"{key}_backend"
-    places = shown.decimals if decimals is None else decimals
-    return Column(key, label or shown.title, shown.better, places, **{**defaults, **more})
+    return Column(key, label or shown.title, shown.better, shown.decimals if decimals is None else decimals, **more)
 
 
-QUALITY = (
-    row_column("clip_score", published_as="CLIP ViT-B/32, plain cosine"),
-    row_column("fid", published_as="FID: Inception-V3 features, 5,000 images against real COCO images"),
-    row_column("image_reward", published_as="ImageReward"),
-)
+CLIP = row_column("clip_score", published_as="CLIP ViT-B/32, plain cosine")
+FID = row_column("fid", published_as="FID: Inception-V3 features, 5,000 images against real COCO images")
+REWARD = row_column("image_reward", published_as="ImageReward")
+QUALITY = (CLIP, FID, REWARD)
+#: Of the papers on SJD.
+SJD_CLIP = replace(CLIP, published_as="cosines times 100; the released code takes CLIP ViT-B/16")
+SJD_FID = replace(FID, published_as="FID; the released code takes pytorch-fid against the images of COCO val2017")
 ACCEPTED_LENGTH = row_column(
     "accepted_length_mean",
-    spread="accepted_length_std",
-    spread_is="standard deviation over images",
     measured_as="generated tokens per target forward pass, mean over images",
     published_as="generated tokens per speculative round",
+    std_over="images",
 )
 LATENCY = row_column(
     "latency_s_mean",
     decimals=2,
-    spread="latency_s_std",
-    spread_is="standard deviation over images",
     measured_as="decoding one image alone, without text encoding and pixel decoding",
     published_as="seconds per image; the paper does not state what is timed",
+    std_over="images",
 )
 SPEEDUP = row_column(
     "speedup_latency",
@@ -223,33 +243,40 @@ SPEEDUP = row_column(
 STEPS_SAVED = row_column(
     "step_compression",
     measured_as="tokens of an image over target passes",
-    published="speedup_step",
     published_as="decoding steps of the paper's vanilla line over this one's",
+    name="speedup_step",
 )
 FIRST_ACCEPT = row_column(
     "first_accept",
     measured_as="probability with which the rule keeps a draft's first candidate, mean over steps",
-    published="acceptance_rate",
     published_as="mean acceptance probability of the first draft token",
+    name="acceptance_rate",
 )
 PERPLEXITY = row_column(
-    "perplexity", backend="", measured_as="of the emitted tokens under the guided target, before top-k and top-p"
+    "perplexity", measured_as="of the emitted tokens under the guided target, before top-k and top-p"
 )
 ACCEPTANCE = row_column("acceptance_rate", measured_as="accepted over verified draft tokens")
-ENTROPY = Column(  # of a probe
-    "entropy",
-    "Entropy (nats)",
-    "lower",
-    2,
-    spread="entropy_stderr",
-    spread_is="standard error",
-    measured_as="of the guided distribution of a token, mean over tokens",
-)
+#: Of a probe.
+ENTROPY = Column("entropy", "Entropy (nats)", "lower", 2, "of the guided distribution of a token, mean over tokens")
 #: Protocols of the embedded runs: one image after the other, with vanilla decoding timed alongside; or in batches,
 #: where seconds mean nothing.
-ALONE = ("batch=1", "seed=0")
-TOGETHER = ("batch=50", "seed=0", "baseline=false")
+ALONE = "batch=1 seed=0"
+TOGETHER = "batch=50 seed=0 baseline=false"
 OTHER_MODELS = (
     "Measured and published lines follow different protocols, and are of different models where their "
     "names differ. Compare the methods of one model with each other, not a measured value with a published one."
 )
+POINTS_ONLY = "The paper draws its points and prints no values: nothing published to compare with."
+BARS_ONLY = "The paper draws its bars and prints no values: nothing published to compare with."
+OTHER_PROMPTS = "Instead of PartiPrompts, the embedded model takes other captions of its own world (seed 1)."
+
+
+def two_prompt_sets(methods: Iterable[tuple[str, str, str]]) -> tuple[Line, ...]:
+    """The lines of (preset, label, published key) on two sets of prompts; an empty preset: there is none."""
+    lines = []
+    for part, seed, data in (("MS-COCO 2017", "0", "coco2017"), ("PartiPrompts", "1", "parti")):
+        for method, label, key in methods:
+            own, there = (f"method={method} {one}" if method else None for one in (f"seed={seed}", f"data={data}"))
+            label += ", other prompts" if seed == "1" else ""
+            lines.append(Line(f"{key}_{seed}", label, own, {"method_key": key, "part": part}, elsewhere=there))
+    return tuple(lines)

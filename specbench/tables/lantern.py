@@ -9,10 +9,13 @@ from functools import partial
 from specbench.tables.definitions import (
     ACCEPTED_LENGTH,
     ALONE,
+    BARS_ONLY,
+    CLIP,
     ENTROPY,
+    FID,
     FIRST_ACCEPT,
     OTHER_MODELS,
-    QUALITY,
+    POINTS_ONLY,
     SPEEDUP,
     TOGETHER,
     Curve,
@@ -24,14 +27,13 @@ from specbench.tables.definitions import (
     row_column,
 )
 
-PAPER = "arXiv 2410.03355"
-_alone = partial(Table, paper=PAPER, n=64, protocol=ALONE)
-_together = partial(Table, paper=PAPER, n=50, protocol=TOGETHER)
-_CLIP = QUALITY[0]
-_FID = replace(QUALITY[1], published_as="FID: Inception-V3 features, 30,000 images against real COCO images")
+_table = partial(Table, paper="arXiv 2410.03355")
+_together = partial(_table, n=50, protocol=TOGETHER)
+_FID = replace(FID, published_as="FID: Inception-V3 features, 30,000 images against real COCO images")
 #: The paper's k -> ours: of 16,384 codes, and of 512.
 _K = {"100": "10", "300": "30", "1000": "100"}
 _LABELS = {k: f"k={k}, embedded {ours}" for k, ours in _K.items()}
+_DELTAS = ("0.05", "0.1", "0.2", "0.4")
 _NEIGHBOURS = (
     "k counts nearest codes of a codebook: the paper's has 16,384, the embedded one 512, so k = 10, 30 and 100 "
     "correspond to the paper's 100, 300 and 1,000."
@@ -40,24 +42,23 @@ _NEIGHBOURS = (
 
 def _lantern(delta: str, k: str, temperature: str = "1") -> Line:
     """delta and k as the paper prints them."""
-    words, there = (("method=lantern", f"delta={float(delta):g}", f"k={count}") for count in (_K[k], k))
-    greedy = ("temperature=0",) if temperature == "0" else ()
-    label = f"LANTERN (δ={float(delta):g}, {_LABELS[k]})" + (", greedy" if greedy else "")
+    rule = f"method=lantern delta={float(delta):g} k="
+    end, greedy = _greedy(temperature)
+    label = f"LANTERN (δ={float(delta):g}, {_LABELS[k]}){greedy}"
     printed = {"method_key": "lantern", "delta": delta, "k": k}
-    key = f"lantern_{delta}_{k}_{temperature}"
-    return Line(key, label, (*words, *greedy), printed, elsewhere=(*there, *greedy))
+    own, there = (f"{rule}{count}{end}" for count in (_K[k], k))
+    return Line(f"lantern_{delta}_{k}_{temperature}", label, own, printed, elsewhere=there)
 
 
-def _speed() -> tuple[Line, ...]:
-    lines = []
-    for temperature, deltas in (("0", ("0.05", "0.20")), ("1", ("0.10", "0.40"))):
-        part, greedy = {"part": f"tau={temperature}"}, ("temperature=0",) if temperature == "0" else ()
-        of = ", greedy" if greedy else ""
-        for method, label in (("vanilla", "Vanilla AR"), ("eagle2", "EAGLE-2")):
-            words = (f"method={method}", *greedy)
-            lines.append(Line(f"{method}_{temperature}", label + of, words, {"method_key": method, **part}))
-        lines += [_lantern(delta, "1000", temperature) for delta in deltas]
-    return tuple(lines)
+def _greedy(temperature: str) -> tuple[str, str]:
+    """What a temperature adds to the overrides and to the label."""
+    return (" temperature=0", ", greedy") if temperature == "0" else ("", "")
+
+
+def _plain(method: str, label: str, temperature: str) -> Line:
+    end, greedy = _greedy(temperature)
+    printed = {"method_key": method, "part": f"tau={temperature}"}
+    return Line(f"{method}_{temperature}", label + greedy, f"method={method}{end}", printed)
 
 
 def _bounds() -> tuple[Line, ...]:
@@ -71,103 +72,107 @@ def _bounds() -> tuple[Line, ...]:
         ("distribution distance", "l2", "tvd", "0.4"),
     ):
         label = f"LANTERN ({proximity} neighbours, {bound.upper()} bound, δ={delta})"
-        words = ("method=lantern", f"delta={delta}", f"proximity={proximity}", f"bound={bound}")
+        rule = f"method=lantern delta={delta} proximity={proximity} bound={bound} k="
         printed = {"part": part, "proximity": proximity, "bound": bound, "delta": delta}
-        key, there = f"{proximity}_{bound}_{delta}", (*words, "k=1000")
-        lines.append(Line(key, label, (*words, f"k={_K['1000']}"), printed, elsewhere=there))
+        lines.append(Line(f"{proximity}_{bound}_{delta}", label, f"{rule}100", printed, elsewhere=f"{rule}1000"))
     return tuple(lines)
 
 
 def _grid() -> Table:
     lines, panels = [], []
     for temperature in ("0", "1"):
-        greedy = ("temperature=0",) if temperature == "0" else ()
-        of = ", greedy" if greedy else ""
-        first = [
-            Line(f"{method}_{temperature}", label + of, (f"method={method}", *greedy), None)
-            for method, label in (("vanilla", "vanilla"), ("eagle2", "EAGLE-2"))
-        ]
-        lines += first
+        vanilla, exact = (_plain(*method, temperature) for method in (("vanilla", "vanilla"), ("eagle2", "EAGLE-2")))
+        lines += [vanilla, exact]
         curves = []
         for k in _K:
-            row = [_lantern(delta, k, temperature) for delta in ("0.05", "0.1", "0.2", "0.4")]
-            lines += row
-            curves.append(Curve(f"LANTERN, {_LABELS[k]}", (first[1].key, *(line.key for line in row))))
-        panels.append(Panel(f"temperature {temperature}", tuple(curves), baseline=first[0].key))
+            points = [_lantern(delta, k, temperature) for delta in _DELTAS]
+            lines += points
+            curves.append(Curve(f"LANTERN, {_LABELS[k]}", (exact.key, *(line.key for line in points))))
+        panels.append(Panel(f"temperature {temperature}", tuple(curves), baseline=vanilla.key))
     return _together(
-        id="lantern_fig5",
-        title="LANTERN, Fig 5: quality against accepted length over k and δ",
-        columns=(ACCEPTED_LENGTH, _FID, _CLIP),
+        "lantern_fig5",
+        "LANTERN, Fig 5: quality against accepted length over k and δ",
+        columns=(ACCEPTED_LENGTH, _FID, CLIP),
         lines=tuple(replace(line, published=None) for line in lines),
-        remarks=("The paper draws its points and prints no values: nothing published to compare with.", _NEIGHBOURS),
+        remarks=(POINTS_ONLY, _NEIGHBOURS),
         figure=TableFigure("accepted_length_mean", ("fid", "clip_score"), "vanilla_1", tuple(panels)),
     )
 
 
 TABLES = (
-    Table(
-        id="lantern_table1",
-        title="LANTERN, Table 1: accepted length of three drafters, greedy",
-        paper=PAPER,
+    _table(
+        "lantern_table1",
+        "LANTERN, Table 1: accepted length of three drafters, greedy",
         n=50,
-        protocol=(*TOGETHER, "temperature=0"),
+        protocol=f"{TOGETHER} temperature=0",
         columns=(ACCEPTED_LENGTH,),
         lines=tuple(
-            Line(method, label, (f"method={method}",), {"method_key": method})
+            Line(method, label, f"method={method}", {"method_key": method})
             for method, label in (("sd", "Speculative Decoding"), ("medusa", "Medusa"), ("eagle2", "EAGLE-2"))
         ),
         remarks=(OTHER_MODELS, "Vicuna-7B writes text: the paper quotes it from the paper of EAGLE-2."),
     ),
     _together(
-        id="lantern_table2",
-        title="LANTERN, Table 2: acceptance of the first draft token over k and δ",
+        "lantern_table2",
+        "LANTERN, Table 2: acceptance of the first draft token over k and δ",
         columns=(FIRST_ACCEPT,),
         lines=(
-            Line("eagle2", "EAGLE-2", ("method=eagle2",), {"method_key": "eagle2"}),
-            *(_lantern(delta, k) for k in _K for delta in ("0.05", "0.1", "0.2", "0.4")),
+            Line("eagle2", "EAGLE-2", "method=eagle2", {"method_key": "eagle2"}),
+            *(_lantern(delta, k) for k in _K for delta in _DELTAS),
         ),
         remarks=(OTHER_MODELS, _NEIGHBOURS),
     ),
-    _alone(
-        id="lantern_table3",
-        title="LANTERN, Table 3: speed and quality, greedy and sampling",
-        columns=(SPEEDUP, ACCEPTED_LENGTH, _FID, _CLIP),
-        lines=_speed(),
+    _table(
+        "lantern_table3",
+        "LANTERN, Table 3: speed and quality, greedy and sampling",
+        n=64,
+        protocol=ALONE,
+        columns=(SPEEDUP, ACCEPTED_LENGTH, _FID, CLIP),
+        lines=tuple(
+            line
+            for temperature, deltas in (("0", ("0.05", "0.20")), ("1", ("0.10", "0.40")))
+            for line in (
+                _plain("vanilla", "Vanilla AR", temperature),
+                _plain("eagle2", "EAGLE-2", temperature),
+                *(_lantern(delta, "1000", temperature) for delta in deltas),
+            )
+        ),
         remarks=(OTHER_MODELS, _NEIGHBOURS),
     ),
     _together(
-        id="lantern_table4",
-        title="LANTERN, Table 4: which neighbours, and what is bounded",
-        columns=(ACCEPTED_LENGTH, _FID, _CLIP),
+        "lantern_table4",
+        "LANTERN, Table 4: which neighbours, and what is bounded",
+        columns=(ACCEPTED_LENGTH, _FID, CLIP),
         lines=_bounds(),
         remarks=(OTHER_MODELS, _NEIGHBOURS, "The paper prints its first line a second time, among the bounds."),
     ),
     _together(
-        id="lantern_fig2a",
-        title="LANTERN, Fig 2(a): how often the drafter's top tokens contain the target's top-1 token",
+        "lantern_fig2a",
+        "LANTERN, Fig 2(a): how often the drafter's top tokens contain the target's top-1 token",
         columns=tuple(
             row_column(
                 f"draft_top{k}",
+                f"Top-{k} agreement",
+                decimals=3,
                 measured_as="with the target's top-1 token, at a draft's first position, mean over steps",
             )
             for k in (1, 3)
         ),
         lines=(
-            Line("sd", "independent draft model", ("method=sd",), None),
-            Line("eagle", "EAGLE-1 head", ("method=eagle1",), None),
-            Line("medusa", "Medusa heads", ("method=medusa",), None),
+            Line("sd", "independent draft model", "method=sd"),
+            Line("eagle", "EAGLE-1 head", "method=eagle1"),
+            Line("medusa", "Medusa heads", "method=medusa"),
         ),
-        remarks=("The paper draws its bars and prints no values: nothing published to compare with.",),
+        remarks=(BARS_ONLY,),
     ),
-    Table(
-        id="lantern_fig2c",
-        title="LANTERN, Fig 2(c): the mass of the most probable tokens",
-        paper=PAPER,
+    _table(
+        "lantern_fig2c",
+        "LANTERN, Fig 2(c): the mass of the most probable tokens",
         n=64,
-        protocol=("seed=0", "method=vanilla"),
+        protocol="seed=0 method=vanilla",
         columns=(ENTROPY,),
-        lines=tuple(Line(f"cfg_{scale}", f"guidance {scale}", (f"cfg_scale={scale}",), None) for scale in ("1", "3")),
-        remarks=("The paper draws its bars and prints no values: nothing published to compare with.",),
+        lines=tuple(Line(f"cfg_{scale}", f"guidance {scale}", f"cfg_scale={scale}") for scale in ("1", "3")),
+        remarks=(BARS_ONLY,),
         figure=Series("top_probabilities", "most probable tokens", "their mean mass", first=1),
         rows_of="probe",
     ),

@@ -66,7 +66,7 @@ class LocalBench:
         from specbench.harness.run import Run
 
         one = Run(configuration.compose(overrides), out)
-        return one.alone(one.execute())
+        return one.requested_row(one.execute())
 
     def row_of(self, command: str, overrides: Sequence[str]) -> Mapping[str, Any]:
         cfg = configuration.compose(overrides)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from specbench.tables.definitions import (
     ENTROPY,
     OTHER_MODELS,
-    QUALITY,
+    OTHER_PROMPTS,
+    SJD_CLIP,
+    SJD_FID,
     SPEEDUP,
     STEPS_SAVED,
     TOGETHER,
@@ -17,12 +18,11 @@ from specbench.tables.definitions import (
     Series,
     Stack,
     Table,
+    two_prompt_sets,
 )
 
-PAPER = "arXiv 2603.18599"
-_together = partial(Table, paper=PAPER, n=100, protocol=TOGETHER)
-_CLIP = replace(QUALITY[0], published_as="cosines times 100; the released code takes CLIP ViT-B/16")
-_FID = replace(QUALITY[1], published_as="FID; the released code takes pytorch-fid against the images of COCO val2017")
+_table = partial(Table, paper="arXiv 2603.18599")
+_together = partial(_table, n=100, protocol=TOGETHER, columns=(STEPS_SAVED,))
 _METHODS = (
     ("vanilla", "vanilla", "vanilla"),
     ("eagle2", "EAGLE", "eagle2"),
@@ -32,74 +32,53 @@ _METHODS = (
     ("", "SJD2", "sjd2"),
     ("sjd_pac", "SJD-PAC", "sjd_pac"),
 )
+_PARTS = {
+    "step": "Step",
+    "forward": "Target's pass",
+    "draft": "Drafting",
+    "verify": "Verification",
+    "commit": "Caches",
+    "rest": "Rest",
+}
 
-#: Arguments of the runs whose tree is larger than the preset's window.
-_ROOM = {(4, 4): ("window=96",)}
 
-
-def _main() -> tuple[Line, ...]:
-    lines = []
-    for part, seed, data in (("MS-COCO 2017", "0", "coco2017"), ("PartiPrompts", "1", "parti")):
-        for method, label, key in _METHODS:
-            of = "" if seed == "0" else ", other prompts"
-            words = (f"method={method}", f"seed={seed}") if method else None
-            there = (f"method={method}", f"data={data}") if method else None
-            lines.append(Line(f"{key}_{seed}", label + of, words, {"method_key": key, "part": part}, elsewhere=there))
-    return tuple(lines)
+def _window(key: str, label: str, overrides: str, method: str, window: str) -> Line:
+    return Line(key, label, f"{overrides} window={window}", {"method_key": method, "window": window})
 
 
 TABLES = (
-    Table(
-        id="sjdpac_table1",
-        title="SJD-PAC, Table 1: main comparison on two sets of prompts",
-        paper=PAPER,
+    _table(
+        "sjdpac_table1",
+        "SJD-PAC, Table 1: main comparison on two sets of prompts",
         n=64,
-        protocol=("batch=1",),
-        columns=(STEPS_SAVED, SPEEDUP, _FID, _CLIP),
-        lines=_main(),
+        protocol="batch=1",
+        columns=(STEPS_SAVED, SPEEDUP, SJD_FID, SJD_CLIP),
+        lines=two_prompt_sets(_METHODS),
         remarks=(
             OTHER_MODELS,
             "The paper's CLIP scores are cosines times 100. SJD2 needs a fine-tuned target.",
-            "Instead of PartiPrompts, the embedded model takes other captions of its own world (seed 1).",
+            OTHER_PROMPTS,
         ),
     ),
     _together(
-        id="sjdpac_table2",
-        title="SJD-PAC, Table 2: what proactive drafting and adaptive continuation gain",
-        columns=(STEPS_SAVED,),
+        "sjdpac_table2",
+        "SJD-PAC, Table 2: what proactive drafting and adaptive continuation gain",
         lines=(
-            Line("sjd_32", "SJD, window 32", ("method=sjd", "window=32"), {"method_key": "sjd", "window": "32"}),
-            Line(
-                "pd_32",
-                "with proactive drafting",
-                ("method=sjd_pac", "coupling=none", "window=32"),
-                {"method_key": "sjd_pd", "window": "32"},
-            ),
-            Line(
-                "pac_32",
-                "with adaptive continuation, too",
-                ("method=sjd_pac", "window=32"),
-                {"method_key": "sjd_pac", "window": "32"},
-            ),
-            Line(
-                "pac_64",
-                "the same, window 64",
-                ("method=sjd_pac", "window=64"),
-                {"method_key": "sjd_pac", "window": "64"},
-            ),
+            _window("sjd_32", "SJD, window 32", "method=sjd", "sjd", "32"),
+            _window("pd_32", "with proactive drafting", "method=sjd_pac coupling=none", "sjd_pd", "32"),
+            _window("pac_32", "with adaptive continuation, too", "method=sjd_pac", "sjd_pac", "32"),
+            _window("pac_64", "the same, window 64", "method=sjd_pac", "sjd_pac", "64"),
         ),
         remarks=(OTHER_MODELS,),
     ),
     _together(
-        id="sjdpac_table3",
-        title="SJD-PAC, Table 3: width K and depth D of the proactive tree",
-        columns=(STEPS_SAVED,),
+        "sjdpac_table3",
+        "SJD-PAC, Table 3: width K and depth D of the proactive tree",
         lines=tuple(
             Line(
                 f"{width}_{depth}",
                 f"K={width}, D={depth}",
-                ("method=sjd_pac", f"width={width}", f"depth={depth}", *_ROOM.get((width, depth), ())),
-                None,
+                f"method=sjd_pac width={width} depth={depth}" + (" window=96" if width == depth == 4 else ""),
             )
             for width, depth in ((2, 3), (3, 3), (4, 3), (5, 3), (4, 2), (4, 4))
         ),
@@ -108,39 +87,29 @@ TABLES = (
             "A full tree of K = 4 and D = 4 has 84 nodes: its window is 96, that of the others 64.",
         ),
     ),
-    Table(
-        id="sjdpac_table4",
-        title="SJD-PAC, Table 4: milliseconds of a step, part by part",
-        paper=PAPER,
+    _table(
+        "sjdpac_table4",
+        "SJD-PAC, Table 4: milliseconds of a step, part by part",
         n=0,
-        protocol=("batch=1",),
+        protocol="batch=1",
         columns=tuple(
-            Column(f"{part}_ms", f"{label} (ms)", "lower", 2)
-            for part, label in (
-                ("step", "Step"),
-                ("forward", "Target's pass"),
-                ("draft", "Drafting"),
-                ("verify", "Verification"),
-                ("commit", "Caches"),
-                ("rest", "Rest"),
-            )
+            Column(f"{part}_ms", f"{label} (ms)", "lower", 2, std_over=None) for part, label in _PARTS.items()
         ),
         lines=(
-            Line("vanilla", "vanilla", ("method=vanilla",), None),
-            Line("sjd_pac", "SJD-PAC, window 64", ("method=sjd_pac", "window=64"), None),
+            Line("vanilla", "vanilla", "method=vanilla"),
+            Line("sjd_pac", "SJD-PAC, window 64", "method=sjd_pac window=64"),
         ),
         remarks=("The paper's values are lost. Medians over steps in the middle of the image.",),
         figure=Stack(("forward_ms", "draft_ms", "verify_ms", "commit_ms", "rest_ms"), "milliseconds of a step"),
         rows_of="bench",
     ),
-    Table(
-        id="sjdpac_fig4",
-        title="SJD-PAC, Fig 4: which earlier tokens the next one depends on",
-        paper=PAPER,
+    _table(
+        "sjdpac_fig4",
+        "SJD-PAC, Fig 4: which earlier tokens the next one depends on",
         n=16,
-        protocol=("seed=0", "method=vanilla"),
+        protocol="seed=0 method=vanilla",
         columns=(ENTROPY,),
-        lines=(Line("image", "images", (), None),),
+        lines=(Line("image", "images", ""),),
         remarks=(
             "Total variation between a token's distribution and the one where the position that gives it does not "
             "attend to the keys and values of the position at that distance before it; 16 is the row above. The values "
@@ -150,14 +119,10 @@ TABLES = (
         rows_of="probe",
     ),
     _together(
-        id="sjdpac_fig1",
-        title="SJD-PAC, Fig 1: tokens of a step, and what they gain",
+        "sjdpac_fig1",
+        "SJD-PAC, Fig 1: tokens of a step, and what they gain",
         n=500,
-        columns=(STEPS_SAVED,),
-        lines=(
-            Line("sjd", "SJD", ("method=sjd",), None),
-            Line("sjd_pac", "SJD-PAC", ("method=sjd_pac",), None),
-        ),
+        lines=(Line("sjd", "SJD", "method=sjd"), Line("sjd_pac", "SJD-PAC", "method=sjd_pac")),
         remarks=("The paper's bars are approximate: their numbers are those typed into the authors' script.",),
         figure=Series(
             "accepted_histogram",

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from specbench.config import configuration, networks, parameters
-from specbench.config.parameters import Parameter
+from specbench.config.table import Parameter, check_value
 from specbench.errors import UsageError, unknown, values
 from specbench.storage import home
 
@@ -187,7 +187,7 @@ def _checked(name: str, value: Any) -> Any:
         value = _read(value)
     elif value == "null":
         value = None
-    return parameters.check(name, value, TABLE)
+    return check_value(name, value, TABLE)
 
 
 def _read(text: Any) -> Any:

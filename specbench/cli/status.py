@@ -1,0 +1,64 @@
+"""`specbench status DIR`: how far the runs in a folder are."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from specbench.errors import Parser, UsageError
+from specbench.storage import home
+from specbench.storage.files import format_size
+
+if TYPE_CHECKING:
+    from specbench.harness.status import Status
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`specbench status DIR [--json]`."""
+    parser = Parser(prog="specbench status", description="How far the runs in a folder are.")
+    parser.add_argument("folder", metavar="DIR", help="a run's folder, or one with runs in it, such as a grid's")
+    parser.add_argument("--json", action="store_true", help="as JSON, a list with an entry a run")
+    try:
+        options = parser.parse_args(list(arguments))
+    except SystemExit as e:  # --help
+        return int(e.code or 0)
+    from specbench.harness.status import of_run
+
+    folder = home.expanded(options.folder)
+    runs = [folder] if (folder / "config.yaml").is_file() else [p.parent for p in sorted(folder.rglob("config.yaml"))]
+    if not runs:
+        raise UsageError(f"{folder} holds no run" if folder.is_dir() else f"there is no folder {folder}")
+    found = [of_run(run) for run in runs]
+    if options.json:
+        print(json.dumps([asdict(one) for one in found], indent=1, ensure_ascii=False))
+    else:
+        print("\n".join(map(_text, found)))
+    return 0
+
+
+def _text(one: Status) -> str:
+    """A run's status as text."""
+    lines = [f"{one.folder}: {one.method} on {one.model}, n={one.n}: {one.state}"]
+    for name, some in (("images", one.images), ("baseline", one.baseline)):
+        if some is not None:
+            speed = f", {some.per_s:.3g} a second" if some.per_s and one.state == "running" else ""
+            lines.append(f"  {name:<10} {some.done} done, {some.left} left{speed}")
+    if one.state != "finished":
+        left = "not known yet"
+        if one.time_left_s is not None:
+            past = "" if one.state == "running" else " at its last speed"
+            left = f"{timedelta(seconds=round(one.time_left_s))}{past}, without scoring"
+        lines.append(f"  time left  {left}")
+    if one.failures:
+        last = one.failures[-1]
+        lines.append(
+            f"  failures   {len(one.failures)}, the last: {last['pass']} image {last['index']}: {last['reason']}"
+        )
+    lines.append(f"  on disk    {format_size(one.bytes)}")
+    if one.state == "stopped":
+        lines.append(f"  continue with specbench resume {shlex.quote(one.folder)}")
+    return "\n".join(lines)

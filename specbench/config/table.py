@@ -1,0 +1,290 @@
+"""Every flat parameter of a run: its type, its range and its meaning. Imports neither torch nor Hydra."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from specbench.errors import UsageError
+
+Kind = Literal["integer", "number", "string", "text", "flag", "names", "tree", "path"]
+
+#: Bounds of counts that a run holds in memory before its work starts; a legitimate run stays well below.
+PROMPTS = 1_000_000
+DRAFT = 2000  # tokens of a draft: a depth takes up to two of the purposes of a step's random numbers (`PURPOSES`)
+DEEP = 1000  # levels of a drafted tree, candidates of a node
+LONGEST = 10_000  # characters of an argument: Hydra's grammar takes seconds for more
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One flat parameter: its type, its range and its meaning."""
+
+    kind: Kind
+    line: str
+    low: float | None = None
+    high: float | None = None
+    above: bool = False  # `low` itself is excluded
+    choices: tuple[str, ...] = ()
+    pattern: str = ""  # for words with a free part
+    null: str = ""  # the meaning of null; empty: null is an error
+    also: tuple[str, ...] = ()  # words that are allowed instead of a number
+
+    def wanted(self) -> str:
+        """What a value must be, as text."""
+        if self.choices:
+            text = "one of " + ", ".join(self.choices)
+        elif self.kind == "flag":
+            text = "true or false"
+        elif self.kind == "names":
+            text = "a list of names"
+        elif self.kind == "tree":
+            text = f"a tree's name or a list of paths such as [[0],[1],[0,0]], at most {DRAFT} of at most {DEEP} each"
+        elif self.kind in ("string", "text", "path"):
+            text = self.line if self.pattern else f"a {self.kind}"
+        else:
+            text = "an integer" if self.kind == "integer" else "a number"
+            if self.low is not None:
+                text += f" {'above' if self.above else 'of at least'} {self.low:g}"
+            if self.high is not None:  # every parameter with an upper end has a lower one
+                text += f" and at most {self.high if isinstance(self.high, int) else f'{self.high:g}'}"
+        text += "".join(f", or {word}" for word in self.also)
+        return text + (f", or null ({self.null})" if self.null else "")
+
+    def read(self, value: Any) -> Any:
+        """The value in its canonical form; raises ValueError for a value that is not allowed."""
+        if value is None:
+            if not self.null:
+                raise ValueError
+            return None
+        if isinstance(value, str) and value in self.also:
+            return value
+        if self.kind == "flag":
+            ok = isinstance(value, bool)
+        elif self.kind == "integer":
+            ok = isinstance(value, int) and not isinstance(value, bool)
+        elif self.kind == "number":
+            ok = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+            value = float(value) if ok else value
+        elif self.kind == "names":
+            ok = isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
+            value = list(value) if ok else value
+        elif self.kind == "tree":
+            ok = (isinstance(value, str) and bool(value)) or _is_tree(value)
+        elif self.kind == "path":
+            ok = isinstance(value, str | int) and not isinstance(value, bool) and str(value) != ""
+            value = str(value)  # out=1 is a folder too
+        elif self.kind == "text":  # may be empty
+            ok = isinstance(value, str)
+        else:
+            ok = isinstance(value, str) and bool(value)
+        if ok and self.kind in ("integer", "number"):
+            ok = (self.low is None or value > self.low or (value == self.low and not self.above)) and (
+                self.high is None or value <= self.high
+            )
+        if ok and self.choices:
+            ok = value in self.choices
+        if ok and self.pattern:
+            ok = re.fullmatch(self.pattern, value) is not None
+        if not ok:
+            raise ValueError
+        return value
+
+
+def _is_tree(value: Any) -> bool:
+    """A non-empty list of paths from the root, each a non-empty list of child numbers."""
+    return (
+        isinstance(value, list | tuple)
+        and 0 < len(value) <= DRAFT
+        and all(isinstance(path, list | tuple) and 0 < len(path) <= DEEP for path in value)
+        and all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i <= DEEP for path in value for i in path)
+    )
+
+
+#: Every flat parameter, in the order in which a row lists them.
+TABLE: dict[str, Parameter] = {
+    "model": Parameter("string", "target model"),
+    "weights": Parameter("string", "embedded or official (fetched), random, or a folder of weight files"),
+    "reduced": Parameter("flag", "the same architecture, small: for tests, and for weights of that size"),
+    "size": Parameter("integer", "side of an image in pixels", low=64, high=4096),
+    "prompt_length": Parameter("integer", "length that every prompt is padded to, in tokens", low=4, high=8192),
+    "instruction": Parameter("string", "text around the prompt, with {width}, {height} and {prompt}"),
+    "suffix": Parameter("text", "text after every prompt"),
+    "negative": Parameter("text", "negative prompt of the guidance"),
+    "method": Parameter("string", "preset of a drafter, a rule and their parameters"),
+    "drafter": Parameter("string", "which tokens are drafted, and from which distribution each was sampled"),
+    "rule": Parameter("string", "the probability with which a drafted token is accepted"),
+    "window": Parameter("integer", "length L of a drafted chain, in tokens", low=1, high=DRAFT),
+    "tree": Parameter("tree", "shape of a drafted tree: its name or its paths from the root; for sjd full or comb"),
+    "nodes": Parameter("integer", "draft tokens of a dynamic tree (EAGLE-2's total tokens)", low=1, high=DRAFT),
+    "depth": Parameter(
+        "integer", "levels of a drafted tree; for sjd with tree=full the root is one of them", low=1, high=DEEP
+    ),
+    "width": Parameter("integer", "candidates per node of a drafted tree; 1 is a chain", low=1, high=DEEP),
+    "init": Parameter(
+        "string",
+        "how new positions of a Jacobi window are initialised",
+        choices=("random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample"),
+    ),
+    "refine": Parameter("flag", "renew the uncommitted positions of a Jacobi window; else they are initialised again"),
+    "coupling": Parameter(
+        "string",
+        "how a Jacobi window's positions are renewed: none (SJD), maximal (adaptive continuation) or gumbel",
+        choices=("none", "maximal", "gumbel"),
+    ),
+    "gamma": Parameter("integer", "draft length γ of continuous speculative decoding, in tokens", low=1, high=DRAFT),
+    "prefill": Parameter("number", "share of the image that the target samples before the first draft", low=0, high=1),
+    "align": Parameter("flag", "drafter and target sample a token from the same noise (trajectory alignment)"),
+    "criterion": Parameter(
+        "string",
+        "verification of a continuous token: densities of the last step (exact), with the paper's factor, or of the"
+        " path",
+        choices=("exact", "paper", "path"),
+    ),
+    "verify": Parameter(
+        "string",
+        "whether the target's distribution of a drafted token is conditioned on the drafted tokens before it",
+        choices=("causal", "parallel"),
+    ),
+    "on_reject": Parameter(
+        "string", "a rejection drops the tokens after it, or only resamples that one", choices=("stop", "continue")
+    ),
+    "inner_temperature": Parameter(
+        "number", "divides distances before densities are compared; 1 is off", low=0, above=True
+    ),
+    "tries": Parameter("integer", "most proposals for the token after a rejection", low=1, high=1000),
+    "delta": Parameter(
+        "number",
+        "relaxation budget δ (1 with the uniform rule is exact); LANTERN's bound on the distribution",
+        low=0,
+        above=True,
+    ),
+    "lam": Parameter("number", "LANTERN++'s bound λ on a neighbourhood's mass, in units of its token's", low=0),
+    "k": Parameter("integer", "nearest codes that may count towards a token", low=1, high=2**20),
+    "bound": Parameter(
+        "string",
+        "what is bounded: the distribution's change (tvd, jsd), or the mass of all (total) or others (neighbours)",
+        choices=("tvd", "jsd", "total", "neighbours"),
+    ),
+    "proximity": Parameter("string", "distance between codes", choices=("l2", "cosine", "random")),
+    "group": Parameter("integer", "codes in a group, the token's own included; 1 is exact", low=1, high=2**20),
+    "epsilon": Parameter("number", "typical acceptance: probability that always suffices", low=0, high=1),
+    "alpha": Parameter("number", "typical acceptance: share of exp(-entropy) that suffices", low=0),
+    "nu": Parameter("number", "decay ν of the relaxation over draft positions (Cool-SD Eq. 16); 0 is uniform", low=0),
+    "schedule": Parameter("string", "how the relaxation decays over positions", choices=("exponential", "linear")),
+    "floor": Parameter("number", "least relaxation ω of any position; 0 is the paper's schedule", low=0),
+    "resample": Parameter(
+        "string",
+        "distribution sampled from after a rejection: Cool-SD Eq. 10 (optimal) or Eq. 11 (vanilla), LANTERN's paper or"
+        " released code",
+        choices=("optimal", "vanilla", "paper", "released"),
+    ),
+    "temperature": Parameter("number", "softmax temperature; 0 is greedy", low=0),
+    "top_k": Parameter("integer", "keep the k most probable tokens", low=1, high=2**31 - 1, null="off"),
+    "top_p": Parameter("number", "keep the smallest set of tokens of this mass; 1 is off", low=0, above=True, high=1),
+    "cfg_scale": Parameter("number", "classifier-free guidance scale; 1 is off", low=0),
+    "cfg_schedule": Parameter(
+        "string", "guidance grows linearly over the image, or stays", choices=("linear", "constant")
+    ),
+    "iterations": Parameter(
+        "integer",
+        "passes in which the target alone fills the image (MAR's mask schedule)",
+        low=1,
+        high=2**16,
+        null="one a token",
+    ),
+    "diffusion_steps": Parameter("integer", "steps in which the diffusion head samples a token", low=2, high=1000),
+    "final_noise": Parameter("flag", "also sample the head's last step; MAR's own sampler ends with its mean"),
+    "drafter_weights": Parameter(
+        "path", "folder of a drafter's weights, as `specbench train` writes it", null="those next to the target's"
+    ),
+    "protocol": Parameter(
+        "string", "protocol that the run follows, name@version", pattern=r"[a-z0-9_]+@[0-9]+", null="none"
+    ),
+    "data": Parameter("string", "data set of the prompts"),
+    "split": Parameter("string", "split of the data set", choices=("train", "validation")),
+    "caption": Parameter(
+        "string",
+        "which of an image's captions is its prompt; random is by seed, running_longest as in SJD's code",
+        choices=("first", "longest", "running_longest", "random"),
+    ),
+    "data_dir": Parameter("path", "folder of the data set's files", null="where `specbench fetch` puts them"),
+    "prompts": Parameter("path", "a file of prompts, as in prompts=my.txt", pattern=r"(?s).+"),
+    "seed": Parameter(
+        "integer",
+        "random streams are keyed by (seed, prompt index); chooses the subset of prompts",
+        low=0,
+        high=2**63 - 1,
+    ),
+    "n": Parameter(
+        "integer",
+        "number of prompts; a larger n extends a smaller one; all: every prompt, the default with prompts=FILE",
+        low=1,
+        high=PROMPTS,
+        also=("all",),
+    ),
+    "batch": Parameter("integer", "prompts decoded together; latency is measured at 1 only", low=1, high=4096),
+    "device": Parameter("string", "auto, cpu, cuda or cuda:N", pattern=r"auto|cpu|mps|cuda(:\d+)?"),
+    "dtype": Parameter("string", "number format of the models", choices=("float32", "bfloat16", "float16")),
+    "engine": Parameter("string", "execution of a step"),
+    "metrics": Parameter("names", "quality metrics to compute"),
+    "metrics_dir": Parameter(
+        "path", "folder of the evaluators' weights, one subfolder each", null="where `specbench fetch` puts them"
+    ),
+    "reference": Parameter(
+        "path", "statistics of real images, .npz", null="what `specbench reference` made for the data set"
+    ),
+    "baseline": Parameter("flag", "also decode the same prompts with vanilla AR, for the speed-up"),
+    "warmup": Parameter("integer", "untimed decodes before the first timed one", low=0, high=1000),
+    "workers": Parameter(
+        "integer",
+        "decoding processes: one per GPU, or of one thread each on a CPU; more than one need Ray",
+        low=1,
+        high=1024,
+    ),
+    "ray_address": Parameter("string", "a Ray cluster whose machines decode", null="this machine"),
+    "out": Parameter("path", "folder of the run", null="a new folder under runs/"),
+}
+
+#: Parameter -> its unit; the others have none.
+UNITS = {
+    "size": "pixels",
+    "prompt_length": "tokens",
+    "window": "tokens",
+    "nodes": "tokens",
+    "depth": "levels",
+    "width": "tokens",
+    "gamma": "tokens",
+    "prefill": "of the image",
+    "tries": "proposals",
+    "k": "codes",
+    "group": "codes",
+    "top_k": "tokens",
+    "iterations": "passes",
+    "diffusion_steps": "steps",
+    "n": "prompts",
+    "batch": "images",
+    "warmup": "images",
+    "workers": "processes",
+}
+
+
+def check_value(name: str, value: Any, table: Mapping[str, Parameter] = TABLE) -> Any:
+    """One value in its canonical form. Raises UsageError with the allowed values."""
+    try:
+        return table[name].read(value)
+    except ValueError:
+        got = "null" if value is None else _short(value)
+        raise UsageError(f"{name} must be {table[name].wanted()} (got {got})") from None
+
+
+def _short(value: Any) -> str:
+    """A value as a message displays it."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to format integers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 200 else f"{text[:200]}..., {len(text)} characters"

@@ -1,0 +1,143 @@
+"""Decodes the prompts of a run that have no record yet, and records every image and every event."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+from specbench import data
+from specbench.errors import RunError
+from specbench.harness.folder import RunFolder, wants_baseline
+from specbench.harness.log import LOG, say, stop_on_interrupt, warn
+from specbench.harness.worker import Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
+from specbench.rows.journal import Journal
+from specbench.rows.provenance import utc
+from specbench.storage.files import append_line, format_size
+
+
+class Executor(Protocol):
+    """A `worker.Worker` in this process, or `cluster.Workers` in others."""
+
+    def decode(self, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool]) -> Iterator[list[Event]]: ...
+
+
+class Execution:
+    """The decoding of a run in its folder.
+
+    Args:
+        cfg: checked parameters.
+        folder: the run's folder, opened.
+        loader: makes the pipeline.
+    """
+
+    def __init__(self, cfg: Mapping[str, Any], folder: RunFolder, loader: Loader) -> None:
+        self.cfg, self.folder, self.loader = cfg, folder, loader
+        self._announced = False
+        self._failed = 0  # images
+
+    def decode_missing(self, method: Journal, vanilla: Journal | None, items: Sequence[data.Item]) -> None:
+        """Decodes the missing images of both passes. Raises RunError if some failed, and KeyboardInterrupt if the user
+        stopped the run."""
+        with self._executor() as executor, stop_on_interrupt() as stop:
+            self._decode(executor, method, items, False, stop)
+            if vanilla is not None and vanilla.missing(len(items)):
+                self._decode(executor, vanilla, items, True, stop)
+        if self._failed:
+            raise RunError(
+                f"{self._failed} images could not be decoded, see {self.folder.failures}; the others are done. The"
+                " same command tries them again"
+            )
+
+    @contextmanager
+    def _executor(self) -> Iterator[Executor]:
+        if self.cfg["workers"] > 1 or self.cfg["ray_address"]:
+            from specbench.harness import cluster
+
+            with cluster.Workers(self.cfg, self.loader) as workers:
+                yield workers
+            return
+        say(f"loading {self.cfg['model']}")
+        one = Worker(self.cfg, self.loader)
+        say(f"loaded in {one.joined.session['loaded_s']:.1f} s")
+        self._join(one.joined)
+        yield one
+
+    def _decode(
+        self,
+        executor: Executor,
+        journal: Journal,
+        items: Sequence[data.Item],
+        baseline: bool,
+        stop: Callable[[], bool],
+    ) -> None:
+        """One pass over the prompts that have no record yet."""
+        left = [items[i] for i in journal.missing(len(items))]
+        label = "vanilla" if baseline else self.cfg["method"]
+        # Without a terminal, an occasional line shows that the run is alive.
+        interval = 0.2 if sys.stderr.isatty() else 20.0
+        with tqdm(
+            total=len(items), initial=len(items) - len(left), desc=label, unit="image", mininterval=interval
+        ) as bar:
+            for events in executor.decode(left, baseline, stop):
+                for event in events:
+                    if isinstance(event, Image):
+                        journal.add(event.record, event.pixels)
+                        record = event.record
+                        LOG.info("%s: %s in %d steps, %.3f s", label, record.image, record.steps, record.decode_s)
+                        bar.update()
+                    else:
+                        self._note(event, label)
+        if stop():
+            raise KeyboardInterrupt
+
+    def _note(self, event: Event, label: str) -> None:
+        """Records and prints the other events of decoding."""
+        if isinstance(event, Joined):
+            self._join(event)
+        elif isinstance(event, Shrunk):
+            smallest = self.folder.memory().get("smallest_batch", event.batch)
+            self.folder.remember(smallest_batch=min(event.batch, smallest))
+            warn(f"out of memory: continuing in batches of {event.batch}")
+        elif isinstance(event, Failure):
+            self._failed += 1
+            entry = {"time": utc(), "pass": label, "index": event.index, "reason": event.reason}
+            append_line(self.folder.failures, json.dumps(entry).encode() + b"\n")
+            warn(f"{label}: image {event.index} failed: {event.reason}")
+        elif isinstance(event, Died):
+            warn(f"{event.reason}; its images go to another one")
+
+    def _join(self, joined: Joined) -> None:
+        """Records a decoding process in run.json. Raises UsageError if its weights or device differ from those of
+        earlier processes."""
+        for name in ("weights", "device"):
+            self.folder.check_same(name, joined.session[name])
+        entries: dict[str, Any] = {"sessions": self.folder.memory()["sessions"] | {joined.name: joined.session}}
+        if not self._announced:
+            entries["begun"] = time.time()  # of the latest start, from which `specbench status` computes the speed
+            self._announced = True
+            self._announce(joined.session)
+        self.folder.remember(**entries)
+        LOG.info("session %s: %s", joined.name, json.dumps(joined.session))
+
+    def _announce(self, session: Mapping[str, Any]) -> None:
+        """Prints the disk space that the missing images will take, before the first one is decoded."""
+        passes = ("images", "baseline") if wants_baseline(self.cfg) else ("images",)
+        left = len(passes) * self.cfg["n"] - sum(1 for p in passes for _ in (self.folder.path / p).glob("*.png"))
+        # An image takes no more than its pixels, a record a few bytes per token.
+        most = left * (3 * session["resolution"] ** 2 + 12 * session["tokens"] + 2000)
+        free = shutil.disk_usage(self.folder.path).free
+        text = (
+            f"{left} images to decode: at most {format_size(most)} in {self.folder}, where {format_size(free)} are free"
+        )
+        if most > free:
+            warn(f"{text}: the disk may fill up; finished images stay, and the run can be continued")
+        else:
+            LOG.info("%s", text)
+            say(text)

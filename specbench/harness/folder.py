@@ -1,0 +1,186 @@
+"""The folder of a run: its configuration, its memory (run.json), its records, its lock and its log."""
+
+from __future__ import annotations
+
+import errno
+import json
+import secrets
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from specbench.config import parameters
+from specbench.config.table import TABLE
+from specbench.errors import RunError, UsageError
+from specbench.harness.log import logging_to
+from specbench.rows.csv_files import read_rows, to_csv
+from specbench.rows.journal import Journal, read_memory
+from specbench.storage.files import is_temporary, locked, sha256, write_atomically
+
+#: Parameters that may change between two runs in the same folder.
+MAY_CHANGE = ("n", "metrics", "metrics_dir", "reference", "baseline", "out", "data_dir", "workers", "ray_address")
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)  # errors that no other argument can fix
+
+
+def new_folder(now: float | None = None) -> Path:
+    """The default folder of a run that starts now: runs/<date>/<time>-<id>."""
+    return Path("runs", time.strftime("%Y-%m-%d/%H-%M-%S", time.localtime(now)) + f"-{secrets.token_hex(3)}")
+
+
+def new_run_id() -> str:
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+
+def wants_baseline(cfg: Mapping[str, Any]) -> bool:
+    """Whether a run decodes a baseline. Vanilla AR is its own."""
+    return bool(cfg["baseline"]) and not is_vanilla(cfg)
+
+
+def is_vanilla(cfg: Mapping[str, Any]) -> bool:
+    """Whether a run is vanilla AR: its empty draft and one token per pass identify it, not the name of the preset."""
+    return cfg["drafter"] == "none" and not cfg.get("iterations")
+
+
+class RunFolder:
+    """The files of a run in `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config, self.memory_file = path / "config.yaml", path / "run.json"
+        self.records, self.baseline_records = path / "records.jsonl", path / "baseline.jsonl"
+        self.row, self.sheet = path / "row.csv", path / "contact_sheet.png"
+        self.failures = path / "failures.jsonl"  # images that could not be decoded, one per line
+        self.lock = path / ".lock"
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Makes the folder, locks it against a second process, and logs into it."""
+        with locked(self.path, self._check_ours):
+            try:
+                with logging_to(self.path / "run.log"):
+                    yield
+            except OSError as e:
+                if why := self.disk_fault(e):
+                    raise RunError(
+                        f"cannot write into {self} any more ({why}); every recorded image is safe. Fix that, then"
+                        f" continue with: specbench resume {shlex.quote(str(self))}"
+                    ) from None
+                raise
+
+    def _check_ours(self) -> None:
+        """UsageError for a folder that holds other things."""
+        if self.config.exists():
+            return
+        # Files that a process killed before it wrote config.yaml can leave.
+        others = {p.name for p in self.path.iterdir() if not is_temporary(p)} - {".lock", "run.log"}
+        if others:
+            raise UsageError(f"{self} holds {sorted(others)[0]} but no run; choose an empty or a new folder as out=")
+
+    def disk_fault(self, error: Exception) -> str:
+        """The fault of the disk, or of the folder on it; empty for other errors."""
+        if not isinstance(error, OSError):
+            return ""
+        if not self.path.is_dir():
+            return "it is gone"
+        return error.strerror or "error" if error.errno in _DISK else ""
+
+    # --- configuration ------------------------------------------------------------------------------------------------
+
+    def compare_config(self, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The configuration in the folder; None if there is none yet. UsageError if it differs from `cfg` in a
+        parameter that must not change."""
+        if not self.config.exists():
+            return None
+        mine = _written(cfg)
+        try:
+            theirs = _read_yaml(self.config)
+        except Exception:
+            raise UsageError(f"cannot read {self.config}; choose another out=") from None
+        names = dict.fromkeys([*TABLE, *theirs])
+        different = [name for name in names if name not in MAY_CHANGE and mine.get(name) != theirs.get(name)]
+        if different:
+            shown = different[:3]
+            raise UsageError(
+                f"{self} holds a run with {_values(theirs, shown)}, not {_values(mine, shown)}; choose another out=,"
+                " or give the parameters in its config.yaml to continue it"
+            )
+        return theirs
+
+    def write_config(self, cfg: Mapping[str, Any]) -> None:
+        """Writes the configuration of the row."""
+        text = OmegaConf.to_yaml(OmegaConf.create(_written(cfg))).encode()
+        if not self.config.exists() or self.config.read_bytes() != text:
+            write_atomically(self.config, text)
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def memory(self) -> dict[str, Any]:
+        """run.json: the id of the run, the processes that decoded for it, and what determined the metrics of its
+        row."""
+        return read_memory(self.memory_file) if self.memory_file.exists() else {"run_id": new_run_id(), "sessions": {}}
+
+    def remember(self, **entries: Any) -> None:
+        """Writes entries into run.json."""
+        text = json.dumps(self.memory() | entries, indent=1) + "\n"
+        write_atomically(self.memory_file, text.encode())
+
+    def check_same(self, name: str, mine: str) -> None:
+        """Raises UsageError if an earlier process decoded with another one, of weights or devices."""
+        for other in self.memory()["sessions"].values():
+            if other.get(name) != mine:
+                raise UsageError(f"{self} was started with {name} {other.get(name)}, not {mine}: choose another out=")
+
+    # --- records and row ----------------------------------------------------------------------------------------------
+
+    def journals(self, cfg: Mapping[str, Any]) -> tuple[Journal, Journal | None]:
+        """The records of the method, and of the baseline if the run wants one."""
+        return Journal(self.records), Journal(self.baseline_records) if wants_baseline(cfg) else None
+
+    def read_row(self) -> dict[str, Any] | None:
+        rows = read_rows(self.row) if self.row.is_file() else []
+        return rows[0] if rows else None
+
+    def write_row(self, row: Mapping[str, Any], journal: Journal, bases: Mapping[str, str]) -> None:
+        """Writes the row, and then what determined its metrics."""
+        write_atomically(self.row, to_csv([row]).encode())
+        self.remember(metrics=dict(bases), images=images_hash(journal, row["n"]))
+
+
+def images_hash(journal: Journal, n: int) -> str:
+    """Identifies the first n images: a hash of their pixels."""
+    return sha256("".join(record.sha256 for record in journal.first(n)), 16)
+
+
+def stored(path: Path) -> dict[str, Any]:
+    """The checked configuration of the run in a folder. Its weights and prompts need not exist. UsageError if there is
+    no configuration, or a bad one."""
+    file = path / "config.yaml"
+    try:
+        theirs = _read_yaml(file)
+    except Exception:
+        raise UsageError(f"cannot read {file}" if file.exists() else f"{path} holds no run") from None
+    return parameters.validate({**theirs, "out": None})
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    found = OmegaConf.to_container(OmegaConf.load(path))
+    if not isinstance(found, dict):
+        raise TypeError
+    return {str(name): value for name, value in found.items()}
+
+
+def _written(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in cfg.items() if name != "out"}
+
+
+def _values(cfg: Mapping[str, Any], names: Sequence[str]) -> str:
+    return ", ".join(f"{name}={cfg[name]}" if name in cfg else f"no {name}" for name in names)

@@ -1,0 +1,133 @@
+"""The row of a run, from its records and scores, and the printed report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specbench import data
+from specbench.config import parameters, protocols
+from specbench.errors import UsageError
+from specbench.harness import sheet
+from specbench.harness.folder import RunFolder, is_vanilla
+from specbench.rows import provenance, summary
+from specbench.rows.columns import COLUMNS, stderr_of
+from specbench.rows.journal import Journal
+
+
+def build_row(
+    cfg: Mapping[str, Any],
+    folder: RunFolder,
+    method: Journal,
+    vanilla: Journal | None,
+    items: Sequence[data.Item],
+    quality: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The row (`COLUMNS`) over the first n images; quality: the columns of the metrics (see `scoring.score_columns`).
+    Raises UsageError if run.json lacks a process of the records."""
+    memory, n = folder.memory(), cfg["n"]
+    mine = method.first(n)
+    reference = mine if is_vanilla(cfg) else vanilla.first(n) if vanilla is not None else None
+    used = {record.session for record in [*mine, *(reference or [])]}
+    sessions = {name: session for name, session in memory["sessions"].items() if name in used}
+    if unknown := sorted(used - set(sessions)):
+        raise UsageError(f"{folder}/run.json lacks the process {unknown[0]:.40} of its records; restore its entry")
+    last = sessions[max(sessions, key=lambda name: str(sessions[name].get("started")))]
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    row |= {name: value for name, value in cfg.items() if name in COLUMNS}
+    row |= {name: value for name, value in last.items() if name in COLUMNS}
+    row |= {"run_id": memory["run_id"], "time": provenance.utc(), "config_hash": provenance.config_hash(cfg)}
+    row["prompts_hash"] = data.prompts_hash(items)
+    row |= summary.speed(mine) | summary.columns(mine)
+    if row["perplexity"] is not None:
+        row["perplexity_backend"] = _perplexity_conditions(row)
+    if reference:
+        row |= summary.versus(mine, reference)
+        if "gamma" in cfg:
+            row |= summary.expected_speedup(mine, reference, cfg["gamma"])
+        row["baseline_run_id"] = memory["run_id"] + ("" if is_vanilla(cfg) else "/baseline")
+    row |= {name: value for name, value in quality.items() if name != "note"}
+    remarks = _remarks(cfg, sessions)
+    if smallest := memory.get("smallest_batch"):
+        remarks.append(f"for want of memory some images were decoded in batches of {smallest}")
+    row["note"] = "; ".join(filter(None, [*remarks, quality.get("note", "")]))
+    return row
+
+
+def _perplexity_conditions(row: Mapping[str, Any]) -> str:
+    """The conditions of a row's perplexity: "target:llamagen_scenes@1a2b3c4d, cfg_scale 3, temperature 1"."""
+    digest = row["weights"].rpartition(":")[2].partition("+")[0]  # the target's; see registry.weights_label
+    return f"target:{row['model']}@{digest}, cfg_scale {row['cfg_scale']:g}, temperature {row['temperature'] or 1:g}"
+
+
+def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Remarks on how a row was measured."""
+    remarks = protocols.remarks(cfg)
+    if cfg["batch"] > 1:
+        remarks.append(f"decoded in batches of {cfg['batch']}: a latency is measured at batch 1 only")
+    together = max(session.get("workers", 1) for session in sessions.values())
+    if any(session.get("shared") for session in sessions.values()):
+        remarks.append(
+            f"decoded by {together} workers that shared a processor: no latency is measured, and the other seconds are"
+            " those of one of them next to the others"
+        )
+    if len(sessions) > 1:
+        remarks.append(f"decoded in {len(sessions)} processes: timings of several processes are mixed")
+        for name in ("commit", "device_name", "torch"):
+            if len({str(session.get(name)) for session in sessions.values()}) > 1:
+                remarks.append(f"the processes differ in {name.replace('_', ' ')}, the last one's is given")
+    return remarks
+
+
+def describe(cfg: Mapping[str, Any]) -> str:
+    """A method as text: "cool_sd (drafter eagle_tree, rule cool, delta 1.1)"."""
+    parts = [f"drafter {cfg['drafter']}", f"rule {cfg['rule']}"]
+    parts += [f"{name} {cfg[name]:g}" for name in ("window", "delta") if cfg.get(name) is not None]
+    return f"{cfg['method']} ({', '.join(parts)})"
+
+
+def draw_sheet(
+    path: Path,
+    cfg: Mapping[str, Any],
+    row: Mapping[str, Any],
+    method: Journal,
+    vanilla: Journal | None,
+    items: Sequence[data.Item],
+) -> None:
+    """Draws the contact sheet of a row's first images."""
+    cells = []
+    for item in items[: sheet.LIMIT]:
+        pair = [(cfg["method"], method.image(item.index))]
+        if vanilla is not None:
+            pair.insert(0, ("vanilla", vanilla.image(item.index)))
+        cells.append(sheet.SheetCell(item.prompt, pair))
+    shown = "" if len(cells) == len(items) else f", first {len(cells)}"
+    length = f"{row['accepted_length_mean']:.2f} tokens a step"
+    sheet.save(path, f"{row['model']}: {describe(cfg)}, {length} ({len(items)} images{shown})", cells)
+
+
+def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
+    """The key values of a row as text, with their standard errors over images."""
+
+    def value(name: str, unit: str = "", digits: int = 2) -> str:
+        if row.get(name) is None:
+            return "not measured"
+        return summary.with_error(row[name], row.get(stderr_of(name)), digits) + unit
+
+    lines = [
+        ("accepted length", value("accepted_length_mean", " tokens a step")),
+        ("acceptance rate", value("acceptance_rate")),
+        ("perplexity", f"{value('perplexity')}, drafts' total variation {value('draft_tv', digits=3)}"),
+        ("latency", value("latency_s_mean", " s an image", 3)),
+        ("throughput", value("tokens_per_s", " tokens/s", 1)),
+        ("speed-up", f"{value('speedup_latency', 'x')} in latency, {value('speedup_step', 'x')} in steps"),
+    ]
+    for name in (column for metric in cfg["metrics"] for column in parameters.metric_columns(metric)):
+        backend = f"  [{row[f'{name}_backend']}]" if row.get(f"{name}_backend") else ""
+        lines.append((name, value(name, digits=4) + backend))
+    if row.get("note"):
+        lines.append(("note", str(row["note"])))
+    source = "/".join(filter(None, [row["data"], row["split"]]))
+    head = f"{row['model']}: {describe(cfg)}, {source}, n={row['n']}, {row['device_name']} (± standard error)"
+    return "\n".join([head, *(f"  {name:<16} {text}" for name, text in lines)])
