@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from specbench.rows.journal import Journal, Record, pixel_digest, read_records
 
 FAST = {"metrics": "none", "n": "6"}
 STEPS = [4, 5, 6, 7, 4, 5]  # of the fake's first six images
-OLDER = {f.name for f in fields(Record) if f.default is MISSING}  # what records have always had
 LOG_PROB = [-1 - i % 4 - 0.5 * (t % 2) for i in range(6) for t in range(TOKENS)]  # of their tokens
 
 
@@ -454,30 +453,6 @@ def test_killed_in_the_middle_nothing_is_lost_or_repeated(tmp_path: Path) -> Non
     assert {k: row[k] for k in settled} == {k: undisturbed[k] for k in settled}
 
 
-def test_an_older_versions_images_are_gone_on_with(bench: Bench) -> None:
-    """Their records say nothing about steps and tokens, so the row does not either."""
-    row = bench.run()
-    for path in (bench.out / "records.jsonl", bench.out / "baseline.jsonl"):
-        older = [json.loads(line) for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps({k: v for k, v in r.items() if k in OLDER}) + "\n" for r in older))
-    bench.outcome.folder.row.unlink()
-    again = bench.run()
-    empty = {name for name in row if row[name] is not None and again[name] is None}
-    assert {name for name in empty if not name.endswith("_stderr")} == {
-        "perplexity", "perplexity_backend", "log_prob_mean", "log_prob_std", "acceptance_by_depth",
-        "accepted_histogram", "drafted_by_position", "first_accept", "draft_tv", "draft_top1", "draft_top3",
-        "draft_passes",
-    }  # fmt: skip
-    same = set(row) - empty - {"time", "note"}
-    assert {k: again[k] for k in same} == {k: row[k] for k in same}
-    assert again["note"].startswith("6 of 6 images were decoded by an older specbench")
-    more = bench.run("n=8")
-    assert more["perplexity"] is None  # not that of the two new images
-    assert more["steps"] == np.mean([*STEPS, 6, 7])
-    assert "6 of 8 images" in more["note"]
-    assert "perplexity       not measured, drafts' total variation not measured" in bench.outcome.report()
-
-
 # --- metrics, sheet, report -------------------------------------------------------------------------------------------
 
 
@@ -612,36 +587,6 @@ def test_the_sheet_holds_every_picture_enlarged(tmp_path: Path) -> None:
     assert page.shape[1] <= sheet.WIDTH
     alone = np.asarray(sheet.draw("title", [sheet.SheetCell("short", [("cool_sd", pictures[0])])]))
     assert (alone == colours[0]).all(-1).sum() == 192 * 192
-
-
-def test_the_default_folder_is_new_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    cfg = configuration.compose(["metrics=none", "n=1"])
-    first, second = (run.Run(cfg, loader=FakePipeline).execute().folder.path for _ in range(2))
-    assert first != second
-    date, name = first.relative_to("runs").parts
-    assert time.strptime(date, "%Y-%m-%d")
-    assert time.strptime(name.rsplit("-", 1)[0], "%H-%M-%S")
-    run.execute(configuration.compose(["metrics=none", "n=1", "out=here"]), loader=FakePipeline)
-    assert (tmp_path / "here" / "row.csv").exists()
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
-
-
-def test_items_are_the_first_of_their_split() -> None:
-    def load(name: str, split: str, n: int) -> list[data.Item]:
-        return data.load({"data": name, "split": split, "n": n})
-
-    items = load("scenes", "validation", 5)
-    assert [item.index for item in items] == list(range(5))
-    assert items[:3] == load("scenes", "validation", 3)
-    assert items != load("scenes", "train", 5)
-    assert all(item.labels and len(item.labels) == 14 for item in items)
-    with pytest.raises(UsageError, match="unknown data 'coco'"):
-        load("coco", "validation", 1)
-    with pytest.raises(UsageError, match="unknown split of scenes 'test'"):
-        load("scenes", "test", 1)
 
 
 # --- the real pipeline ------------------------------------------------------------------------------------------------
