@@ -38,7 +38,8 @@ from specbench.tables.catalog import TABLES
 from pathlib import Path
 
 assert COLUMNS["brightness"] == "Brightness: higher is better"
-assert _metric_statistic("brightness").less.startswith("Brightness (brightness) is {d} lower (worse) with")
+assert _metric_statistic("brightness").sentence.startswith("Brightness (brightness) is ")
+assert _metric_statistic("brightness").sides[1] == "lower (worse)"
 table = TABLES["sjd_table3"]
 row = {name: str(value) for name, value in read_rows(Path("run6/row.csv"))[0].items() if value is not None}
 drawn = layout.build(table, "greys", {table.lines[0].key: row}, [], {}, "")
