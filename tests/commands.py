@@ -43,3 +43,11 @@ def run_copy(folder: Path, lines: Sequence[Sequence[str]]) -> str:
 def row_of(folder: str | Path) -> dict[str, Any]:
     [row] = read_rows(Path(folder) / "row.csv")
     return row
+
+
+def refusal(call: Call, *arguments: str) -> str:
+    """The message of a command that is refused: exit code 2, one line, nothing printed."""
+    code, out, err = call(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith("specbench: ")
+    return err

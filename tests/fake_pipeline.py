@@ -85,7 +85,7 @@ class FakePipeline:
         return np.repeat(grid.repeat(2, 1).repeat(2, 2)[..., None], 3, axis=3)
 
     def vanilla(self) -> FakePipeline:
-        twin = FakePipeline(self.cfg, self.delay, empty=True)
+        twin = type(self)(self.cfg, self.delay, empty=True)
         twin.decoded = self.decoded
         return twin
 

@@ -174,11 +174,6 @@ def test_the_example() -> None:
         "cfg_scale": 7.5,
     }
     assert {key: cfg[key] for key in wanted} == wanted
-    assert protocols.remarks(cfg) == [
-        "not stated by protocol coolsd_table1@1, so the run's own: batch 1, cfg_scale 7.5, temperature 1, top_k 1000,"
-        " top_p 1",
-        "one of the values of protocol coolsd_table1@1: seed 42 (of 42, 43, 44, 45, 46)",
-    ]
 
 
 def test_what_the_user_gives_wins_and_is_told() -> None:
@@ -274,28 +269,6 @@ def test_other_ways_to_write_it(form: str) -> None:
     assert configuration.compose([form, "model=anole"]) == configuration.compose(_words("sjd_table4", "anole"))
 
 
-@pytest.mark.parametrize(
-    ("word", "sentence"),
-    [
-        ("protocol=nope", "unknown protocol 'nope' (choose from: coolsd_fig4, coolsd_fig5, "),
-        ("protocol=nope@3", "unknown protocol 'nope' (choose from: "),
-        ("protocol=../config", "unknown protocol '../config' (choose from: "),
-        ("protocol=sjd_table4@2", "protocol sjd_table4 has version 1 here, not 2: write protocol=sjd_table4, or "),
-        ("protocol=sjd_table4@", "protocol sjd_table4 has version 1 here, not : "),
-        ("protocol=sjd_table4,sjd_table3", "add -m"),
-        ("protocol=[sjd_table4]", "unknown protocol"),
-        ("protocol=null,sjd_table4", "null means no protocol and stands alone"),
-        ("protocol=true", "unknown protocol 'True'"),
-        ("protocol.sets.n=3", "unknown parameter 'protocol.sets.n'"),
-    ],
-)
-def test_a_bad_protocol_costs_one_sentence(word: str, sentence: str) -> None:
-    with pytest.raises(UsageError) as raised:
-        configuration.grid([word], multirun=False)
-    assert sentence in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
 # --- grids and experiments --------------------------------------------------------------------------------------------
 
 
@@ -372,15 +345,11 @@ def test_a_grid_over_models_runs(call: Call, data_dir: Path, tmp_path: Path) -> 
         assert (row["cfg_scale"], row["top_k"]) == ((7.5, 1000) if row["model"] == "llamagen_xl" else (4.0, 2000))
 
 
-def test_a_grid_over_models_of_vectors_needs_no_other_word(call: Call, tmp_path: Path) -> None:
-    """Their usual data and method go without saying in every job."""
-    code, _, err = call(
-        "run", "-m", "model=mar_b,mar_l", "gamma=4,8", "n=1", "metrics=none", "weights=random", "out=grid"
-    )
-    assert code == 0, err
-    rows = {job.name: row_of(job) for job in tmp_path.glob("grid/*")}
-    assert {name: (row["model"], row["gamma"], row["data"], row["method"]) for name, row in rows.items()} == {
-        f"gamma={gamma},model={model}": (model, gamma, "imagenet", "cspd")
+def test_a_grid_over_models_of_vectors_needs_no_other_word() -> None:
+    """Their default data and method go without saying in every job."""
+    jobs = configuration.grid(["model=mar_b,mar_l", "gamma=4,8", "n=1"], multirun=True)
+    assert {(job.name, *(job.cfg[name] for name in ("model", "gamma", "data", "method"))) for job in jobs} == {
+        (f"gamma={gamma},model={model}", model, gamma, "imagenet", "cspd")
         for model in ("mar_b", "mar_l")
         for gamma in (4, 8)
     }
