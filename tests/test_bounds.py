@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import Call, row_of
-from fake_pipeline import FakePipeline
+from fake_pipeline import FakePipeline, at, interrupt
 from PIL import Image
 
 from specbench.config import configuration
@@ -26,7 +26,7 @@ from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.harness.method import check_draft
 
-FAST = ("run", "metrics=none", "n=2", "baseline=false")
+FAST = ("run", "metrics=none", "n=2", "baseline=false", "warmup=0")
 
 
 def picture(path: Path) -> None:
@@ -246,19 +246,12 @@ def test_a_run_of_any_name_can_be_gone_on_with(
     """By the command that is printed when it stops, by the same command and by `resume`."""
     (tmp_path / f"{name}.txt").write_text("a cat\na dog\n")
     words = [*FAST, f"prompts={name}.txt", f"out={name}"]
-    decode, count = FakePipeline.decode, iter(range(100))
-
-    def stopping(self: FakePipeline, *keys: Any) -> Any:
-        if next(count) == 2:  # after the warm-up and the first image
-            raise KeyboardInterrupt
-        return decode(self, *keys)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FakePipeline, "decode", stopping)
-        code, _, err = call(*words)
+    monkeypatch.setattr(run, "_load_pipeline", at(0, interrupt))
+    code, _, err = call(*words)
     assert code == 130, err
     again = shlex.split(err[err.index("to go on: ") + 10 :])  # as a shell would read it
     assert again[0] == "specbench"
+    monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
     assert call(*again[1:])[0] == 0
     row = row_of(name)
     assert (row["n"], row["prompts"]) == (2, f"{name}.txt")

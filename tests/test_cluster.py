@@ -273,31 +273,28 @@ def test_one_worker_a_device(
 
 
 @needs_ray
-@pytest.mark.parametrize("failures", [1, 2])
-def test_ray_has_a_second_chance(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("failures", "address", "error", "sentence"),
+    [
+        (1, None, UsageError, None),  # it has a second chance
+        (2, None, RunError, "Ray did not start: timed out during startup"),
+        (1, "10.0.0.1:6379", UsageError, "cannot connect to ray_address=10.0.0.1:6379: timed out during startup"),
+    ],
+)
+def test_ray_that_does_not_start(
+    failures: int, address: str | None, error: type[Exception], sentence: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ray
 
     def start(*_: Any, **__: Any) -> None:
         tried.append(1)
         if len(tried) <= failures:
-            raise RuntimeError("timed out\nduring startup")
+            raise (ConnectionError if address else RuntimeError)("timed out\nduring startup")
 
     tried: list[int] = []
     monkeypatch.setattr(ray, "init", start)
-    if failures == 1:
-        assert cluster._connected(2, None) is ray
+    if sentence is None:
+        assert cluster._connected(2, address) is ray
         return
-    with pytest.raises(RunError, match="Ray did not start: timed out during startup"):
-        cluster._connected(2, None)
-
-
-@needs_ray
-def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
-    def refuse(**_: Any) -> None:
-        raise ConnectionError("ray.init() failed\nfor reasons")
-
-    monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(UsageError, match="cannot connect to ray_address=10.0.0.1:6379: ray.init.. failed for reasons"):
-        cluster._connected(2, "10.0.0.1:6379")
+    with pytest.raises(error, match=sentence):
+        cluster._connected(2, address)

@@ -9,7 +9,6 @@ import resource
 import shutil
 import signal
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from commands import Call, refusal, row_of
-from fake_pipeline import FakePipeline
+from fake_pipeline import FakePipeline, at, interrupt
 from filelock import FileLock
 
 from specbench.config import configuration
@@ -38,22 +37,6 @@ def execute(out: Path, *words: str, loader: Any = FakePipeline) -> dict[str, Any
 
 def images(out: Path, name: str = "records") -> dict[int, str]:
     return {r.index: r.sha256 for r in read_records(out / f"{name}.jsonl")}
-
-
-def at(index: int, what: Callable[[], None], empty: bool = False) -> type[FakePipeline]:
-    """A pipeline to which something happens while it decodes an image of the method, or of the baseline."""
-
-    class Disturbed(FakePipeline):
-        def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
-            if self.empty == empty and index in [i for _, i in keys]:
-                what()
-            return super().decode(conditioning, keys)
-
-    return Disturbed
-
-
-def interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.fixture
@@ -343,9 +326,7 @@ def test_status_does_not_stand_in_the_way(call: Call, tmp_path: Path, monkeypatc
 def test_status_of_a_grid(call: Call) -> None:
     assert call("run", "-m", *WORDS, "delta=1,2", "out=grid")[0] == 0
     assert call("status", "grid")[1].count(": finished\n") == 2
-    code, _, err = call("resume", "grid")
-    assert code == 2
-    assert "grid holds 2 runs: name one (delta=1, ...)" in err
+    assert "grid holds 2 runs: name one (delta=1, ...)" in refusal(call, "resume", "grid")
 
 
 def test_resume_goes_on_by_the_folders_own_words(call: Call, tmp_path: Path, monkeypatch: Any) -> None:

@@ -87,12 +87,6 @@ def test_every_preset_has_the_kind_of_its_parts() -> None:
         assert parts <= {parameters.kind("method", method)} or (
             parameters.kind("method", method) == "any" and not parts
         )
-    assert {
-        group: {parameters.kind(group, name) for name in parameters.choices(group)} for group in ("model", "rule")
-    } == {
-        "model": {"discrete", "continuous"},
-        "rule": {"discrete", "continuous", "any"},
-    }
 
 
 def test_metadata_is_no_parameter() -> None:
@@ -101,12 +95,6 @@ def test_metadata_is_no_parameter() -> None:
     assert (cfg["method"], cfg["data"]) == ("cspd", "scenes_classes")  # as its file prefers
     with pytest.raises(UsageError, match="kind"):
         configuration.compose(["kind=continuous"])
-
-
-@pytest.mark.parametrize("words", [["model=mar_scenes", "method=sjd"], ["method=cspd"], ["method=sjd", "rule=density"]])
-def test_parts_of_another_kind_are_refused(words: list[str]) -> None:
-    with pytest.raises(UsageError, match=r"(discrete|continuous) tokens, which .* not support; use method=.*vanilla"):
-        configuration.compose(sorted(words))
 
 
 def test_discrete_parts_may_have_the_parameters_of_continuous_ones(tmp_path: Path) -> None:

@@ -96,13 +96,8 @@ def test_the_figures_of_a_row(bench: Bench) -> None:
 
     lengths = [TOKENS / s for s in STEPS]
     expected = {
-        "method": "cool_sd",
-        "delta": 1.1,
-        "window": None,
-        "n": 6,
-        "tokens": TOKENS,
-        "resolution": 8,
-        "weights": "fake:0",
+        "method": "cool_sd", "delta": 1.1, "window": None, "n": 6, "tokens": TOKENS, "resolution": 8,
+        "weights": "fake:0", "device": "cpu", "note": None, "fid": None, "fid_backend": None,
         "accepted_length_mean": np.mean(lengths),
         "accepted_length_std": np.std(lengths, ddof=1),
         "accepted_length_stderr": stderr(lengths),
@@ -138,11 +133,7 @@ def test_the_figures_of_a_row(bench: Bench) -> None:
         "perplexity_stderr": np.exp(-np.mean(LOG_PROB)) * stderr(np.reshape(LOG_PROB, (6, -1)).mean(1)),
         "log_prob_stderr": stderr(np.reshape(LOG_PROB, (6, -1)).mean(1)),
         "perplexity_backend": "target:llamagen_scenes@0, cfg_scale 3, temperature 1",
-        "fid": None,
-        "fid_backend": None,
-        "device": "cpu",
-        "note": None,
-    }
+    }  # fmt: skip
     assert {name: row[name] for name in expected} == pytest.approx(expected)
     assert row["baseline_run_id"] == f"{row['run_id']}/baseline"
     assert row["peak_memory_mib"] > 0
