@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ROOT, Call, python, refusal, row_of
+from commands import ROOT, Call, python, refused, row_of
 from fake_pipeline import FakePipeline
 from omegaconf import OmegaConf
 
@@ -123,7 +123,8 @@ def test_cfg_job_shows_what_a_run_would_use(call: Call, tmp_path: Path) -> None:
 def test_a_mistake_costs_one_sentence_and_exit_code_2(
     words: list[str], sentence: str, call: Call, tmp_path: Path
 ) -> None:
-    assert sentence in refusal(call, *words)
+    err = refused(call, *words)
+    assert (sentence in err, err.count("\n")) == (True, 1)
     assert list(tmp_path.iterdir()) == []  # nothing was begun
 
 
@@ -143,8 +144,8 @@ def test_all_prompts_are_recorded_as_a_number(call: Call, tmp_path: Path) -> Non
     assert recorded()[:2] == (6, 6)
     assert recorded()[2] != five
     assert "nothing left to do: 6 images" in call("run", "prompts=my.txt", "metrics=none", "n=6", "out=here")[1]
-    assert "has 6 prompts here, not n=9: give n=6 at most" in refusal(call, "run", "prompts=my.txt", "n=9", "out=there")
-    assert "n=all" in refusal(call, "run", "metrics=none", "n=all", "out=there")
+    assert "has 6 prompts here, not n=9: give n=6 at most" in refused(call, "run", "prompts=my.txt", "n=9", "out=there")
+    assert "n=all" in refused(call, "run", "metrics=none", "n=all", "out=there")
     assert {path.name for path in tmp_path.iterdir()} == {"here", "my.txt"}  # Hydra writes nothing
 
 

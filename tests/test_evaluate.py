@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Call, refusal, row_of
+from commands import Call, refused, row_of
 from fake_pipeline import FakePipeline
 from filelock import FileLock
 from PIL import Image
@@ -156,7 +156,7 @@ def test_names_of_the_real_images_pair_too(call: Call, folder: Path, tmp_path: P
     assert (row["data"], row["caption"], row["n"]) == ("coco2014", "first", N)
     assert call(*words, "n=all", "out=every")[0] == 0
     assert row_of("every")["n"] == N
-    assert "no prompt has the id of 3 images (" in refusal(call, *words, "n=3", "out=few")
+    assert "no prompt has the id of 3 images (" in refused(call, *words, "n=3", "out=few")
 
 
 def test_prompts_are_needed_by_what_reads_them(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_prompts_are_needed_by_what_reads_them(call: Call, folder: Path, monkeyp
 
     # the distance itself takes seconds to import
     monkeypatch.setattr(scenes_fid.ScenesFID, "score", first_feature)
-    assert "scenes_clip reads prompts: give prompts=FILE" in refusal(call, "pictures", "metrics=scenes_clip")
+    assert "scenes_clip reads prompts: give prompts=FILE" in refused(call, "pictures", "metrics=scenes_clip")
     assert call("pictures", "metrics=scenes_fid", "out=out")[0] == 0
     alone = row_of("out")
     assert (alone["data"], alone["prompts_hash"]) == (None, None)
@@ -209,7 +209,8 @@ def test_absent_weights_leave_a_metric_empty(call: Call, folder: Path) -> None:
 )
 def test_a_mistake_is_one_line(words: list[str], sentence: str, call: Call, folder: Path) -> None:
     before = {p.name for p in folder.iterdir()}
-    assert sentence in refusal(call, *words)
+    err = refused(call, *words)
+    assert (sentence in err, err.count("\n")) == (True, 1)
     assert {p.name for p in folder.iterdir()} == before
 
 
@@ -247,7 +248,7 @@ def test_the_same_command_scores_nothing_again(call: Call, folder: Path, calls: 
     call(*WORDS)
     assert calls == [N, 1]
     shutil.copytree(folder, folder.with_name("elsewhere"))
-    assert f"holds the scores of {folder}" in refusal(call, "elsewhere", *WORDS[1:], f"out={row.parent}")
+    assert f"holds the scores of {folder}" in refused(call, "elsewhere", *WORDS[1:], f"out={row.parent}")
     (row.parent / "evaluation.json").write_text("{")
     assert "evaluation.json; choose another out=" in call(*WORDS)[2]
 
@@ -350,7 +351,7 @@ def test_neither_prompts_nor_weights_of_a_run_need_exist(call: Call, tmp_path: P
 def test_a_folder_of_runs_is_no_folder_of_images(call: Call, finished: Path, tmp_path: Path) -> None:
     (tmp_path / "grid").mkdir()
     finished.rename(tmp_path / "grid" / "delta=2")
-    assert "grid holds 1 run (delta=2): score them" in refusal(call, "grid", "data=scenes", "metrics=scenes_clip")
+    assert "grid holds 1 run (delta=2): score them" in refused(call, "grid", "data=scenes", "metrics=scenes_clip")
 
 
 @pytest.mark.parametrize(
@@ -369,7 +370,7 @@ def test_mistakes_with_a_run(words: tuple[str, ...], sentence: str, call: Call, 
 
 def test_an_unfinished_or_damaged_run_is_named(call: Call, finished: Path) -> None:
     (finished / "images" / "00003.png").unlink()
-    assert "has 3 of the 4 images in records.jsonl: finish it first" in refusal(call, "run", "metrics=scenes_clip")
+    assert "has 3 of the 4 images in records.jsonl: finish it first" in refused(call, "run", "metrics=scenes_clip")
     shutil.copy(finished / "images" / "00002.png", finished / "images" / "00003.png")
     records_file = finished / "records.jsonl"
     assert len(records_file.read_text().splitlines()) == 3  # the journal repaired itself

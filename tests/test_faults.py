@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import Call, refusal, row_of
+from commands import Call, refused, row_of
 from fake_pipeline import FakePipeline, at, interrupt
 from filelock import FileLock
 
@@ -326,7 +326,7 @@ def test_status_does_not_stand_in_the_way(call: Call, tmp_path: Path, monkeypatc
 def test_status_of_a_grid(call: Call) -> None:
     assert call("run", "-m", *WORDS, "delta=1,2", "out=grid")[0] == 0
     assert call("status", "grid")[1].count(": finished\n") == 2
-    assert "grid holds 2 runs: name one (delta=1, ...)" in refusal(call, "resume", "grid")
+    assert "grid holds 2 runs: name one (delta=1, ...)" in refused(call, "resume", "grid")
 
 
 def test_resume_goes_on_by_the_folders_own_words(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
@@ -362,7 +362,8 @@ def test_resume_goes_on_by_the_folders_own_words(call: Call, tmp_path: Path, mon
 def test_a_mistake_costs_one_sentence(words: list[str], sentence: str, call: Call, tmp_path: Path) -> None:
     if "here" in words:
         execute(tmp_path / "here", "n=1", "baseline=false")
-    assert sentence in refusal(call, *words)
+    err = refused(call, *words)
+    assert (sentence in err, err.count("\n")) == (True, 1)
 
 
 def test_a_broken_configuration_is_told(call: Call, tmp_path: Path) -> None:

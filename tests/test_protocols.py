@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ROOT, Call, refusal, row_of
+from commands import ROOT, Call, refused, row_of
 
 from specbench.config import configuration, parameters, protocols, registry
 from specbench.config.table import TABLE, check_value
@@ -355,7 +355,7 @@ def test_a_folder_keeps_its_protocol(call: Call, tmp_path: Path) -> None:
     assert "nothing left to do" in call(*words)[1]
     assert "nothing left to do" in call("run", "protocol=sjd_table4@1", *words[2:])[1]
     for other in ("protocol=sjd_table3", "protocol=null"):
-        assert "here holds a run with protocol=sjd_table4@1, not protocol=" in refusal(call, "run", other, *words[2:])
+        assert "here holds a run with protocol=sjd_table4@1, not protocol=" in refused(call, "run", other, *words[2:])
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
