@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from specbench.rows.journal import Journal, Record, pixel_digest, read_records
 
 FAST = {"metrics": "none", "n": "6"}
 STEPS = [4, 5, 6, 7, 4, 5]  # of the fake's first six images
-OLDER = {f.name for f in fields(Record) if f.default is MISSING}  # what records have always had
 LOG_PROB = [-1 - i % 4 - 0.5 * (t % 2) for i in range(6) for t in range(TOKENS)]  # of their tokens
 
 
@@ -452,30 +451,6 @@ def test_killed_in_the_middle_nothing_is_lost_or_repeated(tmp_path: Path) -> Non
     measured = {name + end for name in ("text_s", "pixels_s") for end in ("", "_stderr")}
     settled = set(row) - {"run_id", "time", "note", "peak_memory_mib", "baseline_run_id"} - measured
     assert {k: row[k] for k in settled} == {k: undisturbed[k] for k in settled}
-
-
-def test_an_older_versions_images_are_gone_on_with(bench: Bench) -> None:
-    """Their records say nothing about steps and tokens, so the row does not either."""
-    row = bench.run()
-    for path in (bench.out / "records.jsonl", bench.out / "baseline.jsonl"):
-        older = [json.loads(line) for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps({k: v for k, v in r.items() if k in OLDER}) + "\n" for r in older))
-    bench.outcome.folder.row.unlink()
-    again = bench.run()
-    empty = {name for name in row if row[name] is not None and again[name] is None}
-    assert {name for name in empty if not name.endswith("_stderr")} == {
-        "perplexity", "perplexity_backend", "log_prob_mean", "log_prob_std", "acceptance_by_depth",
-        "accepted_histogram", "drafted_by_position", "first_accept", "draft_tv", "draft_top1", "draft_top3",
-        "draft_passes",
-    }  # fmt: skip
-    same = set(row) - empty - {"time", "note"}
-    assert {k: again[k] for k in same} == {k: row[k] for k in same}
-    assert again["note"].startswith("6 of 6 images were decoded by an older specbench")
-    more = bench.run("n=8")
-    assert more["perplexity"] is None  # not that of the two new images
-    assert more["steps"] == np.mean([*STEPS, 6, 7])
-    assert "6 of 8 images" in more["note"]
-    assert "perplexity       not measured, drafts' total variation not measured" in bench.outcome.report()
 
 
 # --- metrics, sheet, report -------------------------------------------------------------------------------------------

@@ -51,10 +51,6 @@ def build_row(
     remarks = _remarks(cfg, sessions)
     if smallest := memory.get("smallest_batch"):
         remarks.append(f"for want of memory some images were decoded in batches of {smallest}")
-    if blind := sum(record.accepted_per_step is None for record in mine):
-        remarks.append(
-            f"{blind} of {n} images were decoded by an older specbench, which recorded nothing about their steps"
-        )
     row["note"] = "; ".join(filter(None, [*remarks, quality.get("note", "")]))
     return row
 

@@ -352,7 +352,7 @@ def _check_prompts(journal: Journal, items: Sequence[data.Item]) -> None:
     """Raises UsageError if an image was decoded for another prompt."""
     for item in items:
         record = journal.records.get(item.index)
-        if record and (record.prompt != item.prompt or record.id not in (None, item.id)):
+        if record and (record.prompt != item.prompt or record.id != item.id):
             raise UsageError(
                 f"the prompts have changed since {journal.path} was written (index {item.index}); choose another out="
             )
@@ -370,7 +370,7 @@ def _recorded_prompts(journal: Journal, cfg: Mapping[str, Any]) -> list[data.Ite
     """The prompts from the records of a run, for a data set whose files are gone."""
     if cfg["data"] in data.DRAWN:
         return data.load(cfg)
-    return [data.Item(r.index, r.prompt, None, r.id or str(r.index)) for r in journal.first(cfg["n"])]
+    return [data.Item(r.index, r.prompt, None, r.id) for r in journal.first(cfg["n"])]
 
 
 # --- pipeline ---------------------------------------------------------------------------------------------------------
