@@ -241,31 +241,9 @@ def acceptance_by_depth(images: Sequence[Record]) -> np.ndarray:
     return accepted / verified
 
 
-def acceptance_by_position(images: Sequence[Record], width: int | None = None) -> np.ndarray:
-    """Share (rows, width) of the images in which the token at a position was an accepted draft token, not the step's
-    own: the heat maps of SJD (Fig. 13) and CSpD (Fig. 16). Row by row from the top left, as the tokens are decoded.
-
-    width: tokens in a row, including a newline token; tokens after the last full row (an image's end) are left out.
-    Without it the image is a square. Raises ValueError where the tokens do not form a square or fill no row, or their
-    number differs between images.
-    """
-    count, *others = sorted({r.tokens for r in images})
-    if others:
-        raise ValueError(
-            f"the images have {', '.join(map(str, (count, *others)))} tokens; a map needs the same number in all"
-        )
-    if width is None and math.isqrt(count) ** 2 != count:
-        raise ValueError(f"{count} tokens do not form a square; give the tokens in a row")
-    width = width or math.isqrt(count)
-    if count < width:
-        raise ValueError(f"{count} tokens are fewer than a row of {width}")
-    drafted = np.mean([is_accepted_draft(r) for r in images], axis=0)
-    rows = count // width
-    return drafted[: rows * width].reshape(rows, width)
-
-
 def is_accepted_draft(record: Record) -> np.ndarray:
-    """Whether each token (T,) bool of an image was an accepted draft token."""
+    """Whether each token (T,) bool of an image was an accepted draft token, not the step's own: the heat maps of SJD
+    (Fig. 13) and CSpD (Fig. 16)."""
     if record.drafts is not None:
         drafted = np.zeros(record.tokens, dtype=bool)
         drafted[record.order] = np.array(list(record.drafts)) == "1"
