@@ -89,7 +89,7 @@ def test_a_count_has_a_bound_that_is_named(words: str, limit: int, call: Call) -
 
 
 def test_every_count_of_a_run_is_bounded() -> None:
-    assert [name for name, p in TABLE.items() if p.kind == "whole" and p.high is None] == []
+    assert [name for name, p in TABLE.items() if p.kind == "integer" and p.high is None] == []
 
 
 def test_the_bounds_refuse_nothing_that_anyone_runs() -> None:

@@ -23,34 +23,6 @@ RULES, DRAFTERS = (
 )
 METHODS = [name for name in parameters.choices("method") if parameters.method_choices(name)["rule"] in RULES]
 
-#: What the presets of the issue name: method -> (drafter, rule).
-PRESETS = {
-    "vanilla": ("none", "exact"),
-    "sd": ("draft_model", "exact"),
-    "eagle1": ("eagle_tree", "exact"),
-    "eagle_chain": ("eagle", "exact"),
-    "uniform_rsd": ("eagle_tree", "uniform"),
-    "cool_sd": ("eagle_tree", "cool"),
-    "front_rsd": ("eagle_tree", "cool"),
-    "eagle2": ("eagle2", "exact"),
-    "eagle3": ("eagle3_dynamic", "exact"),
-    "medusa": ("medusa", "typical"),
-    "lantern": ("eagle2", "lantern"),
-    "lantern_pp": ("eagle_tree", "lantern_pp"),
-    "gsd": ("sjd", "gsd"),
-    "jacobi": ("jacobi", "exact"),
-    "sjd": ("sjd", "exact"),
-    "sjd_isp": ("sjd", "exact"),
-    "scd": ("sjd", "exact"),
-    "sjd_pac": ("sjd", "exact"),
-}
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_preset_names_its_drafter_and_rule(method: str) -> None:
-    cfg = configuration.compose([f"method={method}"])
-    assert (cfg["method"], cfg["drafter"], cfg["rule"]) == (method, *PRESETS[method])
-
 
 def test_models_of_vectors_have_methods_of_their_own() -> None:
     others = [name for name in parameters.choices("method") if name not in METHODS]
@@ -127,46 +99,6 @@ def test_every_choice_of_the_other_groups_composes(group: str) -> None:
 @pytest.mark.parametrize("experiment", list(parameters.choices("experiment")))
 def test_every_experiment_is_a_valid_grid(experiment: str) -> None:
     assert len(configuration.grid([f"experiment={experiment}"], multirun=True)) > 1
-
-
-def test_the_defaults() -> None:
-    cfg = configuration.compose()
-    assert cfg["out"] is None
-    del cfg["out"]
-    assert cfg == {
-        "model": "llamagen_scenes",
-        "weights": "embedded",
-        "method": "cool_sd",
-        "drafter": "eagle_tree",
-        "rule": "cool",
-        "tree": "mc_sim_7b_63",
-        "delta": 1.1,
-        "nu": 0.7,
-        "schedule": "exponential",
-        "floor": 0.0,
-        "resample": "optimal",
-        "temperature": 1.0,
-        "top_k": None,
-        "top_p": 1.0,
-        "cfg_scale": 3.0,
-        "drafter_weights": None,
-        "protocol": None,
-        "data": "scenes",
-        "split": "validation",
-        "seed": 0,
-        "n": 16,
-        "batch": 1,
-        "device": "auto",
-        "dtype": "float32",
-        "engine": "eager",
-        "metrics": ["scenes_fid", "scenes_clip", "scenes_reward"],
-        "metrics_dir": None,
-        "reference": None,
-        "baseline": True,
-        "warmup": 1,
-        "workers": 1,
-        "ray_address": None,
-    }
 
 
 def test_every_choice_has_a_line_and_every_parameter_is_documented() -> None:
@@ -309,11 +241,6 @@ def test_a_launcher_that_is_not_installed_names_its_extra(
         configuration.grid([word, "delta=1,2"], multirun=True)
     assert word in str(raised.value)
     assert str(raised.value).endswith(install(extra))
-
-
-def test_windows_of_chains_are_at_least_one() -> None:
-    with pytest.raises(UsageError, match="window must be an integer of at least 1"):
-        configuration.compose(["method=sd", "window=0"])
 
 
 def test_a_parameter_of_another_rule_says_whose_it_is_and_what_there_is() -> None:

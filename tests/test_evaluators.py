@@ -270,7 +270,7 @@ def test_training_learns(tmp_path: Path) -> None:
     """Twenty steps on sixteen pictures: the loss of the same batch must fall well below that of a blind guess."""
     world = tiny_world("train", 16)
     recipe = Recipe(steps=20, batch=16, lr=2e-3, warmup=2)
-    reader, statistics = te.train_reader(world.images, world.labels, recipe, tmp_path)
+    reader, statistics = te.train_attributes(ev.AttributeReader, world.images, world.labels, recipe, tmp_path)
     blind = np.mean(
         [
             math.log(len(scenes.ATTRIBUTES[a]))
@@ -315,10 +315,10 @@ COMMITTED = [ASSETS / name for name in (ev.CLASSIFIER, ev.READER, ev.TWO_TOWER, 
 def test_committed_evaluators_reach_their_statistics() -> None:
     """On 400 validation pictures; 0.97 is the project's target for the reader."""
     images, captions, labels = scenes.render("validation", range(400))
-    reader = te.evaluate_reader(ev.load(ASSETS / ev.READER, ev.AttributeReader), images, labels)
+    reader = te.evaluate_attributes(ev.load(ASSETS / ev.READER, ev.AttributeReader), images, labels)
     assert reader["mean"] >= 0.97
     assert min(reader.values()) >= 0.90
-    classifier = te.evaluate_classifier(ev.load(ASSETS / ev.CLASSIFIER, ev.Classifier), images, labels)
+    classifier = te.evaluate_attributes(ev.load(ASSETS / ev.CLASSIFIER, ev.Classifier), images, labels)
     assert classifier["mean"] >= 0.90
     towers = te.evaluate_two_tower(ev.load(ASSETS / ev.TWO_TOWER, ev.TwoTower), images, captions, labels)
     assert towers["top1"] >= 0.95

@@ -105,20 +105,17 @@ def test_prompts(tmp_path: Path, ending: str, data: bytes) -> None:
 
 @many
 @given(data=BYTES)
-def test_pictures_arrays_and_rows_of_any_bytes(tmp_path: Path, data: bytes) -> None:
+def test_files_of_any_bytes(tmp_path: Path, data: bytes) -> None:
     path = content(tmp_path / "file", data)
     assert or_usage_error(lambda: reference.read(path, 4)) is None
     assert or_usage_error(lambda: models.load(str(path))) is None
-    or_usage_error(lambda: image_files.read(path))
-    or_usage_error(lambda: read_rows(path))
-    or_usage_error(lambda: csv_lines(path))
-    or_usage_error(lambda: Journal(path))
-    or_usage_error(lambda: read_memory(path))
+    for read in (image_files.read, read_rows, csv_lines, Journal, read_memory):
+        or_usage_error(lambda read=read: read(path))
 
 
 @many
 @given(name=st.sampled_from(list(COLUMNS)), text=TEXT)
-def test_a_cell_is_a_number_or_usage_error(tmp_path: Path, name: str, text: str) -> None:
+def test_a_cell_is_a_number_or_refused(tmp_path: Path, name: str, text: str) -> None:
     out = io.StringIO()
     csv.writer(out).writerows([["run_id", name][name == "run_id" :], ["a", text][name == "run_id" :]])
     for one in or_usage_error(lambda: read_rows(content(tmp_path / "rows.csv", out.getvalue().encode()))) or []:
@@ -128,7 +125,7 @@ def test_a_cell_is_a_number_or_usage_error(tmp_path: Path, name: str, text: str)
 
 @many
 @given(name=st.sampled_from(list(asdict(record(0)))), value=JSON)
-def test_a_record_is_whole_or_usage_error(tmp_path: Path, name: str, value: Any) -> None:
+def test_a_record_is_valid_or_refused(tmp_path: Path, name: str, value: Any) -> None:
     values = asdict(record(0)) | {name: value}
     line = json.dumps(values | {"check": _check(json.dumps(values, ensure_ascii=False))})
     path = content(tmp_path / "records.jsonl", line.encode() + b"\n")
@@ -166,7 +163,7 @@ def test_text_stays_text(text: str) -> None:
 
 @many
 @given(name=TEXT)
-def test_a_path_means_itself_or_is_told(name: str) -> None:
+def test_a_path_is_literal_or_refused(name: str) -> None:
     """Whatever the shell leaves of its quotes."""
     assume(name not in ("", "null") and not re.fullmatch(r"'.*'|\".*\"", name, re.DOTALL))
     cfg = or_usage_error(lambda: configuration.compose(configuration.quote_paths([f"out={name}"])))
@@ -175,7 +172,7 @@ def test_a_path_means_itself_or_is_told(name: str) -> None:
 
 @many
 @given(name=st.sampled_from([n for n, p in TABLE.items() if p.kind == "integer"]), above=st.integers(1))
-def test_a_count_above_its_bound_is_told(name: str, above: int) -> None:
+def test_a_count_above_its_bound_is_refused(name: str, above: int) -> None:
     high = TABLE[name].high
     assert high is not None
     with pytest.raises(UsageError, match=f"at most {high}"):
@@ -268,26 +265,23 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 @pytest.mark.parametrize(
     ("cell", "sentence"),
     [
-        ("quick", "steps must be a number, or empty where it was not measured (got 'quick'); fix the cell"),
-        ("nan", "steps must be a number, or empty where it was not measured (got 'nan'); fix the cell"),
-        ('"1', "cannot read this row (unexpected end of data); fix it"),
-        ("1,2,3", "5 cells below a header of 3; fix the row"),
-        ("²", "steps must be a number, or empty where it was not measured (got '²'); fix the cell"),
+        ("quick", "steps must be a number"),
+        ("nan", "got 'nan'"),
+        ('"1', "unexpected end of data"),
+        ("1,2,3", "5 cells below a header of 3"),
+        ("²", "got '²'"),
+        ("\udcff", "not UTF-8"),
     ],
 )
 def test_a_row_edited_by_hand_costs_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], cell: str, sentence: str
 ) -> None:
     """A word for a number was a ValueError; "nan" came as far as the page, which JSON cannot hold."""
-    path = content(tmp_path / "rows.csv", f"run_id,config_hash,steps\na,b,{cell}\n".encode())
-    assert refused(capsys, "report", path, f"out={tmp_path / 'x.html'}") == f"{path}, line 2: {sentence}"
-    assert not (tmp_path / "x.html").exists()
-
-
-def test_a_table_that_is_no_text_costs_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = content(tmp_path / "rows.csv", b"run_id,config_hash\n\xff,b\n")
+    path = content(tmp_path / "rows.csv", f"run_id,config_hash,steps\na,b,{cell}\n".encode(errors="surrogateescape"))
     message = refused(capsys, "report", path, f"out={tmp_path / 'x.html'}")
-    assert message == f"{path} is not UTF-8 text; save it as UTF-8"
+    assert message.startswith(str(path))
+    assert sentence in message
+    assert not (tmp_path / "x.html").exists()
 
 
 def run_folder(folder: Path, run_id: str, image: str) -> None:
@@ -321,7 +315,7 @@ def test_a_row_may_differ_from_that_of_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("image", ["../secret.png", "images/../../secret.png", "{}/secret.png"])
-def test_a_record_shows_no_picture_from_elsewhere(tmp_path: Path, image: str) -> None:
+def test_a_record_shows_no_image_from_another_folder(tmp_path: Path, image: str) -> None:
     """A report used to embed any .png that a record named."""
     Image.fromarray(picture(1)).save(tmp_path / "secret.png")
     run_folder(tmp_path / "in/run", "a", image.format(tmp_path))
@@ -337,7 +331,7 @@ def test_a_folder_with_two_rows_is_no_run(tmp_path: Path, capsys: pytest.Capture
     path = tmp_path / "run/row.csv"
     path.write_text(to_csv([row("a", "method=vanilla"), row("b", "method=vanilla")]))
     message = refused(capsys, "report", path, f"runs={tmp_path}", f"out={tmp_path / 'x.html'}")
-    assert message == f"{path} has 2 rows, where a run has one; leave its folder out"
+    assert message.startswith(f"{path} has 2 rows")
 
 
 @pytest.mark.parametrize(
@@ -376,7 +370,7 @@ def test_a_header_that_promises_more_than_there_is_costs_a_sentence(
         z.writestr("p0.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + head.encode())
     path = tmp_path / "a.npz"
     message = refused(capsys, "audit", "method=sd", f"audit.tables={path}")
-    assert message == f"audit.tables: p0 of {path} is damaged or not an array of numbers"
+    assert message.startswith(f"audit.tables: p0 of {path}")
 
 
 @dataclass(frozen=True)
@@ -389,17 +383,11 @@ class Shape:
                                   f'{{"inside": {2**63}}}', f'{{"inside": {10**9}}}', "[" * 3000])  # fmt: skip
 def test_weights_that_describe_no_network_cost_a_sentence(tmp_path: Path, text: str) -> None:
     """An embedded file says of which sizes its network is; whatever stood there used to be built."""
-    module = nn.Linear(3, 2)
-    tensors = dict(module.state_dict())
     path = tmp_path / "w.safetensors"
-    for config in ('{"inside": 3}', text):
-        save_file(tensors, path, {"kind": "line", "config": config})
-        if config == text:
-            with pytest.raises(UsageError, match=r"w\.safetensors"):
-                checkpoints.load(path, "line", lambda c: nn.Linear(c.inside, c.out), Shape)
-        else:
-            checkpoints.load(path, "line", lambda c: nn.Linear(c.inside, c.out), Shape)
+    save_file(dict(nn.Linear(3, 2).state_dict()), path, {"kind": "line", "config": text})
+    with pytest.raises(UsageError, match=r"w\.safetensors"):
+        checkpoints.load(path, "line", lambda c: nn.Linear(c.inside, c.out), Shape)
 
 
 def test_a_name_that_no_disk_can_hold_costs_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, "evaluate", "x" * 5000) == f"a file name is too long ({'x' * 40}...); shorten it"
+    assert refused(capsys, "evaluate", "x" * 5000).startswith("a file name is too long (xxx")

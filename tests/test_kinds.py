@@ -17,7 +17,7 @@ from specbench.errors import UsageError
 ROOT = Path(__file__).resolve().parents[1]
 #: A drafter that uses a network of the target's, a discrete drafter with a parameter that continuous drafters have, and
 #: a rule with one that continuous rules have.
-PARAMETER_GROUPS = {
+FILES = {
     "specbench/decoding/drafters/twig.py": """
 from types import SimpleNamespace
 
@@ -120,7 +120,7 @@ def test_discrete_parts_may_have_the_parameters_of_continuous_ones(tmp_path: Pat
     for part in ("specbench", "conf"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("assets", "__pycache__"))
     (tmp_path / "specbench/assets").symlink_to(ROOT / "specbench/assets")
-    for name, text in PARAMETER_GROUPS.items():
+    for name, text in FILES.items():
         (tmp_path / name).write_text(text.lstrip())
     parts = ["method=sjd", "drafter=steady", "rule=strict", "gamma=3"]
     head = ["method=eagle_chain", "drafter=twig"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from specbench.config import configuration, registry
 from specbench.data.scenes import to_uint8
@@ -75,26 +75,6 @@ def states(count, cfg=SMALL, seed=2):
 
 
 # --- official numbers and names ---------------------------------------------------------------------------------------
-
-
-@needs_reference
-@pytest.mark.parametrize("name", ["mar", "mar_diffusion_schedule"])
-@torch.inference_mode()
-def test_every_output_of_the_goldens_is_reproduced(name, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    checks = __import__("goldens.mar", fromlist=["CHECKS"]).CHECKS
-    t = load_file(REFERENCE / "goldens" / f"{name}.safetensors")
-    meta = json.loads((REFERENCE / "goldens" / f"{name}.json").read_text())
-    seen = set()
-    for output, ours, theirs in checks[name](t, meta["config"]):
-        torch.testing.assert_close(
-            ours, theirs, atol=meta["suggested_atol"], rtol=meta["suggested_rtol"], check_dtype=False, msg=output
-        )
-        seen.add(output)
-    given = {key.removeprefix("out/") for key in t if key.startswith("out/")}
-    noises = {key for key in given if key.endswith(("_init", "_noise", "_init_noise", "_step_noise"))}
-    assert given - noises <= seen
-    assert len(seen) > 40
 
 
 @needs_reference

@@ -17,7 +17,7 @@ import pytest
 from fake_pipeline import FakePipeline
 from PIL import Image
 
-from specbench import cli, metrics
+from specbench import metrics
 from specbench.config import configuration, parameters
 from specbench.errors import UsageError
 from specbench.harness import run, sheet, status
@@ -411,13 +411,3 @@ def test_other_pictures_are_scored_again_or_named(call: Call, folder: Path, weig
     last, told = scored(call, "metrics=image_reward")
     assert last["kid"] is None
     assert "kid is no longer in the row: no weights of kid" in told
-
-
-def test_an_evaluation_of_an_older_version_is_added_to(call: Call, folder: Path, weights: dict[str, str]) -> None:
-    before, _ = scored(call, "metrics=kid")
-    note = Path("scored/evaluation.json")
-    note.write_text(json.dumps({k: v for k, v in json.loads(note.read_text()).items() if k in ("pictures", "run_id")}))
-    after, told = scored(call, "metrics=fid")
-    assert (after["kid"], after["run_id"]) == (before["kid"], before["run_id"])
-    assert unnamed(before, after, told) == []
-    assert cli.main(["evaluate", "pictures", "out=scored", "metrics=kid"]) == 0

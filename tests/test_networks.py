@@ -250,27 +250,10 @@ def test_choices_share_outputs_only_where_they_are_the_same(tmp_path: Path, stat
     assert len(set(scorers.values())) == len(names) - 1
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lambda s: s.pop("ln_final.weight"), "tensor 'ln_final.weight' is missing"),
-        (lambda s: s.update(more=torch.zeros(1)), "tensor 'more' belongs to no part of this model"),
-        (
-            lambda s: s.update({"ln_final.weight": torch.zeros(3)}),
-            "tensor 'ln_final.weight' has shape [3], expected [32]",
-        ),
-        (lambda s: s["ln_final.bias"].fill_(float("nan")), "tensor 'ln_final.bias' holds NaN or infinity"),
-    ],
-)
-def test_weights_that_do_not_fit_are_named(
-    change: Any, sentence: str, tmp_path: Path, state: dict[str, Tensor], tiny: None
-) -> None:
-    changed = {name: t.clone() for name, t in state.items()}
-    change(changed)
-    clip_file(tmp_path, changed)
-    with pytest.raises(UsageError) as e:
+def test_weights_that_do_not_fit_are_named(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
+    clip_file(tmp_path, {**state, "ln_final.weight": torch.zeros(3)})
+    with pytest.raises(UsageError, match=r"tensor 'ln_final.weight' has shape \[3\], expected \[32\]"):
         metrics.metric("clip_b32", at(tmp_path)).scorer()
-    assert sentence in str(e.value)
 
 
 def test_a_file_that_would_run_code_is_refused(tmp_path: Path, tiny: None) -> None:
@@ -549,22 +532,11 @@ def test_another_vocabulary_is_refused(folder: Path) -> None:
         metrics.metric("image_reward", at(folder)).scorer()
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lambda w: w.pop("mlp.layers.7.bias"), "tensor 'mlp.layers.7.bias' is missing"),
-        (lambda w: w.update({"blip.itm_head.bias": torch.zeros(2)}), "'blip.itm_head.bias' belongs to no part"),
-        (lambda w: w.update({"mlp.layers.7.bias": torch.zeros(2)}), "'mlp.layers.7.bias' has shape [2], expected [1]"),
-    ],
-)
-def test_another_reward_model_is_refused(change: Any, sentence: str, folder: Path) -> None:
+def test_another_reward_model_is_refused(folder: Path) -> None:
     path = folder / "image_reward/ImageReward.pt"
-    tensors = torch.load(path, weights_only=True)
-    change(tensors)
-    torch.save(tensors, path)
-    with pytest.raises(UsageError) as e:
+    torch.save(torch.load(path, weights_only=True) | {"blip.itm_head.bias": torch.zeros(2)}, path)
+    with pytest.raises(UsageError, match=r"'blip\.itm_head\.bias' belongs to no part"):
         metrics.metric("image_reward", at(folder)).scorer()
-    assert sentence in str(e.value)
 
 
 # --- the package ------------------------------------------------------------------------------------------------------

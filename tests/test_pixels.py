@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from specbench.data import scenes
 from specbench.errors import UsageError
@@ -59,22 +59,6 @@ def some_images(side=8, rows=2):
 
 
 # --- official numbers and names ---------------------------------------------------------------------------------------
-
-
-@needs_reference
-@pytest.mark.parametrize("name", ["llamagen_vq", "chameleon_vqgan", "mar_kl16", "emu3_vision_tokenizer"])
-@torch.inference_mode()
-def test_the_decoders_reproduce_the_official_numbers(name, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from goldens.pixels import CHECKS
-
-    golden = REFERENCE / "goldens" / name
-    meta, tensors = json.loads(golden.with_suffix(".json").read_text()), load_file(golden.with_suffix(".safetensors"))
-    compared = {"nearest_margin"}  # the golden's own measure of how near a tie is
-    for output, ours, theirs in CHECKS[name](tensors, meta["config"]):
-        torch.testing.assert_close(ours, theirs, atol=meta["suggested_atol"], rtol=meta["suggested_rtol"])
-        compared.add(output)
-    assert {key.removeprefix("out/") for key in tensors if key.startswith("out/")} <= compared
 
 
 def manifest(name):
@@ -388,7 +372,7 @@ def test_the_embedded_tokenizer_stays_the_file_it_is(tmp_path):
     assert model.state_dict().keys() == tensors.keys()
     assert config == json.loads(json.dumps(model.cfg.to_dict()))
     copy = Path(shutil.copy(EMBEDDED, tmp_path))
-    checkpoints.save(model, copy, "scenes-tokenizer", model.cfg.to_dict())
+    checkpoints.save(model, copy, "scenes-tokenizer")
     assert copy.read_bytes() == EMBEDDED.read_bytes()
     codes = some_codes(2, 256, model.cfg.codebook_size)
     expected = by_hand({k: v.float() for k, v in tensors.items()}, model.cfg, codes, 16)
@@ -397,7 +381,7 @@ def test_the_embedded_tokenizer_stays_the_file_it_is(tmp_path):
 
 def test_a_saved_tokenizer_of_another_kind_says_so_in_its_file(tmp_path):
     ours = tokenizer("chameleon")
-    checkpoints.save(ours, tmp_path / "vq.safetensors", "tokenizer", ours.cfg.to_dict(), torch.float32)
+    checkpoints.save(ours, tmp_path / "vq.safetensors", "tokenizer", torch.float32)
     read = checkpoints.load(tmp_path / "vq.safetensors", "tokenizer", VQModel, VQConfig)
     assert read.cfg == ours.cfg
     assert torch.equal(read.decode(some_codes(1, 4)), ours.decode(some_codes(1, 4)))

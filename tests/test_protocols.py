@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -410,39 +407,6 @@ def test_a_folder_keeps_its_protocol(call: Any, tmp_path: Path) -> None:
         code, _, err = call("run", other, *words[2:])
         assert code == 2
         assert "here holds a run with protocol=sjd_table4@1, not protocol=" in err
-
-
-def test_a_folder_from_before_there_were_protocols(call: Any, tmp_path: Path) -> None:
-    words = ("run", "n=2", "metrics=none", "baseline=false", "out=here")
-    assert call(*words)[0] == 0
-    config = tmp_path / "here/config.yaml"
-    config.write_text("".join(line for line in config.open() if not line.startswith("protocol")))
-    assert "nothing left to do" in call(*words)[1]
-
-
-def test_cfg_job_shows_the_values(call: Any, tmp_path: Path) -> None:
-    words = ("run", "protocol=sjdpac_table1@1", "model=lumina_mgpt", "method=sjd_pac", "--cfg", "job")
-    code, out, _ = call(*words)
-    assert code == 0
-    for line in ("protocol: sjdpac_table1@1", "caption: running_longest", "size: 768", "cfg_scale: 3.0", "seed: 1"):
-        assert f"\n{line}\n" in f"\n{out}"
-    assert "notes" not in out
-    assert call("run", "-m", "protocol=sjd_table4,sjd_table3", "model=anole", "--cfg", "job")[0] == 0
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_protocols_are_listed(call: Any) -> None:
-    code, out, _ = call("list", "protocols")
-    assert code == 0
-    assert len(out.splitlines()) == 1 + len(NAMES)
-    assert all(f"\n  {name} " in out for name in NAMES)
-
-
-def test_the_shell_completes_protocols() -> None:
-    code = "import sys; from specbench.cli import main; sys.exit(main(['-sc', 'query=bash']))"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "COMP_LINE": "specbench run protocol=sjdpac_t"}
-    done = subprocess.run([sys.executable, "-c", code], cwd="/", env=environment, capture_output=True, text=True)
-    assert set(done.stdout.split()) == {f"protocol=sjdpac_table{i}" for i in (1, 2, 4)}
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

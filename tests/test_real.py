@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from test_official import write_shards
 from test_text_official import chameleon_names, save_chameleon, t5, tiktoken  # noqa: F401 (fixtures)
 
 from specbench.cli import main
@@ -19,7 +20,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError
 from specbench.harness.method import build_rule
 from specbench.models import eagle, emu3_vision
-from specbench.models.loading import chameleon, emu3, image_tokenizers, llamagen_official, naming
+from specbench.models.loading import chameleon, emu3, image_tokenizers, naming
 from specbench.models.loading.official import exported
 from specbench.models.medusa import MedusaConfig, MedusaNetwork
 
@@ -93,21 +94,6 @@ def test_random_weights_are_made_once_and_for_all():
     assert all(torch.equal(a, b) for a, b in zip(first.target.parameters(), again.target.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("model", "sizes"),
-    [
-        ("llamagen_xl", (1280, 36, 20, 256, 16384)),
-        ("llamagen_xl_512", (1280, 36, 20, 1024, 16384)),
-        ("llamagen_l", (1024, 24, 16, 576, 16384)),
-        ("llamagen_xl_c2i", (1280, 36, 20, 576, 16384)),
-        ("llamagen_3b", (3200, 24, 32, 576, 16384)),
-    ],
-)
-def test_full_sizes_are_the_published_ones(model, sizes):
-    c = llamagen_official.SIZES[model]
-    assert (c.dim, c.n_layer, c.n_head, c.block_size, c.vocab_size) == sizes
-
-
 def test_the_unified_models_draw_as_many_tokens_as_published():
     codes = torch.arange(4, 8196)
     for side, after_start in ((768, 2355), (512, 1059)):  # two size tokens stand in the prefix
@@ -118,18 +104,6 @@ def test_the_unified_models_draw_as_many_tokens_as_published():
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-
-
-def sharded(folder, tensors):
-    folder.mkdir(parents=True, exist_ok=True)
-    names = list(tensors)
-    parts = [names[: len(names) // 2], names[len(names) // 2 :]]
-    index = {}
-    for i, part in enumerate(parts, 1):
-        file = f"model-0000{i}-of-00002.safetensors"
-        save_file({n: tensors[n] for n in part}, folder / file)
-        index |= dict.fromkeys(part, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
 
 
 def write_json(path, value):
@@ -156,8 +130,7 @@ def save_drafters(folder, bundle):
     head = eagle.EagleNetwork(eagle.like_shape(bundle.target))
     (folder / "eagle").mkdir(parents=True)
     torch.save(
-        exported(head, naming.eagle(head.cfg.block, head.cfg.input_norm)),
-        folder / "eagle" / "pytorch_model.bin",
+        exported(head, naming.eagle(head.cfg.block, head.cfg.input_norm)), folder / "eagle" / "pytorch_model.bin"
     )
     write_json(folder / "eagle" / "config.json", eagle_config(bundle.target, rope_theta=head.cfg.rope_base))
     heads = MedusaNetwork(MedusaConfig(bundle.target.block.dim, len(bundle.target.tok_embeddings.weight), 5))
@@ -244,7 +217,7 @@ def save_chameleon_files(folder, bundle, head, transformers=False):
     c = bundle.target.cfg
     tensors = exported(bundle.target, naming.hugging_face(c.n_layer, c.block)) | {"lm_head.weight": head}
     tensors["model.vqmodel.quant_conv.bias"] = torch.zeros(3)  # not the language model's
-    sharded(folder / "target", tensors)
+    write_shards(folder / "target", tensors)
     config = eagle_config(bundle.target) | {"num_hidden_layers": c.n_layer, "rms_norm_eps": c.norm_eps}
     write_json(folder / "target" / "config.json", config | {"rope_theta": c.rope_base, "swin_norm": False})
     (folder / "tokenizer").mkdir()
@@ -304,7 +277,7 @@ def test_anole_is_read_from_what_transformers_saves(tmp_path):
 def emu3_files(folder, bundle, head):
     c = bundle.target.cfg
     tensors = exported(bundle.target, naming.hugging_face(c.n_layer, c.block)) | {"lm_head.weight": head}
-    sharded(folder / "target", tensors)
+    write_shards(folder / "target", tensors)
     config = eagle_config(bundle.target) | {"num_hidden_layers": c.n_layer, "rms_norm_eps": c.norm_eps}
     write_json(folder / "target" / "config.json", config | {"rope_theta": c.rope_base})
     model = bundle.tokenizer

@@ -589,36 +589,6 @@ def test_the_sheet_holds_every_picture_enlarged(tmp_path: Path) -> None:
     assert (alone == colours[0]).all(-1).sum() == 192 * 192
 
 
-def test_the_default_folder_is_new_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    cfg = configuration.compose(["metrics=none", "n=1"])
-    first, second = (run.Run(cfg, loader=FakePipeline).execute().folder.path for _ in range(2))
-    assert first != second
-    date, name = first.relative_to("runs").parts
-    assert time.strptime(date, "%Y-%m-%d")
-    assert time.strptime(name.rsplit("-", 1)[0], "%H-%M-%S")
-    run.execute(configuration.compose(["metrics=none", "n=1", "out=here"]), loader=FakePipeline)
-    assert (tmp_path / "here" / "row.csv").exists()
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
-
-
-def test_items_are_the_first_of_their_split() -> None:
-    def load(name: str, split: str, n: int) -> list[data.Item]:
-        return data.load({"data": name, "split": split, "n": n})
-
-    items = load("scenes", "validation", 5)
-    assert [item.index for item in items] == list(range(5))
-    assert items[:3] == load("scenes", "validation", 3)
-    assert items != load("scenes", "train", 5)
-    assert all(item.labels and len(item.labels) == 14 for item in items)
-    with pytest.raises(UsageError, match="unknown data 'coco'"):
-        load("coco", "validation", 1)
-    with pytest.raises(UsageError, match="unknown split of scenes 'test'"):
-        load("scenes", "test", 1)
-
-
 # --- the real pipeline ------------------------------------------------------------------------------------------------
 
 

@@ -122,9 +122,9 @@ def test_t5_features_are_those_of_the_padded_official_call(t5: Path) -> None:
 def test_t5_features_of_a_long_prompt_lose_its_tail_with_a_warning(t5: Path, caplog: pytest.LogCaptureFixture) -> None:
     encoder = text.T5Features(t5, "cpu", torch.float32, tokens=5)
     with caplog.at_level(logging.WARNING, logger="specbench"):
-        long, valid = encoder(["a cat", "a red cat sits on the mat"], numbers=[11, 17])
+        long, valid = encoder(["a cat", "a red cat sits on the mat"])
     [said] = caplog.messages
-    assert said == "prompt 17 has 8 tokens; the text encoder reads 5"
+    assert said == "prompt 1 has 8 tokens; the text encoder reads 5"
     assert valid[1].all()
     assert torch.equal(long[1], encoder(["a red cat sits"])[0][0])  # four words and the end of sequence
 
@@ -155,8 +155,8 @@ def test_left_padding_of_ids() -> None:
     assert ids.tolist() == [[1, 5, 6], [1, 1, 1], [7, 8, 9]]
     assert valid.long().tolist() == [[0, 1, 1], [0, 0, 0], [1, 1, 1]]
     assert (ids.dtype, valid.dtype) == (torch.int64, torch.bool)
-    with pytest.raises(UsageError, match="^prompt 17 has 3 tokens and prompt_length=2 allows 2: give prompt_length=3"):
-        text.left_pad_ids([[1], [1, 2, 3]], 2, 0, numbers=[16, 17])
+    with pytest.raises(UsageError, match="^prompt 1 has 3 tokens and prompt_length=2 allows 2: give prompt_length=3"):
+        text.left_pad_ids([[1], [1, 2, 3]], 2, 0)
 
 
 def spelled(given: str) -> list[int]:

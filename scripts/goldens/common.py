@@ -1,4 +1,4 @@
-"""What the checks of all families share."""
+"""Code that the checks of all families share."""
 
 from __future__ import annotations
 

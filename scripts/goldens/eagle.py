@@ -40,7 +40,7 @@ def drafter(t: Tensors, c: dict[str, Any]) -> EagleNetwork:
 
 
 class Chain:
-    """Feeds entries in order, all rows in step; `usable` (rows, slots) are those that may be seen."""
+    """Feeds entries in order, to all rows at once; `usable` (rows, slots) are those that may be attended to."""
 
     def __init__(self, eagle: EagleNetwork, usable: Tensor, padding: Tensor) -> None:
         self.eagle, self.usable, self.padding = eagle, usable, padding
@@ -70,20 +70,20 @@ def prefix_and_chain(t: Tensors, c: dict[str, Any]) -> Compared:
             raise ValueError("the golden's padding and its position shift differ")
     chain = Chain(eagle, usable, padding)
     out = chain.feed(t["in/ids"][:, 1:], t["in/hidden"], 0)
-    told = usable[:, :known].unsqueeze(-1)
-    if "in/attention_mask" in t:  # the row with padding is told from the last padded entry's successor on
-        told = torch.arange(known)[None, :, None] >= padding.unsqueeze(-1)
-    yield "prefix_hidden", out * told, t["out/prefix_hidden"] * told
-    hidden, mix = out[:, -1:], Sampling(cfg_scale=c["cfg_scale"]).apply_guidance
+    usable_hidden = usable[:, :known].unsqueeze(-1)
+    if "in/attention_mask" in t:  # the row with padding is known from the successor of the last padded entry
+        usable_hidden = torch.arange(known)[None, :, None] >= padding.unsqueeze(-1)
+    yield "prefix_hidden", out * usable_hidden, t["out/prefix_hidden"] * usable_hidden
+    hidden, guide = out[:, -1:], Sampling(cfg_scale=c["cfg_scale"]).apply_guidance
     for i in range(4):
-        yield f"chain_logits_{i}", mix(hidden @ head.T)[:, 0], t[f"out/chain_logits_{i}"]
+        yield f"chain_logits_{i}", guide(hidden @ head.T)[:, 0], t[f"out/chain_logits_{i}"]
         if i < 3:
             hidden = chain.feed(t["out/chain_tokens"][:, i : i + 1].expand(rows, -1), hidden, known + i)
             yield f"chain_hidden_{i + 1}", hidden, t[f"out/chain_hidden_{i + 1}"]
 
 
 class Recorded(LanguageSession):
-    """A session that is nothing but what the target made known: its hidden states of the places (R, L, dim)."""
+    """A session with recorded hidden states of the target (R, L, dim)."""
 
     def __init__(self, hidden: Tensor, head: Tensor, prefix: int, length: int) -> None:
         rows = len(hidden)
@@ -95,7 +95,7 @@ class Recorded(LanguageSession):
         self.model: Any = SimpleNamespace(head=lambda h: h @ head.T, ids=lambda tokens: tokens)
         self.seen: list[Tensor] = []
 
-    def constrain(self, logits: Tensor, places: Tensor) -> Tensor:
+    def constrain(self, logits: Tensor, positions: Tensor) -> Tensor:
         self.seen.append(logits)
         return logits
 

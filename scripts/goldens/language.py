@@ -49,9 +49,9 @@ def language_model(t: Tensors, c: dict[str, Any]) -> Compared:
     rows, count = tokens.shape
     model = unified(t, c, count + 1)
     prompts = split(t)
-    mix = Sampling(cfg_scale=c["cfg_scale"]).apply_guidance
-    whole = torch.cat([prompts.ids, tokens], 1)
-    logits, hidden = uncached_logits(model, whole)
+    guide = Sampling(cfg_scale=c["cfg_scale"]).apply_guidance
+    sequence = torch.cat([prompts.ids, tokens], 1)
+    logits, hidden = uncached_logits(model, sequence)
     wanted = t["out/uncached_logits"]
     yield "uncached_logits", logits[:, -wanted.shape[1] :], wanted
     states = sorted(name for name in t if name.startswith("out/hidden_"))
@@ -68,15 +68,19 @@ def language_model(t: Tensors, c: dict[str, Any]) -> Compared:
         if f"out/{name}" in t:
             yield name, cached[:, i], t[f"out/{name}"]
         if f"out/cfg_logits_{i}" in t:
-            yield f"cfg_logits_{i}", mix(cached)[:, i], t[f"out/cfg_logits_{i}"]
+            yield f"cfg_logits_{i}", guide(cached)[:, i], t[f"out/cfg_logits_{i}"]
     if "out/prefill_hidden_last" in t:
         yield "prefill_hidden_last", run[0][1][:, 0], t["out/prefill_hidden_last"]
     if "out/cached_logits" in t:
         yield "cached_logits", cached, t["out/cached_logits"]
-        yield "cfg_logits", mix(cached), t["out/cfg_logits"]
+        yield "cfg_logits", guide(cached), t["out/cfg_logits"]
     if "out/cfg_logits_of_log_softmax" in t:
-        told = t["out/cfg_logits_of_log_softmax"]
-        yield "cfg_logits_of_log_softmax", mix(cached).log_softmax(-1), told.log_softmax(-1)  # equal up to a constant
+        known = t["out/cfg_logits_of_log_softmax"]
+        yield (
+            "cfg_logits_of_log_softmax",
+            guide(cached).log_softmax(-1),
+            known.log_softmax(-1),
+        )  # equal up to a constant
 
 
 def kinds(forced: Tensor, codes: int, classes: list[int]) -> Tensor:

@@ -26,7 +26,7 @@ def lantern_static_trees(t: Tensors, c: dict[str, Any]) -> Compared:
 
 
 class Given(RandomStreams):
-    """Streams whose numbers for verification (B, M), one a node, are given."""
+    """Random streams with given numbers for verification (B, M), one per node."""
 
     def __init__(self, numbers: Tensor) -> None:
         super().__init__([(0, 0)] * len(numbers))
@@ -40,11 +40,11 @@ class Given(RandomStreams):
 
 
 def verify_in_order(p: Tensor, draft: Draft, rule: rules.Rule, numbers: Tensor) -> tuple[Verdict, int]:
-    """The verdict of one row where the candidates use up the numbers (*,) in the order in which they are tried, as in
-    the official code, and how many were used.
+    """The verdict of one row, and how many of the numbers (*,) were used. The candidates use them in the order in which
+    they are tried, as in the official code.
 
-    A round a depth: the children of the node reached so far get the next numbers, and `verify` says which of them is
-    kept. Nodes that were not reached hold the number 1, with which nothing is kept.
+    One round per depth: the children of the last accepted node get the next numbers, and `verify` accepts one of them.
+    Nodes that were not reached have the number 1, with which no token is accepted.
     """
     placed = torch.ones(p.shape[:2], dtype=numbers.dtype)
     node = used = depth = 0
@@ -61,7 +61,7 @@ def verify_in_order(p: Tensor, draft: Draft, rule: rules.Rule, numbers: Tensor) 
 
 
 def released_rule(near: Tensor, param: dict[str, Any], greedy: bool) -> rules.Rule:
-    """What LANTERN's code does with its parameters: a delta above 1 is LANTERN++'s lambda."""
+    """The rule of LANTERN's code for its parameters: a delta above 1 is LANTERN++'s lambda."""
     if not param["relaxed"]:
         return rules.exact()
     name, bound = ("lantern", "tvd") if param["delta"] <= 1 else ("lantern_pp", "total")
@@ -69,30 +69,26 @@ def released_rule(near: Tensor, param: dict[str, Any], greedy: bool) -> rules.Ru
 
 
 def lantern_acceptance(t: Tensors, c: dict[str, Any]) -> Compared:
-    """LANTERN's rules on a tree: accepted tokens, the numbers used for them, and the law of the token that follows.
+    """LANTERN's rules on a tree: accepted tokens, the numbers used for them, and the distribution of the next token.
 
-    `sequential` tries chosen candidates, `static` candidates drawn without replacement, `greedy` takes the longest row.
+    `sequential` tries deterministic candidates, `static` candidates sampled without replacement,
+    `greedy` the longest row.
     """
     parent, rows = t["in/node_parent"].clamp_min(0)[None], t["in/retrieve_indices"]
     tree = trees.from_parents(parent, t["in/node_rank"][None], int(t["in/node_rank"].max()) + 1, rows.shape[1] - 1)
     drafted = torch.arange(1, tree.nodes)
     for case, (name, param) in itertools.product(range(c["cases"]), c["params"].items()):
         tokens, logits = t[f"in/case{case}/node_tokens"][None], t[f"in/case{case}/node_logits"][None]
-        laws = torch.zeros_like(logits)  # leaves have no children, and so no law
-        laws[0, parent[0, drafted]] = t[f"in/case{case}/draft_probs"][t["in/node_draft_row"][drafted]]
+        draft_probs = torch.zeros_like(logits)  # leaves have no children
+        draft_probs[0, parent[0, drafted]] = t[f"in/case{case}/draft_probs"][t["in/node_draft_row"][drafted]]
         for mode in ("sequential", "static", "greedy"):
-            draft = Draft(tree, tokens, take(laws, tree.inner), torch.ones_like(tokens, dtype=torch.bool))
+            draft = Draft(tree, tokens, take(draft_probs, tree.inner), torch.ones_like(tokens, dtype=torch.bool))
             draft.sampled = torch.full_like(draft.valid, mode == "static")
             rule = released_rule(t["in/nearest"], param, greedy=mode == "greedy")
             if mode == "greedy":
-                p, pre_argmax_probs = (
-                    Sampling(temperature=0).probs(logits),
-                    logits.softmax(-1) if rule.uses_pre_argmax_probs else None,
-                )
-                verdict, used = (
-                    verify(p, draft, rule, RandomStreams([(0, 0)]), torch.zeros(1).long(), pre_argmax_probs),
-                    0,
-                )
+                p, used = Sampling(temperature=0).probs(logits), 0
+                before = logits.softmax(-1) if rule.uses_pre_argmax_probs else None
+                verdict = verify(p, draft, rule, RandomStreams([(0, 0)]), torch.zeros(1).long(), before)
             else:
                 p = Sampling(c["temperature"], None, c.get("top_p", 1.0)).probs(logits)
                 p = Sampling(top_k=c["top_k"]).probs(p.log())  # LANTERN filters by top-p first

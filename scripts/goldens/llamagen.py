@@ -84,8 +84,8 @@ def llamagen_hf_lantern(t: Tensors, c: dict[str, Any]) -> Compared:
     session = model.open(Conditioning(t["in/left_features"], valid), rows, True, 1)
     sampling = Sampling(cfg_scale=c["cfg_scale"])
     yield "prefill_hidden_all", session.prefix_hidden, t["out/prefill_hidden_all"][:, :-1]
-    told = session.prefix_hidden[:, -(c["valid"] - 1) :]
-    yield "prefill_hidden_valid", told, t["out/prefill_hidden_valid"][:, :-1]
+    known_hidden = session.prefix_hidden[:, -(c["valid"] - 1) :]
+    yield "prefill_hidden_valid", known_hidden, t["out/prefill_hidden_valid"][:, :-1]
     for i, (logits, hidden) in enumerate(steps(session, rows, t["in/step_tokens"])):
         name = f"step_logits_{i}" if i else "prefill_logits_last"
         yield name, logits[:, 0], t[f"out/{name}"]

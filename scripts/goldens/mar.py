@@ -107,7 +107,7 @@ def head(model: MAR, t: Tensors, c: dict[str, Any]) -> Compared:
 
 
 def sampling(model: MAR, t: Tensors, c: dict[str, Any]) -> Compared:
-    """The whole trajectory from our own tokens: what each iteration sees is what we drew before it."""
+    """The trajectory from our own tokens: each iteration reads the tokens that we sampled before it."""
     labels, orders = t["in/labels"], t["in/orders"]
     rows, length = orders.shape
     tokens = torch.zeros(rows, length, model.cfg.token_dim)

@@ -20,7 +20,7 @@ def sizes(c: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer(model: VQModel, t: Tensors, c: dict[str, Any]) -> Compared:
-    """What both kinds of tokenizer compare."""
+    """The outputs that both kinds of tokenizer have."""
     grid = (c["grid"],) * 2 if isinstance(c["grid"], int) else tuple(c["grid"])
     yield "decoded", model.decode(t["in/codes"], grid), t["out/decoded"]
     yield "pre_quant", model.pre_quant(t["in/image"]), t["out/pre_quant"]
@@ -61,7 +61,7 @@ def chameleon_vqgan(t: Tensors, c: dict[str, Any]) -> Compared:
 
 def mar_kl16(t: Tensors, c: dict[str, Any]) -> Compared:
     def attending(levels: str) -> tuple[int, ...]:
-        """Which levels have attention is told by the tensors alone."""
+        """The levels with attention, by the names of the tensors."""
         found = (re.match(rf"param/{levels}\.(\d+)\.attn\.", name) for name in t)
         return tuple(sorted({int(m[1]) for m in found if m}))
 

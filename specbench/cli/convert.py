@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     head, dtype = _read(given)
     out = home.expanded(given["out"])
     if drafters.own_file(home.expanded(given["drafter_weights"])) is None:
-        checkpoints.save(head, out / networks.FILE, "eagle", head.cfg.to_dict(), dtype)
+        checkpoints.save(head, out / networks.FILE, "eagle", dtype)
         print(f"{out / networks.FILE}: for drafter_weights={out}")
         return 0
     config, tensors = lantern(head, dtype)

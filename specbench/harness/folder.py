@@ -18,7 +18,6 @@ from specbench.config import parameters
 from specbench.config.table import TABLE
 from specbench.errors import RunError, UsageError
 from specbench.harness.log import logging_to
-from specbench.rows import provenance
 from specbench.rows.csv_files import read_rows, to_csv
 from specbench.rows.journal import Journal, read_memory
 from specbench.storage.files import is_temporary, locked, sha256, write_atomically
@@ -114,7 +113,7 @@ class RunFolder:
                 f"{self} holds a run with {_values(theirs, shown)}, not {_values(mine, shown)}; choose another out=,"
                 " or give the parameters in its config.yaml to continue it"
             )
-        return _with_defaults(theirs)
+        return theirs
 
     def write_config(self, cfg: Mapping[str, Any]) -> None:
         """Writes the configuration of the row."""
@@ -162,14 +161,14 @@ def images_hash(journal: Journal, n: int) -> str:
 
 
 def stored(path: Path) -> dict[str, Any]:
-    """The checked configuration of the run in a folder; a parameter that it lacks has its default. Its weights and
-    prompts need not exist. UsageError if there is no configuration, or a bad one."""
+    """The checked configuration of the run in a folder. Its weights and prompts need not exist. UsageError if there is
+    no configuration, or a bad one."""
     file = path / "config.yaml"
     try:
         theirs = _read_yaml(file)
     except Exception:
         raise UsageError(f"cannot read {file}" if file.exists() else f"{path} holds no run") from None
-    return parameters.validate(_with_defaults(theirs))
+    return parameters.validate({**theirs, "out": None})
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -177,16 +176,6 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise TypeError
     return {str(name): value for name, value in found.items()}
-
-
-def _with_defaults(known: dict[str, Any]) -> dict[str, Any]:
-    """A configuration from a folder, with the current parameters and names."""
-    files = [("", "config"), *((group, str(known.get(group))) for group in parameters.PARAMETER_GROUPS)]
-    defaults = {k: v for group, name in files for k, v in parameters.content(group, name).items()}
-    defaults = {k: v for k, v in defaults.items() if k in TABLE}
-    if "metrics_dir" not in known and isinstance(known.get("metrics"), list):  # from before the real metrics
-        known["metrics"] = [provenance.RENAMED.get(str(name), name) for name in known["metrics"]]
-    return {**defaults, **known, "out": None}
 
 
 def _written(cfg: Mapping[str, Any]) -> dict[str, Any]:

@@ -250,9 +250,8 @@ class Run:
         if (self._row["n"] or 0) > self.cfg["n"]:
             self._larger = self._row["n"]
             return
-        scored = self.folder.memory().get("metrics")
-        known = parameters.single_metrics()
-        self._row_metrics = [m for m in theirs["metrics"] if m in known and (scored is None or m in scored)]
+        scored, known = self.folder.memory().get("metrics", ()), parameters.single_metrics()
+        self._row_metrics = [m for m in theirs["metrics"] if m in known and m in scored]
         baseline = self.folder.baseline_records
         if self._row["baseline_run_id"] and not self.cfg["baseline"] and baseline.exists():
             # Nothing is decoded for it: the speed-ups stay if all images of the baseline exist.
@@ -263,8 +262,7 @@ class Run:
         n = self.cfg["n"]
         if not self._row or self._row["n"] != n or method.missing(n):
             return False
-        mine = images_hash(method, n)
-        return self.folder.memory().get("images", mine) == mine  # older versions did not record it
+        return bool(self.folder.memory().get("images") == images_hash(method, n))
 
     def _settled(self, method: Journal, bases: Mapping[str, str]) -> set[str]:
         """The metrics whose current value is in the folder's row already."""

@@ -102,8 +102,7 @@ def _locked(path: Path) -> bool:
 def _has_row(folder: RunFolder, cfg: Mapping[str, Any], memory: Mapping[str, Any]) -> bool:
     """Whether the row covers all images and all metrics."""
     row = folder.read_row()
-    scored = memory.get("metrics", cfg["metrics"])  # older versions did not record it
-    return row is not None and row["n"] == cfg["n"] and set(cfg["metrics"]) <= set(scored)
+    return row is not None and row["n"] == cfg["n"] and set(cfg["metrics"]) <= set(memory.get("metrics", ()))
 
 
 def _failures(folder: RunFolder, method: str) -> list[dict[str, Any]]:

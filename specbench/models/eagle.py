@@ -26,15 +26,7 @@ from torch import Tensor, nn
 from specbench.engine.ops import Kernels, KVCache, attention, linear
 from specbench.models.language import Language
 from specbench.models.llamagen import LlamaGen
-from specbench.models.transformer import (
-    Block,
-    BlockConfig,
-    RMSNorm,
-    grid_rotary,
-    init_weights,
-    line_rotary,
-    run_blocks,
-)
+from specbench.models.transformer import Block, BlockConfig, RMSNorm, grid_rotary, init_weights, line_rotary, run_blocks
 from specbench.models.unified import Unified
 
 

@@ -11,7 +11,7 @@ safetensors file whose metadata holds its configuration, and is named by that fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -253,7 +253,7 @@ _KINDS: dict[type[nn.Module], tuple[str, type]] = {
 
 def save(module: Classifier | AttributeReader | TwoTower, path: Path) -> None:
     """Write an evaluator as safetensors in float16, its configuration in the metadata."""
-    checkpoints.save(module, path, _KINDS[type(module)][0], asdict(module.cfg))
+    checkpoints.save(module, path, _KINDS[type(module)][0])
 
 
 def load(path: Path, kind: type[Evaluator], device: torch.device | str = "cpu") -> Evaluator:

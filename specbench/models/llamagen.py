@@ -5,7 +5,7 @@ Tensor names are those of the official `t2i_XL_stage*.pt` and `c2i_*.pt`. Facts:
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -45,9 +45,6 @@ class LlamaGenConfig:
     @property
     def block(self) -> BlockConfig:
         return BlockConfig(self.dim, self.n_head, self.n_kv_head or self.n_head, self.ffn_hidden, self.norm_eps)
-
-    def to_dict(self) -> dict:
-        return asdict(self)
 
 
 class CaptionMLP(nn.Module):

@@ -297,12 +297,7 @@ class MAR(nn.Module):
     # --- the head -----------------------------------------------------------------------------------------------------
 
     def predict(
-        self,
-        x: Tensor,
-        timestep: Tensor,
-        z: Tensor,
-        z_none: Tensor | None = None,
-        scale: Tensor | None = None,
+        self, x: Tensor, timestep: Tensor, z: Tensor, z_none: Tensor | None = None, scale: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Noise and position of the variance, each (n, D) float32, of x (n, D) at original steps (n,). Guidance
         applies to the noise alone, u + scale (c - u) (reference README (34))."""
@@ -314,12 +309,7 @@ class MAR(nn.Module):
         return _apply_guidance(both, scale)
 
     def moments(
-        self,
-        x: Tensor,
-        index: Tensor,
-        z: Tensor,
-        z_none: Tensor | None = None,
-        scale: Tensor | None = None,
+        self, x: Tensor, index: Tensor, z: Tensor, z_none: Tensor | None = None, scale: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Mean (n, D) and log variance (n, D), float32, of the state after x (n, D) float32 at step `index` (n,) int64
         of the head, 0 the last one, under z (n, E). With guidance `z_none` (n, E) is z without a class and `scale` (n,)

@@ -6,7 +6,7 @@ ahead. Tensor names are those of Medusa's released heads, under `medusa_head`.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,6 @@ class MedusaConfig:
     dim: int
     vocab_size: int
     heads: int = 5
-
-    def to_dict(self) -> dict:
-        return asdict(self)
 
 
 class MedusaBlock(nn.Module):

@@ -3,7 +3,7 @@ LlamaGen."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,6 @@ class TextConfig:
     max_words: int = 48
     tokens: int = 8  # feature vectors a caption
     classes: int = sum(len(c) + 1 for c in scenes.POSITION_ATTRIBUTES.values())
-
-    def to_dict(self) -> dict:
-        return asdict(self)
 
 
 class TextEncoder(nn.Module):

@@ -8,7 +8,7 @@ the grammar forbids every other: a decode step reads less, and its distribution 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -44,9 +44,6 @@ class UnifiedConfig:
             self.qk_norm,
             self.post_norm,
         )
-
-    def to_dict(self) -> dict:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

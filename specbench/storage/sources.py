@@ -159,8 +159,7 @@ MODELS: dict[str, ModelSource] = {
         {"target": _ANOLE, "tokenizer": _CHAMELEON}, {"eagle": hugging_face("jadohu/anole_drafter", CHAMELEON)}
     ),
     "emu3": ModelSource(
-        {"target": _EMU3, "tokenizer": _EMU3_VISION},
-        instead=(hugging_face("BAAI/Emu3-Gen-hf", "Apache 2.0"),),
+        {"target": _EMU3, "tokenizer": _EMU3_VISION}, instead=(hugging_face("BAAI/Emu3-Gen-hf", "Apache 2.0"),)
     ),
     "mar_b": _mar("mar-base.safetensors"),
     "mar_l": _mar("mar-large.safetensors", "mar-base.safetensors"),

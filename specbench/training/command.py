@@ -137,10 +137,7 @@ def recipe_of(chosen: TrainingPlan, rows: int) -> Recipe:
 
 def _write(network: nn.Module, file: Path, kind: str, dtype: torch.dtype) -> None:
     """Save the weights in half precision, and load them back, so that the saved weights are measured."""
-    config: Any = network.cfg
-    checkpoints.save(
-        network, file, kind, config.to_dict(), torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
-    )
+    checkpoints.save(network, file, kind, torch.bfloat16 if dtype == torch.bfloat16 else torch.float16)
     checkpoints.fill(network, checkpoints.read(file, kind)[1], file.name)
 
 

@@ -197,11 +197,7 @@ def _mean(values: Tensor, where: Tensor) -> Tensor:
 
 @torch.no_grad()
 def evaluate(
-    training: Training,
-    dataset: Dataset,
-    rows: Sequence[int] | np.ndarray,
-    depth: int = 1,
-    batch_size: int = 64,
+    training: Training, dataset: Dataset, rows: Sequence[int] | np.ndarray, depth: int = 1, batch_size: int = 64
 ) -> dict[str, float]:
     """The distance of a drafter from the target at temperature 1 without guidance, one token after the target's last
     hidden state:

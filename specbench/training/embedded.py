@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,12 +106,10 @@ class Scenes:
     def path(self, kind: str) -> Path:
         return self.assets / f"scenes_{kind}.safetensors"
 
-    def _stage(
-        self, name: str, module: torch.nn.Module, config: Callable[[], dict], fit: Callable[[], dict[str, float]]
-    ) -> None:
+    def _stage(self, name: str, module: torch.nn.Module, fit: Callable[[], dict[str, float]]) -> None:
         spent = fit()
         module.eval()
-        checkpoints.save(module, self.path(name), f"scenes-{name}", config())
+        checkpoints.save(module, self.path(name), f"scenes-{name}")
         # load the saved weights back, so that the statistics include half precision
         checkpoints.fill(module, checkpoints.read(self.path(name), f"scenes-{name}")[1], name)
         self.statistics[name] = {k: v for k, v in spent.items() if k in ("seconds", "images")}
@@ -128,22 +126,17 @@ class Scenes:
         torch.manual_seed(0)
         vq = VQModel(VQ).to(self.device)
         self._stage(
-            "tokenizer",
-            vq,
-            VQ.to_dict,
-            lambda: tokenizer.train(vq, self.train.images, self.recipes["tokenizer"], self.work),
+            "tokenizer", vq, lambda: tokenizer.train(vq, self.train.images, self.recipes["tokenizer"], self.work)
         )
         self.statistics["tokenizer"] |= tokenizer.evaluate(vq, self.validation.images)
         return vq
 
     def text(self) -> TextEncoder:
         torch.manual_seed(1)
-        cfg = text_config()
-        text = TextEncoder(cfg).to(self.device)
+        text = TextEncoder(text_config()).to(self.device)
         self._stage(
             "text",
             text,
-            cfg.to_dict,
             lambda: target.train_text(text, self.train.captions, self.train.labels, self.recipes["text"], self.work),
         )
         with torch.no_grad():
@@ -175,7 +168,6 @@ class Scenes:
         self._stage(
             "target",
             model,
-            TARGET.to_dict,
             lambda: target.train_target("target", model, codes, features, self.recipes["target"], self.work),
         )
         self.statistics["target"] |= target.evaluate_target(model, *self._held())
@@ -219,7 +211,7 @@ class Scenes:
         torch.manual_seed(5)
         kl = Latents(MAR_CONFIGS["kl"]).to(self.device)
         images = self.portraits("train")[0]
-        self._stage("kl", kl, lambda: kl.cfg.to_dict(), lambda: mar.train_kl(kl, images, self.recipes["kl"], self.work))
+        self._stage("kl", kl, lambda: mar.train_kl(kl, images, self.recipes["kl"], self.work))
         self.statistics["kl"] |= mar.evaluate_kl(kl, self.portraits("validation")[0], TOKEN_LIMIT)
         return kl
 
@@ -238,10 +230,7 @@ class Scenes:
         torch.manual_seed(6)
         model = MAR(MAR_CONFIGS["mar"]).to(self.device)
         self._stage(
-            "mar",
-            model,
-            lambda: asdict(model.cfg),
-            lambda: mar.train_target(model, distributions, classes, self.recipes["mar"], self.work),
+            "mar", model, lambda: mar.train_target(model, distributions, classes, self.recipes["mar"], self.work)
         )
         self.statistics["mar"] |= mar.evaluate_target(model, *held)
         return model
@@ -255,7 +244,6 @@ class Scenes:
         self._stage(
             "mar_draft",
             draft,
-            lambda: asdict(draft.cfg),
             lambda: mar.train_draft(draft, teacher, distributions, classes, self.recipes["mar_draft"], self.work),
         )
         self.statistics["mar_draft"] |= mar.evaluate_draft(model, draft, *held)

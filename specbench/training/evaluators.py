@@ -7,7 +7,7 @@ predict it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -80,23 +80,31 @@ def attribute_loss(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
     return torch.stack(losses).sum() / (labels != scenes.ABSENT).sum()
 
 
-def _train_attributes(
-    name: str,
-    module: ev.Classifier | ev.AttributeReader,
+def train_attributes(
+    kind: type[ev.Classifier] | type[ev.AttributeReader],
     images: np.ndarray,
     labels: np.ndarray,
     recipe: Recipe,
     work: Path,
-) -> dict[str, float]:
-    device = _device(module)
+    device: torch.device | str = "cpu",
+) -> tuple[Any, dict[str, float]]:
+    """Train the network behind the Fréchet distance, or the attribute reader, on uint8 images (N, 64, 64, 3) and labels
+    (N, 14) int64.
+
+    Resumes from `work`. Returns it and the last logged statistics of its training.
+    """
+    classifies = kind is ev.Classifier
+    torch.manual_seed(recipe.seed + (not classifies))
+    module: Any = kind(ev.ClassifierConfig() if classifies else ev.ReaderConfig()).to(device)  # type: ignore[arg-type]
+    where = torch.device(device)
 
     def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
         rng = micro_step.rng
         picks = _pick(images, recipe, rng)
-        x, y = scenes.to_float(images[picks]).to(device), torch.from_numpy(labels[picks]).to(device)
+        x, y = scenes.to_float(images[picks]).to(where), torch.from_numpy(labels[picks]).to(where)
         x, strength = degrade(x, rng)
-        with _attention(device):
-            if isinstance(module, ev.Classifier):
+        with _attention(where):
+            if classifies:
                 logits, damage = module.read(module.features(x))
                 value = attribute_loss(logits, y) + F.mse_loss(damage.float(), strength)
             else:
@@ -104,28 +112,7 @@ def _train_attributes(
                 value = attribute_loss(logits, y)
         return value, {"loss": float(value.detach()), "right": float(ev.read_right(logits, y).nanmean())}
 
-    return fit(name, module, loss, recipe, work)
-
-
-def train_classifier(
-    images: np.ndarray, labels: np.ndarray, recipe: Recipe, work: Path, device: torch.device | str = "cpu"
-) -> tuple[ev.Classifier, dict[str, float]]:
-    """Train the network behind the Fréchet distance on uint8 images (N, 64, 64, 3) and labels (N, 14) int64.
-
-    Resumes from `work`. Returns it and the last logged statistics of its training.
-    """
-    torch.manual_seed(recipe.seed)
-    module = ev.Classifier(ev.ClassifierConfig()).to(device)
-    return module, _train_attributes("classifier", module, images, labels, recipe, work)
-
-
-def train_reader(
-    images: np.ndarray, labels: np.ndarray, recipe: Recipe, work: Path, device: torch.device | str = "cpu"
-) -> tuple[ev.AttributeReader, dict[str, float]]:
-    """Train the attribute reader; arguments and result as for `train_classifier`."""
-    torch.manual_seed(recipe.seed + 1)
-    module = ev.AttributeReader(ev.ReaderConfig()).to(device)
-    return module, _train_attributes("reader", module, images, labels, recipe, work)
+    return module, fit("classifier" if classifies else "reader", module, loss, recipe, work)
 
 
 # --- two towers -------------------------------------------------------------------------------------------------------
@@ -253,16 +240,6 @@ def evaluate_attributes(
     return {"mean": float(table.nanmean()), **each}
 
 
-def evaluate_reader(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Accuracy of the attribute reader on images with known (or captioned) labels; see `evaluate_attributes`."""
-    return evaluate_attributes(reader, images, labels)
-
-
-def evaluate_classifier(classifier: ev.Classifier, images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Accuracy of the classifier; see `evaluate_attributes`."""
-    return evaluate_attributes(classifier, images, labels)
-
-
 @torch.no_grad()
 def evaluate_two_tower(
     module: ev.TwoTower, images: np.ndarray, captions: list[str], labels: np.ndarray
@@ -308,11 +285,7 @@ def evaluate_two_tower(
 
 
 def train_all(
-    world_train: World,
-    world_validation: World,
-    work: Path,
-    assets: Path = ASSETS,
-    device: torch.device | str = "cpu",
+    world_train: World, world_validation: World, work: Path, assets: Path = ASSETS, device: torch.device | str = "cpu"
 ) -> dict[str, float]:
     """Train the evaluators whose files are missing in `assets`, write them, and measure every one as it was stored.
 
@@ -322,21 +295,22 @@ def train_all(
     """
     statistics: dict[str, float] = {}
     train, held = world_train, world_validation
-    paths = {name: assets / name for name in (ev.CLASSIFIER, ev.READER, ev.TWO_TOWER)}
 
-    def keep(
-        module: ev.Classifier | ev.AttributeReader | ev.TwoTower, path: Path, name: str, last: dict[str, float]
-    ) -> None:
-        ev.save(module, path)
-        statistics[f"{name}_seconds"] = last["seconds"]
+    def trained(name: str, kind: type[ev.Evaluator], train_it: Callable[[], tuple[Any, dict[str, float]]]) -> Any:
+        path = assets / name
+        if not path.exists():
+            module, last = train_it()
+            ev.save(module, path)
+            statistics[f"{path.stem.removeprefix('scenes_')}_seconds"] = last["seconds"]
+        return ev.load(path, kind, device)
 
-    if not paths[ev.CLASSIFIER].exists():
-        classifier, last = train_classifier(train.images, train.labels, CLASSIFIER_RECIPE, work, device)
-        keep(classifier, paths[ev.CLASSIFIER], "classifier", last)
-    classifier = ev.load(paths[ev.CLASSIFIER], ev.Classifier, device)
-    statistics["classifier_accuracy"] = evaluate_classifier(classifier, held.images, held.labels)["mean"]
+    def attributes(kind: Any, recipe: Recipe) -> Callable[[], tuple[Any, dict[str, float]]]:
+        return lambda: train_attributes(kind, train.images, train.labels, recipe, work, device)
 
-    name = ev.backend(paths[ev.CLASSIFIER])
+    classifier = trained(ev.CLASSIFIER, ev.Classifier, attributes(ev.Classifier, CLASSIFIER_RECIPE))
+    statistics["classifier_accuracy"] = evaluate_attributes(classifier, held.images, held.labels)["mean"]
+
+    name = ev.backend(assets / ev.CLASSIFIER)
     path = assets / scenes_reference.FILE
     reference = ScenesReference.load(path) if path.exists() else None
     if reference is None or reference.backend != name or reference.count != len(held.images):
@@ -347,18 +321,14 @@ def train_all(
     score = metrics.score(["scenes_fid"], image_files.ImageArray(train.images[: len(real)]), real, context)["fid"]
     statistics["fid_of_real"] = float("nan") if score.value is None else score.value
 
-    if not paths[ev.READER].exists():
-        reader, last = train_reader(train.images, train.labels, READER_RECIPE, work, device)
-        keep(reader, paths[ev.READER], "reader", last)
-    reader = ev.load(paths[ev.READER], ev.AttributeReader, device)
-    for attribute, value in evaluate_reader(reader, held.images, held.labels).items():
+    reader = trained(ev.READER, ev.AttributeReader, attributes(ev.AttributeReader, READER_RECIPE))
+    for attribute, value in evaluate_attributes(reader, held.images, held.labels).items():
         statistics["reader_accuracy" if attribute == "mean" else f"reader_accuracy_{attribute}"] = value
 
-    if not paths[ev.TWO_TOWER].exists():
-        towers, last = train_two_tower(train.images, train.captions, TWO_TOWER_RECIPE, work, device, train.labels)
-        keep(towers, paths[ev.TWO_TOWER], "two_tower", last)
-    towers = ev.load(paths[ev.TWO_TOWER], ev.TwoTower, device)
-    statistics |= {
-        f"two_tower_{k}": v for k, v in evaluate_two_tower(towers, held.images, held.captions, held.labels).items()
-    }
-    return statistics
+    towers = trained(
+        ev.TWO_TOWER,
+        ev.TwoTower,
+        lambda: train_two_tower(train.images, train.captions, TWO_TOWER_RECIPE, work, device, train.labels),
+    )
+    found = evaluate_two_tower(towers, held.images, held.captions, held.labels)
+    return statistics | {f"two_tower_{name}": value for name, value in found.items()}

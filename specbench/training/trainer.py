@@ -145,11 +145,6 @@ def _optimisers(module: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer
     return found
 
 
-def _save(path: Path, state: dict[str, Any]) -> None:
-    with atomic_path(path) as temporary:
-        torch.save(state, temporary)
-
-
 class _Fit:
     """A training in progress, whose state is saved to a file and loaded from it."""
 
@@ -186,7 +181,8 @@ class _Fit:
             "best": self.best,
             "best_weights": self.best_weights,
         }
-        _save(self.path, {**state, "step": self.step, "statistics": self.statistics, "seconds": seconds})
+        with atomic_path(self.path) as temporary:
+            torch.save({**state, "step": self.step, "statistics": self.statistics, "seconds": seconds}, temporary)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

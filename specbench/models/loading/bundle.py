@@ -6,7 +6,6 @@ eagle3/, medusa/ and draft/ (a smaller model of the family), each where a method
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -25,8 +24,6 @@ from specbench.models.loading.unified_official import read
 from specbench.models.unified import ImageTokens, Unified
 
 M = TypeVar("M", bound=nn.Module)
-
-TRAINER_TYPES = (argparse.Namespace,)  # what trainers store next to the weights
 
 
 class Bundle:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from specbench.errors import UsageError
 from specbench.models import vq
-from specbench.models.loading import image_tokenizers, official
 from specbench.models.loading.bundle import UnifiedModel
+from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.text_official import ChameleonIds, ChameleonText, anole_prompt, hashed_ids, lumina_prompt
 from specbench.models.loading.unified_official import padded, read
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens
@@ -64,15 +64,11 @@ class Chameleon(UnifiedModel):
             self.image = self._image(codes)
             self.target = self.random(lambda: Unified(base, self.image), 1, dtype)
             return
-        source = official.open_source(self.part("tokenizer") / "vqgan.ckpt", ("state_dict",))
-        shape = image_tokenizers.sized(vq.CHAMELEON, {n: info.shape for n, info in source.tensors.items()})
-        table = image_tokenizers.taming_table(shape)
-        self.tokenizer = official.load(
-            lambda: vq.VQModel(shape), source, table, device, torch.float32, image_tokenizers.TAMING_IGNORED
-        )
+        file = self.part("tokenizer") / "vqgan.ckpt"
+        self.tokenizer = load_autoencoder(vq.VQModel, vq.CHAMELEON, file, device, llamagen=False)
         self.text = ChameleonText(self.part("tokenizer"))
         self.ids = self.text.ids()
-        self.image = self._image(self.text.codes(shape.codebook_size))
+        self.image = self._image(self.text.codes(self.tokenizer.cfg.codebook_size))
         self.target = read(self.part("target"), self.image, device, dtype)
 
     def _image(self, codes: Tensor) -> ImageTokens:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,11 +20,13 @@ Module = TypeVar("Module", bound=nn.Module)
 _EMBEDDED = "scenes-"  # before the kind of an embedded model's part; a drafter's file may lack it
 
 
-def save(module: nn.Module, path: Path, kind: str, config: dict[str, Any], dtype: torch.dtype = torch.float16) -> None:
-    """Write `module` atomically; floating tensors are stored as `dtype`.
+def save(module: nn.Module, path: Path, kind: str, dtype: torch.dtype = torch.float16) -> None:
+    """Write `module` and its configuration `cfg` atomically; floating tensors are stored as `dtype`.
 
     A file with the same content is not rewritten, since rows name weights by their file's digest.
     """
+    cfg: Any = module.cfg
+    config = json.dumps(cfg.to_dict() if hasattr(cfg, "to_dict") else asdict(cfg))
     tensors = {
         k: v.detach().to(dtype if v.is_floating_point() else v.dtype).cpu().contiguous()
         for k, v in module.state_dict().items()
@@ -31,16 +34,16 @@ def save(module: nn.Module, path: Path, kind: str, config: dict[str, Any], dtype
     if path.exists() and _same(path, kind, config, tensors):
         return
     with atomic_path(path) as temporary:
-        save_file(tensors, temporary, {"format": "specbench-1", "kind": kind, "config": json.dumps(config)})
+        save_file(tensors, temporary, {"format": "specbench-1", "kind": kind, "config": config})
         temporary.chmod(0o644)  # the library makes files that only their owner can read
 
 
-def _same(path: Path, kind: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> bool:
+def _same(path: Path, kind: str, config: str, tensors: dict[str, Tensor]) -> bool:
     try:
         theirs, found = read(path, kind)
     except UsageError:
         return False
-    alike = found.keys() == tensors.keys() and json.dumps(theirs) == json.dumps(config)
+    alike = found.keys() == tensors.keys() and json.dumps(theirs) == config
     return alike and all(torch.equal(found[k], v) for k, v in tensors.items())
 
 

@@ -6,6 +6,7 @@ mapped into memory and read one tensor after the other.
 
 from __future__ import annotations
 
+import argparse
 import json
 import pickle
 import re
@@ -22,6 +23,8 @@ from torch import Tensor
 
 from specbench.errors import UsageError
 
+#: Keys under which trainers keep a network's tensors, and types that they store next to these.
+WRAPPERS, TRAINER_TYPES = ("model", "module", "state_dict"), (argparse.Namespace,)
 #: The files that are looked for in a folder, in this order (as transformers does).
 NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 

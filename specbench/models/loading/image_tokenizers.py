@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
@@ -13,17 +14,14 @@ from torch import nn
 from specbench.errors import UsageError
 from specbench.models.emu3_vision import Emu3Vision
 from specbench.models.loading import official
-from specbench.models.loading.files import CheckpointSource
+from specbench.models.loading.files import TRAINER_TYPES, WRAPPERS, CheckpointSource
 from specbench.models.loading.naming import Layout, ParameterSlice, Table
 from specbench.models.vq import Autoencoder, VQConfig
 
 if TYPE_CHECKING:
     from transformers import Emu3VQVAEConfig
 
-#: names in LlamaGen's files that inference does not use: the codes that were used lately
-LLAMAGEN_IGNORED = (r"quantize\.codebook_used",)
-#: in vqgan.ckpt and kl16.ckpt, which the official code reads with strict=False: the discriminator, a moving average
-TAMING_IGNORED = (r"loss\..*", r"model_ema\..*")
+Tokenizer = TypeVar("Tokenizer", bound=Autoencoder)
 
 
 def _names(cfg: VQConfig) -> list[str]:
@@ -76,6 +74,22 @@ def sized(official: VQConfig, shapes: Mapping[str, tuple[int, ...]], where: str 
         )
     except (LookupError, ValueError, ZeroDivisionError) as e:
         raise UsageError(f"{where} does not hold this kind of image tokenizer; name the official file") from e
+
+
+#: Names that inference does not use. LlamaGen: the codes that were used lately; vqgan.ckpt and kl16.ckpt, which the
+#: official code reads with strict=False: the discriminator, a moving average.
+LLAMAGEN_IGNORED, TAMING_IGNORED = (r"quantize\.codebook_used",), (r"loss\..*", r"model_ema\..*")
+
+
+def load_autoencoder(
+    module: Callable[[VQConfig], Tokenizer], published: VQConfig, path: Path, device: torch.device, llamagen: bool
+) -> Tokenizer:
+    """A published kind of autoencoder with the sizes of a file, in float32. llamagen: the file has LlamaGen's names,
+    else taming-transformers'. Errors are those of `sized` and `official.load`."""
+    source = official.open_source(path, WRAPPERS, TRAINER_TYPES)
+    cfg = sized(published, {name: info.shape for name, info in source.tensors.items()}, str(source.path))
+    table, ignored = (llamagen_table(cfg), LLAMAGEN_IGNORED) if llamagen else (taming_table(cfg), TAMING_IGNORED)
+    return official.load(lambda: module(cfg), source, table, device, torch.float32, ignored)
 
 
 # --- Emu3 -------------------------------------------------------------------------------------------------------------

@@ -19,8 +19,10 @@ from specbench.data.scenes import to_uint8
 from specbench.errors import UsageError
 from specbench.models import vq
 from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
-from specbench.models.loading import image_tokenizers, naming, official
-from specbench.models.loading.bundle import TRAINER_TYPES, RealModel, class_number, only
+from specbench.models.loading import naming, official
+from specbench.models.loading.bundle import RealModel, class_number, only
+from specbench.models.loading.files import TRAINER_TYPES, WRAPPERS
+from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.text_official import T5Features, hashed_features
 
 _TEXT = LlamaGenConfig()
@@ -36,7 +38,6 @@ SIZES = {
 }
 #: Width -> heads of LlamaGen's own files (B, L, XL, XXL, 3B), which do not contain them; of a reduced model too.
 HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32, 64: 2, 48: 2}
-WRAPPERS = ("model", "module", "state_dict")
 
 
 def reduced(cfg: LlamaGenConfig) -> LlamaGenConfig:
@@ -72,17 +73,14 @@ class LlamaGenModel(RealModel):
         self.resolution = self.target.cfg.side * self.tokenizer.cfg.downsample
 
     def _pixels(self, folder: Path) -> vq.VQModel:
-        source = official.open_source(only(folder, ".pt", ".safetensors"), WRAPPERS, TRAINER_TYPES)
-        shape = image_tokenizers.sized(vq.LLAMAGEN_16, {n: info.shape for n, info in source.tensors.items()})
-        if shape.codebook_size != self.target.cfg.vocab_size:
+        file = only(folder, ".pt", ".safetensors")
+        tokenizer = load_autoencoder(vq.VQModel, vq.LLAMAGEN_16, file, self.device, llamagen=True)
+        if tokenizer.cfg.codebook_size != self.target.cfg.vocab_size:
             raise UsageError(
-                f"the tokenizer in {folder} has {shape.codebook_size} codes, the target {self.target.cfg.vocab_size};"
-                " put vq_ds16_t2i.pt (text) or vq_ds16_c2i.pt (classes) there"
+                f"the tokenizer in {folder} has {tokenizer.cfg.codebook_size} codes, the target"
+                f" {self.target.cfg.vocab_size}; put vq_ds16_t2i.pt (text) or vq_ds16_c2i.pt (classes) there"
             )
-        table = image_tokenizers.llamagen_table(shape)
-        return official.load(
-            lambda: vq.VQModel(shape), source, table, self.device, torch.float32, image_tokenizers.LLAMAGEN_IGNORED
-        )
+        return tokenizer
 
     def _read(self, folder: Path) -> LlamaGen:
         """A target from LlamaGen's own file or LANTERN's Hugging Face folder."""

@@ -18,8 +18,10 @@ from torch import Tensor
 from specbench.data.scenes import to_uint8
 from specbench.errors import UsageError
 from specbench.models import vq
-from specbench.models.loading import image_tokenizers, official
-from specbench.models.loading.bundle import TRAINER_TYPES, Bundle, class_number, only
+from specbench.models.loading import official
+from specbench.models.loading.bundle import Bundle, class_number, only
+from specbench.models.loading.files import TRAINER_TYPES
+from specbench.models.loading.image_tokenizers import load_autoencoder
 from specbench.models.loading.naming import ParameterSlice, Table
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided, unpatchify
@@ -104,19 +106,14 @@ class MARModel(Bundle):
         return Guided(model, *self._guidance)
 
     def _pixels(self, folder: Path) -> vq.KLModel:
-        source = official.open_source(
-            only(folder, ".ckpt", ".pt", ".safetensors"), ("model", "state_dict"), TRAINER_TYPES
-        )
-        shape = image_tokenizers.sized(vq.KL16, {n: info.shape for n, info in source.tensors.items()}, str(source.path))
-        if shape.codebook_embed_dim != self.shape.token_dim:
+        file = only(folder, ".ckpt", ".pt", ".safetensors")
+        autoencoder = load_autoencoder(vq.KLModel, vq.KL16, file, self.device, llamagen=False)
+        if autoencoder.cfg.codebook_embed_dim != self.shape.token_dim:
             raise UsageError(
-                f"the autoencoder in {folder} has latents of {shape.codebook_embed_dim} numbers, the target draws"
-                f" {self.shape.token_dim}; put kl16.ckpt there"
+                f"the autoencoder in {folder} has latents of {autoencoder.cfg.codebook_embed_dim} numbers, the target"
+                f" draws {self.shape.token_dim}; put kl16.ckpt there"
             )
-        names = image_tokenizers.taming_table(shape)
-        return official.load(
-            lambda: vq.KLModel(shape), source, names, self.device, torch.float32, image_tokenizers.TAMING_IGNORED
-        )
+        return autoencoder
 
     def _read(self, folder: Path) -> MAR:
         source = official.open_source(only(folder, ".pth", ".pt", ".safetensors"), WRAPPERS, TRAINER_TYPES)

@@ -108,19 +108,17 @@ class T5Features:
         self._model = model.to(self.device).eval().requires_grad_(False)
 
     @torch.no_grad()
-    def __call__(self, prompts: Sequence[str], numbers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """N prompts -> features (N, tokens, dim) of the model's dtype, and valid (N, tokens) bool, padded on the left.
 
-        A prompt of more than `tokens` tokens loses its tail, with a warning that names its number: that of `numbers`,
-        or its index.
+        A prompt of more than `tokens` tokens loses its tail, with a warning that names its index.
         """
         features = torch.zeros(len(prompts), self.tokens, self.dim, dtype=self._model.dtype, device=self.device)
         mask = torch.zeros(len(prompts), self.tokens, dtype=torch.bool, device=self.device)
         for row, prompt in enumerate(prompts):
             ids = self._tokenizer(clean(prompt), verbose=False).input_ids
             if len(ids) > self.tokens:
-                number = row if numbers is None else numbers[row]
-                _LOG.warning("prompt %d has %d tokens; the text encoder reads %d", number, len(ids), self.tokens)
+                _LOG.warning("prompt %d has %d tokens; the text encoder reads %d", row, len(ids), self.tokens)
                 ids = [*ids[: self.tokens - 1], ids[-1]]  # the end of sequence stays
             found = self._model(input_ids=torch.tensor([ids], device=self.device)).last_hidden_state[0]
             features[row, : len(ids)], mask[row, : len(ids)] = found, True
@@ -137,20 +135,17 @@ class Prompt(NamedTuple):
     unconditional: list[int]
 
 
-def left_pad_ids(
-    rows: Sequence[Sequence[int]], length: int, pad: int, numbers: Sequence[int] | None = None
-) -> tuple[Tensor, Tensor]:
+def left_pad_ids(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[Tensor, Tensor]:
     """N rows of token ids -> ids (N, length) int64 padded on the left with `pad`, and valid (N, length) bool.
 
-    Raises UsageError for a row that is longer, under its number in `numbers`, or its index.
+    Raises UsageError for a row that is longer.
     """
     ids = torch.full((len(rows), length), pad, dtype=torch.int64)
     valid = torch.zeros(len(rows), length, dtype=torch.bool)
     for i, row in enumerate(rows):
         if len(row) > length:
-            number = i if numbers is None else numbers[i]
             raise UsageError(
-                f"prompt {number} has {len(row)} tokens and prompt_length={length} allows {length}: "
+                f"prompt {i} has {len(row)} tokens and prompt_length={length} allows {length}: "
                 f"give prompt_length={len(row)} or more"
             )
         if row:
