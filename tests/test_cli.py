@@ -213,20 +213,6 @@ def test_all_prompts_are_recorded_as_a_number(call: Call, tmp_path: Path) -> Non
     assert not (tmp_path / "there").exists()
 
 
-def test_a_run_without_out_has_a_folder_under_runs(call: Call, tmp_path: Path) -> None:
-    assert call("run", "metrics=none", "n=1")[0] == 0
-    [row] = tmp_path.glob("runs/*/*/row.csv")
-    assert read_rows(row)[0]["n"] == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["runs"]
-
-
-def test_a_folder_may_have_any_name(call: Call, tmp_path: Path) -> None:
-    assert call("run", "metrics=none", "n=1", "out='a, b = [c]'")[0] == 0
-    assert (tmp_path / "a, b = [c]" / "row.csv").exists()
-    assert call("run", "-m", "metrics=none", "n=1", "delta=1,2", "out='it\\'s, {d}'")[0] == 0
-    assert (tmp_path / "it's, {d}" / "delta=2" / "row.csv").exists()
-
-
 def test_a_grid_has_a_folder_for_each_job(call: Call, tmp_path: Path) -> None:
     words = ("run", "-m", "metrics=none", "n=1", "delta=1.1,2", "nu=0.5,0.7", "out=grid")
     code, out, err = call(*words)

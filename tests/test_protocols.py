@@ -1,11 +1,7 @@
-"""Protocols: what their files say, what becomes of it in a run and in a grid, and what the row tells.
-
-`SHARED` holds, where it is there, the table from which the files were written.
-"""
+"""Protocols: the content of their files, their values in a run and in a grid, and the remarks in the row."""
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shutil
@@ -24,13 +20,10 @@ from specbench.rows import provenance
 from specbench.rows.csv_files import read_rows
 
 ROOT = Path(specbench.__file__).resolve().parent.parent
-SHARED = ROOT.parent / "shared" / "published"
 NAMES = list(parameters.choices("protocol"))
 PAIRS = [(name, model) for name in NAMES for model in protocols.read(name).models]
 #: A real model, reduced, with random weights, as fast as can be.
 TINY = ("weights=random", "reduced=true", "device=cpu", "baseline=false", "warmup=0")
-
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the published tables are not here")
 
 
 @pytest.fixture(autouse=True)
@@ -115,22 +108,6 @@ def test_what_only_code_shows_is_something(name: str) -> None:
 def test_no_two_protocols_serve_the_same_table() -> None:
     served = [one for name in NAMES for one in protocols.read(name).serves]
     assert len(set(served)) == len(served)
-
-
-@needs_shared
-def test_every_experiment_of_the_published_table_has_a_protocol() -> None:
-    with (SHARED / "protocols.csv").open(newline="", encoding="utf-8") as f:
-        rows = [row["index_ids"].split("; ") for row in csv.DictReader(f)]
-    assert {ids[0] for ids in rows} == set(NAMES)
-    for first, *others in rows:
-        served = set(protocols.read(first).serves)
-        if first == "lanternpp_tables":  # names the tables that others made with its code
-            assert others == ["coolsd_table1", "sjdpac_table1"]
-        else:
-            assert set(others) <= served
-    with (SHARED / "index.csv").open(newline="", encoding="utf-8") as f:
-        known = {row["id"] for row in csv.DictReader(f)}
-    assert {one for name in NAMES for one in protocols.read(name).serves} <= known
 
 
 # --- composing --------------------------------------------------------------------------------------------------------
@@ -274,11 +251,6 @@ def test_a_protocol_is_its_values() -> None:
     assert provenance.config_hash(cfg) == provenance.config_hash(cfg | {"protocol": None})
     without = {name: value for name, value in cfg.items() if name != "protocol"}
     assert provenance.config_hash(cfg) == provenance.config_hash(without)
-
-
-@pytest.mark.parametrize("form", ["protocol=sjd_table4@1", "+protocol=sjd_table4", 'protocol="sjd_table4"'])
-def test_other_ways_to_write_it(form: str) -> None:
-    assert configuration.compose([form, "model=anole"]) == configuration.compose(_words("sjd_table4", "anole"))
 
 
 @pytest.mark.parametrize(
