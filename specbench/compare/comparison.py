@@ -38,51 +38,36 @@ DistributionTests = dict[str, DistributionTest]  # by cache key of the feature e
 
 @dataclass(frozen=True)
 class Statistic:
-    """A statistic of an image, and the sentences for B having {d} more or less of it than A. {a}, {b} and {d} are
-    placeholders in the sentences; a name may contain braces of its own."""
+    """A statistic of an image, and the sentence for B having {d} {more} of it than A, where {more} is one of `sides`.
+    {a}, {b}, {d} and {more} are placeholders; a name may contain braces of its own."""
 
     name: str
     of: Callable[[Record], float | None]
-    more: str
-    less: str
+    sentence: str
+    sides: tuple[str, str] = ("more", "less")
 
 
 STATISTICS = (
     Statistic(
         "accepted_length",
         lambda r: r.accepted_length,
-        "{b} accepts {d} more tokens a step than {a}",
-        "{b} accepts {d} fewer tokens a step than {a}",
+        "{b} accepts {d} {more} tokens a step than {a}",
+        ("more", "fewer"),
     ),
-    Statistic(
-        "steps",
-        lambda r: r.steps,
-        "{b} takes {d} more steps an image than {a}",
-        "{b} takes {d} fewer steps an image than {a}",
-    ),
+    Statistic("steps", lambda r: r.steps, "{b} takes {d} {more} steps an image than {a}", ("more", "fewer")),
     Statistic(
         "acceptance_rate",
         lambda r: r.accepted / r.drafted if r.drafted else None,
-        "the acceptance rate of {b} is {d} higher than that of {a}",
-        "the acceptance rate of {b} is {d} lower than that of {a}",
+        "the acceptance rate of {b} is {d} {more} than that of {a}",
+        ("higher", "lower"),
     ),
-    Statistic(
-        "latency_s",
-        lambda r: r.latency_s,
-        "{b} needs {d} s more for an image than {a}",
-        "{b} needs {d} s less for an image than {a}",
-    ),
-    Statistic(
-        "decode_s",
-        lambda r: r.decode_s,
-        "in batches {b} needs {d} s more for an image than {a}",
-        "in batches {b} needs {d} s less for an image than {a}",
-    ),
+    Statistic("latency_s", lambda r: r.latency_s, "{b} needs {d} s {more} for an image than {a}"),
+    Statistic("decode_s", lambda r: r.decode_s, "in batches {b} needs {d} s {more} for an image than {a}"),
     Statistic(
         "log_prob_mean",
         lambda r: r.log_prob_mean,
-        "the mean log-probability of a token is {d} higher with {b} than with {a}",
-        "the mean log-probability of a token is {d} lower with {b} than with {a}",
+        "the mean log-probability of a token is {d} {more} with {b} than with {a}",
+        ("higher", "lower"),
     ),
 )
 
@@ -265,9 +250,10 @@ def _compare_metrics(a: ScoredPass, b: ScoredPass, pairs: Pairs) -> tuple[list[R
 def _metric_statistic(name: str) -> Statistic:
     """The first column of a metric, with the better side that conf/metrics declares."""
     shown = SHOWN[parameters.metric_columns(name)[0]]
-    sides = {side: f"{side} ({'better' if side == shown.better else 'worse'})" for side in ("higher", "lower")}
-    more, less = (f"{shown.title} ({name}) is {{d}} {sides[s]} with {{b}} than with {{a}}" for s in ("higher", "lower"))
-    return Statistic(name, lambda r: None, more, less)
+    sides = ("higher (better)", "lower (worse)") if shown.better == "higher" else ("higher (worse)", "lower (better)")
+    return Statistic(
+        name, lambda r: None, f"{shown.title} ({name}) is {{d}} {{more}} with {{b}} than with {{a}}", sides
+    )
 
 
 def _scored_pairs(one: Metric, caches: Caches, pairs: Pairs) -> tuple[list[int], list[np.ndarray]]:
