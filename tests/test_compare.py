@@ -240,7 +240,6 @@ def test_images_without_a_partner_are_left_out_and_named(folders: Folders) -> No
     theirs = [image(i, s + i % 3) for i, s in enumerate(values) if i not in (1, 4)] + [image(N, 77)]
     theirs[5] = replace(theirs[5], prompt="something else")
     theirs[6] = replace(theirs[6], id="elsewhere")
-    theirs[7] = replace(theirs[7], id=None)  # an older record: its prompt must do
     found = between(folders.make("a", mine), folders.make("b", theirs))
     assert found.pairs == N - 4
     for remark, ending in zip(found.remarks, ("2 of A (index 1, 4).", f"1 of B (index {N}).", "2 (index 7, 8).")):
