@@ -119,10 +119,6 @@ class Mortal(FakePipeline):
         return super().decode(conditioning, keys)
 
 
-def mortal(cfg: Mapping[str, Any], flag: Path) -> Mortal:
-    return Mortal(cfg, 0.02, flag)
-
-
 if __name__ == "__main__":
     from specbench.config import configuration
     from specbench.harness.run import execute

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from commands import ROOT, Call
-from fake_pipeline import FakePipeline, mortal
+from fake_pipeline import FakePipeline, Mortal
 
 from specbench import data
 from specbench.config import configuration
@@ -45,7 +45,7 @@ def test_two_workers_make_the_images_of_one_process_though_one_is_killed(
     monkeypatch.setenv("RAY_TMPDIR", short_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
     alone = run.execute(configuration.compose(WORDS), tmp_path / "alone", loader=FakePipeline)
-    loader = functools.partial(mortal, flag=tmp_path / "flag")
+    loader = functools.partial(Mortal, delay=0.02, log=tmp_path / "flag")
     try:
         row = run.execute(configuration.compose([*WORDS, "workers=2"]), tmp_path / "many", loader=loader)
     except RunError as e:

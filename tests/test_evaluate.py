@@ -332,6 +332,8 @@ def test_a_runs_own_metrics_are_the_default(call: Call, finished: Path, calls: l
     assert call("run")[0] == 0
     assert calls == [4]
     assert quality(row_of("run")) == quality(first)
+    run.execute(configuration.compose(["metrics=scenes_clip", "n=6", "device=cpu"]), finished, loader=Large)
+    assert calls == [4, 2]
 
 
 def test_neither_prompts_nor_weights_of_a_run_need_exist(call: Call, tmp_path: Path) -> None:
