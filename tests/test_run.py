@@ -158,9 +158,9 @@ def test_without_a_baseline_there_are_no_speedups_until_it_is_added(bench: Bench
     assert row["latency_s_mean"] == np.mean(STEPS)
     assert [row[c] for c in ("speedup_latency", "speedup_step", "baseline_run_id", "baseline_latency_s")] == [None] * 4
     assert bench.decoded == [("method", i) for i in range(6)]  # none twice without a warm-up
-    row = bench.run()
+    row = bench.run("warmup=0")
     assert row["speedup_step"] == TOKENS / np.mean(STEPS)
-    assert bench.pipelines[1].decoded == [("vanilla", i) for i in (0, *range(6))]
+    assert bench.pipelines[1].decoded == [("vanilla", i) for i in range(6)]
     assert "2 processes" in row["note"]
 
 
