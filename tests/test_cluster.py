@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Call
 from fake_pipeline import FakePipeline, mortal
 
 from specbench import data
@@ -23,7 +24,6 @@ from specbench.harness import cluster, run
 from specbench.harness.worker import Died, Event, Failure, Image, Joined, Shrunk, never
 from specbench.rows.journal import read_records
 
-Call = Callable[..., tuple[int, str, str]]
 WORDS = ["metrics=none", "n=6", "warmup=0"]
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")

@@ -7,12 +7,13 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import Call, row_of
 from fake_pipeline import FakePipeline
 from PIL import Image
 
@@ -24,11 +25,9 @@ from specbench.harness.folder import stored
 from specbench.metrics import Score, base
 from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS, METRICS
-from specbench.rows.csv_files import csv_lines, read_rows
+from specbench.rows.csv_files import csv_lines
 from specbench.rows.journal import pixel_digest
 from specbench.tables.measure import LocalBench
-
-Call = Callable[..., tuple[int, str, str]]
 
 #: What a row may lose without a word: none of it was measured.
 NOT_MEASURED = {"note", "protocol", "commit"}
@@ -81,11 +80,6 @@ def weights(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(provenance, "_output", lambda *command: "")  # of git, some hundred times
     return here
-
-
-def row_of(folder: str | Path) -> dict[str, Any]:
-    [row] = read_rows(Path(folder) / "row.csv")
-    return row
 
 
 def unnamed(before: dict[str, Any], after: dict[str, Any], told: str) -> list[str]:
