@@ -516,34 +516,29 @@ def in_both_shards(folder):
     return folder
 
 
+SECOND = "model-00002-of-00002.safetensors"
 BROKEN = {
     "absent": (lambda d: d / "x.pt", r"there is no file or folder '.*x.pt'"),
-    "empty folder": (
-        lambda d: d,
-        r"holds none of model.safetensors, model.safetensors.index.json, pytorch_model.bin, .*; fetch",
-    ),
+    "empty folder": (lambda d: d, "holds none of model.safetensors"),
     "cut safetensors": (
         lambda d: cut(a_file(d / "x.safetensors", tiny_tensors())),
-        r"x.safetensors' is not a readable safetensors file, or only a part of one \(.*\); fetch it again",
+        "x.safetensors' is not a readable safetensors",
     ),
     "empty safetensors": (lambda d: text(d / "x.safetensors", ""), "readable safetensors file"),
-    "cut zip": (
-        lambda d: cut(a_file(d / "x.pt", tiny_tensors())),
-        r"x.pt' is not a readable PyTorch file, or only a part",
-    ),
+    "cut zip": (lambda d: cut(a_file(d / "x.pt", tiny_tensors())), "x.pt' is not a readable PyTorch file"),
     "cut end of a zip": (lambda d: cut(a_file(d / "x.pt", tiny_tensors()), 0.99), "readable PyTorch file"),
-    "cut old": (lambda d: cut(old(d / "x.pt", tiny_tensors())), "readable PyTorch file, or only a part"),
+    "cut old": (lambda d: cut(old(d / "x.pt", tiny_tensors())), "readable PyTorch file"),
     "cut head of old": (lambda d: cut(old(d / "x.pt", tiny_tensors()), 0.02), "readable PyTorch file"),
     "empty": (lambda d: text(d / "x.pt", ""), "readable PyTorch file"),
     "words": (lambda d: text(d / "x.pt", "hello world"), "readable PyTorch file"),
     "page": (lambda d: text(d / "x.bin", "<html>Not found</html>"), "readable PyTorch file"),
     "pointer": (
-        lambda d: text(d / "x.bin", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+        lambda d: text(d / "x.bin", "version https://git-lfs.github.com/spec/v1\n"),
         "x.bin' is a pointer of Git LFS",
     ),
     "code": (
         lambda d: a_file(d / "x.pt", {"model": tiny_tensors(), "hook": Evil(d)}),
-        r"x.pt' holds more than tensors \((posix|nt).mkdir\), and loading it could run code; .*safetensors.torch",
+        r"x.pt' holds more than tensors \((posix|nt).mkdir",
     ),
     "code in old": (lambda d: old(d / "x.pt", {"hook": Evil(d)}), r"holds more than tensors \((posix|nt).mkdir\)"),
     "code without torch": (lambda d: pickled(d / "x.pt", 2), r"holds more than tensors \((posix|nt).mkdir\)"),
@@ -556,22 +551,13 @@ BROKEN = {
     "list": (lambda d: a_file(d / "x.pt", [torch.ones(1)]), "x.pt' holds a list, not tensors by name"),
     "no tensors": (
         lambda d: a_file(d / "x.pt", {"steps": 3, "epoch": 1}),
-        r"holds no tensors under model or its top level, only 'steps' \(and 1 more\)",
+        r"no tensors under model .* only 'steps' \(and 1 more\)",
     ),
     "sparse": (lambda d: a_file(d / "x.pt", {"q": torch.eye(4).to_sparse()}), "tensor 'q' is sparse, quantised or"),
     "no shard": (without_a_shard, r"index.json names 'model-00002-of-00002.safetensors'"),
-    "not in its shard": (
-        lambda d: edited_index(d, q="model-00002-of-00002.safetensors"),
-        "tensor 'q' .*model-00002-of-00002.safetensors, which lacks it",
-    ),
-    "in no shard": (
-        lambda d: edited_index(d, z="model-00002-of-00002.safetensors"),
-        "tensor 'z' .*model-00002-of-00002.safetensors, which lacks it",
-    ),
-    "in two shards": (
-        in_both_shards,
-        "tensor 'q' is in model-00001-of-00002.safetensors and in model-00002-of-00002.safetensors of",
-    ),
+    "not in its shard": (lambda d: edited_index(d, q=SECOND), "tensor 'q' .*model-00002-of"),
+    "in no shard": (lambda d: edited_index(d, z=SECOND), "tensor 'z' .*model-00002-of"),
+    "in two shards": (in_both_shards, "tensor 'q' is in model-00001-of.* and in model-00002-of"),
     "elsewhere": (lambda d: edited_index(d, q="../x.safetensors"), r"puts tensor 'q' into '../x.safetensors'"),
     "nowhere": (lambda d: edited_index(d, q=3), "puts tensor 'q' into 3"),
     "no map": (lambda d: text(d / "model.safetensors.index.json", "{}"), "index.json has no 'weight_map'"),

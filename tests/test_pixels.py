@@ -108,36 +108,23 @@ def test_every_official_tensor_of_emu3s_tokenizer_has_one_position():
 
 
 @pytest.mark.parametrize(
-    ("kind", "table", "wrapper", "besides", "ignored"),
-    [
-        (
-            "llamagen",
-            image_tokenizers.llamagen_table,
-            "model",
-            {"quantize.codebook_used": torch.zeros(6)},
-            image_tokenizers.LLAMAGEN_IGNORED,
-        ),
-        (
-            "chameleon",
-            image_tokenizers.taming_table,
-            "state_dict",
-            {"loss.logvar": torch.zeros(())},
-            image_tokenizers.TAMING_IGNORED,
-        ),
-    ],
+    ("kind", "wrapper", "unused"),
+    [("llamagen", "model", "quantize.codebook_used"), ("chameleon", "state_dict", "loss.logvar")],
 )
-def test_a_tokenizer_survives_its_official_file(tmp_path, kind, table, wrapper, besides, ignored):
-    ours, cfg = tokenizer(kind), SMALL[kind]
-    state = ours.state_dict()
-    named = {theirs: state[place.name] for theirs, place in table(cfg).items()}
-    torch.save({wrapper: named | besides, "steps": 7}, tmp_path / "vq.pt")
-    source = official.open_source(tmp_path / "vq.pt", (wrapper,))
-    read = official.load(lambda: VQModel(cfg), source, table(cfg), "cpu", torch.float32, ignored)
+def test_a_tokenizer_survives_its_official_file(tmp_path, kind, wrapper, unused):
+    ours, llamagen = tokenizer(kind), kind == "llamagen"
+    table = (image_tokenizers.llamagen_table if llamagen else image_tokenizers.taming_table)(SMALL[kind])
+    tensors = official.exported(ours, table) | {unused: torch.zeros(6)}
+    torch.save({wrapper: tensors, "steps": 7}, tmp_path / "vq.pt")
+    given = VQModel, vq.LLAMAGEN_16 if llamagen else vq.CHAMELEON, tmp_path / "vq.pt", torch.device("cpu")
+    read = image_tokenizers.load_autoencoder(*given, llamagen)
     codes = some_codes(2, 6)
+    assert read.cfg == SMALL[kind]
     assert torch.equal(read.decode(codes, (2, 3)), ours.decode(codes, (2, 3)))
     assert torch.equal(read.encode(some_images()), ours.encode(some_images()))
-    with pytest.raises(UsageError, match="belongs to no part"):
-        official.load(lambda: VQModel(cfg), source, table(cfg), "cpu", torch.float32)
+    torch.save({wrapper: tensors | {"other": torch.zeros(1)}}, tmp_path / "vq.pt")
+    with pytest.raises(UsageError, match="'other' belongs to no part"):
+        image_tokenizers.load_autoencoder(*given, llamagen)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +133,7 @@ def test_a_tokenizer_survives_its_official_file(tmp_path, kind, table, wrapper, 
 def test_sizes_are_read_from_a_file(kind, table):
     cfg, official_cfg = SMALL[kind], {"llamagen": vq.LLAMAGEN_16, "chameleon": vq.CHAMELEON}[kind]
     state = tokenizer(kind).state_dict()
-    shapes = {theirs: tuple(state[place.name].shape) for theirs, place in table(cfg).items()}
+    shapes = {theirs: tuple(state[dest.name].shape) for theirs, dest in table(cfg).items()}
     assert image_tokenizers.sized(official_cfg, shapes) == cfg
     for name, shape in {
         "encoder.conv_in.weight": (33, 3, 3, 3),
@@ -185,7 +172,7 @@ def official_file(model, path):
     """The tensors of `model` under the official names, 1x1 convolutions where transformers has linear layers."""
     state = model.state_dict()
     table, _ = image_tokenizers.emu3_layout(model.cfg, ())
-    tensors = {theirs: state[place.name] for theirs, place in table.items()}
+    tensors = {theirs: state[dest.name] for theirs, dest in table.items()}
     pointwise = tuple(f".{part}.weight" for part in ("q", "k", "v", "proj_out"))
     tensors |= {name: t[..., None, None] for name, t in tensors.items() if name.endswith(pointwise)}
     save_file({name: t.contiguous() for name, t in tensors.items()}, path / "model.safetensors")
@@ -196,30 +183,29 @@ def transformers_file(model, path):
     model.vq.save_pretrained(path)
 
 
-def whole_emu3(model):
+def complete_emu3(model):
     from transformers import Emu3Config, Emu3ForConditionalGeneration
 
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": 40, "num_hidden_layers": 1}
-    whole = Emu3ForConditionalGeneration(
-        Emu3Config(vq_config=model.cfg.to_dict(), text_config=sizes | ids, vocabulary_map={"<image>": 3})
-    )
+    cfg = Emu3Config(vq_config=model.cfg.to_dict(), text_config=sizes | ids, vocabulary_map={"<image>": 3})
+    whole = Emu3ForConditionalGeneration(cfg)
     whole.model.vqmodel.load_state_dict(model.vq.state_dict())
     return whole
 
 
-def transformers_whole_file(model, path):
-    whole_emu3(model).save_pretrained(path)
+def transformers_complete_file(model, path):
+    complete_emu3(model).save_pretrained(path)
 
 
 def state_dict_file(model, path):
     """What the modules call their tensors, which is not what save_pretrained writes."""
-    whole = whole_emu3(model)
+    whole = complete_emu3(model)
     whole.config.save_pretrained(path)
     torch.save(whole.state_dict(), path / "pytorch_model.bin")
 
 
-@pytest.mark.parametrize("write", [official_file, transformers_file, transformers_whole_file, state_dict_file])
+@pytest.mark.parametrize("write", [official_file, transformers_file, transformers_complete_file, state_dict_file])
 def test_emu3s_tokenizer_is_read_from_every_layout(tmp_path, write):
     ours = emu3()
     write(ours, tmp_path)

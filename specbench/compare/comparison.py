@@ -129,7 +129,7 @@ def pair(a: ScoredPass, b: ScoredPass) -> tuple[list[tuple[Record, Record]], lis
     classes, the first image of a prompt in A is paired with the first in B, the second with the second, and so on.
     """
     shared = sorted(a.records.keys() & b.records.keys())
-    same = [i for i in shared if _same_prompt(a.records[i], b.records[i])]
+    same = [i for i in shared if (a.records[i].prompt, a.records[i].id) == (b.records[i].prompt, b.records[i].id)]
     others = sorted(set(shared) - set(same))
     if others and not {r.seed for r in a.records.values()} & {r.seed for r in b.records.values()}:
         pairs, alone = _by_prompt(a, b)
@@ -162,10 +162,6 @@ def _by_prompt(a: ScoredPass, b: ScoredPass) -> tuple[list[tuple[Record, Record]
         if left := len(one.records) - len(pairs):
             remarks.append(f"Left out, without a partner: {left} of {side}.")
     return pairs, remarks
-
-
-def _same_prompt(x: Record, y: Record) -> bool:
-    return x.prompt == y.prompt and (x.id == y.id or None in (x.id, y.id))  # older records have no id
 
 
 def _listed(indices: Sequence[int]) -> str:
@@ -313,14 +309,13 @@ def _context(one: ScoredPass) -> metrics.ScoringContext:
     """The scoring context of a run's configuration."""
     from specbench.harness.scoring import scoring_context
 
-    cfg = {name: str(one.cfg.get(name) or "") for name in ("metrics_dir", "reference", "data")}  # old runs lack some
-    return scoring_context(cfg)
+    return scoring_context({name: str(one.cfg.get(name) or "") for name in ("metrics_dir", "reference", "data")})
 
 
 def _items(one: ScoredPass, mine: Sequence[Record]) -> list[data.Item]:
     """The prompts of these records; with their labels, where the code generates the data set."""
     if one.cfg.get("data") not in data.DRAWN:
-        return [data.Item(r.index, r.prompt, None, r.id or str(r.index)) for r in mine]
+        return [data.Item(r.index, r.prompt, None, r.id) for r in mine]
     made = data.load({**one.cfg, "n": max(r.index for r in mine) + 1})
     items = [made[r.index] for r in mine]
     if any(item.prompt != r.prompt for item, r in zip(items, mine)):
