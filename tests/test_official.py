@@ -293,8 +293,8 @@ def test_every_format_gives_the_same_module(tmp_path, kind, caplog):
     tensors = tiny_tensors()
     path = FORMATS[kind](tmp_path, tensors)
     source = official.open_source(path, ("model", "module", "state_dict"), [argparse.Namespace])
-    assert {name: (info.shape, info.dtype) for name, info in source.tensors.items()} == {
-        name: (tuple(t.shape), t.dtype) for name, t in tensors.items()
+    assert {n: (i.shape, i.dtype) for n, i in source.tensors.items()} == {
+        n: (t.shape, t.dtype) for n, t in tensors.items()
     }
     assert len(source.files) == (2 if kind in ("shards", "bin shards", "index") else 1)
     with caplog.at_level(logging.INFO, "specbench"):
@@ -302,13 +302,11 @@ def test_every_format_gives_the_same_module(tmp_path, kind, caplog):
     assert f"loaded 0.00 GB from {path} in 0." in caplog.text
     assert not module.training
     assert not any(p.requires_grad for p in module.parameters())
-    assert torch.equal(module.qk.weight, torch.cat([tensors["q"], tensors["k"]]))
-    assert torch.equal(module.norm.running_var, tensors["n.var"])
-    assert module.norm.num_batches_tracked == 12
     assert torch.equal(module.scale, torch.full((2,), 7.0))
-    rows = torch.rand(5, 3)
-    expected = (rows - tensors["n.mean"]) / (tensors["n.var"] + 1e-5).sqrt() * tensors["n.weight"] + tensors["n.bias"]
-    torch.testing.assert_close(module.norm(rows), expected)
+    wanted = {f"norm.{name}": tensors[f"n.{name}"] for name in ("weight", "bias")}
+    wanted |= {"norm.running_mean": tensors["n.mean"], "norm.running_var": tensors["n.var"]}
+    wanted |= {"norm.num_batches_tracked": tensors["n.count"], "qk.weight": torch.cat([tensors["q"], tensors["k"]])}
+    torch.testing.assert_close(dict(module.state_dict()), wanted, rtol=0, atol=0)
 
 
 def test_values_are_cast_to_the_wanted_type_and_integers_are_not():
@@ -347,14 +345,15 @@ def test_tied_parameters_stay_tied():
 
 
 def test_configuration_of_a_folder(tmp_path):
-    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    text(tmp_path / "config.json", '{"hidden_size": 8}')
     assert official.config(tmp_path) == {"hidden_size": 8}
-    (tmp_path / "config.json").write_text('{"hidden_size": ')
-    with pytest.raises(UsageError, match=r"cannot read .*config.json.*; fetch it again"):
-        official.config(tmp_path)
-    (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(UsageError, match="JSON object"):
-        official.config(tmp_path)
+    for content, sentence in (
+        ('{"hidden_size": ', r"cannot read .*config.json.*; fetch it again"),
+        ("[]", "JSON object"),
+    ):
+        text(tmp_path / "config.json", content)
+        with pytest.raises(UsageError, match=sentence):
+            official.config(tmp_path)
     with pytest.raises(UsageError, match="cannot read"):
         official.config(tmp_path / "nowhere")
 
@@ -405,74 +404,56 @@ def edited_index(folder, **changes):
 
 
 def without_a_shard(folder):
-    write_shards(folder, tiny_tensors())
-    (folder / "model-00002-of-00002.safetensors").unlink()
+    (write_shards(folder, tiny_tensors()) / SECOND).unlink()
     return folder
 
 
 def in_both_shards(folder):
-    write_shards(folder, tiny_tensors())
-    both = shards(tiny_tensors())
-    save_file(both[1] | {"q": both[0]["q"]}, folder / "model-00002-of-00002.safetensors")
+    first, second = shards(tiny_tensors())
+    save_file(second | {"q": first["q"]}, write_shards(folder, tiny_tensors()) / SECOND)
     return folder
 
 
+SECOND = "model-00002-of-00002.safetensors"
+CODE = r"x.pt' holds more than tensors \((posix|nt).mkdir\), and loading it could run code; .*safetensors.torch"
+NO_TORCH = "readable PyTorch file, or only a part"
 BROKEN = {
     "absent": (lambda d: d / "x.pt", r"there is no file or folder '.*x.pt'"),
-    "empty folder": (
-        lambda d: d,
-        r"holds none of model.safetensors, model.safetensors.index.json, pytorch_model.bin, .*; fetch",
-    ),
+    "empty folder": (lambda d: d, r"holds none of model.safetensors, .*, pytorch_model.bin, .*; fetch"),
     "cut safetensors": (
         lambda d: cut(a_file(d / "x.safetensors", tiny_tensors())),
-        r"x.safetensors' is not a readable safetensors file, or only a part of one \(.*\); fetch it again",
+        "x.safetensors' is not a readable saf",
     ),
-    "empty safetensors": (lambda d: text(d / "x.safetensors", ""), "readable safetensors file"),
-    "cut zip": (
-        lambda d: cut(a_file(d / "x.pt", tiny_tensors())),
-        r"x.pt' is not a readable PyTorch file, or only a part",
-    ),
-    "cut end of a zip": (lambda d: cut(a_file(d / "x.pt", tiny_tensors()), 0.99), "readable PyTorch file"),
-    "cut old": (lambda d: cut(old(d / "x.pt", tiny_tensors())), "readable PyTorch file, or only a part"),
-    "cut head of old": (lambda d: cut(old(d / "x.pt", tiny_tensors()), 0.02), "readable PyTorch file"),
-    "empty": (lambda d: text(d / "x.pt", ""), "readable PyTorch file"),
-    "words": (lambda d: text(d / "x.pt", "hello world"), "readable PyTorch file"),
-    "page": (lambda d: text(d / "x.bin", "<html>Not found</html>"), "readable PyTorch file"),
+    "empty safetensors": (lambda d: text(d / "x.safetensors", ""), r"or only a part of one \(.*\); fetch it again"),
+    "cut zip": (lambda d: cut(a_file(d / "x.pt", tiny_tensors())), NO_TORCH),
+    "cut end of a zip": (lambda d: cut(a_file(d / "x.pt", tiny_tensors()), 0.99), NO_TORCH),
+    "cut old": (lambda d: cut(old(d / "x.pt", tiny_tensors())), NO_TORCH),
+    "cut head of old": (lambda d: cut(old(d / "x.pt", tiny_tensors()), 0.02), NO_TORCH),
+    "empty": (lambda d: text(d / "x.pt", ""), NO_TORCH),
+    "page": (lambda d: text(d / "x.bin", "<html>Not found</html>"), NO_TORCH),
     "pointer": (
-        lambda d: text(d / "x.bin", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
-        "x.bin' is a pointer of Git LFS",
+        lambda d: text(d / "x.bin", "version https://git-lfs.github.com/spec/v1\n"),
+        "x.bin' is a pointer of Git L",
     ),
-    "code": (
-        lambda d: a_file(d / "x.pt", {"model": tiny_tensors(), "hook": Evil(d)}),
-        r"x.pt' holds more than tensors \((posix|nt).mkdir\), and loading it could run code; .*safetensors.torch",
-    ),
-    "code in old": (lambda d: old(d / "x.pt", {"hook": Evil(d)}), r"holds more than tensors \((posix|nt).mkdir\)"),
-    "code without torch": (lambda d: pickled(d / "x.pt", 2), r"holds more than tensors \((posix|nt).mkdir\)"),
+    "code": (lambda d: a_file(d / "x.pt", {"model": tiny_tensors(), "hook": Evil(d)}), CODE),
+    "code in old": (lambda d: old(d / "x.pt", {"hook": Evil(d)}), CODE),
+    "code without torch": (lambda d: pickled(d / "x.pt", 2), CODE),
     "newer code without torch": (lambda d: pickled(d / "x.pt", 5), "holds more than tensors, and loading it could"),
     "arguments": (
-        lambda d: a_file(d / "x.pt", {"model": tiny_tensors(), "args": argparse.Namespace()}),
-        r"holds more than tensors \(argparse.Namespace\)",
+        lambda d: a_file(d / "x.pt", {"args": argparse.Namespace()}),
+        r"more than tensors \(argparse.Namespace\)",
     ),
     "program": (lambda d: scripted(d / "x.pt"), "holds more than tensors, and loading it could run code"),
     "list": (lambda d: a_file(d / "x.pt", [torch.ones(1)]), "x.pt' holds a list, not tensors by name"),
     "no tensors": (
-        lambda d: a_file(d / "x.pt", {"steps": 3, "epoch": 1}),
-        r"holds no tensors under model or its top level, only 'steps' \(and 1 more\)",
+        lambda d: a_file(d / "x.pt", {"s": 3, "e": 1}),
+        r"under model or its top level, only 's' \(and 1 more\)",
     ),
     "sparse": (lambda d: a_file(d / "x.pt", {"q": torch.eye(4).to_sparse()}), "tensor 'q' is sparse, quantised or"),
-    "no shard": (without_a_shard, r"index.json names 'model-00002-of-00002.safetensors'"),
-    "not in its shard": (
-        lambda d: edited_index(d, q="model-00002-of-00002.safetensors"),
-        "tensor 'q' .*model-00002-of-00002.safetensors, which lacks it",
-    ),
-    "in no shard": (
-        lambda d: edited_index(d, z="model-00002-of-00002.safetensors"),
-        "tensor 'z' .*model-00002-of-00002.safetensors, which lacks it",
-    ),
-    "in two shards": (
-        in_both_shards,
-        "tensor 'q' is in model-00001-of-00002.safetensors and in model-00002-of-00002.safetensors of",
-    ),
+    "no shard": (without_a_shard, f"index.json names '{SECOND}'"),
+    "not in its shard": (lambda d: edited_index(d, q=SECOND), f"tensor 'q' .*{SECOND}, which lacks it"),
+    "in no shard": (lambda d: edited_index(d, z=SECOND), f"tensor 'z' .*{SECOND}, which lacks it"),
+    "in two shards": (in_both_shards, f"tensor 'q' is in model-00001-of-00002.safetensors and in {SECOND} of"),
     "elsewhere": (lambda d: edited_index(d, q="../x.safetensors"), r"puts tensor 'q' into '../x.safetensors'"),
     "nowhere": (lambda d: edited_index(d, q=3), "puts tensor 'q' into 3"),
     "no map": (lambda d: text(d / "model.safetensors.index.json", "{}"), "index.json has no 'weight_map'"),
@@ -627,15 +608,9 @@ def test_loading_needs_the_model_and_one_shard(tmp_path):
             index |= dict.fromkeys(names, f"{shard}.{suffix}")
         (tmp_path / suffix / f"{stem}.{suffix}.index.json").write_text(json.dumps({"weight_map": index}))
         write(tmp_path / suffix / f"small.{suffix}", {"official.0": torch.ones(2048, 1024)})
-    command = [
-        sys.executable,
-        "-c",
-        MEASURE,
-        tmp_path / "bin" / "small.bin",
-        tmp_path / "safetensors",
-        tmp_path / "bin",
-    ]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT, check=True)
+    files = ("bin/small.bin", "safetensors", "bin")
+    command = [sys.executable, "-c", MEASURE, *(str(tmp_path / file) for file in files)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     peak, careless = json.loads(done.stdout)
     assert 60 < peak < 120
     assert careless > 160
