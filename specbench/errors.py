@@ -37,6 +37,12 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
     return UsageError(f"unknown {kind} '{name[:100]}' (choose from: {', '.join(sorted(choices))})")
 
 
+def check_choice(name: str, value: object, choices: Sequence[str], owner: str = "") -> None:
+    """Raise UsageError unless a parameter's value is one of the choices of its owner."""
+    if value not in choices:
+        raise UsageError(f"{name}={value} is unknown{owner and f' to {owner}'} (choose from: {', '.join(choices)})")
+
+
 class Parser(argparse.ArgumentParser):
     """Reports a wrong argument in one sentence, as a UsageError."""
 
@@ -45,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse_arguments(command: str, arguments: Sequence[str], *flags: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments `words` of a command line in any order: values, `help`, and which flags are given."""
+    """Parse the `arguments` of a command line in any order: values, `help`, and which flags are given."""
     parser = Parser(prog=f"specbench {command}", add_help=False, allow_abbrev=False)
     for flag in (("-h", "--help"), *flags):
         parser.add_argument(*flag, action="store_true")

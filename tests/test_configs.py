@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from specbench.config import composition, configuration, parameters
+from specbench.config import composition, configuration, parameters, registry
 from specbench.config.table import TABLE, UNITS, check_value
 from specbench.errors import UsageError, install
 from specbench.rows.columns import METRICS
@@ -57,16 +58,7 @@ OWNED = {
     "window": {"draft_model", "eagle", "eagle3", "jacobi", "sjd"},
     "tree": {"eagle_tree", "eagle3_tree", "medusa", "sjd"},
     "nodes": {"eagle2", "eagle3_dynamic"},
-    "drafter_weights": {
-        "draft_model",
-        "medusa",
-        "eagle",
-        "eagle_tree",
-        "eagle2",
-        "eagle3",
-        "eagle3_tree",
-        "eagle3_dynamic",
-    },
+    "drafter_weights": {*DRAFTERS} - {"none", "jacobi", "sjd"},
     "coupling": {"sjd"},
 }
 
@@ -112,8 +104,6 @@ def test_every_choice_has_a_line_and_every_parameter_is_documented() -> None:
 
 
 def test_everything_in_conf_can_be_built() -> None:
-    from specbench.config import registry
-
     for kind in ("model", "drafter", "rule"):
         for name in parameters.choices(kind):
             assert callable(registry.find(kind, name)), f"{kind} {name}"
@@ -146,25 +136,12 @@ def test_equal_values_are_one_configuration() -> None:
     )
 
 
-def test_what_a_preset_sets_for_an_exchanged_part_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        parameters, "declared", lambda group, name: frozenset({"delta"} if group == "method" else {"seed"})
-    )
-    cfg = {"method": "cool_sd", "seed": 1, "delta": 2.0}
-    assert parameters.settle(cfg) == {"seed": 1, "method": "cool_sd"} | parameters.settle(cfg)
-    assert "delta" not in parameters.settle(cfg)
-    assert parameters.settle(cfg, given=["delta"])["delta"] == 2.0  # the user's own word is judged, not dropped
-
-
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
         ("delta=0", "delta must be a number above 0 (got 0)"),
-        ("delta=-1", "delta must be a number above 0 (got -1)"),
         ("delta=nan", "delta must be"),
-        ("delta=inf", "delta must be"),
         ("delta=abc", "delta must be a number above 0 (got 'abc')"),
-        ("delta=true", "delta must be"),
         ("delta=null", "delta must be a number above 0 (got null)"),
         ("nu=-0.1", "nu must be"),
         ("floor=-1", "floor must be"),
@@ -175,13 +152,11 @@ def test_what_a_preset_sets_for_an_exchanged_part_is_dropped(monkeypatch: pytest
         ("n=al", "n must be an integer of at least 1 and at most 1000000, or all (got 'al')"),
         ("n=all", "data=scenes has no last prompt"),
         ("batch=all", "batch must be an integer of at least 1 and at most 4096 (got 'all')"),
-        ("n=true", "n must be an integer"),
         ("batch=0", "batch must be"),
         ("seed=-1", "seed must be"),
         ("warmup=-1", "warmup must be"),
         ("baseline=1", "baseline must be true or false"),
         ("top_k=0", "top_k must be an integer of at least 1 and at most 2147483647, or null (off)"),
-        ("top_k=-3", "top_k must be"),
         ("top_p=0", "top_p must be a number above 0 and at most 1"),
         ("top_p=1.1", "top_p must be"),
         ("cfg_scale=-1", "cfg_scale must be"),
@@ -211,13 +186,14 @@ def test_what_a_preset_sets_for_an_exchanged_part_is_dropped(monkeypatch: pytest
         ("delta=[", "cannot read 'delta=['"),
         ("delta", "cannot read 'delta'"),
         ("delta=${nothing}", "'nothing' not found"),
+        ("method=sd window=0", "window must be an integer of at least 1"),
         ("window=3", "has no parameter 'window' (it belongs to drafter draft_model (method sd), drafter eagle"),
         ("hydra/launcher=nope", "Could not find 'hydra/launcher/nope'"),
     ],
 )
 def test_a_bad_word_costs_one_sentence(word: str, sentence: str) -> None:
     with pytest.raises(UsageError) as raised:
-        configuration.grid([word], multirun=False)
+        configuration.grid(word.split(), multirun=False)
     assert sentence in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -259,13 +235,8 @@ def test_a_parameter_of_another_rule_says_whose_it_is_and_what_there_is() -> Non
 def test_grids() -> None:
     deltas = [job.cfg["delta"] for job in configuration.grid(["delta=range(1,3,0.5)"], multirun=True)]
     assert deltas == [1.0, 1.5, 2.0, 2.5]
-    jobs = configuration.grid(["delta=1.1,2", "nu=0.5,0.7"], multirun=True)
-    assert [(job.name, job.cfg["delta"], job.cfg["nu"]) for job in jobs] == [
-        ("delta=1.1,nu=0.5", 1.1, 0.5),
-        ("delta=1.1,nu=0.7", 1.1, 0.7),
-        ("delta=2,nu=0.5", 2.0, 0.5),
-        ("delta=2,nu=0.7", 2.0, 0.7),
-    ]
+    jobs = configuration.grid(["experiment=coolsd_delta"], multirun=True)
+    assert [job.name for job in jobs] == [f"delta={delta}" for delta in ("1.1", "1.5", 2, 3, 4)]
     jobs = configuration.grid(["experiment=coolsd_delta", "delta=3"], multirun=True)  # the command line wins
     assert [job.cfg["delta"] for job in jobs] == [3.0]
     with pytest.raises(UsageError, match=r"job method=eagle1 delta=1: .* has no parameter 'delta'"):
@@ -276,20 +247,16 @@ def test_grids() -> None:
         configuration.grid(["delta=interval(1,2)"], multirun=True)
 
 
+@example(10**400)
 @given(st.floats(allow_nan=True, allow_infinity=True) | st.integers() | st.booleans() | st.text() | st.none())
 def test_a_checked_number_is_always_in_range(value: object) -> None:
     try:
         delta = check_value("delta", value)
     except UsageError:
-        assert not (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf)
+        assert not (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max)
     else:
         assert isinstance(delta, float)
         assert 0 < delta < math.inf
-
-
-def test_a_huge_whole_number_is_no_crash() -> None:
-    with pytest.raises(UsageError, match="delta must be"):
-        check_value("delta", 10**400)
 
 
 def test_validate_refuses_what_is_missing() -> None:

@@ -122,14 +122,7 @@ def test_no_pass_of_vectors_waits_for_the_host(name):
 def test_a_benchmark_times_recorded_and_plain_steps(capsys):
     from specbench import cli
 
-    arguments = [
-        "model=llamagen_xl",
-        "reduced=true",
-        "weights=random",
-        "device=cuda",
-        "dtype=bfloat16",
-        "bench.steps=5",
-    ]
+    arguments = "model=llamagen_xl reduced=true weights=random device=cuda dtype=bfloat16 bench.steps=5".split()
     for engine in ("eager", "graph"):
         assert cli.main(["bench", *arguments, f"engine={engine}", "method=cool_sd", "forced_accept=2"]) == 0
         row = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -46,11 +46,8 @@ def test_webp_and_jpeg_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
 def test_grey_becomes_three_equal_channels(ending: str, tmp_path: Path) -> None:
     assert (saved(tmp_path / f"a.{ending}", Image.fromarray(GREY)) == channels(GREY)).all()
-
-
-def test_black_and_white(tmp_path: Path) -> None:
-    found = saved(tmp_path / "a.png", Image.fromarray(GREY > 127))
-    assert (found == channels(np.where(GREY > 127, 255, 0))).all()
+    if ending == "png":  # 1 bit
+        assert (saved(tmp_path / "b.png", Image.fromarray(GREY > 127)) == channels((GREY > 127) * np.uint8(255))).all()
 
 
 @pytest.mark.parametrize("ending", ["png", "gif"])
@@ -64,7 +61,7 @@ def test_a_palette_is_looked_up(ending: str, tmp_path: Path) -> None:
     assert (clear == expected).all()
 
 
-def test_what_is_transparent_shows_white(tmp_path: Path) -> None:
+def test_transparent_parts_become_white(tmp_path: Path) -> None:
     alpha = np.full((6, 5), 255, np.uint8)
     alpha[0], alpha[1] = 0, 128
     found = saved(tmp_path / "a.png", Image.fromarray(np.dstack([COLOUR, alpha])))
@@ -113,14 +110,14 @@ def test_cmyk_is_converted(tmp_path: Path) -> None:
     assert np.abs(jpeg.astype(int) - found).max() <= 3
 
 
-def test_exif_turns_a_picture(tmp_path: Path) -> None:
+def test_exif_rotates_an_image(tmp_path: Path) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # the top is on the right-hand side: turned by 90 degrees clockwise for show
+    exif[0x0112] = 6  # the top is on the right-hand side: rotated by 90 degrees clockwise
     found = saved(tmp_path / "a.png", Image.fromarray(COLOUR), exif=exif)
     assert (found == np.rot90(COLOUR, -1)).all()
 
 
-def test_of_an_animation_the_first_picture_is_read(tmp_path: Path) -> None:
+def test_the_first_image_of_an_animation_is_read(tmp_path: Path) -> None:
     frames = [Image.fromarray(np.full((4, 4, 3), v, np.uint8)) for v in (10, 200)]
     found = saved(tmp_path / "a.webp", frames[0], save_all=True, append_images=frames[1:], lossless=True)
     assert (found == 10).all()
@@ -160,7 +157,7 @@ def _flipped(content: bytes) -> bytes:
         ("a.png", png(9_000, 9_000, 8, 0, b""), "has 9000x9000 pixels, more than 67,108,864"),
     ],
 )
-def test_what_cannot_be_read_is_named_in_one_sentence(name: str, content: bytes, sentence: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named(name: str, content: bytes, sentence: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(UsageError) as found:
@@ -170,14 +167,14 @@ def test_what_cannot_be_read_is_named_in_one_sentence(name: str, content: bytes,
     assert "\n" not in str(found.value)
 
 
-def test_numbers_that_are_no_picture_are_named(tmp_path: Path) -> None:
+def test_values_that_are_no_image_are_named(tmp_path: Path) -> None:
     for values in (np.full((4, 4), 0.5, np.float32), np.full((4, 4), 1 << 20, np.int32)):
         Image.fromarray(values).save(tmp_path / "a.tif")
         with pytest.raises(UsageError, match=r"a\.tif \(its values"):
             image_files.read(tmp_path / "a.tif")
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_an_absent_file_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "a.png", tmp_path):
         with pytest.raises(UsageError, match="is not a file"):
             image_files.read(path)
@@ -197,7 +194,7 @@ def test_a_digest_is_of_size_and_pixels() -> None:
     assert image_files.digest(COLOUR[::-1]) == image_files.digest(COLOUR[::-1].copy())
 
 
-def test_files_remember_what_they_saw(tmp_path: Path) -> None:
+def test_digests_and_sizes_are_stored(tmp_path: Path) -> None:
     Image.fromarray(COLOUR).save(tmp_path / "a.png")
     files = image_files.ImageFiles([tmp_path / "a.png"])
     assert (len(files), files.digests, files.sizes) == (1, [None], [None])

@@ -1,4 +1,4 @@
-"""Inception-V3 as a judge, and the four statistics over what it says."""
+"""Inception-V3 as a feature extractor, and the four statistics over its outputs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def network() -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder of evaluators' weights that are taken for the published ones."""
+    """A folder of evaluators' weights that count as the published ones."""
     folder = tmp_path_factory.mktemp("weights")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inception, "SHA256", random_inception.write(folder))
@@ -51,7 +51,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
+def an_image(height: int, width: int, seed: int = 0) -> np.ndarray:
     """Smooth colours with some noise, (H, W, 3) uint8."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8)).resize(
@@ -64,25 +64,25 @@ def some_items(n: int) -> list[Item]:
     return [Item(i, f"prompt {i}", None, f"id{i}") for i in range(n)]
 
 
-# --- the judge --------------------------------------------------------------------------------------------------------
+# --- the scorer -------------------------------------------------------------------------------------------------------
 
 
-def test_the_judge_says_what_torch_fidelity_says(published: Path) -> None:
+def test_the_outputs_are_those_of_torch_fidelity(published: Path) -> None:
     one = metrics.metric("fid", ScoringContext(Path(), published))
     scorer = one.scorer()
-    shown = [picture(64, 64, 1), picture(300, 200, 2)]
-    said = scorer(shown, some_items(2))
-    assert said.shape == (2, 2048 + 1008)
-    assert said.dtype == np.float32
+    shown = [an_image(64, 64, 1), an_image(300, 200, 2)]
+    rows = scorer(shown, some_items(2))
+    assert rows.shape == (2, 2048 + 1008)
+    assert rows.dtype == np.float32
     assert isinstance(scorer, InceptionScorer)
-    for p, row in zip(shown, said, strict=True):
+    for p, row in zip(shown, rows, strict=True):
         with torch.inference_mode():
             expected = torch.cat(scorer.network(torch.from_numpy(p).permute(2, 0, 1)[None]), 1)[0].numpy()
         np.testing.assert_array_equal(row, expected)
     # on a CPU a batch changes nothing, not in a bit
-    np.testing.assert_array_equal(said[1], scorer(shown[1:], some_items(1))[0])
-    # and the random weights tell pictures apart
-    assert np.abs(said[0] - said[1]).max() > 0.1 * np.abs(said).max()
+    np.testing.assert_array_equal(rows[1], scorer(shown[1:], some_items(1))[0])
+    # the outputs depend on the image
+    assert np.abs(rows[0] - rows[1]).max() > 0.1 * np.abs(rows).max()
     assert one.cache_key == f"inception-v3@{inception.SHA256[:8]}, tf resize"
 
 
@@ -90,7 +90,7 @@ def test_resizes(network: torch.nn.Module) -> None:
     def prepared(resize: str, shown: np.ndarray) -> torch.Tensor:
         return InceptionScorer(network, resize)._prepared(shown)[0]
 
-    whole = picture(299, 299)
+    whole = an_image(299, 299)
     scaled = (torch.from_numpy(whole).permute(2, 0, 1).float() - 128) / 128
     assert torch.equal(prepared("tf", whole), scaled)  # nothing to resize
     torch.testing.assert_close(prepared("clean", whole), scaled)
@@ -100,7 +100,7 @@ def test_resizes(network: torch.nn.Module) -> None:
     columns[:, 1::2] = 255
     assert prepared("tf", columns).max() == -1
     np.testing.assert_allclose(prepared("clean", columns)[:, :, 5:-5], (127.5 - 128) / 128, atol=0.01)
-    odd = picture(150, 211)
+    odd = an_image(150, 211)
     theirs = tv.resize(torch.from_numpy(odd).permute(2, 0, 1).float(), [299, 299], antialias=False) / 127.5 - 1
     torch.testing.assert_close(prepared("pytorch", odd), theirs, atol=1e-5, rtol=0)
     assert (prepared("pytorch", odd) - prepared("tf", odd)).abs().max() > 0.02
@@ -108,7 +108,7 @@ def test_resizes(network: torch.nn.Module) -> None:
 
 @pytest.mark.parametrize("size", [(40, 61), (63, 40), (41, 40), (40, 43), (12, 9)])
 def test_the_crop_is_lanterns(size: tuple[int, int]) -> None:
-    shown = picture(*size)
+    shown = an_image(*size)
     square = tv.center_crop(Image.fromarray(shown), min(size))
     np.testing.assert_array_equal(
         image_files.center_crop(shown, 32), np.asarray(square.resize((32, 32), Image.LANCZOS))
@@ -116,7 +116,7 @@ def test_the_crop_is_lanterns(size: tuple[int, int]) -> None:
 
 
 def test_a_crop_leaves_a_square_of_its_side_alone(network: torch.nn.Module) -> None:
-    shown = picture(64, 64)
+    shown = an_image(64, 64)
     assert image_files.center_crop(shown, 64) is shown
     cropped = InceptionScorer(network, crop=64)
     assert torch.equal(cropped._prepared(shown), InceptionScorer(network)._prepared(shown))
@@ -210,27 +210,28 @@ def narrow(published: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
-def law(n: int, seed: int, shift: float = 0.0, spread: float = 1.0) -> np.ndarray:
+def features(n: int, seed: int, shift: float = 0.0, spread: float = 1.0) -> np.ndarray:
     """Features (N, WIDTH) float32 that are non-negative and unequal, as those of the last pooling."""
     rng = np.random.default_rng(seed)
     scale = np.arange(1, WIDTH + 1) ** -0.5
     return (np.abs(rng.standard_normal((n, WIDTH)) * spread + shift) * scale).astype(np.float32)
 
 
-def outputs(features: np.ndarray, seed: int = 0) -> np.ndarray:
-    logits = np.random.default_rng(seed).normal(0, 3, (len(features), 1008)).astype(np.float32)
-    return np.concatenate([features, logits], 1)
+def outputs(found: np.ndarray, seed: int = 0) -> np.ndarray:
+    logits = np.random.default_rng(seed).normal(0, 3, (len(found), 1008)).astype(np.float32)
+    return np.concatenate([found, logits], 1)
 
 
 def against(measure: type[Metric], real: np.ndarray, weights: Path, **options: object) -> Metric:
     """A metric whose reference has these features."""
     one = measure(ScoringContext(Path(), weights), options)
-    moments = frechet.Moments.of(torch.from_numpy(real))
-    provenance = {"data": "any", "cache_key": one.cache_key}
-    one.__dict__["reference"] = ReferenceStatistics(
-        moments.mean.numpy(), moments.covariance.numpy(), "any", real, len(real), provenance
-    )
+    one.__dict__["reference"] = statistics(real, one.cache_key)
     return one
+
+
+def statistics(real: np.ndarray, cache_key: str) -> ReferenceStatistics:
+    moments, provenance = frechet.Moments.of(torch.from_numpy(real)), {"data": "any", "cache_key": cache_key}
+    return ReferenceStatistics(moments.mean.numpy(), moments.covariance.numpy(), "any", real, len(real), provenance)
 
 
 def by_singular_values(found: np.ndarray, real: np.ndarray) -> float:
@@ -244,10 +245,10 @@ def by_singular_values(found: np.ndarray, real: np.ndarray) -> float:
 
 @pytest.mark.parametrize("n", [5, 20, 200])
 def test_fid_agrees_with_torch_fidelity(narrow: None, published: Path, n: int) -> None:
-    real, found = law(300, 1), law(n, 2, 0.2)
+    real, found = features(300, 1), features(n, 2, 0.2)
     (score,) = against(fid.FID, real, published).score(outputs(found), some_items(n))
-    statistics = [fid_features_to_statistics(torch.from_numpy(f).double()) for f in (found, real)]
-    expected = fid_statistics_to_metric(*statistics, verbose=False)["frechet_inception_distance"]
+    both = [fid_features_to_statistics(torch.from_numpy(f).double()) for f in (found, real)]
+    expected = fid_statistics_to_metric(*both, verbose=False)["frechet_inception_distance"]
     assert score.value == pytest.approx(expected, rel=1e-6)  # 1e-3 is asked for
     assert score.value == pytest.approx(by_singular_values(found, real), rel=1e-4)
     assert score.backend.startswith(f"inception-v3@{inception.SHA256[:8]}, tf resize, reference any@")
@@ -257,9 +258,9 @@ def test_fid_agrees_with_torch_fidelity(narrow: None, published: Path, n: int) -
 
 
 def test_fid_standard_error_is_the_spread_over_fresh_draws(narrow: None, published: Path) -> None:
-    one = against(fid.FID, law(4000, 1), published)
+    one = against(fid.FID, features(4000, 1), published)
     n = 10 * WIDTH
-    scores = [one.score(outputs(law(n, seed, 0.3)), some_items(n))[0] for seed in range(100, 140)]
+    scores = [one.score(outputs(features(n, seed, 0.3)), some_items(n))[0] for seed in range(100, 140)]
     spread = np.std([score.value for score in scores], ddof=1)
     # 40 draws know their spread to 1 / sqrt(2 * 39) = 11 %, one sigma; first order is up to a tenth too large
     assert np.mean([score.stderr for score in scores]) == pytest.approx(spread, rel=0.4)
@@ -267,7 +268,7 @@ def test_fid_standard_error_is_the_spread_over_fresh_draws(narrow: None, publish
 
 @pytest.mark.parametrize("n", [40, 130])
 def test_kid_agrees_with_torch_fidelity(narrow: None, published: Path, n: int) -> None:
-    real, found, names = law(90, 1), law(n, 2, 0.2), some_items(n)
+    real, found, names = features(90, 1), features(n, 2, 0.2), some_items(n)
     one = against(kid.KID, real, published, subsets=7, subset_size=50)
     (score,) = one.score(outputs(found), names)
     permuted = torch.from_numpy(found[inception.order(outputs(found), names)])
@@ -281,11 +282,11 @@ def test_kid_agrees_with_torch_fidelity(narrow: None, published: Path, n: int) -
 
 def test_kid_is_the_unbiased_discrepancy_and_knows_its_spread(narrow: None, published: Path) -> None:
     n = 60
-    real = law(n, 1)
+    real = features(n, 1)
     one = against(kid.KID, real, published, subsets=1)
     scores, exact = [], []
     for seed in range(100, 160):
-        x = law(n, seed, 0.3).astype(np.float64)
+        x = features(n, seed, 0.3).astype(np.float64)
         inner, cross, outer = ((a @ b.T / WIDTH + 1) ** 3 for a, b in ((x, x), (x, real), (real, real)))
         pairs = n * (n - 1)
         exact.append((inner.sum() - inner.trace()) / pairs + (outer.sum() - outer.trace()) / pairs - 2 * cross.mean())
@@ -298,33 +299,33 @@ def test_kid_is_the_unbiased_discrepancy_and_knows_its_spread(narrow: None, publ
 
 def test_inception_score_agrees_with_torch_fidelity(narrow: None, published: Path) -> None:
     n = 45
-    context, said, names = ScoringContext(Path(), published), outputs(law(n, 1)), some_items(n)
-    (score,) = inception_score.InceptionScore(context, {}).score(said, names)
-    logits = torch.from_numpy(said[inception.order(said, names)][:, WIDTH:])
+    context, rows, names = ScoringContext(Path(), published), outputs(features(n, 1)), some_items(n)
+    (score,) = inception_score.InceptionScore(context, {}).score(rows, names)
+    logits = torch.from_numpy(rows[inception.order(rows, names)][:, WIDTH:])
     theirs = isc_features_to_metric(logits, 10, shuffle=False)
     assert score.value == theirs["inception_score_mean"]
     splits = [isc_features_to_metric(part, 1)["inception_score_mean"] for part in torch.tensor_split(logits, 10)]
     assert score.stderr is not None
-    # torch-fidelity's splits differ from tensor_split's in which ones have one picture more
+    # torch-fidelity's splits differ from tensor_split's in which ones have one image more
     assert score.stderr == pytest.approx(np.std(splits, ddof=1) / np.sqrt(10), rel=0.5)
     assert "n = 45 in 10 splits for 1008 classes: biased downwards" in score.note
     assert score.backend.endswith("tf resize, 10 splits")
-    (few,) = inception_score.InceptionScore(context, {}).score(said[:9], names[:9])
+    (few,) = inception_score.InceptionScore(context, {}).score(rows[:9], names[:9])
     assert few.value is None
 
 
-def test_inception_score_of_certain_pictures_is_the_number_of_classes(narrow: None, published: Path) -> None:
-    said = outputs(law(60, 1))
-    said[:, WIDTH:] = 100 * np.eye(1008)[np.arange(60) % 12]
+def test_inception_score_of_unambiguous_images_is_the_number_of_classes(narrow: None, published: Path) -> None:
+    rows = outputs(features(60, 1))
+    rows[:, WIDTH:] = 100 * np.eye(1008)[np.arange(60) % 12]
     (score,) = inception_score.InceptionScore(ScoringContext(Path(), published), {"splits": 1}).score(
-        said, some_items(60)
+        rows, some_items(60)
     )
     assert score.value == pytest.approx(12)
     assert score.stderr is None
 
 
 def test_precision_and_recall_agree_with_torch_fidelity(narrow: None, published: Path) -> None:
-    real, found = law(80, 1), law(50, 2, 0.4, 0.6)
+    real, found = features(80, 1), features(50, 2, 0.4, 0.6)
     one = against(precision_recall.PrecisionRecall, real, published)
     precision, recall = one.score(outputs(found), some_items(50))
     theirs = prc_features_to_metric(torch.from_numpy(found), torch.from_numpy(real), verbose=False)
@@ -348,50 +349,45 @@ def test_precision_and_recall_agree_with_torch_fidelity(narrow: None, published:
     "measure", [fid.FID, kid.KID, inception_score.InceptionScore, precision_recall.PrecisionRecall]
 )
 @pytest.mark.parametrize("named", [True, False])
-def test_the_order_of_the_pictures_changes_nothing(
+def test_the_order_of_the_images_changes_nothing(
     narrow: None, published: Path, measure: type[Metric], named: bool
 ) -> None:
     n = 60
-    said, names = outputs(law(n, 2)), some_items(n)
+    rows, names = outputs(features(n, 2)), some_items(n)
     if not named:
         names = [Item(i, "the same", None) for i in range(n)]
-    said[7] = said[3]  # a picture that is there twice
-    one = against(measure, law(50, 1), published, **({"subset_size": 20} if measure is kid.KID else {}))
+    rows[7] = rows[3]  # an image that occurs twice
+    one = against(measure, features(50, 1), published, **({"subset_size": 20} if measure is kid.KID else {}))
     shuffled = np.random.default_rng(0).permutation(n)
-    assert one.score(said, names) == one.score(said[shuffled], [names[i] for i in shuffled])
+    assert one.score(rows, names) == one.score(rows[shuffled], [names[i] for i in shuffled])
 
 
 def test_splits_hold_the_same_prompts_in_every_run(published: Path) -> None:
     n = 20
-    mine, theirs = (inception.order(outputs(law(n, seed)), some_items(n)) for seed in (1, 2))
+    mine, theirs = (inception.order(outputs(features(n, seed)), some_items(n)) for seed in (1, 2))
     assert mine.tolist() == theirs.tolist() != list(range(n))
 
 
 class Sizes:
-    """Pictures of several sizes."""
+    """Images of several sizes."""
 
     def __len__(self) -> int:
         return 4
 
     def __getitem__(self, index: int) -> np.ndarray:
-        return picture(32 + 8 * index, 64, index)
+        return an_image(32 + 8 * index, 64, index)
 
 
-def test_scores_of_pictures_in_any_batch(narrow: None, published: Path, tmp_path: Path) -> None:
+def test_scores_of_images_in_any_batch(narrow: None, published: Path, tmp_path: Path) -> None:
     context = ScoringContext(Path(), published, tmp_path / "real.npz", batch=3)
-    cache_key, reals = metrics.metric("fid", context).cache_key, law(5, 1)
-    moments = frechet.Moments.of(torch.from_numpy(reals))
-    provenance = {"data": "any", "cache_key": cache_key}
-    references.write(
-        tmp_path / "real.npz",
-        ReferenceStatistics(moments.mean.numpy(), moments.covariance.numpy(), "any", reals, 5, provenance),
-    )
+    cache_key, reals = metrics.metric("fid", context).cache_key, features(5, 1)
+    references.write(tmp_path / "real.npz", statistics(reals, cache_key))
     names, cached = ["fid", "kid", "precision_recall", "inception_score"], metrics.Outputs(None)
     found = metrics.score(names, Sizes(), some_items(4), context, cached)
     assert found == metrics.score(names, Sizes(), some_items(4), dataclasses.replace(context, batch=4))
-    said = cached.of(cache_key, [image_key(image_files.digest(Sizes()[i])) for i in range(4)])
-    assert said.shape == (4, 2048 + 1008)
-    assert found["fid"].value == pytest.approx(by_singular_values(said[:, :WIDTH], reals), rel=1e-4)
+    rows = cached.of(cache_key, [image_key(image_files.digest(Sizes()[i])) for i in range(4)])
+    assert rows.shape == (4, 2048 + 1008)
+    assert found["fid"].value == pytest.approx(by_singular_values(rows[:, :WIDTH], reals), rel=1e-4)
     assert "n = 4 for 24 features: biased far upwards" in found["fid"].note
     assert all(found[column].value is not None for column in ("kid", "precision", "recall"))
-    assert found["inception_score"].value is None  # fewer pictures than splits
+    assert found["inception_score"].value is None  # fewer images than splits

@@ -29,12 +29,10 @@ TREES = {
 }
 
 
-def run(drafter, rule, count=COUNT, sampling=PLAIN, seed=0, target=P):
-    return decode(
-        DecoderConfig(TabularTarget(target), drafter, rule, sampling),
-        None,
-        RandomStreams([(seed, i) for i in range(count)]),
-    )
+def run(drafter, rule, images=COUNT, sampling=PLAIN, target=P):
+    """images: how many, or their numbers."""
+    rng = RandomStreams([(0, i) for i in (range(images) if isinstance(images, int) else images)])
+    return decode(DecoderConfig(TabularTarget(target), drafter, rule, sampling), None, rng)
 
 
 def fit(tokens, probs) -> float:
@@ -144,20 +142,13 @@ def test_equation_10_beats_equation_11_where_omega_falls_below_one():
 
 
 def test_rows_do_not_depend_on_the_batch_or_its_order():
-    drafter = TabularDrafter(Q, TREES["bushy"])
-    together = run(drafter, rules.cool(2.0, 3), 64)
+    drafter, rule = TabularDrafter(Q, TREES["bushy"]), rules.cool(2.0, 3)
+    together = run(drafter, rule, 64)
     for index in (0, 17, 63):
-        alone = decode(
-            DecoderConfig(TabularTarget(P), drafter, rules.cool(2.0, 3), Sampling()), None, RandomStreams([(0, index)])
-        )
+        alone = run(drafter, rule, [index])
         assert torch.equal(alone.tokens[0], together.tokens[index])
         assert alone.steps[0] == together.steps[index]
-    backwards = decode(
-        DecoderConfig(TabularTarget(P), drafter, rules.cool(2.0, 3), Sampling()),
-        None,
-        RandomStreams([(0, i) for i in range(63, -1, -1)]),
-    )
-    assert torch.equal(backwards.tokens.flip(0), together.tokens)
+    assert torch.equal(run(drafter, rule, range(63, -1, -1)).tokens.flip(0), together.tokens)
 
 
 def test_acceptance_is_counted_inside_the_image_only():

@@ -40,23 +40,8 @@ TINY_KL = LatentConfig(
     norm_groups=4,
     attention=False,
 )
-TINY = MARConfig(
-    encoder_dim=32,
-    encoder_depth=1,
-    encoder_heads=2,
-    decoder_dim=32,
-    decoder_depth=1,
-    decoder_heads=2,
-    mlp_ratio=2.0,
-    length=16,
-    token_dim=3,
-    classes=40,
-    buffer=2,
-    head_depth=1,
-    head_width=32,
-    steps=6,
-    limit=4.0,
-)
+SIZES = {"mlp_ratio": 2.0, "length": 16, "token_dim": 3, "classes": 40, "buffer": 2, "head_depth": 1, "head_width": 32}
+TINY = MARConfig.even(32, 1, 2, **SIZES, steps=6, limit=4.0)
 CONFIGS = {"kl": TINY_KL, "mar": TINY, "mar_draft": replace(TINY, encoder_dim=16, decoder_dim=16, head_width=16)}
 QUICK = ["metrics=none", "baseline=false", "warmup=0"]
 
@@ -415,14 +400,14 @@ def test_weights_of_two_trainings_are_refused(tiny, tmp_path):
         built = module(CONFIGS[kind])
         checkpoints.save(built, tmp_path / f"scenes_{kind}.safetensors", f"scenes-{kind}")
     cfg = configuration.compose(["model=mar_scenes", f"weights={tmp_path}"])
-    assert mar_scenes.load(cfg, torch.device("cpu"), torch.float32).drafter_network("mar_draft").length == 16
+    assert mar_scenes.ScenesMAR(cfg, torch.device("cpu"), torch.float32).drafter_network("mar_draft").length == 16
     other = MAR(replace(TINY, token_dim=4))
     checkpoints.save(other, tmp_path / "scenes_mar_draft.safetensors", "scenes-mar_draft")
     with pytest.raises(UsageError, match="train one for this target"):
-        mar_scenes.load(cfg, torch.device("cpu"), torch.float32).drafter_network("mar_draft")
+        mar_scenes.ScenesMAR(cfg, torch.device("cpu"), torch.float32).drafter_network("mar_draft")
     checkpoints.save(other, tmp_path / "scenes_mar.safetensors", "scenes-mar")
     with pytest.raises(UsageError, match="scenes_mar and scenes_kl"):
-        mar_scenes.load(cfg, torch.device("cpu"), torch.float32)
+        mar_scenes.ScenesMAR(cfg, torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.parametrize(

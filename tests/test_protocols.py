@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import ROOT, Call, row_of
 
-import specbench
 from specbench.config import configuration, parameters, protocols, registry
 from specbench.config.table import TABLE, check_value
 from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import provenance
-from specbench.rows.csv_files import read_rows
 
-ROOT = Path(specbench.__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "published"
 NAMES = list(parameters.choices("protocol"))
 PAIRS = [(name, model) for name in NAMES for model in protocols.read(name).models]
@@ -102,11 +100,6 @@ def test_a_file_is_whole_and_every_value_of_it_is_one_of_its_parameter(name: str
         if key in ("data", "metrics"):
             named = value if isinstance(value, list) else [value]
             assert set(named) - {None} <= set(parameters.choices(key))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_only_code_shows_is_something(name: str) -> None:
-    protocol = protocols.read(name)
     known = {key for _, key, value in _all_of(protocol) if value is not None}
     assert set(protocol.from_code) <= known
     assert len(set(protocol.from_code)) == len(protocol.from_code)
@@ -364,14 +357,14 @@ def test_an_experiment_may_choose_the_protocol_and_sweep(experiment: Callable[[s
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def test_a_grid_over_models_runs(call: Any, data_dir: Path, tmp_path: Path) -> None:
+def test_a_grid_over_models_runs(call: Call, data_dir: Path, tmp_path: Path) -> None:
     """Parameters that only the real models, their data or their method have reach the jobs, too."""
     grid = ("run", "-m", "protocol=sjd_table3", "model=llamagen_xl,lumina_mgpt", "method=sjd,gsd", "reduced=true")
     words = (*grid, "n=1", "refine=false", "metrics=none", f"data_dir={data_dir}", "weights=random", "out=grid")
     code, _, err = call(*words)
     assert code == 0, err
     assert "4 jobs in grid" in err
-    rows = {path.parent.name: read_rows(path)[0] for path in tmp_path.glob("grid/*/row.csv")}
+    rows = {job.name: row_of(job) for job in tmp_path.glob("grid/*")}
     assert len(rows) == 4
     for name, row in rows.items():
         assert name == f"method={row['method']},model={row['model']}"
@@ -379,13 +372,13 @@ def test_a_grid_over_models_runs(call: Any, data_dir: Path, tmp_path: Path) -> N
         assert (row["cfg_scale"], row["top_k"]) == ((7.5, 1000) if row["model"] == "llamagen_xl" else (4.0, 2000))
 
 
-def test_a_grid_over_models_of_vectors_needs_no_other_word(call: Any, tmp_path: Path) -> None:
+def test_a_grid_over_models_of_vectors_needs_no_other_word(call: Call, tmp_path: Path) -> None:
     """Their usual data and method go without saying in every job."""
     code, _, err = call(
         "run", "-m", "model=mar_b,mar_l", "gamma=4,8", "n=1", "metrics=none", "weights=random", "out=grid"
     )
     assert code == 0, err
-    rows = {path.parent.name: read_rows(path)[0] for path in tmp_path.glob("grid/*/row.csv")}
+    rows = {job.name: row_of(job) for job in tmp_path.glob("grid/*")}
     assert {name: (row["model"], row["gamma"], row["data"], row["method"]) for name, row in rows.items()} == {
         f"gamma={gamma},model={model}": (model, gamma, "imagenet", "cspd")
         for model in ("mar_b", "mar_l")
@@ -393,10 +386,10 @@ def test_a_grid_over_models_of_vectors_needs_no_other_word(call: Any, tmp_path: 
     }
 
 
-def test_a_folder_keeps_its_protocol(call: Any, tmp_path: Path) -> None:
+def test_a_folder_keeps_its_protocol(call: Call, tmp_path: Path) -> None:
     words = ("run", "protocol=sjd_table4", "n=2", "seed=0", "metrics=none", "baseline=false", "out=here")
     assert call(*words)[0] == 0
-    row = read_rows(tmp_path / "here/row.csv")[0]
+    row = row_of("here")
     assert row["protocol"] == "sjd_table4@1"
     assert list(row).index("protocol") < list(row).index("model")
     assert row["note"].startswith("protocol sjd_table4@1 names anole, not llamagen_scenes; departs from protocol")
@@ -440,11 +433,3 @@ def test_a_protocol_runs_on_a_reduced_random_model(
         assert remark in row["note"]
     if ({**protocol.sets, **protocol.also.get(data, {})}).get("n") is not None:  # and none has four
         assert "n 4 (not " in row["note"]
-
-
-def test_a_run_without_the_evaluators_tells_what_it_lacks(data_dir: Path, tmp_path: Path) -> None:
-    words = _words("coolsd_table1", "llamagen_xl", "method=cool_sd", "delta=1.1", "n=4", "dtype=float32", *TINY)
-    row = run.execute(configuration.compose([*words, f"data_dir={data_dir}"]), tmp_path / "run")
-    assert (row["fid"], row["clip_score"], row["image_reward"]) == (None, None, None)
-    assert row["note"].startswith("departs from protocol coolsd_table1@1: n 4 (not 5000); not stated by protocol")
-    assert "fid: " in row["note"]

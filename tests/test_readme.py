@@ -192,7 +192,7 @@ def test_what_is_not_run_is_still_there() -> None:
 
 def test_fenced_commands_are_in_documents_whose_tests_run_them() -> None:
     kinds = {path.name: set(re.findall(r"^```(\w*)$", path.read_text(), re.MULTILINE)) - {""} for path in FILES}
-    assert kinds.pop("contributing.md") == {"python", "yaml", "sh", "diff"}  # test_docs
+    assert kinds.pop("contributing.md") == {"python", "yaml", "sh"}  # test_docs
     assert set().union(*kinds.values()) == set()
 
 

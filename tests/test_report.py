@@ -29,39 +29,30 @@ EVIL = "</script><img src=x onerror=alert(1)>&amp; <b>a \\cite{x} | \N{RIGHT-TO-
 def row(run_id: str, *overrides: str, **cells: Any) -> dict[str, Any]:
     """A row as a run of these overrides would leave it."""
     cfg = configuration.compose(["n=4", *overrides])
-    told = {name: value for name, value in cfg.items() if name in COLUMNS}
-    return (
-        dict.fromkeys(COLUMNS)
-        | told
-        | {
-            "run_id": run_id,
-            "time": "2026-11-21T10:00:00+00:00",
-            "commit": "c0ffee",
-            "config_hash": provenance.config_hash(cfg),
-            "weights": "embedded:1+2",
-            "baseline_run_id": f"{run_id}/baseline" if cfg["baseline"] else None,
-            "device": "cpu",
-            "accepted_length_mean": 1.0,
-            "perplexity": 8.0,
-        }
-        | cells
-    )
+    return {
+        **dict.fromkeys(COLUMNS),
+        **{name: value for name, value in cfg.items() if name in COLUMNS},
+        "run_id": run_id,
+        "time": "2026-11-21T10:00:00+00:00",
+        "commit": "c0ffee",
+        "weights": "embedded:1+2",
+        "config_hash": provenance.config_hash(cfg),
+        "device": "cpu",
+        "accepted_length_mean": 1.0,
+        "perplexity": 8.0,
+        "baseline_run_id": f"{run_id}/baseline" if cfg["baseline"] else None,
+        **cells,
+    }
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of four methods, two of them with pictures, and audits."""
+    """Rows of four methods, two of them with images, and audits."""
     folder = tmp_path_factory.mktemp("report")
     rows = [
         row("v", "method=vanilla"),
         row("a", "method=cool_sd", "delta=2", accepted_length_mean=2.5, perplexity=9.5, accepted_length_stderr=0.1),
-        row(
-            "b",
-            "method=eagle1",
-            accepted_length_mean=2.0,
-            perplexity=8.1,
-            drafted_by_position=json.dumps([0.0, 0.5, 0.75, 1.0]),
-        ),
+        row("b", "method=eagle1", accepted_length_mean=2.0, perplexity=8.1, drafted_by_position="[0, 0.5, 0.75, 1]"),
         row("c", "method=sjd", accepted_length_mean=1.5, perplexity=8.6, note=EVIL),
         row(
             "d",
@@ -69,7 +60,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "batch=2",
             accepted_length_mean=1.9,
             perplexity=8.2,
-            drafted_by_position=json.dumps([0.5, 0.5, 0.5, 0.5]),
+            drafted_by_position=json.dumps([0.5] * 4),
         ),
     ]
     rng = np.random.default_rng(0)
@@ -103,23 +94,23 @@ def data(page: Path) -> dict[str, Any]:
     return dict(json.loads(found[1]))
 
 
-def test_every_row_is_there_once_with_what_it_says(page: Path) -> None:
-    told = data(page)
-    assert [r["label"] for r in told["rows"]] == ["vanilla", "cool_sd delta=2", "eagle1", "eagle1", "sjd"]
-    assert {r["id"] for r in told["rows"]} == {"v", "a", "b", "c", "d"}  # the older row of vanilla gave way
-    [cool] = [r for r in told["rows"] if r["id"] == "a"]
-    assert cool["values"] == {"accepted_length_mean": 2.5, "perplexity": 9.5}
-    assert cool["errors"] == {"accepted_length_mean": 0.1}
-    assert (cool["facts"]["commit"], cool["file"]) == ("c0ffee", "rows.csv")
-    assert len(told["audits"]) == 2
-    assert {r["id"]: sorted(r["images"]) for r in told["rows"]} == {
-        "v": [],
-        "a": ["0", "1"],
-        "b": ["0", "1"],
-        "c": [],
-        "d": ["0", "1"],
+def test_every_row_is_shown_once_with_its_values(page: Path) -> None:
+    content = data(page)
+    assert [r["label"] for r in content["rows"]] == ["vanilla", "cool_sd delta=2", "eagle1", "eagle1", "sjd"]
+    rows = {r["id"]: r for r in content["rows"]}
+    assert set(rows) == {"v", "a", "b", "c", "d"}  # the newer row of vanilla replaces the older one
+    assert rows["a"]["values"] == {"accepted_length_mean": 2.5, "perplexity": 9.5}
+    assert rows["a"]["errors"] == {"accepted_length_mean": 0.1}
+    assert (rows["a"]["facts"]["commit"], rows["a"]["file"]) == ("c0ffee", "rows.csv")
+    assert len(content["audits"]) == 2
+    assert {name: "".join(r["images"]) for name, r in rows.items()} == {
+        "v": "",
+        "a": "01",
+        "b": "01",
+        "c": "",
+        "d": "01",
     }
-    assert [r["map"] for r in told["rows"] if r["map"]] == [[0.0, 0.5, 0.75, 1.0], [0.5] * 4]
+    assert (rows["b"]["map"], rows["d"]["map"], rows["a"]["map"]) == ([0.0, 0.5, 0.75, 1.0], [0.5] * 4, None)
 
 
 @pytest.mark.parametrize("words", [
@@ -136,16 +127,14 @@ def test_the_command_of_a_row_gives_its_configuration(words: tuple[str, ...]) ->
     assert provenance.config_hash(again) == provenance.config_hash(configuration.compose(["n=4", *words]))
 
 
-def test_pictures_can_be_kept_without_their_runs(results: Path, page: Path, tmp_path: Path) -> None:
-    words = [str(results), "pictures=2"]
-    assert (
-        cli.main([*words, f"runs={results / 'runs'}", f"keep={tmp_path / 'kept'}", f"out={tmp_path / 'a.html'}"]) == 0
-    )
-    assert cli.main([*words, f"runs={tmp_path / 'kept'}", f"out={tmp_path / 'b.html'}"]) == 0
+def test_images_can_be_kept_without_their_runs(results: Path, page: Path, tmp_path: Path) -> None:
+    words, kept = [str(results), "pictures=2"], tmp_path / "kept"
+    assert cli.main([*words, f"runs={results / 'runs'}", f"keep={kept}", f"out={tmp_path / 'a.html'}"]) == 0
+    assert cli.main([*words, f"runs={kept}", f"out={tmp_path / 'b.html'}"]) == 0
     assert data(tmp_path / "a.html") == data(tmp_path / "b.html") == data(page)
 
 
-def test_a_command_that_cannot_be_told_is_not_called_exact() -> None:
+def test_a_command_that_cannot_be_rebuilt_is_not_exact() -> None:
     line, exact = gather.command(row("x", "method=sjd") | {"config_hash": "other"})
     assert not exact
     assert line.startswith("specbench run model=llamagen_scenes method=sjd")
@@ -164,7 +153,7 @@ def test_texts_are_data_and_never_markup(page: Path) -> None:
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)  # nothing is fetched
 
 
-def test_mistakes_cost_one_sentence(results: Path, tmp_path: Path) -> None:
+def test_mistakes_are_usage_errors(results: Path, tmp_path: Path) -> None:
     for words, message in (
         (["nowhere"], "there is no file or folder nowhere"),
         ([str(results / "bench.csv")], "no rows of runs or audits in"),
@@ -186,13 +175,13 @@ def test_mistakes_cost_one_sentence(results: Path, tmp_path: Path) -> None:
 
 
 def shown(out: str = "report.html") -> dict[str, tuple[str, int]]:
-    """run_id -> label and number of pictures."""
+    """run_id -> label and number of images."""
     return {r["id"]: (r["label"], len(r["images"])) for r in data(Path(out))["rows"]}
 
 
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A grid of four runs and, nested beside it, a single run."""
+    """A grid of four runs and, nested next to it, a single run."""
     folder = tmp_path_factory.mktemp("grown")
     jobs = {f"grid/{w},{s}": ["method=sjd", f"window={w}", f"seed={s}"] for w in (4, 8) for s in (0, 1)}
     for out, words in (jobs | {"one/more": ["method=vanilla"]}).items():
@@ -209,33 +198,31 @@ def grid(grown: Path, tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch
     return tmp_path
 
 
-def test_a_folder_of_runs_is_shown_with_its_pictures(grid: Path, call: Any) -> None:
+def test_a_folder_of_runs_is_shown_with_its_images(grid: Path, call: Any) -> None:
+    expected = [("sjd window=4", 1), ("sjd window=4", 1), ("sjd window=8", 1), ("sjd window=8", 1), ("vanilla", 1)]
     for words in (["deep"], ["deep/grid", "deep/one"], ["~/deep"], ["deep/grid", "runs=~/deep/one/more"]):
         code, out, _ = call("report", *words, "pictures=1")
         assert (code, "5 runs, 5 images" in out) == (0, True), words
-        assert sorted(shown().values()) == [
-            *[("sjd window=4", 1)] * 2,
-            *[("sjd window=8", 1)] * 2,
-            ("vanilla", 1),
-        ]
+        assert sorted(shown().values()) == expected
     assert call("report", "deep/one/more")[0] == 0
     assert list(shown().values()) == [("vanilla", 2)]
 
 
 def test_runs_takes_one_run_many_and_grids(grid: Path, call: Any) -> None:
     (grid / "rows.csv").write_text(to_csv([row("listed", "method=sjd", "seed=9")]))
-    for runs, count in (
-        ("deep/one/more", 1),
-        ("deep/one", 1),
-        ("deep/grid", 4),
-        ("deep", 5),
-        ("deep/grid,~/deep/one", 5),
-        ("deep/one,deep", 5),
-    ):
+    counts = {
+        "deep/one/more": 1,
+        "deep/one": 1,
+        "deep/grid": 4,
+        "deep": 5,
+        "deep/grid,~/deep/one": 5,
+        "deep/one,deep": 5,
+    }
+    for runs, count in counts.items():
         assert call("report", "rows.csv", f"runs={runs}", "pictures=1")[0] == 0
-        told = shown()
-        assert told.pop("listed") == ("sjd", 0)
-        assert [pictures for _, pictures in told.values()] == [1] * count, runs
+        found = shown()
+        assert found.pop("listed") == ("sjd", 0)
+        assert [images for _, images in found.values()] == [1] * count, runs
 
 
 def test_a_run_is_shown_once_however_often_it_is_found(grid: Path, call: Any) -> None:
@@ -258,7 +245,7 @@ def test_a_run_is_shown_once_however_often_it_is_found(grid: Path, call: Any) ->
     assert set(shown()) == {*before, "again"}
 
 
-def test_what_is_damaged_below_a_folder_is_left_out_by_name(grid: Path, call: Any) -> None:
+def test_damaged_rows_below_a_folder_are_left_out_by_name(grid: Path, call: Any) -> None:
     """A damaged row.csv of one run stopped the whole report, or was a traceback where it was a folder."""
     assert call("report", "deep")[0] == 0
     before = shown()
@@ -284,18 +271,16 @@ def test_what_is_damaged_below_a_folder_is_left_out_by_name(grid: Path, call: An
         assert (code, words[-1].removeprefix("runs=") in err) == (2, True), words
 
 
-def test_damaged_pictures_leave_their_row(grid: Path, call: Any) -> None:
-    images = sorted((grid / "deep/one/more/images").iterdir())
-    images[0].write_bytes(b"no picture")
-    code, _, err = call("report", "deep/one")
-    assert (code, "deep/one/more" in err) == (0, True)
-    assert list(shown().values()) == [("vanilla", 1)]
-    records_file = grid / "deep/one/more/records.jsonl"
-    records_file.unlink()
-    records_file.mkdir()
-    code, _, err = call("report", "deep/one")
-    assert (code, "deep/one/more" in err) == (0, True)
-    assert list(shown().values()) == [("vanilla", 0)]
+def test_damaged_images_leave_their_row(grid: Path, call: Any) -> None:
+    run_folder = grid / "deep/one/more"
+    sorted((run_folder / "images").iterdir())[0].write_bytes(b"no image")
+    for count in (1, 0):
+        code, _, err = call("report", "deep/one")
+        assert (code, "deep/one/more" in err) == (0, True)
+        assert list(shown().values()) == [("vanilla", count)]
+        if count:
+            (run_folder / "records.jsonl").unlink()
+            (run_folder / "records.jsonl").mkdir()
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
@@ -391,17 +376,17 @@ def test_facts_open_and_close_by_keys(browser: Any) -> None:
     assert not browser.execute_script("return document.getElementById('facts').open")
 
 
-def test_the_plot_tells_of_its_points(browser: Any) -> None:
+def test_the_plot_describes_its_points(browser: Any) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
 
     points = browser.find_elements("css selector", "#plot .point")
     assert len(points) == 5
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", points[0])
     ActionChains(browser).move_to_element(points[1]).perform()
-    told = find(browser, "#point").text
-    assert told == points[1].get_attribute("aria-label")
+    text = find(browser, "#point").text
+    assert text == points[1].get_attribute("aria-label")
     browser.execute_script("arguments[0].focus()", points[2])
-    assert find(browser, "#point").text == points[2].get_attribute("aria-label") != told
+    assert find(browser, "#point").text == points[2].get_attribute("aria-label") != text
     front = find(browser, "#plot polyline").get_attribute("points").split()
     assert len(front) == 3  # EAGLE-1 beats SJD in both
     choose(browser, "x", "perplexity")
@@ -409,7 +394,7 @@ def test_the_plot_tells_of_its_points(browser: Any) -> None:
     choose(browser, "x", "accepted_length_mean")
 
 
-def test_pictures_stand_side_by_side(browser: Any, results: Path) -> None:
+def test_images_are_shown_side_by_side(browser: Any, results: Path) -> None:
     wait(browser, "document.getElementById('gap').dataset.drawn === 'a b'")
     assert find(browser, "#caption").text.startswith(EVIL.split(" ")[0])
 
@@ -437,7 +422,7 @@ def test_pictures_stand_side_by_side(browser: Any, results: Path) -> None:
     assert len(browser.find_elements("css selector", "#strip img")) == 3
 
 
-def test_entries_of_a_selector_are_told_apart(browser: Any) -> None:
+def test_entries_of_a_selector_differ(browser: Any) -> None:
     options = "return [...document.getElementById('%s').options].map(o => o.text)"
     for name in ("left", "right"):
         entries = browser.execute_script(options % name)
@@ -446,7 +431,7 @@ def test_entries_of_a_selector_are_told_apart(browser: Any) -> None:
     assert entries == ["llamagen_scenes, eagle1 (batch=1)", "llamagen_scenes, eagle1 (batch=2)"]
 
 
-def test_runs_are_told_apart_by_what_differs(browser: Any) -> None:
+def test_runs_are_labelled_by_their_differences(browser: Any) -> None:
     """By a parameter first, then the date, and else the run."""
     facts: list[dict[str, Any]] = [{"seed": 0}, {"seed": 1, "time": "2026-11-20T01"}, {"seed": 1, "time": "2026-11-21"}]
     rows = [{"id": f"r{i}", "label": "sjd", "facts": {"run_id": f"r{i}", "n": 4} | f} for i, f in enumerate(facts)]
@@ -491,8 +476,8 @@ def test_it_fits_a_phone(phone: Any) -> None:
     assert wide == []
 
 
-def test_methods_stay_in_sight_where_a_table_is_scrolled(phone: Any) -> None:
-    place = (
+def test_methods_stay_visible_where_a_table_is_scrolled(phone: Any) -> None:
+    script = (
         "const box = document.querySelector('#board .scroll'), edge = box.getBoundingClientRect();"
         "box.scrollLeft = 200;"
         "const cells = [...box.querySelectorAll('th:first-child, td:first-child')];"
@@ -506,7 +491,7 @@ def test_methods_stay_in_sight_where_a_table_is_scrolled(phone: Any) -> None:
         phone.execute_cdp_cmd(
             "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         )
-        scrolled, width, *cells = phone.execute_script(place)
+        scrolled, width, *cells = phone.execute_script(script)
         assert scrolled > 100
         assert len(cells) == 6
         for left, wide, above, colour in cells:
@@ -517,7 +502,7 @@ def test_methods_stay_in_sight_where_a_table_is_scrolled(phone: Any) -> None:
     phone.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-def test_no_blank_band_stands_above_the_rows(phone: Any) -> None:
+def test_heads_are_not_high(phone: Any) -> None:
     """Heads as narrow as their numbers were six lines high, most of it empty."""
     height = "return document.querySelector('#%s thead').getBoundingClientRect().height"
     line = phone.execute_script("return parseFloat(getComputedStyle(document.body).lineHeight)")
@@ -525,7 +510,7 @@ def test_no_blank_band_stands_above_the_rows(phone: Any) -> None:
     assert phone.execute_script(height % "verdicts") < 2.8 * line
 
 
-def test_a_verdict_stands_beside_its_method(phone: Any) -> None:
+def test_a_verdict_is_next_to_its_method(phone: Any) -> None:
     heads = [h.text for h in phone.find_elements("css selector", "#verdicts th")]
     assert heads[:2] == ["method", "verdict"]
     inside = (

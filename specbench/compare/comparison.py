@@ -38,51 +38,36 @@ DistributionTests = dict[str, DistributionTest]  # by cache key of the feature e
 
 @dataclass(frozen=True)
 class Statistic:
-    """A statistic of an image, and the sentences for B having {d} more or less of it than A. {a}, {b} and {d} are
-    placeholders in the sentences; a name may contain braces of its own."""
+    """A statistic of an image, and the sentence for B having {d} {more} of it than A, where {more} is one of `sides`.
+    {a}, {b}, {d} and {more} are placeholders; a name may contain braces of its own."""
 
     name: str
     of: Callable[[Record], float | None]
-    more: str
-    less: str
+    sentence: str
+    sides: tuple[str, str] = ("more", "less")
 
 
 STATISTICS = (
     Statistic(
         "accepted_length",
         lambda r: r.accepted_length,
-        "{b} accepts {d} more tokens a step than {a}",
-        "{b} accepts {d} fewer tokens a step than {a}",
+        "{b} accepts {d} {more} tokens a step than {a}",
+        ("more", "fewer"),
     ),
-    Statistic(
-        "steps",
-        lambda r: r.steps,
-        "{b} takes {d} more steps an image than {a}",
-        "{b} takes {d} fewer steps an image than {a}",
-    ),
+    Statistic("steps", lambda r: r.steps, "{b} takes {d} {more} steps an image than {a}", ("more", "fewer")),
     Statistic(
         "acceptance_rate",
         lambda r: r.accepted / r.drafted if r.drafted else None,
-        "the acceptance rate of {b} is {d} higher than that of {a}",
-        "the acceptance rate of {b} is {d} lower than that of {a}",
+        "the acceptance rate of {b} is {d} {more} than that of {a}",
+        ("higher", "lower"),
     ),
-    Statistic(
-        "latency_s",
-        lambda r: r.latency_s,
-        "{b} needs {d} s more for an image than {a}",
-        "{b} needs {d} s less for an image than {a}",
-    ),
-    Statistic(
-        "decode_s",
-        lambda r: r.decode_s,
-        "in batches {b} needs {d} s more for an image than {a}",
-        "in batches {b} needs {d} s less for an image than {a}",
-    ),
+    Statistic("latency_s", lambda r: r.latency_s, "{b} needs {d} s {more} for an image than {a}"),
+    Statistic("decode_s", lambda r: r.decode_s, "in batches {b} needs {d} s {more} for an image than {a}"),
     Statistic(
         "log_prob_mean",
         lambda r: r.log_prob_mean,
-        "the mean log-probability of a token is {d} higher with {b} than with {a}",
-        "the mean log-probability of a token is {d} lower with {b} than with {a}",
+        "the mean log-probability of a token is {d} {more} with {b} than with {a}",
+        ("higher", "lower"),
     ),
 )
 
@@ -144,7 +129,7 @@ def pair(a: ScoredPass, b: ScoredPass) -> tuple[list[tuple[Record, Record]], lis
     classes, the first image of a prompt in A is paired with the first in B, the second with the second, and so on.
     """
     shared = sorted(a.records.keys() & b.records.keys())
-    same = [i for i in shared if _same_prompt(a.records[i], b.records[i])]
+    same = [i for i in shared if (a.records[i].prompt, a.records[i].id) == (b.records[i].prompt, b.records[i].id)]
     others = sorted(set(shared) - set(same))
     if others and not {r.seed for r in a.records.values()} & {r.seed for r in b.records.values()}:
         pairs, alone = _by_prompt(a, b)
@@ -177,10 +162,6 @@ def _by_prompt(a: ScoredPass, b: ScoredPass) -> tuple[list[tuple[Record, Record]
         if left := len(one.records) - len(pairs):
             remarks.append(f"Left out, without a partner: {left} of {side}.")
     return pairs, remarks
-
-
-def _same_prompt(x: Record, y: Record) -> bool:
-    return x.prompt == y.prompt and (x.id == y.id or None in (x.id, y.id))  # older records have no id
 
 
 def _listed(indices: Sequence[int]) -> str:
@@ -265,9 +246,10 @@ def _compare_metrics(a: ScoredPass, b: ScoredPass, pairs: Pairs) -> tuple[list[R
 def _metric_statistic(name: str) -> Statistic:
     """The first column of a metric, with the better side that conf/metrics declares."""
     shown = SHOWN[parameters.metric_columns(name)[0]]
-    sides = {side: f"{side} ({'better' if side == shown.better else 'worse'})" for side in ("higher", "lower")}
-    more, less = (f"{shown.title} ({name}) is {{d}} {sides[s]} with {{b}} than with {{a}}" for s in ("higher", "lower"))
-    return Statistic(name, lambda r: None, more, less)
+    sides = ("higher (better)", "lower (worse)") if shown.better == "higher" else ("higher (worse)", "lower (better)")
+    return Statistic(
+        name, lambda r: None, f"{shown.title} ({name}) is {{d}} {{more}} with {{b}} than with {{a}}", sides
+    )
 
 
 def _scored_pairs(one: Metric, caches: Caches, pairs: Pairs) -> tuple[list[int], list[np.ndarray]]:
@@ -327,8 +309,7 @@ def _context(one: ScoredPass) -> metrics.ScoringContext:
     """The scoring context of a run's configuration."""
     from specbench.harness.scoring import scoring_context
 
-    cfg = {name: str(one.cfg.get(name) or "") for name in ("metrics_dir", "reference", "data")}  # old runs lack some
-    return scoring_context(cfg)
+    return scoring_context({name: str(one.cfg.get(name) or "") for name in ("metrics_dir", "reference", "data")})
 
 
 def _items(one: ScoredPass, mine: Sequence[Record]) -> list[data.Item]:

@@ -86,9 +86,10 @@ def distribution_sentence(extractor: str, test: DistributionTest, found: Compari
 
 
 def _claim(result: Result, found: Comparison, decimals: int) -> str:
-    template = result.statistic.more if result.paired.difference > 0 else result.statistic.less
-    holes = {"{a}": found.names[0], "{b}": found.names[1], "{d}": _number(abs(result.paired.difference), decimals)}
-    return re.sub(r"\{[abd]\}", lambda hole: holes[hole[0]], template)  # in one pass: a name may hold braces
+    a, b = found.names
+    side = result.statistic.sides[result.paired.difference < 0]
+    holes = {"{a}": a, "{b}": b, "{d}": _number(abs(result.paired.difference), decimals), "{more}": side}
+    return re.sub(r"\{(a|b|d|more)\}", lambda hole: holes[hole[0]], result.statistic.sentence)  # a name may hold braces
 
 
 def _decimals(low: float, high: float) -> int:
@@ -184,18 +185,10 @@ def to_csv(found: Comparison) -> str:
             "sentence": sentence(result, found),
         }
         if test is not None:
-            line |= {
-                "low": test.low,
-                "high": test.high,
-                "test_statistic": test.statistic,
-                "df": test.df,
-                "p": test.p,
-                "p_holm": result.p_holm,
-                "p_wilcoxon": test.wilcoxon,
-                "p_wilcoxon_holm": result.wilcoxon_holm,
-                "d_z": test.d_z,
-                "effect": None if test.d_z is None else size(test.d_z),
-            }
+            line |= {"low": test.low, "high": test.high, "test_statistic": test.statistic, "df": test.df}
+            line |= {"p": test.p, "p_holm": result.p_holm}
+            line |= {"p_wilcoxon": test.wilcoxon, "p_wilcoxon_holm": result.wilcoxon_holm}
+            line |= {"d_z": test.d_z, "effect": None if test.d_z is None else size(test.d_z)}
         rows.append(line)
     for extractor, distribution in found.distribution_tests.items():
         line = {"statistic": "distribution", "scorer": extractor, "pairs": distribution.n}

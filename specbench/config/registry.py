@@ -38,8 +38,8 @@ class Entry:
 _BUILD = "specbench.decoding.drafters.build"
 
 
-def _real(module: str, *parts: str) -> Entry:
-    return Entry(f"specbench.models.loading.{module}:load", parts=("target", "tokenizer", *parts))
+def _real(bundle: str, *parts: str) -> Entry:
+    return Entry(f"specbench.models.loading.{bundle}", parts=("target", "tokenizer", *parts))
 
 
 _LISTED: dict[str, dict[str, Entry]] = {
@@ -49,19 +49,19 @@ _LISTED: dict[str, dict[str, Entry]] = {
             ("scenes_target.safetensors", "scenes_tokenizer.safetensors", "scenes_text.safetensors"),
         ),
         "mar_scenes": Entry(
-            "specbench.models.loading.mar_scenes:load", ("scenes_mar.safetensors", "scenes_kl.safetensors")
+            "specbench.models.loading.mar_scenes:ScenesMAR", ("scenes_mar.safetensors", "scenes_kl.safetensors")
         ),
-        "llamagen_xl": _real("llamagen_official", "text"),
-        "llamagen_xl_512": _real("llamagen_official", "text"),
-        "llamagen_l": _real("llamagen_official"),
-        "llamagen_xl_c2i": _real("llamagen_official"),
-        "llamagen_3b": _real("llamagen_official"),
-        "lumina_mgpt": _real("chameleon"),
-        "anole": _real("chameleon"),
-        "emu3": _real("emu3"),
-        "mar_b": _real("mar_official"),
-        "mar_l": _real("mar_official"),
-        "mar_h": _real("mar_official"),
+        "llamagen_xl": _real("llamagen_official:LlamaGenModel", "text"),
+        "llamagen_xl_512": _real("llamagen_official:LlamaGenModel", "text"),
+        "llamagen_l": _real("llamagen_official:LlamaGenModel"),
+        "llamagen_xl_c2i": _real("llamagen_official:LlamaGenModel"),
+        "llamagen_3b": _real("llamagen_official:LlamaGenModel"),
+        "lumina_mgpt": _real("chameleon:Chameleon"),
+        "anole": _real("chameleon:Chameleon"),
+        "emu3": _real("emu3:Emu3"),
+        "mar_b": _real("mar_official:MARModel"),
+        "mar_l": _real("mar_official:MARModel"),
+        "mar_h": _real("mar_official:MARModel"),
     },
     "drafter": {
         "none": Entry(f"{_BUILD}:none"),

@@ -22,12 +22,12 @@ __all__ = ["DRAWN", "Item", "counted", "load", "prompts_hash"]
 #: Data sets that the code makes; the prompts of the others come from files, which may change.
 DRAWN = ("scenes", "scenes_classes", "imagenet")
 
-_MODULES = {"coco2014": "coco", "coco2017": "coco"}  # where it is not named like its data set
+_MODULES = {"coco2014": "coco", "coco2017": "coco"}  # for data sets whose module has another name
 
 
 def load(cfg: Mapping[str, Any]) -> list[Item]:
     """The prompts of a run with these flat parameters, in order: `data`, `n`, `seed` and what the data set declares.
-    n = None asks for all that a data set's file has.
+    n = None: all prompts of the data set's file.
 
     The same parameters and files give the same prompts, and a larger n extends a smaller one. Raises
     UsageError for an unknown data set or split, absent or bad files, and where there are fewer than n.

@@ -102,7 +102,7 @@ def check_file(path: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. UsageError where it is absent, unreadable, no UTF-8, or holds a NUL."""
+    """The text of a file. UsageError where it is absent, unreadable, not UTF-8, or contains a NUL."""
     try:
         check_file(path)
         if path.stat().st_size > LARGEST:

@@ -241,7 +241,7 @@ _Y, _X = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32) + 0.5
 
 def _background(kind: str, rng: np.random.Generator) -> np.ndarray:
     one, two = _muted(rng), _muted(rng)
-    if kind != "plain":  # the two colours must differ enough to be seen as two
+    if kind != "plain":  # two colours that can be distinguished
         two = one + np.sign(0.4 - one.mean()) * rng.uniform(0.24, 0.36) + 0.3 * (two - two.mean())
     angle = rng.uniform(0, np.pi)
     along = _X * np.cos(angle) + _Y * np.sin(angle)

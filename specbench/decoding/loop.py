@@ -216,7 +216,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-class Images(ABC):
+class BatchDecoding(ABC):
     """Images in progress, one per row of `rng`. A step adds at least one and at most `reach` tokens to every image
     that is not complete."""
 
@@ -261,7 +261,7 @@ class DecoderConfig:
     override: Override | None = None
 
 
-class Decoding(Images):
+class Decoding(BatchDecoding):
     """B images in progress, one per row of `rng`: prefilled on construction, then step by step.
 
     A step does not synchronize with the device. Rows advance at their own pace; a finished row no longer changes.
@@ -322,7 +322,7 @@ class Decoding(Images):
         clock.lap("rest")
 
     def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
-        """As of `Images`."""
+        """As of `BatchDecoding`."""
         left, wrong = torch.stack([(self.total - self.count).clamp_min(0), self.recorder.wrong().long()]).tolist()
         if any(wrong):
             row = wrong.index(1)
@@ -334,7 +334,7 @@ class Decoding(Images):
         return left
 
     def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[Trace]:
-        """As of `Images`."""
+        """As of `BatchDecoding`."""
         chosen = slice(None) if rows is None else torch.tensor(rows, device=self.count.device)
         kept = (self.history[:, : self.total], self.steps, self.drafted)
         tokens, steps, drafted = (x[chosen].clone() for x in kept)
@@ -359,7 +359,7 @@ def decode(
 
 
 def decode_stream(
-    start: Callable[[Any, RandomStreams], Images],
+    start: Callable[[Any, RandomStreams], BatchDecoding],
     encode: Callable[[list[int]], Any],
     rng_for: Callable[[list[int]], RandomStreams],
     count: int,
@@ -375,47 +375,39 @@ def decode_stream(
     """
     if batch < 2:
         raise ValueError("a stream needs two rows or more; use decode() for one image after the other")
-    if not count:
-        return
-    engine = engine or Eager()
-    first = list(range(min(batch, count)))
-    owners: list[int | None] = [*first]  # by row; None where nothing is left to decode
-    queue, few = deque(range(len(first), count)), max(1, len(first) // 4)
-    conditioning, given = encode(first), rng_for(first)
-    keys, device = list(given.keys), given.key.device  # by row, as the owners
-    synchronize(device)
-    began = time.perf_counter()
-    with torch.inference_mode():
-        images, step = engine.begin(start(conditioning, given))
-    while True:
+    engine, rows = engine or Eager(), min(batch, count)
+    queue, few = deque(range(count)), max(1, rows // 4)
+    owners: list[int | None] = [None] * rows  # by row; None where nothing is left to decode
+    keys, done = [(0, 0)] * rows, list(range(rows))
+    while queue:
+        following = [queue.popleft() for _ in range(min(len(done), len(queue)))]
+        for row, owner in zip_longest(done, following):
+            owners[row] = owner
+        conditioning, rng = encode(following), rng_for(following)
+        for row, key in zip(done, rng.keys):
+            keys[row] = key
+        device = rng.key.device
+        synchronize(device)
+        began = time.perf_counter()
         with torch.inference_mode():
-            while True:
+            fresh = start(conditioning, rng)
+            if len(following) == rows:
+                images, step = engine.begin(fresh)
+            else:
+                load_rows(images, fresh, done[: len(following)], rows)
+            del fresh  # an engine may have copied it
+        while True:  # until enough rows are done to be refilled; without a queue, until all are
+            with torch.inference_mode():
                 left = images.lacking(keys)
                 under_way = sorted(left[row] for row, owner in enumerate(owners) if owner is not None)
                 behind = under_way[: few if queue else None][-1]  # of the row that determines the next look
-                if not behind:
-                    break
                 for _ in range(-(-behind // images.reach)):
                     step()
+            if not behind:
+                break
         done = [row for row, owner in enumerate(owners) if owner is not None and not left[row]]
         synchronize(device)
         seconds = time.perf_counter() - began
         with torch.inference_mode():
             outcome = images.outcome(seconds, done)
         yield [owner for row in done if (owner := owners[row]) is not None], outcome
-        if not queue:  # then the last rows were waited for
-            return
-        following = [queue.popleft() for _ in range(min(len(done), len(queue)))]
-        for row, owner in zip_longest(done, following):
-            owners[row] = owner
-        conditioning, given = encode(following), rng_for(following)
-        for row, key in zip(done, given.keys):
-            keys[row] = key
-        synchronize(device)
-        began = time.perf_counter()
-        with torch.inference_mode():
-            fresh = start(conditioning, given)
-            if len(following) == len(owners):
-                images, step = engine.begin(fresh)
-            else:
-                load_rows(images, fresh, done[: len(following)], len(owners))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.errors import UsageError, unknown
+from specbench.errors import UsageError, check_choice, unknown
 
 Path = tuple[int, ...]
 
@@ -92,27 +92,24 @@ def window_paths(window: int, width: int, depth: int, shape: str) -> list[Path]:
     """
     if width == 1:
         return chain_paths(window)
-    if shape in ("full", "comb"):
-        # counted before it is built: width ** depth soon is more than any memory holds
-        steps = (width**d for d in range(1, depth)) if shape == "full" else itertools.repeat(width, depth)
-        total = 0
-        for count in itertools.accumulate(steps):
-            total = count
-            if total > _COUNTED:
-                break
-        if total > window:
-            raise UsageError(
-                f"a {shape} tree of width {width} and depth {depth} has {total}{' or more' * (total > _COUNTED)} draft "
-                f"tokens and does not fit window={window}; give a larger window or a smaller tree"
-            )
+    check_choice("tree", shape, ("full", "comb"), "a window of drafts")
+    # counted before it is built: width ** depth soon is more than any memory holds
+    steps = (width**d for d in range(1, depth)) if shape == "full" else itertools.repeat(width, depth)
+    total = 0
+    for total in itertools.accumulate(steps):
+        if total > _COUNTED:
+            break
+    if total > window:
+        raise UsageError(
+            f"a {shape} tree of width {width} and depth {depth} has {total}{' or more' * (total > _COUNTED)} draft "
+            f"tokens and does not fit window={window}; give a larger window or a smaller tree"
+        )
     if shape == "full":
         levels = depth - 1
         paths = [p for d in range(1, levels + 1) for p in itertools.product(range(width), repeat=d)]
-    elif shape == "comb":
+    else:
         levels = depth
         paths = [(0,) * (d - 1) + (c,) for d in range(1, levels + 1) for c in range(width)]
-    else:
-        raise UsageError(f"tree={shape} is unknown to a window of drafts (choose from: full, comb)")
     return paths + [(0,) * (levels + i) for i in range(1, window - len(paths) + 1)]
 
 

@@ -26,6 +26,8 @@ COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64,
 #: Sums that are compared for each number of rows, at least. Another order was seen to change the bits of half the sums
 #: of eight products, and of fewer where there are fewer products.
 _ENOUGH = 512
+#: Rows that the others are compared with, where the weight has at most `_SMALL` elements, so that it costs little.
+_MANY, _SMALL = 1000, 1 << 18
 _LARGE = 1 << 22  # elements from which the weight itself is used in the comparison: a random one would take much memory
 
 Way = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -73,7 +75,7 @@ def choose(weight: Tensor, biased: bool) -> Way:
 
     like = weight.detach() if weight.numel() > _LARGE else drawn(*weight.shape)
     bias = drawn(len(weight)) if biased else None
-    rows = drawn(max(COUNTS), weight.shape[1])
+    rows = drawn(_MANY if weight.numel() <= _SMALL else max(COUNTS), weight.shape[1])
     order = torch.randperm(len(rows), generator=rng)
     return next((way for way in (together, in_blocks) if holds(way, rows, order, like, bias)), one_by_one)
 

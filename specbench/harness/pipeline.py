@@ -18,10 +18,10 @@ from specbench.config import parameters, registry
 from specbench.decoding import continuous
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import (
+    BatchDecoding,
     Decoded,
     DecoderConfig,
     Decoding,
-    Images,
     Override,
     Trace,
     decode,
@@ -33,7 +33,7 @@ from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling
 from specbench.engine.clock import Clock
 from specbench.engine.graph import ENGINES, Eager, Graphs
-from specbench.errors import NumberError, UsageError
+from specbench.errors import NumberError, UsageError, check_choice
 from specbench.harness.method import build_rule
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -66,8 +66,7 @@ def engine_of(cfg: Mapping[str, Any], device: torch.device) -> Eager | Graphs:
 
 def _load_model(cfg: Mapping[str, Any]) -> tuple[torch.device, Any]:
     device = resolve_device(cfg["device"])
-    if cfg["dtype"] not in _DTYPES:
-        raise UsageError(f"dtype={cfg['dtype']} is unknown (choose from: {', '.join(_DTYPES)})")
+    check_choice("dtype", cfg["dtype"], tuple(_DTYPES))
     return device, registry.find("model", cfg["model"])(cfg, device, _DTYPES[cfg["dtype"]])
 
 
@@ -125,7 +124,7 @@ class _Base(ABC):
         return self.model.encode(prompts)
 
     @abstractmethod
-    def images(self, conditioning: Any, rng: RandomStreams) -> Images:
+    def images(self, conditioning: Any, rng: RandomStreams) -> BatchDecoding:
         """One image per row of `rng`, for decoding step by step."""
 
     @property

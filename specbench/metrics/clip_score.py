@@ -18,13 +18,12 @@ torchmetrics cuts the mark off, too: such captions, which the note counts, score
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from specbench.errors import UsageError, unknown
-from specbench.metrics import towers, weights
+from specbench.metrics import towers
 from specbench.metrics.base import PromptItem, Score, Scorer, ScoringContext, not_below_zero
 from specbench.storage.image_files import center_crop
 
@@ -61,6 +60,7 @@ RESIZES: dict[str, tuple[towers.Resize | None, str]] = {
 class ClipScore(towers.TowersMetric):
     """Options: `model`, `scale`, `prefix`, `resize`."""
 
+    files = FILES
     known: ClassVar[Mapping[str, Any]] = {"model": "ViT-B-32", "scale": 1, "prefix": "", "resize": "own"}
 
     def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
@@ -70,33 +70,12 @@ class ClipScore(towers.TowersMetric):
                 raise unknown(f"{name} of clip_score", str(self.options[name]), choices)
         if not isinstance(self.options["prefix"], str):
             raise UsageError(f"prefix must be text, not {self.options['prefix']!r}")
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (MODELS[self.options["model"]],)
-
-    @property
-    def file(self) -> Path:
-        return weights.find(self.context, *self.parts, *self.parts, *FILES)
-
-    @property
-    def label(self) -> str:
-        return f"clip-{self.options['model'].lower()}"
-
-    @property
-    def resize(self) -> str:
-        return RESIZES[self.options["resize"]][1]
-
-    @property
-    def prefix(self) -> str:
-        return str(self.options["prefix"])
+        self.part, self.label = MODELS[self.options["model"]], f"clip-{self.options['model'].lower()}"
+        self.prefix = self.options["prefix"]
+        self.first, self.resize = RESIZES[self.options["resize"]]
 
     def scorer(self) -> Scorer:
-        architecture = f"{self.options['model']}-quickgelu"
-        network = towers.load(self.file, architecture, self.context.device)
-        size = towers.config(architecture)["vision_cfg"]["image_size"]
-        prepared = towers.preparation(size, "shortest", RESIZES[self.options["resize"]][0])
-        return towers.TowersScorer(network, prepared, self.prefix, self.context.device)
+        return self.towers_scorer(f"{self.options['model']}-quickgelu", "shortest", self.first)
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         (score,) = super().score(outputs, items)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -45,14 +44,13 @@ class EmbeddedMetric(Metric):
 
 
 class EmbeddedScorer(Scorer):
-    """Scores in groups of `GROUP`. The last group is padded with its last image."""
+    """Scores in groups of `GROUP`. The last group is padded with its last image.
 
-    def __init__(self, metric: EmbeddedMetric) -> None:
-        self.weights, self.device = metric.weights, metric.context.device
+    outputs: images (GROUP, 3, 64, 64) float32 in [-1, 1] and their items -> outputs (GROUP, width).
+    """
 
-    @abstractmethod
-    def outputs(self, x: Tensor, items: Sequence[PromptItem]) -> Tensor:
-        """Outputs (GROUP, width) of images (GROUP, 3, 64, 64) float32 in [-1, 1]."""
+    def __init__(self, metric: EmbeddedMetric, outputs: Callable[[Tensor, Sequence[PromptItem]], Tensor]) -> None:
+        self.weights, self.device, self.outputs = metric.weights, metric.context.device, outputs
 
     def __call__(self, images: Sequence[np.ndarray], items: Sequence[PromptItem]) -> np.ndarray:
         import torch

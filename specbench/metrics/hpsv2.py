@@ -11,11 +11,10 @@ v2 and v2.1 have weights of their own and are not comparable. The default of the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 from specbench.errors import unknown
-from specbench.metrics import towers, weights
+from specbench.metrics import towers
 from specbench.metrics.base import Scorer, ScoringContext
 
 ARCHITECTURE = "ViT-H-14"
@@ -28,30 +27,14 @@ class HPSv2(towers.TowersMetric):
     """Options: `version`, `scale`."""
 
     known: ClassVar[Mapping[str, Any]] = {"version": "v2", "scale": 1}
+    resize = "224 bicubic, padded"
 
     def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
         super().__init__(context, options)
         if self.options["version"] not in VERSIONS:
             raise unknown("version of hpsv2", str(self.options["version"]), VERSIONS)
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (VERSIONS[self.options["version"]][0],)
-
-    @property
-    def file(self) -> Path:
-        part, file = VERSIONS[self.options["version"]]
-        return weights.find(self.context, part, part, file)
-
-    @property
-    def label(self) -> str:
-        return f"hps-{self.options['version']}"
-
-    @property
-    def resize(self) -> str:
-        return "224 bicubic, padded"
+        self.part, *files = VERSIONS[self.options["version"]]
+        self.files, self.label = tuple(files), f"hps-{self.options['version']}"
 
     def scorer(self) -> Scorer:
-        network = towers.load(self.file, ARCHITECTURE, self.context.device, ("state_dict",))
-        size = towers.config(ARCHITECTURE)["vision_cfg"]["image_size"]
-        return towers.TowersScorer(network, towers.preparation(size, "longest", None), self.prefix, self.context.device)
+        return self.towers_scorer(ARCHITECTURE, "longest", None, "state_dict")

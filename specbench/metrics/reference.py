@@ -35,6 +35,7 @@ from specbench.storage.files import atomic_path
 
 KEPT = 10_000  # images whose features a file holds at most
 _TEXT = 1 << 16  # characters of a provenance at most
+_KINDS = {"f": "floating-point", "iu": "an integer", "U": "a text"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,16 +103,16 @@ def opened(path: Path) -> Iterator[Arrays]:
 
 
 def _read(arrays: Arrays, path: Path, width: int) -> ReferenceStatistics:
-    mean = arrays.floats("mu", (width,)).astype(np.float64)
-    covariance = arrays.floats("sigma", (width, width)).astype(np.float64)
+    mean = arrays.read("mu", "f", (width,)).astype(np.float64)
+    covariance = arrays.read("sigma", "f", (width, width)).astype(np.float64)
     scale = np.abs(covariance.diagonal()).max()
     if covariance.diagonal().min() < 0 or np.abs(covariance - covariance.T).max() > 1e-5 * scale:
         raise UsageError(f"{path}: 'sigma' is no covariance; fetch or make the file again")
     if "provenance" not in arrays:  # somebody else's file: its further arrays are of unknown meaning
         return ReferenceStatistics(mean, covariance, path.stem)
-    provenance = _provenance(arrays.text("provenance"), path)
-    count = int(arrays.integer("count"))
-    features = arrays.floats("features", (None, width)).astype(np.float32) if "features" in arrays else None
+    provenance = _provenance(str(arrays.read("provenance", "U")), path)
+    count = int(arrays.read("count", "iu"))
+    features = arrays.read("features", "f", (None, width)).astype(np.float32) if "features" in arrays else None
     if count < 2 or (features is not None and not 1 <= len(features) <= count):
         raise UsageError(f"{path}: {count} images cannot have these statistics; make the file again")
     return ReferenceStatistics(mean, covariance, provenance["data"] or path.stem, features, count, provenance)
@@ -126,32 +127,21 @@ class Arrays:
     def __contains__(self, name: str) -> bool:
         return f"{name}.npy" in self.archive.namelist()
 
-    def floats(self, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
-        """A finite array of this shape; None stands for any number of rows up to `KEPT`."""
+    def read(self, name: str, kinds: str, shape: tuple[int | None, ...] = ()) -> np.ndarray:
+        """A finite array of one of these kinds of NumPy's, and of this shape; None stands for up to `KEPT` rows."""
         found, dtype = self.header(name)
-        wanted = len(found) == len(shape) and all(a == b or (b is None and a <= KEPT) for a, b in zip(found, shape))
-        if not wanted or dtype.kind != "f":
-            wanted_shape = ", ".join(f"up to {KEPT}" if size is None else str(size) for size in shape)
+        fits = len(found) == len(shape) and all(a == b or (b is None and a <= KEPT) for a, b in zip(found, shape))
+        if not fits or dtype.kind not in kinds or dtype.itemsize > 4 * _TEXT:
+            wanted = ", ".join(f"up to {KEPT}" if size is None else str(size) for size in shape)
             raise UsageError(
-                f"{self.path}: '{name}' is {dtype} {list(found)}, not floating-point [{wanted_shape}];"
-                " it holds no statistics of Inception-V3's features"
+                f"{self.path}: '{name}' is {dtype} {list(found)}, not {_KINDS[kinds]} [{wanted}]; it holds no"
+                " statistics of Inception-V3's features"
             )
-        array = self._values(name)
-        if not np.isfinite(array).all():
+        with self.open(name) as f:
+            array: np.ndarray = self.parsed(name, _read_array, f)
+        if dtype.kind == "f" and not np.isfinite(array).all():
             raise UsageError(f"{self.path}: '{name}' holds NaN or infinity; fetch or make the file again")
         return array
-
-    def integer(self, name: str) -> np.ndarray:
-        return self._scalar(name, "iu", 8)
-
-    def text(self, name: str) -> str:
-        return str(self._scalar(name, "U", 4 * _TEXT))
-
-    def _scalar(self, name: str, kinds: str, size: int) -> np.ndarray:
-        found, dtype = self.header(name)
-        if found != () or dtype.kind not in kinds or dtype.itemsize > size:
-            raise UsageError(f"{self.path}: '{name}' is {dtype} {list(found)}; make the file again")
-        return self._values(name)
 
     def header(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
         """Shape and type of an array."""
@@ -167,13 +157,8 @@ class Arrays:
             raise UsageError(f"{self.path} has no array '{name}'; give another file")
         return self.parsed(name, self.archive.open, f"{name}.npy")
 
-    def _values(self, name: str) -> np.ndarray:
-        with self.open(name) as f:
-            array: np.ndarray = self.parsed(name, _read_array, f)
-        return array
-
     def parsed(self, name: str, parse: Callable[[Any], Any], source: Any) -> Any:
-        """What `parse` makes of the bytes of array `name`."""
+        """The result of `parse` on the bytes of array `name`."""
         try:
             return parse(source)
         except Exception as e:  # as above

@@ -19,23 +19,8 @@ if TYPE_CHECKING:
     from specbench.models.evaluators import TwoTower
 
 
-class _CosineScorer(EmbeddedScorer):
-    """Images and captions -> (N, 1) float64 cosines."""
-
-    def __init__(self, metric: ScenesClip) -> None:
-        super().__init__(metric)
-        self.towers = metric.towers
-
-    def outputs(self, x: Tensor, items: Sequence[PromptItem]) -> Tensor:
-        import torch
-
-        image_embeddings = self.towers.embed_images(x).double()
-        text_embeddings = self.towers.embed_captions([item.prompt for item in items]).double()
-        return torch.cosine_similarity(image_embeddings, text_embeddings).unsqueeze(1)
-
-
 class ScenesClip(EmbeddedMetric, MeanMetric):
-    """Mean cosine between images and captions of the embedded two-tower model."""
+    """Scorer outputs: cosines (N, 1) float64."""
 
     weights = "scenes_two_tower.safetensors"
     reads_prompt = True
@@ -47,7 +32,14 @@ class ScenesClip(EmbeddedMetric, MeanMetric):
         return ev.load(self.path, ev.TwoTower, self.context.device)
 
     def scorer(self) -> EmbeddedScorer:
-        return _CosineScorer(self)
+        import torch
+
+        def cosines(x: Tensor, items: Sequence[PromptItem]) -> Tensor:
+            image_embeddings = self.towers.embed_images(x).double()
+            text_embeddings = self.towers.embed_captions([item.prompt for item in items]).double()
+            return torch.cosine_similarity(image_embeddings, text_embeddings).unsqueeze(1)
+
+        return EmbeddedScorer(self, cosines)
 
     def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
         unread = sum(not readable(self.towers, item.prompt) for item in items)

@@ -14,32 +14,20 @@ from specbench.metrics.base import PromptItem, Score
 from specbench.metrics.embedded import EmbeddedMetric, EmbeddedScorer, of_classes, of_scenes
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from specbench.metrics.scenes_reference import ScenesReference
 
 
-class _FeatureScorer(EmbeddedScorer):
-    """Images -> (N, 64) float32, the features of the classifier."""
-
-    def __init__(self, metric: ScenesFID) -> None:
-        from specbench.models import evaluators as ev
-
-        super().__init__(metric)
-        self.classifier = ev.load(metric.path, ev.Classifier, self.device)
-
-    def outputs(self, x: Tensor, items: Sequence[PromptItem]) -> Tensor:
-        return self.classifier.features(x)
-
-
 class ScenesFID(EmbeddedMetric):
-    """Fréchet distance of classifier features to those of real validation images of *scenes*."""
+    """Scorer outputs: the classifier's features (N, 64) float32."""
 
     weights = "scenes_classifier.safetensors"
     features = True
 
     def scorer(self) -> EmbeddedScorer:
-        return _FeatureScorer(self)
+        from specbench.models import evaluators as ev
+
+        classifier = ev.load(self.path, ev.Classifier, self.context.device)
+        return EmbeddedScorer(self, lambda x, items: classifier.features(x))
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         n, d = outputs.shape

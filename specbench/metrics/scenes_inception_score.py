@@ -20,24 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class _ClassScorer(EmbeddedScorer):
-    """Images -> (N, 40) float32, log-probabilities of the classes of `data.scenes_classes`."""
-
-    def __init__(self, metric: ScenesInceptionScore) -> None:
-        from specbench.models import evaluators as ev
-
-        super().__init__(metric)
-        self.reader = ev.load(metric.path, ev.AttributeReader, self.device)
-
-    def outputs(self, x: Tensor, items: Sequence[PromptItem]) -> Tensor:
-        from specbench.data import scenes
-
-        logits = self.reader(x)
-        names = list(scenes.ATTRIBUTES)
-        shape, colour = (logits[names.index(name)].log_softmax(-1) for name in ("shape0", "colour0"))
-        return (shape.unsqueeze(-1) + colour.unsqueeze(-2)).flatten(1)
-
-
 def divergences(log_probabilities: np.ndarray) -> np.ndarray:
     """KL divergence (N,) in nats of each distribution from their mean, of log-probabilities (N, K)."""
     logs = log_probabilities.astype(np.float64)
@@ -46,7 +28,8 @@ def divergences(log_probabilities: np.ndarray) -> np.ndarray:
 
 
 class ScenesInceptionScore(EmbeddedMetric):
-    """The score of all images at once, not of splits."""
+    """The score of all images at once, not of splits. Scorer outputs (N, 40) float32: the log-probabilities of the
+    classes of `data.scenes_classes`."""
 
     weights = "scenes_reader.safetensors"
 
@@ -56,7 +39,17 @@ class ScenesInceptionScore(EmbeddedMetric):
         return f"{super().cache_key}, classes"
 
     def scorer(self) -> EmbeddedScorer:
-        return _ClassScorer(self)
+        from specbench.data import scenes
+        from specbench.models import evaluators as ev
+
+        reader, names = ev.load(self.path, ev.AttributeReader, self.context.device), list(scenes.ATTRIBUTES)
+
+        def classes(x: Tensor, items: Sequence[PromptItem]) -> Tensor:
+            logits = reader(x)
+            shape, colour = (logits[names.index(name)].log_softmax(-1) for name in ("shape0", "colour0"))
+            return (shape.unsqueeze(-1) + colour.unsqueeze(-2)).flatten(1)
+
+        return EmbeddedScorer(self, classes)
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         n, classes = outputs.shape

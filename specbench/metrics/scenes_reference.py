@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -84,11 +84,6 @@ def single_objects(assets: Path, backend: str, device: str) -> ScenesReference:
     except (OSError, SafetensorError, LookupError, TypeError, ValueError):
         pass  # not there, or damaged: rendered again
     reference = ScenesReference.from_images(classifier, scenes_classes.portraits("validation", COUNT)[0], backend)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        mine = path.with_suffix(f".{os.getpid()}.safetensors")
-        reference.save(mine)
-        mine.replace(path)
-    except OSError:
-        pass  # costs the same seconds next time, nothing else
+    with suppress(OSError):  # costs the same seconds next time, nothing else
+        reference.save(path)
     return reference

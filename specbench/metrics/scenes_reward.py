@@ -37,34 +37,26 @@ def rewards(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
     return ((ev.captioned_probabilities(logits, labels) - chance) / (1 - chance)).nanmean(1)
 
 
-class _RewardScorer(EmbeddedScorer):
-    """Images and labels -> (N, 15) float32: the reward, and for each attribute whether it is read right, NaN where
-    the labels do not state it."""
-
-    def __init__(self, metric: ScenesReward) -> None:
-        from specbench.models import evaluators as ev
-
-        super().__init__(metric)
-        self.reader = ev.load(metric.path, ev.AttributeReader, self.device)
-
-    def outputs(self, x: Tensor, items: Sequence[PromptItem]) -> Tensor:
-        import torch
-
-        from specbench.models import evaluators as ev
-
-        labels = torch.tensor([item.labels for item in items], dtype=torch.int64).to(self.device)
-        logits = self.reader(x)
-        return torch.cat([rewards(logits, labels).unsqueeze(1), ev.read_right(logits, labels)], 1)
-
-
 class ScenesReward(EmbeddedMetric, MeanMetric):
-    """Mean reward of the embedded attribute reader. Needs items with labels."""
+    """Needs items with labels. Scorer outputs (N, 15) float32: the reward, and for each attribute whether it is read
+    right, NaN where the labels do not state it."""
 
     weights = "scenes_reader.safetensors"
     reads_prompt = True  # by way of the labels, which a caption of scenes fixes
 
     def scorer(self) -> EmbeddedScorer:
-        return _RewardScorer(self)
+        import torch
+
+        from specbench.models import evaluators as ev
+
+        reader = ev.load(self.path, ev.AttributeReader, self.context.device)
+
+        def outputs(x: Tensor, items: Sequence[PromptItem]) -> Tensor:
+            labels = torch.tensor([item.labels for item in items], dtype=torch.int64).to(x.device)
+            logits = reader(x)
+            return torch.cat([rewards(logits, labels).unsqueeze(1), ev.read_right(logits, labels)], 1)
+
+        return EmbeddedScorer(self, outputs)
 
     def refuses(self, images: Images, items: Sequence[PromptItem]) -> str:
         if all(map(of_scenes, items)):

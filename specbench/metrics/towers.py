@@ -6,7 +6,6 @@ GELU and loads OpenAI's weights from a file without a warning; the names used he
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -107,10 +106,19 @@ def preparation(size: int, mode: str, first: Resize | None) -> Callable[[np.ndar
 
 
 class TowersMetric(MeanMetric):
-    """The mean cosine, times the option `scale`: 1 or 100."""
+    """The mean cosine, times the option `scale`: 1 or 100. Subclasses set, in a backend's words:
+
+    label: the network's name; resize: how images are resized to its size; prefix: the text before each caption; part,
+    files: the folder of its weights and their possible names.
+    """
 
     reads_prompt = True
     known: ClassVar[Mapping[str, Any]]  # options and their defaults
+    label: str
+    resize: str
+    prefix = ""
+    part: str
+    files: tuple[str, ...]
 
     def __init__(self, context: ScoringContext, options: Mapping[str, Any]) -> None:
         super().__init__(context, chosen(type(self), options, self.known))
@@ -118,24 +126,19 @@ class TowersMetric(MeanMetric):
             raise UsageError(f"scale must be 1 (the cosine) or 100, not {self.options['scale']!r}")
 
     @property
-    @abstractmethod
+    def parts(self) -> tuple[str, ...]:
+        return (self.part,)
+
+    @property
     def file(self) -> Path:
         """The network's weights. Raises Unavailable."""
+        return weights.find(self.context, self.part, self.part, *self.files)
 
-    @property
-    @abstractmethod
-    def label(self) -> str:
-        """The network's name, in a backend."""
-
-    @property
-    @abstractmethod
-    def resize(self) -> str:
-        """How images are resized to the network's size, in a backend."""
-
-    @property
-    def prefix(self) -> str:
-        """The text before each caption."""
-        return ""
+    def towers_scorer(self, architecture: str, mode: str, first: Resize | None, *wrappers: str) -> TowersScorer:
+        """With a network of open_clip's; see `load` and `preparation`."""
+        network = load(self.file, architecture, self.context.device, wrappers)
+        prepared = preparation(config(architecture)["vision_cfg"]["image_size"], mode, first)
+        return TowersScorer(network, prepared, self.prefix, self.context.device)
 
     @property
     def cache_key(self) -> str:

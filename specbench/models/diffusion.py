@@ -92,7 +92,7 @@ class Schedule:
 def schedule(steps: int, device: torch.device | str | None = None) -> Schedule:
     """The cosine schedule of 1000 steps respaced to `steps` of them: float64 on the CPU, or float32 on `device`.
 
-    Step i stands for the trained step round(i * 999 / (steps - 1)), halves to even. Raises UsageError.
+    Step i is the trained step round(i * 999 / (steps - 1)), halves to even. Raises UsageError.
     """
     if not 2 <= steps <= TRAINED_STEPS:
         raise UsageError(

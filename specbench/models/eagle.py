@@ -140,8 +140,8 @@ class EagleNetwork(nn.Module):
         """Outputs (..., dim) as the target's head reads them."""
         return self.norm(features, kernels) if self.cfg.aux_hidden_layers else features
 
-    def unroll(self, hidden: Tensor, ids: Tensor, valid: Tensor, rope_at: int = 1) -> Iterator[Tensor]:
-        """Teacher forcing over whole sequences: `readable` outputs (N, S - 1, dim) of `rope_at` unroll steps.
+    def unroll(self, hidden: Tensor, ids: Tensor, valid: Tensor, unroll_steps: int = 1) -> Iterator[Tensor]:
+        """Teacher forcing over whole sequences: `readable` outputs (N, S - 1, dim) of each unroll step.
 
         hidden (N, S, width): the target's at positions 0 .. S - 1; ids (N, S - 1) int64: the tokens at positions
         1 .. S - 1; valid (N, P) bool: the prefix's positions. In the first unroll step an entry attends to the target's
@@ -161,7 +161,7 @@ class EagleNetwork(nn.Module):
             usable, rope = usable[:1], rope[:1]
         behind = position[:, None] - position  # (entries, keys): distance of a key behind its entry
         cache, known = _UnrollCache(), hidden[:, :-1]
-        for j in range(rope_at):
+        for j in range(unroll_steps):
             mask = (behind >= j) & usable[:, None]
             if j == 0:
                 mask = mask | (behind == 0)

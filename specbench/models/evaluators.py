@@ -67,7 +67,7 @@ class _Trunk(nn.Module):
 
 
 class _SlotTrunk(nn.Module):
-    """Images (B, 3, 64, 64) -> the whole scene (B, dim) and its object slots (B, 3, dim).
+    """Images (B, 3, 64, 64) -> the scene (B, dim) and its object slots (B, 3, dim).
 
     The layout determines which object is the first, so the slots come from the scene vector: its three queries attend
     to the 16 x 16 map, whose keys contain their position.
@@ -218,7 +218,7 @@ class TwoTower(nn.Module):
         return self.embed_ids(self.tokenize(captions).to(self.log_scale.device))
 
     def unknown_words(self, caption: str) -> list[str]:
-        """The words of a caption that this model has never seen."""
+        """The words of a caption that are not in the model's vocabulary."""
         return [word for word in scenes.words(caption) if word not in self.text.ids]
 
 

@@ -22,7 +22,7 @@ from specbench.models.transformer import Block, BlockConfig, RMSNorm, run_blocks
 @dataclass
 class Prefix:
     """The sequence before the image tokens, for R rows: inputs (R, P, dim); valid (R, P) bool, false on the padding at
-    the left; ids (R, P) int64, the vocabulary ids that a drafter embeds in its stead."""
+    the left; ids (R, P) int64, the vocabulary ids that a drafter embeds instead."""
 
     inputs: Tensor
     valid: Tensor
@@ -155,7 +155,7 @@ class LanguageSession:
 
     A sequence is the prefix (P positions) followed by the image tokens; token j is position P + j. All but the last
     position of the prefix are prefilled: that position is the root of the first draft, and every step has the same
-    form. With c committed tokens the root is position P - 1 + c, and draft node m of a step is kept in slot
+    form. With c committed tokens the root is position P - 1 + c, and draft node m of a step is stored in slot
     P - 1 + c + m until the accepted path is compacted.
 
     A padding position attends to itself alone. With the model's `pads_see_all` it attends to the padding up to itself

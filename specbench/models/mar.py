@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,11 @@ class MARConfig:
     steps: int = 100
     norm_eps: float = 1e-6
     limit: float | None = None
+
+    @classmethod
+    def even(cls, dim: int, depth: int, heads: int, **others: Any) -> MARConfig:
+        """Encoder and decoder of one size."""
+        return cls(dim, depth, heads, dim, depth, heads, **others)
 
     @property
     def side(self) -> int:
@@ -318,8 +324,8 @@ class MAR(nn.Module):
         return self._moments(x, index, *self.predict(x, s.timestep[index], z, z_none, scale))
 
     def sampler(self, z: Tensor, z_none: Tensor | None = None, scale: Tensor | None = None) -> Sampler:
-        """`moments` for whole trajectories under fixed conditions: the modulation of the head's layers is computed for
-        all steps at once, or for as many as fit in `_AT_ONCE`."""
+        """`moments` for complete trajectories under fixed conditions: the modulation of the head's layers is computed
+        for all steps at once, or for as many as fit in `_AT_ONCE`."""
         net, dtype = self.diffloss.net, self.mask_token.dtype
         s = diffusion.schedule(self.cfg.steps, z.device)
         guided = z_none is not None

@@ -54,17 +54,19 @@ class MarSession:
     def __init__(self, guided: Guided, labels: Tensor) -> None:
         self.guided, self.labels = guided, labels
 
-    def condition(self, tokens: Tensor, known: Tensor, row: Tensor, place: Tensor, done: Tensor, most: int) -> Tensor:
+    def condition(
+        self, tokens: Tensor, known: Tensor, row: Tensor, positions: Tensor, done: Tensor, most: int
+    ) -> Tensor:
         """(R, n, E) or with guidance (R, n, 2 E + 1) float32, for the positions (R, n) int64 of R copies of images
         `row` (R,), whose tokens (R, L, D) are known where `known` (R, L) bool is true, at most `most` of a copy; done
         (R, n) int64: the tokens known before the last one that the position's iteration draws."""
         g, labels = self.guided, self.labels[row]
         if g.scale == 1:
-            return take(g.model.conditions(tokens, known, labels, most), place).float()
+            return take(g.model.conditions(tokens, known, labels, most), positions).float()
         none = torch.full_like(labels, g.model.cfg.classes)
         z = g.model.conditions(tokens.repeat(2, 1, 1), known.repeat(2, 1), torch.cat([labels, none]), most)
         strength = guidance(g.scale, g.kind, done + 1, g.length)
-        return torch.cat([*take(z, place.repeat(2, 1)).float().chunk(2), strength.unsqueeze(-1)], -1)
+        return torch.cat([*take(z, positions.repeat(2, 1)).float().chunk(2), strength.unsqueeze(-1)], -1)
 
     def moments(self, x: Tensor, index: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log variance, each (n, D) float32, of the states after x (n, D) at steps (n,) int64 of the head,

@@ -58,32 +58,9 @@ LATENTS = LatentConfig(
 #: has as many steps: half of MAR's 100 halves the time of every decode, and of every verification.
 DIFFUSION_STEPS = 50
 TOKEN_LIMIT = 4.0  # of a token's numbers, in standard deviations: hardly any is beyond
-MAR_TARGET = MARConfig(
-    encoder_dim=192,
-    encoder_depth=4,
-    encoder_heads=6,
-    decoder_dim=192,
-    decoder_depth=4,
-    decoder_heads=6,
-    length=64,
-    token_dim=LATENTS.codebook_embed_dim,
-    classes=40,
-    buffer=8,
-    head_depth=3,
-    head_width=256,
-    steps=DIFFUSION_STEPS,
-    limit=TOKEN_LIMIT,
-)
-MAR_DRAFT = replace(
-    MAR_TARGET,
-    encoder_dim=96,
-    encoder_depth=2,
-    encoder_heads=3,
-    decoder_dim=96,
-    decoder_depth=2,
-    decoder_heads=3,
-    head_depth=2,
-    head_width=192,
-)
+_MAR: dict[str, Any] = {"length": 64, "token_dim": LATENTS.codebook_embed_dim, "classes": 40, "buffer": 8}
+_MAR |= {"steps": DIFFUSION_STEPS, "limit": TOKEN_LIMIT}
+MAR_TARGET = MARConfig.even(192, 4, 6, head_depth=3, head_width=256, **_MAR)
+MAR_DRAFT = MARConfig.even(96, 2, 3, head_depth=2, head_width=192, **_MAR)
 
 MAR_CONFIGS: dict[str, Any] = {"kl": LATENTS, "mar": MAR_TARGET, "mar_draft": MAR_DRAFT}

@@ -1,6 +1,6 @@
 """Where the weights and data of others come from: what `specbench fetch` gets, and what an absent file's error names.
 
-A repository is one of the Hugging Face hub, where nothing else is said. It is pinned to a commit where a public page of
+A repository is on the Hugging Face hub unless another site is given. It is pinned to a commit where a public page of
 that commit lists the files or pins them; else it is `main`, whose commit a fetch records. Each entry says who names the
 repository.
 """
@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: A licence -> what must be said of it in full; the others are permissive.
+#: A licence -> the restriction that is printed with it; the others are permissive.
 CHAMELEON = "Chameleon Research License"
 NON_COMMERCIAL = {CHAMELEON: "non-commercial: research use only, also of what is made with the weights"}
 
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """`parts` is what every run needs, `drafters` what a drafter needs besides, both by folder; `sizes` holds the
+    """`parts` is what every run needs, `drafters` what a drafter needs in addition, both by folder; `sizes` holds the
     target of each other size; `instead` holds repositories with another layout of the same target."""
 
     parts: Mapping[str, Part]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from specbench.config import registry
 from specbench.data import Item, scenes, scenes_classes
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.models import evaluators as ev
-from specbench.models.loading.mar_scenes import ScenesMAR
 from specbench.rows import provenance
 
 SAMPLES, BATCH = 256, 16
@@ -28,19 +28,7 @@ def sample_statistics(assets: Path, device: torch.device) -> dict[str, float]:
     `reader_accuracy_vanilla` is the share of stated attributes that are read as stated; `..._renders` the same on the
     real images of the same captions, and `..._tokenized` on those after the tokenizer, the ceiling of any sample.
     """
-    cfg = {
-        "model": "llamagen_scenes",
-        "weights": weights_argument(assets),
-        "device": str(device),
-        "dtype": "float32",
-        "drafter": "none",
-        "rule": "exact",
-        "temperature": 1.0,
-        "top_k": None,
-        "top_p": 1.0,
-        "cfg_scale": 3.0,
-    }
-    pipeline = Pipeline.load(cfg)
+    pipeline = _pipeline(assets, device, "model=llamagen_scenes", "method=vanilla", "cfg_scale=3", "dtype=float32")
     reader = ev.load(assets / ev.READER, ev.AttributeReader, device)
     real, captions, labels = scenes.render("validation", range(SAMPLES))
     images = []
@@ -99,7 +87,7 @@ def class_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[s
     reader = ev.load(assets / ev.READER, ev.AttributeReader, device)
     real, numbers = scenes_classes.portraits("validation", trial.count)
     labels = np.array([scenes_classes.labels_of(int(number)) for number in numbers])
-    own = _pipeline(assets, device, trial, "method=vanilla")
+    own = _pipeline(assets, device, "model=mar_scenes", *trial.overrides, "method=vanilla")
     with torch.inference_mode():
         pixels = scenes.to_float(real).to(device)
         decoded = [own.pixels(own.model.autoencoder.token_distribution(x)[0]) for x in pixels.split(50)]
@@ -110,7 +98,9 @@ def class_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[s
     items = scenes_classes.items({"seed": 0, "n": trial.count})
     labels = np.array([item.labels for item in items])
     for scale in trial.scales:
-        pipeline = _pipeline(assets, device, trial, "method=vanilla", f"cfg_scale={scale}")
+        pipeline = _pipeline(
+            assets, device, "model=mar_scenes", *trial.overrides, "method=vanilla", f"cfg_scale={scale}"
+        )
         read = _classes_read(reader, _sample(pipeline, items)[0], labels)
         statistics[f"reader_accuracy_cfg_{scale:g}"] = read["shape_and_colour"]
         if scale == own.model.target.scale:
@@ -129,21 +119,20 @@ def draft_statistics(assets: Path, device: torch.device, trial: Trial) -> dict[s
         "path_cfg_1": ["criterion=path", "cfg_scale=1"],
         "exact": ["criterion=exact"],
     }.items():
-        pipeline = _pipeline(assets, device, trial, "method=cspd", f"gamma={trial.gamma}", *arguments)
+        pipeline = _pipeline(
+            assets, device, "model=mar_scenes", *trial.overrides, "method=cspd", f"gamma={trial.gamma}", *arguments
+        )
         _, steps, drafted, accepted = _sample(pipeline, items)
         statistics[f"acceptance_{name}"] = accepted / drafted
         statistics[f"tokens_a_pass_{name}"] = len(items) * pipeline.tokens_per_image / steps
     return statistics
 
 
-def _pipeline(assets: Path, device: torch.device, trial: Trial, *arguments: str) -> ContinuousPipeline:
+def _pipeline(assets: Path, device: torch.device, *arguments: str) -> Any:
     from specbench.config import configuration
 
-    cfg = configuration.compose(["model=mar_scenes", *trial.overrides, *arguments])
-    pipeline = Pipeline.load({**cfg, "weights": weights_argument(assets), "device": str(device)})
-    assert isinstance(pipeline, ContinuousPipeline)
-    assert isinstance(pipeline.model, ScenesMAR)
-    return pipeline
+    cfg = configuration.compose(list(arguments))
+    return Pipeline.load({**cfg, "weights": weights_argument(assets), "device": str(device)})
 
 
 def _sample(pipeline: ContinuousPipeline, items: Sequence[Item], batch: int = 64) -> tuple[np.ndarray, int, int, int]:

@@ -123,7 +123,7 @@ class DraftModelTraining(Training):
 
 
 class Order:
-    """Which examples each step sees: all of them once an epoch, in an order keyed by (seed, epoch)."""
+    """The examples of each step: all of them once per epoch, in an order keyed by (seed, epoch)."""
 
     def __init__(self, count: int, batch: int, seed: int) -> None:
         self.count, self.batch, self.seed = count, batch, seed

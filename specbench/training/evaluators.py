@@ -64,7 +64,7 @@ def _pick(images: np.ndarray, recipe: Recipe, rng: np.random.Generator) -> np.nd
 
 
 def _attention(device: torch.device) -> Any:
-    """On a CPU, attention over a few dozen words trains five times faster with explicit math than fused."""
+    """On a CPU, attention over a few dozen tokens trains five times faster with explicit math than fused."""
     return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
 
 

@@ -67,7 +67,7 @@ def vividness(images: Tensor) -> Tensor:
 @torch.no_grad()
 def encode_all(kl: Latents, images: np.ndarray, batch: int = 128) -> np.ndarray:
     """Distributions of the tokens, mean and spread (2, N, L, D) float16, of uint8 images (N, H, W, 3): computed once
-    and kept."""
+    and cached."""
     device = next(kl.parameters()).device
     distributions = []
     for i in range(0, len(images), batch):
@@ -182,7 +182,7 @@ def divergence(
     target: MAR, draft: MAR, x0: Tensor, z: Tensor, z_draft: Tensor, generator: torch.Generator, repeats: int = 2
 ) -> Tensor:
     """KL divergence (repeats n,) in nats of the draft's distribution of a step from the target's, at one random
-    sampling step of each token x0 (n, D); its mean times the number of steps is the divergence of whole paths."""
+    sampling step of each token x0 (n, D); its mean times the number of steps is the divergence of complete paths."""
     x0, z, z_draft = (x.repeat(repeats, 1) for x in (x0, z, z_draft))
     schedule = diffusion.schedule(draft.cfg.steps, x0.device)
     index = torch.randint(0, len(schedule), (len(x0),), generator=generator).to(x0.device)

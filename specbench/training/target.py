@@ -35,7 +35,7 @@ def train_text(
 
 @torch.no_grad()
 def features_of(text: TextEncoder, captions: list[str], batch: int = 512) -> Tensor:
-    """Features (N, tokens, dim) bfloat16 on the CPU, computed once and kept."""
+    """Features (N, tokens, dim) bfloat16 on the CPU, computed once and cached."""
     ids = text.tokenize(captions)
     out = [text(ids[i : i + batch].to(text.places.device)).to(torch.bfloat16).cpu() for i in range(0, len(ids), batch)]
     return torch.cat(out)

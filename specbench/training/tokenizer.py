@@ -82,7 +82,7 @@ def train(
 
 @torch.no_grad()
 def encode_all(vq: VQModel, images: np.ndarray, batch: int = 256) -> np.ndarray:
-    """Codes (N, h*w) int16 of uint8 images, computed once and kept."""
+    """Codes (N, h*w) int16 of uint8 images, computed once and cached."""
     device = next(vq.parameters()).device
     out = []
     for i in range(0, len(images), batch):

@@ -85,8 +85,8 @@ Loss = Callable[[MicroStep], tuple[Tensor, dict[str, float]]]
 
 @dataclass(frozen=True)
 class Validation:
-    """figures() every `every` steps; with `best`, the weights with the highest statistic of that name are kept, else
-    the last ones."""
+    """statistics() every `every` steps; with `best`, the result has the weights with the highest statistic of that
+    name, else the last ones."""
 
     statistics: Callable[[], dict[str, float]]
     every: int

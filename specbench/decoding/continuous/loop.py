@@ -23,7 +23,7 @@ from specbench.decoding.continuous.rule import ContinuousRule
 from specbench.decoding.continuous.session import ContinuousModel, ContinuousSession
 from specbench.decoding.continuous.trajectory import Trajectory, draw_trajectory, normal
 from specbench.decoding.continuous.verify import ACCEPT, NOISE, ORDER, Verifier
-from specbench.decoding.loop import Decoded, Images, synchronize
+from specbench.decoding.loop import BatchDecoding, Decoded, synchronize
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.graph import Eager, Graphs
@@ -103,7 +103,7 @@ class _Drafts:
     z: Tensor
 
 
-class ContinuousDecoding(Images):
+class ContinuousDecoding(BatchDecoding):
     """B images in progress, one per row of `rng`: the constructor draws what the target draws alone, the rest follows
     pass by pass. Images advance at their own pace; a finished image no longer changes.
 
@@ -158,7 +158,7 @@ class ContinuousDecoding(Images):
             self.draw_directly(count)
 
     def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
-        """As of `loop.Images`."""
+        """As of `BatchDecoding`."""
         faults, count = torch.stack([self.fault, self.count]).tolist()
         if (first := min(faults)) < _NO_FAULT:
             passes, by_target = divmod(first, 2)
@@ -350,7 +350,7 @@ class ContinuousDecoding(Images):
         self.fault.scatter_reduce_(0, row, fault, "amin")
 
     def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[ContinuousTrace]:
-        """As of `loop.Images`; the seconds of drafting are those since the last call."""
+        """As of `BatchDecoding`; the seconds of drafting are those since the last call."""
         draft_s = sum(parts["draft"] for parts in self.drafting.seconds())
         self.drafting = Clock(self.device)
         chosen = slice(None) if rows is None else torch.tensor(rows, device=self.device)

@@ -2,7 +2,7 @@
 
 Acceptance criteria (ERRATA, CSpD). `criterion="exact"`: the two trajectories share their noise down to x_1, so that a
 token is verified by p(x_0 | x_1^p) / q(x_0 | x_1^q). `criterion="paper"`: the same times the factor Sigma of Eqs. 4
-and 5, which biases the distribution. `criterion="path"`: Eq. 1 taken literally, the ratio of the trajectories'
+and 5, which biases the distribution. `criterion="path"`: Eq. 1 read literally, the ratio of the trajectories'
 densities under the two models; it is exact as well, and the target needs no trajectory of its own to verify one, only
 the moments along the draft's, all of them in one call. All arithmetic is in log densities.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specbench.errors import UsageError
+from specbench.errors import UsageError, check_choice
 
 CRITERIA = ("exact", "paper", "path")
 VERIFY = ("causal", "parallel")
@@ -47,8 +47,7 @@ class ContinuousRule:
 
     def __post_init__(self) -> None:
         for name, choices in (("criterion", CRITERIA), ("verify", VERIFY), ("on_reject", ON_REJECT)):
-            if getattr(self, name) not in choices:
-                raise UsageError(f"{name}={getattr(self, name)} is unknown (choose from: {', '.join(choices)})")
+            check_choice(name, getattr(self, name), choices)
         if self.gamma and self.tokens_per_pass:
             raise UsageError("a draft is verified token by token: use iterations=null with it")
         if self.gamma and self.temperature == 0:

@@ -25,7 +25,7 @@ from specbench.decoding.trees import build as build_tree
 from specbench.decoding.trees import in_order, window_paths
 from specbench.decoding.verify import DRAFT, Draft, one_hot
 from specbench.engine.ops import take
-from specbench.errors import UsageError
+from specbench.errors import check_choice
 
 INITS = ("random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample")
 COUPLINGS = ("none", "maximal", "gumbel")
@@ -77,10 +77,8 @@ class Window:
         tree: str = "full",
         match: bool = False,
     ) -> None:
-        if init not in INITS:
-            raise UsageError(f"init={init} is unknown (choose from: {', '.join(INITS)})")
-        if coupling not in COUPLINGS:
-            raise UsageError(f"coupling={coupling} is unknown (choose from: {', '.join(COUPLINGS)})")
+        check_choice("init", init, INITS)
+        check_choice("coupling", coupling, COUPLINGS)
         self.init, self.refine, self.coupling, self.width, self.match = init, refine, coupling, width, match
         paths = window_paths(window, width, depth, tree)
         self.tree = build_tree(paths)

@@ -21,7 +21,7 @@ class Rule(Protocol):
     """A rule defines two things for a candidate x that was drawn from q, at a node whose distribution (so far) is r:
     the probability of accepting x, and the distribution that replaces r when x is rejected.
 
-    `deterministic` rules leave the distribution as it is: of the paths that they accept, the longest is taken. At
+    `deterministic` rules leave the distribution as it is; of the paths that they accept, the longest counts. At
     temperature 0 a rule with `uses_pre_argmax_probs` decides by the distribution before the arg max.
     """
 

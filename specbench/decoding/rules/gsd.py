@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, Setting, normalise, ratio
-from specbench.errors import UsageError
+from specbench.errors import check_choice
 
 
 class Grouped(Rule):
@@ -23,23 +23,24 @@ class Grouped(Rule):
 
     def __init__(self, near: Tensor, resample: str = "vanilla") -> None:
         """near (V, group - 1) int64: the other members of every code's group."""
-        if resample not in ("vanilla", "optimal"):
-            raise UsageError(f"resample={resample} is unknown to gsd (choose from: vanilla, optimal)")
+        check_choice("resample", resample, ("vanilla", "optimal"), "gsd")
         own = torch.arange(len(near), device=near.device)[:, None]
         self.members, self.resample = torch.cat([own, near], 1), resample
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        if self.members.device != r.device:
-            self.members = self.members.to(r.device)
-        group = self.members[token]
+        group = self._members(r.device)[token]
         return ratio(r.gather(-1, group).sum(-1), q.gather(-1, group).sum(-1))
 
     def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         if self.resample == "optimal":
-            if self.members.device != r.device:
-                self.members = self.members.to(r.device)
-            q = q * ratio(r[..., self.members].sum(-1), q[..., self.members].sum(-1))
+            members = self._members(r.device)
+            q = q * ratio(r[..., members].sum(-1), q[..., members].sum(-1))
         return normalise((r - q).clamp_min(0), r)
+
+    def _members(self, device: torch.device) -> Tensor:
+        if self.members.device != device:
+            self.members = self.members.to(device)
+        return self.members
 
 
 def build(cfg: Mapping[str, Any], setting: Setting) -> Rule:

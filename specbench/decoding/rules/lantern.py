@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, Setting, at, normalise, ratio
-from specbench.errors import UsageError
+from specbench.errors import check_choice
 
 #: Entries of a neighbour gather that are held at once when the accepted mass of every token is needed.
 _CHUNK = 1 << 25
@@ -37,10 +37,8 @@ class Lantern(Rule):
         """near (V, at least k) int64: the neighbours of every code, nearest first, of which k may count; limit: delta
         or lam."""
         bounds = ("tvd", "jsd") if name == "lantern" else ("total", "neighbours")
-        if bound not in bounds:
-            raise UsageError(f"bound={bound} is unknown to {name} (choose from: {', '.join(bounds)})")
-        if resample not in ("paper", "optimal", "released"):
-            raise UsageError(f"resample={resample} is unknown to {name} (choose from: paper, optimal, released)")
+        check_choice("bound", bound, bounds, name)
+        check_choice("resample", resample, ("paper", "optimal", "released"), name)
         self.name, self.bound, self.limit, self.resample = name, bound, limit, resample
         self.near, self.k = near[:, : k + 1], min(k, near.shape[1])  # the released code clears one more than counts
         self.deterministic = self.uses_pre_argmax_probs = greedy

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.errors import UsageError
+from specbench.errors import UsageError, check_choice
 
 MEASURES = ("l2", "cosine", "random")
 
@@ -17,8 +17,7 @@ def neighbours(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
     codebook (V, d), of which C rows hold codes; a token without a code (a row of NaN) is near to nothing but itself.
     "l2" and "cosine" are distances in the codebook; "random" is LANTERN's control (Table 4), a fixed shuffle.
     """
-    if proximity not in MEASURES:
-        raise UsageError(f"proximity={proximity} is unknown (choose from: {', '.join(MEASURES)})")
+    check_choice("proximity", proximity, MEASURES)
     if k < 1:
         raise UsageError(f"k must be an integer of at least 1 (got {k})")
     codes = codebook.detach().to("cpu", torch.float32).contiguous()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, Setting, at, normalise, ratio
-from specbench.errors import UsageError
+from specbench.errors import UsageError, check_choice
 
 
 class Relaxed(Rule):
@@ -24,8 +24,7 @@ class Relaxed(Rule):
 
     def __init__(self, name: str, omega: list[float], resample: str = "optimal") -> None:
         """omega[i - 1] is that of depth i; deeper positions use the last one."""
-        if resample not in ("optimal", "vanilla"):
-            raise UsageError(f"resample={resample} is unknown (choose from: optimal, vanilla)")
+        check_choice("resample", resample, ("optimal", "vanilla"))
         self.name = name
         self.resample = resample
         self.omega = torch.tensor([1.0, *omega], dtype=torch.float32)
@@ -74,17 +73,16 @@ def cool(
 def cool_schedule(delta: float, length: int, nu: float, schedule: str, floor: float = 0.0) -> list[float]:
     """omega_1 .. omega_L. Exponential (Eq. 16): delta L e^{-nu i} / sum_j e^{-nu j}. Linear (Eq. 17): delta L w_i / sum
     w with w_i = (l - i) / (l (l + 1)) and l = 8, so L < 8."""
+    check_choice("schedule", schedule, ("exponential", "linear"))
     depths = range(1, length + 1)
     if schedule == "exponential":
         weights = [math.exp(-nu * i) for i in depths]
-    elif schedule == "linear":
+    else:
         if length >= 8:
             raise UsageError(
                 f"schedule=linear is defined for drafts shorter than 8, not {length}; use schedule=exponential"
             )
         weights = [(8 - i) / 72 for i in depths]
-    else:
-        raise UsageError(f"schedule={schedule} is unknown (choose from: exponential, linear)")
     scale = delta * length / sum(weights)
     return [max(floor, scale * w) for w in weights]
 

@@ -13,8 +13,8 @@ from specbench.engine.ops import sum_last
 
 
 class Typical(Rule):
-    """Accept x where r(x) > min(epsilon, alpha exp(-H(r))), H the entropy in nats; of these paths the longest is
-    taken, and the next token has the target's distribution.
+    """Accept x where r(x) > min(epsilon, alpha exp(-H(r))), H the entropy in nats; of these paths the longest
+    counts, and the next token has the target's distribution.
 
     The drafter's distribution is not used. A token of probability 1 is always accepted, so at temperature 0 a token is
     accepted exactly where it is the arg max.

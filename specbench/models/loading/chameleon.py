@@ -21,7 +21,7 @@ from specbench.models.loading.text_official import ChameleonIds, ChameleonText, 
 from specbench.models.loading.unified_official import padded, read
 from specbench.models.unified import ImageTokens, Prompts, Unified, UnifiedConfig, image_tokens
 
-PATCH = 16  # pixels a code stands for
+PATCH = 16  # pixels per side of a code
 FIRST_CODE = 4  # where there is no tokenizer
 LUMINA_SIZES, ANOLE_SIZE = (512, 768, 1024), 512
 
@@ -95,7 +95,3 @@ def tokens_of_image(cfg: Mapping[str, Any]) -> int:
     """Tokens of an image, rows of codes with a new line each and the image's end; loads nothing."""
     side = cfg.get("size", 512) // 16
     return int(side * (side + 1) + 1)
-
-
-def load(cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> Chameleon:
-    return Chameleon(cfg, device, dtype)

@@ -84,7 +84,3 @@ class Emu3(UnifiedModel):
 
     def decode_image(self, codes: Tensor) -> np.ndarray:
         return vq.truncated(self.tokenizer.decode(codes, self.grid))
-
-
-def load(cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> Emu3:
-    return Emu3(cfg, device, dtype)

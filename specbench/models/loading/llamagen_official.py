@@ -178,7 +178,3 @@ def from_lantern(c: Mapping[str, Any]) -> LlamaGenConfig:
 def tokens_of_image(cfg: Mapping[str, Any]) -> int | None:
     """Tokens of an image; loads nothing."""
     return SIZES[cfg["model"]].block_size if cfg["model"] in SIZES else None
-
-
-def load(cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> LlamaGenModel:
-    return LlamaGenModel(cfg, device, dtype)

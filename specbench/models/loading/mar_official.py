@@ -30,28 +30,8 @@ _BASE = MARConfig()
 #: The published models.
 SIZES = {
     "mar_b": _BASE,
-    "mar_l": replace(
-        _BASE,
-        encoder_dim=1024,
-        encoder_depth=16,
-        encoder_heads=16,
-        decoder_dim=1024,
-        decoder_depth=16,
-        decoder_heads=16,
-        head_depth=8,
-        head_width=1280,
-    ),
-    "mar_h": replace(
-        _BASE,
-        encoder_dim=1280,
-        encoder_depth=20,
-        encoder_heads=16,
-        decoder_dim=1280,
-        decoder_depth=20,
-        decoder_heads=16,
-        head_depth=12,
-        head_width=1536,
-    ),
+    "mar_l": MARConfig.even(1024, 16, 16, head_depth=8, head_width=1280),
+    "mar_h": MARConfig.even(1280, 20, 16, head_depth=12, head_width=1536),
 }
 #: Width -> heads of MAR's own files, which do not contain them; of a reduced model too.
 HEADS = {768: 12, 1024: 16, 1280: 16, 64: 2}
@@ -62,8 +42,8 @@ LATENT_SCALE = 0.2325  # tokens are the autoencoder's latents times this (refere
 def reduced(cfg: MARConfig) -> MARConfig:
     """The same architecture: 4x4 tokens, two layers, or one where the model is MAR-B, which drafts."""
     depth = 1 if cfg.encoder_depth == _BASE.encoder_depth else 2
-    small = replace(cfg, encoder_dim=64, encoder_depth=depth, encoder_heads=2, length=16, buffer=4)
-    return replace(small, decoder_dim=64, decoder_depth=depth, decoder_heads=2, head_depth=depth, head_width=64)
+    small = {"length": 16, "buffer": 4, "head_depth": depth, "head_width": 64, "steps": cfg.steps}
+    return MARConfig.even(64, depth, 2, **small)
 
 
 def _heads(width: int) -> int:
@@ -174,7 +154,3 @@ class MARModel(Bundle):
 
 def _size(cfg: MARConfig) -> str:
     return f"{cfg.encoder_depth} + {cfg.decoder_depth} blocks of width {cfg.encoder_dim}"
-
-
-def load(cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> MARModel:
-    return MARModel(cfg, device, dtype)

@@ -96,7 +96,3 @@ class ScenesMAR(Bundle):
 
     def decode_image(self, tokens: Tensor) -> np.ndarray:
         return scenes.to_uint8(self.autoencoder.images(tokens))
-
-
-def load(cfg: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> ScenesMAR:
-    return ScenesMAR(cfg, device, dtype)

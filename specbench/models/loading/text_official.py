@@ -39,7 +39,7 @@ Encode = Callable[[str], list[int]]
 
 
 def clean(caption: str) -> str:
-    """A caption as LlamaGen's encoder was trained to see it, for captions that people write.
+    """A caption as LlamaGen's encoder was trained to see it, for captions written by people.
 
     Like the official cleaning (language/t5.py, called twice there) it decodes %xx, + and HTML entities, lower-cases,
     drops tags, makes one kind of dash and of quotation mark, puts a space for signs such as brackets, & and /, and one
@@ -325,7 +325,7 @@ class Emu3Text:
 
 
 def read_ranks(file: Path) -> dict[bytes, int]:
-    """Token -> rank, which is its id, of a .tiktoken file. Raises UsageError, with the line, where it is not one."""
+    """Token -> rank, which is its id, of a .tiktoken file. Raises UsageError with the line of a mistake."""
     ranks: dict[bytes, int] = {}
     try:
         lines = file.read_text(encoding="ascii").splitlines()
@@ -372,7 +372,7 @@ def byte_pairs(ranks: Mapping[bytes, int]) -> Encode:
 
 
 def _hash(*words: Any) -> int:
-    """63 bits that are always the same for the same words, on every machine."""
+    """63 bits, the same for the same words on every machine."""
     return int.from_bytes(hashlib.blake2b("\n".join(map(str, words)).encode(), digest_size=8).digest()) >> 1
 
 
@@ -383,7 +383,8 @@ def hashed_ids(text: str, low: int, high: int) -> list[int]:
 
 
 def hashed_features(prompts: Sequence[str], tokens: int, dim: int) -> tuple[Tensor, Tensor]:
-    """What T5Features gives, of normal numbers seeded by a hash of the prompt, and one position more than it has words.
+    """In the shape of T5Features: normal numbers seeded by a hash of the prompt, and one position more than it has
+    words.
 
     For weights=random, which were not trained. N prompts -> features (N, tokens, dim) float32 on the CPU, and valid
     (N, tokens) bool, padded on the left.

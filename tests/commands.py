@@ -1,0 +1,45 @@
+"""Command lines in tests: what the fixture `call` gives, in a fresh interpreter, and in a copy of the package."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from specbench.rows.csv_files import read_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+Call = Callable[..., tuple[int, str, str]]
+#: Command lines, one after the other in one process.
+TOGETHER = "import json, sys; from specbench import cli; sys.exit(any([cli.main(w) for w in json.loads(sys.argv[1])]))"
+
+
+def python(code: str, *arguments: str, cwd: Path = Path("/"), package: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter, far from the repository."""
+    env = os.environ | {"PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
+
+
+def copy_package(folder: Path) -> None:
+    """specbench/ and conf/ to add files to; the weights stay where they are."""
+    for part in ("specbench", "conf"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("assets", "__pycache__"))
+    (folder / "specbench/assets").symlink_to(ROOT / "specbench/assets")
+
+
+def run_copy(folder: Path, lines: Sequence[Sequence[str]]) -> str:
+    """What these command lines of the package copied there print."""
+    done = python(TOGETHER, json.dumps(lines), cwd=folder, package=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def row_of(folder: str | Path) -> dict[str, Any]:
+    [row] = read_rows(Path(folder) / "row.csv")
+    return row
