@@ -33,8 +33,8 @@ WORDS = ("metrics=none", "n=6", "warmup=0")
 
 def execute(out: Path, *words: str, loader: Any = FakePipeline) -> dict[str, Any]:
     given = {word.partition("=")[0] for word in words}
-    usual = [word for word in WORDS if word.partition("=")[0] not in given]
-    return run.execute(configuration.compose([*usual, *words]), out, loader=loader)
+    default = [word for word in WORDS if word.partition("=")[0] not in given]
+    return run.execute(configuration.compose([*default, *words]), out, loader=loader)
 
 
 def images(out: Path, name: str = "records") -> dict[int, str]:
@@ -106,7 +106,7 @@ def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_row_that_says_more_is_not_replaced(tmp_path: Path) -> None:
+def test_a_row_over_more_images_is_not_replaced(tmp_path: Path) -> None:
     out = tmp_path / "run"
     row = execute(out, "baseline=false")
     with pytest.raises(run.Stopped, match="6 of 6 images and 3 of 6 baseline images done in [^,]*$"):
@@ -182,25 +182,25 @@ def test_what_a_kill_leaves_is_removed_by_the_next_process(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("index", [0, 3])
-def test_a_folder_that_vanishes_is_not_begun_anew(index: int, tmp_path: Path) -> None:
+def test_a_folder_that_vanishes_is_not_created_again(index: int, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(RunError, match=f"cannot write into {out} any more .it is gone"):
         execute(out, loader=at(index, lambda: shutil.rmtree(out)))
     assert not out.exists()
 
 
-def test_the_disk_use_is_told_first(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    def told() -> None:
-        said.append(capsys.readouterr().err)
+def test_the_disk_use_is_printed_first(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    def note() -> None:
+        printed.append(capsys.readouterr().err)
 
-    said: list[str] = []
-    execute(tmp_path / "run", "n=2", loader=at(0, told))
-    assert "4 images to decode: at most 9.5 kB in" in said[0]
+    printed: list[str] = []
+    execute(tmp_path / "run", "n=2", loader=at(0, note))
+    assert "4 images to decode: at most 9.5 kB in" in printed[0]
     free = shutil.disk_usage(tmp_path)._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    execute(tmp_path / "run", "n=3", loader=at(2, told))
-    assert "2 images to decode: at most" in said[1]
-    assert "the disk may fill up" in said[1]
+    execute(tmp_path / "run", "n=3", loader=at(2, note))
+    assert "2 images to decode: at most" in printed[1]
+    assert "the disk may fill up" in printed[1]
 
 
 def test_the_log_is_turned_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,7 @@ def test_an_image_that_never_fits_is_recorded_and_tried_again(call: Call, tmp_pa
         (ValueError("out of memory of former times"), False),
     ],
 )
-def test_what_is_want_of_memory(error: Exception, answer: bool) -> None:
+def test_errors_of_too_little_memory(error: Exception, answer: bool) -> None:
     assert worker.out_of_memory(error) is answer
 
 
@@ -274,13 +274,13 @@ def test_a_real_allocation_that_fails_is_known() -> None:
 
 
 def test_memory_does_not_grow_with_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record stays, some kilobytes; a picture or a tensor of its image does not."""
+    """A record stays in memory, some kilobytes; an image or a tensor of it does not."""
     monkeypatch.setattr(FakePipeline, "pixels", lambda self, tokens: np.zeros((len(tokens), 256, 256, 3), np.uint8))
     held: list[int] = []
     add = Journal.add
 
-    def watched(self: Journal, record: Record, picture: np.ndarray) -> None:
-        add(self, record, picture)
+    def watched(self: Journal, record: Record, image: np.ndarray) -> None:
+        add(self, record, image)
         held.append(tracemalloc.get_traced_memory()[0])
 
     monkeypatch.setattr(Journal, "add", watched)
@@ -289,7 +289,7 @@ def test_memory_does_not_grow_with_the_images(tmp_path: Path, monkeypatch: pytes
         execute(tmp_path / "run", "n=40", "baseline=false")
     finally:
         tracemalloc.stop()
-    assert held[-1] - held[10] < 30 * 10_000  # of 196,608 bytes a picture
+    assert held[-1] - held[10] < 30 * 10_000  # of 196,608 bytes per image
 
 
 # --- status and resume ------------------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ def test_a_mistake_costs_one_sentence(words: list[str], sentence: str, call: Cal
     assert err.count("\n") == 1
 
 
-def test_a_broken_configuration_is_told(call: Call, tmp_path: Path) -> None:
+def test_a_broken_configuration_is_reported(call: Call, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("[1, 2")
     for command in ("status", "resume"):
         assert call(command, ".") == (2, "", "specbench: cannot read config.yaml\n")

@@ -731,7 +731,7 @@ def archive(members: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-PICTURES = {f"val2017/{i:012d}.jpg": b"picture %d" % i for i in range(20)}
+PHOTOS = {f"val2017/{i:012d}.jpg": b"photo %d" % i for i in range(20)}
 CAPTIONS = {"annotations/captions_val2017.json": b"{}", "annotations/instances_val2017.json": b"large"}
 
 
@@ -739,7 +739,7 @@ CAPTIONS = {"annotations/captions_val2017.json": b"{}", "annotations/instances_v
 def coco(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
     files = (
         web.file("annotations.zip", archive(CAPTIONS), ("annotations/captions_val2017.json",)),
-        web.file("val2017.zip", archive({"val2017/": b"", **PICTURES}), ("val2017/*.jpg",)),
+        web.file("val2017.zip", archive({"val2017/": b"", **PHOTOS}), ("val2017/*.jpg",)),
     )
     monkeypatch.setitem(sources.DATA, "coco2017", Data(files, "CC BY 4.0"))
     return web
@@ -748,8 +748,8 @@ def coco(web: Web, monkeypatch: pytest.MonkeyPatch) -> Web:
 def test_archives_are_unpacked_as_far_as_they_are_needed(call: Call, coco: Web) -> None:
     fetched(call, "data=coco2017")
     folder = home.data_folder("coco2017")
-    assert tree(folder) == {"SOURCE.json", "annotations/captions_val2017.json", *PICTURES}
-    assert (folder / "val2017/000000000007.jpg").read_bytes() == b"picture 7"
+    assert tree(folder) == {"SOURCE.json", "annotations/captions_val2017.json", *PHOTOS}
+    assert (folder / "val2017/000000000007.jpg").read_bytes() == b"photo 7"
     entry = json.loads((folder / "SOURCE.json").read_text())["parts"]["val2017.zip"]
     assert entry["files"]["val2017/*.jpg"]["count"] == 20
     assert call("data=coco2017")[0] == 0
@@ -757,7 +757,7 @@ def test_archives_are_unpacked_as_far_as_they_are_needed(call: Call, coco: Web) 
     (folder / "val2017/000000000007.jpg").unlink()
     fetched(call, "data=coco2017")
     assert [asked[0] for asked in coco.asked[2:]] == ["/val2017.zip"]
-    assert tree(folder) == {"SOURCE.json", "annotations/captions_val2017.json", *PICTURES}
+    assert tree(folder) == {"SOURCE.json", "annotations/captions_val2017.json", *PHOTOS}
 
 
 def test_room_for_what_an_archive_holds_is_asked_for(call: Call, coco: Web, monkeypatch: pytest.MonkeyPatch) -> None:

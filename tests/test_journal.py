@@ -78,28 +78,6 @@ def test_records_and_pictures_come_back(journal: Journal) -> None:
     assert read_records(journal.path) == [record(0), record(1), record(2)]
 
 
-FIGURES = (
-    "accepted_per_step accepted_by_depth verified_by_depth log_prob_mean log_prob_std draft_tv first_accept draft_top1"
-    " draft_top3 draft_passes"
-).split()
-
-
-def test_records_of_an_older_version_are_widened(journal: Journal) -> None:
-    lines = [json.loads(line) for line in journal.path.read_text().splitlines()]
-    older = [{k: v for k, v in line.items() if k not in (*FIGURES, "check")} for line in lines]
-    journal.path.write_text("".join(json.dumps(line) + "\n" for line in older))
-    wanted = [replace(record(i), **dict.fromkeys(FIGURES)) for i in range(3)]
-    assert read_records(journal.path) == wanted
-    assert [
-        json.loads(line) for line in journal.path.read_text().splitlines()
-    ] == older  # reading leaves the file alone
-    again = Journal(journal.path)
-    assert again.first(3) == wanted
-    again.add(record(3), picture(3))
-    assert [set(json.loads(line)) for line in journal.path.read_text().splitlines()] == [set(lines[0])] * 4
-    assert Journal(journal.path).first(4) == [*wanted, record(3)]
-
-
 def test_a_record_is_strict_json(tmp_path: Path) -> None:
     made = Journal(tmp_path / "records.jsonl")
     with pytest.raises(ValueError, match="not JSON compliant"):

@@ -104,41 +104,34 @@ def test_every_official_tensor_of_emu3s_tokenizer_has_one_position():
 
 
 @pytest.mark.parametrize(
-    ("kind", "table", "wrapper", "besides", "ignored"),
+    ("kind", "full", "wrapper", "unused"),
     [
-        ("llamagen", LLAMAGEN[0], "model", "quantize.codebook_used", image_tokenizers.LLAMAGEN_IGNORED),
-        ("chameleon", TAMING[0], "state_dict", "loss.logvar", image_tokenizers.TAMING_IGNORED),
+        ("llamagen", vq.LLAMAGEN_16, "model", "quantize.codebook_used"),
+        ("chameleon", vq.CHAMELEON, "state_dict", "loss.logvar"),
     ],
 )
-def test_a_tokenizer_survives_its_official_file(tmp_path, kind, table, wrapper, besides, ignored):
-    ours, cfg = tokenizer(kind), SMALL[kind]
-    named = official.exported(ours, table(cfg))
-    torch.save({wrapper: named | {besides: torch.zeros(6)}, "steps": 7}, tmp_path / "vq.pt")
-    source = official.open_source(tmp_path / "vq.pt", (wrapper,))
-    read = official.load(lambda: VQModel(cfg), source, table(cfg), "cpu", torch.float32, ignored)
-    codes = some_codes(2, 6)
-    assert torch.equal(read.decode(codes, (2, 3)), ours.decode(codes, (2, 3)))
-    assert torch.equal(read.encode(some_images()), ours.encode(some_images()))
-    with pytest.raises(UsageError, match="belongs to no part"):
-        official.load(lambda: VQModel(cfg), source, table(cfg), "cpu", torch.float32)
+def test_a_tokenizer_survives_its_official_file(tmp_path, kind, full, wrapper, unused):
+    ours, cfg, llamagen = tokenizer(kind), SMALL[kind], kind == "llamagen"
+    named = official.exported(ours, (LLAMAGEN if llamagen else TAMING)[0](cfg))
+    tensors = named | {unused: torch.zeros(6)}
+    torch.save({wrapper: tensors, "steps": 7}, tmp_path / "vq.pt")
+    given = VQModel, full, tmp_path / "vq.pt", torch.device("cpu"), llamagen
     checkpoints.save(ours, tmp_path / "vq.safetensors", "tokenizer", torch.float32)
-    read = checkpoints.load(tmp_path / "vq.safetensors", "tokenizer", VQModel, VQConfig)
-    assert read.cfg == cfg
-    assert torch.equal(read.decode(codes, (2, 3)), ours.decode(codes, (2, 3)))
-    # sizes are read from a file
-    official_cfg = {"llamagen": vq.LLAMAGEN_16, "chameleon": vq.CHAMELEON}[kind]
+    own = checkpoints.load(tmp_path / "vq.safetensors", "tokenizer", VQModel, VQConfig)
+    codes = some_codes(2, 6)
+    for read in (image_tokenizers.load_autoencoder(*given), own):
+        assert read.cfg == cfg
+        assert torch.equal(read.decode(codes, (2, 3)), ours.decode(codes, (2, 3)))
+        assert torch.equal(read.encode(some_images()), ours.encode(some_images()))
+    torch.save({wrapper: tensors | {"other": torch.zeros(1)}}, tmp_path / "vq.pt")
+    with pytest.raises(UsageError, match="'other' belongs to no part"):
+        image_tokenizers.load_autoencoder(*given)
     shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
-    assert image_tokenizers.sized(official_cfg, shapes) == cfg
-    wrong = [
-        ("encoder.conv_in.weight", (33, 3, 3, 3)),
-        ("post_quant_conv.weight", (32,)),
-        ("quantize.embedding.weight", ()),
-    ]
-    for name, shape in wrong:
+    for name, shape in [("encoder.conv_in", (33, 3, 3, 3)), ("post_quant_conv", (32,)), ("quantize.embedding", ())]:
         with pytest.raises(UsageError, match="vq.pt does not hold this kind"):
-            image_tokenizers.sized(official_cfg, shapes | {name: shape}, "vq.pt")
+            image_tokenizers.sized(full, shapes | {f"{name}.weight": shape}, "vq.pt")
     with pytest.raises(UsageError):
-        image_tokenizers.sized(official_cfg, {name: shape for name, shape in shapes.items() if "encoder" not in name})
+        image_tokenizers.sized(full, {name: shape for name, shape in shapes.items() if "encoder" not in name})
 
 
 def test_decoder_levels_of_a_taming_file_are_numbered_from_the_highest_resolution():

@@ -1,11 +1,7 @@
-"""Protocols: what their files say, what becomes of it in a run and in a grid, and what the row tells.
-
-`SHARED` holds, where it is there, the table from which the files were written.
-"""
+"""Protocols: the content of their files, their values in a run and in a grid, and the remarks in the row."""
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shutil
@@ -14,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ROOT, Call, row_of
+from commands import Call, row_of
 
 from specbench.config import configuration, parameters, protocols, registry
 from specbench.config.table import TABLE, check_value
@@ -22,13 +18,10 @@ from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import provenance
 
-SHARED = ROOT.parent / "shared" / "published"
 NAMES = list(parameters.choices("protocol"))
 PAIRS = [(name, model) for name in NAMES for model in protocols.read(name).models]
 #: A real model, reduced, with random weights, as fast as can be.
 TINY = ("weights=random", "reduced=true", "device=cpu", "baseline=false", "warmup=0")
-
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the published tables are not here")
 
 
 @pytest.fixture(autouse=True)
@@ -108,22 +101,6 @@ def test_a_file_is_whole_and_every_value_of_it_is_one_of_its_parameter(name: str
 def test_no_two_protocols_serve_the_same_table() -> None:
     served = [one for name in NAMES for one in protocols.read(name).serves]
     assert len(set(served)) == len(served)
-
-
-@needs_shared
-def test_every_experiment_of_the_published_table_has_a_protocol() -> None:
-    with (SHARED / "protocols.csv").open(newline="", encoding="utf-8") as f:
-        rows = [row["index_ids"].split("; ") for row in csv.DictReader(f)]
-    assert {ids[0] for ids in rows} == set(NAMES)
-    for first, *others in rows:
-        served = set(protocols.read(first).serves)
-        if first == "lanternpp_tables":  # names the tables that others made with its code
-            assert others == ["coolsd_table1", "sjdpac_table1"]
-        else:
-            assert set(others) <= served
-    with (SHARED / "index.csv").open(newline="", encoding="utf-8") as f:
-        known = {row["id"] for row in csv.DictReader(f)}
-    assert {one for name in NAMES for one in protocols.read(name).serves} <= known
 
 
 # --- composing --------------------------------------------------------------------------------------------------------
@@ -267,11 +244,6 @@ def test_a_protocol_is_its_values() -> None:
     assert provenance.config_hash(cfg) == provenance.config_hash(cfg | {"protocol": None})
     without = {name: value for name, value in cfg.items() if name != "protocol"}
     assert provenance.config_hash(cfg) == provenance.config_hash(without)
-
-
-@pytest.mark.parametrize("form", ["protocol=sjd_table4@1", "+protocol=sjd_table4", 'protocol="sjd_table4"'])
-def test_other_ways_to_write_it(form: str) -> None:
-    assert configuration.compose([form, "model=anole"]) == configuration.compose(_words("sjd_table4", "anole"))
 
 
 @pytest.mark.parametrize(

@@ -103,9 +103,9 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (home / "data" / name).mkdir()
         (home / "data" / name / f"captions_{folder}.json").write_text(json.dumps(made))
     here = tmp_path / "here"
-    (here / "pictures").mkdir(parents=True)
+    (here / "photos").mkdir(parents=True)
     for i in (1, 2, 3):
-        Image.fromarray(np.full((8, 8, 3), 60 * i, np.uint8)).save(here / f"pictures/{i}.png")
+        Image.fromarray(np.full((8, 8, 3), 60 * i, np.uint8)).save(here / f"photos/{i}.png")
     (here / "drafters/llamagen_xl/eagle").mkdir(parents=True)
     (here / "my.txt").write_text("a red circle\na blue square\na green star\n")
     shutil.copytree(ROOT / "results", here / "results", ignore=shutil.ignore_patterns("gallery"))

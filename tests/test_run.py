@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from fake_pipeline import TOKENS, FakePipeline
 from PIL import Image
 
@@ -374,18 +373,6 @@ def test_a_lost_sheet_or_row_is_made_again_without_a_pipeline(bench: Bench) -> N
     assert len(bench.pipelines) == 1
 
 
-def test_two_processes_do_not_share_a_folder(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = Bench(bench.out)
-
-    def load(cfg: Any) -> Any:
-        with pytest.raises(UsageError, match="another process is working in"):
-            inner.run()
-        return FakePipeline(cfg)
-
-    monkeypatch.setattr(bench, "load", load)
-    bench.run()
-
-
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(UsageError, match=r"holds thesis.tex but no run"):
@@ -403,21 +390,6 @@ def test_a_run_that_cannot_begin_leaves_nothing(bench: Bench, monkeypatch: pytes
     with pytest.raises(UsageError, match="no weights"):
         bench.run()
     assert not bench.out.exists()
-
-
-def test_stopping_says_how_far_it_came(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    pixels, count = FakePipeline.pixels, iter(range(100))
-
-    def stopping(self: FakePipeline, tokens: torch.Tensor) -> np.ndarray:
-        if next(count) == 9:  # after the warm-ups: the method's six, the baseline's first
-            raise KeyboardInterrupt
-        return pixels(self, tokens)
-
-    monkeypatch.setattr(FakePipeline, "pixels", stopping)
-    with pytest.raises(run.Stopped, match="stopped with 6 of 6 images and 1 of 6 baseline images done in") as stopped:
-        bench.run()
-    assert stopped.value.folder == bench.out
-    assert bench.run()["speedup_step"] == TOKENS / np.mean(STEPS)
 
 
 def test_killed_in_the_middle_nothing_is_lost_or_repeated(tmp_path: Path) -> None:
