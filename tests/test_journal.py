@@ -50,11 +50,12 @@ def record(index: int) -> Record:
         verified_by_depth=[5, 4, 3, 2, 1],
         log_prob_mean=-2.34567,
         log_prob_std=1.5,
-        draft_tv=None,
         first_accept=0.5,
         draft_top1=0.2,
         draft_top3=0.4,
         draft_passes=25,
+        id=str(index),
+        done=1e9,
     )
 
 

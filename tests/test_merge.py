@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from specbench.metrics import Score, base
 from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS, METRICS
 from specbench.rows.csv_files import csv_lines
-from specbench.rows.journal import pixel_digest
+from specbench.rows.journal import _to_line, pixel_digest, read_records
 from specbench.tables.measure import LocalBench
 
 #: What a row may lose without a word: none of it was measured.
@@ -209,12 +209,11 @@ def test_other_weights_and_references_are_named(call: Call, weights: dict[str, s
 def test_pictures_that_are_not_those_of_the_row_make_its_scores_invalid(call: Call, weights: dict[str, str]) -> None:
     before, _ = start(call, "metrics=[fid,clip_b32]", "baseline=false")
     journal = Path("first/records.jsonl")
-    made = [json.loads(line) for line in journal.read_text().splitlines()]
+    made = read_records(journal)
     picture = np.zeros((8, 8, 3), np.uint8)
-    Image.fromarray(picture).save(Path("first") / made[2]["image"])
-    del made[2]["check"]
-    made[2]["sha256"] = pixel_digest(picture)
-    journal.write_text("".join(json.dumps({k: v for k, v in r.items() if k != "check"}) + "\n" for r in made))
+    Image.fromarray(picture).save(Path("first") / made[2].image)
+    made[2] = replace(made[2], sha256=pixel_digest(picture))
+    journal.write_bytes(b"".join(map(_to_line, made)))
     del weights["clip_b32"]
     after, told = start(call, "metrics=fid", "baseline=false")
     assert after["fid"] != before["fid"]

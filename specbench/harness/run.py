@@ -340,7 +340,7 @@ def _recorded_prompts(journal: Journal, cfg: Mapping[str, Any]) -> list[data.Ite
     """The prompts from the records of a run, for a data set whose files are gone."""
     if cfg["data"] in data.DRAWN:
         return data.load(cfg)
-    return [data.Item(r.index, r.prompt, None, r.id or str(r.index)) for r in journal.first(cfg["n"])]
+    return [data.Item(r.index, r.prompt, None, r.id) for r in journal.first(cfg["n"])]
 
 
 # --- pipeline ---------------------------------------------------------------------------------------------------------
