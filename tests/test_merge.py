@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import Call, row_of
-from fake_pipeline import FakePipeline
+from fake_pipeline import FakePipeline, at, interrupt
 from PIL import Image
 
 from specbench import metrics
@@ -93,6 +93,10 @@ def unnamed(before: dict[str, Any], after: dict[str, Any], told: str) -> list[st
     return sorted(c for c in bare if not {c, f"{c}_mean"} & words)
 
 
+def files_of(folder: str) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in Path(folder).iterdir() if p.is_file() and p.name not in ("run.log", ".lock")}
+
+
 def start(call: Call, *words: str) -> tuple[dict[str, Any], str]:
     """A run in the folder `first` -> its row, and all that was printed."""
     code, out, err = call("run", "out=first", *([] if any(word[:2] == "n=" for word in words) else ["n=6"]), *words)
@@ -151,14 +155,14 @@ def test_two_metrics_of_one_column(call: Call, weights: dict[str, str]) -> None:
 
 def test_a_smaller_n_shows_its_row_and_leaves_the_larger_one(call: Call, weights: dict[str, str]) -> None:
     before, _ = start(call, "metrics=fid", "n=8")
-    files = {p: p.read_bytes() for p in Path("first").iterdir() if p.is_file() and p.name not in ("run.log", ".lock")}
+    files = files_of("first")
     for _ in range(2):
         told = start(call, "n=4", "metrics=clip_b32")[1]
         assert "n=4" in told
         assert "keeps the row over 8 images" in told
         assert "clip_score" in told
         assert "the first 4 of 8 are in first" in told
-        assert {p: p.read_bytes() for p in files} == files
+        assert files_of("first") == files
     assert status.of_run(Path("first")).n == 8
     cfg = configuration.compose(["n=4", "metrics=clip_b32"])
     shown = run.execute(cfg, "first", loader=FakePipeline)
@@ -224,7 +228,7 @@ def test_pictures_that_are_not_those_of_the_row_make_its_scores_invalid(call: Ca
 def test_a_bad_reference_leaves_the_folder_as_it_was(call: Call, weights: dict[str, str], monkeypatch: Any) -> None:
     """The configuration in the folder used to be replaced before the file was looked at."""
     start(call, "metrics=fid")
-    files = {p: p.read_bytes() for p in Path("first").iterdir() if p.is_file() and p.name not in ("run.log", ".lock")}
+    files = files_of("first")
 
     def basis(self: Light) -> str:
         raise UsageError("there is no file bad.npz")
@@ -232,20 +236,13 @@ def test_a_bad_reference_leaves_the_folder_as_it_was(call: Call, weights: dict[s
     with monkeypatch.context() as patch:
         patch.setattr(Light, "basis", basis)
         assert call("run", "out=first", "n=6", "metrics=kid", "reference=bad.npz")[0] == 2
-    assert {p: p.read_bytes() for p in files} == files
+    assert files_of("first") == files
 
 
 def test_a_stop_keeps_the_scored_row(call: Call, weights: dict[str, str], monkeypatch: Any) -> None:
     before, _ = start(call, "metrics=fid", "baseline=false")
-    decode, count = FakePipeline.decode, iter(range(100))
-
-    def stopping(self: FakePipeline, *given: Any) -> Any:
-        if next(count) == 3:
-            raise KeyboardInterrupt
-        return decode(self, *given)
-
     with monkeypatch.context() as patch:
-        patch.setattr(FakePipeline, "decode", stopping)
+        patch.setattr(run, "_load_pipeline", at(7, interrupt))
         assert call("run", "out=first", "n=12", "metrics=none", "baseline=false")[0] == 130
     assert row_of("first") == before
     assert status.of_run(Path("first")).state == "stopped"
