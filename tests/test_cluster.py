@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from commands import ROOT, Call
-from fake_pipeline import FakePipeline, Mortal
+from fake_pipeline import FakePipeline, Mortal, hungry
 
 from specbench import data
 from specbench.config import configuration
@@ -225,13 +225,7 @@ def test_a_workers_mistake_is_told_as_its_own(ray: FakeRay) -> None:
 
 
 def test_too_little_memory_is_told_from_a_worker_too(ray: FakeRay) -> None:
-    class Hungry(FakePipeline):
-        def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
-            if len(keys) > 1:
-                raise MemoryError
-            return super().decode(conditioning, keys)
-
-    events = decode("workers=2", "batch=3", loader=Hungry)
+    events = decode("workers=2", "batch=3", loader=hungry(1))
     assert sorted(indices(events)) == list(range(6))
     assert Shrunk(1) in events
 

@@ -194,6 +194,7 @@ def test_absent_weights_leave_a_metric_empty(call: Call, folder: Path) -> None:
         ([], "name one folder"),
         (["pictures", "more"], "name one folder"),
         (["absent"], "there is no folder absent"),
+        (["x" * 5000], "a file name is too long (xxx"),
         (["pictures", "delta=2"], "evaluate has no 'delta'; after the folder it takes metrics=,"),
         (["pictures", "--fast"], "name one folder"),
         (["pictures", "n=1", "n=2"], "'n' is given twice"),
