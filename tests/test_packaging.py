@@ -26,7 +26,6 @@ EXTRAS = {
     name: [Requirement(r) for r in wanted] for name, wanted in PROJECT["project"]["optional-dependencies"].items()
 }
 BASE = [Requirement(r) for r in PROJECT["project"]["dependencies"]]
-WHEEL = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not here")
 
@@ -47,33 +46,17 @@ def test_the_version_is_written_in_one_place() -> None:
     assert str(Version(__version__)) == __version__
 
 
-def test_every_data_file_reaches_the_wheel() -> None:
-    """hatchling ships what lies in the included folders and git does not ignore."""
-    assert WHEEL["only-include"] == ["specbench", "conf"]
-    assert WHEEL["sources"] == {"conf": "specbench/conf"}
-    assert not {"exclude", "artifacts"} & set(WHEEL)
-    files = [
-        p.relative_to(ROOT).as_posix()
-        for folder in WHEEL["only-include"]
-        for p in (ROOT / folder).rglob("*")
-        if p.is_file() and p.suffix not in (".py", ".pyc")
-    ]
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a checkout: nothing to ask git about")
-    asked = subprocess.run(["git", "check-ignore", "--", *files], cwd=ROOT, capture_output=True, text=True)
-    assert asked.stdout == "", "these files are ignored by git and so would not be shipped"
-
-
 def test_wheel_and_sdist_hold_what_works_without_a_checkout() -> None:
-    """As the build itself lists them."""
+    """As the build itself lists them: every data file, which git does not ignore."""
     wheel = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
-    kinds = {"conf/**/*.yaml": 100, "assets/*.safetensors": 13, "tables/published/*.csv": 20, "report/page.html": 1}
-    for pattern, least in kinds.items():
-        folder = ROOT if pattern.startswith("conf") else ROOT / "specbench"
-        wanted = {f"specbench/{path.relative_to(folder).as_posix()}" for path in folder.glob(pattern)}
-        assert len(wanted) >= least, pattern
-        assert wanted <= wheel, pattern
     assert {name.split("/")[0] for name in wheel} == {"specbench"}
+    for folder in ("specbench", "conf"):
+        files = {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file()}
+        wanted = {
+            f"specbench/{path}".replace("specbench/specbench/", "specbench/") for path in files if path.suffix != ".pyc"
+        }
+        assert len(wanted) > 100
+        assert wanted <= wheel
     sdist = {file.distribution_path for file in SdistBuilder(str(ROOT)).recurse_included_files()}
     top = {"README.md", "LICENSE", "Makefile", "constraints.txt", "docs/changelog.md", "scripts/smoke.sh"}
     assert top | {"tests/test_packaging.py", "conf/config.yaml"} <= sdist
