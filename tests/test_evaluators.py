@@ -46,9 +46,6 @@ def pictures() -> Tensor:
     return scenes.to_float(scenes.render("train", range(8))[0])
 
 
-# --- networks and files -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["classifier", "reader"])
 def test_every_attribute_gets_its_logits(kind: str, pictures: Tensor) -> None:
     logits = small(kind).eval()(pictures)
@@ -89,9 +86,6 @@ def test_what_is_read_and_how_surely() -> None:
     assert right[1, 1] == 1
     for table in (p, right):
         assert torch.equal(table.isnan(), labels == scenes.ABSENT)
-
-
-# --- training ---------------------------------------------------------------------------------------------------------
 
 
 def test_attribute_loss_averages_over_present_attributes() -> None:
@@ -250,8 +244,6 @@ def test_two_tower_statistics_count_what_they_say() -> None:
     labels[1] = labels[0]  # now both show one scene, and either caption is right
     assert te.evaluate_two_tower(Planted(), images, captions, labels)["top1"] == 1.0
 
-
-# --- the committed evaluators -----------------------------------------------------------------------------------------
 
 COMMITTED = [ASSETS / name for name in (ev.CLASSIFIER, ev.READER, ev.TWO_TOWER, FILE)]
 

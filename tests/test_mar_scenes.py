@@ -61,9 +61,6 @@ def read_right(images, labels):
         return ev.read_right(reader(scenes.to_float(images)), torch.tensor(labels))
 
 
-# --- data set ---------------------------------------------------------------------------------------------------------
-
-
 def test_classes_are_spread_evenly():
     items = load("n=100")
     counts = Counter(item.prompt for item in items)
@@ -99,9 +96,6 @@ def test_images_show_one_object_of_their_class():
     labels = np.array([scenes.sample("train", i).scene.labels() for i in range(50)])
     some = scenes_classes.numbers_of(labels)
     assert ((some >= 0) == (labels[:, 0] == 0)).all()
-
-
-# --- metrics ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +147,6 @@ def test_the_distance_is_to_real_images_of_one_object(judged, home, monkeypatch)
     general = measure("scenes_fid", images, whole)
     assert again.backend == general.backend + "/portraits"
     assert "of one object" not in general.note
-
-
-# --- the bundle -------------------------------------------------------------------------------------------------------
 
 
 def test_random_weights_run_from_words_to_a_row(tmp_path, home, monkeypatch):
@@ -228,9 +219,6 @@ def test_the_committed_pair_draws_its_classes_and_saves_passes():
     right = read_right(pipeline.pixels(drafted.tokens), [item.labels for item in items])
     assert right[:, scenes_classes._SHAPE].sum() + right[:, scenes_classes._COLOUR].sum() >= 6
     assert (drafted.steps < pipeline.model.target.length).all()
-
-
-# --- training ---------------------------------------------------------------------------------------------------------
 
 
 def distributions_of(count, seed=0):
@@ -336,9 +324,11 @@ def train(folder, *words):
     return {p.stem: registry.digest(p) for p in sorted((folder / "assets").iterdir())}
 
 
-def test_the_stages_write_weights_that_a_run_uses(tiny, tmp_path, capsys):
+def test_the_stages_write_weights_that_a_run_uses_and_a_card(tiny, tmp_path, capsys):
+    (tmp_path / "assets").mkdir()
+    shutil.copy(registry.ASSETS / ev.READER, tmp_path / "assets")
     files = train(tmp_path, "--only", "mar_draft,mar_samples")  # what they need comes by itself
-    assert list(files) == ["scenes_kl", "scenes_mar", "scenes_mar_draft"]
+    assert list(files) == ["scenes_kl", "scenes_mar", "scenes_mar_draft", "scenes_reader"]
     cfg = ["model=mar_scenes", f"weights={tmp_path}/assets", "diffusion_steps=3", "gamma=2", "n=3", *QUICK]
     assert cli.main(["run", *cfg, f"out={tmp_path}/run"]) == 0
     [row] = read_rows(tmp_path / "run" / "row.csv")
@@ -355,23 +345,17 @@ def test_the_stages_write_weights_that_a_run_uses(tiny, tmp_path, capsys):
     found = card.Card.read(tmp_path / "card.md")
     assert list(found.statistics) == ["kl", "mar", "mar_draft", "mar_samples"]
     assert [stages for stages, _ in found.runs] == [["mar_samples"], ["kl", "mar", "mar_draft"]]
-    assert found.statistics["mar_samples"]["tokens_a_pass_path"] >= 1
+    samples = found.statistics["mar_samples"]
+    assert samples["tokens_a_pass_path"] >= 1
+    assert samples["reader_accuracy_renders"] == 1
+    for name in ("reader_accuracy_decoded", "reader_accuracy_cfg_2", "vanilla_one_object", "acceptance_exact"):
+        assert 0 <= samples[name] <= 1
+    assert samples["reader_accuracy_vanilla"] == samples["reader_accuracy_cfg_2"]
+    assert (samples["vanilla_shape"] + samples["vanilla_colour"]) / 2 == samples["reader_accuracy_vanilla"]
     assert found.statistics["mar"]["loss"] > 0
     # The other way to train the draft is another draft.
     apart = train(tmp_path, "--only", "mar_draft", "--no-distil")
     assert [name for name in files if apart[name] != files[name]] == ["scenes_mar_draft"]
-
-
-def test_the_card_tells_what_a_reader_finds(tiny, tmp_path):
-    (tmp_path / "assets").mkdir()
-    shutil.copy(registry.ASSETS / ev.READER, tmp_path / "assets")
-    train(tmp_path, "--only", "kl,mar,mar_draft,mar_samples")
-    found = card.Card.read(tmp_path / "card.md").statistics["mar_samples"]
-    assert found["reader_accuracy_renders"] == 1
-    for name in ("reader_accuracy_decoded", "reader_accuracy_cfg_2", "vanilla_one_object", "acceptance_exact"):
-        assert 0 <= found[name] <= 1
-    assert found["reader_accuracy_vanilla"] == found["reader_accuracy_cfg_2"]
-    assert (found["vanilla_shape"] + found["vanilla_colour"]) / 2 == found["reader_accuracy_vanilla"]
 
 
 def test_weights_of_two_trainings_are_refused(tiny, tmp_path):
@@ -380,7 +364,7 @@ def test_weights_of_two_trainings_are_refused(tiny, tmp_path):
 
     def load():
         cfg = configuration.compose(["model=mar_scenes", f"weights={tmp_path}"])
-        return mar_scenes.load(cfg, torch.device("cpu"), torch.float32).drafter_network("mar_draft")
+        return mar_scenes.ScenesMAR(cfg, torch.device("cpu"), torch.float32).drafter_network("mar_draft")
 
     for kind, module in (("kl", Latents), ("mar", MAR), ("mar_draft", MAR)):
         save(kind, module(CONFIGS[kind]))

@@ -308,20 +308,3 @@ def test_activations_are_what_they_are_called():
         wanted = torch.nn.functional.gelu(x, approximate="tanh")
         torch.testing.assert_close(ops.gelu_tanh(x.clone()), wanted, atol=1e-6, rtol=1e-5)
         assert ops.silu(torch.tensor([-200.0, 200.0])).tolist() == [0.0, 200.0]
-
-
-@pytest.mark.parametrize("width", [64, 512, 768, 896, 1280, 4096])
-def test_a_product_does_not_depend_on_the_rows_next_to_it(width):
-    """With two threads, among which wide sums are split."""
-    g = torch.Generator().manual_seed(0)
-    x, weight, bias = (torch.randn(shape, generator=g) for shape in ((150, width), (96, width), (96,)))
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        with torch.inference_mode():
-            together = ops.linear(x, weight, bias)
-            torch.testing.assert_close(together, torch.nn.functional.linear(x, weight, bias), atol=1e-3, rtol=1e-3)
-            for start, stop in ((0, 1), (3, 5), (7, 40), (20, 149)):
-                assert torch.equal(ops.linear(x[start:stop], weight, bias), together[start:stop])
-    finally:
-        torch.set_num_threads(threads)

@@ -108,9 +108,6 @@ def test_the_unified_models_draw_as_many_tokens_as_published():
     assert len(emu3.image(visual, *emu3.grid(emu3.AREA, "1:1", 8)).grammar) == 8193
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 def write_json(path, value):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value))
@@ -322,21 +319,6 @@ def test_what_is_missing_is_reported(tmp_path, capsys):
         loaded("emu3", *TINY, "prompt_length=8", "negative=''", "suffix=''")[1].encode(["a b", "a b c d e f g h"])
     with pytest.raises(UsageError, match="size must be one of 512, 768, 1024"):
         loaded("lumina_mgpt", *TINY, "size=640")
-
-
-def test_a_drafter_of_another_target_is_refused(tmp_path, t5):  # noqa: F811
-    _, bundle = loaded("llamagen_xl", *TINY)
-    llamagen_pt(tmp_path, bundle, t5)
-    save_drafters(tmp_path, bundle)
-    path = tmp_path / "eagle" / "config.json"
-    config = json.loads(path.read_text())
-    again = reloaded(tmp_path, "llamagen_xl")
-    path.write_text(json.dumps(config | {"hidden_size": 32}))
-    with pytest.raises(UsageError, match="has shape"):
-        again.drafter_network("eagle")
-    path.write_text(json.dumps({k: v for k, v in config.items() if k != "rms_norm_eps"}))
-    with pytest.raises(UsageError, match="lacks 'rms_norm_eps'"):
-        again.drafter_network("eagle")
 
 
 def test_each_size_has_its_folder(monkeypatch, tmp_path):

@@ -29,9 +29,6 @@ _DRAWN = random.Random(0)
 NOISE = " ".join("".join(_DRAWN.choices("abc", k=_DRAWN.randint(1, 12))) for _ in range(150))
 
 
-# --- cleaning ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("caption", "cleaned"),
     [
@@ -50,9 +47,6 @@ NOISE = " ".join("".join(_DRAWN.choices("abc", k=_DRAWN.randint(1, 12))) for _ i
 )
 def test_captions_are_cleaned(caption: str, cleaned: str) -> None:
     assert text.clean(caption) == cleaned
-
-
-# --- features ---------------------------------------------------------------------------------------------------------
 
 
 @needs_reference
@@ -142,9 +136,6 @@ def test_a_folder_that_is_no_text_encoder_is_refused(t5: Path, tmp_path: Path) -
     assert "readable T5 model" in refusal()
 
 
-# --- prompts ----------------------------------------------------------------------------------------------------------
-
-
 def test_left_padding_of_ids() -> None:
     ids, valid = text.left_pad_ids([[5, 6], [], [7, 8, 9]], 3, 1)
     assert ids.tolist() == [[1, 5, 6], [1, 1, 1], [7, 8, 9]]
@@ -193,9 +184,6 @@ def test_a_size_or_an_instruction_that_cannot_be_is_refused() -> None:
         text.lumina_prompt(spelled, "a cat", 768, 500, "{prompt}")
     with pytest.raises(UsageError, match="{prompt}"):
         text.lumina_prompt(spelled, "a cat", 768, 768, "draw it")
-
-
-# --- tokenizers -------------------------------------------------------------------------------------------------------
 
 
 def chameleon_names(order: list[int]) -> list[str]:
@@ -285,9 +273,6 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
         text.ChameleonText(tmp_path).ids()
 
 
-# --- Emu3 -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def tiktoken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tokenizer]:
     """A folder with a small emu3.tiktoken, and the library's tokenizer that learnt its merges."""
@@ -357,9 +342,6 @@ def test_a_broken_vocabulary_is_refused(content: bytes, sentence: str, tmp_path:
     (tmp_path / "emu3.tiktoken").write_bytes(content)
     with pytest.raises(UsageError, match=sentence):
         text.Emu3Text(tmp_path)
-
-
-# --- random weights ---------------------------------------------------------------------------------------------------
 
 
 def test_hashed_ids_know_words_apart() -> None:

@@ -93,8 +93,6 @@ def test_padding_is_taught_as_it_is_decoded():
     torch.testing.assert_close(bundle.target.head(alone[:, len(prefix) - 1 :]), logits, atol=1e-4, rtol=1e-4)
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
-
 SMALL = "n=12 batch=4 steps=10 warmup=2 held_out=0.2 save_every=4 validate_every=5 decode_batch=5".split()
 
 
@@ -286,9 +284,8 @@ def test_mistakes_cost_one_sentence(tmp_path):
     with pytest.raises(UsageError, match="a draft model learns from prompts"):
         recipes.plan(["drafter=draft_model", "features=stored"])
     (tmp_path / "empty").mkdir()
-    assert f"{tmp_path / 'empty'} holds no" in said(
-        "source=pairs", f"images={tmp_path / 'empty'}", folder=tmp_path / "other"
-    )
+    pairs = "source=pairs", f"images={tmp_path / 'empty'}"
+    assert f"{tmp_path / 'empty'} holds no" in said(*pairs, folder=tmp_path / "other")
     shard = out / "examples" / "examples-00000.safetensors"
     before = {name: t.clone() for name, t in load_file(shard).items()}  # the file itself is mapped
     shard.write_bytes(shard.read_bytes()[:1000])  # cut off: made anew, the same
@@ -306,9 +303,7 @@ def test_the_embedded_drafters_come_from_this_very_command(tmp_path):
     folders = ["--work", str(tmp_path / "work"), "--assets", str(tmp_path / "assets"), "--card", str(tmp_path / "c.md")]
     stages = "tokenizer,text,target,draft,eagle,eagle3,medusa"
     assert cli.main(["train", "scenes", "--budget", "smoke", "--only", stages, *folders]) == 0
-    assert {p.name for p in (tmp_path / "assets").iterdir()} == {
-        f"scenes_{stage}.safetensors" for stage in stages.split(",")
-    }
+    assert {p.stem for p in (tmp_path / "assets").iterdir()} == {f"scenes_{stage}" for stage in stages.split(",")}
     assert "| eagle3 | tv " in (tmp_path / "c.md").read_text()
     words = [f"weights={tmp_path / 'assets'}", "n=1", "metrics=none", "warmup=0", "baseline=false"]
     for method in ("sd", "medusa", "eagle_chain"):
