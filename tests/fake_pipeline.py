@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +85,28 @@ class FakePipeline:
         return np.repeat(grid.repeat(2, 1).repeat(2, 2)[..., None], 3, axis=3)
 
     def vanilla(self) -> FakePipeline:
-        twin = FakePipeline(self.cfg, self.delay, empty=True)
+        twin = type(self)(self.cfg, self.delay, empty=True)
         twin.decoded = self.decoded
         return twin
 
     def synchronize(self) -> None:
         pass
+
+
+def at(index: int, what: Callable[[], None], empty: bool = False) -> type[FakePipeline]:
+    """A pipeline to which something happens while it decodes an image of the method, or of the baseline."""
+
+    class Disturbed(FakePipeline):
+        def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
+            if self.empty == empty and index in [i for _, i in keys]:
+                what()
+            return super().decode(conditioning, keys)
+
+    return Disturbed
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 class Mortal(FakePipeline):
