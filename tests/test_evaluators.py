@@ -179,16 +179,11 @@ def test_the_contrastive_loss_is_the_mean_of_both_directions() -> None:
     assert value < te.contrastive_loss(images, captions, changed, none, same, scale)
 
 
-def tiny_world(split: str, n: int) -> World:
-    images, captions, labels = scenes.render(split, range(n))
-    return World(images, captions, labels)
-
-
 def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps of each: this is about files and statistics, not about learning."""
     for name in ("CLASSIFIER_RECIPE", "READER_RECIPE", "TWO_TOWER_RECIPE"):
         monkeypatch.setattr(te, name, Recipe(steps=2, batch=8, lr=1e-3, warmup=1))
-    train, held = tiny_world("train", 24), tiny_world("validation", 20)
+    train, held = (World(*scenes.render(split, range(n))) for split, n in (("train", 24), ("validation", 20)))
     assets = tmp_path / "assets"
     statistics = te.train_all(train, held, tmp_path / "work", assets)
     files = [ev.CLASSIFIER, ev.READER, ev.TWO_TOWER, FILE]
@@ -212,7 +207,7 @@ def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monke
 
 def test_training_learns(tmp_path: Path) -> None:
     """Twenty steps on sixteen pictures: the loss of the same batch must fall well below that of a blind guess."""
-    world = tiny_world("train", 16)
+    world = World(*scenes.render("train", range(16)))
     recipe = Recipe(steps=20, batch=16, lr=2e-3, warmup=2)
     reader, statistics = te.train_attributes(ev.AttributeReader, world.images, world.labels, recipe, tmp_path)
     choices = np.array([len(names) for names in scenes.ATTRIBUTES.values()])

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from commands import row_of
 
 from specbench import cli, data, metrics
 from specbench.config import configuration, parameters, registry
@@ -23,7 +24,6 @@ from specbench.models.loading import checkpoints, mar_scenes
 from specbench.models.loading.mar_scenes import Latents
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.scenes_config import DIFFUSION_STEPS, MAR_CONFIGS, LatentConfig
-from specbench.rows.csv_files import read_rows
 from specbench.storage.image_files import ImageArray
 from specbench.training import card
 from specbench.training import embedded as training_cli
@@ -154,7 +154,7 @@ def test_random_weights_run_from_words_to_a_row(tmp_path, home, monkeypatch):
     words = ["run", "model=mar_scenes", "weights=random", "data=scenes_classes", "method=cspd", "gamma=2", "n=2"]
     words += ["batch_size=2", "cfg_scale=1", "diffusion_steps=2", "baseline=false", "warmup=0", f"out={tmp_path}/run"]
     assert cli.main([*words, "metrics=[scenes_fid,scenes_reward,scenes_clip]"]) == 0
-    [row] = read_rows(tmp_path / "run" / "row.csv")
+    row = row_of(tmp_path / "run")
     assert (row["weights"], row["tokens"], row["resolution"], row["gamma"]) == ("random", 64, 64, 2)
     assert row["fid_backend"].endswith("/portraits")
     assert row["image_reward"] is not None
@@ -331,7 +331,7 @@ def test_the_stages_write_weights_that_a_run_uses_and_a_card(tiny, tmp_path, cap
     assert list(files) == ["scenes_kl", "scenes_mar", "scenes_mar_draft", "scenes_reader"]
     cfg = ["model=mar_scenes", f"weights={tmp_path}/assets", "diffusion_steps=3", "gamma=2", "n=3", *QUICK]
     assert cli.main(["run", *cfg, f"out={tmp_path}/run"]) == 0
-    [row] = read_rows(tmp_path / "run" / "row.csv")
+    row = row_of(tmp_path / "run")
     assert row["weights"].startswith("folder:")
     assert row["tokens"] == 16
     kl = checkpoints.load(tmp_path / "assets" / "scenes_kl.safetensors", "scenes-kl", Latents, LatentConfig)

@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 import test_targets as families
 import torch
+from commands import row_of
 from safetensors.torch import load_file
 
 from specbench import cli
@@ -164,7 +165,7 @@ def test_a_drafter_for_a_real_target_is_trained_saved_loaded_and_used(tmp_path, 
     run = [*words[:3], f"method={method}", f"drafter.weights={out}", "n=1", "metrics=none"]
     run += ["data=imagenet"] if classes else words[3:5]
     assert cli.main(["run", *run, f"out={tmp_path / 'run'}", "warmup=0"]) == 0
-    [row] = csv.DictReader((tmp_path / "run" / "row.csv").open())
+    row = row_of(tmp_path / "run")
     assert row["weights"] == f"random+{registry.digest(out / networks.FILE)}"
     assert row["drafter_weights"] == str(out)
 
