@@ -25,7 +25,7 @@ from specbench.config import configuration
 from specbench.decoding.drafters.build import Eagle, Window
 from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import DecoderConfig, Decoding
+from specbench.decoding.loop import DecoderConfig, Decoding, finished
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling
@@ -33,7 +33,7 @@ from specbench.decoding.trees import chain_paths, parse
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine import clock as clocks
 from specbench.engine.clock import Clock, Passes
-from specbench.engine.graph import Graphs
+from specbench.engine.graph import Eager, Graphs
 from specbench.harness import pipeline
 
 Call = Callable[..., tuple[int, str, str]]
@@ -128,7 +128,7 @@ def test_a_clock_changes_no_token_and_every_part_is_timed() -> None:
     clock = Clock(torch.device("cpu"))
     with_clock, without = started("tree", 2, None, clock), started("tree", 2, None)
     for decoding in (with_clock, without):
-        decoding.finish(decoding.step)
+        finished(lambda one=decoding: one, decoding.rng, Eager())
     assert torch.equal(with_clock.history, without.history)
     steps = clock.seconds()
     assert len(steps) >= int(with_clock.steps.max())

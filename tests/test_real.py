@@ -281,9 +281,7 @@ def emu3_files(folder, bundle, head):
     write_shards(folder / "target", tensors)
     config = eagle_config(bundle.target) | {"num_hidden_layers": c.n_layer, "rms_norm_eps": c.norm_eps}
     write_json(folder / "target" / "config.json", config | {"rope_theta": c.rope_base})
-    (folder / "tokenizer").mkdir()
-    official_file(bundle.tokenizer, folder / "tokenizer")
-    write_json(folder / "tokenizer" / "config.json", emu3_vision.reduced(emu3.REDUCED_CODES))
+    official_file(bundle.tokenizer, folder / "tokenizer", emu3_vision.reduced(emu3.REDUCED_CODES))
 
 
 def emu3_transformers(folder, bundle, head):
