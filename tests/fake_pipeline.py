@@ -25,8 +25,8 @@ SIDE = 8
 
 
 def trace(steps: list[int], indices: list[int], empty: bool) -> Trace:
-    """Steps that accept as evenly as they can, the longer ones first; a draft is five deep. The laws' figures depend on
-    the image's index, and on the step or the place."""
+    """Steps that accept as evenly as they can, the longer ones first; a draft is five deep. The statistics of
+    distributions depend on the index of the image, and on the step or the position."""
     accepted, offered = (torch.zeros(len(steps), TOKENS, dtype=torch.int64) for _ in range(2))
     for b, n in enumerate(steps):
         count = 0
@@ -34,15 +34,15 @@ def trace(steps: list[int], indices: list[int], empty: bool) -> Trace:
             accepted[b, s] = (TOKENS - n) // n + (s < (TOKENS - n) % n)
             offered[b, s] = 0 if empty else min(5, TOKENS - count)
             count += int(accepted[b, s]) + 1
-    drafts, place, index = offered > 0, torch.arange(TOKENS), torch.tensor(indices)[:, None]
+    drafts, position, index = offered > 0, torch.arange(TOKENS), torch.tensor(indices)[:, None]
     return Trace(
         accepted=accepted,
         offered=offered,
         first=0.5 * drafts,
         tv=(0.25 + 0.125 * (index % 2)) * drafts,
-        top1=drafts & (place % 2 == 0),
+        top1=drafts & (position % 2 == 0),
         top3=drafts,
-        log_prob=-1.0 - (index % 4) - 0.5 * (place % 2),
+        log_prob=-1.0 - (index % 4) - 0.5 * (position % 2),
     )
 
 

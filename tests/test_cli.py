@@ -125,7 +125,7 @@ def test_a_mistake_costs_one_sentence_and_exit_code_2(
 ) -> None:
     err = refused(call, *words)
     assert (sentence in err, err.count("\n")) == (True, 1)
-    assert list(tmp_path.iterdir()) == []  # nothing was begun
+    assert list(tmp_path.iterdir()) == []  # nothing was started
 
 
 def test_all_prompts_are_recorded_as_a_number(call: Call, tmp_path: Path) -> None:

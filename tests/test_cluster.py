@@ -101,7 +101,7 @@ class FakeRay:
         self.resources = resources
         self.deadly: dict[int, int] = {}
         self.stillborn = 0
-        self.tasks: list[tuple[int, Sequence[data.Item]]] = []  # (worker, items) of every task that was begun
+        self.tasks: list[tuple[int, Sequence[data.Item]]] = []  # (worker, items) of every task that was started
         self.workers = 0
         self.options: dict[str, Any] = {}
         self.ended = False

@@ -48,7 +48,7 @@ def test_every_combination_composes_and_the_command_line_wins(number: int, rule:
     assert set(cfg) == set(parameters.parameters_of(cfg))
 
 
-#: What a choice needs beside itself.
+#: Other arguments that a choice needs.
 NEEDED = {"prompts": ["prompts=my.txt", "n=1"]}
 
 

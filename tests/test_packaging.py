@@ -26,7 +26,6 @@ EXTRAS = {
     name: [Requirement(r) for r in wanted] for name, wanted in PROJECT["project"]["optional-dependencies"].items()
 }
 BASE = [Requirement(r) for r in PROJECT["project"]["dependencies"]]
-WHEEL = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not here")
 
@@ -48,7 +47,7 @@ def test_the_version_is_written_in_one_place() -> None:
 
 
 def test_wheel_and_sdist_hold_what_works_without_a_checkout() -> None:
-    """As the build itself lists them."""
+    """As the build itself lists them: every data file, which git does not ignore."""
     wheel = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
     data = {file for part in ("specbench", "conf") for file in (ROOT / part).rglob("*") if file.is_file()}
     names = {file.relative_to(ROOT).as_posix() for file in data if file.suffix not in (".py", ".pyc")}

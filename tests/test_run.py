@@ -236,7 +236,7 @@ def test_other_weights_and_other_prompts_are_refused(bench: Bench, monkeypatch: 
         patch.setattr(FakePipeline, "weights", "fake:1")
         with pytest.raises(UsageError, match="started with weights fake:0, not fake:1"):
             bench.run("n=3")
-    with monkeypatch.context() as patch:  # trained anew: a finished run does not stand for the new weights
+    with monkeypatch.context() as patch:  # trained again: a finished run does not stand for the new weights
         patch.setattr(run, "_load_pipeline", FakePipeline)
         patch.setattr(run, "_weights_here", lambda cfg: "embedded:2")
         with pytest.raises(UsageError, match="started with weights fake:0, not embedded:2"):
@@ -500,7 +500,7 @@ def test_the_real_pipeline_with_random_weights(tmp_path: Path) -> None:
     assert row["tokens"] == 256
     assert row["accepted_length_mean"] >= 1.0
     assert row["steps"] <= 256
-    assert 1 < row["perplexity"] < 550  # the codebook has 512 tokens, and a law is seldom as even as it could be
+    assert 1 < row["perplexity"] < 550  # the codebook has 512 tokens, and a distribution is seldom uniform
     assert row["draft_passes"] == 2 * row["steps"]
     batched = run.execute(configuration.compose([*words, "batch=2", "baseline=false"]), tmp_path / "two")
     assert batched["steps"] == row["steps"]
