@@ -1,4 +1,4 @@
-"""What is said about steps and tokens: against traces made by hand, and against the loop itself."""
+"""Statistics of steps and tokens: against traces made by hand, and against the loop itself."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_where_drafts_are_accepted() -> None:
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 6), min_size=25, max_size=25))
 def test_every_token_is_a_draft_or_a_steps_own(window: int, wished: list[int]) -> None:
-    """A chain of `window` tokens over 5x5 places, keeping what is wished for as far as it goes."""
+    """A chain of `window` tokens over 5x5 positions, accepting the wished numbers as far as possible."""
     count, steps, total = 0, 0, 25
     accepted, offered = torch.zeros(2, 1, total, dtype=torch.int64)
     while count < total:
@@ -337,11 +337,11 @@ def test_the_figures_of_a_chain_agree_with_each_other() -> None:
 
 
 def test_the_perplexity_is_the_entropy_of_the_target() -> None:
-    law = sequence_probs(P).double()
-    surprise = -law.clamp_min(1e-300).log()
-    entropy, spread = float((law * surprise).sum()), float((law * surprise**2).sum())
+    probs = sequence_probs(P).double()
+    surprise = -probs.clamp_min(1e-300).log()
+    entropy, spread = float((probs * surprise).sum()), float((probs * surprise**2).sum())
     stderr = math.sqrt((spread - entropy**2) / COUNT)
-    for drafter in (NoDraft(), TabularDrafter(Q, chain_paths(3))):  # the exact rule has the target's law
+    for drafter in (NoDraft(), TabularDrafter(Q, chain_paths(3))):  # the exact rule has the target's distribution
         row = summary.columns(run(drafter)[1])
         assert -4 * row["log_prob_mean"] == pytest.approx(entropy, abs=5 * stderr)
         assert row["perplexity"] == pytest.approx(math.exp(-row["log_prob_mean"]))
@@ -380,15 +380,15 @@ def test_a_drafter_knows_its_passes(name: str, build: Any) -> None:
 
 
 def vector_trace() -> ContinuousTrace:
-    """One image of nine vectors, gamma = 3, the first drawn by the target alone. Step 1 drafts turns 1 to 3 and keeps
-    two, step 2 drafts 4 to 6 and keeps all (turn 7 comes free), step 3 drafts 8 and rejects it."""
+    """One image of nine continuous tokens, gamma = 3, the first without a draft. Step 1 drafts tokens 1 to 3 and
+    accepts two, step 2 drafts 4 to 6 and accepts all (7 is the bonus token), step 3 drafts 8 and rejects it."""
     by_step = torch.zeros(5, 1, 9)
     by_step[:, 0, 1] = torch.tensor([2.0, 3.0, 0.5, 1.0, 3.0])
     by_step[:, 0, 2] = torch.tensor([3.0, 3.0, 1.0, 4.0, 3.0])
     by_step[:, 0, 3] = torch.tensor([0.0, 1.0, 0.25, 8.0, 1.0])
-    kept, judged = torch.zeros(1, 9, dtype=torch.bool), torch.zeros(1, 9, dtype=torch.bool)
-    kept[0, [1, 2, 4, 5, 6]] = True
-    judged[0, [1, 2, 3, 4, 5, 6, 8]] = True
+    accepted, verified = torch.zeros(1, 9, dtype=torch.bool), torch.zeros(1, 9, dtype=torch.bool)
+    accepted[0, [1, 2, 4, 5, 6]] = True
+    verified[0, [1, 2, 3, 4, 5, 6, 8]] = True
     order = torch.tensor([[4, 0, 8, 1, 7, 2, 6, 3, 5]])
     return ContinuousTrace(
         by_step[0].long(),
@@ -397,8 +397,8 @@ def vector_trace() -> ContinuousTrace:
         by_step[3].long(),
         by_step[4].long(),
         order,
-        kept,
-        judged,
+        accepted,
+        verified,
         [[2, 5]],
         torch.tensor([1]),
         0.75,
@@ -418,7 +418,7 @@ def vector_record(**changes: object) -> Record:
 def test_the_record_of_an_image_of_vectors() -> None:
     [fields] = of_images(vector_trace(), [4], 3)
     assert fields["accepted_per_step"] == [0, 2, 3, 0]
-    assert fields["verified_by_depth"] == [3, 2, 2]  # turn 8 is at depth 1
+    assert fields["verified_by_depth"] == [3, 2, 2]  # token 8 is at depth 1
     assert fields["accepted_by_depth"] == [2, 2, 1]
     assert fields["drafts"] == ".110111.0"
     assert fields["first_accept"] == pytest.approx((0.5 + 1 + 0.25) / 3, rel=1e-5)
