@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from reference import manifest, needs_reference
 from safetensors.torch import save_file
 
 from specbench.config import configuration, registry
@@ -23,10 +22,6 @@ from specbench.models import diffusion, mar, mar_sampling, vq
 from specbench.models.loading import image_tokenizers, mar_official, official
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
-
-ROOT = Path(__file__).resolve().parents[1]
-REFERENCE = ROOT.parent / "shared" / "reference"
-needs_reference = pytest.mark.skipif(not REFERENCE.exists(), reason="the reference is not beside this checkout")
 
 SMALL = MARConfig(
     encoder_dim=48,
@@ -78,17 +73,16 @@ def states(count, cfg=SMALL, seed=2):
 
 
 @needs_reference
-@pytest.mark.parametrize(("model", "manifest"), [("mar_b", "mar_base"), ("mar_l", "mar_large"), ("mar_h", "mar_huge")])
-def test_the_published_sizes_have_the_published_tensors(model, manifest):
-    facts = json.loads((REFERENCE / "manifests" / f"{manifest}_checkpoint-last.pth.json").read_text())
+@pytest.mark.parametrize(("model", "size"), [("mar_b", "mar_base"), ("mar_l", "mar_large"), ("mar_h", "mar_huge")])
+def test_the_published_sizes_have_the_published_tensors(model, size):
+    facts, source = manifest(f"{size}_checkpoint-last.pth")
     c, cfg = facts["config"], mar_official.SIZES[model]
     assert (cfg.encoder_heads, cfg.decoder_heads) == (c["encoder_num_heads"], c["decoder_num_heads"])
     assert (cfg.steps, cfg.norm_eps) == (c["num_sampling_steps"], c["layernorm_eps"])
     assert mar_official.HEADS[cfg.encoder_dim] == cfg.encoder_heads
-    tensors = {n: torch.empty(shape, device="meta") for n, (shape, _) in facts["tensors"].items()}
     with torch.device("meta"):
         built = MAR(cfg)
-    official.check(built, official.from_tensors(tensors), mar_official.table(cfg))
+    official.check(built, source, mar_official.table(cfg))
     assert sum(p.numel() for p in built.parameters()) == facts["n_values"]
     default = configuration.compose([f"model={model}"])
     assert (default["cfg_scale"], default["cfg_schedule"]) == (c["cfg_default"], c["cfg_schedule"])

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from test_official import write_shards
+from test_pixels import official_file
 from test_text_official import chameleon_names, save_chameleon, t5, tiktoken  # noqa: F401 (fixtures)
 
 from specbench.cli import main
@@ -280,14 +281,7 @@ def emu3_files(folder, bundle, head):
     write_shards(folder / "target", tensors)
     config = eagle_config(bundle.target) | {"num_hidden_layers": c.n_layer, "rms_norm_eps": c.norm_eps}
     write_json(folder / "target" / "config.json", config | {"rope_theta": c.rope_base})
-    model = bundle.tokenizer
-    table, _ = image_tokenizers.emu3_layout(model.cfg, ())
-    pixels = exported(model, table)
-    pointwise = tuple(f".{part}.weight" for part in ("q", "k", "v", "proj_out"))
-    pixels |= {name: t[..., None, None] for name, t in pixels.items() if name.endswith(pointwise)}
-    (folder / "tokenizer").mkdir()
-    save_file({n: t.contiguous() for n, t in pixels.items()}, folder / "tokenizer" / "model.safetensors")
-    write_json(folder / "tokenizer" / "config.json", emu3_vision.reduced(emu3.REDUCED_CODES))
+    official_file(bundle.tokenizer, folder / "tokenizer", emu3_vision.reduced(emu3.REDUCED_CODES))
 
 
 def emu3_transformers(folder, bundle, head):

@@ -9,18 +9,15 @@ import logging
 import random
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from reference import REFERENCE, manifest, needs_reference
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from specbench.errors import UsageError
 from specbench.models.loading import text_official as text
-
-REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference"
-needs_reference = pytest.mark.skipif(not REFERENCE.exists(), reason="the reference facts are not beside this checkout")
 
 WORDS = "a cat dog on the mat red blue car sits near old small".split()
 TEXTS = [
@@ -184,17 +181,13 @@ def test_prompt_formats() -> None:
 
 @needs_reference
 def test_special_ids_are_those_of_the_manifests() -> None:
-    def config(name: str) -> dict[str, Any]:
-        return json.loads((REFERENCE / "manifests" / f"{name}.json").read_text())["config"]
-
-    special, ours = config("Lumina-mGPT-7B-768")["special_ids"], text.ChameleonIds()
+    special, ours = manifest("Lumina-mGPT-7B-768")[0]["config"]["special_ids"], text.ChameleonIds()
     for field in ("bos", "pad", "eos", "image_end", "image_start", "end_of_turn", "new_line"):
         assert getattr(ours, field) == special[field]
     assert ours.size == special["size_token_base"]
-    emu3, theirs = text.Emu3Ids(), config("Emu3-Gen")
-    assert [emu3.pad, emu3.bos, emu3.img, emu3.boi] == [
-        theirs[f"{name}_token_id"] for name in ("pad", "bos", "img", "boi")
-    ]
+    emu3, theirs = text.Emu3Ids(), manifest("Emu3-Gen")[0]["config"]
+    for name in ("pad", "bos", "img", "boi"):
+        assert getattr(emu3, name) == theirs[f"{name}_token_id"]
 
 
 def test_a_size_or_an_instruction_that_cannot_be_is_refused() -> None:

@@ -45,7 +45,7 @@ def _real(bundle: str, *parts: str) -> Entry:
 _LISTED: dict[str, dict[str, Entry]] = {
     "model": {
         "llamagen_scenes": Entry(
-            "specbench.models.loading.scenes:load",
+            "specbench.models.loading.scenes:ScenesModel",
             ("scenes_target.safetensors", "scenes_tokenizer.safetensors", "scenes_text.safetensors"),
         ),
         "mar_scenes": Entry(

@@ -32,8 +32,8 @@ class WorkerActor:
     """The worker actor of a process. Loading is not part of its construction, so that a bad argument is reported as
     such and not as a death."""
 
-    def __init__(self, cfg: Mapping[str, Any], loader: Loader, together: int, shared: bool) -> None:
-        self._given = cfg, loader, together, shared
+    def __init__(self, cfg: Mapping[str, Any], loader: Loader, num_workers: int, shared: bool) -> None:
+        self._given = cfg, loader, num_workers, shared
 
     def load(self) -> list[Event]:
         import torch
@@ -59,15 +59,15 @@ class Workers:
     """Workers of a run, started when there is something to decode, and ended with the `with` block."""
 
     def __init__(self, cfg: Mapping[str, Any], loader: Loader) -> None:
-        self._cfg, self._loader, self._together = dict(cfg), loader, int(cfg["workers"])
+        self._cfg, self._loader, self._num_workers = dict(cfg), loader, int(cfg["workers"])
         self._idle: list[Any] = []
         self._busy: dict[Any, _Task] = {}  # by the reference to its result
-        self._stillborn = 0  # workers that died while loading, since the last one that did not
+        self._failed_starts = 0  # workers that died while loading, since the last one that did not
 
     def __enter__(self) -> Self:
         if importlib.util.find_spec("ray") is None:
             raise UsageError(f"workers= above 1 and ray_address= need Ray: {install('ray')}")
-        self._ray = _connected(self._together, self._cfg["ray_address"])
+        self._ray = _connected(self._num_workers, self._cfg["ray_address"])
         try:
             self._cfg["device"] = device = self._device()
         except BaseException:
@@ -75,7 +75,7 @@ class Workers:
             raise
         gpus = 1 if device == "cuda" else 0
         actor = self._ray.remote(WorkerActor).options(num_cpus=1, num_gpus=gpus, max_restarts=0)
-        self._new = lambda: actor.remote(self._cfg, self._loader, self._together, not gpus and self._together > 1)
+        self._new = lambda: actor.remote(self._cfg, self._loader, self._num_workers, not gpus and self._num_workers > 1)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -88,9 +88,9 @@ class Workers:
             raise UsageError(f"workers take a GPU each, whichever is free: give device=cuda instead of {wanted}")
         device = wanted if wanted != "auto" else "cuda" if there.get("GPU") else "cpu"
         count = int(there.get("GPU" if device == "cuda" else "CPU", 0))
-        if count < self._together:
+        if count < self._num_workers:
             kind = "GPUs" if device == "cuda" else "processors"
-            raise UsageError(f"workers={self._together} take a device each, and there are {count} {kind}")
+            raise UsageError(f"workers={self._num_workers} take a device each, and there are {count} {kind}")
         return device
 
     def decode(self, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool]) -> Iterator[list[Event]]:
@@ -106,7 +106,7 @@ class Workers:
                 worker, some = self._idle.pop(), queue.popleft()
                 self._busy[worker.decode.remote(some, baseline)] = _Task(worker, some)
             loading = sum(not task.items for task in self._busy.values())
-            lacking = min(self._together - len(self._busy) - len(self._idle), len(queue) - loading)
+            lacking = min(self._num_workers - len(self._busy) - len(self._idle), len(queue) - loading)
             for _ in range(0 if stopping else lacking):
                 worker = self._new()
                 self._busy[worker.load.remote()] = _Task(worker)
@@ -127,16 +127,16 @@ class Workers:
             return self._lost(task, queue, deaths, f"{type(e).__name__}: {_last_line(e)}")
         self._idle.append(task.worker)
         if not task.items:
-            self._stillborn = 0
+            self._failed_starts = 0
         return found
 
     def _lost(
         self, task: _Task, queue: deque[Sequence[data.Item]], deaths: Counter[tuple[int, int]], how: str
     ) -> list[Event]:
         if not task.items:
-            self._stillborn += 1
-            if self._stillborn >= MOST_DEATHS * self._together:
-                raise RunError(f"{self._stillborn} workers died while loading {self._cfg['model']} ({how})")
+            self._failed_starts += 1
+            if self._failed_starts >= MOST_DEATHS * self._num_workers:
+                raise RunError(f"{self._failed_starts} workers died while loading {self._cfg['model']} ({how})")
             return [Died(f"a worker died while loading ({how})")]
         first, size = task.items[0].index, len(task.items)
         deaths[first, size] += 1
@@ -154,7 +154,7 @@ def _last_line(error: Exception) -> str:
     return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")[:200]
 
 
-def _connected(together: int, address: str | None) -> Any:
+def _connected(num_workers: int, address: str | None) -> Any:
     """Ray, connected. UsageError where the cluster does not answer, RunError where none starts here."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
@@ -171,7 +171,7 @@ def _connected(together: int, address: str | None) -> Any:
         return ray
     for last in (False, True):  # on a busy machine Ray's own timeout may expire
         try:
-            ray.init("local", num_cpus=together, object_store_memory=_STORE_BYTES, include_dashboard=False, **quiet)
+            ray.init("local", num_cpus=num_workers, object_store_memory=_STORE_BYTES, include_dashboard=False, **quiet)
             break
         except Exception as e:
             ray.shutdown()

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from specbench import data
 from specbench.errors import RunError
-from specbench.harness.folder import RunFolder, wants_baseline
+from specbench.harness.folder import RunFolder, RunRecords, wants_baseline
 from specbench.harness.log import LOG, say, stop_on_interrupt, warn
 from specbench.harness.worker import Died, Event, Failure, Image, Joined, Loader, Shrunk, Worker
 from specbench.rows.journal import Journal
@@ -42,13 +42,13 @@ class Execution:
         self._announced = False
         self._failed = 0  # images
 
-    def decode_missing(self, method: Journal, vanilla: Journal | None, items: Sequence[data.Item]) -> None:
+    def decode_missing(self, records: RunRecords, items: Sequence[data.Item]) -> None:
         """Decodes the missing images of both passes. Raises RunError if some failed, and KeyboardInterrupt if the user
         stopped the run."""
         with self._executor() as executor, stop_on_interrupt() as stop:
-            self._decode(executor, method, items, False, stop)
-            if vanilla is not None and vanilla.missing(len(items)):
-                self._decode(executor, vanilla, items, True, stop)
+            for journal in records.journals:
+                if journal is records.method or journal.missing(len(items)):
+                    self._decode(executor, journal, items, journal is records.vanilla, stop)
         if self._failed:
             raise RunError(
                 f"{self._failed} images could not be decoded, see {self.folder.failures}; the others are done. The"

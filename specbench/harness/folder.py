@@ -9,11 +9,13 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from specbench import data
 from specbench.config import parameters
 from specbench.config.table import TABLE
 from specbench.errors import RunError, UsageError
@@ -45,6 +47,36 @@ def wants_baseline(cfg: Mapping[str, Any]) -> bool:
 def is_vanilla(cfg: Mapping[str, Any]) -> bool:
     """Whether a run is vanilla AR: its empty draft and one token per pass identify it, not the name of the preset."""
     return cfg["drafter"] == "none" and not cfg.get("iterations")
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """The records of the method, and of the baseline if the run wants one."""
+
+    method: Journal
+    vanilla: Journal | None
+
+    @property
+    def journals(self) -> list[Journal]:
+        return [self.method] if self.vanilla is None else [self.method, self.vanilla]
+
+    def complete(self, n: int) -> bool:
+        return not any(journal.missing(n) for journal in self.journals)
+
+    def progress(self, n: int) -> str:
+        done = [f"{n - len(journal.missing(n))} of {n}" for journal in self.journals]
+        return " and ".join(f"{text} {what}" for text, what in zip(done, ("images", "baseline images")))
+
+    def check_prompts(self, items: Sequence[data.Item]) -> None:
+        """Raises UsageError if an image was decoded for another prompt."""
+        for journal in self.journals:
+            for item in items:
+                record = journal.records.get(item.index)
+                if record and (record.prompt, record.id) != (item.prompt, item.id):
+                    raise UsageError(
+                        f"the prompts have changed since {journal.path} was written (index {item.index}); choose"
+                        " another out="
+                    )
 
 
 class RunFolder:
@@ -141,9 +173,8 @@ class RunFolder:
 
     # --- records and row ----------------------------------------------------------------------------------------------
 
-    def journals(self, cfg: Mapping[str, Any]) -> tuple[Journal, Journal | None]:
-        """The records of the method, and of the baseline if the run wants one."""
-        return Journal(self.records), Journal(self.baseline_records) if wants_baseline(cfg) else None
+    def open_records(self, cfg: Mapping[str, Any]) -> RunRecords:
+        return RunRecords(Journal(self.records), Journal(self.baseline_records) if wants_baseline(cfg) else None)
 
     def read_row(self) -> dict[str, Any] | None:
         rows = read_rows(self.row) if self.row.is_file() else []

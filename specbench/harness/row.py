@@ -10,25 +10,23 @@ from specbench import data
 from specbench.config import parameters, protocols
 from specbench.errors import UsageError
 from specbench.harness import sheet
-from specbench.harness.folder import RunFolder, is_vanilla
+from specbench.harness.folder import RunFolder, RunRecords, is_vanilla
 from specbench.rows import provenance, summary
 from specbench.rows.columns import COLUMNS, stderr_of
-from specbench.rows.journal import Journal
 
 
 def build_row(
     cfg: Mapping[str, Any],
     folder: RunFolder,
-    method: Journal,
-    vanilla: Journal | None,
+    records: RunRecords,
     items: Sequence[data.Item],
     quality: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The row (`COLUMNS`) over the first n images; quality: the columns of the metrics (see `scoring.score_columns`).
     Raises UsageError if run.json lacks a process of the records."""
     memory, n = folder.memory(), cfg["n"]
-    mine = method.first(n)
-    reference = mine if is_vanilla(cfg) else vanilla.first(n) if vanilla is not None else None
+    mine = records.method.first(n)
+    reference = mine if is_vanilla(cfg) else records.vanilla.first(n) if records.vanilla is not None else None
     used = {record.session for record in [*mine, *(reference or [])]}
     sessions = {name: session for name, session in memory["sessions"].items() if name in used}
     if unknown := sorted(used - set(sessions)):
@@ -66,11 +64,11 @@ def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]]) 
     remarks = protocols.remarks(cfg)
     if cfg["batch"] > 1:
         remarks.append(f"decoded in batches of {cfg['batch']}: a latency is measured at batch 1 only")
-    together = max(session.get("workers", 1) for session in sessions.values())
+    num_workers = max(session.get("workers", 1) for session in sessions.values())
     if any(session.get("shared") for session in sessions.values()):
         remarks.append(
-            f"decoded by {together} workers that shared a processor: no latency is measured, and the other seconds are"
-            " those of one of them next to the others"
+            f"decoded by {num_workers} workers that shared a processor: no latency is measured, and the other seconds"
+            " are those of one of them next to the others"
         )
     if len(sessions) > 1:
         remarks.append(f"decoded in {len(sessions)} processes: timings of several processes are mixed")
@@ -88,19 +86,14 @@ def describe(cfg: Mapping[str, Any]) -> str:
 
 
 def draw_sheet(
-    path: Path,
-    cfg: Mapping[str, Any],
-    row: Mapping[str, Any],
-    method: Journal,
-    vanilla: Journal | None,
-    items: Sequence[data.Item],
+    path: Path, cfg: Mapping[str, Any], row: Mapping[str, Any], records: RunRecords, items: Sequence[data.Item]
 ) -> None:
     """Draws the contact sheet of a row's first images."""
     cells = []
     for item in items[: sheet.LIMIT]:
-        pair = [(cfg["method"], method.image(item.index))]
-        if vanilla is not None:
-            pair.insert(0, ("vanilla", vanilla.image(item.index)))
+        pair = [(cfg["method"], records.method.image(item.index))]
+        if records.vanilla is not None:
+            pair.insert(0, ("vanilla", records.vanilla.image(item.index)))
         cells.append(sheet.SheetCell(item.prompt, pair))
     shown = "" if len(cells) == len(items) else f", first {len(cells)}"
     length = f"{row['accepted_length_mean']:.2f} tokens a step"

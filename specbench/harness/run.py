@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from specbench.config import parameters
 from specbench.errors import RunError, UsageError
 from specbench.harness import merge, row, worker
 from specbench.harness.execution import Execution
-from specbench.harness.folder import RunFolder, images_hash, new_folder, wants_baseline
+from specbench.harness.folder import RunFolder, RunRecords, images_hash, new_folder, wants_baseline
 from specbench.harness.log import LOG, say, warn
 from specbench.harness.scoring import (
     RecordedImages,
@@ -52,7 +52,7 @@ class Stopped(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """A finished run.
 
     row: `COLUMNS` -> value. cfg: the row's configuration, which may have more metrics and a baseline than the requested
@@ -106,123 +106,113 @@ class Run:
         self._row_metrics: list[str] = []
         self._larger = 0  # n of that row, if larger than requested
 
-    def execute(self) -> Outcome:
+    def execute(self) -> RunOutcome:
         """See `execute`."""
         is_new = not self.folder.path.exists()
         with self.folder.opened():
             self._take_over()
-            method, vanilla = self.folder.journals(self.cfg)
+            records = self.folder.open_records(self.cfg)
             try:
-                return self._execute(method, vanilla)
+                return self._execute(records)
             except KeyboardInterrupt:
-                done = _progress(self.cfg["n"], method, vanilla)
+                done = records.progress(self.cfg["n"])
                 LOG.info("stopped by the user with %s", done)
-                part = self._write_partial_row(method, vanilla)
+                part = self._write_partial_row(records)
                 text = f", a row over the first {part} in its row.csv" if part else ""
                 raise Stopped(f"stopped with {done} done in {self.folder}{text}", self.folder.path) from None
             except (UsageError, RunError) as e:
                 LOG.error("%s", e)
-                if isinstance(e, UsageError) and is_new and not method.records:
+                if isinstance(e, UsageError) and is_new and not records.method.records:
                     shutil.rmtree(self.folder.path)  # a run that could not start leaves nothing
                 raise
             except Exception as e:
                 LOG.exception("cannot write" if self.folder.disk_fault(e) else "failed")
                 raise
 
-    def rescore(self, device: str | None = None, batch: int | None = None) -> Outcome:
+    def rescore(self, device: str | None = None, batch: int | None = None) -> RunOutcome:
         """Computes the metrics of a run with all its images, and builds its row again. Decodes nothing and needs only
         the weights of the metrics. UsageError if images are missing."""
         self._scoring = device or self._scoring[0], batch or self._scoring[1]
         with self.folder.opened():
-            method, vanilla = self.folder.journals(self.cfg)
+            records = self.folder.open_records(self.cfg)
             n = self.cfg["n"]
-            for journal in (method, vanilla):
-                if journal is not None and (missing := journal.missing(n)):
+            for journal in records.journals:
+                if missing := journal.missing(n):
                     raise UsageError(
                         f"{self.folder} has {n - len(missing)} of the {n} images in {journal.path.name}: finish it"
                         f" first, with the `specbench run` that started it and out={self.folder}"
                     )
-            items = _current_prompts(self.cfg) or _recorded_prompts(method, self.cfg)
-            _check_prompts(method, items)
+            items = _current_prompts(self.cfg) or _recorded_prompts(records.method, self.cfg)
+            records.check_prompts(items)
             self._take_over()
             bases = self._bases()
-            self._choose_metrics(method, bases)
+            self._choose_metrics(records, bases)
             self._write_config()
-            return self._score_and_write(method, vanilla, items, bases)
+            return self._score_and_write(records, items, bases)
 
-    def requested_row(self, outcome: Outcome) -> dict[str, Any]:
+    def requested_row(self, outcome: RunOutcome) -> dict[str, Any]:
         """The row of the requested configuration alone; the outcome's may have more metrics and a baseline."""
         if outcome.row["config_hash"] == provenance.config_hash(self.requested):
             return outcome.row
         names = [name for name in self.requested["metrics"] if name in outcome.cfg["metrics"]]
         filled = {column for name in names for column in parameters.metric_columns(name)}
         scores = {column: one for column, one in merge.scores(outcome.row).items() if column in filled}
-        method, vanilla = self.folder.journals(self.requested)
-        items = data.load(self.requested)
-        return as_read(row.build_row(self.requested, self.folder, method, vanilla, items, score_columns(scores)))
+        records, items = self.folder.open_records(self.requested), data.load(self.requested)
+        return as_read(row.build_row(self.requested, self.folder, records, items, score_columns(scores)))
 
-    def _execute(self, method: Journal, vanilla: Journal | None) -> Outcome:
-        n = self.cfg["n"]
+    def _execute(self, records: RunRecords) -> RunOutcome:
         # A finished run does not belong to weights that were trained later. (A custom loader has its own weights.)
         if self._loader is _load_pipeline and (here := _weights_here(self.cfg)) is not None:
             self.folder.check_same("weights", here)
-        left = bool(method.missing(n) or (vanilla is not None and vanilla.missing(n)))
-        bases = self._bases()
-        self._choose_metrics(method, bases)
-        if not left and self.folder.sheet.exists() and self._row and self._is_finished(method, bases):
-            _check_prompts(method, _current_prompts(self.cfg))
+        complete, bases = records.complete(self.cfg["n"]), self._bases()
+        self._choose_metrics(records, bases)
+        if complete and self.folder.sheet.exists() and self._row and self._is_finished(records, bases):
+            records.check_prompts(_current_prompts(self.cfg))
             self._write_config()
             LOG.info("nothing left to do")
-            return Outcome(self._row, self.cfg, self.folder, nothing_left=True)
+            return RunOutcome(self._row, self.cfg, self.folder, nothing_left=True)
         items = data.load(self.cfg)
-        for journal in (method, vanilla):
-            if journal is not None:
-                _check_prompts(journal, items)
+        records.check_prompts(items)
         self._write_config()
-        if left:
+        if not complete:
             for name in self.cfg["metrics"]:
                 if is_unmeasured(bases[name]):
                     say(f"{name} {bases[name]}")
-            Execution(self.cfg, self.folder, self._loader).decode_missing(method, vanilla, items)
-        return self._score_and_write(method, vanilla, items, bases, nothing_left=not left)
+            Execution(self.cfg, self.folder, self._loader).decode_missing(records, items)
+        return self._score_and_write(records, items, bases, nothing_left=complete)
 
-    def _write_partial_row(self, method: Journal, vanilla: Journal | None) -> int:
+    def _write_partial_row(self, records: RunRecords) -> int:
         """Writes the unscored row of a stopped run over the images before the first missing one, and returns their
         number. It is the row of a run with that n, and without a baseline if the baseline lacks images."""
-        n = next(iter(method.missing(self.cfg["n"])), self.cfg["n"])
+        n = next(iter(records.method.missing(self.cfg["n"])), self.cfg["n"])
         if not n or (self._row and (self._row["n"] or 0) >= n):
             return 0
         cfg = self.cfg | {"n": n, "metrics": []}
-        if vanilla is not None and vanilla.missing(n):
-            cfg["baseline"], vanilla = False, None
-        part = row.build_row(cfg, self.folder, method, vanilla, data.load(cfg), {})
+        if records.vanilla is not None and records.vanilla.missing(n):
+            cfg["baseline"], records = False, replace(records, vanilla=None)
+        part = row.build_row(cfg, self.folder, records, data.load(cfg), {})
         if self._row and merge.changes(self._row, part | {"n": self._row["n"]}, {}):
             return 0  # the row of fewer images has more values
         part["note"] = "; ".join(filter(None, [f"stopped after {n} of {self.cfg['n']} images", part["note"]]))
-        self.folder.write_row(part, method, {})
+        self.folder.write_row(part, records.method, {})
         return n
 
     def _score_and_write(
-        self,
-        method: Journal,
-        vanilla: Journal | None,
-        items: Sequence[data.Item],
-        bases: Mapping[str, str],
-        nothing_left: bool = False,
-    ) -> Outcome:
+        self, records: RunRecords, items: Sequence[data.Item], bases: Mapping[str, str], nothing_left: bool = False
+    ) -> RunOutcome:
         """Scores the images, draws the sheet and writes the row. If the folder's row covers more images, only returns
         the row."""
         if self._larger:
-            scores = self._score(self.cfg["metrics"], method, items)
-            shown = row.build_row(self.cfg, self.folder, method, vanilla, items, score_columns(scores))
-            return Outcome(as_read(shown), self.cfg, self.folder, nothing_left, self._larger)
-        settled = self._settled(method, bases)
-        old = merge.scores(self._row) if self._row and self._same_images(method) else {}
-        scores = self._score([name for name in self.cfg["metrics"] if name not in settled], method, items)
-        scores = self._return_columns(scores, old, method, items)
+            scores = self._score(self.cfg["metrics"], records, items)
+            shown = row.build_row(self.cfg, self.folder, records, items, score_columns(scores))
+            return RunOutcome(as_read(shown), self.cfg, self.folder, nothing_left, self._larger)
+        settled = self._settled(records, bases)
+        old = merge.scores(self._row) if self._row and self._same_images(records) else {}
+        scores = self._score([name for name in self.cfg["metrics"] if name not in settled], records, items)
+        scores = self._return_columns(scores, old, records, items)
         for text in merge.unmeasured(old, scores):
             warn(text)
-        new = row.build_row(self.cfg, self.folder, method, vanilla, items, score_columns(merge.both(old, scores)))
+        new = row.build_row(self.cfg, self.folder, records, items, score_columns(merge.both(old, scores)))
         if self._row:
             reasons = {column: one.note for column, one in scores.items() if one.note}
             if not wants_baseline(self.cfg):
@@ -231,12 +221,12 @@ class Run:
                 reasons |= dict.fromkeys([*speedups, "draft_cost"], why)
             for text in merge.changes(self._row, new, reasons):
                 warn(text)
-        row.draw_sheet(self.folder.sheet, self.cfg, new, method, vanilla, items)
+        row.draw_sheet(self.folder.sheet, self.cfg, new, records, items)
         self._write_config()
         tried = {*self.cfg["metrics"], *self.requested["metrics"]}
-        self.folder.write_row(new, method, {name: text for name, text in bases.items() if name in tried})
+        self.folder.write_row(new, records.method, {name: text for name, text in bases.items() if name in tried})
         LOG.info("row written to %s", self.folder.row)
-        return Outcome(as_read(new), self.cfg, self.folder)  # the values that a later call would return
+        return RunOutcome(as_read(new), self.cfg, self.folder)  # the values that a later call would return
 
     # --- the existing row of the folder -------------------------------------------------------------------------------
 
@@ -257,25 +247,25 @@ class Run:
             # Nothing is decoded for it: the speed-ups stay if all images of the baseline exist.
             self.cfg = self.cfg | {"baseline": not Journal(baseline).missing(self.cfg["n"])}
 
-    def _same_images(self, method: Journal) -> bool:
+    def _same_images(self, records: RunRecords) -> bool:
         """Whether the folder's row covers the images that exist now."""
         n = self.cfg["n"]
-        if not self._row or self._row["n"] != n or method.missing(n):
+        if not self._row or self._row["n"] != n or records.method.missing(n):
             return False
-        return bool(self.folder.memory().get("images") == images_hash(method, n))
+        return bool(self.folder.memory().get("images") == images_hash(records.method, n))
 
-    def _settled(self, method: Journal, bases: Mapping[str, str]) -> set[str]:
+    def _settled(self, records: RunRecords, bases: Mapping[str, str]) -> set[str]:
         """The metrics whose current value is in the folder's row already."""
-        if not self._same_images(method):
+        if not self._same_images(records):
             return set()
         scored = self.folder.memory().get("metrics", {})
         return {name for name, text in bases.items() if scored.get(name) == text}
 
-    def _is_finished(self, method: Journal, bases: Mapping[str, str]) -> bool:
+    def _is_finished(self, records: RunRecords, bases: Mapping[str, str]) -> bool:
         """Whether the folder's row is this configuration's and its metrics would give the same values today."""
-        if not self._row or not set(self.cfg["metrics"]) <= self._settled(method, bases):
+        if not self._row or not set(self.cfg["metrics"]) <= self._settled(records, bases):
             return False
-        return self._same_images(method) and self._row["config_hash"] == provenance.config_hash(self.cfg)
+        return self._same_images(records) and self._row["config_hash"] == provenance.config_hash(self.cfg)
 
     def _write_config(self) -> None:
         if not self._larger:  # else the folder's configuration is that of its row
@@ -288,12 +278,12 @@ class Run:
         context = scoring_context(self.cfg)
         return {name: basis(name, context) for name in dict.fromkeys([*self._row_metrics, *self.requested["metrics"]])}
 
-    def _choose_metrics(self, method: Journal, bases: Mapping[str, str]) -> None:
+    def _choose_metrics(self, records: RunRecords, bases: Mapping[str, str]) -> None:
         """Chooses the metrics of the row: its existing ones and the requested ones. A requested metric takes a column
         that both fill, unless it was tried on these images and had no value."""
         if self._larger:
             return
-        settled = self._settled(method, bases)
+        settled = self._settled(records, bases)
         wanted = []
         for name in self.requested["metrics"]:
             rivals = merge.rivals(name, self._row_metrics)
@@ -303,21 +293,21 @@ class Run:
                 wanted.append(name)
         self.cfg = self.cfg | {"metrics": merge.names(self._row_metrics, wanted)}
 
-    def _score(self, names: Sequence[str], method: Journal, items: Sequence[data.Item]) -> dict[str, metrics.Score]:
+    def _score(self, names: Sequence[str], records: RunRecords, items: Sequence[data.Item]) -> dict[str, metrics.Score]:
         """Column -> score of these metrics."""
         if not names:
             return {}
         say(f"scoring: {', '.join(names)}")
         device, batch = self._scoring
         context = scoring_context(self.cfg, scoring_device(device), batch)
-        images, cache = RecordedImages(method, len(items)), metrics.Outputs(self.folder.path)
+        images, cache = RecordedImages(records.method, len(items)), metrics.Outputs(self.folder.path)
         return metrics.score(names, images, items, context, cache)
 
     def _return_columns(
         self,
         scores: Mapping[str, metrics.Score],
         old: Mapping[str, metrics.Score],
-        method: Journal,
+        records: RunRecords,
         items: Sequence[data.Item],
     ) -> dict[str, metrics.Score]:
         """Returns columns to the metrics that had them if the new metric has no value."""
@@ -334,26 +324,8 @@ class Run:
             for column in columns:
                 del found[column]
             if not old:  # the old scores belong to other images
-                found |= self._score(others, method, items)
+                found |= self._score(others, records, items)
         return found
-
-
-def _progress(n: int, method: Journal, vanilla: Journal | None) -> str:
-    done = f"{n - len(method.missing(n))} of {n} images"
-    return done + (f" and {n - len(vanilla.missing(n))} of {n} baseline images" if vanilla is not None else "")
-
-
-# --- prompts ----------------------------------------------------------------------------------------------------------
-
-
-def _check_prompts(journal: Journal, items: Sequence[data.Item]) -> None:
-    """Raises UsageError if an image was decoded for another prompt."""
-    for item in items:
-        record = journal.records.get(item.index)
-        if record and (record.prompt != item.prompt or record.id not in (None, item.id)):
-            raise UsageError(
-                f"the prompts have changed since {journal.path} was written (index {item.index}); choose another out="
-            )
 
 
 def _current_prompts(cfg: Mapping[str, Any]) -> list[data.Item]:
@@ -368,7 +340,7 @@ def _recorded_prompts(journal: Journal, cfg: Mapping[str, Any]) -> list[data.Ite
     """The prompts from the records of a run, for a data set whose files are gone."""
     if cfg["data"] in data.DRAWN:
         return data.load(cfg)
-    return [data.Item(r.index, r.prompt, None, r.id or str(r.index)) for r in journal.first(cfg["n"])]
+    return [data.Item(r.index, r.prompt, None, r.id) for r in journal.first(cfg["n"])]
 
 
 # --- pipeline ---------------------------------------------------------------------------------------------------------

@@ -24,13 +24,13 @@ def of_images(trace: Trace | ContinuousTrace, steps: Sequence[int], passes: int)
     if "log_prob" in on_host:
         return [_of_image({k: v[b] for k, v in on_host.items()}, steps[b], passes) for b in rows]
     return [
-        _of_vectors({k: v[b] for k, v in on_host.items()}, steps[b], passes)
+        _of_continuous({k: v[b] for k, v in on_host.items()}, steps[b], passes)
         | {"tries": given["tries"][b], "draft_s": given["draft_s"] / len(steps)}
         for b in rows
     ]
 
 
-def _of_vectors(trace: dict[str, np.ndarray], steps: int, passes: int) -> dict[str, Any]:
+def _of_continuous(trace: dict[str, np.ndarray], steps: int, passes: int) -> dict[str, Any]:
     accepted, offered, start, reach = (trace[name][:steps] for name in ("accepted", "offered", "start", "reach"))
     drafts = offered > 0
     kept, verified = trace["kept"], trace["verified"]

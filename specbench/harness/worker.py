@@ -86,7 +86,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Image:
-    """A finished image; picture: (H, W, 3) uint8."""
+    """A finished image; pixels: (H, W, 3) uint8."""
 
     record: Record
     pixels: np.ndarray
@@ -130,11 +130,11 @@ class Worker:
     Args:
         cfg: flat parameters.
         loader: makes the pipeline.
-        together: processes that decode for the run at the same time.
+        num_workers: processes that decode for the run at the same time.
         shared: whether they share a device, so that no latency can be measured.
     """
 
-    def __init__(self, cfg: Mapping[str, Any], loader: Loader, together: int = 1, shared: bool = False) -> None:
+    def __init__(self, cfg: Mapping[str, Any], loader: Loader, num_workers: int = 1, shared: bool = False) -> None:
         self.cfg, self.shared = cfg, shared
         started = time.perf_counter()
         self._pipeline = loader(cfg)
@@ -151,7 +151,7 @@ class Worker:
                 "pid": os.getpid(),
                 "started": datetime.now(UTC).isoformat(timespec="microseconds"),
                 "loaded_s": round(time.perf_counter() - started, 1),
-                "workers": together,
+                "workers": num_workers,
                 "shared": shared,
             },
         )

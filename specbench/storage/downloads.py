@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from specbench._version import __version__
 from specbench.errors import UsageError
-from specbench.storage.files import format_size, sha256_file, size, write_atomically
+from specbench.storage.files import format_size, remove_temporary, sha256_file, size, write_atomically
 from specbench.storage.sources import Data, File, Part
 
 RECORD, STAGING = "SOURCE.json", ".fetch"
@@ -315,6 +315,7 @@ def staged(folder: Path) -> Iterator[Path]:
     try:
         staging.mkdir(parents=True, exist_ok=True)
         with FileLock(staging / "lock", timeout=0):
+            remove_temporary(folder)
             yield staging
     except Timeout:
         raise UsageError(f"another fetch is writing to {folder}: wait for it") from None

@@ -44,7 +44,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """The path of a temporary file to write, which replaces `path` at the end of the block.
 
     Readers, also after a kill, find the old content or the new one, never a part. Each call has its own temporary file,
-    so several processes may write one path. It is removed on an error; `locked` removes what a kill leaves.
+    so several processes may write one path. It is removed on an error, and by `remove_temporary` after a kill.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
@@ -68,6 +68,13 @@ def write_atomically(path: Path, content: bytes) -> None:
 def is_temporary(path: Path) -> bool:
     """Whether a path is a temporary file of `atomic_path`."""
     return _TEMPORARY.fullmatch(path.name) is not None
+
+
+def remove_temporary(folder: Path) -> None:
+    """Remove the temporary files that a kill left in a locked folder and below it."""
+    for path in folder.rglob("*.tmp"):
+        if is_temporary(path):
+            path.unlink(missing_ok=True)
 
 
 def _fsync(path: Path) -> None:
@@ -111,9 +118,7 @@ def locked(folder: Path, check: Callable[[], None] = lambda: None) -> Iterator[N
     except OSError as e:
         raise UsageError(f"cannot write into {folder} ({e.strerror}); choose another out=") from None
     try:
-        for path in folder.rglob("*.tmp"):
-            if is_temporary(path):
-                path.unlink(missing_ok=True)
+        remove_temporary(folder)
         yield
     finally:
         lock.release()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from specbench.config import registry
 from specbench.errors import UsageError
 from specbench.models.language import Language
+from specbench.models.loading import checkpoints
 from specbench.models.loading.drafters import Drafters
 from specbench.models.loading.unified_official import read
 from specbench.models.unified import ImageTokens, Unified
@@ -45,6 +46,13 @@ class Bundle:
         if not path.is_dir():
             raise UsageError(f"{self.folder} has no {name}/; put the files there, or try weights=random")
         return path
+
+    def embedded(self, kind: str, module: Callable[[Any], M], config: Callable[..., Any], dtype: torch.dtype) -> M:
+        """A network of the embedded models, from its file in the folder."""
+        assert self.folder is not None
+        path = self.folder / f"scenes_{kind}.safetensors"
+        built = checkpoints.load(path, f"scenes-{kind}", module, config)
+        return built.to(self.device, dtype).eval().requires_grad_(False)
 
     def decode_image(self, tokens: Tensor) -> np.ndarray:
         """One image (1, H, W, 3) uint8 of its tokens, discrete (1, h * w) or continuous (1, L, D)."""

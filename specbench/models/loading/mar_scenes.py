@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from specbench.data import scenes, scenes_classes
 from specbench.errors import UsageError
-from specbench.models.loading import checkpoints
 from specbench.models.loading.bundle import Bundle
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided, patchify, unpatchify
@@ -61,9 +60,7 @@ class ScenesMAR(Bundle):
     def _load(self, kind: str, module: Callable[[Any], M], config: Callable[..., Any], seed: int, dtype: Any) -> M:
         if self.folder is None:
             return self.random(lambda: module(MAR_CONFIGS[kind]), seed, dtype)
-        path = self.folder / f"scenes_{kind}.safetensors"
-        built = checkpoints.load(path, f"scenes-{kind}", module, config)
-        return built.to(self.device, dtype).eval().requires_grad_(False)
+        return self.embedded(kind, module, config, dtype)
 
     def _guided(self, kind: str, seed: int) -> Guided:
         def build(cfg: MARConfig) -> MAR:
