@@ -10,8 +10,9 @@ import pytest
 import torch
 from reference import manifest, needs_reference
 from safetensors.torch import save_file
+from test_real import TINY, loaded
 
-from specbench.config import configuration, registry
+from specbench.config import configuration
 from specbench.data.scenes import to_uint8
 from specbench.decoding import continuous
 from specbench.decoding.continuous.trajectory import draw_trajectory, own_log_density
@@ -24,22 +25,8 @@ from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
 
 SMALL = MARConfig(
-    encoder_dim=48,
-    encoder_depth=2,
-    encoder_heads=3,
-    decoder_dim=40,
-    decoder_depth=1,
-    decoder_heads=2,
-    mlp_ratio=2.0,
-    length=16,
-    token_dim=5,
-    classes=4,
-    buffer=3,
-    head_depth=2,
-    head_width=24,
-    steps=6,
+    48, 2, 3, 40, 1, 2, 2.0, length=16, token_dim=5, classes=4, buffer=3, head_depth=2, head_width=24, steps=6
 )
-TINY = ("weights=random", "reduced=true", "dtype=float32")
 
 
 def model_of(cfg=SMALL, seed=0):
@@ -67,6 +54,10 @@ def states(count, cfg=SMALL, seed=2):
     x, z, free = (torch.randn(count, n, generator=rng) for n in (cfg.token_dim, cfg.decoder_dim, cfg.decoder_dim))
     index = torch.randint(0, cfg.steps, (count,), generator=rng)
     return x, index, z, free, 4 * torch.rand(count, generator=rng)
+
+
+def bundle_of(model, *words):
+    return loaded(model, *words)[1]
 
 
 # --- official numbers and names ---------------------------------------------------------------------------------------
@@ -232,12 +223,8 @@ def test_extreme_guidance_and_temperature_stay_finite(temperature):
         z = session.condition(tokens, known, torch.arange(4), places, torch.zeros_like(places), 16).flatten(0, 1)
         noise = torch.randn(64, 101, 16, generator=torch.Generator().manual_seed(seed))
         path = draw_trajectory(session, z, noise, continuous.ContinuousRule(temperature=temperature), Eager())
-        for values in (
-            path.states,
-            path.mean,
-            path.log_variance,
-            own_log_density(path, continuous.ContinuousRule()),
-        ):
+        density = own_log_density(path, continuous.ContinuousRule())
+        for values in (path.states, path.mean, path.log_variance, density):
             assert values.isfinite().all()
         assert path.token.std() > 0.1  # the chain ran
 
@@ -343,9 +330,8 @@ def test_training_masks_have_one_share_and_random_positions():
     assert 0.99 < max(shares) <= 1
     law = torch.distributions.Normal(0.0, 1.0)  # of the share's distance from 1, in spreads of 0.25, cut at 1.2
     low = law.cdf(torch.tensor(-1.2))
-    mean = 1 + 0.25 * float(
-        (law.log_prob(torch.tensor(-1.2)).exp() - law.log_prob(torch.tensor(0.0)).exp()) / (0.5 - low)
-    )
+    peak = [float(law.log_prob(torch.tensor(x)).exp()) for x in (-1.2, 0.0)]
+    mean = 1 + 0.25 * (peak[0] - peak[1]) / float(0.5 - low)
     assert np.mean(shares) == pytest.approx(mean, abs=0.015)  # three standard errors
     often = torch.stack([mar.masks(1, 8, rng)[0] for _ in range(300)]).float().mean(0)
     assert (often - often.mean()).abs().max() < 0.1
@@ -355,9 +341,8 @@ def test_a_toy_of_two_classes_is_learnt():
     """Two classes, each token near its class's own value: the loss falls, every weight takes part, and samples are
     near their class's value."""
     torch.manual_seed(0)
-    cfg = replace(
-        SMALL, length=4, token_dim=2, classes=2, encoder_depth=1, head_width=48, steps=20, mlp_ratio=1.0, limit=2.0
-    )
+    small = {"length": 4, "token_dim": 2, "classes": 2, "encoder_depth": 1, "head_width": 48}
+    cfg = replace(SMALL, **small, steps=20, mlp_ratio=1.0, limit=2.0)
     model, rng = MAR(cfg), torch.Generator().manual_seed(0)
     start = {n: p.detach().clone() for n, p in model.named_parameters()}
     optimiser = torch.optim.AdamW(model.parameters(), lr=4e-3)
@@ -386,11 +371,6 @@ def test_a_toy_of_two_classes_is_learnt():
 # --- official files ---------------------------------------------------------------------------------------------------
 
 
-def loaded(model, *words):
-    cfg = configuration.compose([f"model={model}", *words])
-    return registry.find("model", model)(cfg, torch.device("cpu"), torch.float32)
-
-
 def checkpoint(path, model, extra=None):
     """As MAR's trainer saves: the weights, their average, and what a trainer keeps besides."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -402,25 +382,28 @@ def checkpoint(path, model, extra=None):
     torch.save(content | {"scaler": {"scale": 65536.0}, "args": args}, path)
 
 
+def pixels_file(folder, model):
+    tensors = official.exported(model, image_tokenizers.taming_table(model.cfg))
+    folder.mkdir(exist_ok=True)
+    content = {"model": tensors | {"loss.discriminator.main.0.weight": torch.zeros(2)}, "args": argparse.Namespace()}
+    torch.save(content, folder / "kl16.ckpt")
+
+
 def files(folder, bundle, drafter=None):
     checkpoint(folder / "target" / "checkpoint-last.pth", bundle.target.model)
-    (folder / "tokenizer").mkdir()
-    state = bundle.tokenizer.state_dict()
-    pixels = {n: state[p.name].clone() for n, p in image_tokenizers.taming_table(bundle.tokenizer.cfg).items()}
-    pixels["loss.discriminator.main.0.weight"] = torch.zeros(2)
-    torch.save({"model": pixels, "args": argparse.Namespace()}, folder / "tokenizer" / "kl16.ckpt")
+    pixels_file(folder / "tokenizer", bundle.tokenizer)
     if drafter is not None:
         checkpoint(folder / "draft" / "checkpoint-last.pth", drafter.model)
 
 
 def test_official_files_are_read(tmp_path):
-    first = loaded("mar_l", *TINY)
+    first = bundle_of("mar_l", *TINY)
     drafter = first.drafter_network("mar_draft")
     files(tmp_path, first, drafter)
-    again = loaded("mar_l", f"weights={tmp_path}", "reduced=true", "dtype=float32", "diffusion_steps=7")
+    again = bundle_of("mar_l", f"weights={tmp_path}", "reduced=true", "dtype=float32", "diffusion_steps=7")
     pairs = [(again.target.model, first.target.model), (again.tokenizer, first.tokenizer)]
     for ours, theirs in [*pairs, (again.drafter_network("mar_draft").model, drafter.model)]:
-        assert all(torch.equal(v, theirs.state_dict()[k]) for k, v in ours.state_dict().items())
+        torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()), rtol=0, atol=0)
     assert again.target.steps == again.drafter_network("mar_draft").steps == 7
     assert again.target.model.cfg == replace(first.target.model.cfg, steps=7)
     assert (again.target.scale, again.target.kind) == (3.0, "linear")
@@ -431,44 +414,36 @@ def test_official_files_are_read(tmp_path):
         tensors = torch.load(tmp_path / part / old, weights_only=False)["model_ema" if part == "target" else "model"]
         save_file(tensors, tmp_path / part / "model.safetensors")
         (tmp_path / part / old).unlink()
-    bare = loaded("mar_l", f"weights={tmp_path}", "reduced=true", "dtype=float32")
+    bare = bundle_of("mar_l", f"weights={tmp_path}", "reduced=true", "dtype=float32")
     assert np.array_equal(bare.pixels(tokens), first.pixels(tokens))
     assert torch.equal(bare.target.model.z_proj.weight, first.target.model.z_proj.weight)
 
 
 def test_files_of_another_model_are_reported(tmp_path):
-    large, base = loaded("mar_l", *TINY), loaded("mar_b", *TINY)
+    large, base = bundle_of("mar_l", *TINY), bundle_of("mar_b", *TINY)
     files(tmp_path, base)
-    words = f"weights={tmp_path}", "reduced=true", "dtype=float32"
-    with pytest.raises(UsageError, match=r"holds another MAR than mar_l \(1 \+ 1 blocks of width 64, not 2 \+ 2"):
-        loaded("mar_l", *words)
-    with pytest.raises(UsageError, match=r"run `specbench fetch model=mar_b|no weights for draft/|has no draft/"):
-        loaded("mar_b", *words).drafter_network("mar_draft")
-    other = MAR(replace(large.target.model.cfg, classes=7))
-    checkpoint(tmp_path / "draft" / "x.pth", other)
-    with pytest.raises(UsageError, match="draft has other tokens or classes than the target"):
-        loaded("mar_b", *words).drafter_network("mar_draft")
-    checkpoint(tmp_path / "draft" / "x.pth", base.target.model, {"surplus": torch.ones(1)})
-    with pytest.raises(UsageError, match="tensor 'surplus' belongs to no part"):
-        loaded("mar_b", *words).drafter_network("mar_draft")
-    torch.save({"model_ema": {"w": torch.ones(2)}}, tmp_path / "draft" / "x.pth")
-    with pytest.raises(UsageError, match="MAR file"):
-        loaded("mar_b", *words).drafter_network("mar_draft")
-    checkpoint(tmp_path / "draft" / "x.pth", MAR(replace(base.target.model.cfg, encoder_dim=96)))
-    with pytest.raises(UsageError, match="lacks a known number of heads for width 96"):
-        loaded("mar_b", *words).drafter_network("mar_draft")
-    state = vq.KLModel(replace(vq.KL16.reduced(0), codebook_embed_dim=4)).state_dict()
-    tensors = {
-        n: state[p.name]
-        for n, p in image_tokenizers.taming_table(replace(vq.KL16.reduced(0), codebook_embed_dim=4)).items()
-    }
-    torch.save({"model": tensors}, tmp_path / "tokenizer" / "kl16.ckpt")
-    with pytest.raises(UsageError, match="latents of 4 numbers, the target draws 16"):
-        loaded("mar_b", *words)
+    draft, cfg = tmp_path / "draft" / "x.pth", base.target.model.cfg
+
+    def refused(sentence, model="mar_b"):
+        with pytest.raises(UsageError, match=sentence):
+            bundle_of(model, f"weights={tmp_path}", "reduced=true", "dtype=float32").drafter_network("mar_draft")
+
+    refused(r"holds another MAR than mar_l \(1 \+ 1 blocks of width 64, not 2 \+ 2", "mar_l")
+    refused(r"run `specbench fetch model=mar_b|no weights for draft/|has no draft/")
+    checkpoint(draft, MAR(replace(large.target.model.cfg, classes=7)))
+    refused("draft has other tokens or classes than the target")
+    checkpoint(draft, base.target.model, {"surplus": torch.ones(1)})
+    refused("tensor 'surplus' belongs to no part")
+    torch.save({"model_ema": {"w": torch.ones(2)}}, draft)
+    refused("MAR file")
+    checkpoint(draft, MAR(replace(cfg, encoder_dim=96)))
+    refused("lacks a known number of heads for width 96")
+    pixels_file(tmp_path / "tokenizer", vq.KLModel(replace(vq.KL16.reduced(0), codebook_embed_dim=4)))
+    refused("latents of 4 numbers, the target draws 16")
 
 
 def test_the_bundle():
-    bundle = loaded("mar_h", *TINY)
+    bundle = bundle_of("mar_h", *TINY)
     assert (bundle.resolution, bundle.target.length) == (64, 16)
     labels = bundle.encode(["0", " 999 "])
     assert (labels.tolist(), labels.dtype) == ([0, 999], torch.int64)

@@ -58,9 +58,6 @@ def some_images(side=8, rows=2):
     return torch.rand(rows, 3, side, side, generator=torch.Generator().manual_seed(2)) * 2 - 1
 
 
-# --- official numbers and names ---------------------------------------------------------------------------------------
-
-
 LLAMAGEN = image_tokenizers.llamagen_table, image_tokenizers.LLAMAGEN_IGNORED
 TAMING = image_tokenizers.taming_table, ()
 
@@ -98,9 +95,6 @@ def test_every_official_tensor_of_emu3s_tokenizer_has_one_position():
     assert not ignored
     official.check(model, source, table)
     assert model.downsample == config["downsample"]
-
-
-# --- official files ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -195,9 +189,6 @@ def test_emu3s_tokenizer_is_read_from_every_layout(tmp_path, write):
 def test_sizes_that_make_no_tokenizer_are_refused(wrong):
     with pytest.raises(UsageError, match=r"no vision tokenizer has these sizes.*config\.json"):
         emu3_vision.configured(EMU3 | wrong)
-
-
-# --- pictures ---------------------------------------------------------------------------------------------------------
 
 
 BUILDERS = {"llamagen": partial(tokenizer, "llamagen"), "chameleon": partial(tokenizer, "chameleon"), "emu3": emu3}
@@ -319,9 +310,6 @@ def test_decoding_is_what_the_tensors_say():
     torch.testing.assert_close(model.decode(codes), expected, atol=1e-5, rtol=1e-5)
 
 
-# --- the embedded tokenizer -------------------------------------------------------------------------------------------
-
-
 def test_the_embedded_tokenizer_stays_the_file_it_is(tmp_path):
     """Saving it again leaves the bytes, by which rows name it; its pictures are those of its tensors."""
     model = checkpoints.load(EMBEDDED, "scenes-tokenizer", VQModel, VQConfig).float().eval().requires_grad_(False)
@@ -334,9 +322,6 @@ def test_the_embedded_tokenizer_stays_the_file_it_is(tmp_path):
     codes = some_codes(2, 256, model.cfg.codebook_size)
     expected = by_hand({k: v.float() for k, v in tensors.items()}, model.cfg, codes, 16)
     torch.testing.assert_close(model.decode(codes), expected, atol=1e-4, rtol=1e-4)
-
-
-# --- bytes ------------------------------------------------------------------------------------------------------------
 
 
 def test_pixels_become_bytes_as_each_pipeline_does_it():

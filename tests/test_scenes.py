@@ -29,22 +29,16 @@ def test_the_splits_share_no_scene():
 
 
 def test_a_caption_names_every_attribute_and_no_other():
-    said = {
-        "circle": {"circle", "disc"},
-        "square": {"square", "box"},
-        "triangle": {"triangle"},
-        "diamond": {"diamond", "rhombus"},
-        "cross": {"cross", "plus"},
-    }
+    said = {"circle": {"circle", "disc"}, "square": {"square", "box"}, "triangle": {"triangle"}}
+    said |= {"diamond": {"diamond", "rhombus"}, "cross": {"cross", "plus"}}
     colours = {c: {c} for c in scenes.COLOURS} | {"purple": {"purple", "violet"}, "cyan": {"cyan", "turquoise"}}
     for i in range(400):
         s = scenes.sample("train", i)
         words = scenes.words(s.caption)
-        for shape, names in said.items():
-            wanted = sum(o.shape == shape for o in s.scene.objects)
-            assert sum(w in names for w in words) == wanted, s.caption
-        for colour, names in colours.items():
-            assert sum(w in names for w in words) == sum(o.colour == colour for o in s.scene.objects), s.caption
+        for kind, meant in (("shape", said), ("colour", colours)):
+            for value, names in meant.items():
+                shown = sum(getattr(o, kind) == value for o in s.scene.objects)
+                assert sum(w in names for w in words) == shown, s.caption
         assert words.count("dotted") == sum(o.fill == "dotted" for o in s.scene.objects)
 
 
