@@ -150,12 +150,12 @@ def test_without_a_config_the_names_and_shapes_tell(tmp_path, model):
     if model != "llamagen_xl":
         c["rms_norm_eps"] = bundle.target.block.norm_eps
     t = tensors(c, model != "llamagen_xl")
-    said = at(write(tmp_path / "said", c, t), model).drafter_network("eagle")
-    told = at(write(tmp_path / "told", None, t), model).drafter_network("eagle")
-    assert (said.cfg, said.cfg.n_layer) == (told.cfg, 2)
-    assert all(torch.equal(v, told.state_dict()[k]) for k, v in said.state_dict().items())
-    file = at(tmp_path / "told" / "pytorch_model.bin", model).drafter_network("eagle")
-    assert file.cfg == told.cfg
+    message = at(write(tmp_path / "message", c, t), model).drafter_network("eagle")
+    reported = at(write(tmp_path / "reported", None, t), model).drafter_network("eagle")
+    assert (message.cfg, message.cfg.n_layer) == (reported.cfg, 2)
+    assert all(torch.equal(v, reported.state_dict()[k]) for k, v in message.state_dict().items())
+    file = at(tmp_path / "reported" / "pytorch_model.bin", model).drafter_network("eagle")
+    assert file.cfg == reported.cfg
     del t["fc.bias"]
     assert not at(write(tmp_path / "bare", c | {"bias": False}, t), model).drafter_network("eagle").cfg.fc_bias
 
@@ -172,9 +172,9 @@ def test_a_run_and_convert_take_a_deep_drafter(tmp_path, model, method):
     again = torch.load(tmp_path / "again" / "pytorch_model.bin")
     assert again.keys() == t.keys()
     assert all(torch.equal(v.half(), again[k]) for k, v in t.items())
-    kept = json.loads((tmp_path / "again" / "config.json").read_text())
-    assert {name: kept[name] for name in c if name in kept} == {name: c[name] for name in c if name in kept}
-    assert kept["num_hidden_layers"] == 2
+    stored = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert {name: stored[name] for name in c if name in stored} == {name: c[name] for name in c if name in stored}
+    assert stored["num_hidden_layers"] == 2
     images = []
     for folder in ("own", "again"):
         out = tmp_path / f"run_{folder}"
@@ -190,7 +190,7 @@ def test_depths_that_contradict_each_other_are_refused(tmp_path):
     c = config(bundle.target)
     t = tensors(c, False)
     lacking = {k: v for k, v in t.items() if k != "layers.1.input_layernorm.weight"}
-    for name, said, content, sentence in (
+    for name, message, content, sentence in (
         ("one", c | {"num_hidden_layers": 1}, t, "num_hidden_layers=1, and .* holds the tensors of 2"),
         ("three", c | {"num_hidden_layers": 3}, t, "num_hidden_layers=3, and .* holds the tensors of 2"),
         ("many", c | {"num_hidden_layers": 10**9}, t, "num_hidden_layers=1000000000, and"),
@@ -201,4 +201,4 @@ def test_depths_that_contradict_each_other_are_refused(tmp_path):
         ("swin", c | {"swin_norm": True}, t, "swin_norm must be absent"),
     ):
         with pytest.raises(UsageError, match=sentence):
-            at(write(tmp_path / name, said, content), "llamagen_xl").drafter_network("eagle")
+            at(write(tmp_path / name, message, content), "llamagen_xl").drafter_network("eagle")

@@ -43,7 +43,7 @@ def outputs(module: torch.nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def pictures() -> Tensor:
+def decoded_images() -> Tensor:
     return scenes.to_float(scenes.render("train", range(8))[0])
 
 
@@ -51,25 +51,25 @@ def pictures() -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["classifier", "reader"])
-def test_every_attribute_gets_its_logits(kind: str, pictures: Tensor) -> None:
-    logits = small(kind).eval()(pictures)
+def test_every_attribute_gets_its_logits(kind: str, decoded_images: Tensor) -> None:
+    logits = small(kind).eval()(decoded_images)
     assert [tuple(one.shape) for one in logits] == [(8, len(choices)) for choices in scenes.ATTRIBUTES.values()]
 
 
-def test_features_have_the_size_that_the_metric_is_reported(pictures: Tensor) -> None:
+def test_features_have_the_size_that_the_metric_is_reported(decoded_images: Tensor) -> None:
     default = ev.Classifier(ev.ClassifierConfig()).eval()
-    assert default.features(pictures).shape == (8, default.num_features) == (8, 64)
+    assert default.features(decoded_images).shape == (8, default.num_features) == (8, 64)
 
 
-def test_embeddings_are_unit_vectors(pictures: Tensor) -> None:
+def test_embeddings_are_unit_vectors(decoded_images: Tensor) -> None:
     towers = small("two_tower").eval()
     assert isinstance(towers, ev.TwoTower)
-    for vectors in (towers.embed_images(pictures), towers.embed_captions(["a red circle", "nonsense"])):
+    for vectors in (towers.embed_images(decoded_images), towers.embed_captions(["a red circle", "nonsense"])):
         torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(vectors)))
 
 
 @pytest.mark.parametrize("kind", ["classifier", "reader", "two_tower"])
-def test_a_stored_evaluator_answers_as_before(kind: str, pictures: Tensor, tmp_path: Path) -> None:
+def test_a_stored_evaluator_answers_as_before(kind: str, decoded_images: Tensor, tmp_path: Path) -> None:
     module = small(kind).eval()
     path = tmp_path / f"scenes_{kind}.safetensors"
     ev.save(module, path)
@@ -78,7 +78,7 @@ def test_a_stored_evaluator_answers_as_before(kind: str, pictures: Tensor, tmp_p
     assert not again.training
     assert not any(p.requires_grad for p in again.parameters())
     # float16 keeps 11 bits of a weight: about 5e-4 of its size, and a handful of layers adds little to that
-    torch.testing.assert_close(outputs(again, pictures), outputs(module, pictures), atol=5e-3, rtol=5e-3)
+    torch.testing.assert_close(outputs(again, decoded_images), outputs(module, decoded_images), atol=5e-3, rtol=5e-3)
 
 
 def test_a_backend_is_named_after_its_weights(tmp_path: Path) -> None:
@@ -137,10 +137,10 @@ def test_attribute_loss_averages_over_present_attributes() -> None:
     assert float(te.attribute_loss(logits, labels)) == pytest.approx(np.mean(each), rel=1e-5)
 
 
-def test_degrade_spares_half_the_batch_and_says_what_it_did(pictures: Tensor) -> None:
-    x = pictures.clone()
+def test_degrade_spares_half_the_batch_and_says_what_it_did(decoded_images: Tensor) -> None:
+    x = decoded_images.clone()
     worse, strength = te.degrade(x, np.random.default_rng(3))
-    assert torch.equal(x, pictures)
+    assert torch.equal(x, decoded_images)
     assert torch.equal(worse[4:], x[4:])
     assert (strength[4:] == 0).all()
     assert ((worse[:4] - x[:4]).abs().mean((1, 2, 3)) > 0.005).all()

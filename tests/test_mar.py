@@ -100,14 +100,14 @@ def test_the_published_sizes_have_the_published_tensors(model, manifest):
 @torch.inference_mode()
 def test_a_row_does_not_depend_on_the_others():
     model, (tokens, known, labels) = model_of(), images(17)
-    whole = model.conditions(tokens, known, labels)
+    complete = model.conditions(tokens, known, labels)
     x, index, z, free, scale = states(200)
     moments = model.moments(x, index, z, free, scale)
     plain = model.moments(x, index, z)
     for count in (1, 2, 5, 17):
         for start in {0, 17 - count, (17 - count) // 2}:
             rows = slice(start, start + count)
-            assert torch.equal(model.conditions(tokens[rows], known[rows], labels[rows]), whole[rows])
+            assert torch.equal(model.conditions(tokens[rows], known[rows], labels[rows]), complete[rows])
         for rows in (slice(0, count), slice(100, 100 + count)):
             part = model.moments(x[rows], index[rows], z[rows], free[rows], scale[rows])
             assert all(torch.equal(a, b[rows]) for a, b in zip(part, moments, strict=True))
@@ -206,13 +206,13 @@ def test_iterations_share_out_every_token():
 @torch.inference_mode()
 def test_a_session_gives_the_loop_what_the_networks_say():
     model, (tokens, known, labels) = model_of(), images(3)
-    row, place = torch.tensor([2, 0, 0, 1]), torch.tensor([[1, 15], [3, 3], [0, 7], [9, 2]])
+    row, position = torch.tensor([2, 0, 0, 1]), torch.tensor([[1, 15], [3, 3], [0, 7], [9, 2]])
     done = torch.tensor([[2, 5], [0, 0], [14, 15], [7, 7]])
     session = Guided(model, 3.0, "linear").open(labels, 3)
-    z = session.condition(tokens[row], known[row], row, place, done, 16)
-    for r, (image, places, before) in enumerate(zip(row, place, done, strict=True)):
+    z = session.condition(tokens[row], known[row], row, position, done, 16)
+    for r, (image, positions, before) in enumerate(zip(row, position, done, strict=True)):
         given = tokens[image][None], known[image][None]
-        cond, none = (model.conditions(*given, c)[0, places] for c in (labels[image][None], torch.tensor([4])))
+        cond, none = (model.conditions(*given, c)[0, positions] for c in (labels[image][None], torch.tensor([4])))
         strength = mar_sampling.guidance(3.0, "linear", before + 1, 16)[:, None]
         assert torch.equal(z[r], torch.cat([cond, none, strength], 1))
     x, index = torch.randn(8, 5), torch.arange(8) % SMALL.steps
@@ -220,7 +220,7 @@ def test_a_session_gives_the_loop_what_the_networks_say():
     wanted = model.moments(x, index, flat[:, :40], flat[:, 40:80], flat[:, 80])
     assert all(map(torch.equal, session.moments(x, index, flat), wanted))
     free = Guided(model, 1.0, "linear").open(labels, 3)
-    z = free.condition(tokens[row], known[row], row, place, done, 16)
+    z = free.condition(tokens[row], known[row], row, position, done, 16)
     assert z.shape == (4, 2, 40)
     assert all(map(torch.equal, free.moments(x, index, z.flatten(0, 1)), model.moments(x, index, z.flatten(0, 1))))
     with pytest.raises(ValueError, match="3 classes for 2 rows"):
@@ -234,8 +234,8 @@ def test_extreme_guidance_and_temperature_stay_finite(temperature):
     for seed in range(3):
         model, (tokens, known, labels) = model_of(cfg, seed), images(4, cfg)
         session = Guided(model, 10.0, "constant").open(labels, 4)
-        places = torch.arange(16).expand(4, -1)
-        z = session.condition(tokens, known, torch.arange(4), places, torch.zeros_like(places), 16).flatten(0, 1)
+        positions = torch.arange(16).expand(4, -1)
+        z = session.condition(tokens, known, torch.arange(4), positions, torch.zeros_like(positions), 16).flatten(0, 1)
         noise = torch.randn(64, 101, 16, generator=torch.Generator().manual_seed(seed))
         path = draw_trajectory(session, z, noise, continuous.ContinuousRule(temperature=temperature), Eager())
         for values in (
@@ -300,11 +300,11 @@ def test_a_perfect_network_brings_every_state_back():
 
 def test_a_respaced_chain_has_the_marginals_of_the_complete_one():
     """The variance of x at each kept step, carried forward by the kept betas, is that of the trained schedule."""
-    whole = diffusion.schedule(1000)
+    complete = diffusion.schedule(1000)
     for steps in (2, 10, 77):
         s = diffusion.schedule(steps)
         assert s.timestep[[0, -1]].tolist() == [0, 999]
-        torch.testing.assert_close(s.alphas_cumprod, whole.alphas_cumprod[s.timestep])
+        torch.testing.assert_close(s.alphas_cumprod, complete.alphas_cumprod[s.timestep])
         torch.testing.assert_close((1 - s.betas).cumprod(0), s.alphas_cumprod)
     for wrong in (1, 1001):
         with pytest.raises(UsageError, match="2 to 1000 steps"):
@@ -321,16 +321,16 @@ def test_the_bound_is_least_at_the_true_variance_and_leaves_the_mean_alone():
     for v in (true - 0.1, true + 0.1):
         assert (s.bound(x0, x, noise, v, index) > 0).all()
     eps = (noise + 0.1).requires_grad_()
-    place = torch.zeros_like(x0, requires_grad=True)
-    s.bound(x0, x, eps, place, index).sum().backward()
+    position = torch.zeros_like(x0, requires_grad=True)
+    s.bound(x0, x, eps, position, index).sum().backward()
     assert eps.grad is None
-    assert (place.grad != 0).all()
+    assert (position.grad != 0).all()
     # At the last step: bits of a bin of 2 / 255, from a normal law of the chosen variance around the estimate.
     last = torch.zeros(4, dtype=torch.int64)
     x = s.noised(x0, noise, last)
     off = noise + torch.tensor([0.0, 0.5, -1.0])
-    law = torch.distributions.Normal(s.x0(x, off, last), (0.5 * s.log_betas[0]).exp())
-    bits = -(law.cdf(x0 + 1 / 255) - law.cdf(x0 - 1 / 255)).log2().mean(1)
+    probs = torch.distributions.Normal(s.x0(x, off, last), (0.5 * s.log_betas[0]).exp())
+    bits = -(probs.cdf(x0 + 1 / 255) - probs.cdf(x0 - 1 / 255)).log2().mean(1)
     torch.testing.assert_close(s.bound(x0, x, off, torch.ones_like(x0), last), bits)
 
 
@@ -347,10 +347,10 @@ def test_training_masks_have_one_share_and_random_positions():
         shares.append(int(count[0]) / 1000)
     assert 0.7 <= min(shares) < 0.71
     assert 0.99 < max(shares) <= 1
-    law = torch.distributions.Normal(0.0, 1.0)  # of the share's distance from 1, in spreads of 0.25, cut at 1.2
-    low = law.cdf(torch.tensor(-1.2))
+    probs = torch.distributions.Normal(0.0, 1.0)  # of the share's distance from 1, in spreads of 0.25, cut at 1.2
+    low = probs.cdf(torch.tensor(-1.2))
     mean = 1 + 0.25 * float(
-        (law.log_prob(torch.tensor(-1.2)).exp() - law.log_prob(torch.tensor(0.0)).exp()) / (0.5 - low)
+        (probs.log_prob(torch.tensor(-1.2)).exp() - probs.log_prob(torch.tensor(0.0)).exp()) / (0.5 - low)
     )
     assert np.mean(shares) == pytest.approx(mean, abs=0.015)  # three standard errors
     often = torch.stack([mar.masks(1, 8, rng)[0] for _ in range(300)]).float().mean(0)
@@ -482,13 +482,13 @@ def test_the_bundle():
         with pytest.raises(UsageError, match="mar_h draws classes 0 to 999"):
             bundle.encode([wrong])
     tokens = torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(0))
-    pictures = bundle.pixels(tokens)
-    assert (pictures.shape, pictures.dtype) == ((3, 64, 64, 3), np.uint8)
-    assert np.array_equal(bundle.pixels(tokens[2:]), pictures[2:])
+    decoded_images = bundle.pixels(tokens)
+    assert (decoded_images.shape, decoded_images.dtype) == ((3, 64, 64, 3), np.uint8)
+    assert np.array_equal(bundle.pixels(tokens[2:]), decoded_images[2:])
     latent = tokens[:1].transpose(1, 2).reshape(1, 16, 4, 4) / 0.2325
     with torch.inference_mode():
         image = bundle.tokenizer.decode_latent(latent)
-    assert np.array_equal(pictures[:1], to_uint8(image))
+    assert np.array_equal(decoded_images[:1], to_uint8(image))
     full = {name: mar_official.SIZES[name] for name in ("mar_b", "mar_l", "mar_h")}
     assert {name: (c.side, vq.KL16.downsample * c.side) for name, c in full.items()} == dict.fromkeys(full, (16, 256))
 

@@ -109,7 +109,7 @@ def test_images_show_one_object_of_their_class():
 
 
 @pytest.fixture(scope="module")
-def judged():
+def scored():
     """Real pictures of classes, and what was asked for."""
     images, numbers = scenes_classes.portraits("validation", 48)
     names = [scenes_classes.NAMES[n] for n in numbers]
@@ -123,8 +123,8 @@ def measure(name, images, items):
     return score
 
 
-def test_the_reward_reads_the_attributes_of_the_class_alone(judged):
-    images, items = judged
+def test_the_reward_reads_the_attributes_of_the_class_alone(scored):
+    images, items = scored
     right = measure("scenes_reward", images, items)
     assert right.value > 0.95
     assert "over the class's attributes alone: layout 1.0000, shape0 " in right.note
@@ -133,30 +133,30 @@ def test_the_reward_reads_the_attributes_of_the_class_alone(judged):
     assert wrong.value < 0.7  # one object is one object still
 
 
-def test_the_clip_score_knows_the_words(judged):
-    images, items = judged
+def test_the_clip_score_knows_the_words(scored):
+    images, items = scored
     score = measure("scenes_clip", images, items)
     other = measure("scenes_clip", images, [replace(i, prompt="white cross") for i in items])
     assert score.value > other.value
     assert "names of classes" in score.note
 
 
-def test_the_distance_is_to_real_images_of_one_object(judged, home, monkeypatch):
-    images, items = judged
+def test_the_distance_is_to_real_images_of_one_object(scored, home, monkeypatch):
+    images, items = scored
     monkeypatch.setattr(scenes_reference, "COUNT", 48)
     again = measure("scenes_fid", images, items)
     assert again.value == pytest.approx(0, abs=1e-4)  # those very pictures
     assert "against 48 real validation images of one object" in again.note
-    [kept] = (home / "references").iterdir()
+    [stored] = (home / "references").iterdir()
     monkeypatch.setattr(scenes_classes, "portraits", None)  # not drawn a second time
     assert measure("scenes_fid", images, items) == again
     monkeypatch.undo()
     monkeypatch.setenv("SPECBENCH_HOME", str(home))
     monkeypatch.setattr(scenes_reference, "COUNT", 48)
-    kept.write_bytes(kept.read_bytes()[:100])
+    stored.write_bytes(stored.read_bytes()[:100])
     assert measure("scenes_fid", images, items) == again
-    whole = [Item(i, "", tuple(scenes.sample("validation", i).scene.labels())) for i in range(48)]
-    general = measure("scenes_fid", images, whole)
+    complete = [Item(i, "", tuple(scenes.sample("validation", i).scene.labels())) for i in range(48)]
+    general = measure("scenes_fid", images, complete)
     assert again.backend == general.backend + "/portraits"
     assert "of one object" not in general.note
 
@@ -174,8 +174,8 @@ def test_random_weights_run_from_words_to_a_row(tmp_path, home, monkeypatch):
     assert row["fid_backend"].endswith("/portraits")
     assert row["image_reward"] is not None
     assert row["acceptance_rate"] is not None
-    kept = [json.loads(line) for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]
-    assert [one["prompt"] for one in kept] == [item.prompt for item in load("n=2")]
+    stored = [json.loads(line) for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]
+    assert [one["prompt"] for one in stored] == [item.prompt for item in load("n=2")]
 
 
 def test_absent_weights_are_reported_and_the_list_shows_it(tmp_path, monkeypatch, capsys):
@@ -208,9 +208,9 @@ def test_prompts_are_names_or_numbers_of_classes(tiny):
 def test_a_image_depends_on_its_own_tokens(tiny):
     bundle = Pipeline.load(configuration.compose(["model=mar_scenes", "weights=random"])).model
     tokens = torch.randn(3, 16, 3, generator=torch.Generator().manual_seed(0))
-    pictures = bundle.pixels(tokens)
-    assert pictures.shape == (3, 64, 64, 3)
-    assert np.array_equal(bundle.pixels(tokens[1:2])[0], pictures[1])
+    decoded_images = bundle.pixels(tokens)
+    assert decoded_images.shape == (3, 64, 64, 3)
+    assert np.array_equal(bundle.pixels(tokens[1:2])[0], decoded_images[1])
 
 
 def test_shapes_fit_together_and_the_default_is_what_is_trained():
@@ -330,8 +330,8 @@ def test_a_killed_stage_ends_with_the_same_weights(tmp_path, monkeypatch):
         torch.manual_seed(1)
         return MAR(CONFIGS["mar_draft"])
 
-    whole, broken, resumed = draft(), draft(), draft()
-    training.train_draft(whole, target, distributions, labels, recipe, tmp_path / "whole")
+    complete, broken, resumed = draft(), draft(), draft()
+    training.train_draft(complete, target, distributions, labels, recipe, tmp_path / "complete")
     calls = Counter()
     real = MAR.head_loss
 
@@ -346,7 +346,7 @@ def test_a_killed_stage_ends_with_the_same_weights(tmp_path, monkeypatch):
         training.train_draft(broken, target, distributions, labels, recipe, tmp_path / "parts")
     monkeypatch.undo()
     training.train_draft(resumed, target, distributions, labels, recipe, tmp_path / "parts")
-    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+    for a, b in zip(complete.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
 
 

@@ -87,16 +87,16 @@ def test_a_path_inside_a_tree_has_the_logits_of_the_path_alone():
     for row, c in enumerate(count.tolist()):
         tokens[row, 0] = history[row, c - 1]
     session = model.open(tiny.prompts(2), 2, True, tree.nodes)
-    places = torch.arange(6).expand(2, -1) + tiny.PREFIX - 1  # the prefix's last place, then the committed tokens
-    session.feed_chain(torch.cat([history[:, :1], history[:, :5]], 1), places)
+    positions = torch.arange(6).expand(2, -1) + tiny.PREFIX - 1  # the prefix's last place, then the committed tokens
+    session.feed_chain(torch.cat([history[:, :1], history[:, :5]], 1), positions)
     logits, _ = session.forward(tokens, tree, history, count)
     for row, c in enumerate(count.tolist()):
         for node in range(tree.nodes):
             path = [n for n in range(1, tree.nodes) if tree.ancestors[0, node, n]]
-            whole = torch.cat([history[row, :c], tokens[row, path], torch.zeros(1, dtype=torch.int64)])
+            complete = torch.cat([history[row, :c], tokens[row, path], torch.zeros(1, dtype=torch.int64)])
             cond = tiny.prompts(2).features[row : row + 1]
             for half, drop in enumerate((False, True)):
-                alone = model.head(tiny.teacher(model, whole[None], cond, torch.tensor([drop])))[0, -1]
+                alone = model.head(tiny.teacher(model, complete[None], cond, torch.tensor([drop])))[0, -1]
                 torch.testing.assert_close(logits[row + 2 * half, node], alone, atol=2e-4, rtol=1e-4)
 
 
@@ -124,12 +124,12 @@ def test_a_real_target_keeps_its_distribution_under_every_drafter(name, cfg_scal
         cond,
         RandomStreams([(0, i) for i in range(count)]),
     )
-    law = tiny.sequence_probs(target, cond, cfg_scale)
-    assert float(law.sum()) == pytest.approx(1, abs=1e-5)
-    seen = torch.bincount(codes(out.tokens, tiny.VOCAB), minlength=len(law)).double()
-    small = law * count < 5
+    distribution = tiny.sequence_probs(target, cond, cfg_scale)
+    assert float(distribution.sum()) == pytest.approx(1, abs=1e-5)
+    seen = torch.bincount(codes(out.tokens, tiny.VOCAB), minlength=len(distribution)).double()
+    small = distribution * count < 5
     observed = torch.cat([seen[~small], seen[small].sum()[None]])
-    wanted = torch.cat([law[~small], law[small].sum()[None]]) * count
+    wanted = torch.cat([distribution[~small], distribution[small].sum()[None]]) * count
     assert stats.chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue > 1e-4
     if name == "none":
         assert out.steps.eq(4).all()
@@ -229,10 +229,10 @@ def test_every_rule_runs_on_every_drafter(rule, name, temperature):
     drafter = DRAFTERS[name](target)
     codebook = torch.randn(tiny.VOCAB, 3, generator=torch.Generator().manual_seed(0))
     setting = Setting(drafter.tree.height, lambda: codebook, temperature == 0)
-    judge = registry.find("rule", rule)(RULES[rule], setting)
+    scorer = registry.find("rule", rule)(RULES[rule], setting)
     sampling = Sampling(temperature=temperature, top_k=4, cfg_scale=2.0)
     out = decode(
-        DecoderConfig(target, drafter, judge, sampling), tiny.prompts(6), RandomStreams([(0, i) for i in range(6)])
+        DecoderConfig(target, drafter, scorer, sampling), tiny.prompts(6), RandomStreams([(0, i) for i in range(6)])
     )
     assert out.tokens.min() >= 0
     assert out.tokens.max() < tiny.VOCAB
@@ -256,7 +256,7 @@ def test_an_image_does_not_depend_on_its_batch(name):
     target = tiny.llamagen(side=4)
     sampling = Sampling(cfg_scale=2.0)
     cond = tiny.prompts(9)
-    whole = decode(
+    complete = decode(
         DecoderConfig(target, DRAFTERS[name](target), rules.cool(2.0, 3), sampling),
         cond,
         RandomStreams([(5, i) for i in range(9)]),
@@ -267,19 +267,19 @@ def test_an_image_does_not_depend_on_its_batch(name):
             cond.rows(start, stop),
             RandomStreams([(5, i) for i in range(start, stop)]),
         )
-        assert torch.equal(part.tokens, whole.tokens[start:stop])
-        assert torch.equal(part.steps, whole.steps[start:stop])
+        assert torch.equal(part.tokens, complete.tokens[start:stop])
+        assert torch.equal(part.steps, complete.steps[start:stop])
 
 
 def test_draws_follow_their_distribution_and_never_hit_a_zero():
-    law = torch.tensor([0.5, 0.0, 0.3, 0.2, 0.0])
+    distribution = torch.tensor([0.5, 0.0, 0.3, 0.2, 0.0])
     u = RandomStreams([(0, i) for i in range(50_000)]).uniform(torch.zeros(50_000, dtype=torch.int64), 3, 5)
-    seen = torch.bincount(draw(law.expand(50_000, -1), u[:, 0]), minlength=5)
+    seen = torch.bincount(draw(distribution.expand(50_000, -1), u[:, 0]), minlength=5)
     assert seen[1] == seen[4] == 0
     wanted = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64) * 50_000
     assert stats.chisquare(seen[[0, 2, 3]], wanted).pvalue > 1e-4
-    assert int(draw(law, torch.tensor(1 - 2.0**-23))) == 3
-    pairs = draw_distinct(law.expand(50_000, -1), u, 2)
+    assert int(draw(distribution, torch.tensor(1 - 2.0**-23))) == 3
+    pairs = draw_distinct(distribution.expand(50_000, -1), u, 2)
     assert (pairs[:, 0] != pairs[:, 1]).all()
     # without replacement: the second given the first is the law with the first taken out
     first_is_0 = pairs[pairs[:, 0] == 0, 1]
@@ -302,7 +302,7 @@ def test_streams_are_uniform_and_apart():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reported"),
     [
         (lambda t: t.pop("norm.weight"), "'norm.weight' is missing"),
         (lambda t: t.update(extra=torch.zeros(1)), "'extra' belongs to no part"),
@@ -310,10 +310,10 @@ def test_streams_are_uniform_and_apart():
         (lambda t: t["norm.weight"].fill_(float("nan")), "NaN"),
     ],
 )
-def test_a_wrong_tensor_is_named(change, said):
+def test_a_wrong_tensor_is_named(change, reported):
     tensors = {k: v.clone() for k, v in tiny.llamagen().state_dict().items()}
     change(tensors)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=reported):
         checkpoints.fill(tiny.llamagen(), tensors, "file")
 
 
@@ -337,11 +337,11 @@ def test_a_file_describes_itself(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tree", "said"),
+    ("tree", "reported"),
     [("nope", "unknown tree"), ("[[0,0]]", "not its parent"), ("[[-1]]", "child numbers"), ("[0", "neither")],
 )
-def test_a_wrong_tree_is_a_sentence(tree, said):
-    with pytest.raises(UsageError, match=said):
+def test_a_wrong_tree_is_a_sentence(tree, reported):
+    with pytest.raises(UsageError, match=reported):
         trees.build(trees.parse(tree))
 
 
@@ -351,9 +351,9 @@ def test_a_value_does_not_depend_on_its_position(function):
     its batch."""
     x = torch.rand(40_000, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        whole = function(x.clone())
+        complete = function(x.clone())
         for start in range(1, 17):
-            assert torch.equal(function(x[start : 39_000 + 3 * start].clone()), whole[start : 39_000 + 3 * start])
+            assert torch.equal(function(x[start : 39_000 + 3 * start].clone()), complete[start : 39_000 + 3 * start])
 
 
 def test_activations_are_what_they_are_called():

@@ -39,7 +39,7 @@ PROMPTS = ("a red circle", "Two dogs, & a café!", "", "a small triangle left of
 LONG = PROMPTS[3]  # more than 77 tokens, and more than 35
 
 
-def pictures(seed: int = 0) -> list[np.ndarray]:
+def decoded_images(seed: int = 0) -> list[np.ndarray]:
     """One picture of each of the sizes, with coarse and fine structure."""
     stream = np.random.default_rng(seed)
     found = []
@@ -101,17 +101,17 @@ def reference(path: Path, prepared: Any, captions: Sequence[str], shown: Sequenc
     """Cosines by open_clip's own loading and towers; `prepared` None: by its own preparation, too."""
     network, _, own = open_clip.create_model_and_transforms("tiny", pretrained=str(path))
     network.eval()
-    x = torch.stack([(prepared or own)(Image.fromarray(picture)) for picture in shown])
+    x = torch.stack([(prepared or own)(Image.fromarray(one_image)) for one_image in shown])
     with torch.no_grad():
         seen = network.encode_image(x, normalize=True)
-        said = network.encode_text(open_clip.get_tokenizer("tiny")(list(captions)), normalize=True)
-    return (seen * said).sum(-1).numpy()
+        message = network.encode_text(open_clip.get_tokenizer("tiny")(list(captions)), normalize=True)
+    return (seen * message).sum(-1).numpy()
 
 
 def test_cosines_are_open_clip_s(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
     path = clip_file(tmp_path, state)
-    outputs = metrics.metric("clip_b32", at(tmp_path)).scorer()(pictures(), ITEMS)
-    expected = reference(path, None, PROMPTS, pictures())
+    outputs = metrics.metric("clip_b32", at(tmp_path)).scorer()(decoded_images(), ITEMS)
+    expected = reference(path, None, PROMPTS, decoded_images())
     assert outputs.shape == (4, 1)
     assert np.ptp(expected) > 0.05
     np.testing.assert_allclose(outputs[:, 0], expected, atol=1e-6)
@@ -133,11 +133,11 @@ def test_a_score_is_that_of_the_choice(
     asked = []
     monkeypatch.setattr(towers, "config", lambda architecture: asked.append(architecture) or TINY)
     clip_file(tmp_path, state)
-    scores = metrics.score(["clip_b32"], pictures(), ITEMS, at(tmp_path))
+    scores = metrics.score(["clip_b32"], decoded_images(), ITEMS, at(tmp_path))
     assert set(asked) == {"ViT-B-32-quickgelu"}
     [name] = scores
     score = scores[name]
-    each = metrics.metric("clip_b32", at(tmp_path)).scorer()(pictures(), ITEMS)[:, 0]
+    each = metrics.metric("clip_b32", at(tmp_path)).scorer()(decoded_images(), ITEMS)[:, 0]
     assert name == "clip_score"
     assert score.value == pytest.approx(each.mean(), abs=1e-12)
     assert score.stderr == pytest.approx(each.std(ddof=1) / 2, abs=1e-12)
@@ -148,7 +148,7 @@ def test_a_score_is_that_of_the_choice(
     assert score.note == "1 of 4 captions have more than 77 tokens and lose their end"
     shuffled = [2, 0, 3, 1]
     again = metrics.score(
-        ["clip_b32"], [pictures()[i] for i in shuffled], [ITEMS[i] for i in shuffled], at(tmp_path, batch=3)
+        ["clip_b32"], [decoded_images()[i] for i in shuffled], [ITEMS[i] for i in shuffled], at(tmp_path, batch=3)
     )
     assert again == scores
 
@@ -156,10 +156,10 @@ def test_a_score_is_that_of_the_choice(
 def test_a_row_of_outputs_does_not_depend_on_the_batch(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
     clip_file(tmp_path, state)
     scorer = metrics.metric("clip_b32", at(tmp_path)).scorer()
-    together = scorer(pictures(), ITEMS)
-    alone = np.concatenate([scorer([x], [item]) for x, item in zip(pictures(), ITEMS)])
+    together = scorer(decoded_images(), ITEMS)
+    alone = np.concatenate([scorer([x], [item]) for x, item in zip(decoded_images(), ITEMS)])
     assert np.array_equal(together, alone)
-    assert np.array_equal(scorer(pictures()[::-1], ITEMS[::-1]), together[::-1])
+    assert np.array_equal(scorer(decoded_images()[::-1], ITEMS[::-1]), together[::-1])
 
 
 def test_times_100_is_torchmetrics_definition_on_sjd_s_images(
@@ -190,10 +190,10 @@ def test_times_100_is_torchmetrics_definition_on_sjd_s_images(
 
     theirs = CLIPScore(lambda: (Model(), Processor()))
     with torch.no_grad():
-        for picture, prompt in zip(pictures(), PROMPTS):
-            x = torch.tensor(np.array(Image.fromarray(picture))).unsqueeze(0).permute(0, 3, 1, 2)
+        for one_image, prompt in zip(decoded_images(), PROMPTS):
+            x = torch.tensor(np.array(Image.fromarray(one_image))).unsqueeze(0).permute(0, 3, 1, 2)
             theirs.update(F.interpolate(x, size=(299, 299), mode="bilinear", align_corners=False), [prompt])
-    ours = metrics.score(["clip_b16_x100"], pictures(), ITEMS, at(tmp_path))["clip_score"]
+    ours = metrics.score(["clip_b16_x100"], decoded_images(), ITEMS, at(tmp_path))["clip_score"]
     assert ours.value == pytest.approx(float(theirs.compute()), abs=1e-4)
     assert ours.backend.endswith(", 299 bilinear, then 224 bicubic, x100")
 
@@ -225,16 +225,16 @@ def test_lantern_s_prefix_and_images(tmp_path: Path, state: dict[str, Tensor], t
             joined[0, 76] = 49407
         assert torch.equal(tokens([f"A photo depicts {prompt}"]), joined)
 
-    def prepared(picture: Image.Image) -> Tensor:
-        square = transforms.functional.center_crop(picture, [min(picture.size)] * 2)
+    def prepared(one_image: Image.Image) -> Tensor:
+        square = transforms.functional.center_crop(one_image, [min(one_image.size)] * 2)
         resized = transforms.Resize(256, transforms.InterpolationMode.LANCZOS)(square)
         x = transforms.Normalize([0.5] * 3, [0.5] * 3)(transforms.ToTensor()(resized))
         levels = ((x + 1.0) * 127.5).clamp(0, 255).to(torch.uint8)
         own: Tensor = open_clip.image_transform(48, is_train=False)(transforms.ToPILImage()(levels))
         return own
 
-    outputs = metrics.metric("clip_b32_lantern", at(tmp_path)).scorer()(pictures(), ITEMS)
-    expected = reference(path, prepared, [f"A photo depicts {prompt}" for prompt in PROMPTS], pictures())
+    outputs = metrics.metric("clip_b32_lantern", at(tmp_path)).scorer()(decoded_images(), ITEMS)
+    expected = reference(path, prepared, [f"A photo depicts {prompt}" for prompt in PROMPTS], decoded_images())
     np.testing.assert_allclose(outputs[:, 0], expected, atol=1e-6)
     assert "256 Lanczos as LANTERN, then 224 bicubic, prefix 'A photo depicts '" in (
         metrics.metric("clip_b32_lantern", at(tmp_path)).cache_key
@@ -269,7 +269,7 @@ def test_the_older_name_of_a_weights_file_is_read(tmp_path: Path, state: dict[st
     path.parent.mkdir(parents=True)
     torch.save(state, path)
     clip_file(tmp_path / "b", state)
-    one, other = (metrics.metric("clip_b32", at(tmp_path / name)).scorer()(pictures(), ITEMS) for name in "ab")
+    one, other = (metrics.metric("clip_b32", at(tmp_path / name)).scorer()(decoded_images(), ITEMS) for name in "ab")
     assert np.array_equal(one, other)
 
 
@@ -301,11 +301,11 @@ def test_absent_weights_are_reported_with_the_way_to_get_them(tmp_path: Path, mo
         ("hpsv21", "hpsv21", "HPS_v2.1_compressed.pt"),
         ("image_reward", "image_reward", "ImageReward.pt"),
     ):
-        told = f"no {file}: run `specbench fetch metrics={part}`, or put {file} into {tmp_path / 'metrics' / part}"
-        assert metrics.missing(name, context) == told
+        reported = f"no {file}: run `specbench fetch metrics={part}`, or put {file} into {tmp_path / 'metrics' / part}"
+        assert metrics.missing(name, context) == reported
         assert file in {name for fill in sources.EVALUATORS[part].files for name in fill.split("|")}
     assert f"metrics=hpsv2 metrics_dir={tmp_path / 'w'}`" in metrics.missing("hpsv2", at(tmp_path / "w"))
-    scores = metrics.score(["image_reward", "clip_b32"], pictures(), ITEMS, context)
+    scores = metrics.score(["image_reward", "clip_b32"], decoded_images(), ITEMS, context)
     assert [s.value for s in scores.values()] == [None, None]
     assert scores["image_reward"].note.startswith("no ImageReward.pt: ")
 
@@ -325,21 +325,21 @@ def test_hps_is_the_cosine_of_padded_images(tmp_path: Path, state: dict[str, Ten
     for part, file in hpsv2.VERSIONS.values():
         (tmp_path / part).mkdir()
         torch.save({"state_dict": half}, tmp_path / part / file)
-    whole = clip_file(tmp_path / "reference", {name: t.float() for name, t in half.items()})
+    complete = clip_file(tmp_path / "reference", {name: t.float() for name, t in half.items()})
 
-    def prepared(picture: Image.Image) -> Tensor:
+    def prepared(one_image: Image.Image) -> Tensor:
         """The longer side becomes 48, black fills the rest."""
-        scale = 48 / max(picture.size)
-        height, width = round(picture.height * scale), round(picture.width * scale)
-        resized = transforms.functional.resize(picture, [height, width], transforms.InterpolationMode.BICUBIC)
+        scale = 48 / max(one_image.size)
+        height, width = round(one_image.height * scale), round(one_image.width * scale)
+        resized = transforms.functional.resize(one_image, [height, width], transforms.InterpolationMode.BICUBIC)
         canvas = Image.new("RGB", (48, 48))
         canvas.paste(resized, ((48 - width) // 2, (48 - height) // 2))
         own: Tensor = open_clip.image_transform(48, is_train=False)(canvas)
         return own
 
-    outputs = metrics.metric("hpsv2", at(tmp_path)).scorer()(pictures(), ITEMS)
-    np.testing.assert_allclose(outputs[:, 0], reference(whole, prepared, PROMPTS, pictures()), atol=1e-6)
-    score = metrics.score(["hpsv21"], pictures(), ITEMS, at(tmp_path))["hpsv2"]
+    outputs = metrics.metric("hpsv2", at(tmp_path)).scorer()(decoded_images(), ITEMS)
+    np.testing.assert_allclose(outputs[:, 0], reference(complete, prepared, PROMPTS, decoded_images()), atol=1e-6)
+    score = metrics.score(["hpsv21"], decoded_images(), ITEMS, at(tmp_path))["hpsv2"]
     assert score.value == pytest.approx(outputs.mean(), abs=1e-12)
     assert score.backend.startswith("hps-v2.1@")
     assert score.backend.endswith(", 224 bicubic, padded")
@@ -427,17 +427,17 @@ def forward(w: dict[str, Tensor], x: Tensor, ids: Tensor, mask: Tensor) -> Tenso
             one = f"{layer}{kind}."
             source = z if seen is None else seen
             inputs = linear(f"{one}self.query", z), linear(f"{one}self.key", source), linear(f"{one}self.value", source)
-            said = linear(f"{one}output.dense", attend(*inputs, blip.TEXT["num_attention_heads"], bias))
-            z = norm(f"{one}output.LayerNorm", z + said, 1e-12)
-        said = linear(f"{layer}output.dense", F.gelu(linear(f"{layer}intermediate.dense", z)))
-        z = norm(f"{layer}output.LayerNorm", z + said, 1e-12)
+            message = linear(f"{one}output.dense", attend(*inputs, blip.TEXT["num_attention_heads"], bias))
+            z = norm(f"{one}output.LayerNorm", z + message, 1e-12)
+        message = linear(f"{layer}output.dense", F.gelu(linear(f"{layer}intermediate.dense", z)))
+        z = norm(f"{layer}output.LayerNorm", z + message, 1e-12)
     z = z[:, 0]
     for i in (0, 2, 4, 6, 7):
         z = linear(f"mlp.layers.{i}", z)
     return (z[:, 0] - 0.16717362830052426) / 1.0333394966054072
 
 
-def prepared(picture: np.ndarray, side: int) -> Tensor:
+def prepared(one_image: np.ndarray, side: int) -> Tensor:
     """As the package prepares a picture, by torchvision."""
     steps = [
         transforms.Resize(side, interpolation=transforms.InterpolationMode.BICUBIC),
@@ -445,20 +445,20 @@ def prepared(picture: np.ndarray, side: int) -> Tensor:
         transforms.ToTensor(),
         transforms.Normalize((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
     ]
-    x: Tensor = transforms.Compose(steps)(Image.fromarray(picture))
+    x: Tensor = transforms.Compose(steps)(Image.fromarray(one_image))
     return x
 
 
 def test_rewards_are_those_of_the_official_layout(folder: Path) -> None:
     w = torch.load(folder / "image_reward/ImageReward.pt", weights_only=True)
-    outputs = metrics.metric("image_reward", at(folder)).scorer()(pictures(), ITEMS)
-    x = torch.stack([prepared(picture, 32) for picture in pictures()])
+    outputs = metrics.metric("image_reward", at(folder)).scorer()(decoded_images(), ITEMS)
+    x = torch.stack([prepared(one_image, 32) for one_image in decoded_images()])
     ids, mask = blip.Captions(folder / "image_reward/text/vocab.txt")(PROMPTS)
     expected = forward(w, x, ids, mask).numpy()
     assert outputs.shape == (4, 1)
     assert np.ptp(expected) > 0.05
     np.testing.assert_allclose(outputs[:, 0], expected, atol=2e-6)
-    swapped = metrics.metric("image_reward", at(folder)).scorer()(pictures()[::-1], ITEMS)  # both towers matter
+    swapped = metrics.metric("image_reward", at(folder)).scorer()(decoded_images()[::-1], ITEMS)  # both towers matter
     assert np.abs(swapped - outputs).min() > 1e-4
 
 
@@ -466,17 +466,17 @@ def test_the_official_file_has_as_many_values_as_the_table() -> None:
     """1,786,880,927 bytes: the table's tensors, the projections and positions, and what a zip of 625 tensors needs."""
     with torch.device("meta"):
         own = blip.Blip().state_dict()
-    count = sum(own[place.name].numel() for place in blip.table().values())
+    count = sum(own[position.name].numel() for position in blip.table().values())
     rest = 1_786_880_927 - 4 * (count + (1024 + 1 + 768 + 1) * 256) - 8 * 512
     assert 0 < rest < 500 * 625
 
 
 def test_rewards_do_not_depend_on_the_batch(folder: Path) -> None:
     scorer = metrics.metric("image_reward", at(folder)).scorer()
-    together = scorer(pictures(), ITEMS)
-    alone = np.concatenate([scorer([x], [item]) for x, item in zip(pictures(), ITEMS)])
+    together = scorer(decoded_images(), ITEMS)
+    alone = np.concatenate([scorer([x], [item]) for x, item in zip(decoded_images(), ITEMS)])
     assert np.array_equal(together, alone)
-    scores = metrics.score(["image_reward"], pictures(), ITEMS, at(folder, batch=3))["image_reward"]
+    scores = metrics.score(["image_reward"], decoded_images(), ITEMS, at(folder, batch=3))["image_reward"]
     assert scores.value == pytest.approx(float(together.mean()), abs=1e-6)
     assert scores.note == "1 of 4 captions have more than 35 tokens and lose their end"
     assert scores.backend.startswith("image-reward@")
@@ -485,9 +485,9 @@ def test_rewards_do_not_depend_on_the_batch(folder: Path) -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(224, 224), (100, 224), (225, 341), (1000, 223), (480, 640)])
 def test_images_are_cut_as_torchvision_cuts_them(height: int, width: int) -> None:
-    picture = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    ours = blip.as_input(image_reward.square(picture, 224))
-    torch.testing.assert_close(ours, prepared(picture, 224), atol=1e-6, rtol=0)
+    one_image = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    ours = blip.as_input(image_reward.square(one_image, 224))
+    torch.testing.assert_close(ours, prepared(one_image, 224), atol=1e-6, rtol=0)
 
 
 def test_a_image_that_would_unfold_to_gigabytes_is_refused(tmp_path: Path) -> None:
@@ -578,19 +578,19 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_without_the_package_its_environment_is_named(folder: Path) -> None:
     if importlib.util.find_spec("ImageReward"):
         pytest.skip("the package is here")
-    told = metrics.missing("image_reward_package", at(folder))
-    assert "needs an environment of its own" in told
-    assert install("image-reward") in told
+    reported = metrics.missing("image_reward_package", at(folder))
+    assert "needs an environment of its own" in reported
+    assert install("image-reward") in reported
 
 
 def test_the_package_s_model_is_filled_and_gives_the_same(folder: Path, package: Any) -> None:
     names = ["image_reward", "image_reward_package"]
-    one, other = (metrics.score([name], pictures(), ITEMS, at(folder))["image_reward"] for name in names)
+    one, other = (metrics.score([name], decoded_images(), ITEMS, at(folder))["image_reward"] for name in names)
     assert other.value == pytest.approx(one.value, abs=2e-6)
     assert other.backend.startswith("image-reward-package-1.5@")
     assert package.module.init_tokenizer is package.init  # put back
     with pytest.raises(UsageError, match="image_reward and image_reward_package both fill the column image_reward"):
-        metrics.score(names, pictures(), ITEMS, at(folder))
+        metrics.score(names, decoded_images(), ITEMS, at(folder))
 
 
 def test_the_package_takes_no_file_that_lacks_a_tensor(folder: Path, package: Any) -> None:

@@ -189,9 +189,9 @@ def complete_emu3(model):
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": 40, "num_hidden_layers": 1}
     cfg = Emu3Config(vq_config=model.cfg.to_dict(), text_config=sizes | ids, vocabulary_map={"<image>": 3})
-    whole = Emu3ForConditionalGeneration(cfg)
-    whole.model.vqmodel.load_state_dict(model.vq.state_dict())
-    return whole
+    complete = Emu3ForConditionalGeneration(cfg)
+    complete.model.vqmodel.load_state_dict(model.vq.state_dict())
+    return complete
 
 
 def transformers_complete_file(model, path):
@@ -200,9 +200,9 @@ def transformers_complete_file(model, path):
 
 def state_dict_file(model, path):
     """What the modules call their tensors, which is not what save_pretrained writes."""
-    whole = complete_emu3(model)
-    whole.config.save_pretrained(path)
-    torch.save(whole.state_dict(), path / "pytorch_model.bin")
+    complete = complete_emu3(model)
+    complete.config.save_pretrained(path)
+    torch.save(complete.state_dict(), path / "pytorch_model.bin")
 
 
 @pytest.mark.parametrize("write", [official_file, transformers_file, transformers_complete_file, state_dict_file])
@@ -325,8 +325,8 @@ def by_hand(state, cfg, codes, side):
             return x
         y = norm(f"{name}.norm", x)
         q, k, v = (conv(f"{name}.{part}", y).flatten(2) for part in "qkv")
-        law = (q.transpose(1, 2) @ k * x.shape[1] ** -0.5).softmax(-1)
-        return x + conv(f"{name}.proj_out", (v @ law.transpose(1, 2)).view_as(x))
+        probs = (q.transpose(1, 2) @ k * x.shape[1] ** -0.5).softmax(-1)
+        return x + conv(f"{name}.proj_out", (v @ probs.transpose(1, 2)).view_as(x))
 
     table = F.normalize(state["quantize.embedding.weight"], dim=-1)
     x = conv("post_quant_conv", table[codes].view(len(codes), side, side, -1).permute(0, 3, 1, 2))

@@ -56,10 +56,10 @@ def check(bundle, tokens):
         fixed = grammar.forced >= 0
         assert (tokens[:, fixed] == grammar.forced[fixed]).all()
         assert (tokens[:, ~fixed] < grammar.codes).all()
-    pictures = bundle.pixels(tokens)
-    assert pictures.shape == (len(tokens), bundle.resolution, bundle.resolution, 3)
-    assert pictures.dtype == np.uint8
-    assert np.array_equal(bundle.pixels(tokens[-1:]), pictures[-1:])
+    images = bundle.pixels(tokens)
+    assert images.shape == (len(tokens), bundle.resolution, bundle.resolution, 3)
+    assert images.dtype == np.uint8
+    assert np.array_equal(bundle.pixels(tokens[-1:]), images[-1:])
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -205,8 +205,8 @@ def test_llamagen_is_read_from_official_files(tmp_path, model, write, method, t5
     if bundle.shape.num_classes:
         (tmp_path / "classes.txt").write_text("207\n")
         words += ["data=prompts", f"prompts={tmp_path / 'classes.txt'}"]
-    picture = run(tmp_path, model, *words)
-    assert picture.size == (bundle.resolution, bundle.resolution)
+    one_image = run(tmp_path, model, *words)
+    assert one_image.size == (bundle.resolution, bundle.resolution)
     _, again = loaded(model, f"weights={tmp_path}", "reduced=true", "dtype=float32")
     for a, b in ((again.target, bundle.target), (again.tokenizer, bundle.tokenizer)):
         assert all(torch.equal(v, b.state_dict()[k]) for k, v in a.state_dict().items())
@@ -236,15 +236,15 @@ def test_chameleon_is_read_from_official_files(tmp_path, model, method):
     head = torch.randn(c.vocab_size, c.dim, generator=torch.Generator().manual_seed(1))
     save_chameleon_files(tmp_path, bundle, head)
     _, released = save_drafters(tmp_path, bundle)
-    picture = run(tmp_path, model, f"method={method}", "prompt_length=300")  # letters are tokens here
-    assert picture.size == (bundle.resolution, bundle.resolution)
+    one_image = run(tmp_path, model, f"method={method}", "prompt_length=300")  # letters are tokens here
+    assert one_image.size == (bundle.resolution, bundle.resolution)
     _, again = loaded(model, f"weights={tmp_path}", "reduced=true", "dtype=float32")
     ids = again.target.image.ids
     assert ids[:3].tolist() == [58, 59, 60]  # behind <s>, <pad>, </s>, <unk> and codes 10 to 63
     assert torch.equal(again.target.output.weight, head[ids])
     assert torch.equal(again.target.tok_embeddings.weight, bundle.target.tok_embeddings.weight)
-    kept = again.drafter_network("medusa").medusa_head[1][1].weight
-    assert torch.equal(kept, released.medusa_head[1][1].weight[ids])
+    stored = again.drafter_network("medusa").medusa_head[1][1].weight
+    assert torch.equal(stored, released.medusa_head[1][1].weight[ids])
 
 
 def test_anole_is_read_from_what_transformers_saves(tmp_path):
@@ -259,16 +259,16 @@ def test_anole_is_read_from_what_transformers_saves(tmp_path):
     pixels = {"embed_dim": 8, "num_embeddings": 16, "latent_channels": 8, "base_channels": 32}
     pixels |= {"channel_multiplier": [1, 1], "num_res_blocks": 1}
     sizes = eagle_config(bundle.target) | {"num_hidden_layers": c.n_layer, "rms_norm_eps": c.norm_eps}
-    whole = ChameleonForConditionalGeneration(
+    complete = ChameleonForConditionalGeneration(
         ChameleonConfig(**sizes, rope_theta=c.rope_base, vq_config=pixels, vocabulary_map={"<image>": 5})
     )
     state = exported(bundle.target, naming.hugging_face(c.n_layer, c.block)) | {"lm_head.weight": head}
-    told = whole.load_state_dict(state, strict=False)
-    assert not told.unexpected_keys
-    assert all(name.startswith("model.vqmodel.") for name in told.missing_keys)
-    whole.save_pretrained(tmp_path / "target")
-    picture = run(tmp_path, "anole", "method=sjd_isp", "prompt_length=300")
-    assert picture.size == (bundle.resolution, bundle.resolution)
+    reported = complete.load_state_dict(state, strict=False)
+    assert not reported.unexpected_keys
+    assert all(name.startswith("model.vqmodel.") for name in reported.missing_keys)
+    complete.save_pretrained(tmp_path / "target")
+    one_image = run(tmp_path, "anole", "method=sjd_isp", "prompt_length=300")
+    assert one_image.size == (bundle.resolution, bundle.resolution)
     _, again = loaded("anole", f"weights={tmp_path}", "reduced=true", "dtype=float32")
     assert again.target.block == bundle.target.block
     assert torch.equal(again.target.layers[1].attention.wqkv.weight, bundle.target.layers[1].attention.wqkv.weight)
@@ -299,14 +299,14 @@ def emu3_transformers(folder, bundle, head):
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    whole = Emu3ForConditionalGeneration(
+    complete = Emu3ForConditionalGeneration(
         Emu3Config(vq_config=bundle.tokenizer.cfg.to_dict(), text_config=text, vocabulary_map={"<image>": 3})
     )
     state = exported(bundle.target, naming.hugging_face(c.n_layer, c.block)) | {"lm_head.weight": head}
     state = {n.replace("model.", "model.text_model.", 1): t for n, t in state.items()}
     state |= {f"model.vqmodel.{n.removeprefix('vq.')}": t for n, t in bundle.tokenizer.state_dict().items()}
-    whole.load_state_dict(state)
-    whole.save_pretrained(folder / "target")
+    complete.load_state_dict(state)
+    complete.save_pretrained(folder / "target")
     (folder / "tokenizer").symlink_to(folder / "target")
 
 
@@ -318,8 +318,8 @@ def test_emu3_is_read_from_official_files(tmp_path, write, method, tiktoken):  #
     write(tmp_path, bundle, head)
     (tmp_path / "target" / "emu3.tiktoken").write_bytes((tiktoken[0] / "emu3.tiktoken").read_bytes())
     save_drafters(tmp_path, bundle)
-    picture = run(tmp_path, "emu3", f"method={method}", "prompt_length=400")
-    assert picture.size == (bundle.resolution, bundle.resolution)
+    one_image = run(tmp_path, "emu3", f"method={method}", "prompt_length=400")
+    assert one_image.size == (bundle.resolution, bundle.resolution)
     _, again = loaded("emu3", f"weights={tmp_path}", "reduced=true", "dtype=float32")
     assert torch.equal(again.target.output.weight, head[again.target.image.ids])
     assert again.target.cfg == c
@@ -329,9 +329,9 @@ def test_emu3_is_read_from_official_files(tmp_path, write, method, tiktoken):  #
 
 def test_what_is_missing_is_reported(tmp_path, capsys):
     assert main(["run", "model=llamagen_xl", f"weights={tmp_path}", "metrics=none"]) == 2
-    said = capsys.readouterr().err
-    assert "lacks target/, tokenizer/, text/" in said
-    assert "specbench fetch model=llamagen_xl" in said
+    message = capsys.readouterr().err
+    assert "lacks target/, tokenizer/, text/" in message
+    assert "specbench fetch model=llamagen_xl" in message
     with pytest.raises(UsageError, match="draws classes 0 to 999, and 'a cat' .*data=imagenet"):
         loaded("llamagen_3b", *TINY)[1].encode(["a cat"])
     with pytest.raises(UsageError, match="prompt 1 has .* tokens and prompt_length=8 allows 8"):

@@ -63,16 +63,16 @@ def test_what_is_taught_is_what_is_drafted(family, aux_hidden_layers, layers):
             root = batch.valid.shape[1] - 1 + c  # its place; entry root - 1 holds it
             unroll_steps = head.unroll(batch.hidden, batch.ids, batch.valid, 3)
             for j, out in enumerate(unroll_steps):
-                place = torch.tensor([[c + j]])
-                logits = session.constrain(reader.target.head(out[row, root - 1 + j])[None, None], place)
+                position = torch.tensor([[c + j]])
+                logits = session.constrain(reader.target.head(out[row, root - 1 + j])[None, None], position)
                 torch.testing.assert_close(draft.probs[row, j], sampling.probs(logits)[0, 0], atol=1e-4, rtol=1e-3)
                 compared += 1
         logits, hidden = session.forward(draft.tokens, draft.tree, history, count)
-        places = count[:, None] + draft.tree.depth
-        law = sampling.probs(session.constrain(logits, places))
-        verdict = verify(law, draft, rules.exact(), rng, torch.zeros(2).long())
+        positions = count[:, None] + draft.tree.depth
+        distribution = sampling.probs(session.constrain(logits, positions))
+        verdict = verify(distribution, draft, rules.exact(), rng, torch.zeros(2).long())
         session.commit(verdict, draft.tree, count)
-        drafter.commit(state, Outcome(draft, law, hidden, verdict, count))
+        drafter.commit(state, Outcome(draft, distribution, hidden, verdict, count))
         history.scatter_(1, count[:, None] + torch.arange(verdict.tokens.shape[1]), verdict.tokens)
         count += verdict.length + 1
     assert compared >= 9
@@ -214,9 +214,9 @@ def test_stored_features_teach_what_live_ones_do(tmp_path):
 
 def test_passes_that_share_a_step_make_the_same_step(tmp_path):
     words = [*real("llamagen_xl", tmp_path), *SMALL, "drafter=eagle", "source=self", "noise=0", *FAST]
-    whole = trained([*words, f"out={tmp_path / 'whole'}"])
+    complete = trained([*words, f"out={tmp_path / 'complete'}"])
     parts = trained([*words, "accumulate=2", f"out={tmp_path / 'parts'}"])
-    same(whole, parts, atol=2e-3, rtol=2e-3)
+    same(complete, parts, atol=2e-3, rtol=2e-3)
 
 
 def environment(**more):
@@ -246,7 +246,7 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path):
     the curve."""
     longer = ["steps=200", "save_every=30", "drafter=eagle", "source=self"]
     words = [*real("llamagen_xl", tmp_path), *small(*longer), *longer]
-    whole = trained([*words, f"out={tmp_path / 'whole'}"])
+    complete = trained([*words, f"out={tmp_path / 'complete'}"])
     broken = tmp_path / "broken"
     argv = [sys.executable, "-c", DIES_AT_STEP_100, "train", *words, f"out={broken}"]
     killed = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=300, check=False)
@@ -254,9 +254,9 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path):
     assert torch.load(broken / "state" / "eagle.pt", weights_only=True)["step"] == 90
     assert pd.read_csv(broken / "state" / "eagle.csv").step.iloc[-1] == 100
     assert not (broken / networks.FILE).exists()
-    same(whole, trained([*words, f"out={broken}"]))
+    same(complete, trained([*words, f"out={broken}"]))
     for name in ("eagle.csv", "eagle-validation.csv"):
-        assert (broken / "state" / name).read_text() == (tmp_path / "whole" / "state" / name).read_text()
+        assert (broken / "state" / name).read_text() == (tmp_path / "complete" / "state" / name).read_text()
 
 
 def test_a_curve_forgets_what_the_saved_state_does_not_know(tmp_path):
@@ -287,21 +287,23 @@ def test_mistakes_cost_one_sentence(tmp_path):
     words = [*real("llamagen_xl", tmp_path), "drafter=eagle", "source=self"]
     train(*words, out=out)
 
-    def said(*more, folder=out):
+    def reported(*more, folder=out):
         line = [*words, *SMALL, f"out={folder}"]
         given = {w.split("=")[0] for w in more}
         with pytest.raises(UsageError) as e:
             command.main([*(w for w in line if w.split("=")[0] not in given), *more])
         return str(e.value)
 
-    assert "has a training with lr=0.0001" in said("lr=1e-3")
-    assert "holds other examples (examples:" in said("n=11", f"examples={out / 'examples'}", folder=tmp_path / "other")
-    assert "data=prompts has none" in said("source=pairs", folder=tmp_path / "other")
-    assert "batch=20 is more than the 9 examples" in said("batch=20", folder=tmp_path / "third")
+    assert "has a training with lr=0.0001" in reported("lr=1e-3")
+    assert "holds other examples (examples:" in reported(
+        "n=11", f"examples={out / 'examples'}", folder=tmp_path / "other"
+    )
+    assert "data=prompts has none" in reported("source=pairs", folder=tmp_path / "other")
+    assert "batch=20 is more than the 9 examples" in reported("batch=20", folder=tmp_path / "third")
     with pytest.raises(UsageError, match="a draft model learns from prompts"):
         recipes.plan(["drafter=draft_model", "features=stored"])
     (tmp_path / "empty").mkdir()
-    assert f"{tmp_path / 'empty'} holds no" in said(
+    assert f"{tmp_path / 'empty'} holds no" in reported(
         "source=pairs", f"images={tmp_path / 'empty'}", folder=tmp_path / "other"
     )
     shard = out / "examples" / "examples-00000.safetensors"
@@ -310,7 +312,7 @@ def test_mistakes_cost_one_sentence(tmp_path):
     train(*words, out=out)
     same(before, load_file(shard))
     (out / "state" / "plan.json").write_text("{")
-    assert "is damaged" in said()
+    assert "is damaged" in reported()
     theirs = {"drafter": "eagle", "window": 3, "drafter_weights": str(out)}
     with pytest.raises(UsageError, match="was trained for another target"):
         Pipeline.load(recipes.plan(["drafter=eagle"]).cfg | theirs)
