@@ -75,6 +75,12 @@ def values(arguments: Iterable[str], known: Collection[str], kind: str = "argume
     return given
 
 
+def split_own(arguments: Sequence[str], known: Collection[str], prefix: str) -> tuple[dict[str, str], list[str]]:
+    """A command's own arguments by name, those of `known` and all that start with `prefix`; and the rest."""
+    own = [a for a in arguments if a.partition("=")[0] in known or a.startswith(prefix)]
+    return values(own, known, "parameter"), [a for a in arguments if a not in own]
+
+
 def integer(name: str, text: str, least: int, most: int = 2**53) -> int:
     """The integer in `text`, such as 100, 1_000 or 1e6. UsageError where it is not an integer, below `least` or above
     `most`."""

@@ -32,7 +32,7 @@ from specbench.decoding.trees import parse
 from specbench.engine import invariance, ops
 
 KEYS = [(7, i) for i in range(5)]
-FULL_SIZE = [(1280, 3456), (192, 2048)]  # LlamaGen-XL's widest product, and one of few outputs
+FULL_SIZE = [(1280, 3456), (192, 2048), (96, 4096)]  # LlamaGen-XL's widest product, and some of few outputs
 PARTS = ("scenes_target", "scenes_eagle", "scenes_mar")
 
 

@@ -43,3 +43,12 @@ def run_copy(folder: Path, lines: Sequence[Sequence[str]]) -> str:
 def row_of(folder: str | Path) -> dict[str, Any]:
     [row] = read_rows(Path(folder) / "row.csv")
     return row
+
+
+def refused(call: Call, *arguments: str) -> str:
+    """What a command line that ends with exit code 2 prints: nothing but an error of one line, after its progress."""
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, ""), err
+    assert err.splitlines()[-1].startswith("specbench: "), err
+    assert "Traceback" not in err
+    return err

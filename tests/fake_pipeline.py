@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ SIDE = 8
 
 
 def trace(steps: list[int], indices: list[int], empty: bool) -> Trace:
-    """Steps that accept as evenly as they can, the longer ones first; a draft is five deep. The laws' figures depend on
-    the image's index, and on the step or the place."""
+    """Steps that accept as evenly as they can, the longer ones first; a draft is five deep. The statistics of
+    distributions depend on the index of the image, and on the step or the position."""
     accepted, offered = (torch.zeros(len(steps), TOKENS, dtype=torch.int64) for _ in range(2))
     for b, n in enumerate(steps):
         count = 0
@@ -34,15 +34,15 @@ def trace(steps: list[int], indices: list[int], empty: bool) -> Trace:
             accepted[b, s] = (TOKENS - n) // n + (s < (TOKENS - n) % n)
             offered[b, s] = 0 if empty else min(5, TOKENS - count)
             count += int(accepted[b, s]) + 1
-    drafts, place, index = offered > 0, torch.arange(TOKENS), torch.tensor(indices)[:, None]
+    drafts, position, index = offered > 0, torch.arange(TOKENS), torch.tensor(indices)[:, None]
     return Trace(
         accepted=accepted,
         offered=offered,
         first=0.5 * drafts,
         tv=(0.25 + 0.125 * (index % 2)) * drafts,
-        top1=drafts & (place % 2 == 0),
+        top1=drafts & (position % 2 == 0),
         top3=drafts,
-        log_prob=-1.0 - (index % 4) - 0.5 * (place % 2),
+        log_prob=-1.0 - (index % 4) - 0.5 * (position % 2),
     )
 
 
@@ -85,12 +85,40 @@ class FakePipeline:
         return np.repeat(grid.repeat(2, 1).repeat(2, 2)[..., None], 3, axis=3)
 
     def vanilla(self) -> FakePipeline:
-        twin = FakePipeline(self.cfg, self.delay, empty=True)
+        twin = type(self)(self.cfg, self.delay, empty=True)
         twin.decoded = self.decoded
         return twin
 
     def synchronize(self) -> None:
         pass
+
+
+def at(index: int, what: Callable[[], None], empty: bool = False) -> type[FakePipeline]:
+    """A pipeline to which something happens while it decodes an image of the method, or of the baseline."""
+
+    class Disturbed(FakePipeline):
+        def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
+            if self.empty == empty and index in [i for _, i in keys]:
+                what()
+            return super().decode(conditioning, keys)
+
+    return Disturbed
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def hungry(most: int, never: tuple[int, ...] = ()) -> type[FakePipeline]:
+    """A pipeline on a device that holds `most` images, and some images never."""
+
+    class Hungry(FakePipeline):
+        def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
+            if len(keys) > most or any(i in never for _, i in keys):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+            return super().decode(conditioning, keys)
+
+    return Hungry
 
 
 class Mortal(FakePipeline):
@@ -101,10 +129,6 @@ class Mortal(FakePipeline):
             self.log.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().decode(conditioning, keys)
-
-
-def mortal(cfg: Mapping[str, Any], flag: Path) -> Mortal:
-    return Mortal(cfg, 0.02, flag)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Steps without a host that looks at their numbers, shown without a device that would be held up by it."""
+"""Checks on a CPU that a step needs no value of a tensor on the host."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from specbench.engine.fixed import tensors
 
 @contextmanager
 def numbers_unknown(*roots: Any) -> Iterator[None]:
-    """Within, the tensors that hang on some objects of the project have shapes, but no numbers: to ask for one, or for
-    something whose shape depends on one, raises (DataDependentOutputException, DynamicOutputShapeException)."""
+    """In the block, the tensors of some objects have shapes, but no values: reading a value, or a shape that depends
+    on one, raises DataDependentOutputException or DynamicOutputShapeException."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    places = [found for root in roots for found in tensors(root)[0].values()]
-    for place, tensor in places:
-        place.put(mode.from_tensor(tensor))
+    slots = [found for root in roots for found in tensors(root)[0].values()]
+    for slot, tensor in slots:
+        slot.put(mode.from_tensor(tensor))
     try:
         with mode:
             yield
     finally:
-        for place, tensor in places:
-            place.put(tensor)
+        for slot, tensor in slots:
+            slot.put(tensor)

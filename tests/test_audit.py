@@ -581,52 +581,34 @@ def test_help(call: Call) -> None:
         (["audit.sample=5"], "unknown parameter 'audit.sample' (choose from: audit.model, audit.samples,"),
         (["audit.samples=999"], "audit.samples must be an integer from 1000 to 10000000 (got 999)"),
         (["audit.samples=many"], "audit.samples must be an integer from 1000 to 10000000 (got many)"),
-        (["audit.samples=nan"], "audit.samples must be"),
-        (["audit.samples=inf"], "audit.samples must be"),
-        (["audit.samples=1000.5"], "audit.samples must be"),
-        (["audit.samples="], "'audit.samples=' lacks its value"),
         (["audit.samples=1000", "audit.samples=2000"], "'audit.samples' is given 2 times"),
         (["audit.seed=-1"], "audit.seed must be an integer of at least 0"),
         (["audit.model=v9"], "unknown audit.model 'v9' (choose from: v2t10, v3t5, v4t8, v8t4)"),
         (["audit.model=v3t5", "audit.tables=a.npz"], "name two different things"),
         (["method=cspd", "audit.model=v9"], "unknown audit.model 'v9' (choose from: d1t4, d1t5, d2t3, d2t4)"),
         (["--all", "audit.model=v9"], "(choose from: d1t4, d1t5, d2t3, d2t4, v2t10, v3t5, v4t8, v8t4)"),
-        (["method=sjd", "audit.model=d1t4"], "d1t4 is a model of continuous"),
         (["method=sjd", "audit.model=d1t4"], "use audit.model=v2t10, v3t5, v4t8, v8t4"),
-        (["method=cspd", "audit.model=v3t5"], "v3t5 is a model of discrete"),
         (["method=cspd", "audit.model=v3t5"], "use audit.model=d1t4, d1t5, d2t3, d2t4"),
         (["method=cspd", "rule=exact"], "drafter cspd and rule exact do not go together"),
         (["method=sjd", "rule=density"], "drafter sjd and rule density do not go together"),
         (["method=cspd", "window=3"], "method 'cspd' (drafter cspd, rule density) has no parameter 'window'"),
         (["method=cspd", "temperature=0"], "temperature=0 leaves no densities to compare"),
         (["method=cspd", "criterion=path", "final_noise=false"], "use final_noise=true"),
-        (["method=cspd", "gamma=0"], "gamma must be an integer of at least 1"),
-        (["method=cspd", "criterion=sigma"], "criterion must be one of exact, paper, path"),
         (["method=cspd", "diffusion_steps=5"], "'diffusion_steps' belongs to specbench run"),
-        (["method=cspd", "cfg_scale=3"], "the models of an audit have no guidance"),
         (["method=sjd", "final_noise=true"], "method 'sjd' (drafter sjd, rule exact) has no parameter 'final_noise'"),
         (["--all", "audit.model=d1t4", "window=3"], "has no parameter 'window'"),
         (["--all", "audit.model=d1t4", "drafter=sjd"], "drafter sjd and rule density do not go together"),
         (["audit.tables=a.npz"], "audit.tables: there is no file 'a.npz'"),
         (["n=4"], "'n' belongs to specbench run, an audit has no such parameter; give audit.samples"),
-        (["seed=4"], "'seed' belongs to specbench run, an audit has no such parameter; give audit.seed"),
-        (["batch=4"], "'batch' belongs to specbench run"),
         (["+data=scenes"], "'data' belongs to specbench run"),
-        (["experiment=coolsd_delta"], "'experiment' belongs to specbench run"),
         (["hydra.run.dir=x"], "'hydra.run.dir' belongs to specbench run"),
         (["cfg_scale=3"], "the models of an audit have no guidance"),
         (["delta=1,2"], "'delta' names several values; an audit takes one at a time"),
-        (["delta=["], "cannot read 'delta=['"),
-        (["typo=1"], "unknown parameter 'typo'"),
         (["method=nope"], "unknown method 'nope' (choose from: cool_sd,"),
         (["method=sd", "delta=2"], "method 'sd' (drafter draft_model, rule exact) has no parameter 'delta'"),
-        (["method=sd", "window=0"], "window must be an integer of at least 1"),
         (["method=sjd_pac", "window=3"], "does not fit window=3"),
-        (["method=eagle1", "window=3", "tree=[[0]]"], "has no parameter 'tree'"),
         (["--all", "method=sd"], "--all and method= contradict each other"),
-        (["--fast"], "unrecognized arguments: --fast (see specbench audit --help)"),
         (["out=/dev/null/a.csv"], "cannot write /dev/null/a.csv (Not a directory); choose another out=FILE.csv"),
-        (["out=."], "cannot write . (it is a folder)"),
     ],
 )
 def test_a_mistake_costs_one_sentence(words: list[str], sentence: str, call: Call, tmp_path: Path) -> None:
@@ -665,15 +647,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "not a distribution": (changed("q1", TWO * [[1], [1.01], [1]]), "row 1 of q1 of bad.npz sums to 1.01, not 1"),
     "NaN": (changed("q1", TWO * np.nan), "q1 of bad.npz holds NaN or infinite values"),
     "text": (changed("q1", np.full((3, 3), "a")), "q1 of bad.npz is not an array of numbers"),
-    "objects": (
-        changed("q1", np.full((3, 3), {}, dtype=object)),
-        "q1 of bad.npz is damaged or not an array of numbers",
-    ),
+    "objects": (changed("q1", np.full((3, 3), {}, dtype=object)), "q1 of bad.npz is damaged or not an array"),
     "a codebook of another V": (changed("codebook", np.ones((4, 2))), "codebook of bad.npz must be of shape (3, d)"),
-    "too many": (
-        {"p0": np.full((1, 3000), 1 / 3000), "p1": TWO, "q0": TWO},
-        "V=3000 and T=2 make more sequences than an audit can count",
-    ),
+    "too many": ({"p0": np.full((1, 3000), 1 / 3000), "p1": TWO, "q0": TWO}, "V=3000 and T=2 make more sequences"),
 }
 
 
@@ -700,19 +676,18 @@ def test_a_file_that_is_no_npz(call: Call, tmp_path: Path) -> None:
     assert "half.npz" in err
 
 
-def test_tables_are_no_model_of_vectors(call: Call, tmp_path: Path) -> None:
-    np.savez(tmp_path / "mine.npz", **arrays())
-    code, _, err = call("method=cspd", "audit.tables=mine.npz")
-    assert code == 2
-    assert "mine.npz is a model of discrete" in err
-    assert "use audit.model=d1t4, d1t5" in err
-
-
-def test_a_rule_that_needs_a_codebook_says_so(call: Call, tmp_path: Path) -> None:
+def test_tables_that_a_method_cannot_use(call: Call, tmp_path: Path) -> None:
     np.savez(tmp_path / "bare.npz", **without("codebook"))
-    code, _, err = call("method=lantern", "audit.tables=bare.npz")
-    assert code == 2
-    assert "rule lantern needs the nearness of codes: bare.npz lacks the array codebook, (V, d)" in err
+    for method, sentence in (
+        (
+            "cspd",
+            "bare.npz is a model of discrete tokens, and the method is for continuous",
+        ),
+        ("lantern", "rule lantern needs the nearness of codes: bare.npz lacks the array codebook, (V, d)"),
+    ):
+        code, _, err = call(f"method={method}", "audit.tables=bare.npz")
+        assert code == 2
+        assert sentence in err
 
 
 def test_the_tests_configurations_are_what_would_be_composed() -> None:

@@ -25,7 +25,7 @@ from specbench.config import configuration
 from specbench.decoding.drafters.build import Eagle, Window
 from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import DecoderConfig, Decoding
+from specbench.decoding.loop import DecoderConfig, Decoding, finished
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling
@@ -33,7 +33,7 @@ from specbench.decoding.trees import chain_paths, parse
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine import clock as clocks
 from specbench.engine.clock import Clock, Passes
-from specbench.engine.graph import Graphs
+from specbench.engine.graph import Eager, Graphs
 from specbench.harness import pipeline
 
 Call = Callable[..., tuple[int, str, str]]
@@ -69,7 +69,7 @@ DRAFTERS = {
 }
 
 
-def begun(name: str, rows: int, length: float | None, clock: Clock | None = None) -> Decoding:
+def started(name: str, rows: int, length: float | None, clock: Clock | None = None) -> Decoding:
     target = tiny.llamagen(side=8)
     override = None if length is None else ForcedLength(length)
     drafter = DRAFTERS[name](target) if name != "none" else NoDraft()
@@ -82,7 +82,7 @@ def begun(name: str, rows: int, length: float | None, clock: Clock | None = None
 @pytest.mark.parametrize("name", DRAFTERS)
 @torch.inference_mode()
 def test_a_forced_length_is_reached_with_tokens_of_the_draft(name: str) -> None:
-    decoding = begun(name, 3, 2.73)
+    decoding = started(name, 3, 2.73)
     while int(decoding.count.min()) < decoding.total:
         decoding.step()
     accepted = decoding.recorder.trace().accepted
@@ -97,18 +97,18 @@ def test_a_forced_length_is_reached_with_tokens_of_the_draft(name: str) -> None:
 @torch.inference_mode()
 def test_what_is_forced_is_a_path_of_the_draft(name: str) -> None:
     """From the root down, each node the child of the one before, and its tokens."""
-    decoding, forced, told = begun(name, 3, None), ForcedLength(2.6), []
+    decoding, forced, shown = started(name, 3, None), ForcedLength(2.6), []
 
     def override(verdict: Verdict, draft: Draft, step: Tensor) -> Verdict:
-        told.append((forced(verdict, draft, step), draft, verdict))
-        return told[-1][0]
+        shown.append((forced(verdict, draft, step), draft, verdict))
+        return shown[-1][0]
 
     decoding.config = replace(decoding.config, override=override)
     seen = 0
     for _ in range(7):
         before = decoding.count
         decoding.step()
-        verdict, draft, ruled = told[-1]
+        verdict, draft, ruled = shown[-1]
         for b, length in enumerate(verdict.length.tolist()):
             here, parents = 0, draft.tree.parent.expand(3, -1)[b]
             for d, node in enumerate(verdict.path[b, :length].tolist()):
@@ -126,9 +126,9 @@ def test_what_is_forced_is_a_path_of_the_draft(name: str) -> None:
 @torch.inference_mode()
 def test_a_clock_changes_no_token_and_every_part_is_timed() -> None:
     clock = Clock(torch.device("cpu"))
-    with_clock, without = begun("tree", 2, None, clock), begun("tree", 2, None)
+    with_clock, without = started("tree", 2, None, clock), started("tree", 2, None)
     for decoding in (with_clock, without):
-        decoding.finish(decoding.step)
+        finished(lambda one=decoding: one, decoding.rng, Eager())
     assert torch.equal(with_clock.history, without.history)
     steps = clock.seconds()
     assert len(steps) >= int(with_clock.steps.max())
@@ -164,37 +164,37 @@ def test_a_row_is_printed_and_kept(call: Call, tmp_path: Path) -> None:
     words = ("method=eagle_chain", "window=3", "batch=2", "forced_accept=2", "bench.nodes=4,1", "bench.context=20")
     code, out, err = call("bench", *SMALL, *words, "out=mine.csv")
     assert (code, err) == (0, "")
-    told = json.loads(out.splitlines()[-1])
-    assert list(told) == list(COLUMNS)
+    shown = json.loads(out.splitlines()[-1])
+    assert list(shown) == list(COLUMNS)
     [row] = rows_of(tmp_path / "mine.csv")
-    assert {k: v for k, v in row.items() if v} == {k: str(v) for k, v in told.items() if v not in (None, "")}
-    parts = [told[f"{part}_ms"] for part in ("draft", "forward", "verify", "commit", "rest")]
+    assert {k: v for k, v in row.items() if v} == {k: str(v) for k, v in shown.items() if v not in (None, "")}
+    parts = [shown[f"{part}_ms"] for part in ("draft", "forward", "verify", "commit", "rest")]
     assert min(parts) > 0
-    assert told["step_ms"] == pytest.approx(sum(parts), rel=1e-4)
-    assert told["passes_share"] > 0  # of two measurements, so that a busy machine may give any ratio
-    assert told["overhead"] == pytest.approx((told["step_ms"] - told["forward_ms"]) / told["forward_ms"], rel=1e-3)
-    assert (told["rows"], told["nodes"], told["context"]) == (4, 4, 20)
-    read = told["weights_gb"] + told["cache_gb"]
-    assert told["forward_floor_ms"] == pytest.approx(1e3 * read / told["bandwidth_gb_s"], rel=1e-4)
-    assert told["bandwidth_share"] == pytest.approx(told["forward_floor_ms"] / told["forward_ms"], rel=1e-4)
-    assert list(json.loads(told["by_nodes"])) == ["1", "4"]
-    assert json.loads(told["node_cost"])["1"] == 1
-    assert told["accepted_length"] == pytest.approx(16 / 9, rel=1e-5)  # two a step, but the first has no draft
-    assert told["speedup"] == pytest.approx(told["vanilla_latency_s"] / told["latency_s"], rel=1e-4)
-    assert told["tokens_per_s"] == pytest.approx(2 * told["tokens"] / told["latency_s"], rel=1e-4)
+    assert shown["step_ms"] == pytest.approx(sum(parts), rel=1e-4)
+    assert shown["passes_share"] > 0  # of two measurements, so that a busy machine may give any ratio
+    assert shown["overhead"] == pytest.approx((shown["step_ms"] - shown["forward_ms"]) / shown["forward_ms"], rel=1e-3)
+    assert (shown["rows"], shown["nodes"], shown["context"]) == (4, 4, 20)
+    read = shown["weights_gb"] + shown["cache_gb"]
+    assert shown["forward_floor_ms"] == pytest.approx(1e3 * read / shown["bandwidth_gb_s"], rel=1e-4)
+    assert shown["bandwidth_share"] == pytest.approx(shown["forward_floor_ms"] / shown["forward_ms"], rel=1e-4)
+    assert list(json.loads(shown["by_nodes"])) == ["1", "4"]
+    assert json.loads(shown["node_cost"])["1"] == 1
+    assert shown["accepted_length"] == pytest.approx(16 / 9, rel=1e-5)  # two a step, but the first has no draft
+    assert shown["speedup"] == pytest.approx(shown["vanilla_latency_s"] / shown["latency_s"], rel=1e-4)
+    assert shown["tokens_per_s"] == pytest.approx(2 * shown["tokens"] / shown["latency_s"], rel=1e-4)
     for kind in ("svg", "png"):
         assert (tmp_path / f"mine_roofline.{kind}").stat().st_size > 1000
 
 
 def test_recorded_steps_are_timed_as_a_whole(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU the recorder does the steps one by one: what is checked is that they are done in place, and told."""
+    """On the CPU the recorder runs the steps one by one: checks that they run in place and are reported."""
     monkeypatch.setattr(pipeline, "engine_of", lambda cfg, device: Graphs(at_once))
     code, out, err = call("bench", *SMALL, "method=sjd", "window=3", "bench.nodes=1")
     assert (code, err) == (0, "")
-    told = json.loads(out.splitlines()[-1])
-    assert told["recorded_step_ms"] > 0
-    assert told["vanilla_recorded_step_ms"] > 0
-    assert told["tokens"] == 16
+    shown = json.loads(out.splitlines()[-1])
+    assert shown["recorded_step_ms"] > 0
+    assert shown["vanilla_recorded_step_ms"] > 0
+    assert shown["tokens"] == 16
     assert "recorded step" in out
 
 
@@ -215,10 +215,10 @@ def test_vectors_are_timed_with_their_diffusion_steps(call: Call) -> None:
     words = ("model=mar_b", "reduced=true", "weights=random", "device=cpu", "dtype=float32", "method=cspd", "gamma=2")
     code, out, err = call("bench", *words, "diffusion_steps=3", "cfg_scale=2")
     assert (code, err) == (0, "")
-    told = json.loads(out.splitlines()[-1])
-    assert min(told[f"{part}_ms"] for part in ("draft", "forward", "verify", "diffusion_step")) > 0
-    assert (told["nodes"], told["rows"], told["accepted_length"]) == (3, 2, told["tokens"] / told["steps"])
-    assert told["by_nodes"] is told["context"] is None
+    shown = json.loads(out.splitlines()[-1])
+    assert min(shown[f"{part}_ms"] for part in ("draft", "forward", "verify", "diffusion_step")) > 0
+    assert (shown["nodes"], shown["rows"], shown["accepted_length"]) == (3, 2, shown["tokens"] / shown["steps"])
+    assert shown["by_nodes"] is shown["context"] is None
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_bad_words_cost_one_sentence(call: Call, tmp_path: Path, words: tuple[st
 
 
 def test_the_benchmarks_of_a_gpu_are_commands_that_there_are(tmp_path: Path) -> None:
-    """scripts/bench_gpu.sh, with a command in the place of specbench that only notes its words."""
+    """scripts/bench_gpu.sh, with a command instead of specbench that only notes its arguments."""
     noted = tmp_path / "noted"
     command = tmp_path / "specbench"
     command.write_text(f'#!/bin/sh\necho "$@" >> {noted}\n')

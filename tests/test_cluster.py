@@ -11,10 +11,12 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_pipeline import FakePipeline, mortal
+from commands import ROOT, Call
+from fake_pipeline import FakePipeline, Mortal, hungry
 
 from specbench import data
 from specbench.config import configuration
@@ -23,7 +25,6 @@ from specbench.harness import cluster, run
 from specbench.harness.worker import Died, Event, Failure, Image, Joined, Shrunk, never
 from specbench.rows.journal import read_records
 
-Call = Callable[..., tuple[int, str, str]]
 WORDS = ["metrics=none", "n=6", "warmup=0"]
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
@@ -42,9 +43,9 @@ def test_two_workers_make_the_images_of_one_process_though_one_is_killed(
     tmp_path: Path, short_path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", short_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(run.__file__).parents[1]), str(Path(__file__).parent)]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
     alone = run.execute(configuration.compose(WORDS), tmp_path / "alone", loader=FakePipeline)
-    loader = functools.partial(mortal, flag=tmp_path / "flag")
+    loader = functools.partial(Mortal, delay=0.02, log=tmp_path / "flag")
     try:
         row = run.execute(configuration.compose([*WORDS, "workers=2"]), tmp_path / "many", loader=loader)
     except RunError as e:
@@ -100,7 +101,7 @@ class FakeRay:
         self.resources = resources
         self.deadly: dict[int, int] = {}
         self.stillborn = 0
-        self.tasks: list[tuple[int, Sequence[data.Item]]] = []  # (worker, items) of every task that was begun
+        self.tasks: list[tuple[int, Sequence[data.Item]]] = []  # (worker, items) of every task that was started
         self.workers = 0
         self.options: dict[str, Any] = {}
         self.ended = False
@@ -112,45 +113,34 @@ class FakeRay:
         self.ended = True
 
     def remote(self, actor: Any) -> Any:
-        ray = self
-
-        class Method:
-            def __init__(self, hand: Any, name: str, number: int) -> None:
-                self.hand, self.name, self.number = hand, name, number
-
-            def remote(self, *words: Any) -> Any:
-                return functools.partial(self.go, *words)
-
-            def go(self, *words: Any) -> list[Event]:
-                if self.name == "load" and ray.stillborn:
-                    ray.stillborn -= 1
-                    raise ray.exceptions.RayActorError("a page\nout of luck\n")
-                if self.name == "decode":
-                    ray.tasks.append((self.number, words[0]))
-                    for item in words[0]:
-                        if ray.deadly.get(item.index, 0):
-                            ray.deadly[item.index] -= 1
-                            raise ray.exceptions.RayActorError("a page\nout of luck\n")
+        def method(worker: Any, name: str, number: int) -> Any:
+            def go(*given: Any) -> Any:
+                if name == "load" and self.stillborn:
+                    self.stillborn -= 1
+                    raise self.exceptions.RayActorError("a page\nout of luck\n")
+                if name == "decode":
+                    self.tasks.append((number, given[0]))
+                    for item in given[0]:
+                        if self.deadly.get(item.index, 0):
+                            self.deadly[item.index] -= 1
+                            raise self.exceptions.RayActorError("a page\nout of luck\n")
                 try:
-                    found: list[Event] = getattr(self.hand, self.name)(*words)
+                    return getattr(worker, name)(*given)
                 except Exception as e:
-                    raise ray.exceptions.RayTaskError(e) from None
-                return found
+                    raise self.exceptions.RayTaskError(e) from None
 
-        class Remote:
-            def __init__(self, hand: Any) -> None:
-                ray.workers += 1
-                self.load, self.decode = (Method(hand, name, ray.workers) for name in ("load", "decode"))
+            return SimpleNamespace(worker=worker, remote=lambda *given: functools.partial(go, *given))
 
-        class Factory:
-            def options(self, **options: Any) -> Any:
-                ray.options = options
-                return self
+        def create(*given: Any) -> Any:
+            self.workers += 1
+            worker = actor(*given)
+            return SimpleNamespace(**{name: method(worker, name, self.workers) for name in ("load", "decode")})
 
-            def remote(self, *words: Any) -> Remote:
-                return Remote(actor(*words))
+        def with_options(**options: Any) -> Any:
+            self.options = options
+            return SimpleNamespace(remote=create)
 
-        return Factory()
+        return SimpleNamespace(options=with_options)
 
     def wait(self, references: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
         return references[:1], references[1:]
@@ -235,13 +225,7 @@ def test_a_workers_mistake_is_told_as_its_own(ray: FakeRay) -> None:
 
 
 def test_too_little_memory_is_told_from_a_worker_too(ray: FakeRay) -> None:
-    class Hungry(FakePipeline):
-        def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
-            if len(keys) > 1:
-                raise MemoryError
-            return super().decode(conditioning, keys)
-
-    events = decode("workers=2", "batch=3", loader=Hungry)
+    events = decode("workers=2", "batch=3", loader=hungry(1))
     assert sorted(indices(events)) == list(range(6))
     assert Shrunk(1) in events
 
@@ -277,35 +261,34 @@ def test_one_worker_a_device(
     with cluster.Workers(cfg, FakePipeline) as workers:
         assert workers._cfg["device"] == device
         assert ray.options["num_gpus"] == int(device == "cuda")
-        assert workers._new().load.hand._given[3] is (device == "cpu")  # on a GPU of its own a latency can be measured
+        assert workers._new().load.worker._given[3] is (
+            device == "cpu"
+        )  # on a GPU of its own a latency can be measured
 
 
 @needs_ray
-@pytest.mark.parametrize("failures", [1, 2])
-def test_ray_has_a_second_chance(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("failures", "address", "error", "sentence"),
+    [
+        (1, None, UsageError, None),  # it has a second chance
+        (2, None, RunError, "Ray did not start: timed out during startup"),
+        (1, "10.0.0.1:6379", UsageError, "cannot connect to ray_address=10.0.0.1:6379: timed out during startup"),
+    ],
+)
+def test_ray_that_does_not_start(
+    failures: int, address: str | None, error: type[Exception], sentence: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ray
 
     def start(*_: Any, **__: Any) -> None:
         tried.append(1)
         if len(tried) <= failures:
-            raise RuntimeError("timed out\nduring startup")
+            raise (ConnectionError if address else RuntimeError)("timed out\nduring startup")
 
     tried: list[int] = []
     monkeypatch.setattr(ray, "init", start)
-    if failures == 1:
-        assert cluster._connected(2, None) is ray
+    if sentence is None:
+        assert cluster._connected(2, address) is ray
         return
-    with pytest.raises(RunError, match="Ray did not start: timed out during startup"):
-        cluster._connected(2, None)
-
-
-@needs_ray
-def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
-    def refuse(**_: Any) -> None:
-        raise ConnectionError("ray.init() failed\nfor reasons")
-
-    monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(UsageError, match="cannot connect to ray_address=10.0.0.1:6379: ray.init.. failed for reasons"):
-        cluster._connected(2, "10.0.0.1:6379")
+    with pytest.raises(error, match=sentence):
+        cluster._connected(2, address)

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from specbench.config import configuration
 from specbench.errors import UsageError
 from specbench.metrics import frechet
 from specbench.metrics.outputs import image_key
-from specbench.rows.journal import Record
+from specbench.rows.journal import Record, _check, _to_line
 
 N = 40
 SESSION = {"weights": "embedded:1+2", "device": "cpu", "device_name": "A", "torch": "2", "commit": "c" * 40}
@@ -64,7 +64,7 @@ class Folders:
         (folder / "run.json").write_text(json.dumps({"run_id": f"run-{name}", "sessions": {"s": session}}))
         for file, some in (("records.jsonl", images), ("baseline.jsonl", baseline)):
             if some is not None:
-                (folder / file).write_text("".join(json.dumps(asdict(r)) + "\n" for r in some))
+                (folder / file).write_bytes(b"".join(map(_to_line, some)))
         return str(folder)
 
 
@@ -634,8 +634,9 @@ def test_a_damaged_record_is_named(
     a, b = folders.make("a", good), folders.make("b", good)
     path = Path(b) / "records.jsonl"
     lines = path.read_text().splitlines()
-    first = {k: v for k, v in json.loads(lines[0]).items() if k != "check"}  # as records of older versions
-    path.write_text("\n".join([json.dumps(first | change), *lines[1:], ""]))
+    first = {k: v for k, v in json.loads(lines[0]).items() if k != "check"} | change
+    check = _check(json.dumps(first, ensure_ascii=False))
+    path.write_text("\n".join([json.dumps(first | {"check": check}), *lines[1:], ""]))
     with pytest.raises(UsageError, match=sentence):
         between(a, b)
     assert cli.main(["compare", a, b]) == 2

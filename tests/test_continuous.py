@@ -83,6 +83,10 @@ def everything(out: Decoded) -> dict[str, Any]:
     return {name: x for name, x in found.items() if name not in ("seconds", "draft_s", "trace")}
 
 
+def of_pair(pair: Any, rule: ContinuousRule, streams: RandomStreams, **options: Any) -> Decoded:
+    return decode(pair.target, pair.drafter, rule, None, streams, **options)
+
+
 RULES = {
     "exact": ContinuousRule(gamma=3),
     "not aligned": ContinuousRule(gamma=3, align=False),
@@ -287,17 +291,10 @@ def simulate(target: Chain, drafter: Chain, rule: ContinuousRule, n: int) -> np.
     return accepted
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        ContinuousRule(gamma=3),
-        ContinuousRule(gamma=7, temperature=0.8),
-        ContinuousRule(gamma=3, align=False),
-        ContinuousRule(gamma=3, criterion="path"),
-        ContinuousRule(gamma=3, criterion="paper"),
-        ContinuousRule(gamma=3, verify="parallel"),
-    ],
-)
+LENGTHS = ("exact", "not aligned", "path", "paper", "parallel")
+
+
+@pytest.mark.parametrize("rule", [*(RULES[name] for name in LENGTHS), ContinuousRule(gamma=7, temperature=0.8)])
 def test_the_first_drafts_length_against_a_simulation(rule: ContinuousRule) -> None:
     """The share of every length, from 15,000 images and as many simulated drafts: within 4.5 standard errors of their
     difference, which fails by chance once in 150,000 lengths."""
@@ -350,18 +347,11 @@ def plain(
 
 
 @pytest.mark.parametrize("tokens_per_pass", [(), (1, 3, 1), (5,)])
-@pytest.mark.parametrize(
-    "rule",
-    [
-        ContinuousRule(),
-        ContinuousRule(temperature=0.7),
-        ContinuousRule(final_noise=False),
-        ContinuousRule(temperature=0),
-    ],
-)
-def test_vanilla_is_a_plain_loop(rule: ContinuousRule, tokens_per_pass: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"final_noise": False}, {"temperature": 0}])
+def test_vanilla_is_a_plain_loop(options: dict[str, Any], tokens_per_pass: tuple[int, ...]) -> None:
     model, keys = built_in("d1t5").target, [(3, i) for i in range(7)]
-    out = decode(model, None, replace(rule, tokens_per_pass=tokens_per_pass), None, RandomStreams(keys))
+    rule = ContinuousRule(tokens_per_pass=tokens_per_pass, **options)
+    out = decode(model, None, rule, None, RandomStreams(keys))
     tokens, order = plain(model, rule, keys, tokens_per_pass or (1,) * model.length)
     torch.testing.assert_close(out.tokens, tokens, rtol=0, atol=1e-6)
     assert torch.equal(out.trace.order, order)
@@ -410,10 +400,10 @@ def test_an_image_does_not_depend_on_its_batch(name: str, prefill: float) -> Non
     rule = replace(RULES[name], prefill=prefill)
     keys = [(seed, i) for seed, i in itertools.product((0, 7), (5, 0, 3, 12, 4))]
     for pair in map(built_in, ("d1t5", "d2t4")):
-        full = everything(decode(pair.target, pair.drafter, rule, None, RandomStreams(keys)))
+        full = everything(of_pair(pair, rule, RandomStreams(keys)))
         for size in (1, 2, 5):
             parts = [
-                everything(decode(pair.target, pair.drafter, rule, None, RandomStreams(keys[begin : begin + size])))
+                everything(of_pair(pair, rule, RandomStreams(keys[begin : begin + size])))
                 for begin in range(0, len(keys), size)
             ]
             for what, wanted in full.items():
@@ -434,8 +424,8 @@ def test_recorded_trajectories_change_nothing(name: str) -> None:
 
     engine = Graphs(recorder)
     keys = [[(seed, i) for i in range(size)] for seed, size in ((0, 3), (1, 3), (2, 5))]
-    in_place = [decode(pair.target, pair.drafter, RULES[name], None, RandomStreams(k), engine=engine) for k in keys]
-    plain = [decode(pair.target, pair.drafter, RULES[name], None, RandomStreams(k)) for k in keys]
+    in_place = [of_pair(pair, RULES[name], RandomStreams(k), engine=engine) for k in keys]
+    plain = [of_pair(pair, RULES[name], RandomStreams(k)) for k in keys]
     for a, b in zip(map(everything, in_place), map(everything, plain), strict=True):
         assert all(all(map(_equal, a[what], b[what])) for what in a)
     assert len(recorded) > 1
@@ -451,10 +441,10 @@ def test_nothing_changes_where_the_host_does_not_ask(
     rule = replace(RULES[name], prefill=prefill)
     keys = [(seed, i) for seed, i in itertools.product((0, 7), (5, 0, 3, 12, 4))]
     for pair in map(built_in, ("d1t5", "d2t4")):
-        wanted = decode(pair.target, pair.drafter, rule, None, RandomStreams(keys))
+        wanted = of_pair(pair, rule, RandomStreams(keys))
         with monkeypatch.context() as patch:
             patch.setattr(loop, "compacts", lambda device: False)
-            found = decode(pair.target, pair.drafter, rule, None, RandomStreams(keys))
+            found = of_pair(pair, rule, RandomStreams(keys))
         for what, here in everything(found).items():
             assert all(map(_equal, here, everything(wanted)[what])), what
         assert name in ("parallel", "continue", "released") or len(set(wanted.steps.tolist())) > 1
@@ -472,9 +462,8 @@ def under_way(rule: ContinuousRule, rows: int, device: str = "cpu") -> Continuou
     """After a pass of each kind."""
     labels = torch.arange(rows, device=device) % 4
     keys = RandomStreams([(0, i) for i in range(rows)], device)
-    images = ContinuousDecoding(
-        reduced(device=device), reduced(device=device), replace(rule, prefill=0.1), labels, keys
-    )
+    target, drafter = reduced(device=device), reduced(device=device)
+    images = ContinuousDecoding(target, drafter, replace(rule, prefill=0.1), labels, keys)
     go_on(images)
     return images
 
@@ -530,11 +519,9 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     def rng(some: list[int]) -> RandomStreams:
         return RandomStreams([(0, i) for i in some])
 
-    start, parts = (
-        partial(ContinuousDecoding, pair.target, pair.drafter, rule),
-        [[*range(i, i + 4)] for i in range(0, 40, 4)],
-    )
-    alone = [decode(pair.target, pair.drafter, rule, None, rng(some)).steps for some in parts]
+    start = partial(ContinuousDecoding, pair.target, pair.drafter, rule)
+    parts = [[*range(i, i + 4)] for i in range(0, 40, 4)]
+    alone = [of_pair(pair, rule, rng(some)).steps for some in parts]
     in_batches = sum(int(steps.max()) for steps in alone)
     assert len(passes) == in_batches
     list(decode_stream(start, lambda some: None, rng, 40, 4))
@@ -543,18 +530,16 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_images_differ() -> None:
     pair = built_in("d1t4")
-    out = decode(
-        pair.target, pair.drafter, ContinuousRule(gamma=2), None, RandomStreams([(0, 0), (0, 1), (1, 0), (0, 0)])
-    )
+    out = of_pair(pair, ContinuousRule(gamma=2), RandomStreams([(0, 0), (0, 1), (1, 0), (0, 0)]))
     assert len(out.tokens.flatten(1).unique(dim=0)) == 3
     assert torch.equal(out.tokens[0], out.tokens[3])
 
 
 def test_many_copies_are_seen_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = built_in("d2t4")
-    outs = [everything(decode(pair.target, pair.drafter, RULES["exact"], None, rng(50)))]
+    outs = [everything(of_pair(pair, RULES["exact"], rng(50)))]
     monkeypatch.setattr(loop, "CHUNK", 17)
-    outs.append(everything(decode(pair.target, pair.drafter, RULES["exact"], None, rng(50))))
+    outs.append(everything(of_pair(pair, RULES["exact"], rng(50))))
     assert all(all(map(_equal, outs[0][what], outs[1][what])) for what in outs[0])
 
 
@@ -567,7 +552,7 @@ def test_many_copies_are_seen_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_token_is_accounted_for(name: str, gamma: int, prefill: float) -> None:
     pair = built_in("d1t5")
     length, rule = pair.length, replace(RULES[name], gamma=gamma, prefill=prefill, tries=6)
-    out = decode(pair.target, pair.drafter, rule, None, rng(60))
+    out = of_pair(pair, rule, rng(60))
     trace = out.trace
     before = math.ceil(prefill * length)
     for i in range(60):
@@ -631,7 +616,7 @@ def test_what_is_kept_of_a_draft_is_the_drafters(criterion: str) -> None:
     target = decode(pair.target, None, ContinuousRule(), None, rng(200))
     for on_reject in ("stop", "continue"):
         rule = ContinuousRule(gamma=5, criterion=criterion, on_reject=on_reject)
-        out = decode(pair.target, pair.drafter, rule, None, rng(200))
+        out = of_pair(pair, rule, rng(200))
         of_draft = torch.arange(5) < out.trace.accepted[:, :1] if on_reject == "stop" else out.trace.kept
         kept = torch.zeros_like(of_draft).scatter(1, out.trace.order, of_draft)  # by position
         torch.testing.assert_close(out.tokens[kept], own.tokens[kept], rtol=0, atol=1e-6)

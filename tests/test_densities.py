@@ -258,14 +258,8 @@ def test_a_row_of_vectors() -> None:
     assert list(row) == list(COLUMNS)
     of_tables = {"V", "tv", "tv_low", "tv_high", "tv_noise", "tv_bound", "tv_exact", "accepted_length_expected"}
     assert {name for name, value in row.items() if value is None} == of_tables
-    assert [row[name] for name in ("method", "model", "T", "dim", "samples", "seed")] == [
-        "cspd",
-        "d2t4",
-        4,
-        2,
-        3000,
-        5,
-    ]
+    own = ("method", "model", "T", "dim", "samples", "seed")
+    assert [row[name] for name in own] == ["cspd", "d2t4", 4, 2, 3000, 5]
     assert row["parameters"] == (
         "gamma=2 prefill=0.3 align=true criterion=exact verify=causal on_reject=stop inner_temperature=1.0 tries=100"
         " temperature=1.0 final_noise=true"

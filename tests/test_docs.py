@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import ROOT, copy_package, python, run_copy
 
 from specbench._version import __version__
 
-ROOT = Path(__file__).resolve().parents[1]
 INDEX = ROOT / "docs/index.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 GUIDE = (ROOT / "docs/contributing.md").read_text()
 SMALL = {
-    "run": ["n=2", "warmup=0", "baseline=false", "device=cpu"],
+    "run": ["n=2", "warmup=0", "baseline=false", "device=cpu", "metrics=none"],
     "audit": ["audit.samples=20000", "audit.model=v3t5"],
     "bench": ["device=cpu", "out=bench.csv"],
     "list": [],
 }
-#: Command lines, one after the other in one process.
-TOGETHER = "import json, sys; from specbench import cli; sys.exit(any([cli.main(w) for w in json.loads(sys.argv[1])]))"
 #: The guide's metric in a row's columns, in a table, in a comparison and in a report: title and better side.
 SHOWN = """
 from specbench.compare.comparison import _metric_statistic
@@ -92,9 +85,7 @@ def test_the_changelog_begins_with_this_version() -> None:
 
 def test_the_guide_works(tmp_path: Path) -> None:
     """Every file and command of the guide, in a copy of the package and in their order."""
-    for part in ("specbench", "conf"):
-        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("assets", "__pycache__"))
-    (tmp_path / "specbench/assets").symlink_to(ROOT / "specbench/assets")
+    copy_package(tmp_path)
     lines = []
     for language, block in re.findall(r"```(\w+)\n(.*?)```", GUIDE, re.DOTALL):
         if language == "sh":
@@ -105,24 +96,15 @@ def test_the_guide_works(tmp_path: Path) -> None:
         assert not path.exists()
         path.write_text(content)
     for i, arguments in enumerate(lines):
+        small = SMALL[arguments[0]] + {"audit": [f"out=audit{i}.csv"], "run": [f"out=run{i}"]}.get(arguments[0], [])
         given = {argument.split("=")[0] for argument in arguments}
-        arguments += [argument for argument in SMALL[arguments[0]] if argument.split("=")[0] not in given]
-        if arguments[0] == "audit":
-            arguments += [f"out=audit{i}.csv"]
-        if arguments[0] == "run":
-            arguments += [
-                f"out=run{i}",
-                *([] if any(w.startswith("metrics=") for w in arguments) else ["metrics=none"]),
-            ]
-    env = os.environ | {"PYTHONPATH": str(tmp_path)}
-    argv = [sys.executable, "-c", TOGETHER, json.dumps(lines)]
-    ran = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
+        arguments += [argument for argument in small if argument.split("=")[0] not in given]
+    printed = run_copy(tmp_path, lines)
     assert [arguments[0] for arguments in lines] == ["run", "audit", "run", "audit", "run", "bench", "run", "list"]
     for run, mark in ((0, "lazy"), (2, "sjd_uniform"), (4, "greys"), (6, "mean of the pixels")):
         assert mark in (tmp_path / f"run{run}/row.csv").read_text()
     for audit in (1, 3):
         assert "not lossless" in (tmp_path / f"audit{audit}.csv").read_text()
-    assert "brightness" in ran.stdout
-    shown = subprocess.run([sys.executable, "-c", SHOWN], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert "brightness" in printed
+    shown = python(SHOWN, cwd=tmp_path, package=tmp_path)
     assert shown.returncode == 0, shown.stderr

@@ -60,6 +60,14 @@ def conditioning(rows: int, seed: int) -> Any:
     return given
 
 
+def some_of(given: Any, seed: int) -> tuple[Callable[[list[int]], Any], Callable[[list[int]], RandomStreams]]:
+    """The conditioning and the random streams of some images, for `decode_stream`."""
+    return (
+        lambda some: Conditioning(given.features[some], given.valid[some]),
+        lambda some: RandomStreams([(seed, i) for i in some]),
+    )
+
+
 def same(a: Decoded[Any], b: Decoded[Any]) -> bool:
     pairs = zip([a.tokens, a.steps, a.drafted, a.accepted, *astuple(a.trace)],
                 [b.tokens, b.steps, b.drafted, b.accepted, *astuple(b.trace)], strict=True)  # fmt: skip
@@ -87,14 +95,7 @@ def test_steps_in_place_give_what_plain_steps_give(name: str) -> None:
 def test_rows_that_are_done_take_the_next_image(name: str, engine: Any) -> None:
     """Seven images through three rows: each is what it is alone."""
     target, sampling, count = tiny.llamagen(side=4), Sampling(cfg_scale=2.0), 7
-    given = conditioning(count, 5)
-
-    def encode(some: list[int]) -> Conditioning:
-        return Conditioning(given.features[some], given.valid[some])
-
-    def rng(some: list[int]) -> RandomStreams:
-        return RandomStreams([(9, i) for i in some])
-
+    encode, rng = some_of(conditioning(count, 5), 9)
     drafter, seen = DRAFTERS[name](target), []
     start = partial(Decoding, DecoderConfig(target, drafter, exact(), sampling))
     for which, out in decode_stream(start, encode, rng, count, 3, engine):
@@ -116,15 +117,8 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     target, done = tiny.llamagen(side=8), []
     plain = Decoding.step
     monkeypatch.setattr(Decoding, "step", lambda steps: (done.append(1), plain(steps))[1])
-    given = conditioning(24, 1)
+    encode, rng = some_of(conditioning(24, 1), 0)
     config = DecoderConfig(target, Window(12), exact(), Sampling(temperature=0.3))
-
-    def encode(some: list[int]) -> Conditioning:
-        return Conditioning(given.features[some], given.valid[some])
-
-    def rng(some: list[int]) -> RandomStreams:
-        return RandomStreams([(0, i) for i in some])
-
     lengths = []
     for start in range(0, 24, 4):
         some = list(range(start, start + 4))
@@ -139,7 +133,7 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_caches_go_when_nobody_needs_them(name: str) -> None:
     """Not when Python next looks for cycles: by then a few batches' caches have filled the memory."""
     target, sampling = tiny.llamagen(side=4), Sampling(cfg_scale=2.0)
-    given, config = conditioning(5, 5), DecoderConfig(target, DRAFTERS[name](target), exact(), sampling)
+    config = DecoderConfig(target, DRAFTERS[name](target), exact(), sampling)
 
     def alive() -> int:
         return sum(type(x) is Decoding for x in gc.get_objects())
@@ -148,13 +142,7 @@ def test_caches_go_when_nobody_needs_them(name: str) -> None:
     before = alive()
     gc.disable()
     try:
-        images = decode_stream(
-            partial(Decoding, config),
-            lambda some: Conditioning(given.features[some], given.valid[some]),
-            lambda some: RandomStreams([(0, i) for i in some]),
-            5,
-            2,
-        )
+        images = decode_stream(partial(Decoding, config), *some_of(conditioning(5, 5), 0), 5, 2)
         for _ in images:
             pass
         del images, _

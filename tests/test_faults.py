@@ -9,25 +9,23 @@ import resource
 import shutil
 import signal
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fake_pipeline import FakePipeline
+from commands import Call, refused, row_of
+from fake_pipeline import FakePipeline, at, hungry, interrupt
 from filelock import FileLock
 
 from specbench.config import configuration
 from specbench.errors import RunError, UsageError
 from specbench.harness import log, run, worker
 from specbench.harness.folder import stored
-from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import Journal, Record, read_records
 from specbench.storage.files import append_line, atomic_path, locked, write_atomically
 
-Call = Callable[..., tuple[int, str, str]]
 WORDS = ("metrics=none", "n=6", "warmup=0")
 
 
@@ -39,25 +37,6 @@ def execute(out: Path, *words: str, loader: Any = FakePipeline) -> dict[str, Any
 
 def images(out: Path, name: str = "records") -> dict[int, str]:
     return {r.index: r.sha256 for r in read_records(out / f"{name}.jsonl")}
-
-
-def at(index: int, what: Callable[[], None], empty: bool = False) -> type[FakePipeline]:
-    """A pipeline to which something happens while it decodes an image of the method, or of the baseline."""
-
-    class Disturbed(FakePipeline):
-        def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
-            if self.empty == empty and index in [i for _, i in keys]:
-                what()
-            return super().decode(conditioning, keys)
-
-        def vanilla(self) -> FakePipeline:
-            return type(self)(self.cfg, empty=True)
-
-    return Disturbed
-
-
-def interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.fixture
@@ -77,7 +56,7 @@ def test_ctrl_c_finishes_the_image_and_writes_a_row(
     with pytest.raises(run.Stopped, match=f"a row over the first {n} in its row.csv"):
         execute(out, loader=at(2, interrupt, empty))
     assert set(images(out)) == set(range(n))  # that of the moment included
-    [row] = read_rows(out / "row.csv")
+    row = row_of(out)
     assert (row["n"], row["speedup_step"]) == (n, None)
     assert row["note"].startswith(f"stopped after {n} of 6 images")
     alone = execute(tmp_path / "alone", f"n={n}", "baseline=false")
@@ -106,22 +85,36 @@ def test_the_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_ctrl_c_says_how_to_go_on_with_a_grid(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_load_pipeline", at(2, interrupt))
+    code, _, err = call("run", "-m", "delta=1,2", *WORDS)
+    assert (code, "Traceback" in err) == (130, False)
+    [folder] = tmp_path.glob("runs/*/*")
+    last = err.splitlines()[-1]
+    assert "3 of 6 images" in last
+    assert "a row over the first 3 in its row.csv" in last
+    again = f"run -m delta=1,2 {' '.join(WORDS)} out={folder.relative_to(tmp_path)}"
+    assert last.endswith(f"; to go on: specbench {again}")
+    assert [job.name for job in folder.iterdir()] == ["delta=1"]
+
+
 def test_a_row_over_more_images_is_not_replaced(tmp_path: Path) -> None:
     out = tmp_path / "run"
     row = execute(out, "baseline=false")
     with pytest.raises(run.Stopped, match="6 of 6 images and 3 of 6 baseline images done in [^,]*$"):
         execute(out, loader=at(2, interrupt, empty=True))
-    assert read_rows(out / "row.csv") == [row]
+    assert row_of(out) == row
 
 
 # --- the disk ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("call", range(0, 30, 3))
-def test_a_full_disk_costs_a_sentence_and_no_image(
-    call: int, calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_is_named_and_no_image_is_lost_or_repeated(
+    call: int, batch: int, calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, count, fsync = tmp_path / "run", iter(range(1000)), os.fsync
+    out, words, count, fsync = tmp_path / "run", f"batch={batch}", iter(range(1000)), os.fsync
 
     def full(descriptor: int) -> None:
         if next(count) >= call:
@@ -131,13 +124,14 @@ def test_a_full_disk_costs_a_sentence_and_no_image(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(RunError, match=f"cannot write into {out} any more .No space left on device.*resume {out}"):
-            execute(out)
+            execute(out, words)
     assert not list(out.rglob("*.tmp"))
     if (out / "records.jsonl").exists():
         assert (out / "records.jsonl").read_bytes().endswith(b"\n") or not images(out)
-    execute(out)
-    assert images(out) == images(calm)
-    assert images(out, "baseline") == images(calm, "baseline")
+    execute(out, words)
+    for name in ("records", "baseline"):
+        assert images(out, name) == images(calm, name)
+        assert (out / f"{name}.jsonl").read_bytes().count(b"\n") == 6
 
 
 def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(tmp_path: Path) -> None:
@@ -214,21 +208,6 @@ def test_the_log_is_turned_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def hungry(most: int, never: tuple[int, ...] = ()) -> type[FakePipeline]:
-    """A pipeline on a device that holds `most` images, and some images never."""
-
-    class Hungry(FakePipeline):
-        def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
-            if len(keys) > most or any(i in never for _, i in keys):
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
-            return super().decode(conditioning, keys)
-
-        def vanilla(self) -> FakePipeline:
-            return type(self)(self.cfg, empty=True)
-
-    return Hungry
-
-
 def test_too_little_memory_makes_the_batches_smaller(calm: Path, tmp_path: Path) -> None:
     row = execute(tmp_path / "run", "batch=5", "warmup=1", loader=hungry(2))
     assert images(tmp_path / "run") == images(calm)
@@ -250,7 +229,7 @@ def test_an_image_that_never_fits_is_recorded_and_tried_again(call: Call, tmp_pa
     monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
     assert call("resume", "here")[0] == 0
     assert "failures" not in call("status", "here")[1]
-    assert read_rows(tmp_path / "here/row.csv")[0]["n"] == 6
+    assert row_of("here")["n"] == 6
 
 
 @pytest.mark.parametrize(
@@ -335,9 +314,7 @@ def test_status_does_not_stand_in_the_way(call: Call, tmp_path: Path, monkeypatc
 def test_status_of_a_grid(call: Call) -> None:
     assert call("run", "-m", *WORDS, "delta=1,2", "out=grid")[0] == 0
     assert call("status", "grid")[1].count(": finished\n") == 2
-    code, _, err = call("resume", "grid")
-    assert code == 2
-    assert "grid holds 2 runs: name one (delta=1, ...)" in err
+    assert "grid holds 2 runs: name one (delta=1, ...)" in refused(call, "resume", "grid")
 
 
 def test_resume_goes_on_by_the_folders_own_words(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
@@ -352,7 +329,7 @@ def test_resume_goes_on_by_the_folders_own_words(call: Call, tmp_path: Path, mon
     code, out, _ = call("resume", "here", "n=8", "workers=1")
     assert code == 0
     assert "here/row.csv" in out
-    [row] = read_rows(tmp_path / "here/row.csv")
+    row = row_of("here")
     assert (row["n"], row["delta"]) == (8, 1.3)
     assert "nothing left to do: 8 images" in call("resume", "here")[1]
 
@@ -373,11 +350,8 @@ def test_resume_goes_on_by_the_folders_own_words(call: Call, tmp_path: Path, mon
 def test_a_mistake_costs_one_sentence(words: list[str], sentence: str, call: Call, tmp_path: Path) -> None:
     if "here" in words:
         execute(tmp_path / "here", "n=1", "baseline=false")
-    code, out, err = call(*words)
-    assert (code, out) == (2, "")
-    assert err.startswith("specbench: ")
-    assert sentence in err
-    assert err.count("\n") == 1
+    err = refused(call, *words)
+    assert (sentence in err, err.count("\n")) == (True, 1)
 
 
 def test_a_broken_configuration_is_reported(call: Call, tmp_path: Path) -> None:

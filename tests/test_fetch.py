@@ -480,6 +480,9 @@ class Web:
             def log_message(self, *_: Any) -> None:
                 pass
 
+            def do_HEAD(self) -> None:
+                self.do_GET()
+
             def do_GET(self) -> None:
                 given = self.headers.get("Range")
                 web.asked.append((self.path, given))
@@ -496,8 +499,11 @@ class Web:
                 if start is not None:
                     self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
                 self.send_header("Content-Length", str(len(rest)))
+                self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+                self.send_header("X-Repo-Commit", FIRST)  # of the hub
                 self.end_headers()
-                self.wfile.write(rest[: web.breaks.pop(0)] if web.breaks else rest)
+                if self.command == "GET":
+                    self.wfile.write(rest[: web.breaks.pop(0)] if web.breaks else rest)
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.root = f"http://127.0.0.1:{self.server.server_port}"
@@ -790,43 +796,15 @@ def test_an_archive_of_something_else_is_refused(call: Call, web: Web, monkeypat
 # --- the real client --------------------------------------------------------------------------------------------------
 
 
-def test_the_hub_s_own_client_fetches_from_a_hub(tmp_path: Path) -> None:
+def test_the_hub_s_own_client_fetches_from_a_hub(web: Web, tmp_path: Path) -> None:
     """huggingface_hub against a hub on this machine: listing, commit, download, and only the files that are needed."""
     content = {"config.json": b'{"a": 1}', "model.safetensors": b"w" * 300_000, "modeling_x.py": b"never"}
-    asked: list[str] = []
-
-    class Hub(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-        def do_HEAD(self) -> None:
-            self.do_GET()
-
-        def do_GET(self) -> None:
-            asked.append(f"{self.command} {self.path}")
-            headers = {}
-            name = self.path.rpartition("/")[2]
-            if self.path.startswith("/api/models/o/m/revision/main"):
-                files = [{"rfilename": n, "size": len(b)} for n, b in content.items()]
-                files[1]["lfs"] = {"sha256": hashlib.sha256(content["model.safetensors"]).hexdigest()}
-                files[1]["lfs"] |= {"size": 300_000, "pointerSize": 130}
-                body = json.dumps({"id": "o/m", "sha": FIRST, "siblings": files}).encode()
-            elif name in content and f"/o/m/resolve/{FIRST}/" in self.path:
-                body = content[name]
-                headers = {"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": FIRST}
-            else:
-                body = b""
-            self.send_response(200 if body else 404)
-            for key, value in (headers | {"Content-Length": str(len(body))}).items():
-                self.send_header(key, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    files: list[dict[str, Any]] = [{"rfilename": name, "size": len(b)} for name, b in content.items()]
+    files[1]["lfs"] = {"sha256": hashlib.sha256(content["model.safetensors"]).hexdigest(), "size": 300_000}
+    files[1]["lfs"]["pointerSize"] = 130
+    listing = json.dumps({"id": "o/m", "sha": FIRST, "siblings": files}).encode()
+    web.content = {f"/o/m/resolve/{FIRST}/{name}": b for name, b in content.items()}
+    web.content["/api/models/o/m/revision/main?blobs=true"] = listing
     code = (
         "import sys; from specbench import cli; from specbench.storage import sources\n"
         "sources.MODELS['anole'] = sources.ModelSource({'target': sources.hugging_face('o/m', 'MIT')})\n"
@@ -834,21 +812,19 @@ def test_the_hub_s_own_client_fetches_from_a_hub(tmp_path: Path) -> None:
     )
     environment = {
         "PYTHONPATH": str(ROOT),
-        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_ENDPOINT": web.root,
         "HF_HOME": str(tmp_path / "hf"),
         "SPECBENCH_HOME": str(tmp_path / "home"),
         "HOME": str(tmp_path),
     }
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    server.shutdown()
-    server.server_close()
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "home/models/anole"
     assert tree(folder) == {"SOURCE.json", "target/config.json", "target/model.safetensors"}
     assert (folder / "target/model.safetensors").read_bytes() == content["model.safetensors"]
     part = json.loads((folder / "SOURCE.json").read_text())["parts"]["target"]
     assert (part["commit"], part["revision"]) == (FIRST, "main")
-    assert not any("modeling_x" in path for path in asked)
+    assert not any("modeling_x" in path for path, _ in web.asked)
     assert "asking the Hugging Face hub for o/m at main" in done.stderr
 
 

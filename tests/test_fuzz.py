@@ -15,7 +15,7 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from specbench.models.loading import checkpoints
 from specbench.report import gather
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import csv_lines, read_rows, to_csv
-from specbench.rows.journal import Journal, read_memory
+from specbench.rows.journal import Journal, _check, _to_line, read_memory
 from specbench.storage import image_files
 from specbench.tables import render
 
@@ -126,7 +126,8 @@ def test_a_cell_is_a_number_or_refused(tmp_path: Path, name: str, text: str) -> 
 @many
 @given(name=st.sampled_from(list(asdict(record(0)))), value=JSON)
 def test_a_record_is_valid_or_refused(tmp_path: Path, name: str, value: Any) -> None:
-    line = json.dumps(asdict(record(0)) | {name: value})
+    values = asdict(record(0)) | {name: value}
+    line = json.dumps(values | {"check": _check(json.dumps(values, ensure_ascii=False))})
     path = content(tmp_path / "records.jsonl", line.encode() + b"\n")
     (tmp_path / "images").mkdir(exist_ok=True)
     Image.fromarray(picture(0)).save(tmp_path / "images/00000.png")
@@ -320,9 +321,9 @@ def test_a_record_shows_no_image_from_another_folder(tmp_path: Path, image: str)
     run_folder(tmp_path / "in/run", "a", image.format(tmp_path))
     found = gather.gather([tmp_path / "in/run/row.csv"], [tmp_path / "in"], 8)
     assert found.shots == {}
-    line = json.dumps(asdict(record(0)) | {"image": image.format(tmp_path)})
+    line = _to_line(replace(record(0), image=image.format(tmp_path)))
     with pytest.raises(UsageError, match="line 1 of .* is not a record"):
-        Journal(content(tmp_path / "records.jsonl", line.encode() + b"\n"))
+        Journal(content(tmp_path / "records.jsonl", line))
 
 
 def test_a_folder_with_two_rows_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -386,7 +387,3 @@ def test_weights_that_describe_no_network_cost_a_sentence(tmp_path: Path, text: 
     save_file(dict(nn.Linear(3, 2).state_dict()), path, {"kind": "line", "config": text})
     with pytest.raises(UsageError, match=r"w\.safetensors"):
         checkpoints.load(path, "line", lambda c: nn.Linear(c.inside, c.out), Shape)
-
-
-def test_a_name_that_no_disk_can_hold_costs_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, "evaluate", "x" * 5000).startswith("a file name is too long (xxx")

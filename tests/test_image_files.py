@@ -32,22 +32,22 @@ def channels(grey: np.ndarray) -> np.ndarray:
     return np.repeat(grey[..., None], 3, 2)
 
 
-@pytest.mark.parametrize("ending", ["png", "bmp", "tif", "ppm"])
-def test_colour_is_read_as_it_is(ending: str, tmp_path: Path) -> None:
-    assert (saved(tmp_path / f"a.{ending}", Image.fromarray(COLOUR)) == COLOUR).all()
+SMOOTH = np.linspace(0, 255, 64, dtype=np.uint8)[None, :, None].repeat(64, 0).repeat(3, 2)
+FORMS = [
+    *[(ending, COLOUR, COLOUR, 0) for ending in ("png", "bmp", "tif", "ppm", "webp")],
+    ("jpg", SMOOTH, SMOOTH, 8),
+    *[(ending, GREY, channels(GREY), 0) for ending in ("png", "tif", "pgm")],
+    ("png", GREY > 127, channels(np.where(GREY > 127, 255, 0)), 0),
+]
 
 
-def test_webp_and_jpeg_are_read(tmp_path: Path) -> None:
-    assert (saved(tmp_path / "a.webp", Image.fromarray(COLOUR), lossless=True) == COLOUR).all()
-    smooth = np.linspace(0, 255, 64, dtype=np.uint8)[None, :, None].repeat(64, 0).repeat(3, 2)
-    assert np.abs(saved(tmp_path / "a.jpg", Image.fromarray(smooth), quality=95).astype(int) - smooth).max() <= 8
-
-
-@pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
-def test_grey_becomes_three_equal_channels(ending: str, tmp_path: Path) -> None:
-    assert (saved(tmp_path / f"a.{ending}", Image.fromarray(GREY)) == channels(GREY)).all()
-    if ending == "png":  # 1 bit
-        assert (saved(tmp_path / "b.png", Image.fromarray(GREY > 127)) == channels((GREY > 127) * np.uint8(255))).all()
+@pytest.mark.parametrize(("ending", "pixels", "shown", "off"), FORMS)
+def test_a_picture_is_read_as_it_is_shown(
+    ending: str, pixels: np.ndarray, shown: np.ndarray, off: int, tmp_path: Path
+) -> None:
+    options = {"webp": {"lossless": True}, "jpg": {"quality": 95}}.get(ending, {})
+    found = saved(tmp_path / f"a.{ending}", Image.fromarray(pixels), **options)
+    assert np.abs(found.astype(int) - shown).max() <= off
 
 
 @pytest.mark.parametrize("ending", ["png", "gif"])
@@ -141,11 +141,7 @@ def _flipped(content: bytes) -> bytes:
     [
         ("a.png", b"", "is empty"),
         ("a.png", b"not an image at all", "is not an image in a supported format"),
-        (
-            "a.jpg",
-            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
-            "is not an image in a supported format",
-        ),  # starts Ghostscript
+        ("a.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is not an image in a"),  # starts Ghostscript
         ("a.png", encoded("PNG")[:-6000], "cannot read the image"),
         ("a.png", encoded("PNG")[:60], "cannot read the image"),
         ("a.png", _flipped(encoded("PNG")), "cannot read the image"),

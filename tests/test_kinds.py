@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import copy_package, run_copy
 
 from specbench.config import configuration, parameters
 from specbench.errors import UsageError
 
-ROOT = Path(__file__).resolve().parents[1]
 #: A drafter that uses a network of the target's, a discrete drafter with a parameter that continuous drafters have, and
 #: a rule with one that continuous rules have.
 FILES = {
@@ -84,7 +79,6 @@ rule: strict
 criterion: paper
 """,
 }
-TOGETHER = "import json, sys; from specbench import cli; sys.exit(any([cli.main(w) for w in json.loads(sys.argv[1])]))"
 
 
 def test_every_preset_has_the_kind_of_its_parts() -> None:
@@ -93,12 +87,6 @@ def test_every_preset_has_the_kind_of_its_parts() -> None:
         assert parts <= {parameters.kind("method", method)} or (
             parameters.kind("method", method) == "any" and not parts
         )
-    assert {
-        group: {parameters.kind(group, name) for name in parameters.choices(group)} for group in ("model", "rule")
-    } == {
-        "model": {"discrete", "continuous"},
-        "rule": {"discrete", "continuous", "any"},
-    }
 
 
 def test_metadata_is_no_parameter() -> None:
@@ -109,45 +97,21 @@ def test_metadata_is_no_parameter() -> None:
         configuration.compose(["kind=continuous"])
 
 
-@pytest.mark.parametrize("words", [["model=mar_scenes", "method=sjd"], ["method=cspd"], ["method=sjd", "rule=density"]])
-def test_parts_of_another_kind_are_refused(words: list[str]) -> None:
-    with pytest.raises(UsageError, match=r"(discrete|continuous) tokens, which .* not support; use method=.*vanilla"):
-        configuration.compose(sorted(words))
-
-
 def test_discrete_parts_may_have_the_parameters_of_continuous_ones(tmp_path: Path) -> None:
     """A drafter with gamma and a rule with criterion were taken for parts of models of vectors."""
-    for part in ("specbench", "conf"):
-        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("assets", "__pycache__"))
-    (tmp_path / "specbench/assets").symlink_to(ROOT / "specbench/assets")
+    copy_package(tmp_path)
     for name, text in FILES.items():
         (tmp_path / name).write_text(text.lstrip())
-    parts = ["method=sjd", "drafter=steady", "rule=strict", "gamma=3"]
-    head = ["method=eagle_chain", "drafter=twig"]
-    lines = [
-        line
-        for words, out, weights in ((parts, "one", "embedded"), (head, "two", "random"))
-        for line in (
-            [
-                "run",
-                *words,
-                f"weights={weights}",
-                "n=1",
-                "warmup=0",
-                "metrics=none",
-                "baseline=false",
-                "device=cpu",
-                f"out={out}",
-            ],
-            ["audit", *words, "audit.samples=2000", "audit.model=v3t5"],
-        )
-    ]
-    env = os.environ | {"PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-c", TOGETHER, json.dumps(lines)]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    row = (tmp_path / "one/row.csv").read_text()
-    assert ",steady,strict," in row
-    assert "drafter=steady rule=strict" in done.stdout
+    small = "n=1 warmup=0 metrics=none baseline=false device=cpu".split()
+    lines = []
+    for words, weights, out in (
+        (["method=sjd", "drafter=steady", "rule=strict", "gamma=3"], "embedded", "one"),
+        (["method=eagle_chain", "drafter=twig"], "random", "two"),
+    ):
+        lines += [["run", *words, f"weights={weights}", f"out={out}", *small]]
+        lines += [["audit", *words, "audit.samples=2000", "audit.model=v3t5"]]
+    printed = run_copy(tmp_path, lines)
+    assert ",steady,strict," in (tmp_path / "one/row.csv").read_text()
+    assert "drafter=steady rule=strict" in printed
     assert ",twig,exact," in (tmp_path / "two/row.csv").read_text()
-    assert "drafter=twig rule=exact" in done.stdout
+    assert "drafter=twig rule=exact" in printed

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from reference import manifest, needs_reference
 from safetensors.torch import save_file
+from test_real import TINY, loaded
 
-from specbench.config import configuration, registry
+from specbench.config import configuration
 from specbench.data.scenes import to_uint8
 from specbench.decoding import continuous
 from specbench.decoding.continuous.trajectory import draw_trajectory, own_log_density
@@ -24,27 +24,9 @@ from specbench.models.loading import image_tokenizers, mar_official, official
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
 
-ROOT = Path(__file__).resolve().parents[1]
-REFERENCE = ROOT.parent / "shared" / "reference"
-needs_reference = pytest.mark.skipif(not REFERENCE.exists(), reason="the reference is not beside this checkout")
-
 SMALL = MARConfig(
-    encoder_dim=48,
-    encoder_depth=2,
-    encoder_heads=3,
-    decoder_dim=40,
-    decoder_depth=1,
-    decoder_heads=2,
-    mlp_ratio=2.0,
-    length=16,
-    token_dim=5,
-    classes=4,
-    buffer=3,
-    head_depth=2,
-    head_width=24,
-    steps=6,
+    48, 2, 3, 40, 1, 2, 2.0, length=16, token_dim=5, classes=4, buffer=3, head_depth=2, head_width=24, steps=6
 )
-TINY = ("weights=random", "reduced=true", "dtype=float32")
 
 
 def model_of(cfg=SMALL, seed=0):
@@ -74,21 +56,24 @@ def states(count, cfg=SMALL, seed=2):
     return x, index, z, free, 4 * torch.rand(count, generator=rng)
 
 
+def bundle_of(model, *words):
+    return loaded(model, *words)[1]
+
+
 # --- official numbers and names ---------------------------------------------------------------------------------------
 
 
 @needs_reference
-@pytest.mark.parametrize(("model", "manifest"), [("mar_b", "mar_base"), ("mar_l", "mar_large"), ("mar_h", "mar_huge")])
-def test_the_published_sizes_have_the_published_tensors(model, manifest):
-    facts = json.loads((REFERENCE / "manifests" / f"{manifest}_checkpoint-last.pth.json").read_text())
+@pytest.mark.parametrize(("model", "size"), [("mar_b", "mar_base"), ("mar_l", "mar_large"), ("mar_h", "mar_huge")])
+def test_the_published_sizes_have_the_published_tensors(model, size):
+    facts, source = manifest(f"{size}_checkpoint-last.pth")
     c, cfg = facts["config"], mar_official.SIZES[model]
     assert (cfg.encoder_heads, cfg.decoder_heads) == (c["encoder_num_heads"], c["decoder_num_heads"])
     assert (cfg.steps, cfg.norm_eps) == (c["num_sampling_steps"], c["layernorm_eps"])
     assert mar_official.HEADS[cfg.encoder_dim] == cfg.encoder_heads
-    tensors = {n: torch.empty(shape, device="meta") for n, (shape, _) in facts["tensors"].items()}
     with torch.device("meta"):
         built = MAR(cfg)
-    official.check(built, official.from_tensors(tensors), mar_official.table(cfg))
+    official.check(built, source, mar_official.table(cfg))
     assert sum(p.numel() for p in built.parameters()) == facts["n_values"]
     default = configuration.compose([f"model={model}"])
     assert (default["cfg_scale"], default["cfg_schedule"]) == (c["cfg_default"], c["cfg_schedule"])
@@ -100,14 +85,14 @@ def test_the_published_sizes_have_the_published_tensors(model, manifest):
 @torch.inference_mode()
 def test_a_row_does_not_depend_on_the_others():
     model, (tokens, known, labels) = model_of(), images(17)
-    complete = model.conditions(tokens, known, labels)
+    whole = model.conditions(tokens, known, labels)
     x, index, z, free, scale = states(200)
     moments = model.moments(x, index, z, free, scale)
     plain = model.moments(x, index, z)
     for count in (1, 2, 5, 17):
         for start in {0, 17 - count, (17 - count) // 2}:
             rows = slice(start, start + count)
-            assert torch.equal(model.conditions(tokens[rows], known[rows], labels[rows]), complete[rows])
+            assert torch.equal(model.conditions(tokens[rows], known[rows], labels[rows]), whole[rows])
         for rows in (slice(0, count), slice(100, 100 + count)):
             part = model.moments(x[rows], index[rows], z[rows], free[rows], scale[rows])
             assert all(torch.equal(a, b[rows]) for a, b in zip(part, moments, strict=True))
@@ -206,13 +191,13 @@ def test_iterations_share_out_every_token():
 @torch.inference_mode()
 def test_a_session_gives_the_loop_what_the_networks_say():
     model, (tokens, known, labels) = model_of(), images(3)
-    row, position = torch.tensor([2, 0, 0, 1]), torch.tensor([[1, 15], [3, 3], [0, 7], [9, 2]])
+    row, place = torch.tensor([2, 0, 0, 1]), torch.tensor([[1, 15], [3, 3], [0, 7], [9, 2]])
     done = torch.tensor([[2, 5], [0, 0], [14, 15], [7, 7]])
     session = Guided(model, 3.0, "linear").open(labels, 3)
-    z = session.condition(tokens[row], known[row], row, position, done, 16)
-    for r, (image, positions, before) in enumerate(zip(row, position, done, strict=True)):
+    z = session.condition(tokens[row], known[row], row, place, done, 16)
+    for r, (image, places, before) in enumerate(zip(row, place, done, strict=True)):
         given = tokens[image][None], known[image][None]
-        cond, none = (model.conditions(*given, c)[0, positions] for c in (labels[image][None], torch.tensor([4])))
+        cond, none = (model.conditions(*given, c)[0, places] for c in (labels[image][None], torch.tensor([4])))
         strength = mar_sampling.guidance(3.0, "linear", before + 1, 16)[:, None]
         assert torch.equal(z[r], torch.cat([cond, none, strength], 1))
     x, index = torch.randn(8, 5), torch.arange(8) % SMALL.steps
@@ -220,7 +205,7 @@ def test_a_session_gives_the_loop_what_the_networks_say():
     wanted = model.moments(x, index, flat[:, :40], flat[:, 40:80], flat[:, 80])
     assert all(map(torch.equal, session.moments(x, index, flat), wanted))
     free = Guided(model, 1.0, "linear").open(labels, 3)
-    z = free.condition(tokens[row], known[row], row, position, done, 16)
+    z = free.condition(tokens[row], known[row], row, place, done, 16)
     assert z.shape == (4, 2, 40)
     assert all(map(torch.equal, free.moments(x, index, z.flatten(0, 1)), model.moments(x, index, z.flatten(0, 1))))
     with pytest.raises(ValueError, match="3 classes for 2 rows"):
@@ -234,16 +219,12 @@ def test_extreme_guidance_and_temperature_stay_finite(temperature):
     for seed in range(3):
         model, (tokens, known, labels) = model_of(cfg, seed), images(4, cfg)
         session = Guided(model, 10.0, "constant").open(labels, 4)
-        positions = torch.arange(16).expand(4, -1)
-        z = session.condition(tokens, known, torch.arange(4), positions, torch.zeros_like(positions), 16).flatten(0, 1)
+        places = torch.arange(16).expand(4, -1)
+        z = session.condition(tokens, known, torch.arange(4), places, torch.zeros_like(places), 16).flatten(0, 1)
         noise = torch.randn(64, 101, 16, generator=torch.Generator().manual_seed(seed))
         path = draw_trajectory(session, z, noise, continuous.ContinuousRule(temperature=temperature), Eager())
-        for values in (
-            path.states,
-            path.mean,
-            path.log_variance,
-            own_log_density(path, continuous.ContinuousRule()),
-        ):
+        density = own_log_density(path, continuous.ContinuousRule())
+        for values in (path.states, path.mean, path.log_variance, density):
             assert values.isfinite().all()
         assert path.token.std() > 0.1  # the chain ran
 
@@ -300,11 +281,11 @@ def test_a_perfect_network_brings_every_state_back():
 
 def test_a_respaced_chain_has_the_marginals_of_the_complete_one():
     """The variance of x at each kept step, carried forward by the kept betas, is that of the trained schedule."""
-    complete = diffusion.schedule(1000)
+    whole = diffusion.schedule(1000)
     for steps in (2, 10, 77):
         s = diffusion.schedule(steps)
         assert s.timestep[[0, -1]].tolist() == [0, 999]
-        torch.testing.assert_close(s.alphas_cumprod, complete.alphas_cumprod[s.timestep])
+        torch.testing.assert_close(s.alphas_cumprod, whole.alphas_cumprod[s.timestep])
         torch.testing.assert_close((1 - s.betas).cumprod(0), s.alphas_cumprod)
     for wrong in (1, 1001):
         with pytest.raises(UsageError, match="2 to 1000 steps"):
@@ -321,16 +302,16 @@ def test_the_bound_is_least_at_the_true_variance_and_leaves_the_mean_alone():
     for v in (true - 0.1, true + 0.1):
         assert (s.bound(x0, x, noise, v, index) > 0).all()
     eps = (noise + 0.1).requires_grad_()
-    position = torch.zeros_like(x0, requires_grad=True)
-    s.bound(x0, x, eps, position, index).sum().backward()
+    place = torch.zeros_like(x0, requires_grad=True)
+    s.bound(x0, x, eps, place, index).sum().backward()
     assert eps.grad is None
-    assert (position.grad != 0).all()
+    assert (place.grad != 0).all()
     # At the last step: bits of a bin of 2 / 255, from a normal law of the chosen variance around the estimate.
     last = torch.zeros(4, dtype=torch.int64)
     x = s.noised(x0, noise, last)
     off = noise + torch.tensor([0.0, 0.5, -1.0])
-    probs = torch.distributions.Normal(s.x0(x, off, last), (0.5 * s.log_betas[0]).exp())
-    bits = -(probs.cdf(x0 + 1 / 255) - probs.cdf(x0 - 1 / 255)).log2().mean(1)
+    law = torch.distributions.Normal(s.x0(x, off, last), (0.5 * s.log_betas[0]).exp())
+    bits = -(law.cdf(x0 + 1 / 255) - law.cdf(x0 - 1 / 255)).log2().mean(1)
     torch.testing.assert_close(s.bound(x0, x, off, torch.ones_like(x0), last), bits)
 
 
@@ -347,11 +328,10 @@ def test_training_masks_have_one_share_and_random_positions():
         shares.append(int(count[0]) / 1000)
     assert 0.7 <= min(shares) < 0.71
     assert 0.99 < max(shares) <= 1
-    probs = torch.distributions.Normal(0.0, 1.0)  # of the share's distance from 1, in spreads of 0.25, cut at 1.2
-    low = probs.cdf(torch.tensor(-1.2))
-    mean = 1 + 0.25 * float(
-        (probs.log_prob(torch.tensor(-1.2)).exp() - probs.log_prob(torch.tensor(0.0)).exp()) / (0.5 - low)
-    )
+    law = torch.distributions.Normal(0.0, 1.0)  # of the share's distance from 1, in spreads of 0.25, cut at 1.2
+    low = law.cdf(torch.tensor(-1.2))
+    peak = [float(law.log_prob(torch.tensor(x)).exp()) for x in (-1.2, 0.0)]
+    mean = 1 + 0.25 * (peak[0] - peak[1]) / float(0.5 - low)
     assert np.mean(shares) == pytest.approx(mean, abs=0.015)  # three standard errors
     often = torch.stack([mar.masks(1, 8, rng)[0] for _ in range(300)]).float().mean(0)
     assert (often - often.mean()).abs().max() < 0.1
@@ -361,9 +341,8 @@ def test_a_toy_of_two_classes_is_learnt():
     """Two classes, each token near its class's own value: the loss falls, every weight takes part, and samples are
     near their class's value."""
     torch.manual_seed(0)
-    cfg = replace(
-        SMALL, length=4, token_dim=2, classes=2, encoder_depth=1, head_width=48, steps=20, mlp_ratio=1.0, limit=2.0
-    )
+    small = {"length": 4, "token_dim": 2, "classes": 2, "encoder_depth": 1, "head_width": 48}
+    cfg = replace(SMALL, **small, steps=20, mlp_ratio=1.0, limit=2.0)
     model, rng = MAR(cfg), torch.Generator().manual_seed(0)
     start = {n: p.detach().clone() for n, p in model.named_parameters()}
     optimiser = torch.optim.AdamW(model.parameters(), lr=4e-3)
@@ -392,11 +371,6 @@ def test_a_toy_of_two_classes_is_learnt():
 # --- official files ---------------------------------------------------------------------------------------------------
 
 
-def loaded(model, *words):
-    cfg = configuration.compose([f"model={model}", *words])
-    return registry.find("model", model)(cfg, torch.device("cpu"), torch.float32)
-
-
 def checkpoint(path, model, extra=None):
     """As MAR's trainer saves: the weights, their average, and what a trainer keeps besides."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -408,25 +382,28 @@ def checkpoint(path, model, extra=None):
     torch.save(content | {"scaler": {"scale": 65536.0}, "args": args}, path)
 
 
+def pixels_file(folder, model):
+    tensors = official.exported(model, image_tokenizers.taming_table(model.cfg))
+    folder.mkdir(exist_ok=True)
+    content = {"model": tensors | {"loss.discriminator.main.0.weight": torch.zeros(2)}, "args": argparse.Namespace()}
+    torch.save(content, folder / "kl16.ckpt")
+
+
 def files(folder, bundle, drafter=None):
     checkpoint(folder / "target" / "checkpoint-last.pth", bundle.target.model)
-    (folder / "tokenizer").mkdir()
-    state = bundle.tokenizer.state_dict()
-    pixels = {n: state[p.name].clone() for n, p in image_tokenizers.taming_table(bundle.tokenizer.cfg).items()}
-    pixels["loss.discriminator.main.0.weight"] = torch.zeros(2)
-    torch.save({"model": pixels, "args": argparse.Namespace()}, folder / "tokenizer" / "kl16.ckpt")
+    pixels_file(folder / "tokenizer", bundle.tokenizer)
     if drafter is not None:
         checkpoint(folder / "draft" / "checkpoint-last.pth", drafter.model)
 
 
 def test_official_files_are_read(tmp_path):
-    first = loaded("mar_l", *TINY)
+    first = bundle_of("mar_l", *TINY)
     drafter = first.drafter_network("mar_draft")
     files(tmp_path, first, drafter)
-    again = loaded("mar_l", f"weights={tmp_path}", "reduced=true", "dtype=float32", "diffusion_steps=7")
+    again = bundle_of("mar_l", f"weights={tmp_path}", "reduced=true", "dtype=float32", "diffusion_steps=7")
     pairs = [(again.target.model, first.target.model), (again.tokenizer, first.tokenizer)]
     for ours, theirs in [*pairs, (again.drafter_network("mar_draft").model, drafter.model)]:
-        assert all(torch.equal(v, theirs.state_dict()[k]) for k, v in ours.state_dict().items())
+        torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()), rtol=0, atol=0)
     assert again.target.steps == again.drafter_network("mar_draft").steps == 7
     assert again.target.model.cfg == replace(first.target.model.cfg, steps=7)
     assert (again.target.scale, again.target.kind) == (3.0, "linear")
@@ -437,44 +414,36 @@ def test_official_files_are_read(tmp_path):
         tensors = torch.load(tmp_path / part / old, weights_only=False)["model_ema" if part == "target" else "model"]
         save_file(tensors, tmp_path / part / "model.safetensors")
         (tmp_path / part / old).unlink()
-    bare = loaded("mar_l", f"weights={tmp_path}", "reduced=true", "dtype=float32")
+    bare = bundle_of("mar_l", f"weights={tmp_path}", "reduced=true", "dtype=float32")
     assert np.array_equal(bare.pixels(tokens), first.pixels(tokens))
     assert torch.equal(bare.target.model.z_proj.weight, first.target.model.z_proj.weight)
 
 
 def test_files_of_another_model_are_reported(tmp_path):
-    large, base = loaded("mar_l", *TINY), loaded("mar_b", *TINY)
+    large, base = bundle_of("mar_l", *TINY), bundle_of("mar_b", *TINY)
     files(tmp_path, base)
-    words = f"weights={tmp_path}", "reduced=true", "dtype=float32"
-    with pytest.raises(UsageError, match=r"holds another MAR than mar_l \(1 \+ 1 blocks of width 64, not 2 \+ 2"):
-        loaded("mar_l", *words)
-    with pytest.raises(UsageError, match=r"run `specbench fetch model=mar_b|no weights for draft/|has no draft/"):
-        loaded("mar_b", *words).drafter_network("mar_draft")
-    other = MAR(replace(large.target.model.cfg, classes=7))
-    checkpoint(tmp_path / "draft" / "x.pth", other)
-    with pytest.raises(UsageError, match="draft has other tokens or classes than the target"):
-        loaded("mar_b", *words).drafter_network("mar_draft")
-    checkpoint(tmp_path / "draft" / "x.pth", base.target.model, {"surplus": torch.ones(1)})
-    with pytest.raises(UsageError, match="tensor 'surplus' belongs to no part"):
-        loaded("mar_b", *words).drafter_network("mar_draft")
-    torch.save({"model_ema": {"w": torch.ones(2)}}, tmp_path / "draft" / "x.pth")
-    with pytest.raises(UsageError, match="MAR file"):
-        loaded("mar_b", *words).drafter_network("mar_draft")
-    checkpoint(tmp_path / "draft" / "x.pth", MAR(replace(base.target.model.cfg, encoder_dim=96)))
-    with pytest.raises(UsageError, match="lacks a known number of heads for width 96"):
-        loaded("mar_b", *words).drafter_network("mar_draft")
-    state = vq.KLModel(replace(vq.KL16.reduced(0), codebook_embed_dim=4)).state_dict()
-    tensors = {
-        n: state[p.name]
-        for n, p in image_tokenizers.taming_table(replace(vq.KL16.reduced(0), codebook_embed_dim=4)).items()
-    }
-    torch.save({"model": tensors}, tmp_path / "tokenizer" / "kl16.ckpt")
-    with pytest.raises(UsageError, match="latents of 4 numbers, the target draws 16"):
-        loaded("mar_b", *words)
+    draft, cfg = tmp_path / "draft" / "x.pth", base.target.model.cfg
+
+    def refused(sentence, model="mar_b"):
+        with pytest.raises(UsageError, match=sentence):
+            bundle_of(model, f"weights={tmp_path}", "reduced=true", "dtype=float32").drafter_network("mar_draft")
+
+    refused(r"holds another MAR than mar_l \(1 \+ 1 blocks of width 64, not 2 \+ 2", "mar_l")
+    refused(r"run `specbench fetch model=mar_b|no weights for draft/|has no draft/")
+    checkpoint(draft, MAR(replace(large.target.model.cfg, classes=7)))
+    refused("draft has other tokens or classes than the target")
+    checkpoint(draft, base.target.model, {"surplus": torch.ones(1)})
+    refused("tensor 'surplus' belongs to no part")
+    torch.save({"model_ema": {"w": torch.ones(2)}}, draft)
+    refused("MAR file")
+    checkpoint(draft, MAR(replace(cfg, encoder_dim=96)))
+    refused("lacks a known number of heads for width 96")
+    pixels_file(tmp_path / "tokenizer", vq.KLModel(replace(vq.KL16.reduced(0), codebook_embed_dim=4)))
+    refused("latents of 4 numbers, the target draws 16")
 
 
 def test_the_bundle():
-    bundle = loaded("mar_h", *TINY)
+    bundle = bundle_of("mar_h", *TINY)
     assert (bundle.resolution, bundle.target.length) == (64, 16)
     labels = bundle.encode(["0", " 999 "])
     assert (labels.tolist(), labels.dtype) == ([0, 999], torch.int64)
@@ -482,13 +451,13 @@ def test_the_bundle():
         with pytest.raises(UsageError, match="mar_h draws classes 0 to 999"):
             bundle.encode([wrong])
     tokens = torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(0))
-    decoded_images = bundle.pixels(tokens)
-    assert (decoded_images.shape, decoded_images.dtype) == ((3, 64, 64, 3), np.uint8)
-    assert np.array_equal(bundle.pixels(tokens[2:]), decoded_images[2:])
+    pictures = bundle.pixels(tokens)
+    assert (pictures.shape, pictures.dtype) == ((3, 64, 64, 3), np.uint8)
+    assert np.array_equal(bundle.pixels(tokens[2:]), pictures[2:])
     latent = tokens[:1].transpose(1, 2).reshape(1, 16, 4, 4) / 0.2325
     with torch.inference_mode():
         image = bundle.tokenizer.decode_latent(latent)
-    assert np.array_equal(decoded_images[:1], to_uint8(image))
+    assert np.array_equal(pictures[:1], to_uint8(image))
     full = {name: mar_official.SIZES[name] for name in ("mar_b", "mar_l", "mar_h")}
     assert {name: (c.side, vq.KL16.downsample * c.side) for name, c in full.items()} == dict.fromkeys(full, (16, 256))
 

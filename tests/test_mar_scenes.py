@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections import Counter
@@ -10,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from commands import row_of
 
 from specbench import cli, data, metrics
 from specbench.config import configuration, parameters, registry
@@ -22,7 +24,6 @@ from specbench.models.loading import checkpoints, mar_scenes
 from specbench.models.loading.mar_scenes import Latents
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.scenes_config import DIFFUSION_STEPS, MAR_CONFIGS, LatentConfig
-from specbench.rows.csv_files import read_rows
 from specbench.storage.image_files import ImageArray
 from specbench.training import card
 from specbench.training import embedded as training_cli
@@ -30,18 +31,9 @@ from specbench.training import mar as training
 from specbench.training.trainer import Recipe
 
 #: The same architectures, small: 4 x 4 tokens of three numbers.
-TINY_KL = LatentConfig(
-    ch=8,
-    ch_mult=(1, 1, 1, 1, 2),
-    num_res_blocks=1,
-    z_channels=8,
-    codebook_size=0,
-    codebook_embed_dim=3,
-    norm_groups=4,
-    attention=False,
-)
-SIZES = {"mlp_ratio": 2.0, "length": 16, "token_dim": 3, "classes": 40, "buffer": 2, "head_depth": 1, "head_width": 32}
-TINY = MARConfig.even(32, 1, 2, **SIZES, steps=6, limit=4.0)
+TINY_KL = LatentConfig(8, (1, 1, 1, 1, 2), 1, 8, codebook_size=0, codebook_embed_dim=3, norm_groups=4, attention=False)
+_TOKENS = {"length": 16, "token_dim": 3, "classes": 40, "buffer": 2, "steps": 6, "limit": 4.0}
+TINY = MARConfig.even(32, 1, 2, mlp_ratio=2.0, head_depth=1, head_width=32, **_TOKENS)
 CONFIGS = {"kl": TINY_KL, "mar": TINY, "mar_draft": replace(TINY, encoder_dim=16, decoder_dim=16, head_width=16)}
 QUICK = ["metrics=none", "baseline=false", "warmup=0"]
 
@@ -58,11 +50,15 @@ def tiny(monkeypatch):
         monkeypatch.setitem(MAR_CONFIGS, kind, cfg)
 
 
-# --- data set ---------------------------------------------------------------------------------------------------------
-
-
 def load(*words):
     return data.load(configuration.compose(["model=mar_scenes", *words]))
+
+
+def read_right(images, labels):
+    """Which of the labels the committed reader reads from images (N, 64, 64, 3): (N, 14), NaN where there is none."""
+    reader = ev.load(registry.ASSETS / ev.READER, ev.AttributeReader, torch.device("cpu"))
+    with torch.inference_mode():
+        return ev.read_right(reader(scenes.to_float(images)), torch.tensor(labels))
 
 
 def test_classes_are_spread_evenly():
@@ -95,26 +91,20 @@ def test_images_show_one_object_of_their_class():
         f"{s.scene.objects[0].colour} {s.scene.objects[0].shape}" for s in singles
     ]
     assert np.array_equal(images[3], scenes.draw(singles[3], portrait=True))
-    reader = ev.load(registry.ASSETS / ev.READER, ev.AttributeReader, torch.device("cpu"))
-    with torch.inference_mode():
-        stated = torch.tensor([scenes_classes.labels_of(int(n)) for n in numbers])
-        right = ev.read_right(reader(scenes.to_float(images)), stated)
+    right = read_right(images, [scenes_classes.labels_of(int(n)) for n in numbers])
     assert right.nanmean() == 1  # they are plain to see
     labels = np.array([scenes.sample("train", i).scene.labels() for i in range(50)])
     some = scenes_classes.numbers_of(labels)
     assert ((some >= 0) == (labels[:, 0] == 0)).all()
 
 
-# --- metrics ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
-def scored():
+def judged():
     """Real pictures of classes, and what was asked for."""
     images, numbers = scenes_classes.portraits("validation", 48)
-    names = [scenes_classes.NAMES[n] for n in numbers]
-    labels = [scenes_classes.labels_of(int(n)) for n in numbers]
-    return images, [Item(i, name, y, str(i)) for i, (name, y) in enumerate(zip(names, labels, strict=True))]
+    return images, [
+        Item(i, scenes_classes.NAMES[n], scenes_classes.labels_of(int(n)), str(i)) for i, n in enumerate(numbers)
+    ]
 
 
 def measure(name, images, items):
@@ -123,8 +113,8 @@ def measure(name, images, items):
     return score
 
 
-def test_the_reward_reads_the_attributes_of_the_class_alone(scored):
-    images, items = scored
+def test_the_reward_reads_the_attributes_of_the_class_alone(judged):
+    images, items = judged
     right = measure("scenes_reward", images, items)
     assert right.value > 0.95
     assert "over the class's attributes alone: layout 1.0000, shape0 " in right.note
@@ -133,35 +123,30 @@ def test_the_reward_reads_the_attributes_of_the_class_alone(scored):
     assert wrong.value < 0.7  # one object is one object still
 
 
-def test_the_clip_score_knows_the_words(scored):
-    images, items = scored
+def test_the_clip_score_knows_the_words(judged):
+    images, items = judged
     score = measure("scenes_clip", images, items)
     other = measure("scenes_clip", images, [replace(i, prompt="white cross") for i in items])
     assert score.value > other.value
     assert "names of classes" in score.note
 
 
-def test_the_distance_is_to_real_images_of_one_object(scored, home, monkeypatch):
-    images, items = scored
+def test_the_distance_is_to_real_images_of_one_object(judged, home, monkeypatch):
+    images, items = judged
     monkeypatch.setattr(scenes_reference, "COUNT", 48)
     again = measure("scenes_fid", images, items)
     assert again.value == pytest.approx(0, abs=1e-4)  # those very pictures
     assert "against 48 real validation images of one object" in again.note
-    [stored] = (home / "references").iterdir()
-    monkeypatch.setattr(scenes_classes, "portraits", None)  # not drawn a second time
+    [kept] = (home / "references").iterdir()
+    with monkeypatch.context() as once:
+        once.setattr(scenes_classes, "portraits", None)  # not drawn a second time
+        assert measure("scenes_fid", images, items) == again
+    kept.write_bytes(kept.read_bytes()[:100])
     assert measure("scenes_fid", images, items) == again
-    monkeypatch.undo()
-    monkeypatch.setenv("SPECBENCH_HOME", str(home))
-    monkeypatch.setattr(scenes_reference, "COUNT", 48)
-    stored.write_bytes(stored.read_bytes()[:100])
-    assert measure("scenes_fid", images, items) == again
-    complete = [Item(i, "", tuple(scenes.sample("validation", i).scene.labels())) for i in range(48)]
-    general = measure("scenes_fid", images, complete)
+    whole = [Item(i, "", tuple(scenes.sample("validation", i).scene.labels())) for i in range(48)]
+    general = measure("scenes_fid", images, whole)
     assert again.backend == general.backend + "/portraits"
     assert "of one object" not in general.note
-
-
-# --- the bundle -------------------------------------------------------------------------------------------------------
 
 
 def test_random_weights_run_from_words_to_a_row(tmp_path, home, monkeypatch):
@@ -169,13 +154,13 @@ def test_random_weights_run_from_words_to_a_row(tmp_path, home, monkeypatch):
     words = ["run", "model=mar_scenes", "weights=random", "data=scenes_classes", "method=cspd", "gamma=2", "n=2"]
     words += ["batch_size=2", "cfg_scale=1", "diffusion_steps=2", "baseline=false", "warmup=0", f"out={tmp_path}/run"]
     assert cli.main([*words, "metrics=[scenes_fid,scenes_reward,scenes_clip]"]) == 0
-    [row] = read_rows(tmp_path / "run" / "row.csv")
+    row = row_of(tmp_path / "run")
     assert (row["weights"], row["tokens"], row["resolution"], row["gamma"]) == ("random", 64, 64, 2)
     assert row["fid_backend"].endswith("/portraits")
     assert row["image_reward"] is not None
     assert row["acceptance_rate"] is not None
-    stored = [json.loads(line) for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]
-    assert [one["prompt"] for one in stored] == [item.prompt for item in load("n=2")]
+    kept = [json.loads(line) for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]
+    assert [one["prompt"] for one in kept] == [item.prompt for item in load("n=2")]
 
 
 def test_absent_weights_are_reported_and_the_list_shows_it(tmp_path, monkeypatch, capsys):
@@ -185,16 +170,13 @@ def test_absent_weights_are_reported_and_the_list_shows_it(tmp_path, monkeypatch
         error = capsys.readouterr().err
         assert file in error
         assert "run `make train-scenes`" in error
-    listed = {}
     for there in (False, True):
         assert cli.main(["list", "models", "drafters", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
-        listed[there] = {e["name"]: e["weights"] for group in found.values() for e in group}
+        listed = {e["name"]: e["weights"] for group in found.values() for e in group}
+        assert listed["mar_scenes"] == listed["cspd"] == there
         for kind in CONFIGS:
             (tmp_path / f"scenes_{kind}.safetensors").touch()
-    assert [listed[there][name] for there in (False, True) for name in ("mar_scenes", "cspd")] == [False] * 2 + [
-        True
-    ] * 2
 
 
 def test_prompts_are_names_or_numbers_of_classes(tiny):
@@ -203,14 +185,10 @@ def test_prompts_are_names_or_numbers_of_classes(tiny):
     for bad in ("a cat", "40", "circle red", "", "²", "1" * 5000):
         with pytest.raises(UsageError, match=r"draws one object, and '.{0,40}' is .*: name a colour"):
             bundle.encode(["red circle", bad])
-
-
-def test_a_image_depends_on_its_own_tokens(tiny):
-    bundle = Pipeline.load(configuration.compose(["model=mar_scenes", "weights=random"])).model
     tokens = torch.randn(3, 16, 3, generator=torch.Generator().manual_seed(0))
-    decoded_images = bundle.pixels(tokens)
-    assert decoded_images.shape == (3, 64, 64, 3)
-    assert np.array_equal(bundle.pixels(tokens[1:2])[0], decoded_images[1])
+    images = bundle.pixels(tokens)
+    assert images.shape == (3, 64, 64, 3)
+    assert np.array_equal(bundle.pixels(tokens[1:2])[0], images[1])
 
 
 def test_shapes_fit_together_and_the_default_is_what_is_trained():
@@ -238,15 +216,9 @@ def test_the_committed_pair_draws_its_classes_and_saves_passes():
     items = load("n=4")
     prompts, keys = [item.prompt for item in items], [(0, item.index) for item in items]
     drafted = pipeline.decode(pipeline.encode(prompts), keys)
-    reader = ev.load(registry.ASSETS / ev.READER, ev.AttributeReader, torch.device("cpu"))
-    with torch.inference_mode():
-        stated = torch.tensor([item.labels for item in items])
-        right = ev.read_right(reader(scenes.to_float(pipeline.pixels(drafted.tokens))), stated)
+    right = read_right(pipeline.pixels(drafted.tokens), [item.labels for item in items])
     assert right[:, scenes_classes._SHAPE].sum() + right[:, scenes_classes._COLOUR].sum() >= 6
     assert (drafted.steps < pipeline.model.target.length).all()
-
-
-# --- training ---------------------------------------------------------------------------------------------------------
 
 
 def distributions_of(count, seed=0):
@@ -321,33 +293,28 @@ def test_distillation_draws_the_draft_to_the_target(tmp_path):
 
 
 def test_a_killed_stage_ends_with_the_same_weights(tmp_path, monkeypatch):
-    distributions, labels = distributions_of(40)
     recipe = Recipe(steps=6, batch=8, lr=1e-3, warmup=1, ema=0.9, muon=True, save_every=2)
     torch.manual_seed(0)
     target = MAR(TINY).eval()
 
-    def draft():
+    def trained(folder):
         torch.manual_seed(1)
-        return MAR(CONFIGS["mar_draft"])
+        draft = MAR(CONFIGS["mar_draft"])
+        training.train_draft(draft, target, *distributions_of(40), recipe, tmp_path / folder)
+        return dict(draft.named_parameters())
 
-    complete, broken, resumed = draft(), draft(), draft()
-    training.train_draft(complete, target, distributions, labels, recipe, tmp_path / "complete")
-    calls = Counter()
-    real = MAR.head_loss
+    undisturbed, calls, real = trained("whole"), itertools.count(1), MAR.head_loss
 
-    def killed(*words):
-        calls["head_loss"] += 1
-        if calls["head_loss"] == 6:
+    def killed(*arguments):
+        if next(calls) == 6:
             raise KeyboardInterrupt
-        return real(*words)
+        return real(*arguments)
 
-    monkeypatch.setattr(MAR, "head_loss", killed)
-    with pytest.raises(KeyboardInterrupt):
-        training.train_draft(broken, target, distributions, labels, recipe, tmp_path / "parts")
-    monkeypatch.undo()
-    training.train_draft(resumed, target, distributions, labels, recipe, tmp_path / "parts")
-    for a, b in zip(complete.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(a, b)
+    with monkeypatch.context() as once:
+        once.setattr(MAR, "head_loss", killed)
+        with pytest.raises(KeyboardInterrupt):
+            trained("parts")
+    torch.testing.assert_close(trained("parts"), undisturbed, rtol=0, atol=0)
 
 
 def train(folder, *words):
@@ -357,12 +324,14 @@ def train(folder, *words):
     return {p.stem: registry.digest(p) for p in sorted((folder / "assets").iterdir())}
 
 
-def test_the_stages_write_weights_that_a_run_uses(tiny, tmp_path, capsys):
+def test_the_stages_write_weights_that_a_run_uses_and_a_card(tiny, tmp_path, capsys):
+    (tmp_path / "assets").mkdir()
+    shutil.copy(registry.ASSETS / ev.READER, tmp_path / "assets")
     files = train(tmp_path, "--only", "mar_draft,mar_samples")  # what they need comes by itself
-    assert list(files) == ["scenes_kl", "scenes_mar", "scenes_mar_draft"]
+    assert list(files) == ["scenes_kl", "scenes_mar", "scenes_mar_draft", "scenes_reader"]
     cfg = ["model=mar_scenes", f"weights={tmp_path}/assets", "diffusion_steps=3", "gamma=2", "n=3", *QUICK]
     assert cli.main(["run", *cfg, f"out={tmp_path}/run"]) == 0
-    [row] = read_rows(tmp_path / "run" / "row.csv")
+    row = row_of(tmp_path / "run")
     assert row["weights"].startswith("folder:")
     assert row["tokens"] == 16
     kl = checkpoints.load(tmp_path / "assets" / "scenes_kl.safetensors", "scenes-kl", Latents, LatentConfig)
@@ -376,38 +345,35 @@ def test_the_stages_write_weights_that_a_run_uses(tiny, tmp_path, capsys):
     found = card.Card.read(tmp_path / "card.md")
     assert list(found.statistics) == ["kl", "mar", "mar_draft", "mar_samples"]
     assert [stages for stages, _ in found.runs] == [["mar_samples"], ["kl", "mar", "mar_draft"]]
-    assert found.statistics["mar_samples"]["tokens_a_pass_path"] >= 1
+    samples = found.statistics["mar_samples"]
+    assert samples["tokens_a_pass_path"] >= 1
+    assert samples["reader_accuracy_renders"] == 1
+    for name in ("reader_accuracy_decoded", "reader_accuracy_cfg_2", "vanilla_one_object", "acceptance_exact"):
+        assert 0 <= samples[name] <= 1
+    assert samples["reader_accuracy_vanilla"] == samples["reader_accuracy_cfg_2"]
+    assert (samples["vanilla_shape"] + samples["vanilla_colour"]) / 2 == samples["reader_accuracy_vanilla"]
     assert found.statistics["mar"]["loss"] > 0
     # The other way to train the draft is another draft.
     apart = train(tmp_path, "--only", "mar_draft", "--no-distil")
     assert [name for name in files if apart[name] != files[name]] == ["scenes_mar_draft"]
 
 
-def test_the_card_tells_what_a_reader_finds(tiny, tmp_path):
-    (tmp_path / "assets").mkdir()
-    shutil.copy(registry.ASSETS / ev.READER, tmp_path / "assets")
-    train(tmp_path, "--only", "kl,mar,mar_draft,mar_samples")
-    found = card.Card.read(tmp_path / "card.md").statistics["mar_samples"]
-    assert found["reader_accuracy_renders"] == 1
-    for name in ("reader_accuracy_decoded", "reader_accuracy_cfg_2", "vanilla_one_object", "acceptance_exact"):
-        assert 0 <= found[name] <= 1
-    assert found["reader_accuracy_vanilla"] == found["reader_accuracy_cfg_2"]
-    assert (found["vanilla_shape"] + found["vanilla_colour"]) / 2 == found["reader_accuracy_vanilla"]
-
-
 def test_weights_of_two_trainings_are_refused(tiny, tmp_path):
+    def save(kind, module):
+        checkpoints.save(module, tmp_path / f"scenes_{kind}.safetensors", f"scenes-{kind}")
+
+    def load():
+        cfg = configuration.compose(["model=mar_scenes", f"weights={tmp_path}"])
+        return mar_scenes.ScenesMAR(cfg, torch.device("cpu"), torch.float32).drafter_network("mar_draft")
+
     for kind, module in (("kl", Latents), ("mar", MAR), ("mar_draft", MAR)):
-        built = module(CONFIGS[kind])
-        checkpoints.save(built, tmp_path / f"scenes_{kind}.safetensors", f"scenes-{kind}")
-    cfg = configuration.compose(["model=mar_scenes", f"weights={tmp_path}"])
-    assert mar_scenes.ScenesMAR(cfg, torch.device("cpu"), torch.float32).drafter_network("mar_draft").length == 16
+        save(kind, module(CONFIGS[kind]))
+    assert load().length == 16
     other = MAR(replace(TINY, token_dim=4))
-    checkpoints.save(other, tmp_path / "scenes_mar_draft.safetensors", "scenes-mar_draft")
-    with pytest.raises(UsageError, match="train one for this target"):
-        mar_scenes.ScenesMAR(cfg, torch.device("cpu"), torch.float32).drafter_network("mar_draft")
-    checkpoints.save(other, tmp_path / "scenes_mar.safetensors", "scenes-mar")
-    with pytest.raises(UsageError, match="scenes_mar and scenes_kl"):
-        mar_scenes.ScenesMAR(cfg, torch.device("cpu"), torch.float32)
+    for kind, sentence in (("mar_draft", "train one for this target"), ("mar", "scenes_mar and scenes_kl")):
+        save(kind, other)
+        with pytest.raises(UsageError, match=sentence):
+            load()
 
 
 @pytest.mark.parametrize(

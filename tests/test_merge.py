@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_pipeline import FakePipeline
+from commands import Call, row_of
+from fake_pipeline import FakePipeline, at, interrupt
 from PIL import Image
 
 from specbench import metrics
@@ -24,11 +25,9 @@ from specbench.harness.folder import stored
 from specbench.metrics import Score, base
 from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS, METRICS
-from specbench.rows.csv_files import csv_lines, read_rows
-from specbench.rows.journal import pixel_digest
+from specbench.rows.csv_files import csv_lines
+from specbench.rows.journal import _to_line, pixel_digest, read_records
 from specbench.tables.measure import LocalBench
-
-Call = Callable[..., tuple[int, str, str]]
 
 #: What a row may lose without a word: none of it was measured.
 NOT_MEASURED = {"note", "protocol", "commit"}
@@ -83,11 +82,6 @@ def weights(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return here
 
 
-def row_of(folder: str | Path) -> dict[str, Any]:
-    [row] = read_rows(Path(folder) / "row.csv")
-    return row
-
-
 def unnamed(before: dict[str, Any], after: dict[str, Any], told: str) -> list[str]:
     """The values of a row that are gone, or another metric's, and of which nothing was said."""
     words = set(re.findall(r"[\w.]+", told))
@@ -97,6 +91,10 @@ def unnamed(before: dict[str, Any], after: dict[str, Any], told: str) -> list[st
         taken += [c for c in METRICS if before[c] is not None and before[c] != after[c]]
     bare = {re.sub("_(stderr|backend)$", "", c) for c in {*lost, *taken} - NOT_MEASURED}
     return sorted(c for c in bare if not {c, f"{c}_mean"} & words)
+
+
+def files_of(folder: str) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in Path(folder).iterdir() if p.is_file() and p.name not in ("run.log", ".lock")}
 
 
 def start(call: Call, *words: str) -> tuple[dict[str, Any], str]:
@@ -157,14 +155,14 @@ def test_two_metrics_of_one_column(call: Call, weights: dict[str, str]) -> None:
 
 def test_a_smaller_n_shows_its_row_and_leaves_the_larger_one(call: Call, weights: dict[str, str]) -> None:
     before, _ = start(call, "metrics=fid", "n=8")
-    files = {p: p.read_bytes() for p in Path("first").iterdir() if p.is_file() and p.name not in ("run.log", ".lock")}
+    files = files_of("first")
     for _ in range(2):
         told = start(call, "n=4", "metrics=clip_b32")[1]
         assert "n=4" in told
         assert "keeps the row over 8 images" in told
         assert "clip_score" in told
         assert "the first 4 of 8 are in first" in told
-        assert {p: p.read_bytes() for p in files} == files
+        assert files_of("first") == files
     assert status.of_run(Path("first")).n == 8
     cfg = configuration.compose(["n=4", "metrics=clip_b32"])
     shown = run.execute(cfg, "first", loader=FakePipeline)
@@ -215,12 +213,11 @@ def test_other_weights_and_references_are_named(call: Call, weights: dict[str, s
 def test_pictures_that_are_not_those_of_the_row_make_its_scores_invalid(call: Call, weights: dict[str, str]) -> None:
     before, _ = start(call, "metrics=[fid,clip_b32]", "baseline=false")
     journal = Path("first/records.jsonl")
-    made = [json.loads(line) for line in journal.read_text().splitlines()]
+    made = read_records(journal)
     picture = np.zeros((8, 8, 3), np.uint8)
-    Image.fromarray(picture).save(Path("first") / made[2]["image"])
-    del made[2]["check"]
-    made[2]["sha256"] = pixel_digest(picture)
-    journal.write_text("".join(json.dumps({k: v for k, v in r.items() if k != "check"}) + "\n" for r in made))
+    Image.fromarray(picture).save(Path("first") / made[2].image)
+    made[2] = replace(made[2], sha256=pixel_digest(picture))
+    journal.write_bytes(b"".join(map(_to_line, made)))
     del weights["clip_b32"]
     after, told = start(call, "metrics=fid", "baseline=false")
     assert after["fid"] != before["fid"]
@@ -231,7 +228,7 @@ def test_pictures_that_are_not_those_of_the_row_make_its_scores_invalid(call: Ca
 def test_a_bad_reference_leaves_the_folder_as_it_was(call: Call, weights: dict[str, str], monkeypatch: Any) -> None:
     """The configuration in the folder used to be replaced before the file was looked at."""
     start(call, "metrics=fid")
-    files = {p: p.read_bytes() for p in Path("first").iterdir() if p.is_file() and p.name not in ("run.log", ".lock")}
+    files = files_of("first")
 
     def basis(self: Light) -> str:
         raise UsageError("there is no file bad.npz")
@@ -239,20 +236,13 @@ def test_a_bad_reference_leaves_the_folder_as_it_was(call: Call, weights: dict[s
     with monkeypatch.context() as patch:
         patch.setattr(Light, "basis", basis)
         assert call("run", "out=first", "n=6", "metrics=kid", "reference=bad.npz")[0] == 2
-    assert {p: p.read_bytes() for p in files} == files
+    assert files_of("first") == files
 
 
 def test_a_stop_keeps_the_scored_row(call: Call, weights: dict[str, str], monkeypatch: Any) -> None:
     before, _ = start(call, "metrics=fid", "baseline=false")
-    decode, count = FakePipeline.decode, iter(range(100))
-
-    def stopping(self: FakePipeline, *given: Any) -> Any:
-        if next(count) == 3:
-            raise KeyboardInterrupt
-        return decode(self, *given)
-
     with monkeypatch.context() as patch:
-        patch.setattr(FakePipeline, "decode", stopping)
+        patch.setattr(run, "_load_pipeline", at(7, interrupt))
         assert call("run", "out=first", "n=12", "metrics=none", "baseline=false")[0] == 130
     assert row_of("first") == before
     assert status.of_run(Path("first")).state == "stopped"

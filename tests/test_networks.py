@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import json
 import math
+import re
 import sys
 import types
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ PROMPTS = ("a red circle", "Two dogs, & a café!", "", "a small triangle left of
 LONG = PROMPTS[3]  # more than 77 tokens, and more than 35
 
 
-def decoded_images(seed: int = 0) -> list[np.ndarray]:
+def pictures(seed: int = 0) -> list[np.ndarray]:
     """One picture of each of the sizes, with coarse and fine structure."""
     stream = np.random.default_rng(seed)
     found = []
@@ -90,6 +91,13 @@ def state() -> dict[str, Tensor]:
     return randomise(open_clip.CLIP(**TINY).state_dict())
 
 
+@pytest.fixture
+def clip(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> Path:
+    """The folder of metrics with the small CLIP in it."""
+    clip_file(tmp_path, state)
+    return tmp_path
+
+
 def clip_file(folder: Path, state: dict[str, Tensor], part: str = "clip_b32") -> Path:
     path = folder / part / "open_clip_model.safetensors"
     path.parent.mkdir(parents=True)
@@ -101,65 +109,68 @@ def reference(path: Path, prepared: Any, captions: Sequence[str], shown: Sequenc
     """Cosines by open_clip's own loading and towers; `prepared` None: by its own preparation, too."""
     network, _, own = open_clip.create_model_and_transforms("tiny", pretrained=str(path))
     network.eval()
-    x = torch.stack([(prepared or own)(Image.fromarray(one_image)) for one_image in shown])
+    x = torch.stack([(prepared or own)(Image.fromarray(picture)) for picture in shown])
     with torch.no_grad():
         seen = network.encode_image(x, normalize=True)
-        message = network.encode_text(open_clip.get_tokenizer("tiny")(list(captions)), normalize=True)
-    return (seen * message).sum(-1).numpy()
+        said = network.encode_text(open_clip.get_tokenizer("tiny")(list(captions)), normalize=True)
+    return (seen * said).sum(-1).numpy()
 
 
-def test_cosines_are_open_clip_s(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
-    path = clip_file(tmp_path, state)
-    outputs = metrics.metric("clip_b32", at(tmp_path)).scorer()(decoded_images(), ITEMS)
-    expected = reference(path, None, PROMPTS, decoded_images())
+def outputs_of(name: str, folder: Path, shown: Sequence[np.ndarray] | None = None) -> np.ndarray:
+    return metrics.metric(name, at(folder)).scorer()(pictures() if shown is None else shown, ITEMS)
+
+
+def has_independent_rows(name: str, folder: Path) -> None:
+    """An image's outputs do not depend on the batch."""
+    scorer, together = metrics.metric(name, at(folder)).scorer(), outputs_of(name, folder)
+    alone = np.concatenate([scorer([x], [item]) for x, item in zip(pictures(), ITEMS)])
+    assert np.array_equal(together, alone)
+    assert np.array_equal(scorer(pictures()[::-1], ITEMS[::-1]), together[::-1])
+
+
+def test_cosines_are_open_clip_s(clip: Path) -> None:
+    outputs = outputs_of("clip_b32", clip)
+    expected = reference(clip / "clip_b32" / "open_clip_model.safetensors", None, PROMPTS, pictures())
     assert outputs.shape == (4, 1)
     assert np.ptp(expected) > 0.05
     np.testing.assert_allclose(outputs[:, 0], expected, atol=1e-6)
+    has_independent_rows("clip_b32", clip)
 
 
-def test_openai_s_gelu_is_asked_for() -> None:
-    """The plain name takes OpenAI's weights and computes another function."""
-    for name, size in (("ViT-B-32", 605_143_284), ("ViT-B-16", 598_516_980)):
-        settings = towers.config(f"{name}-quickgelu")
-        assert settings["quick_gelu"] is True
-        with torch.device("meta"):
-            count = sum(t.numel() for t in open_clip.CLIP(**settings).state_dict().values())
-        assert 0 < size - 4 * count < 50_000  # float32, and the header of the published file
+@pytest.mark.parametrize(
+    ("architecture", "gelu", "size", "width", "rest"),
+    [
+        ("ViT-B-32-quickgelu", True, 605_143_284, 4, 50_000),
+        ("ViT-B-16-quickgelu", True, 598_516_980, 4, 50_000),
+        (hpsv2.ARCHITECTURE, False, 1_972_484_501, 2, 500_000),
+    ],
+)
+def test_a_tower_has_the_published_size(architecture: str, gelu: bool, size: int, width: int, rest: int) -> None:
+    """The plain name takes OpenAI's weights and computes another function. `rest`: the header of the published file of
+    float32, or what a zip of 686 tensors of float16 needs."""
+    settings = towers.config(architecture)
+    assert bool(settings.get("quick_gelu")) is gelu
+    with torch.device("meta"):
+        count = sum(t.numel() for t in open_clip.CLIP(**settings).state_dict().values())
+    assert 0 < size - width * count < rest
 
 
-def test_a_score_is_that_of_the_choice(
-    tmp_path: Path, state: dict[str, Tensor], tiny: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_score_is_that_of_the_choice(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(towers, "config", lambda architecture: asked.append(architecture) or TINY)
-    clip_file(tmp_path, state)
-    scores = metrics.score(["clip_b32"], decoded_images(), ITEMS, at(tmp_path))
+    scores = metrics.score(["clip_b32"], pictures(), ITEMS, at(clip))
     assert set(asked) == {"ViT-B-32-quickgelu"}
-    [name] = scores
-    score = scores[name]
-    each = metrics.metric("clip_b32", at(tmp_path)).scorer()(decoded_images(), ITEMS)[:, 0]
-    assert name == "clip_score"
+    assert list(scores) == ["clip_score"]
+    score, each = scores["clip_score"], outputs_of("clip_b32", clip)[:, 0]
     assert score.value == pytest.approx(each.mean(), abs=1e-12)
     assert score.stderr == pytest.approx(each.std(ddof=1) / 2, abs=1e-12)
-    digest = metrics.metric("clip_b32", at(tmp_path)).cache_key
-    assert score.backend == digest
-    assert digest.startswith("clip-vit-b-32@")
-    assert digest.endswith(", 224 bicubic")
+    assert score.backend == metrics.metric("clip_b32", at(clip)).cache_key
+    assert score.backend.startswith("clip-vit-b-32@")
+    assert score.backend.endswith(", 224 bicubic")
     assert score.note == "1 of 4 captions have more than 77 tokens and lose their end"
     shuffled = [2, 0, 3, 1]
-    again = metrics.score(
-        ["clip_b32"], [decoded_images()[i] for i in shuffled], [ITEMS[i] for i in shuffled], at(tmp_path, batch=3)
-    )
-    assert again == scores
-
-
-def test_a_row_of_outputs_does_not_depend_on_the_batch(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
-    clip_file(tmp_path, state)
-    scorer = metrics.metric("clip_b32", at(tmp_path)).scorer()
-    together = scorer(decoded_images(), ITEMS)
-    alone = np.concatenate([scorer([x], [item]) for x, item in zip(decoded_images(), ITEMS)])
-    assert np.array_equal(together, alone)
-    assert np.array_equal(scorer(decoded_images()[::-1], ITEMS[::-1]), together[::-1])
+    shown, items = [pictures()[i] for i in shuffled], [ITEMS[i] for i in shuffled]
+    assert metrics.score(["clip_b32"], shown, items, at(clip, batch=3)) == scores
 
 
 def test_times_100_is_torchmetrics_definition_on_sjd_s_images(
@@ -190,33 +201,28 @@ def test_times_100_is_torchmetrics_definition_on_sjd_s_images(
 
     theirs = CLIPScore(lambda: (Model(), Processor()))
     with torch.no_grad():
-        for one_image, prompt in zip(decoded_images(), PROMPTS):
-            x = torch.tensor(np.array(Image.fromarray(one_image))).unsqueeze(0).permute(0, 3, 1, 2)
+        for picture, prompt in zip(pictures(), PROMPTS):
+            x = torch.tensor(np.array(Image.fromarray(picture))).unsqueeze(0).permute(0, 3, 1, 2)
             theirs.update(F.interpolate(x, size=(299, 299), mode="bilinear", align_corners=False), [prompt])
-    ours = metrics.score(["clip_b16_x100"], decoded_images(), ITEMS, at(tmp_path))["clip_score"]
+    ours = metrics.score(["clip_b16_x100"], pictures(), ITEMS, at(tmp_path))["clip_score"]
     assert ours.value == pytest.approx(float(theirs.compute()), abs=1e-4)
     assert ours.backend.endswith(", 299 bilinear, then 224 bicubic, x100")
 
 
-def test_a_negative_mean_counts_as_zero_only_times_100(tmp_path: Path, state: dict[str, Tensor]) -> None:
-    clip_file(tmp_path, state)
-    outputs = np.array([[0.1], [-0.4], [0.1]])
-    items = ITEMS[:3]
-    [plain] = metrics.metric("clip_b32", at(tmp_path)).score(outputs, items)
-    one = metrics.metric("clip_b32_x100", at(tmp_path))
+def test_a_negative_mean_counts_as_zero_only_times_100(clip: Path) -> None:
+    outputs, items = np.array([[0.1], [-0.4], [0.1]]), ITEMS[:3]
+    [plain] = metrics.metric("clip_b32", at(clip)).score(outputs, items)
+    one = metrics.metric("clip_b32_x100", at(clip))
     [clamped] = one.score(outputs, items)
     assert plain.value == pytest.approx(-0.2 / 3)
     assert (plain.note, clamped.note) == ("", "the mean cosine is negative, which counts as 0")
     assert clamped.value == 0
     assert clamped.stderr == pytest.approx(100 * (plain.stderr or 0))
-    each = one.per_image(outputs)
-    assert each is not None
-    np.testing.assert_allclose(each, [10, -40, 10])
+    np.testing.assert_allclose(one.per_image(outputs), [10, -40, 10])
 
 
-def test_lantern_s_prefix_and_images(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
+def test_lantern_s_prefix_and_images(clip: Path) -> None:
     """LANTERN's code joins the prefix's three tokens to the caption's, and brings pictures to 256 by torchvision."""
-    path = clip_file(tmp_path, state)
     tokens = open_clip.get_tokenizer("tiny")
     for prompt in PROMPTS:
         caption, prefix = tokens([prompt]), tokens(["A photo depicts "])[:, 1:4]
@@ -225,60 +231,42 @@ def test_lantern_s_prefix_and_images(tmp_path: Path, state: dict[str, Tensor], t
             joined[0, 76] = 49407
         assert torch.equal(tokens([f"A photo depicts {prompt}"]), joined)
 
-    def prepared(one_image: Image.Image) -> Tensor:
-        square = transforms.functional.center_crop(one_image, [min(one_image.size)] * 2)
+    def prepared(picture: Image.Image) -> Tensor:
+        square = transforms.functional.center_crop(picture, [min(picture.size)] * 2)
         resized = transforms.Resize(256, transforms.InterpolationMode.LANCZOS)(square)
         x = transforms.Normalize([0.5] * 3, [0.5] * 3)(transforms.ToTensor()(resized))
         levels = ((x + 1.0) * 127.5).clamp(0, 255).to(torch.uint8)
         own: Tensor = open_clip.image_transform(48, is_train=False)(transforms.ToPILImage()(levels))
         return own
 
-    outputs = metrics.metric("clip_b32_lantern", at(tmp_path)).scorer()(decoded_images(), ITEMS)
-    expected = reference(path, prepared, [f"A photo depicts {prompt}" for prompt in PROMPTS], decoded_images())
-    np.testing.assert_allclose(outputs[:, 0], expected, atol=1e-6)
-    assert "256 Lanczos as LANTERN, then 224 bicubic, prefix 'A photo depicts '" in (
-        metrics.metric("clip_b32_lantern", at(tmp_path)).cache_key
-    )
+    path = clip / "clip_b32" / "open_clip_model.safetensors"
+    expected = reference(path, prepared, [f"A photo depicts {prompt}" for prompt in PROMPTS], pictures())
+    np.testing.assert_allclose(outputs_of("clip_b32_lantern", clip)[:, 0], expected, atol=1e-6)
+    key = metrics.metric("clip_b32_lantern", at(clip)).cache_key
+    assert "256 Lanczos as LANTERN, then 224 bicubic, prefix 'A photo depicts '" in key
 
 
-def test_choices_share_outputs_only_where_they_are_the_same(tmp_path: Path, state: dict[str, Tensor]) -> None:
-    for part in ("clip_b32", "clip_b16"):
-        clip_file(tmp_path, state, part)
+def test_choices_share_outputs_only_where_they_are_the_same(clip: Path, state: dict[str, Tensor]) -> None:
+    clip_file(clip, state, "clip_b16")
     names = [name for name in parameters.single_metrics() if name.startswith("clip_")]
-    scorers = {name: metrics.metric(name, at(tmp_path)).cache_key for name in names}
+    scorers = {name: metrics.metric(name, at(clip)).cache_key for name in names}
     assert scorers["clip_b32"] == scorers["clip_b32_x100"]
     assert len(set(scorers.values())) == len(names) - 1
 
 
-def test_weights_that_do_not_fit_are_named(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
-    clip_file(tmp_path, {**state, "ln_final.weight": torch.zeros(3)})
-    with pytest.raises(UsageError, match=r"tensor 'ln_final.weight' has shape \[3\], expected \[32\]"):
-        metrics.metric("clip_b32", at(tmp_path)).scorer()
-
-
-def test_a_file_that_would_run_code_is_refused(tmp_path: Path, tiny: None) -> None:
-    path = tmp_path / "clip_b32" / "open_clip_pytorch_model.bin"
-    path.parent.mkdir()
-    torch.save({"state_dict": types.SimpleNamespace(a=torch.zeros(1))}, path)
-    with pytest.raises(UsageError, match="could run code"):
-        metrics.metric("clip_b32", at(tmp_path)).scorer()
-
-
-def test_the_older_name_of_a_weights_file_is_read(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
-    path = tmp_path / "a" / "clip_b32" / "open_clip_pytorch_model.bin"
+def test_the_older_name_of_a_weights_file_is_read(clip: Path, state: dict[str, Tensor]) -> None:
+    path = clip / "older" / "clip_b32" / "open_clip_pytorch_model.bin"
     path.parent.mkdir(parents=True)
     torch.save(state, path)
-    clip_file(tmp_path / "b", state)
-    one, other = (metrics.metric("clip_b32", at(tmp_path / name)).scorer()(decoded_images(), ITEMS) for name in "ab")
-    assert np.array_equal(one, other)
+    assert np.array_equal(outputs_of("clip_b32", clip / "older"), outputs_of("clip_b32", clip))
 
 
 @pytest.mark.parametrize(
     ("metric", "options", "sentence"),
     [
-        (clip_score.ClipScore, {"modell": "ViT-B-32"}, "unknown option of clip_score 'modell'"),
-        (clip_score.ClipScore, {"model": "ViT-L-14"}, "clip_score 'ViT-L-14' (choose from: ViT-B-16"),
-        (clip_score.ClipScore, {"resize": "299"}, "resize of clip_score '299' (choose from: bilinear299"),
+        (clip_score.ClipScore, {"modell": "ViT-B-32"}, "unknown option of clip_score 'modell' (choose from: model, "),
+        (clip_score.ClipScore, {"model": "ViT-L-14"}, "unknown model of clip_score 'ViT-L-14' (choose from: ViT-B-16"),
+        (clip_score.ClipScore, {"resize": "299"}, "unknown resize of clip_score '299' (choose from: bilinear299"),
         (clip_score.ClipScore, {"scale": 2.5}, "scale must be 1 (the cosine) or 100, not 2.5"),
         (clip_score.ClipScore, {"prefix": None}, "prefix must be text"),
         (hpsv2.HPSv2, {"version": "v3"}, "unknown version of hpsv2 'v3' (choose from: v2, v2.1)"),
@@ -286,26 +274,23 @@ def test_the_older_name_of_a_weights_file_is_read(tmp_path: Path, state: dict[st
     ],
 )
 def test_options_are_checked(metric: Any, options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as e:
+    with pytest.raises(UsageError, match=re.escape(sentence)):
         metric(at(tmp_path), options)
-    assert sentence in str(e.value)
 
 
 def test_absent_weights_are_reported_with_the_way_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path))
     context = at(home.metrics_folder())
-    for name, part, file in (
-        ("clip_b32", "clip_b32", "open_clip_model.safetensors"),
-        ("clip_b16_x100", "clip_b16", "open_clip_model.safetensors"),
-        ("hpsv2", "hpsv2", "HPS_v2_compressed.pt"),
-        ("hpsv21", "hpsv21", "HPS_v2.1_compressed.pt"),
-        ("image_reward", "image_reward", "ImageReward.pt"),
-    ):
-        reported = f"no {file}: run `specbench fetch metrics={part}`, or put {file} into {tmp_path / 'metrics' / part}"
-        assert metrics.missing(name, context) == reported
+    files = dict.fromkeys(("clip_b32", "clip_b16_x100"), "open_clip_model.safetensors")
+    files["image_reward"] = "ImageReward.pt"
+    files |= {"hpsv2": "HPS_v2_compressed.pt", "hpsv21": "HPS_v2.1_compressed.pt"}
+    for name, file in files.items():
+        part = name.removesuffix("_x100")
+        told = f"no {file}: run `specbench fetch metrics={part}`, or put {file} into {tmp_path / 'metrics' / part}"
+        assert metrics.missing(name, context) == told
         assert file in {name for fill in sources.EVALUATORS[part].files for name in fill.split("|")}
     assert f"metrics=hpsv2 metrics_dir={tmp_path / 'w'}`" in metrics.missing("hpsv2", at(tmp_path / "w"))
-    scores = metrics.score(["image_reward", "clip_b32"], decoded_images(), ITEMS, context)
+    scores = metrics.score(["image_reward", "clip_b32"], pictures(), ITEMS, context)
     assert [s.value for s in scores.values()] == [None, None]
     assert scores["image_reward"].note.startswith("no ImageReward.pt: ")
 
@@ -325,21 +310,21 @@ def test_hps_is_the_cosine_of_padded_images(tmp_path: Path, state: dict[str, Ten
     for part, file in hpsv2.VERSIONS.values():
         (tmp_path / part).mkdir()
         torch.save({"state_dict": half}, tmp_path / part / file)
-    complete = clip_file(tmp_path / "reference", {name: t.float() for name, t in half.items()})
+    whole = clip_file(tmp_path / "reference", {name: t.float() for name, t in half.items()})
 
-    def prepared(one_image: Image.Image) -> Tensor:
+    def prepared(picture: Image.Image) -> Tensor:
         """The longer side becomes 48, black fills the rest."""
-        scale = 48 / max(one_image.size)
-        height, width = round(one_image.height * scale), round(one_image.width * scale)
-        resized = transforms.functional.resize(one_image, [height, width], transforms.InterpolationMode.BICUBIC)
+        scale = 48 / max(picture.size)
+        height, width = round(picture.height * scale), round(picture.width * scale)
+        resized = transforms.functional.resize(picture, [height, width], transforms.InterpolationMode.BICUBIC)
         canvas = Image.new("RGB", (48, 48))
         canvas.paste(resized, ((48 - width) // 2, (48 - height) // 2))
         own: Tensor = open_clip.image_transform(48, is_train=False)(canvas)
         return own
 
-    outputs = metrics.metric("hpsv2", at(tmp_path)).scorer()(decoded_images(), ITEMS)
-    np.testing.assert_allclose(outputs[:, 0], reference(complete, prepared, PROMPTS, decoded_images()), atol=1e-6)
-    score = metrics.score(["hpsv21"], decoded_images(), ITEMS, at(tmp_path))["hpsv2"]
+    outputs = outputs_of("hpsv2", tmp_path)
+    np.testing.assert_allclose(outputs[:, 0], reference(whole, prepared, PROMPTS, pictures()), atol=1e-6)
+    score = metrics.score(["hpsv21"], pictures(), ITEMS, at(tmp_path))["hpsv2"]
     assert score.value == pytest.approx(outputs.mean(), abs=1e-12)
     assert score.backend.startswith("hps-v2.1@")
     assert score.backend.endswith(", 224 bicubic, padded")
@@ -347,25 +332,10 @@ def test_hps_is_the_cosine_of_padded_images(tmp_path: Path, state: dict[str, Ten
     assert percent.value == pytest.approx(100 * outputs.mean())
 
 
-def test_hps_has_the_published_size() -> None:
-    settings = towers.config(hpsv2.ARCHITECTURE)
-    assert not settings.get("quick_gelu")
-    with torch.device("meta"):
-        count = sum(t.numel() for t in open_clip.CLIP(**settings).state_dict().values())
-    assert 0 < 1_972_484_501 - 2 * count < 500_000  # float16, and what a zip of 686 tensors needs
-
-
 # --- ImageReward ------------------------------------------------------------------------------------------------------
 
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    *"abcdefghijklmnopqrstuvwxyz!,&",
-    *(f"##{c}" for c in "acdefglmnoprstw"),
-    "red",
-]
+LETTERS = [*"abcdefghijklmnopqrstuvwxyz!,&", *(f"##{c}" for c in "acdefglmnoprstw")]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *LETTERS, "red"]
 
 
 @pytest.fixture
@@ -374,9 +344,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     text = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3}
     monkeypatch.setattr(blip, "VISION", {**blip.VISION, **vision, "image_size": 32, "patch_size": 8})
-    monkeypatch.setattr(
-        blip, "TEXT", {**blip.TEXT, **text, "vocab_size": len(WORDS) + 2, "max_position_embeddings": 40}
-    )
+    text |= {"vocab_size": len(WORDS) + 2, "max_position_embeddings": 40}
+    monkeypatch.setattr(blip, "TEXT", {**blip.TEXT, **text})
     monkeypatch.setattr(blip, "HEAD", (10, 8, 6, 4, 1))
 
 
@@ -427,17 +396,17 @@ def forward(w: dict[str, Tensor], x: Tensor, ids: Tensor, mask: Tensor) -> Tenso
             one = f"{layer}{kind}."
             source = z if seen is None else seen
             inputs = linear(f"{one}self.query", z), linear(f"{one}self.key", source), linear(f"{one}self.value", source)
-            message = linear(f"{one}output.dense", attend(*inputs, blip.TEXT["num_attention_heads"], bias))
-            z = norm(f"{one}output.LayerNorm", z + message, 1e-12)
-        message = linear(f"{layer}output.dense", F.gelu(linear(f"{layer}intermediate.dense", z)))
-        z = norm(f"{layer}output.LayerNorm", z + message, 1e-12)
+            said = linear(f"{one}output.dense", attend(*inputs, blip.TEXT["num_attention_heads"], bias))
+            z = norm(f"{one}output.LayerNorm", z + said, 1e-12)
+        said = linear(f"{layer}output.dense", F.gelu(linear(f"{layer}intermediate.dense", z)))
+        z = norm(f"{layer}output.LayerNorm", z + said, 1e-12)
     z = z[:, 0]
     for i in (0, 2, 4, 6, 7):
         z = linear(f"mlp.layers.{i}", z)
     return (z[:, 0] - 0.16717362830052426) / 1.0333394966054072
 
 
-def prepared(one_image: np.ndarray, side: int) -> Tensor:
+def prepared(picture: np.ndarray, side: int) -> Tensor:
     """As the package prepares a picture, by torchvision."""
     steps = [
         transforms.Resize(side, interpolation=transforms.InterpolationMode.BICUBIC),
@@ -445,49 +414,43 @@ def prepared(one_image: np.ndarray, side: int) -> Tensor:
         transforms.ToTensor(),
         transforms.Normalize((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
     ]
-    x: Tensor = transforms.Compose(steps)(Image.fromarray(one_image))
+    x: Tensor = transforms.Compose(steps)(Image.fromarray(picture))
     return x
 
 
 def test_rewards_are_those_of_the_official_layout(folder: Path) -> None:
     w = torch.load(folder / "image_reward/ImageReward.pt", weights_only=True)
-    outputs = metrics.metric("image_reward", at(folder)).scorer()(decoded_images(), ITEMS)
-    x = torch.stack([prepared(one_image, 32) for one_image in decoded_images()])
+    outputs = outputs_of("image_reward", folder)
+    x = torch.stack([prepared(picture, 32) for picture in pictures()])
     ids, mask = blip.Captions(folder / "image_reward/text/vocab.txt")(PROMPTS)
     expected = forward(w, x, ids, mask).numpy()
     assert outputs.shape == (4, 1)
     assert np.ptp(expected) > 0.05
     np.testing.assert_allclose(outputs[:, 0], expected, atol=2e-6)
-    swapped = metrics.metric("image_reward", at(folder)).scorer()(decoded_images()[::-1], ITEMS)  # both towers matter
+    swapped = outputs_of("image_reward", folder, pictures()[::-1])  # both towers matter
     assert np.abs(swapped - outputs).min() > 1e-4
+    has_independent_rows("image_reward", folder)
+    scores = metrics.score(["image_reward"], pictures(), ITEMS, at(folder, batch=3))["image_reward"]
+    assert scores.value == pytest.approx(float(outputs.mean()), abs=1e-6)
+    assert scores.note == "1 of 4 captions have more than 35 tokens and lose their end"
+    assert scores.backend.startswith("image-reward@")
+    assert scores.backend.endswith(", 224 bicubic")
 
 
 def test_the_official_file_has_as_many_values_as_the_table() -> None:
     """1,786,880,927 bytes: the table's tensors, the projections and positions, and what a zip of 625 tensors needs."""
     with torch.device("meta"):
         own = blip.Blip().state_dict()
-    count = sum(own[position.name].numel() for position in blip.table().values())
+    count = sum(own[place.name].numel() for place in blip.table().values())
     rest = 1_786_880_927 - 4 * (count + (1024 + 1 + 768 + 1) * 256) - 8 * 512
     assert 0 < rest < 500 * 625
 
 
-def test_rewards_do_not_depend_on_the_batch(folder: Path) -> None:
-    scorer = metrics.metric("image_reward", at(folder)).scorer()
-    together = scorer(decoded_images(), ITEMS)
-    alone = np.concatenate([scorer([x], [item]) for x, item in zip(decoded_images(), ITEMS)])
-    assert np.array_equal(together, alone)
-    scores = metrics.score(["image_reward"], decoded_images(), ITEMS, at(folder, batch=3))["image_reward"]
-    assert scores.value == pytest.approx(float(together.mean()), abs=1e-6)
-    assert scores.note == "1 of 4 captions have more than 35 tokens and lose their end"
-    assert scores.backend.startswith("image-reward@")
-    assert scores.backend.endswith(", 224 bicubic")
-
-
 @pytest.mark.parametrize(("height", "width"), [(224, 224), (100, 224), (225, 341), (1000, 223), (480, 640)])
 def test_images_are_cut_as_torchvision_cuts_them(height: int, width: int) -> None:
-    one_image = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    ours = blip.as_input(image_reward.square(one_image, 224))
-    torch.testing.assert_close(ours, prepared(one_image, 224), atol=1e-6, rtol=0)
+    picture = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    ours = blip.as_input(image_reward.square(picture, 224))
+    torch.testing.assert_close(ours, prepared(picture, 224), atol=1e-6, rtol=0)
 
 
 def test_a_image_that_would_unfold_to_gigabytes_is_refused(tmp_path: Path) -> None:
@@ -510,19 +473,28 @@ def test_captions_are_bert_s(folder: Path) -> None:
 
 
 def test_another_vocabulary_is_refused(folder: Path) -> None:
-    file = folder / "image_reward/text/vocab.txt"
-    for content in ("\n".join(WORDS[1:]), "\n".join(WORDS).replace("[CLS]", "[CL]"), "\n".join([*WORDS[:-1], "a"])):
-        file.write_text(content)
-        with pytest.raises(UsageError, match="is not the vocabulary of bert-base-uncased"):
+    file, other = folder / "image_reward/text/vocab.txt", "is not the vocabulary of bert-base-uncased"
+    for content, sentence in (
+        ("\n".join(WORDS[1:]).encode(), other),
+        ("\n".join(WORDS).replace("[CLS]", "[CL]").encode(), other),
+        ("\n".join([*WORDS[:-1], "a"]).encode(), other),
+        (b"\xff\xfe", "readable vocabulary"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(UsageError, match=sentence):
             metrics.metric("image_reward", at(folder)).scorer()
-    file.write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match="readable vocabulary"):
-        metrics.metric("image_reward", at(folder)).scorer()
 
 
-def test_another_reward_model_is_refused(folder: Path) -> None:
-    path = folder / "image_reward/ImageReward.pt"
-    torch.save(torch.load(path, weights_only=True) | {"blip.itm_head.bias": torch.zeros(2)}, path)
+def test_weights_that_do_not_fit_are_named(clip: Path, folder: Path, state: dict[str, Tensor]) -> None:
+    tensors, reward = clip / "clip_b32/open_clip_model.safetensors", folder / "image_reward/ImageReward.pt"
+    save_file({**state, "ln_final.weight": torch.zeros(3)}, tensors)
+    with pytest.raises(UsageError, match=r"tensor 'ln_final.weight' has shape \[3\], expected \[32\]"):
+        metrics.metric("clip_b32", at(clip)).scorer()
+    tensors.unlink()
+    torch.save({"state_dict": types.SimpleNamespace(a=1)}, tensors.with_name("open_clip_pytorch_model.bin"))
+    with pytest.raises(UsageError, match="could run code"):
+        metrics.metric("clip_b32", at(clip)).scorer()
+    torch.save(torch.load(reward, weights_only=True) | {"blip.itm_head.bias": torch.zeros(2)}, reward)
     with pytest.raises(UsageError, match=r"'blip\.itm_head\.bias' belongs to no part"):
         metrics.metric("image_reward", at(folder)).scorer()
 
@@ -578,19 +550,19 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_without_the_package_its_environment_is_named(folder: Path) -> None:
     if importlib.util.find_spec("ImageReward"):
         pytest.skip("the package is here")
-    reported = metrics.missing("image_reward_package", at(folder))
-    assert "needs an environment of its own" in reported
-    assert install("image-reward") in reported
+    told = metrics.missing("image_reward_package", at(folder))
+    assert "needs an environment of its own" in told
+    assert install("image-reward") in told
 
 
 def test_the_package_s_model_is_filled_and_gives_the_same(folder: Path, package: Any) -> None:
     names = ["image_reward", "image_reward_package"]
-    one, other = (metrics.score([name], decoded_images(), ITEMS, at(folder))["image_reward"] for name in names)
+    one, other = (metrics.score([name], pictures(), ITEMS, at(folder))["image_reward"] for name in names)
     assert other.value == pytest.approx(one.value, abs=2e-6)
     assert other.backend.startswith("image-reward-package-1.5@")
     assert package.module.init_tokenizer is package.init  # put back
     with pytest.raises(UsageError, match="image_reward and image_reward_package both fill the column image_reward"):
-        metrics.score(names, decoded_images(), ITEMS, at(folder))
+        metrics.score(names, pictures(), ITEMS, at(folder))
 
 
 def test_the_package_takes_no_file_that_lacks_a_tensor(folder: Path, package: Any) -> None:

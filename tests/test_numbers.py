@@ -1,4 +1,4 @@
-"""Numbers that are none, or no law: the loop for codes names the image and the step, and no image comes of them.
+"""NaN, infinity and probabilities that do not sum to 1: the discrete loop names the image and the step, and stops.
 (For vectors see test_continuous.py.)"""
 
 from __future__ import annotations
@@ -33,54 +33,54 @@ FAULTS = {"nan": [math.nan, 0.0, 0.0, 0.0], "infinity": [math.inf, 0.0, 0.0, 0.0
 
 
 class FaultyTarget(TabularTarget):
-    """Logits of one row are `fault` at one place of the image, wherever it is asked for."""
+    """Logits of one row are `fault` at one position of the image, in every forward pass."""
 
-    def __init__(self, row: int, place: int, fault: list[float]) -> None:
+    def __init__(self, row: int, position: int, fault: list[float]) -> None:
         super().__init__(P)
-        self.of = row, place, fault
+        self.of = row, position, fault
 
     def open(self, conditioning: Any, rows: int, guided: bool, nodes: int) -> TabularSession:
         faulty = self
 
         class Session(TabularSession):
             def forward(self, tokens: Tensor, tree: Any, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-                row, place, fault = faulty.of
+                row, position, fault = faulty.of
                 logits, hidden = super().forward(tokens, tree, history, count)
-                here = (count[:, None] + tree.depth == place) & (torch.arange(len(tokens)) == row)[:, None]
+                here = (count[:, None] + tree.depth == position) & (torch.arange(len(tokens)) == row)[:, None]
                 return torch.where(here.unsqueeze(-1), torch.tensor(fault), logits), hidden
 
         return Session(self.lookup)
 
 
 class FaultyDrafter(TabularDrafter):
-    """Law `inner` of one row is `times` what it was, in the step that begins at one place."""
+    """Distribution `inner` of one row is multiplied by `times`, in the step that begins at one position."""
 
-    def __init__(self, inner: int, place: int, times: float) -> None:
+    def __init__(self, inner: int, position: int, times: float) -> None:
         super().__init__(Q, chain_paths(3))
-        self.of = inner, place, times
+        self.of = inner, position, times
 
     def propose(self, state: Any, history: Tensor, count: Tensor, step: Tensor) -> Any:
-        inner, place, times = self.of
+        inner, position, times = self.of
         draft = super().propose(state, history, count, step)
-        here = (count == place) & (torch.arange(len(count)) == 1)
+        here = (count == position) & (torch.arange(len(count)) == 1)
         draft.probs[:, inner] *= torch.where(here, times, 1.0)[:, None]
         return draft
 
 
 @dataclass(frozen=True)
 class Short(Sampling):
-    """The law of a step's first node sums to a little less than 1. (What is left of it after a rejection does.)"""
+    """The distribution of a step's first node sums to a little less than 1. (Its residual sums to 1.)"""
 
     def probs(self, logits: Tensor) -> Tensor:
-        law = super().probs(logits)
-        law[:, 0] *= 0.99
-        return law
+        probs = super().probs(logits)
+        probs[:, 0] *= 0.99
+        return probs
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("words", [{}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.9}])
 def test_a_target_without_a_law_stops_the_image(fault: str, words: dict[str, Any]) -> None:
-    """At temperature 0 and with top-k, arg max and top-k of NaN look like laws: the image used to go on."""
+    """At temperature 0 and with top-k, arg max and top-k of NaN look like distributions: the image used to continue."""
     config = DecoderConfig(FaultyTarget(1, 2, FAULTS[fault]), NoDraft(), rules.exact(), Sampling(**words))
     with pytest.raises(NumberError, match=r"^the target .* \(seed, index\) \(4, 8\), step 3: lower cfg_scale"):
         decode(config, None, RandomStreams(KEYS))
@@ -124,7 +124,7 @@ def test_laws_that_do_not_sum_to_one_are_named() -> None:
 
 
 def test_a_row_that_took_the_next_image_names_that_one() -> None:
-    """Images 0 and 1 begin in two rows; the second row's later images meet NaN at a place that image 1 did not."""
+    """Images 0 and 1 begin in two rows; the second row's later images meet NaN at a position that image 1 did not."""
     target = FaultyTarget(1, -1, FAULTS["nan"])
     config = DecoderConfig(target, TabularDrafter(Q, chain_paths(1)), rules.exact(), Sampling())
     owners = []

@@ -1,4 +1,4 @@
-"""The probe: laws along an image are those that decoding saw, and hiding a token does what it says."""
+"""The probe: distributions along an image are those of decoding, and a hidden token changes only later ones."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from specbench.probe import rows
 from specbench.probe.measure import TokenDistributions
 
 
-def laws(scale: float, side: int = 3) -> tuple[TokenDistributions, torch.Tensor]:
-    """The laws along an image that the target drew, and the log-probabilities that decoding recorded of it."""
+def distributions(scale: float, side: int = 3) -> tuple[TokenDistributions, torch.Tensor]:
+    """The distributions along an image of the target, and the difference from the log-probabilities of decoding."""
     target, sampling = tiny.llamagen(side=side), Sampling(temperature=0.8, cfg_scale=scale)
     config = DecoderConfig(target, NoDraft(), exact(), sampling)
     drawn = decode(config, tiny.prompts(1), RandomStreams([(3, 0)]))
@@ -32,29 +32,29 @@ def laws(scale: float, side: int = 3) -> tuple[TokenDistributions, torch.Tensor]
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
-def test_the_laws_are_those_of_decoding(scale: float) -> None:
-    found, off = laws(scale)
+def test_the_distributions_are_those_of_decoding(scale: float) -> None:
+    found, off = distributions(scale)
     assert off.abs().max() < 1e-4
     assert torch.allclose(found.probs.sum(-1), torch.ones(1, 9))
 
 
 @torch.inference_mode()
-def test_hiding_a_place_moves_the_laws_behind_it_alone() -> None:
-    found, _ = laws(2.0)
+def test_hiding_a_position_moves_only_later_distributions() -> None:
+    found, _ = distributions(2.0)
     beyond = found.hidden_at(found.first + 9)
     assert torch.allclose(beyond, found.probs, atol=1e-5)  # nothing is so far back
     for distance in (1, 4):
         moved = (found.hidden_at(distance) - found.probs).abs().sum(-1)[0]
         assert (moved > 1e-3).any()
-    # the place of the first law is the prefix's last, which is first - 1; before it only prefix is hidden
+    # the first distribution's position is the prefix's last, first - 1; before it only prefix is hidden
     far = (found.hidden_at(found.first + 4) - found.probs).abs().sum(-1)[0]
-    assert far[:5].max() < 1e-5  # of these places none has one so far before it
+    assert far[:5].max() < 1e-5  # none of these positions has one so far before it
     assert far[5:].max() > 1e-4
 
 
 @torch.inference_mode()
-def test_a_hidden_place_is_as_if_it_were_not_there() -> None:
-    """Of two tokens, the second's law without the prefix's places is that of attention to itself and the rest."""
+def test_a_hidden_position_is_as_if_it_were_absent() -> None:
+    """Each distribution equals that of plain passes whose mask leaves one position out."""
     target, sampling = tiny.llamagen(side=2), Sampling()
     tokens = torch.tensor([[1, 4, 2, 3]])
     found = TokenDistributions(target, sampling, tiny.prompts(1), tokens)
@@ -63,7 +63,7 @@ def test_a_hidden_place_is_as_if_it_were_not_there() -> None:
     mask = session.up_to(at).clone()
     for i in range(at.shape[1]):
         mask[0, 0, i, at[0, i] - 2] = False
-    # one place after the other, the caches filled by plain passes
+    # one position after the other, the caches filled by plain passes
     for i in range(at.shape[1]):
         x = session.embed(tokens[:, i - 1 : i] if i else tokens[:, :1], at[:, i : i + 1])
         hidden = session.feed(x, at[:, i : i + 1], at[:, i : i + 1], mask[:, :, i : i + 1])
@@ -91,7 +91,7 @@ def test_a_row_of_the_embedded_target(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(("words", "message"), [
     (["model=mar_scenes"], "mar_scenes is a model of continuous"),
     (["probe.offsets=256", "n=1", "device=cpu"], "offsets=256 is beyond an image of 256 tokens"),
-    (["probe.places=3"], "unknown parameter 'probe.places'"),
+    (["probe.position=3"], "unknown parameter 'probe.position'"),
     (["method=sjd"], "leave method= out"),
     (["delta=2"], "a probe has no 'delta'"),
 ])  # fmt: skip

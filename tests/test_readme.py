@@ -22,17 +22,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from fake_pipeline import FakePipeline
+from commands import ROOT, Call
 from PIL import Image
 
 from specbench import cli
 from specbench.audit import densities, models
 from specbench.cli import bench, fetch, reference
 from specbench.config import configuration, parameters
-from specbench.harness import run
 from specbench.storage import sources
+from specbench.training import recipes
 
-ROOT = Path(__file__).resolve().parents[1]
 FILES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 #: Sub-command -> arguments that replace those of the same name; None only removes them.
@@ -89,7 +88,7 @@ def smaller(arguments: list[str]) -> list[str]:
 
 
 @pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def reader(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with what a reader has: a file of prompts, images, fetched data, a trained drafter, the project's
     rows."""
     home = tmp_path / "home"
@@ -111,22 +110,16 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(ROOT / "results", here / "results", ignore=shutil.ignore_patterns("gallery"))
     monkeypatch.chdir(here)
     monkeypatch.setenv("SPECBENCH_HOME", str(home))
-    monkeypatch.delenv("SPECBENCH_DEBUG", raising=False)
-    monkeypatch.setattr(run, "_load_pipeline", FakePipeline)
-    monkeypatch.setattr(run, "check", lambda cfg: None)
-    monkeypatch.setattr(run, "_weights_here", lambda cfg: None)
     return here
 
 
-def test_every_command_works(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_works(reader: Path, call: Call) -> None:
     done: list[str] = []
     for path, line in ALL:
         if line in SKIPPED:
             continue
         assert line.startswith("specbench "), f"{path.name}: what is '{line}'? Name it in NOT_RUN, or let it run"
-        capsys.readouterr()
-        code = cli.main(smaller(shlex.split(line)[1:]))
-        out, err = capsys.readouterr()
+        code, out, err = call(*smaller(shlex.split(line)[1:]))
         assert code == 0, f"{path.name}: {line}: {err}"
         done.append(line)
         if done[-2:] == [line, line]:
@@ -159,7 +152,7 @@ def _checked(line: str) -> None:
         check: dict[str, Callable[[], object]] = {
             "fetch": lambda: _fetched(rest),
             "reference": lambda: reference._read(rest),
-            "train": lambda: _plan(rest),
+            "train": lambda: recipes.plan(rest),
             "bench": lambda: configuration.grid(overrides, "-m" in rest),
             "run": lambda: configuration.grid(overrides, "-m" in rest),
         }
@@ -175,12 +168,6 @@ def _fetched(arguments: list[str]) -> object:
     return fetch._evaluators([given["metrics"]]) if "metrics" in given else sources.DATA[given["data"]]
 
 
-def _plan(arguments: list[str]) -> object:
-    from specbench.training.recipes import plan
-
-    return plan(arguments)
-
-
 @pytest.mark.parametrize("line", sorted(SKIPPED))
 def test_a_command_that_does_not_run_here_is_well_formed(line: str, reader: Path) -> None:
     _checked(line)
@@ -194,13 +181,6 @@ def test_fenced_commands_are_in_documents_whose_tests_run_them() -> None:
     kinds = {path.name: set(re.findall(r"^```(\w*)$", path.read_text(), re.MULTILINE)) - {""} for path in FILES}
     assert kinds.pop("contributing.md") == {"python", "yaml", "sh"}  # test_docs
     assert set().union(*kinds.values()) == set()
-
-
-def test_commands_are_written_for_one_environment() -> None:
-    """Entered once, near the top."""
-    first = (ROOT / "README.md").read_text().partition("\n## ")[0]
-    assert "`source .venv/bin/activate`" in first
-    assert [line for _, line in ALL if ".venv/bin/" in line] == []
 
 
 def table(path: Path, head: str) -> list[list[str]]:

@@ -29,22 +29,16 @@ def test_the_splits_share_no_scene():
 
 
 def test_a_caption_names_every_attribute_and_no_other():
-    reported = {
-        "circle": {"circle", "disc"},
-        "square": {"square", "box"},
-        "triangle": {"triangle"},
-        "diamond": {"diamond", "rhombus"},
-        "cross": {"cross", "plus"},
-    }
+    said = {"circle": {"circle", "disc"}, "square": {"square", "box"}, "triangle": {"triangle"}}
+    said |= {"diamond": {"diamond", "rhombus"}, "cross": {"cross", "plus"}}
     colours = {c: {c} for c in scenes.COLOURS} | {"purple": {"purple", "violet"}, "cyan": {"cyan", "turquoise"}}
     for i in range(400):
         s = scenes.sample("train", i)
         words = scenes.words(s.caption)
-        for shape, names in reported.items():
-            wanted = sum(o.shape == shape for o in s.scene.objects)
-            assert sum(w in names for w in words) == wanted, s.caption
-        for colour, names in colours.items():
-            assert sum(w in names for w in words) == sum(o.colour == colour for o in s.scene.objects), s.caption
+        for kind, meant in (("shape", said), ("colour", colours)):
+            for value, names in meant.items():
+                shown = sum(getattr(o, kind) == value for o in s.scene.objects)
+                assert sum(w in names for w in words) == shown, s.caption
         assert words.count("dotted") == sum(o.fill == "dotted" for o in s.scene.objects)
 
 
@@ -57,8 +51,8 @@ def test_objects_stand_in_canonical_order():
             continue
         for slot, o in enumerate(s.scene.objects):
             if o.colour == "white" and o.fill == "solid" and sum(x.colour == "white" for x in s.scene.objects) == 1:
-                image = scenes.draw(s)
-                ys, xs = np.nonzero(image.min(-1) > 215)
+                picture = scenes.draw(s)
+                ys, xs = np.nonzero(picture.min(-1) > 215)
                 white.setdefault(s.scene.layout, []).append((slot, xs.mean(), ys.mean()))
     assert min(len(v) for v in white.values()) > 3
     assert all((x < 32) == (slot == 0) for slot, x, _ in white["beside"])
@@ -80,8 +74,8 @@ def test_labels_follow_the_scene():
 def test_the_same_scene_has_many_images():
     """What the caption does not say varies: a model can only spread its mass over it."""
     s = scenes.sample("train", 7)
-    images = [scenes.draw(scenes.Sample(i, s.scene, s.caption, np.random.default_rng(i))) for i in range(8)]
-    spread = np.stack(images).astype(float).std(0)
+    pictures = [scenes.draw(scenes.Sample(i, s.scene, s.caption, np.random.default_rng(i))) for i in range(8)]
+    spread = np.stack(pictures).astype(float).std(0)
     assert spread.mean() > 10  # grey levels: hue, place and phase differ, not the grain alone (which is about 6)
 
 
@@ -91,8 +85,8 @@ def test_every_caption_is_in_the_vocabulary():
 
 
 def test_float_and_back():
-    image = scenes.render("train", [0])[0]
-    x = scenes.to_float(image)
+    picture = scenes.render("train", [0])[0]
+    x = scenes.to_float(picture)
     assert x.shape == (1, 3, 64, 64)
     assert -1 <= float(x.min()) < float(x.max()) <= 1
-    assert np.array_equal(scenes.to_uint8(x), image)
+    assert np.array_equal(scenes.to_uint8(x), picture)

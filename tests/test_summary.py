@@ -1,4 +1,4 @@
-"""What is said about steps and tokens: against traces made by hand, and against the loop itself."""
+"""Statistics of steps and tokens: against traces made by hand, and against the loop itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tiny
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_journal import FIGURES, record
+from test_journal import record
 
 from specbench.audit.tabular import TabularDrafter, TabularTarget, random_tables, sequence_probs
 from specbench.decoding import rules
@@ -26,7 +26,6 @@ from specbench.decoding.loop import Decoded, DecoderConfig, Trace, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
-from specbench.errors import UsageError
 from specbench.harness.trace import of_images
 from specbench.rows import summary
 from specbench.rows.columns import _ESTIMATES, _NUMBERS, COLUMNS, stderr_of
@@ -71,7 +70,7 @@ def test_the_fields_of_a_record() -> None:
         "draft_top3": pytest.approx(2 / 3, rel=1e-5),
         "draft_passes": 20,
     }
-    assert plain == dict.fromkeys(FIGURES) | {
+    assert plain == dict.fromkeys(drafted) | {
         "accepted_per_step": [0] * 9,
         "accepted_by_depth": [],
         "verified_by_depth": [],
@@ -108,10 +107,8 @@ def test_the_columns_of_a_row() -> None:
         **dict.fromkeys(["first_accept_stderr", "draft_tv_stderr", "draft_top1_stderr", "draft_top3_stderr"]),
     }  # only one image has drafts
     assert {k: row[k] for k in errors} == pytest.approx(errors)
-    assert row["drafted_by_position"] == [
-        round(float(x), 4) for x in summary.acceptance_by_position(images(trace(), [4, 9], 5)).flatten()
-    ]
-    assert row["acceptance_by_step"] is None  # tokens of codes are drawn in the order of their places
+    assert row["drafted_by_position"] == [0.5, 0.5, 0, 0, 0.5, 0, 0.5, 0.5, 0.5]  # all of the first image
+    assert row["acceptance_by_step"] is None  # discrete tokens are generated in the order of their positions
     others = {"acceptance_by_depth", "accepted_histogram", "drafted_by_position", "acceptance_by_step"}
     assert {*expected, *errors, *others} == set(row) <= set(COLUMNS)
 
@@ -123,39 +120,16 @@ def test_means_are_over_steps_not_over_images() -> None:
     assert summary.acceptance_by_depth([often, seldom]).tolist() == [3 / 4, 2 / 3, 1 / 2]
 
 
-def test_the_heat_map() -> None:
-    first = np.array([[1, 1, 0], [0, 1, 0], [1, 1, 1]])  # in raster order; 0: a step's own token
-    made = images(trace(), [4, 9])
-    assert summary.is_accepted_draft(made[0]).reshape(3, 3).tolist() == first.astype(bool).tolist()
-    assert (summary.acceptance_by_position(made[:1]) == first).all()
-    assert (summary.acceptance_by_position(made) == first / 2).all()
-    with pytest.raises(ValueError, match="8 tokens do not form a square"):
-        summary.acceptance_by_position([replace(r, tokens=8) for r in made])
-    with pytest.raises(ValueError, match="8, 9 tokens"):
-        summary.acceptance_by_position([made[0], replace(made[1], tokens=8)])
-    # rows with a new line each, and a token behind the last
-    wide = summary.acceptance_by_position([replace(r, tokens=9) for r in made[:1]], width=4)
-    assert wide.tolist() == first.flatten()[:8].reshape(2, 4).tolist()
-    with pytest.raises(ValueError, match="fewer than a row of 10"):
-        summary.acceptance_by_position(made[:1], width=10)
-
-
-def test_an_older_record_is_named() -> None:
-    older = replace(record(7), **dict.fromkeys(FIGURES))
-    assert summary.columns([record(0), older]) == {}
-    for figure in (
-        summary.accepted_histogram,
-        summary.acceptance_by_depth,
-        summary.acceptance_by_position,
-        summary.log_probability,
-    ):
-        with pytest.raises(UsageError, match=r"images/00007.png was decoded by an older specbench"):
-            figure([replace(older, tokens=16)])
+def test_where_drafts_are_accepted() -> None:
+    own = np.array([[1, 1, 0], [0, 1, 0], [1, 1, 1]])  # in raster order; 0: a step's own token
+    first, second = images(trace(), [4, 9])
+    assert summary.is_accepted_draft(first).reshape(3, 3).tolist() == own.astype(bool).tolist()
+    assert not summary.is_accepted_draft(second).any()
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 6), min_size=25, max_size=25))
 def test_every_token_is_a_draft_or_a_steps_own(window: int, wished: list[int]) -> None:
-    """A chain of `window` tokens over 5x5 places, keeping what is wished for as far as it goes."""
+    """A chain of `window` tokens over 5x5 positions, accepting the wished numbers as far as possible."""
     count, steps, total = 0, 0, 25
     accepted, offered = torch.zeros(2, 1, total, dtype=torch.int64)
     while count < total:
@@ -168,8 +142,6 @@ def test_every_token_is_a_draft_or_a_steps_own(window: int, wished: list[int]) -
     histogram = summary.accepted_histogram([made])
     assert histogram.sum() == pytest.approx(1)
     assert (histogram * np.arange(len(histogram))).sum() * steps == pytest.approx(int(accepted.sum()))
-    assert made.verified_by_depth is not None
-    assert made.accepted_by_depth is not None
     assert made.verified_by_depth[0] == steps
     assert sum(made.accepted_by_depth) == accepted.sum()
     assert all(v > 0 for v in made.verified_by_depth)
@@ -350,8 +322,8 @@ def run(drafter: Any) -> tuple[Decoded, list[Record]]:
 
 def test_the_figures_of_a_chain_agree_with_each_other() -> None:
     out, made = run(TabularDrafter(Q, chain_paths(3)))
-    assert [sum(r.accepted_per_step or []) for r in made] == out.accepted.tolist()
-    assert [len(r.accepted_per_step or []) for r in made] == out.steps.tolist()
+    assert [sum(r.accepted_per_step) for r in made] == out.accepted.tolist()
+    assert [len(r.accepted_per_step) for r in made] == out.steps.tolist()
     assert [int(summary.is_accepted_draft(r).sum()) for r in made] == out.accepted.tolist()
     row = summary.columns(made)
     # Under the exact rule the first candidate is kept with probability 1 - TV, and a chain's first depth is that one.
@@ -365,11 +337,11 @@ def test_the_figures_of_a_chain_agree_with_each_other() -> None:
 
 
 def test_the_perplexity_is_the_entropy_of_the_target() -> None:
-    law = sequence_probs(P).double()
-    surprise = -law.clamp_min(1e-300).log()
-    entropy, spread = float((law * surprise).sum()), float((law * surprise**2).sum())
+    probs = sequence_probs(P).double()
+    surprise = -probs.clamp_min(1e-300).log()
+    entropy, spread = float((probs * surprise).sum()), float((probs * surprise**2).sum())
     stderr = math.sqrt((spread - entropy**2) / COUNT)
-    for drafter in (NoDraft(), TabularDrafter(Q, chain_paths(3))):  # the exact rule has the target's law
+    for drafter in (NoDraft(), TabularDrafter(Q, chain_paths(3))):  # the exact rule has the target's distribution
         row = summary.columns(run(drafter)[1])
         assert -4 * row["log_prob_mean"] == pytest.approx(entropy, abs=5 * stderr)
         assert row["perplexity"] == pytest.approx(math.exp(-row["log_prob_mean"]))
@@ -408,15 +380,15 @@ def test_a_drafter_knows_its_passes(name: str, build: Any) -> None:
 
 
 def vector_trace() -> ContinuousTrace:
-    """One image of nine vectors, gamma = 3, the first drawn by the target alone. Step 1 drafts turns 1 to 3 and keeps
-    two, step 2 drafts 4 to 6 and keeps all (turn 7 comes free), step 3 drafts 8 and rejects it."""
+    """One image of nine continuous tokens, gamma = 3, the first without a draft. Step 1 drafts tokens 1 to 3 and
+    accepts two, step 2 drafts 4 to 6 and accepts all (7 is the bonus token), step 3 drafts 8 and rejects it."""
     by_step = torch.zeros(5, 1, 9)
     by_step[:, 0, 1] = torch.tensor([2.0, 3.0, 0.5, 1.0, 3.0])
     by_step[:, 0, 2] = torch.tensor([3.0, 3.0, 1.0, 4.0, 3.0])
     by_step[:, 0, 3] = torch.tensor([0.0, 1.0, 0.25, 8.0, 1.0])
-    kept, judged = torch.zeros(1, 9, dtype=torch.bool), torch.zeros(1, 9, dtype=torch.bool)
-    kept[0, [1, 2, 4, 5, 6]] = True
-    judged[0, [1, 2, 3, 4, 5, 6, 8]] = True
+    accepted, verified = torch.zeros(1, 9, dtype=torch.bool), torch.zeros(1, 9, dtype=torch.bool)
+    accepted[0, [1, 2, 4, 5, 6]] = True
+    verified[0, [1, 2, 3, 4, 5, 6, 8]] = True
     order = torch.tensor([[4, 0, 8, 1, 7, 2, 6, 3, 5]])
     return ContinuousTrace(
         by_step[0].long(),
@@ -425,8 +397,8 @@ def vector_trace() -> ContinuousTrace:
         by_step[3].long(),
         by_step[4].long(),
         order,
-        kept,
-        judged,
+        accepted,
+        verified,
         [[2, 5]],
         torch.tensor([1]),
         0.75,
@@ -434,16 +406,19 @@ def vector_trace() -> ContinuousTrace:
     )
 
 
+LIKELIHOOD = ("log_prob_mean", "log_prob_std", "draft_top1", "draft_top3")
+
+
 def vector_record(**changes: object) -> Record:
     [fields] = of_images(vector_trace(), [4], 3)
     made = replace(record(0), tokens=9, steps=4, drafted=7, accepted=5, accepted_length=9 / 4, decode_s=3.0, batch=1)
-    return replace(made, **(dict.fromkeys(FIGURES) | fields | changes))  # type: ignore[arg-type]
+    return replace(made, **(dict.fromkeys(LIKELIHOOD) | fields | changes))  # type: ignore[arg-type]
 
 
 def test_the_record_of_an_image_of_vectors() -> None:
     [fields] = of_images(vector_trace(), [4], 3)
     assert fields["accepted_per_step"] == [0, 2, 3, 0]
-    assert fields["verified_by_depth"] == [3, 2, 2]  # turn 8 is at depth 1
+    assert fields["verified_by_depth"] == [3, 2, 2]  # token 8 is at depth 1
     assert fields["accepted_by_depth"] == [2, 2, 1]
     assert fields["drafts"] == ".110111.0"
     assert fields["first_accept"] == pytest.approx((0.5 + 1 + 0.25) / 3, rel=1e-5)
@@ -458,13 +433,6 @@ def test_the_record_of_an_image_of_vectors() -> None:
     assert row["acceptance_by_depth"] == [round(2 / 3, 4), 1.0, 0.5]
     assert row["drafted_by_position"] == [1, 0, 1, 0, 0, 0, 1, 1, 1]
     assert row["acceptance_by_step"] == [None, 1, 1, 0, 1, 1, 1, None, 0]
-
-
-def test_where_and_when_vectors_are_accepted() -> None:
-    assert summary.acceptance_by_position([vector_record()]).tolist() == [[1, 0, 1], [0, 0, 0], [1, 1, 1]]
-    by_turn = summary.acceptance_by_step([vector_record()])
-    assert np.isnan(by_turn[[0, 7]]).all()
-    assert by_turn[[1, 2, 3, 4, 5, 6, 8]].tolist() == [1, 1, 0, 1, 1, 1, 0]
 
 
 def test_the_expected_speed_up_is_equation_35() -> None:

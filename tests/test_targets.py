@@ -25,7 +25,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.models import eagle
 from specbench.models import medusa as heads
 from specbench.models.language import Language
-from specbench.models.llamagen import ClassConditioning, LlamaGen, LlamaGenConfig
+from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.loading import emu3
 from specbench.models.unified import Prompts, Unified, UnifiedConfig, image_tokens
 
@@ -49,6 +49,8 @@ def target(family: str, side: int = SIDE, seed: int = 0) -> Language:
     if family == "classes":
         cfg = LlamaGenConfig(32, 2, 2, None, 48, VOCAB, 1, 8, side * side, num_classes=7)
         return sharpened(LlamaGen(cfg))
+    if family == "captions":
+        return sharpened(LlamaGen(LlamaGenConfig(32, 2, 2, None, 48, VOCAB, 3, 8, side * side)))
     if family == "grouped":
         return sharpened(LlamaGen(LlamaGenConfig(32, 2, 4, 2, 48, VOCAB, 1, 8, side * side, num_classes=7)))
     if family == "lumina":  # new lines, one norm for all heads
@@ -65,10 +67,13 @@ def target(family: str, side: int = SIDE, seed: int = 0) -> Language:
 FAMILIES = ("classes", "grouped", "lumina", "swin", "anole", "emu3")
 
 
-def prompts(family: str, which: list[int]) -> ClassConditioning | Prompts:
+def prompts(family: str, which: list[int]) -> ClassConditioning | Conditioning | Prompts:
     """Prompt number i of every row; in the unified families of several lengths, under one padding."""
     if family in ("classes", "grouped"):
         return ClassConditioning(torch.tensor(which))
+    if family == "captions":
+        features = torch.randn(3, 3, 8, generator=torch.Generator().manual_seed(3))
+        return Conditioning(features[which], torch.ones(3, 3).triu().flip(0).bool()[which])
     texts = [[0, 12, 13, 14, 2], [0, 15, 2], [0, 16, 17, 18, 19, 20, 2]]
     length = 9
     ids, valid = torch.ones(len(which), length, dtype=torch.int64), torch.zeros(len(which), length, dtype=torch.bool)
@@ -82,6 +87,9 @@ def prompts(family: str, which: list[int]) -> ClassConditioning | Prompts:
 def alone(family: str, model: Language, i: int, tokens: Tensor, guided: bool) -> Tensor:
     """Logits (2 or 1, n + 1, V) of prompt i without padding and cache: before and after each of tokens (n,)."""
     given = prompts(family, [i])
+    if isinstance(given, Conditioning):
+        prefix = model.condition(given, guided)
+        return model.head(model.uncached(prefix, tokens.expand(1 + guided, -1)))[:, len(prefix) - 1 :]
     halves = []
     for half in range(2 if guided else 1):
         if isinstance(given, Prompts):
@@ -179,7 +187,7 @@ def test_every_family_keeps_its_distribution_under_every_drafter(family, name):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "captions"])
 def test_a_path_inside_a_tree_has_the_logits_of_the_path_alone(family):
     """Prompts of several lengths in one padded batch, rows at different positions."""
     model = target(family, side=4)
@@ -203,7 +211,7 @@ def test_a_path_inside_a_tree_has_the_logits_of_the_path_alone(family):
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("family", ["classes", "lumina"])
+@pytest.mark.parametrize("family", ["classes", "lumina", "captions"])
 def test_an_image_does_not_depend_on_its_batch(family, name):
     model, sampling = target(family, side=4), Sampling(cfg_scale=2.0)
     which = [0, 1, 2, 1]

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import logging
 import random
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from reference import REFERENCE, manifest, needs_reference
 from safetensors.torch import load_file, save_file
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from specbench.errors import UsageError
 from specbench.models.loading import text_official as text
-
-REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference"
-needs_reference = pytest.mark.skipif(not REFERENCE.exists(), reason="the reference facts are not beside this checkout")
 
 WORDS = "a cat dog on the mat red blue car sits near old small".split()
 TEXTS = [
@@ -32,9 +27,6 @@ TEXTS = [
 #: Words of three letters in every order, in which merges compete for the same letters.
 _DRAWN = random.Random(0)
 NOISE = " ".join("".join(_DRAWN.choices("abc", k=_DRAWN.randint(1, 12))) for _ in range(150))
-
-
-# --- cleaning ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -55,9 +47,6 @@ NOISE = " ".join("".join(_DRAWN.choices("abc", k=_DRAWN.randint(1, 12))) for _ i
 )
 def test_captions_are_cleaned(caption: str, cleaned: str) -> None:
     assert text.clean(caption) == cleaned
-
-
-# --- features ---------------------------------------------------------------------------------------------------------
 
 
 @needs_reference
@@ -147,9 +136,6 @@ def test_a_folder_that_is_no_text_encoder_is_refused(t5: Path, tmp_path: Path) -
     assert "readable T5 model" in refusal()
 
 
-# --- prompts ----------------------------------------------------------------------------------------------------------
-
-
 def test_left_padding_of_ids() -> None:
     ids, valid = text.left_pad_ids([[5, 6], [], [7, 8, 9]], 3, 1)
     assert ids.tolist() == [[1, 5, 6], [1, 1, 1], [7, 8, 9]]
@@ -184,17 +170,13 @@ def test_prompt_formats() -> None:
 
 @needs_reference
 def test_special_ids_are_those_of_the_manifests() -> None:
-    def config(name: str) -> dict[str, Any]:
-        return json.loads((REFERENCE / "manifests" / f"{name}.json").read_text())["config"]
-
-    special, ours = config("Lumina-mGPT-7B-768")["special_ids"], text.ChameleonIds()
+    special, ours = manifest("Lumina-mGPT-7B-768")[0]["config"]["special_ids"], text.ChameleonIds()
     for field in ("bos", "pad", "eos", "image_end", "image_start", "end_of_turn", "new_line"):
         assert getattr(ours, field) == special[field]
     assert ours.size == special["size_token_base"]
-    emu3, theirs = text.Emu3Ids(), config("Emu3-Gen")
-    assert [emu3.pad, emu3.bos, emu3.img, emu3.boi] == [
-        theirs[f"{name}_token_id"] for name in ("pad", "bos", "img", "boi")
-    ]
+    emu3, theirs = text.Emu3Ids(), manifest("Emu3-Gen")[0]["config"]
+    for name in ("pad", "bos", "img", "boi"):
+        assert getattr(emu3, name) == theirs[f"{name}_token_id"]
 
 
 def test_a_size_or_an_instruction_that_cannot_be_is_refused() -> None:
@@ -202,9 +184,6 @@ def test_a_size_or_an_instruction_that_cannot_be_is_refused() -> None:
         text.lumina_prompt(spelled, "a cat", 768, 500, "{prompt}")
     with pytest.raises(UsageError, match="{prompt}"):
         text.lumina_prompt(spelled, "a cat", 768, 768, "draw it")
-
-
-# --- tokenizers -------------------------------------------------------------------------------------------------------
 
 
 def chameleon_names(order: list[int]) -> list[str]:
@@ -294,58 +273,34 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
         text.ChameleonText(tmp_path).ids()
 
 
-# --- Emu3 -------------------------------------------------------------------------------------------------------------
-
-
-def pieces(given: str) -> list[bytes]:
-    return [
-        piece.encode() for piece, _ in pre_tokenizers.Split(Regex(text._PIECES), "isolated").pre_tokenize_str(given)
-    ]
-
-
-def train(texts: list[str], merges: int) -> list[tuple[bytes, bytes]]:
-    """Byte-pair training by brute force: the most frequent neighbours are merged, again and again."""
-    words = [[piece[i : i + 1] for i in range(len(piece))] for given in texts for piece in pieces(given)]
-    learned = []
-    for _ in range(merges):
-        pairs = Counter(pair for word in words for pair in itertools.pairwise(word))
-        if not pairs:
-            break
-        best = max(sorted(pairs), key=pairs.__getitem__)
-        learned.append(best)
-        words = [replay(word, [best]) for word in words]
-    return learned
-
-
-def replay(parts: list[bytes], merges: list[tuple[bytes, bytes]]) -> list[bytes]:
-    """Every merge in the order of training, each from left to right through the whole piece."""
-    for a, b in merges:
-        i = 0
-        while i < len(parts) - 1:
-            if (parts[i], parts[i + 1]) == (a, b):
-                parts = [*parts[:i], a + b, *parts[i + 2 :]]
-            i += 1
-    return parts
-
-
 @pytest.fixture(scope="module")
-def tiktoken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[bytes, bytes]]]:
-    merges = train([*TEXTS, NOISE], 100)
-    tokens = list(dict.fromkeys([*(bytes([b]) for b in range(256)), *(a + b for a, b in merges)]))
+def tiktoken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tokenizer]:
+    """A folder with a small emu3.tiktoken, and the library's tokenizer that learnt its merges."""
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    splits = pre_tokenizers.Split(Regex(text._PIECES), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([splits, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=356, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([*TEXTS, NOISE], trainer)
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2's stand-ins for bytes
+    others = [b for b in range(256) if b not in printable]
+    byte = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+    tokens = (bytes(byte[letter] for letter in tokenizer.id_to_token(i)) for i in range(356))
     folder = tmp_path_factory.mktemp("emu3")
     lines = [f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens)]
     (folder / "emu3.tiktoken").write_text("".join(lines))
-    return folder, merges
+    return folder, tokenizer
 
 
-def test_byte_pairs_agree_with_replaying_the_merges(tiktoken: tuple[Path, list[tuple[bytes, bytes]]]) -> None:
-    folder, merges = tiktoken
-    ranks = text.read_ranks(folder / "emu3.tiktoken")
-    encode = text.Emu3Text(folder).encode
+def test_byte_pairs_agree_with_the_library(tiktoken: tuple[Path, Tokenizer]) -> None:
+    folder, tokenizer = tiktoken
+    ranks, encode = text.read_ranks(folder / "emu3.tiktoken"), text.Emu3Text(folder).encode
+    tokens = {rank: token for token, rank in ranks.items()}
     for given in [*TEXTS, NOISE, "cats on mats near cars?! The THE catmat 90*90", "日本 ...", ""]:
-        brute = [part for piece in pieces(given) for part in replay([bytes([b]) for b in piece], merges)]
-        assert encode(given) == [ranks[part] for part in brute]
-        assert b"".join(brute).decode() == given
+        assert encode(given) == tokenizer.encode(given).ids
+        assert b"".join(tokens[i] for i in encode(given)).decode() == given
     assert any(i >= 256 for i in encode(TEXTS[0]))  # something was merged
 
 
@@ -357,23 +312,9 @@ def test_a_piece_that_is_a_token_is_not_merged() -> None:
     assert encode("xyzx") == [*b"xyzx"]
 
 
-def test_emu3_reads_hugging_face_files_alike(tiktoken: tuple[Path, list[tuple[bytes, bytes]]], tmp_path: Path) -> None:
-    folder, merges = tiktoken
-    ranks = text.read_ranks(folder / "emu3.tiktoken")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-
-    def letters(token: bytes) -> str:
-        """GPT-2's printable stand-ins for bytes, of which the file is made."""
-        printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-        others = [b for b in range(256) if b not in printable]
-        return "".join(chr(b) if b in printable else chr(256 + others.index(b)) for b in token)
-
-    tokenizer = Tokenizer(
-        models.BPE({letters(t): i for t, i in ranks.items()}, [(letters(a), letters(b)) for a, b in merges])
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(text._PIECES), "isolated"), byte_level]
-    )
+def test_emu3_reads_hugging_face_files_alike(tiktoken: tuple[Path, Tokenizer], tmp_path: Path) -> None:
+    folder, tokenizer = tiktoken
+    count = tokenizer.get_vocab_size()
     tokenizer.add_special_tokens(["<|image start|>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     ours, theirs = text.Emu3Text(folder), text.Emu3Text(tmp_path)
@@ -382,7 +323,7 @@ def test_emu3_reads_hugging_face_files_alike(tiktoken: tuple[Path, list[tuple[by
     for given in [*TEXTS, hostile, "e\u0301te\u0301"]:  # the last is normalised to two letters each
         assert ours.encode(given) == theirs.encode(given)
     assert tokenizer.encode(hostile).ids != ours.encode(hostile)
-    assert max(ours.encode(hostile)) < len(ranks)
+    assert max(ours.encode(hostile)) < count
     assert ours.encode("e\u0301") == ours.encode("é")
 
 
@@ -401,9 +342,6 @@ def test_a_broken_vocabulary_is_refused(content: bytes, sentence: str, tmp_path:
     (tmp_path / "emu3.tiktoken").write_bytes(content)
     with pytest.raises(UsageError, match=sentence):
         text.Emu3Text(tmp_path)
-
-
-# --- random weights ---------------------------------------------------------------------------------------------------
 
 
 def test_hashed_ids_know_words_apart() -> None:

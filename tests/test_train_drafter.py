@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 import test_targets as families
 import torch
+from commands import row_of
 from safetensors.torch import load_file
 
 from specbench import cli
@@ -41,9 +42,8 @@ def test_what_is_taught_is_what_is_drafted(family, aux_hidden_layers, layers):
     turn j, which knows the target's hidden states up to the root and own outputs behind it."""
     model = families.target(family, 3)
     torch.manual_seed(5)
-    head = families.sharpened(
-        eagle.EagleNetwork(replace(eagle.like_shape(model, aux_hidden_layers), n_layer=layers)), 2.0
-    )
+    cfg = replace(eagle.like_shape(model, aux_hidden_layers), n_layer=layers)
+    head = families.sharpened(eagle.EagleNetwork(cfg), 2.0)
     drafter = EagleDrafter(head, trees.chain_paths(3))
     aux = model.with_aux_hidden_layers(aux_hidden_layers)
     rng, sampling, given = RandomStreams([(0, 0), (0, 1)]), Sampling(), families.prompts(family, [0, 2])
@@ -63,16 +63,16 @@ def test_what_is_taught_is_what_is_drafted(family, aux_hidden_layers, layers):
             root = batch.valid.shape[1] - 1 + c  # its place; entry root - 1 holds it
             unroll_steps = head.unroll(batch.hidden, batch.ids, batch.valid, 3)
             for j, out in enumerate(unroll_steps):
-                position = torch.tensor([[c + j]])
-                logits = session.constrain(reader.target.head(out[row, root - 1 + j])[None, None], position)
+                place = torch.tensor([[c + j]])
+                logits = session.constrain(reader.target.head(out[row, root - 1 + j])[None, None], place)
                 torch.testing.assert_close(draft.probs[row, j], sampling.probs(logits)[0, 0], atol=1e-4, rtol=1e-3)
                 compared += 1
         logits, hidden = session.forward(draft.tokens, draft.tree, history, count)
-        positions = count[:, None] + draft.tree.depth
-        distribution = sampling.probs(session.constrain(logits, positions))
-        verdict = verify(distribution, draft, rules.exact(), rng, torch.zeros(2).long())
+        places = count[:, None] + draft.tree.depth
+        law = sampling.probs(session.constrain(logits, places))
+        verdict = verify(law, draft, rules.exact(), rng, torch.zeros(2).long())
         session.commit(verdict, draft.tree, count)
-        drafter.commit(state, Outcome(draft, distribution, hidden, verdict, count))
+        drafter.commit(state, Outcome(draft, law, hidden, verdict, count))
         history.scatter_(1, count[:, None] + torch.arange(verdict.tokens.shape[1]), verdict.tokens)
         count += verdict.length + 1
     assert compared >= 9
@@ -94,18 +94,7 @@ def test_padding_is_taught_as_it_is_decoded():
     torch.testing.assert_close(bundle.target.head(alone[:, len(prefix) - 1 :]), logits, atol=1e-4, rtol=1e-4)
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
-
-SMALL = [
-    "n=12",
-    "batch=4",
-    "steps=10",
-    "warmup=2",
-    "held_out=0.2",
-    "save_every=4",
-    "validate_every=5",
-    "decode_batch=5",
-]
+SMALL = "n=12 batch=4 steps=10 warmup=2 held_out=0.2 save_every=4 validate_every=5 decode_batch=5".split()
 
 
 def captions(tmp_path, count=12):
@@ -176,7 +165,7 @@ def test_a_drafter_for_a_real_target_is_trained_saved_loaded_and_used(tmp_path, 
     run = [*words[:3], f"method={method}", f"drafter.weights={out}", "n=1", "metrics=none"]
     run += ["data=imagenet"] if classes else words[3:5]
     assert cli.main(["run", *run, f"out={tmp_path / 'run'}", "warmup=0"]) == 0
-    [row] = csv.DictReader((tmp_path / "run" / "row.csv").open())
+    row = row_of(tmp_path / "run")
     assert row["weights"] == f"random+{registry.digest(out / networks.FILE)}"
     assert row["drafter_weights"] == str(out)
 
@@ -188,13 +177,8 @@ def trained(words):
     return load_file(command.train(chosen, pipeline).file)
 
 
-def same(a, b, **close):
-    assert a.keys() == b.keys()
-    for name in a:
-        if close:
-            torch.testing.assert_close(a[name].float(), b[name].float(), **close)
-        else:
-            assert torch.equal(a[name], b[name]), name
+def same(a, b, tolerance=0):
+    torch.testing.assert_close(dict(a), dict(b), atol=tolerance, rtol=tolerance, check_dtype=False)
 
 
 #: Ten steps that move weights by up to 0.1, fifty times the tolerance below. Weights are kept in half precision, whose
@@ -206,7 +190,7 @@ def test_stored_features_teach_what_live_ones_do(tmp_path):
     """Without dropped prompts and in float32 the two give the same drafter, up to the order of sums."""
     words = [*real("lumina_mgpt", tmp_path), *SMALL, "drafter=eagle3", "dropout=0", *FAST]
     live, stored = (trained([*words, f"features={f}", f"out={tmp_path / f}"]) for f in ("live", "stored"))
-    same(live, stored, atol=2e-3, rtol=2e-3)
+    same(live, stored, 2e-3)
     manifest = json.loads((tmp_path / "stored" / "examples" / "manifest.json").read_text())
     assert manifest["examples"] == 12
     assert manifest["of"]["aux_hidden_layers"] == [0, 1]
@@ -214,9 +198,9 @@ def test_stored_features_teach_what_live_ones_do(tmp_path):
 
 def test_passes_that_share_a_step_make_the_same_step(tmp_path):
     words = [*real("llamagen_xl", tmp_path), *SMALL, "drafter=eagle", "source=self", "noise=0", *FAST]
-    complete = trained([*words, f"out={tmp_path / 'complete'}"])
+    whole = trained([*words, f"out={tmp_path / 'whole'}"])
     parts = trained([*words, "accumulate=2", f"out={tmp_path / 'parts'}"])
-    same(complete, parts, atol=2e-3, rtol=2e-3)
+    same(whole, parts, 2e-3)
 
 
 def environment(**more):
@@ -246,7 +230,7 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path):
     the curve."""
     longer = ["steps=200", "save_every=30", "drafter=eagle", "source=self"]
     words = [*real("llamagen_xl", tmp_path), *small(*longer), *longer]
-    complete = trained([*words, f"out={tmp_path / 'complete'}"])
+    whole = trained([*words, f"out={tmp_path / 'whole'}"])
     broken = tmp_path / "broken"
     argv = [sys.executable, "-c", DIES_AT_STEP_100, "train", *words, f"out={broken}"]
     killed = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=300, check=False)
@@ -254,9 +238,9 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path):
     assert torch.load(broken / "state" / "eagle.pt", weights_only=True)["step"] == 90
     assert pd.read_csv(broken / "state" / "eagle.csv").step.iloc[-1] == 100
     assert not (broken / networks.FILE).exists()
-    same(complete, trained([*words, f"out={broken}"]))
+    same(whole, trained([*words, f"out={broken}"]))
     for name in ("eagle.csv", "eagle-validation.csv"):
-        assert (broken / "state" / name).read_text() == (tmp_path / "complete" / "state" / name).read_text()
+        assert (broken / "state" / name).read_text() == (tmp_path / "whole" / "state" / name).read_text()
 
 
 def test_a_curve_forgets_what_the_saved_state_does_not_know(tmp_path):
@@ -277,7 +261,7 @@ def test_two_processes_make_the_steps_of_one(tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     argv = [*launch, "--module", "specbench.cli", "train", *words, f"out={tmp_path / 'two'}"]
     subprocess.run(argv, env=environment(ACCELERATE_USE_CPU="true"), check=True, timeout=240, capture_output=True)
-    same(one, load_file(tmp_path / "two" / networks.FILE), atol=2e-3, rtol=2e-3)
+    same(one, load_file(tmp_path / "two" / networks.FILE), 2e-3)
     curves = [pd.read_csv(tmp_path / out / "state" / "eagle.csv") for out in ("one", "two")]
     pd.testing.assert_frame_equal(*curves, rtol=1e-2)  # of the whole batch, though each process saw half of it
 
@@ -287,32 +271,29 @@ def test_mistakes_cost_one_sentence(tmp_path):
     words = [*real("llamagen_xl", tmp_path), "drafter=eagle", "source=self"]
     train(*words, out=out)
 
-    def reported(*more, folder=out):
+    def said(*more, folder=out):
         line = [*words, *SMALL, f"out={folder}"]
         given = {w.split("=")[0] for w in more}
         with pytest.raises(UsageError) as e:
             command.main([*(w for w in line if w.split("=")[0] not in given), *more])
         return str(e.value)
 
-    assert "has a training with lr=0.0001" in reported("lr=1e-3")
-    assert "holds other examples (examples:" in reported(
-        "n=11", f"examples={out / 'examples'}", folder=tmp_path / "other"
-    )
-    assert "data=prompts has none" in reported("source=pairs", folder=tmp_path / "other")
-    assert "batch=20 is more than the 9 examples" in reported("batch=20", folder=tmp_path / "third")
+    assert "has a training with lr=0.0001" in said("lr=1e-3")
+    assert "holds other examples (examples:" in said("n=11", f"examples={out / 'examples'}", folder=tmp_path / "other")
+    assert "data=prompts has none" in said("source=pairs", folder=tmp_path / "other")
+    assert "batch=20 is more than the 9 examples" in said("batch=20", folder=tmp_path / "third")
     with pytest.raises(UsageError, match="a draft model learns from prompts"):
         recipes.plan(["drafter=draft_model", "features=stored"])
     (tmp_path / "empty").mkdir()
-    assert f"{tmp_path / 'empty'} holds no" in reported(
-        "source=pairs", f"images={tmp_path / 'empty'}", folder=tmp_path / "other"
-    )
+    pairs = "source=pairs", f"images={tmp_path / 'empty'}"
+    assert f"{tmp_path / 'empty'} holds no" in said(*pairs, folder=tmp_path / "other")
     shard = out / "examples" / "examples-00000.safetensors"
     before = {name: t.clone() for name, t in load_file(shard).items()}  # the file itself is mapped
     shard.write_bytes(shard.read_bytes()[:1000])  # cut off: made anew, the same
     train(*words, out=out)
     same(before, load_file(shard))
     (out / "state" / "plan.json").write_text("{")
-    assert "is damaged" in reported()
+    assert "is damaged" in said()
     theirs = {"drafter": "eagle", "window": 3, "drafter_weights": str(out)}
     with pytest.raises(UsageError, match="was trained for another target"):
         Pipeline.load(recipes.plan(["drafter=eagle"]).cfg | theirs)
@@ -323,9 +304,7 @@ def test_the_embedded_drafters_come_from_this_very_command(tmp_path):
     folders = ["--work", str(tmp_path / "work"), "--assets", str(tmp_path / "assets"), "--card", str(tmp_path / "c.md")]
     stages = "tokenizer,text,target,draft,eagle,eagle3,medusa"
     assert cli.main(["train", "scenes", "--budget", "smoke", "--only", stages, *folders]) == 0
-    assert {p.name for p in (tmp_path / "assets").iterdir()} == {
-        f"scenes_{stage}.safetensors" for stage in stages.split(",")
-    }
+    assert {p.stem for p in (tmp_path / "assets").iterdir()} == {f"scenes_{stage}" for stage in stages.split(",")}
     assert "| eagle3 | tv " in (tmp_path / "c.md").read_text()
     words = [f"weights={tmp_path / 'assets'}", "n=1", "metrics=none", "warmup=0", "baseline=false"]
     for method in ("sd", "medusa", "eagle_chain"):

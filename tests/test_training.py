@@ -129,10 +129,11 @@ def test_the_text_encoder_learns_to_state_what_a_caption_says(tmp_path):
     labels = np.array([s.scene.labels() for s in samples])
     torch.manual_seed(0)
     text = TextEncoder(TextConfig(tuple(scenes.vocabulary()), dim=32, layers=1, heads=2))
-    chance = target.train_text(text, [s.caption for s in samples], labels, Recipe(1, 64, 1e-4), tmp_path / "a")["right"]
-    right = target.train_text(
-        text, [s.caption for s in samples], labels, Recipe(130, 64, 5e-3, warmup=5), tmp_path / "b"
-    )["right"]
+    captions = [s.caption for s in samples]
+    chance, right = (
+        target.train_text(text, captions, labels, recipe, tmp_path / str(recipe.steps))["right"]
+        for recipe in (Recipe(1, 64, 1e-4), Recipe(130, 64, 5e-3, warmup=5))
+    )
     assert right > max(0.5, chance + 0.2)
     ids = text.tokenize(["A zebra circle", "word " * 100])
     assert ids[0, 1] == 1  # unknown

@@ -91,10 +91,6 @@ class TabularMethod:
     sampling: Sampling
 
     @property
-    def name(self) -> str:
-        return str(self.cfg["method"])
-
-    @property
     def chain(self) -> int | None:
         """The length of the chain where drafts are chains sampled from the draft tables: the case of Theorem 2."""
         d = self.drafter
@@ -137,7 +133,6 @@ def measure(
     counts = halves.sum(0)
     low, high = statistics.true_variation(halves[0], halves[1], target_probs, vocab, length)
     fit = statistics.goodness_of_fit(counts, target_probs, vocab, length)
-    accepted, accepted_low, accepted_high = (1 + x for x in statistics.mean(first))
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     if method.chain is not None:
         drafts = [sampling.probs(t.log()) for t in model.q]
@@ -150,25 +145,45 @@ def measure(
             "accepted_length_expected": chain.expected,
             "tv_exact": 0.5 * float((chain.probs - target_probs).abs().sum()),
         }
+    row |= common_columns(method.cfg, model, samples, seed, first, per_step, fit)
     return row | {
-        "method": method.name,
         "V": vocab,
-        "T": length,
-        "samples": samples,
         "tv": statistics.total_variation(counts, target_probs),
         "tv_low": low,
         "tv_high": high,
         "tv_noise": statistics.noise_floor(target_probs, samples, seed),
-        "p_value": fit,
+    }
+
+
+def common_columns(
+    cfg: Mapping[str, Any],
+    model: Any,
+    samples: int,
+    seed: int,
+    first: Tensor,
+    per_step: float,
+    p_value: float,
+    sampling: Sequence[str] = SAMPLING,
+) -> dict[str, Any]:
+    """The columns of models of either kind; first, per_step: see `_decode`."""
+    accepted, low, high = (1 + x for x in statistics.mean(first))
+    own = parameters.declared("drafter", cfg["drafter"]) | parameters.declared("rule", cfg["rule"])
+    own -= {"drafter", "rule", "drafter_weights"}  # an audit's models have drafters of their own
+    given = {name: v if isinstance(v, str) else json.dumps(v, separators=(",", ":")) for name, v in cfg.items()}
+    return {
+        "method": cfg["method"],
+        "T": model.length,
+        "samples": samples,
+        "p_value": p_value,
         "accepted_length": accepted,
-        "verdict": "lossless" if fit >= LEVEL else "not lossless",
+        "verdict": "lossless" if p_value >= LEVEL else "not lossless",
         "model": model.name,
-        "accepted_length_low": accepted_low,
-        "accepted_length_high": accepted_high,
+        "accepted_length_low": low,
+        "accepted_length_high": high,
         "tokens_per_step": per_step,
-        "drafter": method.cfg["drafter"],
-        "rule": method.cfg["rule"],
-        "parameters": described(method.cfg),
+        "drafter": cfg["drafter"],
+        "rule": cfg["rule"],
+        "parameters": " ".join(f"{name}={v}" for name, v in given.items() if name in own or name in sampling),
         "seed": seed,
         "specbench": __version__,
         "commit": provenance.commit(),
@@ -199,12 +214,3 @@ def _decode(
             progress(len(numbers))
     tokens = length / torch.arange(length + 1, dtype=torch.float64).clamp_min(1)
     return halves, first, float((steps * tokens).sum() / samples)
-
-
-def described(cfg: Mapping[str, Any], sampling: Sequence[str] = SAMPLING) -> str:
-    """The parameters of a configuration that affect an audit, as command-line arguments."""
-    own = parameters.declared("drafter", cfg["drafter"]) | parameters.declared("rule", cfg["rule"])
-    own -= {"drafter", "rule", "drafter_weights"}  # an audit's models have drafters of their own
-    names = [name for name in cfg if name in sampling or name in own]
-    values = {name: v if isinstance(v := cfg[name], str) else json.dumps(v, separators=(",", ":")) for name in names}
-    return " ".join(f"{name}={value}" for name, value in values.items())

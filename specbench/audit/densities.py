@@ -18,14 +18,12 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from specbench._version import __version__
 from specbench.audit import statistics
-from specbench.audit.audit import COLUMNS, LEVEL, Progress, described
+from specbench.audit.audit import COLUMNS, Progress, common_columns
 from specbench.decoding.continuous import ContinuousRule, ContinuousSession, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.ops import linear, take
 from specbench.errors import unknown
-from specbench.rows import provenance
 
 SAMPLING = ("temperature", "final_noise")
 _CONDITION, _HIDDEN = 4, 8  # numbers of a condition, and of the head's hidden layer
@@ -139,10 +137,6 @@ class DensityMethod:
     cfg: Mapping[str, Any]
     rule: ContinuousRule
 
-    @property
-    def name(self) -> str:
-        return str(self.cfg["method"])
-
 
 def assemble(cfg: Mapping[str, Any]) -> DensityMethod:
     """The method of a checked configuration. These models have no guidance, and their own number of diffusion steps;
@@ -216,28 +210,13 @@ def measure(
     counted = _decode(method, pair, samples, seed, progress)
     target, again = (alone(pair.target, method.rule, samples, 2 * seed + i) for i in range(2))
     ks, p_value = compare(counted.sequences, target)
-    accepted, low, high = (1 + x for x in statistics.mean(counted.first))
     energy, energy_noise = statistics.energy_distance(
         *(s.tokens[:_ENERGY].flatten(1) for s in (counted.sequences, target))
     )
+    columns = common_columns(method.cfg, pair, samples, seed, counted.first, counted.per_step, p_value, SAMPLING)
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     return row | {
-        "method": method.name,
-        "T": pair.length,
-        "samples": samples,
-        "p_value": p_value,
-        "accepted_length": accepted,
-        "verdict": "lossless" if p_value >= LEVEL else "not lossless",
-        "model": pair.name,
-        "accepted_length_low": low,
-        "accepted_length_high": high,
-        "tokens_per_step": counted.per_step,
-        "drafter": method.cfg["drafter"],
-        "rule": method.cfg["rule"],
-        "parameters": described(method.cfg, SAMPLING),
-        "seed": seed,
-        "specbench": __version__,
-        "commit": provenance.commit(),
+        **columns,
         "ks": ks,
         "ks_noise": compare(again, target)[0],
         "energy": energy,

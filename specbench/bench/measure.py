@@ -102,7 +102,7 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
             _take(again, plan, context, passes)
         plain_clock = Clock(device)
         plain = _steps(vanilla.images(conditioning, rng, plain_clock), plain_clock, plan, context)
-        whole = {
+        recorded = {
             name: _recorded(one.engine, one.images(conditioning, rng), plan, context)
             for name, one in (("", pipeline), ("vanilla_", vanilla))
             if isinstance(one.engine, Graphs)
@@ -121,7 +121,7 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
         "nodes": drafter.tree.nodes,
         "steps": plan.steps,
         **{f"{name}_ms": 1e3 * value for name, value in parts.items()},
-        **{f"{name}recorded_step_ms": 1e3 * value for name, value in whole.items()},
+        **{f"{name}recorded_step_ms": 1e3 * value for name, value in recorded.items()},
         "passes_ms": 1e3 * statistics.median(passes.seconds()[plan.warmup :]),
         "vanilla_step_ms": 1e3 * sum(plain.values()),
         "vanilla_forward_ms": 1e3 * plain["forward"],

@@ -15,7 +15,7 @@ from specbench.audit.densities import DensityPair
 from specbench.audit.models import TabularModel
 from specbench.config import configuration, parameters, registry
 from specbench.config.table import TABLE
-from specbench.errors import UsageError, integer, parse_arguments, unknown, values
+from specbench.errors import UsageError, integer, parse_arguments, split_own, unknown
 from specbench.rows.csv_files import csv_text
 from specbench.storage.files import writable, write_atomically
 
@@ -130,9 +130,7 @@ def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     keys = [_key(argument) for argument in arguments]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise UsageError(f"'{twice}' is given {keys.count(twice)} times; give it once")
-    audits = [a for a in arguments if _key(a) in ARGUMENTS or a.startswith("audit.")]
-    own = values(audits, ARGUMENTS, "parameter")
-    rest = [argument for argument in arguments if _key(argument) not in own]
+    own, rest = split_own(arguments, ARGUMENTS, "audit.")
     for key in map(_key, rest):
         if key == "cfg_scale":
             raise UsageError("the models of an audit have no guidance: it takes no cfg_scale=, leave it out")

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from specbench.bench.rows import COLUMNS, ROWS, describe, row
 from specbench.config import configuration
-from specbench.errors import UsageError, integer, parse_arguments, values
+from specbench.errors import UsageError, integer, parse_arguments, split_own
 from specbench.storage.files import writable
 
 #: The arguments of benchmarks only, with their meanings.
@@ -92,15 +92,12 @@ def _help() -> str:
 
 
 def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    ours = [
-        argument for argument in arguments if argument.partition("=")[0] in ARGUMENTS or argument.startswith("bench.")
-    ]
-    rest = [argument for argument in arguments if argument not in ours]
+    own, rest = split_own(arguments, ARGUMENTS, "bench.")
     for argument in rest:
         key = argument.partition("=")[0]
         if key in _UNUSED or key.startswith(("hydra.", "hydra/")) or key == "experiment":
             raise UsageError(f"'{key}' belongs to specbench run; a benchmark times steps and has no such parameter")
-    return values(ours, ARGUMENTS, "parameter"), rest
+    return own, rest
 
 
 def _plan(own: Mapping[str, str]) -> Any:

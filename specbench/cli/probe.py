@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from specbench.config import configuration
-from specbench.errors import UsageError, integer, parse_arguments, values
+from specbench.errors import UsageError, integer, parse_arguments, split_own
 from specbench.probe.rows import OFFSETS, ROWS, row
 from specbench.storage.files import writable
 
@@ -45,10 +45,8 @@ def main(arguments: Sequence[str]) -> int:
     if line.help:
         print(_HELP + "\n".join(f"  {name + '=':<15} {meaning}" for name, meaning in ARGUMENTS.items()))
         return 0
-    tidied = configuration.normalized(configuration.quote_paths(line.arguments, own=ARGUMENTS))
-    ours = [argument for argument in tidied if argument.partition("=")[0] in ARGUMENTS or argument.startswith("probe.")]
-    own = values(ours, ARGUMENTS, "parameter")
-    rest = [argument for argument in tidied if argument not in ours]
+    given = configuration.normalized(configuration.quote_paths(line.arguments, own=ARGUMENTS))
+    own, rest = split_own(given, ARGUMENTS, "probe.")
     for argument in rest:
         if argument.partition("=")[0] not in _ACCEPTED:
             name = argument.partition("=")[0]

@@ -21,10 +21,10 @@ def by_default() -> list[Table]:
     return [table for table in TABLES.values() if not table.on_request]
 
 
-def _alike(tables: Iterable[Table], model: str | None) -> list[Table]:
+def _of_kind(tables: Iterable[Table], model: str | None) -> list[Table]:
     """The tables whose methods a model can have: those of discrete or those of continuous tokens. None: all."""
-    vectors = model and parameters.is_continuous("model", model)
-    return [table for table in tables if model is None or parameters.is_continuous("model", table.model) == vectors]
+    continuous = model and parameters.is_continuous("model", model)
+    return [table for table in tables if model is None or parameters.is_continuous("model", table.model) == continuous]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,7 +57,7 @@ def main(
         if name not in TABLES:
             raise unknown("table", name, TABLES)
     tables = [TABLES[name] for name in dict.fromkeys(args.tables)]
-    tables = tables or _alike(TABLES.values() if args.list else by_default(), args.model)
+    tables = tables or _of_kind(TABLES.values() if args.list else by_default(), args.model)
     formats = list(dict.fromkeys(f.strip() for f in args.format.split(",") if f.strip()))
     for name in formats:
         if name not in render.FORMATS:

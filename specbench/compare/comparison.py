@@ -315,7 +315,7 @@ def _context(one: ScoredPass) -> metrics.ScoringContext:
 def _items(one: ScoredPass, mine: Sequence[Record]) -> list[data.Item]:
     """The prompts of these records; with their labels, where the code generates the data set."""
     if one.cfg.get("data") not in data.DRAWN:
-        return [data.Item(r.index, r.prompt, None, r.id or str(r.index)) for r in mine]
+        return [data.Item(r.index, r.prompt, None, r.id) for r in mine]
     made = data.load({**one.cfg, "n": max(r.index for r in mine) + 1})
     items = [made[r.index] for r in mine]
     if any(item.prompt != r.prompt for item, r in zip(items, mine)):

@@ -237,13 +237,19 @@ class BatchDecoding(ABC):
     def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[Any]:
         """The result of the rows (default: all of them)."""
 
-    def finish(self, step: Callable[[], None], keys: Sequence[tuple[int, int]] | None = None) -> None:
-        """Do all remaining steps, each by calling `step`. The host reads the rows only when the slowest could be done,
-        at most once per `reach` tokens that it still lacks. `keys` as of `lacking`, where they are not those of
-        `rng`, since a recorded decoding keeps its first ones."""
-        while lacking := max(self.lacking(keys or self.rng.keys)):
-            for _ in range(-(-lacking // self.reach)):
-                step()
+
+def finished(start: Callable[[], BatchDecoding], rng: RandomStreams, engine: Eager | Graphs) -> Decoded[Any]:
+    """The result of the images that `start` returns, one per row of `rng`, with the seconds from its call on. The host
+    reads the rows only when the slowest could be done, at most once per `reach` tokens that it still lacks."""
+    device = rng.key.device
+    synchronize(device)
+    before = time.perf_counter()
+    images, step = engine.begin(start())
+    while lacking := max(images.lacking(rng.keys)):
+        for _ in range(-(-lacking // images.reach)):
+            step()
+    synchronize(device)
+    return images.outcome(time.perf_counter() - before)
 
 
 #: Overrides the rule's verdict, as a benchmark does, given the draft and the step (B,).
@@ -348,14 +354,8 @@ def decode(
     config: DecoderConfig, conditioning: Any, rng: RandomStreams, engine: Eager | Graphs | None = None
 ) -> Decoded[Trace]:
     """Decode one image per row of `rng`; `engine` executes the steps."""
-    device = rng.key.device
-    synchronize(device)
-    began = time.perf_counter()
     engine = engine or Eager()
-    images, step = engine.begin(Decoding(config, conditioning, rng, kernels=engine.kernels))
-    images.finish(step, rng.keys)
-    synchronize(device)
-    return images.outcome(time.perf_counter() - began)
+    return finished(lambda: Decoding(config, conditioning, rng, kernels=engine.kernels), rng, engine)
 
 
 def decode_stream(
@@ -388,7 +388,7 @@ def decode_stream(
             keys[row] = key
         device = rng.key.device
         synchronize(device)
-        began = time.perf_counter()
+        before = time.perf_counter()
         with torch.inference_mode():
             fresh = start(conditioning, rng)
             if len(following) == rows:
@@ -407,7 +407,7 @@ def decode_stream(
                 break
         done = [row for row, owner in enumerate(owners) if owner is not None and not left[row]]
         synchronize(device)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - before
         with torch.inference_mode():
             outcome = images.outcome(seconds, done)
         yield [owner for row in done if (owner := owners[row]) is not None], outcome

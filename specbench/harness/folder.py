@@ -72,7 +72,7 @@ class RunRecords:
         for journal in self.journals:
             for item in items:
                 record = journal.records.get(item.index)
-                if record and (record.prompt != item.prompt or record.id not in (None, item.id)):
+                if record and (record.prompt, record.id) != (item.prompt, item.id):
                     raise UsageError(
                         f"the prompts have changed since {journal.path} was written (index {item.index}); choose"
                         " another out="

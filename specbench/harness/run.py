@@ -52,7 +52,7 @@ class Stopped(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """A finished run.
 
     row: `COLUMNS` -> value. cfg: the row's configuration, which may have more metrics and a baseline than the requested
@@ -106,7 +106,7 @@ class Run:
         self._row_metrics: list[str] = []
         self._larger = 0  # n of that row, if larger than requested
 
-    def execute(self) -> Outcome:
+    def execute(self) -> RunOutcome:
         """See `execute`."""
         is_new = not self.folder.path.exists()
         with self.folder.opened():
@@ -129,7 +129,7 @@ class Run:
                 LOG.exception("cannot write" if self.folder.disk_fault(e) else "failed")
                 raise
 
-    def rescore(self, device: str | None = None, batch: int | None = None) -> Outcome:
+    def rescore(self, device: str | None = None, batch: int | None = None) -> RunOutcome:
         """Computes the metrics of a run with all its images, and builds its row again. Decodes nothing and needs only
         the weights of the metrics. UsageError if images are missing."""
         self._scoring = device or self._scoring[0], batch or self._scoring[1]
@@ -150,7 +150,7 @@ class Run:
             self._write_config()
             return self._score_and_write(records, items, bases)
 
-    def requested_row(self, outcome: Outcome) -> dict[str, Any]:
+    def requested_row(self, outcome: RunOutcome) -> dict[str, Any]:
         """The row of the requested configuration alone; the outcome's may have more metrics and a baseline."""
         if outcome.row["config_hash"] == provenance.config_hash(self.requested):
             return outcome.row
@@ -160,7 +160,7 @@ class Run:
         records, items = self.folder.open_records(self.requested), data.load(self.requested)
         return as_read(row.build_row(self.requested, self.folder, records, items, score_columns(scores)))
 
-    def _execute(self, records: RunRecords) -> Outcome:
+    def _execute(self, records: RunRecords) -> RunOutcome:
         # A finished run does not belong to weights that were trained later. (A custom loader has its own weights.)
         if self._loader is _load_pipeline and (here := _weights_here(self.cfg)) is not None:
             self.folder.check_same("weights", here)
@@ -170,7 +170,7 @@ class Run:
             records.check_prompts(_current_prompts(self.cfg))
             self._write_config()
             LOG.info("nothing left to do")
-            return Outcome(self._row, self.cfg, self.folder, nothing_left=True)
+            return RunOutcome(self._row, self.cfg, self.folder, nothing_left=True)
         items = data.load(self.cfg)
         records.check_prompts(items)
         self._write_config()
@@ -199,13 +199,13 @@ class Run:
 
     def _score_and_write(
         self, records: RunRecords, items: Sequence[data.Item], bases: Mapping[str, str], nothing_left: bool = False
-    ) -> Outcome:
+    ) -> RunOutcome:
         """Scores the images, draws the sheet and writes the row. If the folder's row covers more images, only returns
         the row."""
         if self._larger:
             scores = self._score(self.cfg["metrics"], records, items)
             shown = row.build_row(self.cfg, self.folder, records, items, score_columns(scores))
-            return Outcome(as_read(shown), self.cfg, self.folder, nothing_left, self._larger)
+            return RunOutcome(as_read(shown), self.cfg, self.folder, nothing_left, self._larger)
         settled = self._settled(records, bases)
         old = merge.scores(self._row) if self._row and self._same_images(records) else {}
         scores = self._score([name for name in self.cfg["metrics"] if name not in settled], records, items)
@@ -226,7 +226,7 @@ class Run:
         tried = {*self.cfg["metrics"], *self.requested["metrics"]}
         self.folder.write_row(new, records.method, {name: text for name, text in bases.items() if name in tried})
         LOG.info("row written to %s", self.folder.row)
-        return Outcome(as_read(new), self.cfg, self.folder)  # the values that a later call would return
+        return RunOutcome(as_read(new), self.cfg, self.folder)  # the values that a later call would return
 
     # --- the existing row of the folder -------------------------------------------------------------------------------
 
@@ -340,7 +340,7 @@ def _recorded_prompts(journal: Journal, cfg: Mapping[str, Any]) -> list[data.Ite
     """The prompts from the records of a run, for a data set whose files are gone."""
     if cfg["data"] in data.DRAWN:
         return data.load(cfg)
-    return [data.Item(r.index, r.prompt, None, r.id or str(r.index)) for r in journal.first(cfg["n"])]
+    return [data.Item(r.index, r.prompt, None, r.id) for r in journal.first(cfg["n"])]
 
 
 # --- pipeline ---------------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def _memory(path: Path) -> dict[str, Any]:
 def _pass(path: Path, n: int, started: float | None) -> PassProgress:
     here = read_records(path) if path.is_file() else []
     done = len({record.index for record in here if record.index < n})
-    times = sorted((r.done, r.batch) for r in here if r.done is not None and started is not None and r.done >= started)
+    times = sorted((r.done, r.batch) for r in here if started is not None and r.done >= started)
     recent = times[-_RECENT:]
     batch = recent[0][1] if recent else 0  # images of the first batch, whose time is before it
     span = recent[-1][0] - recent[0][0] if recent else 0.0

@@ -186,8 +186,6 @@ def _provenance(text: str, path: Path) -> dict[str, Any]:
         found = json.loads(text)
     except (ValueError, RecursionError):
         found = None
-    if isinstance(found, dict) and "judge" in found:  # the key's former name
-        found["cache_key"] = found.pop("judge")
     texts = [found.get(name) for name in ("data", "cache_key")] if isinstance(found, dict) else []
     if not texts or not all(isinstance(text, str) and text.isprintable() and len(text) <= 200 for text in texts):
         raise UsageError(f"{path}: its 'provenance' is not one of specbench's; make the file again")

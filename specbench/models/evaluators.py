@@ -80,7 +80,7 @@ class _SlotTrunk(nn.Module):
         self.squeeze = nn.Conv2d(c, 16, 1)
         self.scene = nn.Sequential(nn.Linear(16 * 64 + 2 * c, dim), nn.ReLU(inplace=True))
         self.from_fine, self.from_coarse = nn.Conv2d(b, dim, 1), nn.Conv2d(c, dim, 1)
-        self.places = nn.Parameter(0.02 * torch.randn(256, dim))  # positions of the map; files name the tensor so
+        self.positions = nn.Parameter(0.02 * torch.randn(256, dim))
         self.query = nn.Linear(dim, SLOTS * dim)
         self.slot = nn.Sequential(nn.Linear(2 * dim, dim), nn.ReLU(inplace=True))
 
@@ -92,7 +92,7 @@ class _SlotTrunk(nn.Module):
         local = F.relu(local).flatten(2).transpose(1, 2)  # (B, 256, dim)
         queries = self.query(scene).unflatten(1, (SLOTS, -1))
         # no projection of keys and values: the linear maps before and after the attention can do the same for less
-        seen = F.scaled_dot_product_attention(queries, local + self.places.to(local.dtype), local)
+        seen = F.scaled_dot_product_attention(queries, local + self.positions.to(local.dtype), local)
         return scene, self.slot(torch.cat([seen, scene.unsqueeze(1).expand_as(seen)], -1))
 
 

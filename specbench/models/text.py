@@ -39,9 +39,7 @@ class TextEncoder(nn.Module):
         self.cfg = cfg
         self.ids = {w: i + 2 for i, w in enumerate(cfg.vocabulary)}
         self.words = nn.Embedding(len(cfg.vocabulary) + 2, cfg.dim)
-        self.places = nn.Parameter(  # positions of words; files name the tensor so
-            0.02 * torch.randn(cfg.max_words, cfg.dim)
-        )
+        self.positions = nn.Parameter(0.02 * torch.randn(cfg.max_words, cfg.dim))
         self.queries = nn.Parameter(0.02 * torch.randn(cfg.tokens, cfg.dim))
         layer = nn.TransformerEncoderLayer(
             cfg.dim, cfg.heads, 4 * cfg.dim, 0.0, "gelu", batch_first=True, norm_first=True
@@ -60,7 +58,7 @@ class TextEncoder(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Features (N, tokens, dim) of word ids (N, max_words): learned queries read the words."""
-        x = self.words(ids) + self.places
+        x = self.words(ids) + self.positions
         queries = self.queries.expand(len(ids), -1, -1)
         hidden = torch.cat([ids == PAD, ids.new_zeros(len(ids), self.cfg.tokens, dtype=torch.bool)], 1)
         y = self.layers(torch.cat([x, queries], 1), src_key_padding_mask=hidden)

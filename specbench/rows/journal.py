@@ -13,7 +13,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from specbench.storage import image_files
 from specbench.storage.files import append_line, sha256, write_atomically
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """One image. Times are wall seconds; those of a batch are divided evenly over its images."""
 
@@ -46,18 +46,17 @@ class Record:
     image: str  # file name of the PNG, relative to the run's folder
     sha256: str  # of the pixels, row by row, as uint8 RGB
     session: str  # the process that decoded it, an entry of run.json
-    # Its steps (see `harness.trace`); None in records of older versions. Statistics of drafts are over the steps with a
-    # draft, and None without any.
-    accepted_per_step: list[int] | None = None  # draft tokens accepted inside the image
-    accepted_by_depth: list[int] | None = None  # steps that accepted a draft token at depth 1, 2, ...
-    verified_by_depth: list[int] | None = None  # steps that verified one there: it was offered, those above it accepted
+    # Its steps (see `harness.trace`). Statistics of drafts are over the steps with a draft, and None without any.
+    accepted_per_step: list[int]  # draft tokens accepted inside the image
+    accepted_by_depth: list[int]  # steps that accepted a draft token at depth 1, 2, ...
+    verified_by_depth: list[int]  # steps that verified one there: it was offered, those above it accepted
     log_prob_mean: float | None = None  # natural-log probability of a token under the target, mean over the tokens;
     log_prob_std: float | None = None  # its standard deviation. With guidance and temperature, before top-k and top-p
     draft_tv: float | None = None  # total variation of drafter's and target's next-token distributions, mean of drafts
     first_accept: float | None = None  # probability with which the rule keeps the first candidate, mean of drafts
     draft_top1: float | None = None  # share of drafts whose top-1 next token is the target's top-1
     draft_top3: float | None = None  # share of drafts with the target's top-1 in their top-3
-    draft_passes: int | None = None  # forward passes of a drafter network in its steps
+    draft_passes: int  # forward passes of a drafter network in its steps
     # Of models with continuous tokens. In order of generation: the positions of the tokens, and for each "1" an
     # accepted draft, "0" a rejected one, "." no verified draft.
     order: list[int] | None = None
@@ -66,14 +65,12 @@ class Record:
     fallbacks: int | None = None  # of those, how many were accepted because no tries were left
     draft_s: float | None = None  # its share of the drafting time of its batch
     made: int | None = None  # tokens drafted, including those that were never verified
-    # Name of the prompt in its data set, by which metrics pair; None in records of older versions.
-    id: str | None = None
-    done: float | None = None  # when it was decoded, seconds since 1970; None in records of older versions
+    id: str  # name of the prompt in its data set, by which metrics pair
+    done: float  # when it was decoded, seconds since 1970
 
 
 class Journal:
-    """The records of one pass over the prompts, by index, and the only way to add to them. Records of an older version
-    get the new fields."""
+    """The records of one pass over the prompts, by index, and the only way to add to them."""
 
     def __init__(self, path: Path) -> None:
         """Reads `path`, and repairs it. Raises UsageError for a line that no kill can explain."""
@@ -137,57 +134,34 @@ class Journal:
         return pixels
 
 
-_INTEGERS = ("index", "seed", "tokens", "steps", "drafted", "accepted", "batch")
-
-
-_MEASURED = ("accepted_length", "decode_s", "text_s", "pixels_s", "peak_memory_mib")
-
-
-_OPTIONAL = (
-    "latency_s", "log_prob_mean", "log_prob_std", "draft_tv", "first_accept", "draft_top1", "draft_top3",
-    "draft_passes", "fallbacks", "draft_s", "made",
-)  # fmt: skip
-
-
-_LISTS = ("accepted_per_step", "accepted_by_depth", "verified_by_depth", "order", "tries")
-
-
-_STRINGS = ("prompt", "sha256", "session", "image")
-
-
 IMAGE_NAME = r"\w+/\d+\.png"  # an image of a record
 
 
 _LARGEST = 1e100  # its square is still a number
 
 
-def fault(r: Record) -> str:
+def fault(record: Record) -> str:
     """What is wrong with an untrusted record; empty where nothing is."""
-    for name in (*_INTEGERS, *_MEASURED, *_OPTIONAL):
-        value = getattr(r, name)
-        if value is None and name in _OPTIONAL:
+    for field in fields(record):
+        name, value, (kind, _, optional) = field.name, getattr(record, field.name), str(field.type).partition(" | ")
+        if value is None and optional:
             continue
-        integer = isinstance(value, int) and not isinstance(value, bool)
-        if not (integer or (isinstance(value, float) and name not in _INTEGERS)) or not abs(value) < _LARGEST:
-            return f"has no {'integer' if name in _INTEGERS else 'number'} as {name} ({plain(value):.40})"
-        least = 1 if name in ("tokens", "steps", "batch") else 0
-        if name != "log_prob_mean" and value < least:
-            return f"has {name} {value}"
-    for name in _LISTS:
-        values = getattr(r, name)
-        if values is not None and not (
-            isinstance(values, list) and all(type(v) is int and 0 <= v < 2**53 for v in values)
+        if kind in ("int", "float"):
+            number = type(value) is int or (kind == "float" and type(value) is float)
+            if not number or not abs(value) < _LARGEST:
+                return f"has no {'integer' if kind == 'int' else 'number'} as {name} ({plain(value):.40})"
+            if name != "log_prob_mean" and value < (name in ("tokens", "steps", "batch")):
+                return f"has {name} {value}"
+        elif kind == "str" and not isinstance(value, str):
+            return f"has no text as {name}"
+        elif kind == "list[int]" and not (
+            isinstance(value, list) and all(type(v) is int and 0 <= v < 2**53 for v in value)
         ):
             return f"has no list of integers as {name}"
-    if texts := [name for name in _STRINGS if not isinstance(getattr(r, name), str)]:
-        return f"has no text as {texts[0]}"
-    for name in ("id", "drafts"):
-        if not isinstance(getattr(r, name), str | None):
-            return f"has no text as {name}"
     # A name in the form that a run writes, so that no record points outside the run's folder.
-    if not re.fullmatch(IMAGE_NAME, r.image):
-        return f"has no image of its run as image ({plain(r.image):.40})"
-    return f"accepted {r.accepted} of {r.drafted} drafts" if r.accepted > r.drafted else ""
+    if not re.fullmatch(IMAGE_NAME, record.image):
+        return f"has no image of its run as image ({plain(record.image):.40})"
+    return f"accepted {record.accepted} of {record.drafted} drafts" if record.accepted > record.drafted else ""
 
 
 def read_memory(path: Path) -> dict[str, Any]:
@@ -229,13 +203,12 @@ def _to_line(record: Record) -> bytes:
 
 
 def _from_line(line: bytes) -> Record:
-    """The record of a line. ValueError, TypeError or RecursionError where it is not a record, or its checksum differs;
-    a record of an older version has no checksum."""
+    """The record of a line. ValueError, TypeError or RecursionError where it is not a record, or its checksum
+    differs."""
     values = json.loads(line)
     if not isinstance(values, dict):
         raise ValueError("it is not an object")
-    check = values.pop("check", None)
-    if check is not None and check != _check(json.dumps(values, ensure_ascii=False)):
+    if values.pop("check", None) != _check(json.dumps(values, ensure_ascii=False)):
         raise ValueError("the checksum differs")
     return Record(**values)
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from specbench.errors import UsageError
 from specbench.rows.columns import stderr_of
 from specbench.rows.journal import Record
 
@@ -142,10 +141,7 @@ def _std(values: Sequence[float]) -> float | None:
 
 
 def columns(images: Sequence[Record]) -> dict[str, Any]:
-    """The row's columns of the steps and tokens of some images. Those of drafts are None where nothing was drafted;
-    there are no columns where a record of an older version lacks these statistics."""
-    if any(r.accepted_per_step is None for r in images):
-        return {}
+    """The row's columns of the steps and tokens of some images. Those of drafts are None where nothing was drafted."""
     by_depth = acceptance_by_depth(images)
     columns: dict[str, Any] = {}
     if images[0].drafts is None:  # a continuous token has a density, not a probability
@@ -168,7 +164,7 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
     means = {name: _mean_over_drafts(images, statistic) for name, statistic in drafts.items()}
     return (
         columns
-        | _with_errors({**means, "draft_passes": mean([r.draft_passes or 0 for r in images])})
+        | _with_errors({**means, "draft_passes": mean([r.draft_passes for r in images])})
         | {
             "acceptance_by_depth": _list(by_depth) if len(by_depth) else None,
             "accepted_histogram": _list(accepted_histogram(images)),
@@ -195,7 +191,7 @@ def expected_speedup(images: Sequence[Record], vanilla: Sequence[Record], gamma:
 def acceptance_by_step(images: Sequence[Record]) -> np.ndarray:
     """Share (L,) of the verified drafts that were accepted, by order of generation of the token; nan where none was
     verified (CSpD, Figs. 8 and 11). For models with continuous tokens."""
-    drafts = np.array([list(_there(r.drafts, r)) for r in images])
+    drafts = np.array([list(r.drafts or "") for r in images])
     accepted, verified = (drafts == "1").sum(0), (drafts != ".").sum(0)
     return np.divide(accepted, verified, out=np.full(len(accepted), np.nan), where=verified > 0)
 
@@ -214,10 +210,10 @@ def log_probability(images: Sequence[Record]) -> tuple[Estimate, float]:
     """Mean and standard deviation of the tokens' natural-log probabilities, over all tokens of all images; the mean's
     error is over images, as the tokens of one are not independent."""
     tokens = [r.tokens for r in images]
-    means = [_there(r.log_prob_mean, r) for r in images]
+    means = [r.log_prob_mean or 0.0 for r in images]
     found = ratio([n * m for n, m in zip(tokens, means)], tokens)
     assert found.value is not None
-    squares = [n * (_there(r.log_prob_std, r) ** 2 + (m - found.value) ** 2) for n, m, r in zip(tokens, means, images)]
+    squares = [n * ((r.log_prob_std or 0.0) ** 2 + (m - found.value) ** 2) for n, m, r in zip(tokens, means, images)]
     return found, math.sqrt(math.fsum(squares) / sum(tokens))
 
 
@@ -237,7 +233,7 @@ def acceptance_by_depth(images: Sequence[Record]) -> np.ndarray:
     Conditional: of the steps that accepted the depths before. In a tree a depth is one event, whichever candidate is
     kept, and an accepted path that ends before the tree does counts as rejected there.
     """
-    lists = [(_there(r.accepted_by_depth, r), _there(r.verified_by_depth, r)) for r in images]
+    lists = [(r.accepted_by_depth, r.verified_by_depth) for r in images]
     accepted, verified = np.zeros((2, max(len(v) for _, v in lists)))
     for a, v in lists:
         accepted[: len(a)] += a
@@ -245,34 +241,12 @@ def acceptance_by_depth(images: Sequence[Record]) -> np.ndarray:
     return accepted / verified
 
 
-def acceptance_by_position(images: Sequence[Record], width: int | None = None) -> np.ndarray:
-    """Share (rows, width) of the images in which the token at a position was an accepted draft token, not the step's
-    own: the heat maps of SJD (Fig. 13) and CSpD (Fig. 16). Row by row from the top left, as the tokens are decoded.
-
-    width: tokens in a row, including a newline token; tokens after the last full row (an image's end) are left out.
-    Without it the image is a square. Raises ValueError where the tokens do not form a square or fill no row, or their
-    number differs between images.
-    """
-    count, *others = sorted({r.tokens for r in images})
-    if others:
-        raise ValueError(
-            f"the images have {', '.join(map(str, (count, *others)))} tokens; a map needs the same number in all"
-        )
-    if width is None and math.isqrt(count) ** 2 != count:
-        raise ValueError(f"{count} tokens do not form a square; give the tokens in a row")
-    width = width or math.isqrt(count)
-    if count < width:
-        raise ValueError(f"{count} tokens are fewer than a row of {width}")
-    drafted = np.mean([is_accepted_draft(r) for r in images], axis=0)
-    rows = count // width
-    return drafted[: rows * width].reshape(rows, width)
-
-
 def is_accepted_draft(record: Record) -> np.ndarray:
-    """Whether each token (T,) bool of an image was an accepted draft token."""
+    """Whether each token (T,) bool of an image was an accepted draft token, not the step's own: the heat maps of SJD
+    (Fig. 13) and CSpD (Fig. 16)."""
     if record.drafts is not None:
         drafted = np.zeros(record.tokens, dtype=bool)
-        drafted[_there(record.order, record)] = np.array(list(record.drafts)) == "1"
+        drafted[record.order] = np.array(list(record.drafts)) == "1"
         return drafted
     own = np.cumsum(_steps(record) + 1) - 1  # the position of each step's own token; beyond the end, the image is full
     drafted = np.ones(record.tokens, dtype=bool)
@@ -281,13 +255,4 @@ def is_accepted_draft(record: Record) -> np.ndarray:
 
 
 def _steps(record: Record) -> np.ndarray:
-    return np.array(_there(record.accepted_per_step, record), dtype=np.int64)
-
-
-def _there(value: T | None, record: Record) -> T:
-    if value is None:
-        raise UsageError(
-            f"{record.image} was decoded by an older specbench, which recorded nothing about its steps: decode it again"
-            " with another out="
-        )
-    return value
+    return np.array(record.accepted_per_step, dtype=np.int64)

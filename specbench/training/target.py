@@ -21,7 +21,7 @@ def train_text(
     text: TextEncoder, captions: list[str], labels: np.ndarray, recipe: Recipe, work: Path
 ) -> dict[str, float]:
     """Train the text encoder to predict the scene's attributes by position; labels (N, 14) as of `scenes.render`."""
-    device = text.places.device
+    device = text.positions.device
     ids, y = text.tokenize(captions), torch.as_tensor(scenes.labels_by_position(labels))
 
     def loss(micro_step: MicroStep) -> tuple[Tensor, dict[str, float]]:
@@ -37,7 +37,9 @@ def train_text(
 def features_of(text: TextEncoder, captions: list[str], batch: int = 512) -> Tensor:
     """Features (N, tokens, dim) bfloat16 on the CPU, computed once and cached."""
     ids = text.tokenize(captions)
-    out = [text(ids[i : i + batch].to(text.places.device)).to(torch.bfloat16).cpu() for i in range(0, len(ids), batch)]
+    out = [
+        text(ids[i : i + batch].to(text.positions.device)).to(torch.bfloat16).cpu() for i in range(0, len(ids), batch)
+    ]
     return torch.cat(out)
 
 

@@ -8,7 +8,6 @@ computes what every image could need, and writes the surplus to an index that is
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from specbench.decoding.continuous.rule import ContinuousRule
 from specbench.decoding.continuous.session import ContinuousModel, ContinuousSession
 from specbench.decoding.continuous.trajectory import Trajectory, draw_trajectory, normal
 from specbench.decoding.continuous.verify import ACCEPT, NOISE, ORDER, Verifier
-from specbench.decoding.loop import BatchDecoding, Decoded, synchronize
+from specbench.decoding.loop import BatchDecoding, Decoded, finished
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.graph import Eager, Graphs
@@ -79,13 +78,8 @@ def decode(
 ) -> Decoded[ContinuousTrace]:
     """Decode one image per row of `rng`; tokens (B, L, D) float32, by position. Arguments and errors as of
     `ContinuousDecoding`."""
-    device = rng.key.device
-    synchronize(device)
-    began = time.perf_counter()
-    images = ContinuousDecoding(model, drafter, rule, conditioning, rng, clock, engine)
-    images.finish(images.step)
-    synchronize(device)
-    return images.outcome(time.perf_counter() - began)
+    start = partial(ContinuousDecoding, model, drafter, rule, conditioning, rng, clock, engine)
+    return finished(start, rng, Eager())  # the engine executes trajectories, not steps
 
 
 @dataclass

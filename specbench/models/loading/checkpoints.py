@@ -17,6 +17,7 @@ from specbench.errors import UsageError
 from specbench.storage.files import atomic_path
 
 Module = TypeVar("Module", bound=nn.Module)
+_POSITIONS, _IN_FILES = "positions", "places"  # a parameter's name here and in files
 _EMBEDDED = "scenes-"  # before the kind of an embedded model's part; a drafter's file may lack it
 
 
@@ -34,7 +35,8 @@ def save(module: nn.Module, path: Path, kind: str, dtype: torch.dtype = torch.fl
     if path.exists() and _same(path, kind, config, tensors):
         return
     with atomic_path(path) as temporary:
-        save_file(tensors, temporary, {"format": "specbench-1", "kind": kind, "config": config})
+        named = {k.replace(_POSITIONS, _IN_FILES): v for k, v in tensors.items()}
+        save_file(named, temporary, {"format": "specbench-1", "kind": kind, "config": config})
         temporary.chmod(0o644)  # the library makes files that only their owner can read
 
 
@@ -56,7 +58,7 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as f:
             meta = f.metadata() or {}
-            tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118 (no mapping)
+            tensors = {k.replace(_IN_FILES, _POSITIONS): f.get_tensor(k) for k in f.keys()}  # noqa: SIM118 (no mapping)
     except SafetensorError as e:
         raise UsageError(f"'{path}' is not a readable safetensors file ({e}); fetch or train it again") from e
     if (meta.get("kind") or "").removeprefix(_EMBEDDED) != kind.removeprefix(_EMBEDDED):
