@@ -60,10 +60,10 @@ def test_a_caption_can_be_read_from_its_image():
     from specbench.models import evaluators as ev
 
     reader = ev.load(ASSETS / ev.READER, ev.AttributeReader, torch.device("cpu"))
-    pictures = pipeline("method=vanilla").pixels(decoded("method=vanilla").tokens)
+    decoded_images = pipeline("method=vanilla").pixels(decoded("method=vanilla").tokens)
     labels = np.array([scenes.sample("validation", i).scene.labels() for i in range(COUNT)])
     with torch.inference_mode():
-        right = ev.read_right(reader(scenes.to_float(pictures)), torch.as_tensor(labels))
+        right = ev.read_right(reader(scenes.to_float(decoded_images)), torch.as_tensor(labels))
     assert float(right.nanmean()) > 0.65
 
 
