@@ -32,19 +32,9 @@ T2I, T5, DRAFTER = "peizesun/llamagen_t2i", "google/flan-t5-xl", "jadohu/llamage
 CHAMELEON = "GAIR/Anole-7b-v0.1"
 FIRST, LATER = "1" * 40, "2" * 40
 
-T5_FILES = {
-    "config.json": b"{}",
-    "tokenizer.json": b"{ }",
-    "tokenizer_config.json": b"{}",
-    "spiece.model": b"pieces",
-    "model.safetensors.index.json": b"{}",
-    "model-00001-of-00002.safetensors": b"one",
-    "model-00002-of-00002.safetensors": b"two",
-    "pytorch_model-00001-of-00002.bin": b"not needed",
-    "modeling.py": b"never",
-    "sub/config.json": b"elsewhere",
-    ".gitattributes": b"",
-}
+T5_TEXTS = ["config.json", "tokenizer.json", "tokenizer_config.json", "spiece.model", "model.safetensors.index.json"]
+T5_WEIGHTS = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+NOT_NEEDED = ["pytorch_model-00001-of-00002.bin", "modeling.py", "sub/config.json", ".gitattributes"]
 HF_FILES = {"config.json": b"{}", "model.safetensors": b"weights", "pytorch_model.bin": b"pickle", "README.md": b""}
 
 
@@ -54,7 +44,7 @@ class FakeHub:
     def __init__(self) -> None:
         self.repositories: dict[str, dict[str, bytes]] = {
             T2I: {name: name.encode() for name in ("t2i_XL_stage1_256.pt", "t2i_XL_stage2_512.pt", "vq_ds16_t2i.pt")},
-            T5: T5_FILES,
+            T5: {name: name.encode() for name in (*T5_TEXTS, *T5_WEIGHTS, *NOT_NEEDED)},
             DRAFTER: HF_FILES,
             CHAMELEON: {
                 **{f"tokenizer/{name}": name.encode() for name in ("text_tokenizer.json", "vqgan.ckpt", "vqgan.yaml")},
@@ -168,14 +158,8 @@ def test_a_model_arrives_with_its_record(call: Call, hub: FakeHub) -> None:
     assert (code, err) == (0, "")
     pinned = sources.MODELS["llamagen_xl"].parts["text"].revision
     folder = home.model_folder("llamagen_xl")
-    texts = {name for name in T5_FILES if name.startswith(("config", "tokenizer", "spiece", "model."))}
-    texts |= {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
-    assert tree(folder) == {
-        "SOURCE.json",
-        "target/t2i_XL_stage1_256.pt",
-        "tokenizer/vq_ds16_t2i.pt",
-        *(f"text/{name}" for name in texts),
-    }
+    texts = {f"text/{name}" for name in (*T5_TEXTS, *T5_WEIGHTS)}
+    assert tree(folder) == {"SOURCE.json", "target/t2i_XL_stage1_256.pt", "tokenizer/vq_ds16_t2i.pt"} | texts
     assert (folder / "target/t2i_XL_stage1_256.pt").read_bytes() == b"t2i_XL_stage1_256.pt"
     assert f"target/: {T2I}, main, now commit {FIRST} (MIT)" in out
     assert f"text/: {T5}, commit {pinned} (Apache 2.0)" in out
@@ -185,7 +169,7 @@ def test_a_model_arrives_with_its_record(call: Call, hub: FakeHub) -> None:
     parts = record_of(folder)
     assert (parts["target"]["commit"], parts["target"]["revision"], parts["text"]["commit"]) == (FIRST, "main", pinned)
     assert parts["text"]["licence"] == "Apache 2.0"
-    assert parts["text"]["files"]["spiece.model"] == {"size": 6, "sha256": hashlib.sha256(b"pieces").hexdigest()}
+    assert parts["text"]["files"]["spiece.model"] == {"size": 12, "sha256": hashlib.sha256(b"spiece.model").hexdigest()}
     assert all(part["complete"] and part["fetched"] for part in parts.values())
 
     asked = len(hub.asked)
@@ -224,7 +208,7 @@ def test_an_interrupted_fetch_goes_on_at_the_same_commit(call: Call, hub: FakeHu
     """The branch moves meanwhile: what has begun stays at its commit, and the rest is fetched at the newest."""
 
     def stop_at_second(name: str) -> None:
-        if name == "model-00002-of-00002.safetensors":
+        if name == T5_WEIGHTS[1]:
             stop()
 
     folder, stopped = (
@@ -240,8 +224,7 @@ def test_an_interrupted_fetch_goes_on_at_the_same_commit(call: Call, hub: FakeHu
     hub.before = lambda name: None
     got = len(hub.got)
     fetched(call, "model=llamagen_xl")
-    left = ["model-00002-of-00002.safetensors", "spiece.model", "tokenizer.json", "tokenizer_config.json"]
-    assert sorted(hub.got[got:]) == sorted([*left, "model.safetensors.index.json"])
+    assert sorted(hub.got[got:]) == sorted([T5_WEIGHTS[1], *T5_TEXTS[1:]])  # the rest, in the order of names
     assert not (folder / downloads.STAGING).exists()
     assert [record_of(folder)[part]["commit"] for part in ("target", "tokenizer")] == [FIRST, LATER]
     assert f"target is at commit {FIRST}, not at '{LATER}'" in refused(call, "model=llamagen_xl", f"revision={LATER}")
