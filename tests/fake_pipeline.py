@@ -109,6 +109,18 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+def hungry(most: int, never: tuple[int, ...] = ()) -> type[FakePipeline]:
+    """A pipeline on a device that holds `most` images, and some images never."""
+
+    class Hungry(FakePipeline):
+        def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
+            if len(keys) > most or any(i in never for _, i in keys):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+            return super().decode(conditioning, keys)
+
+    return Hungry
+
+
 class Mortal(FakePipeline):
     """Its process is killed while it decodes the method's third image, unless `flag` tells that this has happened."""
 
@@ -117,10 +129,6 @@ class Mortal(FakePipeline):
             self.log.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().decode(conditioning, keys)
-
-
-def mortal(cfg: Mapping[str, Any], flag: Path) -> Mortal:
-    return Mortal(cfg, 0.02, flag)
 
 
 if __name__ == "__main__":

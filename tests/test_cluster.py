@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from commands import ROOT, Call
-from fake_pipeline import FakePipeline, mortal
+from fake_pipeline import FakePipeline, Mortal, hungry
 
 from specbench import data
 from specbench.config import configuration
@@ -45,7 +45,7 @@ def test_two_workers_make_the_images_of_one_process_though_one_is_killed(
     monkeypatch.setenv("RAY_TMPDIR", short_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
     alone = run.execute(configuration.compose(WORDS), tmp_path / "alone", loader=FakePipeline)
-    loader = functools.partial(mortal, flag=tmp_path / "flag")
+    loader = functools.partial(Mortal, delay=0.02, log=tmp_path / "flag")
     try:
         row = run.execute(configuration.compose([*WORDS, "workers=2"]), tmp_path / "many", loader=loader)
     except RunError as e:
@@ -225,13 +225,7 @@ def test_a_workers_mistake_is_told_as_its_own(ray: FakeRay) -> None:
 
 
 def test_too_little_memory_is_told_from_a_worker_too(ray: FakeRay) -> None:
-    class Hungry(FakePipeline):
-        def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
-            if len(keys) > 1:
-                raise MemoryError
-            return super().decode(conditioning, keys)
-
-    events = decode("workers=2", "batch=3", loader=Hungry)
+    events = decode("workers=2", "batch=3", loader=hungry(1))
     assert sorted(indices(events)) == list(range(6))
     assert Shrunk(1) in events
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -116,33 +117,20 @@ def test_equal_values_are_one_configuration() -> None:
         ("delta=nan", "delta must be"),
         ("delta=abc", "delta must be a number above 0 (got 'abc')"),
         ("delta=null", "delta must be a number above 0 (got null)"),
-        ("nu=-0.1", "nu must be"),
-        ("floor=-1", "floor must be"),
-        ("schedule=steep", "schedule must be one of exponential, linear"),
-        ("resample=other", "resample must be one of optimal, vanilla"),
         ("n=0", "n must be an integer of at least 1 and at most 1000000, or all (got 0)"),
         ("n=1.5", "n must be an integer"),
         ("n=al", "n must be an integer of at least 1 and at most 1000000, or all (got 'al')"),
         ("n=all", "data=scenes has no last prompt"),
         ("batch=all", "batch must be an integer of at least 1 and at most 4096 (got 'all')"),
-        ("batch=0", "batch must be"),
-        ("seed=-1", "seed must be"),
-        ("warmup=-1", "warmup must be"),
         ("baseline=1", "baseline must be true or false"),
         ("top_k=0", "top_k must be an integer of at least 1 and at most 2147483647, or null (off)"),
         ("top_p=0", "top_p must be a number above 0 and at most 1"),
-        ("top_p=1.1", "top_p must be"),
-        ("cfg_scale=-1", "cfg_scale must be"),
-        ("temperature=-0.5", "temperature must be"),
         ("device=tpu", "device must be auto, cpu, cuda or cuda:N"),
-        ("dtype=int8", "dtype must be one of"),
-        ("split=test", "split must be one of train, validation"),
         ("tree=[[0],[]]", "tree must be"),
         ("tree=[[0],[-1]]", "tree must be"),
         ("tree=7", "tree must be"),
         ("weights=/nowhere/at/all", "there is no folder '/nowhere/at/all'"),
         ("method=nope", "unknown method 'nope' (choose from: cool_sd,"),
-        ("model=nope", "unknown model 'nope' (choose from: "),
         ("drafter=null", "unknown drafter 'null'"),
         ("metrics=[scenes_fid,nope]", "unknown metric 'nope'"),
         ("metrics=[scenes_fid,fid]", "metrics scenes_fid and fid both fill the column fid"),
@@ -150,7 +138,6 @@ def test_equal_values_are_one_configuration() -> None:
         ("reference=[]", "reference must be a path, or null (what `specbench reference` made for the data set)"),
         ("typo=1", "unknown parameter 'typo'"),
         ("+typo=1", "unknown parameter 'typo'"),
-        ("++typo=1", "unknown parameter 'typo'"),
         ("delt=1", "did you mean 'delta'?"),
         ("model.width=1", "unknown parameter 'model.width'"),
         ("~delta", "cannot be removed"),
@@ -160,16 +147,12 @@ def test_equal_values_are_one_configuration() -> None:
         ("delta", "cannot read 'delta'"),
         ("delta=${nothing}", "'nothing' not found"),
         ("model=mar_b top_k=3", "has no parameter 'top_k'"),
-        (
-            "model=mar_b method=sjd",
-            "mar_b has continuous tokens, which drafter sjd does not support; use method=cspd, ",
-        ),
+        ("model=mar_b method=sjd", "has continuous tokens, which drafter sjd does not support; use method=cspd, "),
         ("model=mar_b method=cspd rule=cool", "which drafter cspd and rule cool do not support"),
         ("method=cspd", "has discrete tokens, which drafter cspd and rule density do not support; use method="),
         ("method=sd window=0", "window must be an integer of at least 1"),
         ("window=3", "has no parameter 'window' (it belongs to drafter draft_model (method sd), drafter eagle"),
         ("protocol=nope", "unknown protocol 'nope' (choose from: coolsd_fig4, coolsd_fig5, "),
-        ("protocol=nope@3", "unknown protocol 'nope' (choose from: "),
         ("protocol=../config", "unknown protocol '../config' (choose from: "),
         ("protocol=sjd_table4@2", "protocol sjd_table4 has version 1 here, not 2: write protocol=sjd_table4, or "),
         ("protocol=sjd_table4@", "protocol sjd_table4 has version 1 here, not : "),
@@ -186,6 +169,15 @@ def test_a_bad_word_costs_one_sentence(word: str, sentence: str) -> None:
         configuration.grid(word.split(), multirun=False)
     assert sentence in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [name for name, p in TABLE.items() if p.choices or p.low is not None])
+def test_a_value_outside_its_range_is_refused(name: str) -> None:
+    p = TABLE[name]
+    outside = ["nope"] if p.choices else [p.low if p.above else p.low - 1, *([] if p.high is None else [p.high + 1])]
+    for value in outside:
+        with pytest.raises(UsageError, match=re.escape(f"{name} must be {p.wanted()}")):
+            check_value(name, value)
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,7 @@ def test_absent_weights_leave_a_metric_empty(call: Call, folder: Path) -> None:
         ([], "name one folder"),
         (["pictures", "more"], "name one folder"),
         (["absent"], "there is no folder absent"),
+        (["x" * 5000], "a file name is too long (xxx"),
         (["pictures", "delta=2"], "evaluate has no 'delta'; after the folder it takes metrics=,"),
         (["pictures", "--fast"], "name one folder"),
         (["pictures", "n=1", "n=2"], "'n' is given twice"),
@@ -332,6 +333,8 @@ def test_a_runs_own_metrics_are_the_default(call: Call, finished: Path, calls: l
     assert call("run")[0] == 0
     assert calls == [4]
     assert quality(row_of("run")) == quality(first)
+    run.execute(configuration.compose(["metrics=scenes_clip", "n=6", "device=cpu"]), finished, loader=Large)
+    assert calls == [4, 2]
 
 
 def test_neither_prompts_nor_weights_of_a_run_need_exist(call: Call, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from commands import Call, refused, row_of
-from fake_pipeline import FakePipeline, at, interrupt
+from fake_pipeline import FakePipeline, at, hungry, interrupt
 from filelock import FileLock
 
 from specbench.config import configuration
@@ -206,18 +206,6 @@ def test_the_log_is_turned_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
-
-
-def hungry(most: int, never: tuple[int, ...] = ()) -> type[FakePipeline]:
-    """A pipeline on a device that holds `most` images, and some images never."""
-
-    class Hungry(FakePipeline):
-        def decode(self, conditioning: list[str], keys: list[tuple[int, int]]) -> Any:
-            if len(keys) > most or any(i in never for _, i in keys):
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
-            return super().decode(conditioning, keys)
-
-    return Hungry
 
 
 def test_too_little_memory_makes_the_batches_smaller(calm: Path, tmp_path: Path) -> None:

@@ -387,7 +387,3 @@ def test_weights_that_describe_no_network_cost_a_sentence(tmp_path: Path, text: 
     save_file(dict(nn.Linear(3, 2).state_dict()), path, {"kind": "line", "config": text})
     with pytest.raises(UsageError, match=r"w\.safetensors"):
         checkpoints.load(path, "line", lambda c: nn.Linear(c.inside, c.out), Shape)
-
-
-def test_a_name_that_no_disk_can_hold_costs_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, "evaluate", "x" * 5000).startswith("a file name is too long (xxx")
