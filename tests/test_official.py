@@ -430,9 +430,9 @@ BROKEN = {
 def test_a_broken_or_hostile_file_is_reported_in_a_sentence(tmp_path, case):
     make, sentence = BROKEN[case]
     path = make(tmp_path)
-    with pytest.raises(UsageError, match=sentence) as told:
+    with pytest.raises(UsageError, match=sentence) as reported:
         official.open_source(path if path.is_file() or path == tmp_path else tmp_path / path.name, ("model",))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)
     assert not (tmp_path / "was-here").exists()
 
 
@@ -465,9 +465,9 @@ UNFIT = {
 def test_a_file_that_does_not_fit_is_reported_in_a_sentence(tmp_path, case):
     tensors, sentence = UNFIT[case]
     path = a_file(tmp_path / "x.safetensors", tensors)
-    with pytest.raises(UsageError, match=sentence) as told:
+    with pytest.raises(UsageError, match=sentence) as reported:
         official.load(Tiny, official.open_source(path), TABLE, "cpu", torch.float16)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)
 
 
 def test_what_is_ignored_is_named_by_complete_names():
@@ -512,15 +512,15 @@ def test_a_value_that_no_file_holds_must_not_stay_on_the_meta_device():
     class Buffer(nn.Module):
         def __init__(self):
             super().__init__()
-            self.register_buffer("places", torch.arange(4), persistent=False)
+            self.register_buffer("positions", torch.arange(4), persistent=False)
 
     class Attribute(nn.Module):
         def __init__(self):
             super().__init__()
-            self.places = torch.arange(4)
+            self.positions = torch.arange(4)
 
     for build in (Buffer, Attribute):
-        with pytest.raises(ValueError, match=f"'places' of {build.__name__} is in no file"):
+        with pytest.raises(ValueError, match=f"'positions' of {build.__name__} is in no file"):
             official.load(build, official.from_tensors({}), {}, "cpu", torch.float32)
 
 
