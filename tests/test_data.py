@@ -418,9 +418,9 @@ def test_a_look_at_the_choices_reads_nothing() -> None:
     ],
 )
 def test_metrics_of_scenes_do_not_score_other_prompts(items: list[Item]) -> None:
-    pictures = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
+    decoded_images = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
     context = metrics.ScoringContext(metrics.ASSETS, metrics.ASSETS)
-    scores = metrics.score(["scenes_clip", "scenes_reward"], ImageArray(pictures), items, context)
+    scores = metrics.score(["scenes_clip", "scenes_reward"], ImageArray(decoded_images), items, context)
     assert scores["image_reward"].value is None
     assert "without labels of scenes" in scores["image_reward"].note
     assert scores["clip_score"].value is None

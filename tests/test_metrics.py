@@ -18,7 +18,7 @@ import scipy.linalg
 import torch
 
 from specbench import metrics
-from specbench.config import parameters
+from specbench.config import parameters, shown_columns
 from specbench.config.registry import ASSETS
 from specbench.data import Item, scenes, scenes_classes
 from specbench.errors import UsageError
@@ -313,6 +313,23 @@ def test_a_look_at_every_choice_needs_no_torch() -> None:
         "[m.missing(name, context) for name in parameters.single_metrics()]; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("columns", "message"), [
+    ({"brightness": {"title": "Brightness", "better": "more", "decimals": 3}}, "better of brightness must be"),
+    ({"brightness": {"title": "Brightness", "better": "higher"}}, "brightness needs .* decimals: None"),
+    ({"brightness": {"title": "Brightness", "better": "higher", "decimals": 3, "unit": "s"}}, "unit: 's'"),
+    ({"fid": {"title": "Brightness", "better": "higher", "decimals": 3}}, "another metric declares the column fid"),
+    (["brightness"], "no metric declares the column brightness"),
+])  # fmt: skip
+def test_a_column_is_declared_once(columns: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    default, names = parameters.default, parameters.single_metrics()
+    monkeypatch.setattr(parameters, "single_metrics", lambda: {**names, "light": ""})
+    monkeypatch.setattr(
+        parameters, "default", lambda g, n, p: {"columns": columns} if n == "light" else default(g, n, p)
+    )
+    with pytest.raises(UsageError, match=rf"conf/metrics/light\.yaml: .*{message}"):
+        shown_columns.of_metrics.__wrapped__()
 
 
 @pytest.fixture(scope="module")

@@ -32,9 +32,6 @@ from specbench.metrics.base import ScoringContext, Unavailable
 from specbench.storage import home, sources
 from specbench.storage.image_files import read
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-import check_image_reward
-
 SIZES = ((64, 64), (90, 130), (300, 64), (224, 224))
 PROMPTS = ("a red circle", "Two dogs, & a café!", "", "a small triangle left of a large green star " * 12)
 LONG = PROMPTS[3]  # more than 77 tokens, and more than 35
@@ -349,11 +346,30 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blip, "HEAD", (10, 8, 6, 4, 1))
 
 
+def random_weights(seed: int) -> dict[str, Tensor]:
+    """Tensors of ImageReward.pt's names and shapes. Each layer keeps the size of its input, so that rewards differ
+    between images: with the default small random weights any two networks give equal rewards."""
+    with torch.device("meta"):
+        network = blip.Blip().state_dict()
+    shapes = {name: tuple(network[target.name].shape) for name, target in blip.table().items()}
+    for name, width in (("vision", blip.VISION["hidden_size"]), ("text", blip.TEXT["hidden_size"])):  # unused by it
+        shapes |= {f"blip.{name}_proj.weight": (256, width), f"blip.{name}_proj.bias": (256,)}
+    stream = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, shape in shapes.items():
+        x = torch.randn(shape, generator=stream)
+        if len(shape) == 1:
+            found[name] = 0.1 * x + ("norm" in name.lower() and name.endswith("weight"))
+        else:
+            found[name] = x if "embed" in name and "proj" not in name else x / math.sqrt(math.prod(shape[1:]))
+    return found
+
+
 @pytest.fixture
 def folder(tmp_path: Path, small: None) -> Path:
     """The two files, in the official layout."""
     (tmp_path / "image_reward/text").mkdir(parents=True)
-    tensors = check_image_reward.random_weights(0)
+    tensors = random_weights(0)
     tensors["blip.text_encoder.embeddings.position_ids"] = torch.arange(40)[None]
     torch.save(tensors, tmp_path / "image_reward/ImageReward.pt")
     (tmp_path / "image_reward/text/vocab.txt").write_text("\n".join(WORDS) + "\n")
@@ -517,7 +533,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Any:
             assert settings["add_cross_attention"]
             assert settings["vocab_size"] == blip.TEXT["vocab_size"]
             self.tokenizer = blip_pretrain.init_tokenizer()
-            for name, tensor in check_image_reward.random_weights(1).items():
+            for name, tensor in random_weights(1).items():
                 part: nn.Module = self
                 *path, last = name.split(".")
                 for step in path:
@@ -575,31 +591,6 @@ def test_the_package_takes_no_file_that_lacks_a_tensor(folder: Path, package: An
     torch.save(tensors, path)
     with pytest.raises(UsageError, match=r"'mlp\.layers\.7\.bias' is missing"):
         metrics.metric("image_reward_package", at(folder)).scorer()
-
-
-def test_the_check_of_both_backends(
-    folder: Path, package: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ["--weights", str(folder / "image_reward/ImageReward.pt")]
-    given += ["--vocabulary", str(folder / "image_reward/text/vocab.txt")]
-    assert check_image_reward.main(given) == 0
-    assert "largest difference" in capsys.readouterr().out
-    monkeypatch.setattr(blip, "MEAN", 0.17)  # a constant that is a little off
-    assert check_image_reward.main(given) == 1
-    assert "BEYOND THE TOLERANCE" in capsys.readouterr().out
-    assert check_image_reward.main([*given[2:], "--weights", str(folder / "nothing.pt")]) == 2
-    assert check_image_reward.main([*given, "--images", str(folder / "nowhere")]) == 2
-    assert "there are no images in" in capsys.readouterr().err
-
-
-def test_the_check_without_files_is_of_rewards_that_differ(
-    small: None, package: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(blip, "TEXT", {**blip.TEXT, "vocab_size": 300})
-    assert check_image_reward.main([]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if " x " in line]
-    assert len(lines) == 4
-    assert np.ptp([float(line[4]) for line in lines]) > 0.01
 
 
 # --- what is fetched --------------------------------------------------------------------------------------------------

@@ -54,32 +54,20 @@ def language(tensors, c):
 
 def llamagen(tensors, c):
     text = "cls_embedding.embedding_table.weight" not in tensors
-    cfg = LlamaGenConfig(
-        dim=c.get("dim", c.get("hidden_size")),
-        n_layer=c.get("n_layer", c.get("num_hidden_layers")),
-        n_head=c.get("n_head", c.get("num_attention_heads")),
-        ffn_hidden=c.get("ffn_hidden", c.get("intermediate_size")),
-        vocab_size=c["vocab_size"],
-        cls_token_num=c["cls_token_num"],
-        block_size=c["block_size"],
-        num_classes=0 if text else c["num_classes"],
-    )
+    names = {"dim": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
+    names |= {"ffn_hidden": "intermediate_size"}  # LANTERN's
+    sizes = {ours: c.get(ours, c.get(theirs)) for ours, theirs in names.items()}
+    sizes |= {name: c[name] for name in ("vocab_size", "cls_token_num", "block_size")}
+    cfg = LlamaGenConfig(**sizes, num_classes=0 if text else c["num_classes"])
     return lambda: LlamaGen(cfg), naming.for_llamagen(tensors, cfg.n_layer, cfg.block, text)
 
 
 def drafter(tensors, c):
     qk_norm = tensors.get("layers.0.self_attn.q_norm.weight")
     chameleon = qk_norm is not None
-    cfg = EagleConfig(
-        c["hidden_size"],
-        c["num_attention_heads"],
-        c["intermediate_size"],
-        c["vocab_size"],
-        0 if chameleon else 120,
-        0 if chameleon else 256,
-        input_norm=chameleon,
-        qk_norm=qk_norm.shape[0] if chameleon else 0,
-    )
+    sizes = [c[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")]
+    prefix, cells = (0, 0) if chameleon else (120, 256)
+    cfg = EagleConfig(*sizes, prefix, cells, input_norm=chameleon, qk_norm=qk_norm.shape[0] if chameleon else 0)
     return lambda: EagleNetwork(cfg), (naming.eagle(cfg.block, chameleon), ())
 
 
@@ -442,9 +430,9 @@ BROKEN = {
 def test_a_broken_or_hostile_file_is_reported_in_a_sentence(tmp_path, case):
     make, sentence = BROKEN[case]
     path = make(tmp_path)
-    with pytest.raises(UsageError, match=sentence) as told:
+    with pytest.raises(UsageError, match=sentence) as reported:
         official.open_source(path if path.is_file() or path == tmp_path else tmp_path / path.name, ("model",))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)
     assert not (tmp_path / "was-here").exists()
 
 
@@ -477,9 +465,9 @@ UNFIT = {
 def test_a_file_that_does_not_fit_is_reported_in_a_sentence(tmp_path, case):
     tensors, sentence = UNFIT[case]
     path = a_file(tmp_path / "x.safetensors", tensors)
-    with pytest.raises(UsageError, match=sentence) as told:
+    with pytest.raises(UsageError, match=sentence) as reported:
         official.load(Tiny, official.open_source(path), TABLE, "cpu", torch.float16)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)
 
 
 def test_what_is_ignored_is_named_by_complete_names():
@@ -524,15 +512,15 @@ def test_a_value_that_no_file_holds_must_not_stay_on_the_meta_device():
     class Buffer(nn.Module):
         def __init__(self):
             super().__init__()
-            self.register_buffer("places", torch.arange(4), persistent=False)
+            self.register_buffer("positions", torch.arange(4), persistent=False)
 
     class Attribute(nn.Module):
         def __init__(self):
             super().__init__()
-            self.places = torch.arange(4)
+            self.positions = torch.arange(4)
 
     for build in (Buffer, Attribute):
-        with pytest.raises(ValueError, match=f"'places' of {build.__name__} is in no file"):
+        with pytest.raises(ValueError, match=f"'positions' of {build.__name__} is in no file"):
             official.load(build, official.from_tensors({}), {}, "cpu", torch.float32)
 
 

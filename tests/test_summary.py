@@ -197,9 +197,7 @@ def test_the_error_of_an_acceptance_rate_is_calibrated() -> None:
     big = np.random.default_rng(1).beta(4, 4, 4_000_000)
     drafted = np.round(50 + 300 * (1 - big))
     truth = float((drafted * big).sum() / drafted.sum())
-    variance, coverage = calibration(draw, lambda a, d: summary.ratio(a.tolist(), d.tolist()), truth)
-    assert variance == NEAR
-    assert coverage == COVERED
+    assert calibration(draw, lambda a, d: summary.ratio(a.tolist(), d.tolist()), truth) == (NEAR, COVERED)
 
     def as_if_tokens_were_independent(a: np.ndarray, d: np.ndarray) -> tuple[float, float]:
         rate = a.sum() / d.sum()
@@ -222,9 +220,7 @@ def test_the_error_of_a_speedup_knows_that_prompts_are_paired() -> None:
         value = theirs.mean() / mine.mean()
         return value, value * math.hypot(*(s.std(ddof=1) / math.sqrt(60) / s.mean() for s in (mine, theirs)))
 
-    variance, coverage = calibration(draw, paired, truth=3.0)
-    assert variance == NEAR
-    assert coverage == COVERED
+    assert calibration(draw, paired, truth=3.0) == (NEAR, COVERED)
     assert calibration(draw, unpaired, truth=3.0)[0] > 2
 
     both = draw(np.random.default_rng(2))
@@ -245,9 +241,7 @@ def test_the_error_of_a_throughput_counts_batches() -> None:
         return summary.ratio([1] * 160, seconds.tolist(), np.repeat(range(20), 8).tolist())
 
     # Images per second are 1 / mean seconds, which 20 batches see 1 / (20 * 30) too high on average.
-    variance, coverage = calibration(draw, throughput, truth=1.0)
-    assert variance == NEAR
-    assert coverage == COVERED
+    assert calibration(draw, throughput, truth=1.0) == (NEAR, COVERED)
 
     [seconds] = draw(np.random.default_rng(2))
     row = summary.speed([timed(i, s, 8) for i, s in enumerate(seconds)])
@@ -258,9 +252,8 @@ def test_the_error_of_a_throughput_counts_batches() -> None:
 
 
 def test_what_was_decoded_together() -> None:
-    images = [
-        timed(i, s, b) for i, (s, b) in enumerate([(0.5, 2), (0.5, 2), (0.25, 3), (0.25, 3), (0.25, 3), (0.5, 1)])
-    ]
+    batches = [(0.5, 2), (0.5, 2), (0.25, 3), (0.25, 3), (0.25, 3), (0.5, 1)]
+    images = [timed(i, s, b) for i, (s, b) in enumerate(batches)]
     first = summary.together(images)
     assert [first[i] == first[j] for i, j in ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (0, 5))] == [1, 0, 1, 1, 0, 0]
     assert len(set(summary.together([timed(i, 0.5) for i in range(4)]))) == 4  # equally long, but alone
@@ -273,8 +266,7 @@ def test_what_was_decoded_together() -> None:
     again = [replace(r, session="another") for r in images]
     assert sorted(summary.together(images, again)) == sorted(first)
     found = summary.versus(images, again)
-    assert found["speedup_throughput"] == 1
-    assert found["speedup_throughput_stderr"] == 0
+    assert (found["speedup_throughput"], found["speedup_throughput_stderr"]) == (1, 0)
 
 
 def test_every_estimate_has_its_error_beside_it() -> None:
@@ -390,20 +382,10 @@ def vector_trace() -> ContinuousTrace:
     accepted[0, [1, 2, 4, 5, 6]] = True
     verified[0, [1, 2, 3, 4, 5, 6, 8]] = True
     order = torch.tensor([[4, 0, 8, 1, 7, 2, 6, 3, 5]])
-    return ContinuousTrace(
-        by_step[0].long(),
-        by_step[1].long(),
-        by_step[2],
-        by_step[3].long(),
-        by_step[4].long(),
-        order,
-        accepted,
-        verified,
-        [[2, 5]],
-        torch.tensor([1]),
-        0.75,
-        torch.tensor([7]),
-    )
+    first, second, _, fourth, fifth = by_step.long()
+    tries, fallbacks, made = [[2, 5]], torch.tensor([1]), torch.tensor([7])
+    steps = (first, second, by_step[2], fourth, fifth)
+    return ContinuousTrace(*steps, order, accepted, verified, tries, fallbacks, 0.75, made)
 
 
 LIKELIHOOD = ("log_prob_mean", "log_prob_std", "draft_top1", "draft_top3")
@@ -442,8 +424,7 @@ def test_the_expected_speed_up_is_equation_35() -> None:
     a, c = 5 / 7, (0.75 / 7) / (6 / 9)
     assert found["draft_cost"] == pytest.approx(c)
     assert found["speedup_expected"] == pytest.approx((1 - a**4) / ((1 - a) * (3 * c + 1)))
-    whole = vector_record(accepted=7)
-    replaced = replace(whole, accepted=whole.drafted)
-    assert summary.expected_speedup([replaced], [vanilla], 3)["speedup_expected"] == pytest.approx(4 / (3 * c + 1))
+    all_kept = summary.expected_speedup([vector_record(accepted=7)], [vanilla], 3)
+    assert all_kept["speedup_expected"] == pytest.approx(4 / (3 * c + 1))
     assert summary.expected_speedup([vector_record()], [replace(vanilla, batch=2)], 3) == {}
     assert summary.expected_speedup([vector_record(made=0)], [vanilla], 3) == {}

@@ -112,8 +112,8 @@ def test_t5_features_of_a_long_prompt_lose_its_tail_with_a_warning(t5: Path, cap
     encoder = text.T5Features(t5, "cpu", torch.float32, tokens=5)
     with caplog.at_level(logging.WARNING, logger="specbench"):
         long, valid = encoder(["a cat", "a red cat sits on the mat"])
-    [said] = caplog.messages
-    assert said == "prompt 1 has 8 tokens; the text encoder reads 5"
+    [reported] = caplog.messages
+    assert reported == "prompt 1 has 8 tokens; the text encoder reads 5"
     assert valid[1].all()
     assert torch.equal(long[1], encoder(["a red cat sits"])[0][0])  # four words and the end of sequence
 

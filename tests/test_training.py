@@ -38,8 +38,8 @@ class Small(nn.Module):
 @pytest.mark.parametrize("muon", [False, True])
 def test_a_killed_training_ends_with_the_same_weights(tmp_path, muon):
     recipe = Recipe(steps=60, batch=32, lr=5e-2, warmup=5, save_every=10, ema=0.9, muon=muon)
-    whole = Small()
-    fit("small", whole, whole.loss, recipe, tmp_path / "whole")
+    complete = Small()
+    fit("small", complete, complete.loss, recipe, tmp_path / "complete")
 
     class Killed(Exception):
         pass
@@ -55,7 +55,7 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path, muon):
     with torch.no_grad():
         resumed.layers[0].weight.zero_()  # what is resumed comes from the checkpoint
     statistics = fit("small", resumed, resumed.loss, recipe, tmp_path / "parts")
-    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+    for a, b in zip(complete.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
     assert statistics["loss"] < 4.5  # from 6, the variance of a sum of six unit normals
 

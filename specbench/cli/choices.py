@@ -51,13 +51,16 @@ def main(arguments: list[str]) -> int:
 def _entries(group: str) -> list[dict[str, Any]]:
     """Name, line and presence of weights (None: needs none) of every choice of a group."""
     from specbench import metrics
-    from specbench.config import parameters, registry
+    from specbench.config import parameters, registry, shown_columns
     from specbench.storage import home
 
     lines = dict(parameters.choices(group))
     absent: dict[str, list[str]] = {}  # only for choices that need weights
     if group == "metrics":
-        lines |= parameters.single_metrics()
+        shown = shown_columns.of_metrics()
+        for name in parameters.single_metrics():
+            columns = parameters.metric_columns(name)
+            lines[name] += f" Column {', '.join(columns)}: {shown[columns[0]].better} is better."
         context = metrics.ScoringContext(metrics.ASSETS, home.metrics_folder())
         absent = {
             name: [text] if (text := metrics.missing(name, context)) else [] for name in parameters.single_metrics()

@@ -15,14 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
 from specbench import metrics
 from specbench._version import __version__
 from specbench.config import parameters
-from specbench.config.table import TABLE
+from specbench.config.table import check_value
 from specbench.data.base import Item, key
 from specbench.errors import UsageError, parse_arguments, unknown, values
 from specbench.metrics import reference as references
@@ -109,16 +109,10 @@ def _metrics(given: Mapping[str, str]) -> list[ComparedMetric]:
     """A metric for each feature extractor of the named metrics. Metrics of a set without a reference are skipped."""
     from specbench.harness.pipeline import resolve_device
 
-    device, batch = given.get("device", "auto"), given.get("batch", "64")
-    for name, value in (("device", device), ("batch", int(batch) if batch.isdecimal() else batch)):
-        try:
-            TABLE[name].read(value)
-        except ValueError:
-            raise UsageError(f"{name}={value} must be {TABLE[name].wanted()}") from None
+    device = check_value("device", given.get("device", "auto"))
+    batch = check_value("batch", _integer(given.get("batch", "64")))
     weights = home.expanded(given["metrics_dir"]) if "metrics_dir" in given else home.metrics_folder()
-    context = ScoringContext(
-        metrics.ASSETS, weights, None, given.get("data", ""), str(resolve_device(device)), int(batch)
-    )
+    context = ScoringContext(metrics.ASSETS, weights, None, given.get("data", ""), str(resolve_device(device)), batch)
     compared = {
         name: one
         for name in parameters.single_metrics()
@@ -135,7 +129,7 @@ def _metrics(given: Mapping[str, str]) -> list[ComparedMetric]:
             raise unknown("metric that compares with real images", name.strip(), compared)
         for one in group:
             if "crop" in given:
-                one = type(one)(context, one.options | {"crop": _crop(given["crop"])})
+                one = type(one)(context, one.options | {"crop": _integer(given["crop"])})
             try:
                 found.setdefault(one.cache_key, one)
             except Unavailable as e:
@@ -145,10 +139,9 @@ def _metrics(given: Mapping[str, str]) -> list[ComparedMetric]:
     return list(found.values())
 
 
-def _crop(text: str) -> int | None:
-    if text != "null" and not (text.isdecimal() and int(text) > 0):
-        raise UsageError(f"crop={text} must be an integer of at least 1, or null (whole images)")
-    return None if text == "null" else int(text)
+def _integer(text: str) -> int | str | None:
+    """An integer, or None for null; other texts stay as they are."""
+    return None if text == "null" else int(text) if text.isdecimal() else text
 
 
 def _destination(given: Mapping[str, str], one: ComparedMetric) -> Path:
@@ -161,29 +154,6 @@ def _destination(given: Mapping[str, str], one: ComparedMetric) -> Path:
 
 
 # --- images ---------------------------------------------------------------------------------------------------------
-
-
-class ReferenceSource(Protocol):
-    """Real images. name: of their folder or file; names: of each image; files: a hash that identifies them."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def names(self) -> Sequence[str]: ...
-    @property
-    def files(self) -> str: ...
-    def blocks(self) -> Iterator[Images]:
-        """The images in the order of their names, some at a time."""
-        ...
-
-    def moments(self, one: ComparedMetric) -> tuple[np.ndarray, np.ndarray] | None:
-        """Mean (d,) and covariance (d, d) that come with the images, where the features of `one` fit them."""
-        ...
-
-
-def source(path: Path) -> ReferenceSource:
-    """The images of images=; UsageError for fewer than two."""
-    return Archive(path) if path.is_file() else Folder(path)
 
 
 class Folder:
@@ -233,8 +203,8 @@ class Archive:
                 raise UsageError(f"{self.path}: 'arr_0' is in Fortran order; save it in C order")
             for start in range(0, n, size):
                 count = min(size, n - start)
-                content = arrays.parsed("arr_0", partial(_exactly, size=count * math.prod(one)), f)
-                yield image_files.ImageArray(np.frombuffer(content, np.uint8).reshape(count, *one))
+                read = partial(_read_images, shape=(count, *one))  # raises where the file ends early
+                yield image_files.ImageArray(arrays.parsed("arr_0", read, f))
 
     def moments(self, one: ComparedMetric) -> tuple[np.ndarray, np.ndarray] | None:
         with references.opened(self.path) as arrays:
@@ -246,16 +216,24 @@ class Archive:
         return found.mean, found.covariance
 
 
+def _read_images(f: IO[bytes], shape: tuple[int, ...]) -> np.ndarray:
+    return np.frombuffer(f.read(math.prod(shape)), np.uint8).reshape(shape)
+
+
 def _text(name: str) -> str:
     """A file's name as text, whatever its bytes."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def _exactly(f: IO[bytes], size: int) -> bytes:
-    content = f.read(size)
-    if len(content) != size:
-        raise ValueError("it ends early")
-    return content
+#: Real images. name: of their folder or file; names: of each image; files: a hash that identifies them; blocks(): the
+#: images in the order of their names, some at a time; moments(one): mean (d,) and covariance (d, d) that come with the
+#: images, where the features of the metric `one` fit them, else None.
+ReferenceSource = Folder | Archive
+
+
+def source(path: Path) -> ReferenceSource:
+    """The images of images=; UsageError for fewer than two."""
+    return Archive(path) if path.is_file() else Folder(path)
 
 
 # --- statistics -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What all metrics share. A metric is a statistic over a scorer's outputs for each image.
 
-A scorer (`Scorer`) is a network. It maps an image, and for some its prompt, to a few numbers (features, a cosine, a
+A `Scorer` is a network. It maps an image, and for some its prompt, to a few numbers (features, a cosine, a
 reward). Its outputs are cached (see `outputs`): scoring resumes, several metrics share one pass, and two runs can be
 compared image by image. A metric maps the outputs of all images to one value per column. Imports nothing heavy.
 """

@@ -1,7 +1,7 @@
 """ImageReward (Xu et al. 2023): a reward for an image and its caption, learnt from people's rankings.
 
 The official weights run in transformers' BLIP, without the package image-reward, which needs an environment of its own
-(see `image_reward_package`); scripts/check_image_reward.py shows there that both give the same. An image is brought to
+(see `image_reward_package`), and gives the same rewards. An image is resized to
 224 by its shorter side, PIL's bicubic, and the centre is cut out; a caption has at most 35 tokens, as in the package.
 """
 
