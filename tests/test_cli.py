@@ -16,7 +16,7 @@ from fake_pipeline import FakePipeline
 from omegaconf import OmegaConf
 
 from specbench._version import __version__
-from specbench.config import configuration, parameters, registry
+from specbench.config import composition, configuration, parameters, registry
 from specbench.config.table import TABLE
 from specbench.errors import UsageError
 from specbench.harness import run
@@ -72,6 +72,20 @@ def test_help_of_every_method_and_model_has_every_parameter_and_fits(call: Call)
         assert wanted <= set(shown), (model, method)
         assert len(shown) == len(set(shown))
         assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("hydras", [[], ["hydra.job.name=mine"]])
+@pytest.mark.parametrize(("arguments", "jobs"), [(["delta=2"], 1), (["-m", "delta=1,2"], 2)])
+def test_a_job_is_composed_and_validated_once(
+    hydras: list[str], arguments: list[str], jobs: int, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    for module, name in ((composition, "compose"), (parameters, "validate")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, real=real, name=name: (calls.append(name), real(*a))[1])
+    code, out, _ = call("run", *arguments, *hydras, "metrics=none", "n=1", "out=here")
+    assert (code, out.count("accepted length")) == (0, jobs)
+    assert calls == ["compose", "validate"] * jobs
 
 
 def test_the_commands_in_the_help_of_run_work(call: Call, tmp_path: Path) -> None:

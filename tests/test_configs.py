@@ -188,7 +188,6 @@ def test_a_value_outside_its_range_is_refused(name: str) -> None:
         ("hydra/launcher=submitit", "slurm"),
         ("hydra/launcher=slurm", "slurm"),
         ("hydra/launcher=ray", "ray"),
-        ("hydra/sweeper=optuna", "optuna"),
     ],
 )
 def test_a_launcher_that_is_not_installed_names_its_extra(

@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from test_mar_scenes import read_right
 
 from specbench.config.configuration import compose
 from specbench.data import scenes
@@ -56,14 +57,8 @@ def test_windows_save_steps_and_proactive_drafts_save_more():
 def test_a_caption_can_be_read_from_its_image():
     """The goal is 0.85 over 256 captions (results/embedded_models.md); these eight hold 60 attributes or so, of which
     0.85 is not missed by four standard errors of 0.05."""
-    from specbench.config.registry import ASSETS
-    from specbench.models import evaluators as ev
-
-    reader = ev.load(ASSETS / ev.READER, ev.AttributeReader, torch.device("cpu"))
-    decoded_images = pipeline("method=vanilla").pixels(decoded("method=vanilla").tokens)
-    labels = np.array([scenes.sample("validation", i).scene.labels() for i in range(COUNT)])
-    with torch.inference_mode():
-        right = ev.read_right(reader(scenes.to_float(decoded_images)), torch.as_tensor(labels))
+    images = pipeline("method=vanilla").pixels(decoded("method=vanilla").tokens)
+    right = read_right(images, [scenes.sample("validation", i).scene.labels() for i in range(COUNT)])
     assert float(right.nanmean()) > 0.65
 
 

@@ -9,7 +9,6 @@ import test_continuous
 import test_engine
 import tiny
 import torch
-from scipy import stats
 
 from specbench import cli
 from specbench.audit.tabular import codes
@@ -47,13 +46,9 @@ def test_a_target_keeps_its_distribution(drafting):
     probs = tiny.sequence_probs(target, cond, 2.0)
     drafter = Eagle(tiny.eagle(target).cuda(), trees.parse("[[0],[1],[0,0],[0,1]]")) if drafting else NoDraft()
     there = Conditioning(cond.features.cuda(), cond.valid.cuda())
-    rng = RandomStreams([(0, i) for i in range(count)], "cuda")
-    out = decode(DecoderConfig(target.cuda(), drafter, rules.exact(), Sampling(cfg_scale=2.0)), there, rng)
-    seen = torch.bincount(codes(out.tokens.cpu(), tiny.VOCAB), minlength=len(probs)).double()
-    small = probs * count < 5
-    observed = torch.cat([seen[~small], seen[small].sum()[None]])
-    wanted = torch.cat([probs[~small], probs[small].sum()[None]]) * count
-    assert stats.chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue > 1e-4
+    config = DecoderConfig(target.cuda(), drafter, rules.exact(), Sampling(cfg_scale=2.0))
+    out = decode(config, there, tiny.rng(count, device="cuda"))
+    assert tiny.fit(codes(out.tokens.cpu(), tiny.VOCAB), probs) > 1e-4
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -75,8 +70,8 @@ def there(name, rows, seed):
         if isinstance(held := getattr(drafter, network, None), torch.nn.Module):
             held.cuda()
     given = test_engine.conditioning(rows, seed)
-    rng = RandomStreams([(seed, i) for i in range(rows)], "cuda")
-    return target.cuda(), drafter, Conditioning(given.features.cuda(), given.valid.cuda()), rng
+    there = Conditioning(given.features.cuda(), given.valid.cuda())
+    return target.cuda(), drafter, there, tiny.rng(rows, seed, "cuda")
 
 
 @pytest.mark.parametrize("name", test_engine.DRAFTERS)

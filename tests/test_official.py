@@ -54,32 +54,20 @@ def language(tensors, c):
 
 def llamagen(tensors, c):
     text = "cls_embedding.embedding_table.weight" not in tensors
-    cfg = LlamaGenConfig(
-        dim=c.get("dim", c.get("hidden_size")),
-        n_layer=c.get("n_layer", c.get("num_hidden_layers")),
-        n_head=c.get("n_head", c.get("num_attention_heads")),
-        ffn_hidden=c.get("ffn_hidden", c.get("intermediate_size")),
-        vocab_size=c["vocab_size"],
-        cls_token_num=c["cls_token_num"],
-        block_size=c["block_size"],
-        num_classes=0 if text else c["num_classes"],
-    )
+    names = {"dim": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
+    names |= {"ffn_hidden": "intermediate_size"}  # LANTERN's
+    sizes = {ours: c.get(ours, c.get(theirs)) for ours, theirs in names.items()}
+    sizes |= {name: c[name] for name in ("vocab_size", "cls_token_num", "block_size")}
+    cfg = LlamaGenConfig(**sizes, num_classes=0 if text else c["num_classes"])
     return lambda: LlamaGen(cfg), naming.for_llamagen(tensors, cfg.n_layer, cfg.block, text)
 
 
 def drafter(tensors, c):
     qk_norm = tensors.get("layers.0.self_attn.q_norm.weight")
     chameleon = qk_norm is not None
-    cfg = EagleConfig(
-        c["hidden_size"],
-        c["num_attention_heads"],
-        c["intermediate_size"],
-        c["vocab_size"],
-        0 if chameleon else 120,
-        0 if chameleon else 256,
-        input_norm=chameleon,
-        qk_norm=qk_norm.shape[0] if chameleon else 0,
-    )
+    sizes = [c[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")]
+    prefix, cells = (0, 0) if chameleon else (120, 256)
+    cfg = EagleConfig(*sizes, prefix, cells, input_norm=chameleon, qk_norm=qk_norm.shape[0] if chameleon else 0)
     return lambda: EagleNetwork(cfg), (naming.eagle(cfg.block, chameleon), ())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Call, refused, row_of
+from commands import ROOT, Call, refused, row_of
 
 from specbench.config import configuration, parameters, protocols, registry
 from specbench.config.table import TABLE, check_value
@@ -18,6 +19,7 @@ from specbench.errors import UsageError
 from specbench.harness import run
 from specbench.rows import provenance
 
+SHARED = ROOT.parent / "shared" / "published"
 NAMES = list(parameters.choices("protocol"))
 PAIRS = [(name, model) for name in NAMES for model in protocols.read(name).models]
 #: A real model, reduced, with random weights, as fast as can be.
@@ -101,6 +103,22 @@ def test_a_file_is_whole_and_every_value_of_it_is_one_of_its_parameter(name: str
 def test_no_two_protocols_serve_the_same_table() -> None:
     served = [one for name in NAMES for one in protocols.read(name).serves]
     assert len(set(served)) == len(served)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the published tables are not here")
+def test_every_experiment_of_the_published_table_has_a_protocol() -> None:
+    with (SHARED / "protocols.csv").open(newline="", encoding="utf-8") as f:
+        rows = [row["index_ids"].split("; ") for row in csv.DictReader(f)]
+    assert {ids[0] for ids in rows} == set(NAMES)
+    for first, *others in rows:
+        served = set(protocols.read(first).serves)
+        if first == "lanternpp_tables":  # names the tables that others made with its code
+            assert others == ["coolsd_table1", "sjdpac_table1"]
+        else:
+            assert set(others) <= served
+    with (SHARED / "index.csv").open(newline="", encoding="utf-8") as f:
+        known = {row["id"] for row in csv.DictReader(f)}
+    assert {one for name in NAMES for one in protocols.read(name).serves} <= known
 
 
 # --- composing --------------------------------------------------------------------------------------------------------

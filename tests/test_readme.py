@@ -180,7 +180,16 @@ def test_what_is_not_run_is_still_there() -> None:
 def test_fenced_commands_are_in_documents_whose_tests_run_them() -> None:
     kinds = {path.name: set(re.findall(r"^```(\w*)$", path.read_text(), re.MULTILINE)) - {""} for path in FILES}
     assert kinds.pop("contributing.md") == {"python", "yaml", "sh"}  # test_docs
+    assert kinds.pop("results.md") == {"python"}
     assert set().union(*kinds.values()) == set()
+
+
+def test_rows_are_read_in_python_as_the_document_shows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    exec(re.findall(r"```python\n(.*?)```", (ROOT / "docs/results.md").read_text(), re.DOTALL)[0], {})
+    assert "cool_sd" in capsys.readouterr().out
 
 
 def table(path: Path, head: str) -> list[list[str]]:

@@ -307,6 +307,19 @@ def test_a_deleted_picture_is_decoded_anew_and_a_changed_one_refused(bench: Benc
         bench.run("n=7")
 
 
+def test_two_processes_do_not_share_a_folder(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = Bench(bench.out)
+
+    def load(cfg: Any) -> Any:
+        with pytest.raises(UsageError, match="another process"):
+            inner.run()
+        return FakePipeline(cfg)
+
+    monkeypatch.setattr(bench, "load", load)
+    bench.run()
+    assert inner.decoded == []
+
+
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(UsageError, match=r"holds thesis.tex but no run"):

@@ -7,10 +7,11 @@ import math
 from dataclasses import replace
 
 import pytest
+import tiny
 import torch
-from scipy import stats
 from torch import Tensor
 
+from specbench.audit.tabular import codes
 from specbench.decoding import rules, trees
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
@@ -23,7 +24,6 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.proximity import MEASURES, neighbours
 from specbench.decoding.sampling import Sampling
 from specbench.models import eagle
-from specbench.models import medusa as heads
 from specbench.models.language import Language
 from specbench.models.llamagen import ClassConditioning, Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.loading import emu3
@@ -44,24 +44,26 @@ def sharpened(module, factor=6.0):
     return module.eval().requires_grad_(False)
 
 
+LLAMAGEN = LlamaGenConfig(32, 2, 2, None, 48, VOCAB, 1, 8)
+CONFIGS = {
+    "classes": replace(LLAMAGEN, num_classes=7),
+    "captions": replace(LLAMAGEN, cls_token_num=3),
+    "grouped": replace(LLAMAGEN, n_head=4, n_kv_head=2, num_classes=7),
+    "lumina": replace(BASE, qk_norm=1),  # new lines, one norm for all heads
+    "swin": replace(BASE, qk_norm=1, post_norm=True),
+    "anole": replace(BASE, qk_norm=2),  # no new lines, a norm a head
+    "emu3": replace(BASE, n_kv_head=1, rope_base=1e6, vocab_size=emu3.FIRST_CODE),  # the largest id is a grammar's
+}
+
+
 def target(family: str, side: int = SIDE, seed: int = 0) -> Language:
     torch.manual_seed(seed)
-    if family == "classes":
-        cfg = LlamaGenConfig(32, 2, 2, None, 48, VOCAB, 1, 8, side * side, num_classes=7)
-        return sharpened(LlamaGen(cfg))
-    if family == "captions":
-        return sharpened(LlamaGen(LlamaGenConfig(32, 2, 2, None, 48, VOCAB, 3, 8, side * side)))
-    if family == "grouped":
-        return sharpened(LlamaGen(LlamaGenConfig(32, 2, 4, 2, 48, VOCAB, 1, 8, side * side, num_classes=7)))
-    if family == "lumina":  # new lines, one norm for all heads
-        return sharpened(Unified(replace(BASE, qk_norm=1), image_tokens(CODES, side, side, 3, [4])))
-    if family == "swin":
-        return sharpened(Unified(replace(BASE, qk_norm=1, post_norm=True), image_tokens(CODES, side, side, 3, [4])))
-    if family == "anole":  # no new lines, a norm a head
-        return sharpened(Unified(replace(BASE, qk_norm=2), image_tokens(CODES, side, side, None, [4])))
-    cfg = replace(BASE, n_kv_head=1, rope_base=1e6, vocab_size=emu3.FIRST_CODE)  # the largest id is a grammar's
-    image = emu3.image(CODES, side, side)
-    return sharpened(Unified(cfg, image))
+    cfg = CONFIGS[family]
+    if isinstance(cfg, LlamaGenConfig):
+        return sharpened(LlamaGen(replace(cfg, block_size=side * side)))
+    if family == "emu3":
+        return sharpened(Unified(cfg, emu3.image(CODES, side, side)))
+    return sharpened(Unified(cfg, image_tokens(CODES, side, side, None if family == "anole" else 3, [4])))
 
 
 FAMILIES = ("classes", "grouped", "lumina", "swin", "anole", "emu3")
@@ -125,30 +127,24 @@ def sequence_probs(family: str, model: Language, i: int, sampling: Sampling) -> 
     return sequences, probs.gather(-1, sequences[:, free].unsqueeze(-1)).squeeze(-1).double().prod(1)
 
 
-def networks(model: Language):
+def head(model: Language) -> eagle.EagleNetwork:
     torch.manual_seed(5)
-    head = sharpened(eagle.like_target(model), 2.0)
-    torch.manual_seed(6)
-    shape = heads.MedusaConfig(model.block.dim, model.vocab_size, 3)
-    medusa = heads.MedusaNetwork(shape)
-    with torch.no_grad():
-        for p in medusa.parameters():
-            p.add_(0.3 * torch.randn_like(p))
-    return head, medusa.eval().requires_grad_(False)
+    return sharpened(eagle.like_target(model), 2.0)
 
 
 DRAFTERS = {
     "none": lambda family, model: NoDraft(),
     "draft_model": lambda family, model: DraftModel(target(family, side_of(model), seed=7), 3),
-    "eagle": lambda family, model: EagleDrafter(networks(model)[0], trees.chain_paths(3)),
-    "eagle_tree": lambda family, model: EagleDrafter(networks(model)[0], trees.parse(BUSHY)),
-    "eagle2": lambda family, model: Eagle2(networks(model)[0], nodes=9, depth=3, width=3),
-    "medusa": lambda family, model: Medusa(networks(model)[1], trees.parse(BUSHY)),
+    "eagle": lambda family, model: EagleDrafter(head(model), trees.chain_paths(3)),
+    "eagle_tree": lambda family, model: EagleDrafter(head(model), trees.parse(BUSHY)),
+    "eagle2": lambda family, model: Eagle2(head(model), nodes=9, depth=3, width=3),
+    "medusa": lambda family, model: Medusa(tiny.medusa(model, seed=6), trees.parse(BUSHY)),
     "jacobi": lambda family, model: Window(3, match=True),
     "sjd": lambda family, model: Window(3, init="vertical_sample"),
     "scd": lambda family, model: Window(4, init="horizontal_repeat", coupling="gumbel"),
     "sjd_pac": lambda family, model: Window(8, width=2, depth=3, coupling="maximal"),
 }
+SAMPLING = Sampling(temperature=0.9, cfg_scale=1.5)
 #: What every family is tried with.
 DISCERNING = ("draft_model", "eagle2", "medusa", "sjd_pac")
 
@@ -162,23 +158,17 @@ def test_every_family_keeps_its_distribution_under_every_drafter(family, name):
     of them (chi-square; 30 tests at 1e-5). Of families that differ in their networks alone, those drafters that
     revealed a cache left uncompacted, and one with a cache of its own."""
     model, count = target(family), 2500
-    sampling = Sampling(temperature=0.9, cfg_scale=1.5)
-    rng = RandomStreams([(0, i) for i in range(count)])
     drafter = DRAFTERS[name](family, model)
-    out = decode(DecoderConfig(model, drafter, rules.exact(), sampling), prompts(family, [0] * count), rng)
+    config = DecoderConfig(model, drafter, rules.exact(), SAMPLING)
+    out = decode(config, prompts(family, [0] * count), tiny.rng(count))
     forced = forced_of(model)
-    assert (out.tokens == forced)[:, forced >= 0].all()
-    assert (out.tokens[:, forced < 0] < VOCAB).all()
-    sequences, probs = sequence_probs(family, model, 0, sampling)
-    assert float(probs.sum()) == pytest.approx(1, abs=1e-5)
     free = forced < 0
-    weight = VOCAB ** torch.arange(int(free.sum()) - 1, -1, -1)
-    seen = torch.bincount((out.tokens[:, free] * weight).sum(1), minlength=len(probs)).double()
-    assert torch.equal((sequences[:, free] * weight).sum(1), torch.arange(len(probs)))
-    small = probs * count < 5
-    observed = torch.cat([seen[~small], seen[small].sum()[None]])
-    wanted = torch.cat([probs[~small], probs[small].sum()[None]]) * count
-    assert stats.chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue > 1e-5
+    assert (out.tokens == forced)[:, ~free].all()
+    assert (out.tokens[:, free] < VOCAB).all()
+    sequences, probs = sequence_probs(family, model, 0, SAMPLING)
+    assert float(probs.sum()) == pytest.approx(1, abs=1e-5)
+    assert torch.equal(codes(sequences[:, free], VOCAB), torch.arange(len(probs)))
+    assert tiny.fit(codes(out.tokens[:, free], VOCAB), probs) > 1e-5
     if name == "none":
         assert out.steps.eq(model.length).all()
     else:
@@ -194,10 +184,8 @@ def test_a_path_inside_a_tree_has_the_logits_of_the_path_alone(family):
     tree = trees.build(trees.parse(BUSHY))
     torch.manual_seed(0)
     tokens, history = torch.randint(0, VOCAB, (3, tree.nodes)), torch.randint(0, VOCAB, (3, 40))
-    count = torch.tensor([3, 5, 4])
-    for row, c in enumerate(count.tolist()):
-        tokens[row, 0] = history[row, c - 1]
-    which = [0, 1, 2]
+    count, which = torch.tensor([3, 5, 4]), [0, 1, 2]
+    tokens[:, 0] = history[which, count - 1]
     session = model.open(prompts(family, which), 3, True, tree.nodes)
     positions = torch.arange(6).expand(3, -1) + session.prefix_length - 1
     session.feed_chain(torch.cat([history[:, :1], history[:, :5]], 1), positions)
@@ -217,11 +205,8 @@ def test_an_image_does_not_depend_on_its_batch(family, name):
     which = [0, 1, 2, 1]
 
     def run(rows):
-        drafter = DRAFTERS[name](family, model)
-        rng = RandomStreams([(5, i) for i in rows])
-        return decode(
-            DecoderConfig(model, drafter, rules.cool(2.0, 3), sampling), prompts(family, [which[i] for i in rows]), rng
-        )
+        config = DecoderConfig(model, DRAFTERS[name](family, model), rules.cool(2.0, 3), sampling)
+        return decode(config, prompts(family, [which[i] for i in rows]), RandomStreams([(5, i) for i in rows]))
 
     together = run(range(4))
     for rows in ([0], [1, 2], [3]):
@@ -235,41 +220,35 @@ class Listening:
 
     def __init__(self, drafter):
         self.drafter, self.drafts = drafter, []
-        self.passes = drafter.passes
 
-    @property
-    def tree(self):
-        return self.drafter.tree
-
-    def open(self, *given):
-        return self.drafter.open(*given)
+    def __getattr__(self, name):
+        return getattr(self.drafter, name)
 
     def propose(self, *given):
         self.drafts.append(self.drafter.propose(*given))
         return self.drafts[-1]
 
-    def commit(self, *given):
-        self.drafter.commit(*given)
+
+def drafts_of(family, model, name, given):
+    """(what was decoded, the drafts of every step) of one image."""
+    drafter = Listening(DRAFTERS[name](family, model))
+    config = DecoderConfig(model, drafter, rules.exact(), SAMPLING)
+    return decode(config, given, RandomStreams([(3, 0)])), drafter.drafts
 
 
 def wider(given: Prompts, more: int) -> Prompts:
     """The same prompts with more padding."""
-    pad = lambda x, value: torch.nn.functional.pad(x, (more, 0), value=value)  # noqa: E731
-    return Prompts(pad(given.ids, 9), pad(given.valid, False), pad(given.no_ids, 8), pad(given.no_valid, False))
+    values = {"ids": 9, "valid": False, "no_ids": 8, "no_valid": False}
+    pad = torch.nn.functional.pad
+    return Prompts(**{name: pad(getattr(given, name), (more, 0), value=value) for name, value in values.items()})
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("family", ["lumina", "anole", "emu3"])
 def test_padding_changes_no_draft(family, name):
     """A drafter that looked at padding, or counted its positions, would stay lossless and draft worse."""
-    model, sampling = target(family, side=4), Sampling(temperature=0.9, cfg_scale=1.5)
-    runs = []
-    for more in (0, 5):
-        drafter = Listening(DRAFTERS[name](family, model))
-        given, rng = wider(prompts(family, [1]), more), RandomStreams([(3, 0)])
-        out = decode(DecoderConfig(model, drafter, rules.exact(), sampling), given, rng)
-        runs.append((out, drafter.drafts))
-    (one, short), (two, long) = runs
+    model = target(family, side=4)
+    (one, short), (two, long) = (drafts_of(family, model, name, wider(prompts(family, [1]), more)) for more in (0, 5))
     assert torch.equal(one.tokens, two.tokens)
     assert torch.equal(one.steps, two.steps)
     for a, b in zip(short, long, strict=True):
@@ -280,12 +259,11 @@ def test_padding_changes_no_draft(family, name):
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "none"])
 @pytest.mark.parametrize("family", ["lumina", "emu3"])
 def test_what_the_grammar_forces_is_drafted_as_a_point_mass(family, name):
-    model, sampling = target(family, side=4), Sampling(temperature=0.9, cfg_scale=1.5)
-    drafter = Listening(DRAFTERS[name](family, model))
-    out = decode(DecoderConfig(model, drafter, rules.exact(), sampling), prompts(family, [1]), RandomStreams([(3, 0)]))
+    model = target(family, side=4)
+    out, drafts = drafts_of(family, model, name, prompts(family, [1]))
     forced, count, seen = forced_of(model), 0, 0
-    assert len(drafter.drafts) >= int(out.steps)
-    for draft, accepted in zip(drafter.drafts, out.trace.accepted[0].tolist(), strict=False):
+    assert len(drafts) >= int(out.steps)
+    for draft, accepted in zip(drafts, out.trace.accepted[0].tolist(), strict=False):
         if count >= model.length:
             break
         for probs, node in zip(draft.probs[0], draft.tree.inner[0].tolist(), strict=True):

@@ -1,13 +1,17 @@
-"""A LlamaGen small enough to enumerate: 2x2 tokens, five codes, random weights."""
+"""A LlamaGen small enough to enumerate: 2x2 tokens, five codes, random weights; and what tests do with decodings."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import torch
+from scipy import stats
 from torch import Tensor
 
+from specbench.decoding.loop import Decoded
+from specbench.decoding.rng import RandomStreams
 from specbench.models.eagle import EagleNetwork, like_shape, like_target
 from specbench.models.language import Prefix
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
@@ -19,22 +23,11 @@ VOCAB, PREFIX = 5, 3
 
 def llamagen(side: int = 2, seed: int = 0, dim: int = 32, vocab: int = VOCAB) -> LlamaGen:
     torch.manual_seed(seed)
-    model = LlamaGen(
-        LlamaGenConfig(
-            dim=dim,
-            n_layer=2,
-            n_head=2,
-            ffn_hidden=48,
-            vocab_size=vocab,
-            cls_token_num=PREFIX,
-            caption_dim=8,
-            block_size=side * side,
-        )
-    )
+    model = LlamaGen(LlamaGenConfig(dim, 2, 2, None, 48, vocab, PREFIX, caption_dim=8, block_size=side * side))
     with torch.no_grad():
         for p in model.parameters():
             if p.dim() == 2:
-                p.mul_(8)  # laws far from uniform
+                p.mul_(8)  # distributions far from uniform
     return model.eval().requires_grad_(False)
 
 
@@ -73,7 +66,7 @@ def teacher(model: LlamaGen, tokens: Tensor, features: Tensor, drop: Tensor) -> 
 
 
 def sequence_probs(model: LlamaGen, cond: Conditioning, cfg_scale: float) -> Tensor:
-    """The law of every token sequence under one prompt, (V**T,), first token most significant, without any cache."""
+    """Of every token sequence under one prompt, (V**T,), first token most significant, without any cache."""
     t = model.cfg.block_size
     sequences = torch.tensor(list(itertools.product(range(VOCAB), repeat=t)))
     n = len(sequences)
@@ -81,5 +74,34 @@ def sequence_probs(model: LlamaGen, cond: Conditioning, cfg_scale: float) -> Ten
     start = model.cfg.cls_token_num - 1
     keep, drop = torch.zeros(n, dtype=torch.bool), torch.ones(n, dtype=torch.bool)
     logits = [model.head(teacher(model, sequences, features, d)[:, start:]) for d in (keep, drop)]
-    law = (logits[1] + cfg_scale * (logits[0] - logits[1])).softmax(-1)
-    return law.gather(-1, sequences.unsqueeze(-1)).squeeze(-1).double().prod(1)
+    probs = (logits[1] + cfg_scale * (logits[0] - logits[1])).softmax(-1)
+    return probs.gather(-1, sequences.unsqueeze(-1)).squeeze(-1).double().prod(1)
+
+
+def rng(images: int, seed: int = 0, device: str = "cpu") -> RandomStreams:
+    return RandomStreams([(seed, i) for i in range(images)], device)
+
+
+def results(out: Decoded[Any]) -> dict[str, Any]:
+    """What a decoding gives, but for the seconds."""
+    found = vars(out) | vars(out.trace)
+    return {name: x for name, x in found.items() if name not in ("seconds", "draft_s", "trace")}
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Bit for bit: tensors, rows of tensors, or results."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[name], b[name]) for name in a)
+    return torch.equal(a, b) if isinstance(a, Tensor) else a == b
+
+
+def fit(found: Tensor, probs: Tensor) -> float:
+    """p-value of a chi-square test of numbers (N,) against their probabilities; those of small expectation are
+    pooled."""
+    seen, expected = torch.bincount(found, minlength=len(probs)).double(), probs * len(found)
+    assert seen[probs == 0].sum() == 0, "what has probability zero was drawn"
+    small = expected < 5
+    observed = torch.cat([seen[~small], seen[small].sum()[None]])
+    wanted = torch.cat([expected[~small], expected[small].sum()[None]])
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    return float(stats.chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue)

@@ -266,20 +266,21 @@ def _expand(overrides: Sequence[str], multirun: bool) -> list[tuple[str, list[st
     ]
 
 
-#: Launcher or sweeper -> its package, and the extra with that package.
+#: Launcher -> its package, and the extra with that package.
 _PLUGINS = {
     **dict.fromkeys(("hydra/launcher=local", "hydra/launcher=joblib"), ("hydra_joblib_launcher", "joblib")),
     **dict.fromkeys(
         [f"hydra/launcher={name}" for name in ("slurm", "submitit", "submitit_slurm", "submitit_local")],
         ("hydra_submitit_launcher", "slurm"),
     ),
-    "hydra/sweeper=optuna": ("hydra_optuna_sweeper", "optuna"),
 }
 
 
 def _check_plugin(o: Override) -> None:
-    """Raises UsageError naming the extra of a launcher or sweeper that is not installed."""
+    """Raises UsageError for a sweeper (a run has no objective), and for a launcher that is not installed."""
     argument = f"{o.key_or_group}={o.get_value_element_as_str()}" if is_hydras(o.key_or_group) else ""
+    if o.key_or_group == "hydra/sweeper" and argument != "hydra/sweeper=basic":
+        raise UsageError(f"{argument}: a grid decodes every combination of its lists; leave hydra/sweeper out")
     module, extra = _PLUGINS.get(argument, ("", ""))
     if module and not _installed(f"hydra_plugins.{module}"):
         raise UsageError(f"{argument} needs {module.replace('_', '-')}: {install(extra)}")
