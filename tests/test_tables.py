@@ -398,13 +398,6 @@ def test_a_missing_cell_has_a_note_that_says_why() -> None:
     assert all(cell.value or cell.marks for e in sheet.entries for cell in e.cells)
 
 
-def test_a_line_without_a_preset_says_so() -> None:
-    bare = replace(TABLE, lines=(replace(TABLE.lines[0], overrides=None),))
-    sheet = layout.build(bare, "llamagen_scenes", {}, [], {}, "")
-    assert "No preset for this method yet." in [text for _, text in sheet.notes]
-    assert measure.plan(bare, "llamagen_scenes", 4, Path("nowhere"), FakeBench()).needs == ()
-
-
 def test_backends_are_named_each_with_its_lines() -> None:
     def note(sheet: layout.TableSheet, label: str) -> str:
         [header] = [h for h in sheet.headers if h.label == label]
@@ -659,6 +652,8 @@ def test_a_table_without_runs_is_not_called_complete(
     monkeypatch.setitem(cli.TABLES, TABLE.id, bare)
     tables("--list", TABLE.id)
     assert capsys.readouterr().out.split("0/0")[0].split() == [TABLE.id, "published", "only"]
+    sheet = layout.build(bare, "llamagen_scenes", {}, [], {}, "")
+    assert "No preset for this method yet." in [text for _, text in sheet.notes]
 
 
 def test_another_model_has_files_of_its_own(tables: Tables, tmp_path: Path) -> None:
