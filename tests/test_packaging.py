@@ -94,11 +94,6 @@ def test_every_extra_that_an_instruction_names_is_there_and_the_form_is_one() ->
 # --- constraints.txt --------------------------------------------------------------------------------------------------
 
 
-def test_constraints_name_no_place() -> None:
-    text = (ROOT / "constraints.txt").read_text()
-    assert not re.search(r"://|@|/|\\|file:", text)
-
-
 @pytest.mark.parametrize("extra", ["", *(name for name in EXTRAS if name != "image-reward")])
 def test_pinned_versions_fit_their_ranges(extra: str) -> None:
     pins = _pins()
