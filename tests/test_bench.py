@@ -7,7 +7,6 @@ import itertools
 import json
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from specbench.decoding.drafters.build import Eagle, Window
 from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, Decoding, finished
-from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
@@ -56,33 +54,25 @@ def test_a_clock_adds_up_what_lies_between_its_marks(monkeypatch: pytest.MonkeyP
 # --- forced lengths ---------------------------------------------------------------------------------------------------
 
 
-def eagle2(target: Any) -> Eagle2:
-    return Eagle2(tiny.eagle(target), nodes=6, depth=3, width=2)
-
-
 DRAFTERS = {
     "chain": lambda target: Eagle(tiny.eagle(target), chain_paths(4)),
     "tree": lambda target: Eagle(tiny.eagle(target), parse(TREE)),
-    "eagle2": eagle2,
+    "eagle2": lambda target: Eagle2(tiny.eagle(target), nodes=6, depth=3, width=2),
     "window": lambda target: Window(4),
     "window_tree": lambda target: Window(7, width=2, depth=3, tree="full"),
 }
 
 
-def started(name: str, rows: int, length: float | None, clock: Clock | None = None) -> Decoding:
+def started(name: str, rows: int, override: Any = None, clock: Clock | None = None) -> Decoding:
     target = tiny.llamagen(side=8)
-    override = None if length is None else ForcedLength(length)
-    drafter = DRAFTERS[name](target) if name != "none" else NoDraft()
-    rng = RandomStreams([(3, i) for i in range(rows)])
-    return Decoding(
-        DecoderConfig(target, drafter, exact(), Sampling(cfg_scale=2.0), override), tiny.prompts(rows), rng, clock
-    )
+    config = DecoderConfig(target, DRAFTERS[name](target), exact(), Sampling(cfg_scale=2.0), override)
+    return Decoding(config, tiny.prompts(rows), tiny.rng(rows, 3), clock)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 @torch.inference_mode()
 def test_a_forced_length_is_reached_with_tokens_of_the_draft(name: str) -> None:
-    decoding = started(name, 3, 2.73)
+    decoding = started(name, 3, ForcedLength(2.73))
     while int(decoding.count.min()) < decoding.total:
         decoding.step()
     accepted = decoding.recorder.trace().accepted
@@ -97,14 +87,13 @@ def test_a_forced_length_is_reached_with_tokens_of_the_draft(name: str) -> None:
 @torch.inference_mode()
 def test_what_is_forced_is_a_path_of_the_draft(name: str) -> None:
     """From the root down, each node the child of the one before, and its tokens."""
-    decoding, forced, shown = started(name, 3, None), ForcedLength(2.6), []
+    forced, shown = ForcedLength(2.6), []
 
     def override(verdict: Verdict, draft: Draft, step: Tensor) -> Verdict:
         shown.append((forced(verdict, draft, step), draft, verdict))
         return shown[-1][0]
 
-    decoding.config = replace(decoding.config, override=override)
-    seen = 0
+    decoding, seen = started(name, 3, override), 0
     for _ in range(7):
         before = decoding.count
         decoding.step()
@@ -126,7 +115,7 @@ def test_what_is_forced_is_a_path_of_the_draft(name: str) -> None:
 @torch.inference_mode()
 def test_a_clock_changes_no_token_and_every_part_is_timed() -> None:
     clock = Clock(torch.device("cpu"))
-    with_clock, without = started("tree", 2, None, clock), started("tree", 2, None)
+    with_clock, without = started("tree", 2, clock=clock), started("tree", 2)
     for decoding in (with_clock, without):
         finished(lambda one=decoding: one, decoding.rng, Eager())
     assert torch.equal(with_clock.history, without.history)
@@ -274,11 +263,7 @@ def test_passes_are_timed_apart_from_what_is_between_them(monkeypatch: pytest.Mo
     target = tiny.llamagen(side=4, vocab=11)
     drafter = Eagle(tiny.eagle(target), chain_paths(4))
     with torch.inference_mode():
-        decoding = Decoding(
-            DecoderConfig(target, drafter, exact(), Sampling()),
-            tiny.prompts(1),
-            RandomStreams([(0, 0)], torch.device("cpu")),
-        )
+        decoding = Decoding(DecoderConfig(target, drafter, exact(), Sampling()), tiny.prompts(1), tiny.rng(1))
         decoding.step()
         before = dict(vars(target))
         with Passes(torch.device("cpu"), floor.passes(target, drafter)) as passes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +14,8 @@ import pytest
 import torch
 from hostless import numbers_unknown
 from scipy import integrate, stats
+from test_engine import at_once
+from tiny import equal, image, results, rng
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from specbench.audit.densities import built_in
@@ -47,16 +48,7 @@ class Chain(ContinuousSession):
     """Closed forms: a token's condition is the mean of the known tokens, wherever they are; then mean = keep[t] x +
     pull z + shift and log variance = level[t] + swing tanh(z)."""
 
-    def __init__(
-        self,
-        length: int,
-        keep: list[float],
-        level: list[float],
-        shift: float = 0.0,
-        pull: float = 0.0,
-        swing: float = 0.0,
-        dim: int = 1,
-    ) -> None:
+    def __init__(self, length: int, keep: list[float], level: list[float], shift=0.0, pull=0.0, swing=0.0, dim=1):
         self.length, self.dim, self.steps = length, dim, len(keep)
         self.keep, self.level = torch.tensor(keep), torch.tensor(level)
         self.shift, self.pull, self.swing = shift, pull, swing
@@ -73,20 +65,11 @@ class Chain(ContinuousSession):
         return mean, self.level[index, None] + self.swing * torch.tanh(z)
 
 
-def rng(images: int, seed: int = 0) -> RandomStreams:
-    return RandomStreams([(seed, i) for i in range(images)])
-
-
-def everything(out: Decoded) -> dict[str, Any]:
-    """What a decode returns, but for the seconds."""
-    found = vars(out) | vars(out.trace)
-    return {name: x for name, x in found.items() if name not in ("seconds", "draft_s", "trace")}
-
-
 def of_pair(pair: Any, rule: ContinuousRule, streams: RandomStreams, **options: Any) -> Decoded:
     return decode(pair.target, pair.drafter, rule, None, streams, **options)
 
 
+RELEASED = {"criterion": "paper", "verify": "parallel", "on_reject": "continue", "inner_temperature": 42.0}
 RULES = {
     "exact": ContinuousRule(gamma=3),
     "not aligned": ContinuousRule(gamma=3, align=False),
@@ -94,15 +77,7 @@ RULES = {
     "paper": ContinuousRule(gamma=3, criterion="paper"),
     "parallel": ContinuousRule(gamma=3, verify="parallel"),
     "continue": ContinuousRule(gamma=3, on_reject="continue"),
-    "released": ContinuousRule(
-        gamma=3,
-        prefill=0.05,
-        criterion="paper",
-        verify="parallel",
-        on_reject="continue",
-        inner_temperature=42.0,
-        final_noise=False,
-    ),
+    "released": ContinuousRule(gamma=3, prefill=0.05, final_noise=False, **RELEASED),
     "vanilla": ContinuousRule(),
 }
 
@@ -114,11 +89,10 @@ def test_log_normal_is_scipys() -> None:
     g = np.random.default_rng(0)
     x, mean, log_variance = g.normal(size=(3, 7, 4))
     spread = 0.7 * np.exp(0.5 * log_variance)
-    found = log_normal(*(torch.from_numpy(a) for a in (x, mean, log_variance)), temperature=0.7)
-    np.testing.assert_allclose(found, stats.norm.logpdf(x, mean, spread).sum(-1), rtol=1e-12)
-    # an inner temperature shrinks the distance from the mean; the density's height stays
-    found = log_normal(*(torch.from_numpy(a) for a in (x, mean, log_variance)), temperature=0.7, inner=42.0)
-    np.testing.assert_allclose(found, stats.norm.logpdf((x - mean) / 42 + mean, mean, spread).sum(-1), rtol=1e-12)
+    for inner in (1.0, 42.0):  # it shrinks the distance from the mean; the density's height stays
+        found = log_normal(*map(torch.from_numpy, (x, mean, log_variance)), temperature=0.7, inner=inner)
+        wanted = stats.norm.logpdf((x - mean) / inner + mean, mean, spread).sum(-1)
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
 def test_the_density_of_a_path_is_scipys() -> None:
@@ -139,14 +113,14 @@ def test_the_density_of_a_path_is_scipys() -> None:
 
 
 def test_a_large_batch_of_moments_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = built_in("d1t5").target
+    model, rule = built_in("d1t5").target, ContinuousRule()
     g = torch.Generator().manual_seed(0)
     z, noise = torch.randn(70, 4, generator=g), torch.randn(70, model.steps + 1, 1, generator=g)
-    path = draw_trajectory(model, z, noise, ContinuousRule(), Eager())
-    density = log_density(model, path, z, ContinuousRule())
+    path = draw_trajectory(model, z, noise, rule, Eager())
+    density = log_density(model, path, z, rule)
     monkeypatch.setattr(trajectory, "HEAD_ROWS", 2)
-    torch.testing.assert_close(draw_trajectory(model, z, noise, ContinuousRule(), Eager()).states, path.states)
-    torch.testing.assert_close(log_density(model, path, z, ContinuousRule()), density)
+    torch.testing.assert_close(draw_trajectory(model, z, noise, rule, Eager()).states, path.states)
+    torch.testing.assert_close(log_density(model, path, z, rule), density)
 
 
 def test_the_numbers_are_normal() -> None:
@@ -313,9 +287,7 @@ def test_the_first_drafts_length_against_a_simulation(rule: ContinuousRule) -> N
 # --- vanilla ----------------------------------------------------------------------------------------------------------
 
 
-def plain(
-    model, rule: ContinuousRule, keys: list[tuple[int, int]], tokens_per_pass: tuple[int, ...]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def plain(model, rule, keys, tokens_per_pass):
     """Images one by one, pass by pass; the loop's noise, and an order from its stream."""
     images, orders = [], []
     for key in keys:
@@ -390,80 +362,47 @@ def test_a_drafter_that_is_the_target_is_vanilla(criterion: str, gamma: int) -> 
 # --- an image is its own ----------------------------------------------------------------------------------------------
 
 
-def _equal(a: Any, b: Any) -> bool:
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-
-
 @pytest.mark.parametrize("prefill", [0.0, 0.3])
 @pytest.mark.parametrize("name", RULES)
-def test_an_image_does_not_depend_on_its_batch(name: str, prefill: float) -> None:
+def test_an_image_does_not_depend_on_its_batch(name: str, prefill: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor on whether the host asks which images are done: else passes are over all, also over those that are done, of
+    which there are some here."""
     rule = replace(RULES[name], prefill=prefill)
     keys = [(seed, i) for seed, i in itertools.product((0, 7), (5, 0, 3, 12, 4))]
     for pair in map(built_in, ("d1t5", "d2t4")):
-        full = everything(of_pair(pair, rule, RandomStreams(keys)))
+        full = of_pair(pair, rule, RandomStreams(keys))
         for size in (1, 2, 5):
-            parts = [
-                everything(of_pair(pair, rule, RandomStreams(keys[begin : begin + size])))
-                for begin in range(0, len(keys), size)
-            ]
-            for what, wanted in full.items():
-                found = [x for part in parts for x in part[what]]
-                assert all(map(_equal, found, wanted)), what
+            for begin in range(0, len(keys), size):
+                part = of_pair(pair, rule, RandomStreams(keys[begin : begin + size]))
+                for row in range(len(part.tokens)):
+                    assert equal(image(part, row), image(full, begin + row))
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "compacts", lambda device: False)
+            assert equal(results(of_pair(pair, rule, RandomStreams(keys))), results(full))
+        assert name in ("parallel", "continue", "released", "vanilla") or len(full.steps.unique()) > 1
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_recorded_trajectories_change_nothing(name: str) -> None:
     """Batch after batch by one engine, of other sizes too; what an earlier one gave stays what it was."""
-    pair = built_in("d2t4")
-    recorded: list[Any] = []
-
-    def recorder(step: Callable[[], None]) -> Callable[[], None]:
-        recorded.append(step)
-        step()
-        return step
-
-    engine = Graphs(recorder)
-    keys = [[(seed, i) for i in range(size)] for seed, size in ((0, 3), (1, 3), (2, 5))]
-    in_place = [of_pair(pair, RULES[name], RandomStreams(k), engine=engine) for k in keys]
-    plain = [of_pair(pair, RULES[name], RandomStreams(k)) for k in keys]
-    for a, b in zip(map(everything, in_place), map(everything, plain), strict=True):
-        assert all(all(map(_equal, a[what], b[what])) for what in a)
-    assert len(recorded) > 1
-    assert len(engine._calls) <= engine.most_calls
-
-
-@pytest.mark.parametrize("prefill", [0.0, 0.3])
-@pytest.mark.parametrize("name", [name for name in RULES if name != "vanilla"])
-def test_nothing_changes_where_the_host_does_not_ask(
-    name: str, prefill: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Passes are done over all images then, also over those that are done, of which there are some here."""
-    rule = replace(RULES[name], prefill=prefill)
-    keys = [(seed, i) for seed, i in itertools.product((0, 7), (5, 0, 3, 12, 4))]
-    for pair in map(built_in, ("d1t5", "d2t4")):
-        wanted = of_pair(pair, rule, RandomStreams(keys))
-        with monkeypatch.context() as patch:
-            patch.setattr(loop, "compacts", lambda device: False)
-            found = of_pair(pair, rule, RandomStreams(keys))
-        for what, here in everything(found).items():
-            assert all(map(_equal, here, everything(wanted)[what])), what
-        assert name in ("parallel", "continue", "released") or len(set(wanted.steps.tolist())) > 1
+    pair, engine = built_in("d2t4"), Graphs(at_once)
+    batches = [(3, 0), (3, 1), (5, 2)]
+    in_place = [results(of_pair(pair, RULES[name], rng(*some), engine=engine)) for some in batches]
+    assert equal(in_place, [results(of_pair(pair, RULES[name], rng(*some))) for some in batches])
+    assert 1 < len(engine._calls) <= engine.most_calls
 
 
 def reduced(steps: int = 2, device: str = "cpu") -> Guided:
     """A MAR with guidance, random weights."""
-    small = MARConfig(
-        32, 1, 2, 32, 1, 2, length=9, token_dim=5, classes=4, buffer=4, head_depth=1, head_width=32, steps=steps
-    )
+    head = {"head_depth": 1, "head_width": 32, "steps": steps}
+    small = MARConfig(32, 1, 2, 32, 1, 2, length=9, token_dim=5, classes=4, buffer=4, **head)
     return Guided(MAR(small).eval().to(device), 2.0)
 
 
 def under_way(rule: ContinuousRule, rows: int, device: str = "cpu") -> ContinuousDecoding:
     """After a pass of each kind."""
-    labels = torch.arange(rows, device=device) % 4
-    keys = RandomStreams([(0, i) for i in range(rows)], device)
-    target, drafter = reduced(device=device), reduced(device=device)
-    images = ContinuousDecoding(target, drafter, replace(rule, prefill=0.1), labels, keys)
+    labels, target, drafter = torch.arange(rows, device=device) % 4, reduced(device=device), reduced(device=device)
+    images = ContinuousDecoding(target, drafter, replace(rule, prefill=0.1), labels, rng(rows, device=device))
     go_on(images)
     return images
 
@@ -494,20 +433,11 @@ def test_rows_that_are_done_take_the_next_image(name: str, compact: bool, monkey
     monkeypatch.setattr(loop, "compacts", lambda device: compact)
     target, drafter, rule, count = reduced(), reduced(), replace(RULES[name], prefill=0.2, tries=4), 7
     labels, seen = torch.tensor([2, 0, 3, 1, 1, 2, 0]), []
-
-    def rng(some: list[int]) -> RandomStreams:
-        return RandomStreams([(9, i) for i in some])
-
-    def alone(i: int) -> Decoded:
-        return decode(target, drafter, rule, labels[i : i + 1], rng([i]))
-
     start = partial(ContinuousDecoding, target, drafter, rule)
-    for which, out in decode_stream(start, lambda some: labels[some], rng, count, 3):
-        found = everything(out)
-        for row, image in enumerate(which):
-            seen.append(image)
-            for what, wanted in everything(alone(image)).items():
-                assert _equal(found[what][row], wanted[0]), what
+    for which, out in decode_stream(start, lambda some: labels[some], partial(rng, seed=9), count, 3):
+        for row, i in enumerate(which):
+            seen.append(i)
+            assert equal(image(out, row), image(decode(target, drafter, rule, labels[i : i + 1], rng([i], 9)), 0))
     assert sorted(seen) == list(range(count))
 
 
@@ -515,17 +445,12 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, rule, passes = built_in("d2t4"), ContinuousRule(gamma=3), []
     plain = ContinuousDecoding.step
     monkeypatch.setattr(ContinuousDecoding, "step", lambda images: (passes.append(1), plain(images))[1])
-
-    def rng(some: list[int]) -> RandomStreams:
-        return RandomStreams([(0, i) for i in some])
-
-    start = partial(ContinuousDecoding, pair.target, pair.drafter, rule)
-    parts = [[*range(i, i + 4)] for i in range(0, 40, 4)]
-    alone = [of_pair(pair, rule, rng(some)).steps for some in parts]
-    in_batches = sum(int(steps.max()) for steps in alone)
+    steps = torch.stack([of_pair(pair, rule, rng(range(i, i + 4))).steps for i in range(0, 40, 4)])
+    in_batches = int(steps.amax(1).sum())
     assert len(passes) == in_batches
+    start = partial(ContinuousDecoding, pair.target, pair.drafter, rule)
     list(decode_stream(start, lambda some: None, rng, 40, 4))
-    assert sum(int(steps.sum()) for steps in alone) / 4 <= len(passes) - in_batches < in_batches
+    assert int(steps.sum()) / 4 <= len(passes) - in_batches < in_batches
 
 
 def test_images_differ() -> None:
@@ -537,10 +462,9 @@ def test_images_differ() -> None:
 
 def test_many_copies_are_seen_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = built_in("d2t4")
-    outs = [everything(of_pair(pair, RULES["exact"], rng(50)))]
+    whole = results(of_pair(pair, RULES["exact"], rng(50)))
     monkeypatch.setattr(loop, "CHUNK", 17)
-    outs.append(everything(of_pair(pair, RULES["exact"], rng(50))))
-    assert all(all(map(_equal, outs[0][what], outs[1][what])) for what in outs[0])
+    assert equal(results(of_pair(pair, RULES["exact"], rng(50))), whole)
 
 
 # --- what is counted --------------------------------------------------------------------------------------------------
@@ -557,7 +481,7 @@ def test_every_token_is_accounted_for(name: str, gamma: int, prefill: float) -> 
     before = math.ceil(prefill * length)
     for i in range(60):
         accepted, offered, start, first = (
-            x[i].tolist() for x in (trace.accepted, trace.offered, trace.start, trace.first)
+            getattr(trace, x)[i].tolist() for x in ("accepted", "offered", "start", "first")
         )
         used = int(out.steps[i])
         drafts = range(before, used)  # steps that drafted
@@ -733,6 +657,5 @@ def test_models_that_do_not_go_together() -> None:
 def test_which_rules_are_exact() -> None:
     exact = {name for name, rule in RULES.items() if rule.exact}
     assert exact == {"exact", "not aligned", "path", "vanilla"}
-    assert not ContinuousRule(gamma=1, inner_temperature=2.0).exact
-    assert not ContinuousRule(gamma=1, final_noise=False).exact
+    assert not any(ContinuousRule(gamma=1, **x).exact for x in ({"inner_temperature": 2.0}, {"final_noise": False}))
     assert ContinuousRule(final_noise=False, inner_temperature=42.0).exact  # the target alone

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -15,12 +14,13 @@ from hostless import numbers_unknown
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
+from specbench import cli
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
-from specbench.decoding.loop import Decoded, DecoderConfig, Decoding, decode, decode_stream
+from specbench.decoding.loop import DecoderConfig, Decoding, decode, decode_stream
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Rule, cool, exact
 from specbench.decoding.rules.gsd import Grouped
@@ -33,6 +33,7 @@ from specbench.engine.graph import Eager, Graphs
 from specbench.models.llamagen import Conditioning
 
 TREE = "[[0],[1],[0,0],[0,1],[1,0]]"
+GUIDED = Sampling(cfg_scale=2.0)
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "none": lambda target: NoDraft(),
     "chain": lambda target: Eagle(tiny.eagle(target), chain_paths(3)),
@@ -62,31 +63,22 @@ def conditioning(rows: int, seed: int) -> Any:
 
 def some_of(given: Any, seed: int) -> tuple[Callable[[list[int]], Any], Callable[[list[int]], RandomStreams]]:
     """The conditioning and the random streams of some images, for `decode_stream`."""
-    return (
-        lambda some: Conditioning(given.features[some], given.valid[some]),
-        lambda some: RandomStreams([(seed, i) for i in some]),
-    )
+    return lambda some: Conditioning(given.features[some], given.valid[some]), partial(tiny.rng, seed=seed)
 
 
-def same(a: Decoded[Any], b: Decoded[Any]) -> bool:
-    pairs = zip([a.tokens, a.steps, a.drafted, a.accepted, *astuple(a.trace)],
-                [b.tokens, b.steps, b.drafted, b.accepted, *astuple(b.trace)], strict=True)  # fmt: skip
-    return all(torch.equal(x, y) for x, y in pairs)
+def configured(target: Any, name: str, rule: str = "exact", sampling: Sampling = GUIDED) -> DecoderConfig:
+    return DecoderConfig(target, DRAFTERS[name](target), RULES[rule](), sampling)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_steps_in_place_give_what_plain_steps_give(name: str) -> None:
     """Three batches through the memory of the first, one of another size between them; none overwrites what an earlier
     one gave."""
-    target = tiny.llamagen(side=4)
-    drafter, other = DRAFTERS[name](target), DRAFTERS[name](target)
-    engine, sampling = Graphs(at_once), Sampling(cfg_scale=2.0)
-    one, two = (DecoderConfig(target, some, exact(), sampling) for some in (drafter, other))
-    given = [(2, 0), (2, 1), (3, 2), (2, 3)]
-    args = [(conditioning(rows, seed), RandomStreams([(seed, i) for i in range(rows)])) for rows, seed in given]
-    in_place = [decode(one, c, s, engine) for c, s in args]
-    plain = [decode(two, c, s) for c, s in args]
-    assert all(same(a, b) for a, b in zip(in_place, plain, strict=True))
+    target, engine = tiny.llamagen(side=4), Graphs(at_once)
+    one, two = configured(target, name), configured(target, name)
+    given = [(conditioning(rows, seed), tiny.rng(rows, seed)) for rows, seed in ((2, 0), (2, 1), (3, 2), (2, 3))]
+    in_place = [tiny.results(decode(one, *some, engine)) for some in given]
+    assert tiny.equal(in_place, [tiny.results(decode(two, *some)) for some in given])
     assert len(engine._kept) == 2
 
 
@@ -94,21 +86,16 @@ def test_steps_in_place_give_what_plain_steps_give(name: str) -> None:
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_rows_that_are_done_take_the_next_image(name: str, engine: Any) -> None:
     """Seven images through three rows: each is what it is alone."""
-    target, sampling, count = tiny.llamagen(side=4), Sampling(cfg_scale=2.0), 7
+    target, count, seen = tiny.llamagen(side=4), 7, []
     encode, rng = some_of(conditioning(count, 5), 9)
-    drafter, seen = DRAFTERS[name](target), []
-    start = partial(Decoding, DecoderConfig(target, drafter, exact(), sampling))
+    start = partial(Decoding, configured(target, name))
     for which, out in decode_stream(start, encode, rng, count, 3, engine):
         assert len(which) == len(out.tokens)
         assert out.seconds > 0
         for row, image in enumerate(which):
             seen.append(image)
-            alone = decode(
-                DecoderConfig(target, DRAFTERS[name](target), exact(), sampling), encode([image]), rng([image])
-            )
-            one = [out.tokens, out.steps, out.drafted, out.accepted, *vars(out.trace).values()]
-            two = [alone.tokens, alone.steps, alone.drafted, alone.accepted, *vars(alone.trace).values()]
-            assert all(torch.equal(x[row], y[0]) for x, y in zip(one, two, strict=True))
+            alone = decode(configured(target, name), encode([image]), rng([image]))
+            assert tiny.equal(tiny.image(out, row), tiny.image(alone, 0))
     assert sorted(seen) == list(range(count))
 
 
@@ -119,10 +106,8 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Decoding, "step", lambda steps: (done.append(1), plain(steps))[1])
     encode, rng = some_of(conditioning(24, 1), 0)
     config = DecoderConfig(target, Window(12), exact(), Sampling(temperature=0.3))
-    lengths = []
-    for start in range(0, 24, 4):
-        some = list(range(start, start + 4))
-        lengths += decode(config, encode(some), rng(some)).steps.tolist()
+    batches = torch.arange(24).view(6, 4).tolist()
+    lengths = [n for some in batches for n in decode(config, encode(some), rng(some)).steps.tolist()]
     in_batches = len(done)
     assert max(lengths) > 1.3 * min(lengths)
     list(decode_stream(partial(Decoding, config), encode, rng, 24, 4))
@@ -132,8 +117,7 @@ def test_no_row_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_caches_go_when_nobody_needs_them(name: str) -> None:
     """Not when Python next looks for cycles: by then a few batches' caches have filled the memory."""
-    target, sampling = tiny.llamagen(side=4), Sampling(cfg_scale=2.0)
-    config = DecoderConfig(target, DRAFTERS[name](target), exact(), sampling)
+    config = configured(tiny.llamagen(side=4), name)
 
     def alive() -> int:
         return sum(type(x) is Decoding for x in gc.get_objects())
@@ -170,12 +154,7 @@ def plain_values(x: Any, path: str = "", seen: set[int] | None = None) -> dict[s
 @torch.inference_mode()
 def test_a_step_leaves_everything_but_numbers_on_the_device_as_it_was(name: str) -> None:
     """Where tensors lie, which there are, and what the host remembers."""
-    target = tiny.llamagen(side=4)
-    steps = Decoding(
-        DecoderConfig(target, DRAFTERS[name](target), exact(), Sampling()),
-        tiny.prompts(2),
-        RandomStreams([(0, 0), (0, 1)]),
-    )
+    steps = Decoding(configured(tiny.llamagen(side=4), name, sampling=Sampling()), tiny.prompts(2), tiny.rng(2))
     fixed = Fixed(steps)
     lie = {path: t.data_ptr() for path, (_, t) in tensors(steps)[0].items()}
     assert len(set(lie.values()) - {0}) >= 10
@@ -207,9 +186,8 @@ RULES: dict[str, Callable[[], Rule]] = {
 )
 @torch.inference_mode()
 def test_no_step_waits_for_the_host(name: str, rule: str) -> None:
-    target = tiny.llamagen(side=4)
-    config = DecoderConfig(target, DRAFTERS[name](target), RULES[rule](), Sampling(cfg_scale=2.0, top_k=4, top_p=0.9))
-    steps = Decoding(config, tiny.prompts(2), RandomStreams([(0, 0), (0, 1)]))
+    config = configured(tiny.llamagen(side=4), name, rule, Sampling(cfg_scale=2.0, top_k=4, top_p=0.9))
+    steps = Decoding(config, tiny.prompts(2), tiny.rng(2))
     steps.step()  # what is built once may be brought from the host
     with numbers_unknown(steps):
         for _ in range(3):
@@ -219,11 +197,10 @@ def test_no_step_waits_for_the_host(name: str, rule: str) -> None:
 
 
 def test_only_the_newest_shapes_are_kept() -> None:
-    config, engine = DecoderConfig(tiny.llamagen(), NoDraft(), exact(), Sampling()), Graphs(at_once)
+    config, engine = configured(tiny.llamagen(), "none"), Graphs(at_once)
     for rows in (1, 2, 3, 4, 5, 2):
-        decode(config, tiny.prompts(rows), RandomStreams([(0, i) for i in range(rows)]), engine)
-    rows = [len(one.steps.count) for one in engine._kept.values()]
-    assert rows == [3, 4, 5, 2]
+        decode(config, tiny.prompts(rows), tiny.rng(rows), engine)
+    assert [len(one.steps.count) for one in engine._kept.values()] == [3, 4, 5, 2]
 
 
 class Forgetful(Decoding):
@@ -242,9 +219,7 @@ class Rigid(Decoding):
 ])  # fmt: skip
 def test_what_cannot_stay_in_place_is_reported(kind: type[Decoding], error: type[Exception], message: str) -> None:
     kind.__module__ = "specbench.of_a_test"  # only this project's objects are looked into
-    steps = kind(
-        DecoderConfig(tiny.llamagen(), NoDraft(), exact(), Sampling()), tiny.prompts(1), RandomStreams([(0, 0)])
-    )
+    steps = kind(configured(tiny.llamagen(), "none"), tiny.prompts(1), tiny.rng(1))
     fixed = Fixed(steps)
     steps.step()
     with pytest.raises(error, match=message):
@@ -254,15 +229,10 @@ def test_what_cannot_stay_in_place_is_reported(kind: type[Decoding], error: type
 def test_a_function_of_tensors_is_recorded_for_its_shapes() -> None:
     recorded: list[Any] = []
 
-    def recorder(step: Callable[[], None]) -> Callable[[], None]:
-        recorded.append(step)
-        step()
-        return step
-
     def function(a: Tensor, b: Tensor) -> list[Tensor]:
         return [a + b, a * b]
 
-    engine = Graphs(recorder)
+    engine = Graphs(lambda step: (recorded.append(step), at_once(step))[1])
     first = engine.call("sum", function, torch.ones(2), torch.ones(2))
     second = engine.call("sum", function, torch.full((2,), 3.0), torch.ones(2))
     assert [x.tolist() for x in first] == [[2, 2], [1, 1]]  # not overwritten by what came after
@@ -283,7 +253,5 @@ def test_a_function_of_tensors_is_recorded_for_its_shapes() -> None:
 def test_an_engine_that_cannot_work_is_refused(
     arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from specbench import cli
-
     assert cli.main(["run", "n=1", *arguments]) == 2
     assert message in capsys.readouterr().err

@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import test_engine
@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding import trees
-from specbench.decoding.loop import DecoderConfig, decode
-from specbench.decoding.rng import RandomStreams
+from specbench.decoding.loop import decode
 from specbench.decoding.rules import Relaxed, cool, exact, uniform
 from specbench.decoding.sampling import Sampling, draw_distinct
 from specbench.decoding.trees import build, chain_paths, parse
@@ -31,15 +30,11 @@ kernels = pytest.importorskip("specbench.engine.kernels")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: float32 sums in another order: 1e-5 of numbers of order one, some hundred of them added up.
-CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4, check_dtype=False)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
-
-
-def close(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a.float(), b.float(), **CLOSE)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 6, 17])  # scalars, the matrix units, and more than these kernels take
@@ -52,12 +47,12 @@ def test_products(rows: int, shape: tuple[int, int]) -> None:
     norm = RMSNorm(width, 1e-5).to(DEVICE)
     norm.weight.copy_(1 + 0.1 * normal(width, seed=4))
     plain = norm(x) @ weight.T
-    assert close(kernels.project(x, weight), x @ weight.T)
-    assert close(kernels.project(x, weight, norm), plain)
-    assert close(kernels.project(x, weight, torch.nn.Identity()), x @ weight.T)
-    assert close(kernels.project(x, weight, norm, gate), torch.nn.functional.silu(plain) * (norm(x) @ gate.T))
-    assert close(kernels.project(x, weight, residual=residual), x @ weight.T + residual)
-    assert close(kernels.rms_norm(x, norm, residual=x), norm(x) + x)
+    close(kernels.project(x, weight), x @ weight.T)
+    close(kernels.project(x, weight, norm), plain)
+    close(kernels.project(x, weight, torch.nn.Identity()), x @ weight.T)
+    close(kernels.project(x, weight, norm, gate), torch.nn.functional.silu(plain) * (norm(x) @ gate.T))
+    close(kernels.project(x, weight, residual=residual), x @ weight.T + residual)
+    close(kernels.rms_norm(x, norm, residual=x), norm(x) + x)
 
 
 @pytest.mark.parametrize(("heads", "kv", "dim", "nodes", "slots"), [
@@ -74,7 +69,7 @@ def test_attention(heads: int, kv: int, dim: int, nodes: int, slots: int) -> Non
     mask[1, :, :, 25:] = False
     mask[:, :, :, 22] = True
     plain = ops.attention(q.transpose(1, 2), k, v, mask).transpose(1, 2)
-    assert close(kernels.attend(q, k, v, mask), plain)
+    close(kernels.attend(q, k, v, mask), plain)
 
 
 BLOCKS = {
@@ -98,15 +93,14 @@ def test_a_block_and_its_cache(name: str, first: bool) -> None:
     x, at = normal(rows, nodes, cfg.dim), torch.tensor([[4, 5, 6], [8, 9, 10]], device=DEVICE)
     mask = (torch.arange(slots, device=DEVICE) <= at.unsqueeze(-1)).unsqueeze(1)
     rope = table.to(DEVICE)[at if first else at[:1]]  # of every row, or the same for all
-    caches = [ops.KVCache(2, rows, cfg.n_kv_heads, slots, cfg.head_dim, x) for _ in range(2)]
-    for cache in caches:
+    plain, fused = (ops.KVCache(2, rows, cfg.n_kv_heads, slots, cfg.head_dim, x) for _ in range(2))
+    for cache in (plain, fused):
         cache.k.copy_(normal(*cache.k.shape, seed=7))
         cache.v.copy_(normal(*cache.v.shape, seed=8))
-    plain = run_blocks(blocks, x, rope, mask, caches[0], at)
-    caches[1].kernels = kernels
-    assert close(run_blocks(blocks, x, rope, mask, caches[1], at), plain)
-    assert close(caches[0].k, caches[1].k)
-    assert close(caches[0].v, caches[1].v)
+    fused.kernels = kernels
+    close(*(run_blocks(blocks, x, rope, mask, cache, at) for cache in (fused, plain)))
+    close(fused.k, plain.k)
+    close(fused.v, plain.v)
 
 
 @pytest.mark.parametrize("top_k", [None, 1, 7, 99, 100, 500])
@@ -118,9 +112,8 @@ def test_distributions(top_k: int | None) -> None:
     sampling = Sampling(temperature=0.7, top_k=top_k)
     plain = sampling.probs(logits)
     probs = replace(sampling, kernels=kernels).probs(logits)
-    assert probs.dtype == torch.float32
     assert torch.equal(probs > 0, plain > 0)
-    assert torch.allclose(probs, plain, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(probs, plain, rtol=1e-4, atol=1e-7)
     for sampling in (Sampling(0.0), Sampling(1.0, None, 0.5)):  # greedy and top-p have no kernel
         assert torch.equal(replace(sampling, kernels=kernels).probs(logits), sampling.probs(logits))
 
@@ -139,7 +132,7 @@ CHAIN, TREE = chain_paths(3), parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0]]")
 def test_verification(paths: list[trees.Path], rule: Relaxed, chosen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same path and the same token for the same uniforms, over a vocabulary of a block and a half."""
     shape, rows, size = build(paths).to(DEVICE), 16, 6000
-    keys = RandomStreams([(0, i) for i in range(rows)], DEVICE)
+    keys = tiny.rng(rows, device=DEVICE)
     step = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
     q = (2 * normal(rows, shape.inner.shape[1], size)).softmax(-1)
     q[:, :, 5:3000] = 0  # tokens that the drafter never proposes
@@ -166,10 +159,10 @@ def test_verification(paths: list[trees.Path], rule: Relaxed, chosen: bool, monk
     found = verify(p, draft, rule, keys, step, kernels=kernels)
     assert used
     assert len(set(plain.length.tolist())) > 1  # it is not settled at the root
-    for a, b in ((plain.path, found.path), (plain.length, found.length), (plain.tokens, found.tokens)):
-        assert torch.equal(a, b)
-    assert torch.allclose(plain.next_probs, found.next_probs, rtol=1e-3, atol=1e-7)
-    assert torch.allclose(plain.first, found.first, rtol=1e-5)
+    for what in ("path", "length", "tokens"):
+        assert torch.equal(getattr(plain, what), getattr(found, what))
+    torch.testing.assert_close(found.next_probs, plain.next_probs, rtol=1e-3, atol=1e-7)
+    torch.testing.assert_close(found.first, plain.first, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", ["eagle2", "sjd"])
@@ -180,17 +173,15 @@ def test_images_of_fused_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     used: list[str] = []
     plain = kernels.block
     monkeypatch.setattr(kernels, "block", lambda *a: (used.append("block"), plain(*a))[1])
-    given = test_engine.conditioning(1, 1)
-    outs: list[Any] = []
+    given, outs = test_engine.conditioning(1, 1), []
     for engine in (Graphs(test_engine.at_once), Graphs(test_engine.at_once, kernels)):
-        drafter = test_engine.DRAFTERS[name](target)
-        config = DecoderConfig(target, drafter, exact(), Sampling(cfg_scale=2.0, top_k=4))
-        outs.append(decode(config, given, RandomStreams([(4, 0)], DEVICE), engine))
+        config = test_engine.configured(target, name, sampling=Sampling(cfg_scale=2.0, top_k=4))
+        outs.append(decode(config, given, tiny.rng(1, 4, DEVICE), engine))
         assert bool(used) == (len(outs) == 2)
     one, two = outs
     assert torch.equal(one.tokens, two.tokens)
     assert torch.equal(one.steps, two.steps)
-    assert all(torch.allclose(a.float(), b.float(), atol=1e-3) for a, b in zip(astuple(one.trace), astuple(two.trace)))
+    torch.testing.assert_close(astuple(one.trace), astuple(two.trace), rtol=1e-5, atol=1e-3)
 
 
 def test_every_kernel_compiles_for_hopper() -> None:

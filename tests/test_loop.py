@@ -30,9 +30,7 @@ TREES = {
 
 
 def run(drafter, rule, images=COUNT, sampling=PLAIN, target=P):
-    """images: how many, or their numbers."""
-    rng = RandomStreams([(0, i) for i in (range(images) if isinstance(images, int) else images)])
-    return decode(DecoderConfig(TabularTarget(target), drafter, rule, sampling), None, rng)
+    return decode(DecoderConfig(TabularTarget(target), drafter, rule, sampling), None, tiny.rng(images))
 
 
 def fit(tokens, probs) -> float:

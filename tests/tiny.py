@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -78,8 +79,9 @@ def sequence_probs(model: LlamaGen, cond: Conditioning, cfg_scale: float) -> Ten
     return probs.gather(-1, sequences.unsqueeze(-1)).squeeze(-1).double().prod(1)
 
 
-def rng(images: int, seed: int = 0, device: str = "cpu") -> RandomStreams:
-    return RandomStreams([(seed, i) for i in range(images)], device)
+def rng(images: int | Iterable[int], seed: int = 0, device: str = "cpu") -> RandomStreams:
+    """images: how many, or their numbers."""
+    return RandomStreams([(seed, i) for i in (range(images) if isinstance(images, int) else images)], device)
 
 
 def results(out: Decoded[Any]) -> dict[str, Any]:
@@ -88,10 +90,17 @@ def results(out: Decoded[Any]) -> dict[str, Any]:
     return {name: x for name, x in found.items() if name not in ("seconds", "draft_s", "trace")}
 
 
+def image(out: Decoded[Any], row: int) -> list[Any]:
+    """What a decoding gives of one row."""
+    return [x[row] for x in results(out).values()]
+
+
 def equal(a: Any, b: Any) -> bool:
-    """Bit for bit: tensors, rows of tensors, or results."""
+    """Bit for bit: tensors, and lists and dictionaries of them."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(equal(a[name], b[name]) for name in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(equal, a, b))
     return torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
 
