@@ -83,12 +83,11 @@ def test_the_noise_floor_is_what_sampling_costs() -> None:
 def test_chi_square_is_scipys() -> None:
     probs = random_tables(200, 1, seed=1, sharpness=0.5)[0][0].double()
     probs /= probs.sum()
+    assert (probs * 20_000 > 5).all()  # nothing to pool
     for seed in range(3):
         seen = drawn(probs, 20_000, seed)
-        assert (probs * 20_000 > 5).all()  # nothing to pool
-        assert statistics.chi_square(seen, probs) == pytest.approx(
-            stats.chisquare(seen, probs * 20_000).pvalue, rel=1e-6
-        )
+        wanted = stats.chisquare(seen, probs * 20_000).pvalue
+        assert statistics.chi_square(seen, probs) == pytest.approx(wanted, rel=1e-6)
 
 
 def test_chi_square_pools_what_is_rare() -> None:
@@ -142,9 +141,8 @@ def test_the_interval_holds_the_true_variation(far: float) -> None:
     true = 0.5 * float((other - probs).abs().sum())
     held, lows = 0, []
     for seed in range(200):
-        low, high = statistics.true_variation(
-            drawn(other, 1500, seed), drawn(other, 1500, 1000 + seed), probs, vocab=4, length=3
-        )
+        one, two = drawn(other, 1500, seed), drawn(other, 1500, 1000 + seed)
+        low, high = statistics.true_variation(one, two, probs, vocab=4, length=3)
         held += low <= true <= high
         lows.append(low)
     assert held >= 200 - 24
@@ -393,25 +391,22 @@ def test_an_audit_prints_a_table_and_writes_it(call: Call, tmp_path: Path) -> No
     words = "method=sd window=2 temperature=0.7 audit.samples=2e3 audit.seed=3 out=a/b.csv"
     code, out, err = call(*words.split())
     assert code == 0
-    head, *lines, blank, audited, wrote = out.splitlines()
+    head, *lines, _, _, wrote = out.splitlines()
     own = ["method", "drafter", "rule", "model"]
     assert head.split() == [*own, *list(COLUMNS)[1 : list(COLUMNS).index("verdict") + 1]]
     assert [line.split()[:4] for line in lines] == [["sd", "draft_model", "exact", name] for name in BUILT_IN]
-    assert blank == ""
-    assert audited == "sd: drafter=draft_model rule=exact window=2 temperature=0.7 top_k=null top_p=1.0"
     assert all(line.endswith("  lossless") for line in lines)
     assert wrote == "wrote a/b.csv"
     assert "sd on v2t10" in err
     rows = rows_of(tmp_path / "a/b.csv")
     assert list(rows[0]) == list(COLUMNS)
-    assert [(r["model"], r["V"], r["T"], r["samples"], r["seed"]) for r in rows] == [
-        (name, str(built_in(name).vocab), str(built_in(name).length), "2000", "3") for name in BUILT_IN
-    ]
+    sizes = [(name, str(built_in(name).vocab), str(built_in(name).length)) for name in BUILT_IN]
+    assert [(r["model"], r["V"], r["T"], r["samples"], r["seed"]) for r in rows] == [(*s, "2000", "3") for s in sizes]
     assert rows[0]["parameters"] == "window=2 temperature=0.7 top_k=null top_p=1.0"
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["b.csv"]
 
 
-def test_an_audit_names_what_it_audit_row(call: Call, tmp_path: Path) -> None:
+def test_an_audit_names_what_it_audited(call: Call, tmp_path: Path) -> None:
     """`method=cool_sd rule=exact` was printed as cool_sd, lossless."""
     words = ["audit.samples=1000", "audit.model=v3t5", "out=a.csv"]
     for given, drafter, rule, some in (
@@ -427,8 +422,7 @@ def test_an_audit_names_what_it_audit_row(call: Call, tmp_path: Path) -> None:
         for told in (printed, row):
             assert (told["drafter"], told["rule"]) == (drafter, rule)
         assert some in row["parameters"].split()
-        [audited] = [line for line in out.splitlines() if line.startswith(f"{row['method']}: ")]
-        assert audited.split()[1:] == [f"drafter={drafter}", f"rule={rule}", *row["parameters"].split()]
+        assert f"\n{row['method']}: drafter={drafter} rule={rule} {row['parameters']}\n" in out
 
 
 def test_tables_of_ones_own(call: Call, tmp_path: Path) -> None:
@@ -453,12 +447,11 @@ OF_VECTORS = ["cspd", "cspd_paper"]
 
 def only_methods(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     shipped = parameters.choices
-    monkeypatch.setattr(
-        parameters, "choices", lambda kind: dict.fromkeys(names, "") if kind == "method" else shipped(kind)
-    )
+    few = dict.fromkeys(names, "")
+    monkeypatch.setattr(parameters, "choices", lambda kind: few if kind == "method" else shipped(kind))
 
 
-def test_every_preset_can_be_audit_row(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_preset_can_be_audited(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "BUILT_IN", ("v3t5",))
     monkeypatch.setattr(densities, "BUILT_IN", ("d2t4",))
     code, out, err = call("--all", "audit.samples=1000", "out=all.csv")
@@ -478,9 +471,7 @@ def test_every_preset_can_be_audit_row(call: Call, tmp_path: Path, monkeypatch: 
     assert "left out" not in err
 
 
-def test_one_model_leaves_out_the_presets_of_the_other_kind(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_model_leaves_out_other_presets(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     only_methods(monkeypatch, "cspd", "eagle1", "sd", "vanilla")
     for model, found, note in (
         ("d1t4", ["cspd", "vanilla"], "eagle1, sd left out: .* d1t4 is a model of continuous"),
@@ -501,9 +492,8 @@ def test_a_method_of_vectors(call: Call, tmp_path: Path) -> None:
     assert code == 0
     rows = rows_of(tmp_path / "a.csv")
     assert list(rows[0]) == list(COLUMNS)
-    assert [(r["model"], r["dim"], r["verdict"]) for r in rows] == [
-        (name, name[1], "lossless") for name in densities.BUILT_IN
-    ]
+    found = [(r["model"], r["dim"], r["verdict"]) for r in rows]
+    assert found == [(name, name[1], "lossless") for name in densities.BUILT_IN]
     assert len(out.splitlines()) == 1 + len(rows) + 3
     assert rows[0]["parameters"] == (
         "gamma=3 prefill=0.3 align=false criterion=path verify=causal on_reject=stop inner_temperature=1.0 tries=50"
@@ -526,9 +516,7 @@ def test_vanilla_decoding_of_either_kind(call: Call) -> None:
         assert row[verdict]
 
 
-def test_a_word_beside_all_reaches_those_that_can_take_it(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arguments_of_all_reach_who_can_take_them(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     only_methods(monkeypatch, "eagle1", "gsd", "sd", "sjd_pac")
     np.savez(tmp_path / "bare.npz", **without("codebook"))
     code, _, err = call("--all", "window=4", "audit.tables=bare.npz", "audit.samples=1000", "out=all.csv")

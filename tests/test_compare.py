@@ -84,7 +84,7 @@ MINE = [image(i, s) for i, s in enumerate(steps(0))]
 @pytest.fixture
 def two(folders: Folders) -> tuple[str, str]:
     b = [image(i, s - d) for i, (s, d) in enumerate(zip(steps(0), steps(1, 0, 20)))]
-    return folders.make("a", MINE), folders.make("b", b, "method=cool_sd")
+    return folders.make("a", MINE), folders.make("b", b[::-1], "method=cool_sd")  # the order of lines does not matter
 
 
 def between(a: str, b: str) -> Comparison:
@@ -224,16 +224,6 @@ def test_every_statistic_of_the_records(two: tuple[str, str]) -> None:
     assert [r.wilcoxon_holm for r, _ in tests] == holm([test.wilcoxon or 0 for _, test in tests])
 
 
-def test_the_order_of_lines_does_not_matter(two: tuple[str, str]) -> None:
-    first = wording.report(between(*two))
-    for word, seed in zip(two, (1, 2)):
-        path = Path(word) / "records.jsonl"
-        lines = path.read_text().splitlines(keepends=True)
-        np.random.default_rng(seed).shuffle(lines)
-        path.write_text("".join(lines))
-    assert wording.report(between(*two)) == first
-
-
 def test_images_without_a_partner_are_left_out_and_named(folders: Folders) -> None:
     values = steps(0)
     mine = [image(i, s) for i, s in enumerate(values)]
@@ -280,15 +270,14 @@ def test_too_few_pairs_are_an_error(folders: Folders) -> None:
 
 def test_identical_runs_have_no_test_and_no_nan(folders: Folders) -> None:
     """Two exact methods that share their random streams, such as greedy ones, give the same images."""
-    images = [image(i, s) for i, s in enumerate(steps(0))]
-    found = between(folders.make("a", images), folders.make("b", images, "method=sjd"))
+    found = between(folders.make("a", MINE), folders.make("b", MINE, "method=sjd"))
     assert found.tests == 0
     text = wording.report(found)
     assert "accepted_length is identical in all 40 images" in text
     assert "In 40 of 40 pairs " in text
     assert "nan" not in (text + wording.to_csv(found)).lower()
-    longer = [replace(r, latency_s=(r.latency_s or 0) + 3) for r in images]
-    constant = between(folders.make("c", images), folders.make("d", longer, "method=sjd"))
+    longer = [replace(r, latency_s=(r.latency_s or 0) + 3) for r in MINE]
+    constant = between(folders.make("c", MINE), folders.make("d", longer, "method=sjd"))
     assert re.match("sjd .* 3.0000 s .* eagle_chain, in each of the 40 images", sentences(constant)["latency_s"])
 
 
@@ -350,8 +339,7 @@ def test_other_differences_than_the_method_are_reported(folders: Folders) -> Non
         ": cfg_scale 3.0 / 5.0, batch 1 / 4, weights embedded:1 / embedded:3, commit cccccccc / dddddddd,"
         " device_name A / B?[31m, seed 0 / 1."
     ) in remark
-    assert "timings" in remark
-    assert "random numbers" in remark
+    assert re.search("(?s)random numbers.*timings|timings.*random numbers", remark)
     assert "data scenes / scenes_classes" in between(a, folders.make("d", MINE, "data=scenes_classes")).remarks[0]
 
 
@@ -426,10 +414,9 @@ def test_the_csv_has_its_columns(two: tuple[str, str], capsys: pytest.CaptureFix
         assert row["sentence"] == wording.sentence(result, found)
         if result.paired.test is None:
             assert {row[name] for name in ("low", "p", "p_holm", "p_wilcoxon", "d_z", "effect")} == {""}
-        else:
-            assert float(row["p"]) == result.paired.test.p
-            assert float(row["p_wilcoxon_holm"]) == result.wilcoxon_holm
-            assert row["effect"] == size(float(row["d_z"]))
+            continue
+        assert (float(row["p"]), float(row["p_wilcoxon_holm"])) == (result.paired.test.p, result.wilcoxon_holm)
+        assert row["effect"] == size(float(row["d_z"]))
     assert cli.main(["compare", "--help"]) == 0
     helped = capsys.readouterr().out
     assert all(f"  {name} " in helped for name in wording.COLUMNS)
@@ -459,9 +446,8 @@ def test_p_values_of_equal_distributions_are_uniform() -> None:
     rng, n, hits = np.random.default_rng(0), 25, 0
     for _ in range(300):
         shared = rng.normal(size=(n, 4))
-        found = distribution_test(
-            shared + rng.exponential(size=(n, 4)), shared + rng.exponential(size=(n, 4)), swaps=99
-        )
+        one, two = (shared + rng.exponential(size=(n, 4)) for _ in "ab")
+        found = distribution_test(one, two, swaps=99)
         assert found is not None
         hits += found.p <= 0.2
     assert abs(hits / 300 - 0.2) < 0.1
@@ -544,8 +530,8 @@ def test_damaged_scores_are_named(scored: tuple[str, str, np.ndarray, np.ndarray
     y[3, 0] = damage
     score(a, "scenes_reward", "reader@1", x)
     score(b, "scenes_reward", "reader@1", y)
-    for folder, width in ((a, 0), (b, 0)):  # no number per image
-        score(folder, "scenes_clip", "towers@1", np.zeros((N, width), np.float32))
+    for folder in (a, b):  # no number per image
+        score(folder, "scenes_clip", "towers@1", np.zeros((N, 0), np.float32))
     untested = between(a, b).untested
     assert [line.split(":")[0] for line in untested] == ["scenes_clip", "scenes_reward"]
     assert all("damaged" in line and "scores/" in line for line in untested)

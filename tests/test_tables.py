@@ -30,6 +30,7 @@ from specbench.tables.catalog import TABLES
 from specbench.tables.measure import Identity
 
 TABLE = TABLES["coolsd_table1"]
+Tables = Callable[..., int]
 RUNS = [line for line in TABLE.lines if line.overrides is not None]
 
 
@@ -77,7 +78,7 @@ class FakeBench:
 
 
 @pytest.fixture
-def tables(tmp_path: Path) -> Callable[..., int]:
+def tables(tmp_path: Path) -> Tables:
     """`specbench tables` on a folder of its own, with a fake harness."""
 
     def call(*words: str, bench: FakeBench | None = None) -> int:
@@ -195,7 +196,7 @@ def test_a_table_names_columns_and_lines_that_there_are(table: definitions.Table
     ],
 )
 def test_a_table_is_filled_by_another_command(
-    tables: Callable[..., int], tmp_path: Path, name: str, command: str, runs: list[str], more: str
+    tables: Tables, tmp_path: Path, name: str, command: str, runs: list[str], more: str
 ) -> None:
     bench = FakeBench()
     for _ in range(2):  # the second call finds the rows
@@ -225,13 +226,11 @@ def test_a_test_is_computed_from_rows_next_to_the_printed_one() -> None:
         layout.build(table, "llamagen_scenes", rows, [], {}, "")
 
 
-def test_a_line_of_two_tables_is_measured_once(tables: Callable[..., int], tmp_path: Path) -> None:
+def test_a_line_of_two_tables_is_measured_once(tables: Tables, tmp_path: Path) -> None:
     bench = FakeBench()
-    tables("sjd_table4", bench=bench)
-    before = len(bench.ran)
-    tables("coolsd_table2", bench=bench)  # vanilla and SJD of the same pictures
-    assert before == 4
-    assert len(bench.ran) == 4 + 2
+    for table, ran in (("sjd_table4", 4), ("coolsd_table2", 4 + 2)):  # vanilla and SJD of the same images
+        tables(table, bench=bench)
+        assert len(bench.ran) == ran
     (tmp_path / "results" / "sjd_table4.csv").unlink()
     tables("coolsd_table2", bench=bench)  # its own rows are those of Cool-SD alone
     assert len(bench.ran) == 6 + 2
@@ -255,20 +254,18 @@ def test_another_model_has_no_run_of_a_parameter_that_it_lacks() -> None:
         assert f"size={size}" in (table.overrides(line, "lumina_mgpt") or ())
 
 
-def test_comparisons_are_drawn_when_they_are_named(tables: Callable[..., int], tmp_path: Path) -> None:
+def test_comparisons_are_drawn_when_they_are_named(tables: Tables, tmp_path: Path) -> None:
     bench = FakeBench(perplexity=3.0, acceptance_rate=0.5, fid_stderr=0.4, image_reward_stderr=0.01)
     assert {table.id for table in cli.by_default()} == set(TABLES) - {table.id for table in comparisons.TABLES}
     tables("rules_tradeoff", bench=bench)
-    assert len(bench.ran) == len(comparisons.TRADEOFF.lines)
     folder = tmp_path / "results" / "tables"
     picture = (folder / "rules_tradeoff.svg").read_text()
     for text in ("front RSD", "LANTERN++, optimal residual", "tree of 25", "Pareto front", "higher is better"):
         assert text in picture
     with Image.open(folder / "rules_tradeoff.png") as opened:
         assert opened.width > 1000
-    before = len(bench.ran)
     tables("rules_tradeoff", bench=bench)
-    assert len(bench.ran) == before
+    assert len(bench.ran) == len(comparisons.TRADEOFF.lines)
     assert (folder / "rules_tradeoff.svg").read_text() == picture  # the same rows, the same file
 
 
@@ -281,9 +278,8 @@ def test_a_pareto_front_is_what_nothing_else_beats() -> None:
     for down in (False, True):
         points = [(float(g.randrange(8)), float(g.randrange(8))) for _ in range(40)]
         sign = -1 if down else 1
-        beaten = {
-            (x, y) for x, y in points if any(a >= x and sign * b >= sign * y and (a, b) != (x, y) for a, b in points)
-        }
+        above = [{p for p in points if p[0] >= x and sign * p[1] >= sign * y} - {(x, y)} for x, y in points]
+        beaten = {point for point, better in zip(points, above, strict=True) if better}
         assert figures.pareto_front(points, down) == sorted(set(points) - beaten)
 
 
@@ -304,7 +300,7 @@ def test_a_front_is_of_all_curves_and_on_the_better_side() -> None:
     assert all(line.get_drawstyle() == "steps-pre" for line in fronts)
 
 
-def test_lists_of_rows_are_drawn(tables: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_of_rows_are_drawn(tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind of figure, from cells as rows have them; a row without its list is left out."""
     drawn: dict[str, list[Any]] = {"bar": [], "barh": [], "plot": [], "imshow": []}
     for name, calls in drawn.items():
@@ -400,13 +396,6 @@ def test_a_missing_cell_has_a_note_that_says_why() -> None:
     assert why("UniformRSD (δ=1.1)", "published", "LlamaGen-XL", 3) == absent
     assert why("Cool-SD (δ=2)", "published", "Lumina-mGPT 7B", 0) == absent
     assert all(cell.value or cell.marks for e in sheet.entries for cell in e.cells)
-
-
-def test_a_line_without_a_preset_says_so() -> None:
-    bare = replace(TABLE, lines=(replace(TABLE.lines[0], overrides=None),))
-    sheet = layout.build(bare, "llamagen_scenes", {}, [], {}, "")
-    assert "No preset for this method yet." in [text for _, text in sheet.notes]
-    assert measure.plan(bare, "llamagen_scenes", 4, Path("nowhere"), FakeBench()).needs == ()
 
 
 def test_backends_are_named_each_with_its_lines() -> None:
@@ -538,7 +527,7 @@ def test_long_form_has_every_cell() -> None:
 # --- running what is missing ------------------------------------------------------------------------------------------
 
 
-def test_the_first_call_runs_and_the_second_does_not(tables: Callable[..., int], tmp_path: Path) -> None:
+def test_the_first_call_runs_and_the_second_does_not(tables: Tables, tmp_path: Path) -> None:
     """A stop in the middle loses and repeats nothing."""
     bench = FakeBench()
     bench.fail_at = 3
@@ -567,9 +556,7 @@ def test_a_run_that_stopped_goes_on_in_its_own_folder(tmp_path: Path) -> None:
     assert not {*own} & {*folders(9, FakeBench()), *folders(8, FakeBench("new"))}
 
 
-def test_rows_of_another_configuration_or_of_other_weights_do_not_count(
-    tables: Callable[..., int], tmp_path: Path
-) -> None:
+def test_rows_of_another_configuration_or_of_other_weights_do_not_count(tables: Tables, tmp_path: Path) -> None:
     tables(TABLE.id)
     for words, bench, runs in (
         (("--n", "8"), FakeBench(), len(RUNS)),
@@ -602,13 +589,13 @@ def test_the_weights_of_a_run_are_known_without_loading_them(tmp_path: Path, mon
     assert bench.identify(["method=vanilla", f"weights={tmp_path}"]).weights == label.split("+")[0]
 
 
-def test_a_row_of_another_run_is_refused(tables: Callable[..., int], tmp_path: Path) -> None:
+def test_a_row_of_another_run_is_refused(tables: Tables, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not that of specbench run model=llamagen_scenes method=vanilla"):
         tables(TABLE.id, bench=FakeBench(config_hash="other"))
     assert not (tmp_path / "results/coolsd_table1.csv").exists()
 
 
-def test_no_run_draws_what_is_there(tables: Callable[..., int], tmp_path: Path) -> None:
+def test_no_run_draws_what_is_there(tables: Tables, tmp_path: Path) -> None:
     bench, drawn = FakeBench(), tmp_path / "results/tables/coolsd_table1.md"
     tables(TABLE.id, "--no-run", bench=bench)
     assert not bench.ran
@@ -622,7 +609,7 @@ def test_no_run_draws_what_is_there(tables: Callable[..., int], tmp_path: Path) 
     assert "**99.99**" in drawn.read_text()  # the newest row that fits
 
 
-def test_list_shows_the_state(tables: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_the_state(tables: Tables, capsys: pytest.CaptureFixture[str]) -> None:
     def state() -> list[str]:
         capsys.readouterr()
         tables("--list", TABLE.id, bench=FakeBench())
@@ -645,7 +632,7 @@ def test_list_shows_the_state(tables: Callable[..., int], capsys: pytest.Capture
 
 
 def test_the_list_asks_hydra_for_nothing(
-    tables: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tables: Tables, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Composing with Hydra made it take ten seconds."""
     monkeypatch.setattr(configuration.hydra, "compose", None)
@@ -656,7 +643,7 @@ def test_the_list_asks_hydra_for_nothing(
 
 
 def test_a_table_without_runs_is_not_called_complete(
-    tables: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tables: Tables, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The embedded model draws one size, so that SJD's table over sizes has no run: it was "complete" with 0/0 rows."""
     tables("--list", "sjd_table8")
@@ -665,9 +652,11 @@ def test_a_table_without_runs_is_not_called_complete(
     monkeypatch.setitem(cli.TABLES, TABLE.id, bare)
     tables("--list", TABLE.id)
     assert capsys.readouterr().out.split("0/0")[0].split() == [TABLE.id, "published", "only"]
+    sheet = layout.build(bare, "llamagen_scenes", {}, [], {}, "")
+    assert "No preset for this method yet." in [text for _, text in sheet.notes]
 
 
-def test_another_model_has_files_of_its_own(tables: Callable[..., int], tmp_path: Path) -> None:
+def test_another_model_has_files_of_its_own(tables: Tables, tmp_path: Path) -> None:
     tables(TABLE.id, "--model", "big", "--format", "csv,md")
     written = {p.name for p in (tmp_path / "results/tables").iterdir()}
     assert written == {"coolsd_table1.big.csv", "coolsd_table1.big.md"}
@@ -684,9 +673,7 @@ def test_another_model_has_files_of_its_own(tables: Callable[..., int], tmp_path
         (["--nope"], "unrecognized arguments: --nope"),
     ],
 )
-def test_mistakes_cost_one_sentence(
-    tables: Callable[..., int], tmp_path: Path, words: list[str], sentence: str
-) -> None:
+def test_mistakes_cost_one_sentence(tables: Tables, tmp_path: Path, words: list[str], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         tables(*words)
     assert not list(tmp_path.iterdir())
@@ -697,7 +684,7 @@ def test_an_unknown_model_is_told_before_anything_runs(tmp_path: Path) -> None:
         cli.main(["--model", "nope"], None, tmp_path, tmp_path)
 
 
-def test_a_complete_table_is_drawn_without_torch(tables: Callable[..., int], tmp_path: Path) -> None:
+def test_a_complete_table_is_drawn_without_torch(tables: Tables, tmp_path: Path) -> None:
     """The rows are those of the real configurations, so that the second process finds nothing to run."""
     real = measure.LocalBench()
 
