@@ -54,9 +54,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def an_image(height: int, width: int, seed: int = 0) -> np.ndarray:
     """Smooth colours with some noise, (H, W, 3) uint8."""
     rng = np.random.default_rng(seed)
-    coarse = Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8)).resize(
-        (width, height), Image.Resampling.BICUBIC
-    )
+    coarse = Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8)).resize((width, height), Image.BICUBIC)
     return np.clip(np.asarray(coarse) + rng.normal(0, 8, (height, width, 3)), 0, 255).astype(np.uint8)
 
 
@@ -74,7 +72,6 @@ def test_the_outputs_are_those_of_torch_fidelity(published: Path) -> None:
     rows = scorer(shown, some_items(2))
     assert rows.shape == (2, 2048 + 1008)
     assert rows.dtype == np.float32
-    assert isinstance(scorer, InceptionScorer)
     for p, row in zip(shown, rows, strict=True):
         with torch.inference_mode():
             expected = torch.cat(scorer.network(torch.from_numpy(p).permute(2, 0, 1)[None]), 1)[0].numpy()
@@ -109,10 +106,8 @@ def test_resizes(network: torch.nn.Module) -> None:
 @pytest.mark.parametrize("size", [(40, 61), (63, 40), (41, 40), (40, 43), (12, 9)])
 def test_the_crop_is_lanterns(size: tuple[int, int]) -> None:
     shown = an_image(*size)
-    square = tv.center_crop(Image.fromarray(shown), min(size))
-    np.testing.assert_array_equal(
-        image_files.center_crop(shown, 32), np.asarray(square.resize((32, 32), Image.LANCZOS))
-    )
+    square = tv.center_crop(Image.fromarray(shown), min(size)).resize((32, 32), Image.LANCZOS)
+    np.testing.assert_array_equal(image_files.center_crop(shown, 32), np.asarray(square))
 
 
 def test_a_crop_leaves_a_square_of_its_side_alone(network: torch.nn.Module) -> None:
@@ -127,9 +122,9 @@ def test_a_crop_leaves_a_square_of_its_side_alone(network: torch.nn.Module) -> N
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass
 class _Command:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.mkdir, (str(self.path),)
@@ -183,17 +178,12 @@ def test_absent_weights_leave_the_columns_empty(tmp_path: Path) -> None:
         metrics.metric("fid", context).scorer()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"resise": "tf"}, "unknown option of kid 'resise' .*crop, resize, subset_size, subsets"),
-        ({"resize": "bicubic"}, "unknown resize of Inception 'bicubic' .*clean, pytorch, tf"),
-        ({"crop": 0}, "crop must be .*at least 1"),
-        ({"crop": True}, "crop must be .*at least 1"),
-        ({"subsets": None}, "subsets must be .*at least 1"),
-        ({"subsets": 2.0}, "subsets must be .*at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"resise": "tf"}, "unknown option of kid 'resise' .*crop, resize, subset_size, subsets"),
+    ({"resize": "bicubic"}, "unknown resize of Inception 'bicubic' .*clean, pytorch, tf"),
+    *(({"crop": wrong}, "crop must be .*at least 1") for wrong in (0, True)),
+    *(({"subsets": wrong}, "subsets must be .*at least 1") for wrong in (None, 2.0)),
+])  # fmt: skip
 def test_options_are_checked(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         kid.KID(ScoringContext(Path(), Path()), options)
@@ -203,11 +193,11 @@ def test_options_are_checked(options: dict[str, object], message: str) -> None:
 
 
 @pytest.fixture
-def narrow(published: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The statistics see `WIDTH` features."""
+def narrow(published: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of weights; the statistics see `WIDTH` features."""
     for module in (inception, fid, inception_score):
         monkeypatch.setattr(module, "FEATURES", WIDTH)
-    return
+    return published
 
 
 def features(n: int, seed: int, shift: float = 0.0, spread: float = 1.0) -> np.ndarray:
@@ -244,9 +234,9 @@ def by_singular_values(found: np.ndarray, real: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("n", [5, 20, 200])
-def test_fid_agrees_with_torch_fidelity(narrow: None, published: Path, n: int) -> None:
+def test_fid_agrees_with_torch_fidelity(narrow: Path, n: int) -> None:
     real, found = features(300, 1), features(n, 2, 0.2)
-    (score,) = against(fid.FID, real, published).score(outputs(found), some_items(n))
+    (score,) = against(fid.FID, real, narrow).score(outputs(found), some_items(n))
     both = [fid_features_to_statistics(torch.from_numpy(f).double()) for f in (found, real)]
     expected = fid_statistics_to_metric(*both, verbose=False)["frechet_inception_distance"]
     assert score.value == pytest.approx(expected, rel=1e-6)  # 1e-3 is asked for
@@ -257,8 +247,8 @@ def test_fid_agrees_with_torch_fidelity(narrow: None, published: Path, n: int) -
     assert (score.stderr is None) == (n < 2 * WIDTH)
 
 
-def test_fid_standard_error_is_the_spread_over_fresh_draws(narrow: None, published: Path) -> None:
-    one = against(fid.FID, features(4000, 1), published)
+def test_fid_standard_error_is_the_spread_over_fresh_draws(narrow: Path) -> None:
+    one = against(fid.FID, features(4000, 1), narrow)
     n = 10 * WIDTH
     scores = [one.score(outputs(features(n, seed, 0.3)), some_items(n))[0] for seed in range(100, 140)]
     spread = np.std([score.value for score in scores], ddof=1)
@@ -267,9 +257,9 @@ def test_fid_standard_error_is_the_spread_over_fresh_draws(narrow: None, publish
 
 
 @pytest.mark.parametrize("n", [40, 130])
-def test_kid_agrees_with_torch_fidelity(narrow: None, published: Path, n: int) -> None:
+def test_kid_agrees_with_torch_fidelity(narrow: Path, n: int) -> None:
     real, found, names = features(90, 1), features(n, 2, 0.2), some_items(n)
-    one = against(kid.KID, real, published, subsets=7, subset_size=50)
+    one = against(kid.KID, real, narrow, subsets=7, subset_size=50)
     (score,) = one.score(outputs(found), names)
     permuted = torch.from_numpy(found[inception.order(outputs(found), names)])
     size = min(n, 50)
@@ -280,10 +270,10 @@ def test_kid_agrees_with_torch_fidelity(narrow: None, published: Path, n: int) -
     assert score.note == f"against 90 real images of any, 7 subsets of {size}"
 
 
-def test_kid_is_the_unbiased_discrepancy_and_knows_its_spread(narrow: None, published: Path) -> None:
+def test_kid_is_the_unbiased_discrepancy_and_knows_its_spread(narrow: Path) -> None:
     n = 60
     real = features(n, 1)
-    one = against(kid.KID, real, published, subsets=1)
+    one = against(kid.KID, real, narrow, subsets=1)
     scores, exact = [], []
     for seed in range(100, 160):
         x = features(n, seed, 0.3).astype(np.float64)
@@ -297,15 +287,14 @@ def test_kid_is_the_unbiased_discrepancy_and_knows_its_spread(narrow: None, publ
     assert np.mean([score.stderr for score in scores]) == pytest.approx(np.std(values, ddof=1), rel=0.3)
 
 
-def test_inception_score_agrees_with_torch_fidelity(narrow: None, published: Path) -> None:
+def test_inception_score_agrees_with_torch_fidelity(narrow: Path) -> None:
     n = 45
-    context, rows, names = ScoringContext(Path(), published), outputs(features(n, 1)), some_items(n)
+    context, rows, names = ScoringContext(Path(), narrow), outputs(features(n, 1)), some_items(n)
     (score,) = inception_score.InceptionScore(context, {}).score(rows, names)
     logits = torch.from_numpy(rows[inception.order(rows, names)][:, WIDTH:])
     theirs = isc_features_to_metric(logits, 10, shuffle=False)
     assert score.value == theirs["inception_score_mean"]
     splits = [isc_features_to_metric(part, 1)["inception_score_mean"] for part in torch.tensor_split(logits, 10)]
-    assert score.stderr is not None
     # torch-fidelity's splits differ from tensor_split's in which ones have one image more
     assert score.stderr == pytest.approx(np.std(splits, ddof=1) / np.sqrt(10), rel=0.5)
     assert "n = 45 in 10 splits for 1008 classes: biased downwards" in score.note
@@ -314,19 +303,18 @@ def test_inception_score_agrees_with_torch_fidelity(narrow: None, published: Pat
     assert few.value is None
 
 
-def test_inception_score_of_unambiguous_images_is_the_number_of_classes(narrow: None, published: Path) -> None:
+def test_inception_score_of_unambiguous_images_is_the_number_of_classes(narrow: Path) -> None:
     rows = outputs(features(60, 1))
     rows[:, WIDTH:] = 100 * np.eye(1008)[np.arange(60) % 12]
-    (score,) = inception_score.InceptionScore(ScoringContext(Path(), published), {"splits": 1}).score(
-        rows, some_items(60)
-    )
+    one = inception_score.InceptionScore(ScoringContext(Path(), narrow), {"splits": 1})
+    (score,) = one.score(rows, some_items(60))
     assert score.value == pytest.approx(12)
     assert score.stderr is None
 
 
-def test_precision_and_recall_agree_with_torch_fidelity(narrow: None, published: Path) -> None:
+def test_precision_and_recall_agree_with_torch_fidelity(narrow: Path) -> None:
     real, found = features(80, 1), features(50, 2, 0.4, 0.6)
-    one = against(precision_recall.PrecisionRecall, real, published)
+    one = against(precision_recall.PrecisionRecall, real, narrow)
     precision, recall = one.score(outputs(found), some_items(50))
     theirs = prc_features_to_metric(torch.from_numpy(found), torch.from_numpy(real), verbose=False)
     assert (precision.value, recall.value) == (theirs["precision"], theirs["recall"])
@@ -345,19 +333,18 @@ def test_precision_and_recall_agree_with_torch_fidelity(narrow: None, published:
     assert [score.value for score in none] == [None, None]
 
 
-@pytest.mark.parametrize(
-    "measure", [fid.FID, kid.KID, inception_score.InceptionScore, precision_recall.PrecisionRecall]
-)
+METRICS = [fid.FID, kid.KID, inception_score.InceptionScore, precision_recall.PrecisionRecall]
+
+
+@pytest.mark.parametrize("measure", METRICS)
 @pytest.mark.parametrize("named", [True, False])
-def test_the_order_of_the_images_changes_nothing(
-    narrow: None, published: Path, measure: type[Metric], named: bool
-) -> None:
+def test_the_order_of_the_images_changes_nothing(narrow: Path, measure: type[Metric], named: bool) -> None:
     n = 60
-    rows, names = outputs(features(n, 2)), some_items(n)
-    if not named:
-        names = [Item(i, "the same", None) for i in range(n)]
+    rows, names = outputs(features(n, 2)), [Item(i, "the same", None) for i in range(n)]
+    if named:
+        names = some_items(n)
     rows[7] = rows[3]  # an image that occurs twice
-    one = against(measure, features(50, 1), published, **({"subset_size": 20} if measure is kid.KID else {}))
+    one = against(measure, features(50, 1), narrow, **({"subset_size": 20} if measure is kid.KID else {}))
     shuffled = np.random.default_rng(0).permutation(n)
     assert one.score(rows, names) == one.score(rows[shuffled], [names[i] for i in shuffled])
 
@@ -368,24 +355,15 @@ def test_splits_hold_the_same_prompts_in_every_run(published: Path) -> None:
     assert mine.tolist() == theirs.tolist() != list(range(n))
 
 
-class Sizes:
-    """Images of several sizes."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return an_image(32 + 8 * index, 64, index)
-
-
-def test_scores_of_images_in_any_batch(narrow: None, published: Path, tmp_path: Path) -> None:
-    context = ScoringContext(Path(), published, tmp_path / "real.npz", batch=3)
+def test_scores_of_images_in_any_batch(narrow: Path, tmp_path: Path) -> None:
+    context = ScoringContext(Path(), narrow, tmp_path / "real.npz", batch=3)
     cache_key, reals = metrics.metric("fid", context).cache_key, features(5, 1)
     references.write(tmp_path / "real.npz", statistics(reals, cache_key))
     names, cached = ["fid", "kid", "precision_recall", "inception_score"], metrics.Outputs(None)
-    found = metrics.score(names, Sizes(), some_items(4), context, cached)
-    assert found == metrics.score(names, Sizes(), some_items(4), dataclasses.replace(context, batch=4))
-    rows = cached.of(cache_key, [image_key(image_files.digest(Sizes()[i])) for i in range(4)])
+    shown = [an_image(32 + 8 * i, 64, i) for i in range(4)]
+    found = metrics.score(names, shown, some_items(4), context, cached)
+    assert found == metrics.score(names, shown, some_items(4), dataclasses.replace(context, batch=4))
+    rows = cached.of(cache_key, [image_key(image_files.digest(x)) for x in shown])
     assert rows.shape == (4, 2048 + 1008)
     assert found["fid"].value == pytest.approx(by_singular_values(rows[:, :WIDTH], reals), rel=1e-4)
     assert "n = 4 for 24 features: biased far upwards" in found["fid"].note

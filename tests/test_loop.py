@@ -71,13 +71,6 @@ def test_filters_apply_to_target_and_draft_alike():
     assert fit(out.tokens, sequence_probs(filtered)) > ALPHA
 
 
-def test_greedy_equals_the_greedy_target_under_every_draft():
-    greedy = Sampling(temperature=0)
-    wanted = run(NoDraft(), rules.exact(), 8, greedy).tokens
-    for tree in TREES.values():
-        assert torch.equal(run(TabularDrafter(Q, tree), rules.exact(), 8, greedy).tokens, wanted)
-
-
 RELAXED = {
     "exact": rules.exact(),
     "uniform": rules.uniform(1.4),
@@ -118,16 +111,6 @@ def test_equation_10_beats_equation_11_where_omega_falls_below_one():
     rising = [rules.uniform(1.5, r) for r in ("optimal", "vanilla")]
     bounds = [round_statistics(P, Q, r, 3)[1] for r in rising]
     assert bounds[0] == pytest.approx(bounds[1], abs=1e-6)  # Proposition 1: they agree where omega >= 1
-
-
-def test_rows_do_not_depend_on_the_batch_or_its_order():
-    drafter, rule = TabularDrafter(Q, TREES["bushy"]), rules.cool(2.0, 3)
-    together = run(drafter, rule, 64)
-    for index in (0, 17, 63):
-        alone = run(drafter, rule, [index])
-        assert torch.equal(alone.tokens[0], together.tokens[index])
-        assert alone.steps[0] == together.steps[index]
-    assert torch.equal(run(drafter, rule, range(63, -1, -1)).tokens.flip(0), together.tokens)
 
 
 def test_acceptance_is_counted_inside_the_image_only():

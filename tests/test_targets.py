@@ -209,7 +209,7 @@ def test_an_image_does_not_depend_on_its_batch(family, name):
         return decode(config, prompts(family, [which[i] for i in rows]), RandomStreams([(5, i) for i in rows]))
 
     together = run(range(4))
-    for rows in ([0], [1, 2], [3]):
+    for rows in ([0], [2, 1], [3]):
         part = run(rows)
         assert torch.equal(part.tokens, together.tokens[rows])
         assert torch.equal(part.steps, together.steps[rows])
