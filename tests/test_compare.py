@@ -101,9 +101,6 @@ def of(found: Comparison, name: str) -> Paired:
     return result.paired
 
 
-# --- statistics -------------------------------------------------------------------------------------------------------
-
-
 def test_the_tests_are_scipys() -> None:
     rng = np.random.default_rng(0)
     a = rng.normal(2, 1, 50)
@@ -201,9 +198,6 @@ def test_the_error_of_a_difference_of_distances_is_calibrated() -> None:
     assert np.mean(apart) > 1.33 * spread
     covered = np.abs(np.array(differences) - np.mean(differences)) <= errors
     assert covered.mean() == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / 600) + 0.01)
-
-
-# --- the comparison ---------------------------------------------------------------------------------------------------
 
 
 def test_every_statistic_of_the_records(two: tuple[str, str]) -> None:
@@ -310,9 +304,6 @@ def test_what_a_run_lacks_is_reported(folders: Folders) -> None:
     assert found.untested == ("acceptance_rate: vanilla without one", "log_prob_mean: only 1 pairs of images")
 
 
-# --- labels and other differences -------------------------------------------------------------------------------------
-
-
 def test_a_baseline_is_named_as_its_folder(folders: Folders) -> None:
     run = folders.make("cool", MINE, "method=cool_sd", baseline=[image(i, 256) for i in range(N)])
     other = folders.make("other", MINE, "method=cool_sd", "delta=2")
@@ -341,9 +332,6 @@ def test_other_differences_than_the_method_are_reported(folders: Folders) -> Non
     ) in remark
     assert re.search("(?s)random numbers.*timings|timings.*random numbers", remark)
     assert "data scenes / scenes_classes" in between(a, folders.make("d", MINE, "data=scenes_classes")).remarks[0]
-
-
-# --- wording ----------------------------------------------------------------------------------------------------------
 
 
 def sentences(found: Comparison) -> dict[str, str]:
@@ -423,9 +411,6 @@ def test_the_csv_has_its_columns(two: tuple[str, str], capsys: pytest.CaptureFix
     assert max(map(len, helped.splitlines())) <= 120
 
 
-# --- distributions of features ----------------------------------------------------------------------------------------
-
-
 def test_the_energy_distance_is_the_papers() -> None:
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(9, 3)), rng.normal(size=(9, 3)) + 1
@@ -475,9 +460,6 @@ def test_distributions_of_features_are_compared(scored: tuple[str, str, np.ndarr
     assert re.search(r"features@1 .*eagle_chain and cool_sd.* energy distance of 40 pairs", " ".join(text.split()))
     row = list(csv.DictReader(io.StringIO(wording.to_csv(found))))[-1]
     assert (row["statistic"], row["scorer"], float(row["p"])) == ("distribution", "features@1", 0.001)
-
-
-# --- scores of metrics ------------------------------------------------------------------------------------------------
 
 
 def score(folder: str, metric: str, scorer: str, outputs: np.ndarray, prompts: bool = True) -> None:
@@ -575,9 +557,6 @@ def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypat
     assert few.untested[-1] == "scenes_fid: B was not scored by it; score both with specbench evaluate"
     score(few.b.argument, "scenes_fid", one.cache_key, y[:100].astype(np.float32), prompts=False)
     assert re.match(r"scenes_fid: .*\b100 pairs\b", between(a, few.b.argument).untested[-1])
-
-
-# --- hostile folders and words ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -235,8 +235,7 @@ def test_a_row_of_vectors() -> None:
     own = ("method", "model", "T", "dim", "samples", "seed")
     assert [row[name] for name in own] == ["cspd", "d2t4", 4, 2, 3000, 5]
     assert 1 < row["accepted_length_low"] < row["accepted_length"] < row["accepted_length_high"] < 3
-    again = row_of("d2t4", 3000, seed=5, gamma=2, prefill=0.3)
-    assert again == row
+    assert row_of("d2t4", 3000, seed=5, gamma=2, prefill=0.3) == row
     assert row_of("d2t4", 3000, seed=6, gamma=2, prefill=0.3)["ks"] != row["ks"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import re
 import shutil
@@ -30,6 +31,7 @@ from specbench.storage.sources import Data, File
 
 T2I, T5, DRAFTER = "peizesun/llamagen_t2i", "google/flan-t5-xl", "jadohu/llamagen_drafter"
 CHAMELEON = "GAIR/Anole-7b-v0.1"
+CHAMELEON_FILES = [f"tokenizer/{name}" for name in ("checklist.chk", "text_tokenizer.json", "vqgan.ckpt", "vqgan.yaml")]
 FIRST, LATER = "1" * 40, "2" * 40
 
 T5_TEXTS = ["config.json", "tokenizer.json", "tokenizer_config.json", "spiece.model", "model.safetensors.index.json"]
@@ -46,11 +48,7 @@ class FakeHub:
             T2I: {name: name.encode() for name in ("t2i_XL_stage1_256.pt", "t2i_XL_stage2_512.pt", "vq_ds16_t2i.pt")},
             T5: {name: name.encode() for name in (*T5_TEXTS, *T5_WEIGHTS, *NOT_NEEDED)},
             DRAFTER: HF_FILES,
-            CHAMELEON: {
-                **{f"tokenizer/{name}": name.encode() for name in ("text_tokenizer.json", "vqgan.ckpt", "vqgan.yaml")},
-                "tokenizer/checklist.chk": b"",
-                "models/7b/consolidated.pth": b"large",
-            },
+            CHAMELEON: {name: name.encode() for name in (*CHAMELEON_FILES, "models/7b/consolidated.pth")},
         }
         self.main = FIRST
         self.asked: list[tuple[str, str]] = []
@@ -194,7 +192,7 @@ def test_the_licence_is_told_and_meta_s_checksums_are_kept(
     assert "text_tokenizer.json came damaged" in err  # its bytes are made up here
     assert not (tmp_path / "w/tokenizer").exists()
     entry = sources.MODELS["lumina_mgpt"]
-    md5 = {name: hashlib.md5(name.encode()).hexdigest() for name in entry.parts["tokenizer"].files}
+    md5 = {name: hashlib.md5(f"tokenizer/{name}".encode()).hexdigest() for name in entry.parts["tokenizer"].files}
     honest = replace(entry, parts={**entry.parts, "tokenizer": replace(entry.parts["tokenizer"], md5=md5)})
     monkeypatch.setitem(sources.MODELS, "lumina_mgpt", honest)
     out = fetched(call, "model=lumina_mgpt", "size=512", f"weights={tmp_path / 'w'}")
@@ -376,10 +374,9 @@ def test_the_help_lists_arguments_and_pinned_commits(call: Call) -> None:
         assert part.revision == "main" or re.fullmatch(r"[0-9a-f]{40}", part.revision), part
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", part.repository)
     assert {p.licence for p in parts} == {"MIT", "Apache 2.0", sources.CHAMELEON}
-    for entry in sources.DATA.values():
-        for file in entry.files:
-            assert re.fullmatch(r"[0-9a-f]{64}", file.sha256)
-            assert file.address.startswith(("https://raw.githubusercontent.com/", "http://images.cocodataset.org/"))
+    for file in itertools.chain.from_iterable(entry.files for entry in sources.DATA.values()):
+        assert re.fullmatch(r"[0-9a-f]{64}", file.sha256)
+        assert file.address.startswith(("https://raw.githubusercontent.com/", "http://images.cocodataset.org/"))
 
 
 @needs_reference
@@ -406,9 +403,7 @@ def test_the_tables_agree_with_the_facts_at_hand() -> None:
 
 def test_advice() -> None:
     advice = registry.advice("llamagen_xl")
-    assert advice.startswith(
-        "run `specbench fetch model=llamagen_xl`, put t2i_XL_stage1_256.pt of peizesun/llamagen_t2i "
-    )
+    assert advice.startswith("run `specbench fetch model=llamagen_xl`, put t2i_XL_stage1_256.pt of peizesun/")
     assert advice.endswith("the files of google/flan-t5-xl into text/ by hand, or try weights=random")
     assert "`specbench fetch model=llamagen_xl drafter=eagle`" in registry.advice("llamagen_xl", ["eagle"])
     assert "`specbench train drafter=medusa model=anole`" in registry.advice("anole", ["medusa"])
