@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,11 +50,11 @@ def composed(*words: str) -> str:
     return str(OmegaConf.to_yaml(OmegaConf.create(configuration.compose(list(words)))))
 
 
+@dataclass
 class Folders:
     """Makes folders of runs, their records as given."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    root: Path
 
     def make(self, name: str, images: list[Record], *words: str, baseline: list[Record] | None = None,
              session: Mapping[str, Any] = SESSION) -> str:  # fmt: skip

@@ -31,9 +31,6 @@ def row_of(model: str, samples: int, seed: int = 0, **words: Any) -> dict[str, A
     return measure(assemble(CSPD | words), built_in(model), samples, seed)
 
 
-# --- statistics -------------------------------------------------------------------------------------------------------
-
-
 def test_the_energy_distance_and_its_noise() -> None:
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(40, 2, generator=g), torch.randn(40, 2, generator=g) + 1
@@ -53,9 +50,6 @@ def test_the_energy_distance_and_its_noise() -> None:
     estimates, noises = torch.tensor(found).unbind(1)
     assert float(estimates.std()) == pytest.approx(float(noises.mean()), rel=0.2)
     assert abs(float(estimates.mean())) < 4.5 * float(estimates.std()) / 20
-
-
-# --- built-in models --------------------------------------------------------------------------------------------------
 
 
 def test_the_models_differ_where_a_mistake_could_hide() -> None:
@@ -160,8 +154,6 @@ def test_a_change_of_any_kind_is_seen() -> None:
         assert densities.compare(one, replace(other, tokens=tokens))[1] < LEVEL
 
 
-# --- verdicts ---------------------------------------------------------------------------------------------------------
-
 KINDS: list[dict[str, Any]] = [{}, {"align": False}, {"criterion": "path"}]
 
 
@@ -233,9 +225,6 @@ def test_a_residual_that_forgets_the_draft_is_caught(criterion: str, monkeypatch
     monkeypatch.setattr(continuous.verify.Verifier, "residual", forgetful)
     row = row_of("d1t5", 20_000, criterion=criterion)
     assert row["p_value"] < LEVEL / 100
-
-
-# --- rows -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_row_of_vectors() -> None:

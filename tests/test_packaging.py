@@ -37,9 +37,6 @@ def _pins() -> dict[str, Version]:
     return {canonicalize_name(name): Version(version) for name, version in pins}
 
 
-# --- pyproject.toml ---------------------------------------------------------------------------------------------------
-
-
 def test_wheel_and_sdist_hold_what_works_without_a_checkout() -> None:
     """As the build itself lists them: every data file, which git does not ignore."""
     wheel = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
@@ -66,32 +63,21 @@ def test_the_distribution_has_a_name_of_its_own_and_the_command_the_project_s(tm
     assert set(found.metadata.get_all("Provides-Extra")) == set(EXTRAS)
 
 
-def _instructions() -> dict[str, str]:
-    """File -> text of everything that can tell somebody what to install."""
+def test_instructions_install_this_package_with_extras_that_are_there_in_one_form() -> None:
+    """In everything that can tell somebody what to install."""
     folders = ("specbench", "scripts", "docs", "conf", "tests")
-    found = [
-        p for name in folders for p in (ROOT / name).rglob("*") if p.suffix in (".py", ".sh", ".md", ".yaml", ".html")
-    ]
+    kinds = (".py", ".sh", ".md", ".yaml", ".html")
+    found = [p for name in folders for p in (ROOT / name).rglob("*") if p.suffix in kinds]
     top = [ROOT / name for name in ("README.md", "Makefile", "pyproject.toml", ".ci/run")]
-    return {str(p.relative_to(ROOT)): p.read_text() for p in (*found, *top) if p != Path(__file__) and p.exists()}
-
-
-def test_no_instruction_installs_a_stranger_s_package() -> None:
+    texts = {str(p.relative_to(ROOT)): p.read_text() for p in (*found, *top) if p != Path(__file__) and p.exists()}
     stranger = re.compile(r"pip3? install .*\bspecbench\b(?!-image)|\bspecbench\[(?!-)")
-    assert [name for name, text in _instructions().items() if stranger.search(text)] == []
-
-
-def test_every_extra_that_an_instruction_names_is_there_and_the_form_is_one() -> None:
-    texts = _instructions()
+    assert [name for name, text in texts.items() if stranger.search(text)] == []
     named = {extra for text in texts.values() for extra in re.findall(r"\binstall\([\"']([\w-]+)[\"']\)", text)}
     assert named >= {"metrics", "ray", "train", "image-reward"}
     written = {found for text in texts.values() for found in re.findall(r"pip install .*?'\.\[([\w-]+)\]'", text)}
     assert named | written <= set(EXTRAS)
     forms = {form for text in texts.values() for form in re.findall(r"(.{0,40}) '\.\[[\w-]+\]'", text)}
     assert {form[-len("uv pip install -e") :] for form in forms} == {"uv pip install -e"}
-
-
-# --- constraints.txt --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("extra", ["", *(name for name in EXTRAS if name != "image-reward")])
@@ -102,9 +88,6 @@ def test_pinned_versions_fit_their_ranges(extra: str) -> None:
         if extra in ("", "dev"):  # what `make run` and `make test` install
             assert pinned, f"{wanted.name} is not pinned"
         assert pinned is None or wanted.specifier.contains(pinned), f"{wanted} does not allow {pinned}"
-
-
-# --- files and targets ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

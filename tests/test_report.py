@@ -146,9 +146,6 @@ def test_mistakes_are_usage_errors(results: Path, tmp_path: Path) -> None:
             cli.main(words)
 
 
-# --- folders of runs --------------------------------------------------------------------------------------------------
-
-
 def shown(out: str = "report.html") -> dict[str, tuple[str, int]]:
     """run_id -> label and number of images."""
     return {r["id"]: (r["label"], len(r["images"])) for r in data(Path(out))["rows"]}
@@ -246,9 +243,6 @@ def test_damaged_images_leave_their_row(grid: Path, call: Any) -> None:
         if count:
             (run_folder / "records.jsonl").unlink()
             (run_folder / "records.jsonl").mkdir()
-
-
-# --- in a browser -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

