@@ -145,7 +145,7 @@ def test_eagle_drafts_from_the_distributions_of_its_own_network(make, layers):
                 assert not draft.valid[row, 1:].any()
                 continue
             ahead = torch.cat([history[row, :c], torch.zeros(1).long()])[None]
-            known = tiny.teacher(target, ahead, cond.features[row : row + 1], torch.tensor([False]))[0]
+            known = tiny.teacher(target, ahead, cond.features[row : row + 1])[0]
             known = known[: tiny.PREFIX + c - 1]  # hidden states before the root
             ids = torch.cat([torch.zeros(tiny.PREFIX - 1).long(), history[row, :c]])
             tree = draft.tree

@@ -14,7 +14,6 @@ from torch import Tensor
 from specbench.decoding.loop import Decoded
 from specbench.decoding.rng import RandomStreams
 from specbench.models.eagle import EagleNetwork, like_shape, like_target
-from specbench.models.language import Prefix
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
 from specbench.models.medusa import MedusaNetwork
 from specbench.models.medusa import like_target as medusa_like_target
@@ -58,24 +57,21 @@ def prompts(count: int, same: bool = False) -> Conditioning:
     return Conditioning(features, torch.ones(count, PREFIX, dtype=torch.bool))
 
 
-def teacher(model: LlamaGen, tokens: Tensor, features: Tensor, drop: Tensor) -> Tensor:
+def teacher(model: LlamaGen, tokens: Tensor, features: Tensor) -> Tensor:
     """Hidden states (N, P - 1 + T, dim) over prefix and tokens[:, :-1] in one pass; entry P - 1 + t predicts token t.
-    tokens (N, T), features (N, P, caption_dim); `drop` (N,) bool: rows without their caption."""
-    both = model.condition(Conditioning(features, torch.ones(features.shape[:2], dtype=torch.bool)), True)
-    rows = torch.arange(len(tokens)) + len(tokens) * drop
-    return model.uncached(Prefix(both.inputs[rows], both.valid[rows], both.ids[rows]), tokens[:, :-1])
+    tokens (N, T), features (N, P, caption_dim)."""
+    given = Conditioning(features, torch.ones(features.shape[:2], dtype=torch.bool))
+    return model.uncached(model.condition(given, False), tokens[:, :-1])
 
 
 def sequence_probs(model: LlamaGen, cond: Conditioning, cfg_scale: float) -> Tensor:
     """Of every token sequence under one prompt, (V**T,), first token most significant, without any cache."""
-    t = model.cfg.block_size
-    sequences = torch.tensor(list(itertools.product(range(VOCAB), repeat=t)))
-    n = len(sequences)
-    features = cond.features[:1].expand(n, -1, -1)
-    start = model.cfg.cls_token_num - 1
-    keep, drop = torch.zeros(n, dtype=torch.bool), torch.ones(n, dtype=torch.bool)
-    logits = [model.head(teacher(model, sequences, features, d)[:, start:]) for d in (keep, drop)]
-    probs = (logits[1] + cfg_scale * (logits[0] - logits[1])).softmax(-1)
+    sequences = torch.tensor(list(itertools.product(range(VOCAB), repeat=model.cfg.block_size)))
+    index = torch.zeros(len(sequences), dtype=torch.int64)
+    both = model.condition(Conditioning(cond.features[index], cond.valid[index]), True)
+    hidden = model.uncached(both, sequences[:, :-1].repeat(2, 1))[:, PREFIX - 1 :]
+    kept, dropped = model.head(hidden).chunk(2)  # with the caption, and without
+    probs = (dropped + cfg_scale * (kept - dropped)).softmax(-1)
     return probs.gather(-1, sequences.unsqueeze(-1)).squeeze(-1).double().prod(1)
 
 
