@@ -59,9 +59,6 @@ def drawn(probs: torch.Tensor, samples: int, seed: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).multinomial(samples, probs.numpy())).double()
 
 
-# --- statistics -------------------------------------------------------------------------------------------------------
-
-
 def test_total_variation_and_prefixes() -> None:
     counts = torch.tensor([30.0, 10.0, 0.0, 60.0]).double()
     probs = torch.tensor([0.25, 0.25, 0.25, 0.25]).double()
@@ -155,9 +152,6 @@ def test_mean_and_its_interval() -> None:
     assert (low, high) == (pytest.approx(1 - 1.96 * math.sqrt(100 / 99) / 10, abs=1e-4), pytest.approx(2 - low))
 
 
-# --- built-in models --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_built_in_model_is_a_fair_test(name: str) -> None:
     model = built_in(name)
@@ -171,9 +165,6 @@ def test_a_built_in_model_is_a_fair_test(name: str) -> None:
     assert 0.2 < far < 0.4  # relaxed rules have something to relax
     again = built_in(name)
     assert all(torch.equal(a, b) for a, b in zip(model.p + model.q, again.p + again.q, strict=True))
-
-
-# --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -251,8 +242,6 @@ def test_a_tree_grown_once_for_rows_alike_is_each_rows_own() -> None:
         found = getattr(shared.tree, name)
         assert torch.equal(found, value) if isinstance(value, torch.Tensor) else found == value
 
-
-# --- Theorem 2 --------------------------------------------------------------------------------------------------------
 
 NEAR = torch.tensor([[1, 2], [0, 2], [1, 0]])
 RULES: dict[str, Callable[[int], rules.Rule]] = {
@@ -350,9 +339,6 @@ def test_the_enumerated_distribution_is_the_decoded_one() -> None:
         assert statistics.goodness_of_fit(seen, probs, 3, 5) > 1e-4  # one seed in 10,000
         first = 1 + out.trace.accepted[:, 0].double()
         assert abs(float(first.mean()) - found.expected) <= 4.5 * float(first.std()) / 20_000**0.5 + 1e-9
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

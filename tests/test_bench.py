@@ -51,9 +51,6 @@ def test_a_clock_adds_up_what_lies_between_its_marks(monkeypatch: pytest.MonkeyP
     assert clock.seconds() == [{"draft": 1 + 4, "forward": 2}, {"forward": 0.5}]
 
 
-# --- forced lengths ---------------------------------------------------------------------------------------------------
-
-
 DRAFTERS = {
     "chain": lambda target: Eagle(tiny.eagle(target), chain_paths(4)),
     "tree": lambda target: Eagle(tiny.eagle(target), parse(TREE)),
@@ -124,9 +121,6 @@ def test_a_clock_changes_no_token_and_every_part_is_timed() -> None:
     assert all(set(step) == {"draft", "forward", "verify", "commit", "rest"} for step in steps)
 
 
-# --- floors -----------------------------------------------------------------------------------------------------------
-
-
 def test_floors_are_what_the_shapes_say() -> None:
     target = tiny.llamagen(side=8)
     dim, ffn, layers, vocab = 32, 48, 2, tiny.VOCAB
@@ -139,9 +133,6 @@ def test_floors_are_what_the_shapes_say() -> None:
     first = block - dim  # EAGLE's layer lacks its first norm
     assert floor.of_drafts(eagle, target) == 4 * 4 * (2 * dim * dim + dim + first + vocab * dim)
     assert floor.of_drafts(NoDraft(), target) == floor.of_drafts(Window(4), target) == 0
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -44,9 +44,6 @@ def refused(call: Call, *words: str) -> str:
     return err
 
 
-# --- counts -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "limit"),
     [
@@ -157,9 +154,6 @@ def test_windows_that_fit_are_as_before() -> None:
         trees.window_paths(5, 2, 3, "full")
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def odd(tmp_path: Path) -> Path:
     """A folder of things that are no file of prompts."""
@@ -219,8 +213,6 @@ def test_a_pipe_among_the_pictures_is_not_waited_for(call: Call, tmp_path: Path)
     code, _, err = call("evaluate", "pictures", "metrics=scenes_fid", "out=scored")
     assert (code, "0.png is not a file" in err) == (2, True)
 
-
-# --- names ------------------------------------------------------------------------------------------------------------
 
 NAMES = [
     "ü", "größe", "a b", "a,b", "a=b [x]", "(1)", "it's", 'say "x"', "a$b", "${x}", "{a: b}", "#x", "-x", "~x~",

@@ -243,9 +243,6 @@ def test_the_launchers_that_are_shipped(launcher: str, plugin: str, wanted: list
     assert all(line in out for line in wanted)
 
 
-# --- list -------------------------------------------------------------------------------------------------------------
-
-
 def test_list_shows_every_choice_with_its_line(call: Call) -> None:
     code, out, _ = call("list")
     assert code == 0
@@ -271,9 +268,6 @@ def test_list_tells_whether_weights_are_here(call: Call, tmp_path: Path, monkeyp
     assert "[weights here]" in call("list", "models")[1]
     assert "[weights absent]" in call("list", "drafters")[1]
     assert all(set(entry) == {"name", "line", "weights"} and entry["line"] for entry in found["drafters"])
-
-
-# --- start-up ---------------------------------------------------------------------------------------------------------
 
 
 #: Command lines in one process, none of which loads torch.

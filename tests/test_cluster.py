@@ -81,9 +81,6 @@ def test_without_ray_the_sentence_says_what_to_install(call: Call, monkeypatch: 
     assert not Path("here").exists()
 
 
-# --- a stand-in for Ray -----------------------------------------------------------------------------------------------
-
-
 class FakeRay:
     """Tasks are done when they are waited for, the oldest first. `deadly`: how often a worker still dies over an index;
     `stillborn`: how many die while loading."""

@@ -247,9 +247,6 @@ def test_validate_refuses_what_is_missing() -> None:
         parameters.validate(cfg)
 
 
-# --- composition without Hydra ----------------------------------------------------------------------------------------
-
-
 def _by_hydra(choices: composition.Choices) -> dict[str, object]:
     words = [f"{group}=[{','.join(v)}]" if isinstance(v, list) else f"{group}={v}" for group, v in choices.items()]
     with configuration.session():

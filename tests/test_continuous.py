@@ -82,9 +82,6 @@ RULES = {
 }
 
 
-# --- densities --------------------------------------------------------------------------------------------------------
-
-
 def test_log_normal_is_scipys() -> None:
     g = np.random.default_rng(0)
     x, mean, log_variance = g.normal(size=(3, 7, 4))
@@ -140,8 +137,6 @@ class _Ends(RandomStreams):
     def uniform(self, step, tag, *shape):
         return torch.tensor([[0.0, 1 - 2.0**-23]])
 
-
-# --- acceptance and residual against integrals ------------------------------------------------------------------------
 
 # One token of one number, whose distribution does not depend on x_T (keep = 0 in the last step, or in all but it): p
 # and q are known in closed form. (mean, log variance) of the target's and the drafter's last step:
@@ -229,9 +224,6 @@ def test_few_tries_leave_the_targets_own_proposal() -> None:
     assert out.trace.fallbacks.tolist() == [int(some != [] and some[0] > 1) for some in full.trace.tries]
 
 
-# --- chains against a simulation --------------------------------------------------------------------------------------
-
-
 def simulate(target: Chain, drafter: Chain, rule: ContinuousRule, n: int) -> np.ndarray:
     """How many tokens of a first draft of rule.gamma are accepted, n times, written anew: plain NumPy, one draft token
     after another, min(1, p / q)."""
@@ -282,9 +274,6 @@ def test_the_first_drafts_length_against_a_simulation(rule: ContinuousRule) -> N
     error = np.sqrt(2 * np.maximum(wanted * (1 - wanted), 1 / n) / n)
     assert (abs(seen - wanted) < 4.5 * error).all()
     assert (seen[: min(rule.gamma, 5) + 1] > 0.01).all()  # every length is put to the test
-
-
-# --- vanilla ----------------------------------------------------------------------------------------------------------
 
 
 def plain(model, rule, keys, tokens_per_pass):
@@ -357,9 +346,6 @@ def test_a_drafter_that_is_the_target_is_vanilla(criterion: str, gamma: int) -> 
             passes = before + math.ceil((model.length - before) / (gamma + 1))  # a token behind each draft is free
             assert out.steps.tolist() == [passes] * 9
             assert sum(map(len, out.trace.tries)) == 0
-
-
-# --- an image is its own ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prefill", [0.0, 0.3])
@@ -460,9 +446,6 @@ def test_many_copies_are_seen_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert equal(results(of_pair(pair, RULES["exact"], rng(50))), whole)
 
 
-# --- what is counted --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("prefill", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("gamma", [1, 3, 32])
 @pytest.mark.parametrize("name", ["exact", "path", "paper", "parallel", "continue", "released"])
@@ -543,9 +526,6 @@ def test_what_is_kept_of_a_draft_is_the_drafters(criterion: str) -> None:
         assert int(later) > 20 if on_reject == "continue" else (of_draft.long().diff() <= 0).all()
 
 
-# --- extremes ---------------------------------------------------------------------------------------------------------
-
-
 def test_sixteen_dimensions_and_drafts_of_32_stay_finite() -> None:
     """Log ratios of 10,000 and more, of either sign."""
     n, length, steps = 4, 33, 15
@@ -615,9 +595,6 @@ def test_the_token_behind_a_draft_is_watched_too() -> None:
     model = built_in("d1t5").target
     with pytest.raises(NumberError, match=r"the target .* \(0, 2\), step 1"):
         decode(Faulty(model, 2, 3), model, ContinuousRule(gamma=3), None, rng(4))
-
-
-# --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,6 @@ def pairs(items: list[Item]) -> list[tuple[str, str]]:
     return [(item.id, item.prompt) for item in items]
 
 
-# --- a small COCO -----------------------------------------------------------------------------------------------------
-
-
 def annotations(n: int = 12) -> dict[str, Any]:
     """Image 100 + i has the captions "image i, a", "image i, bb", "image i, c"; image 100 none, image 101 a blank one
     and then others."""
@@ -188,9 +185,6 @@ def test_the_training_captions_have_a_file_of_their_own(load: Load, tmp_path: Pa
     assert len(load(*words)) == 3
 
 
-# --- subsets ----------------------------------------------------------------------------------------------------------
-
-
 def entries(n: int) -> list[base.PromptEntry]:
     return [base.PromptEntry(str(i), f"prompt {i}") for i in range(n)]
 
@@ -228,9 +222,6 @@ def test_the_hash_is_over_prompts_and_ids_in_order() -> None:
     hashes = [data.prompts_hash(items) for items in ([one, two], [one], [third, two], [other, two], exchanged)]
     assert len(set(hashes)) == 5
     assert hashes[0] == data.prompts_hash([Item(0, "a", (1,), "1", "x.jpg"), two])
-
-
-# --- scenes, parti, imagenet ------------------------------------------------------------------------------------------
 
 
 def test_scenes_are_the_first_of_their_split_whatever_the_seed(load: Load) -> None:
@@ -272,8 +263,6 @@ def test_imagenet_is_spread_evenly(load: Load) -> None:
     assert load("data=imagenet", "n=700", "seed=1") != items[:700]
     assert set(Counter(item.prompt for item in load("data=imagenet", "n=50000")).values()) == {50}
 
-
-# --- prompts of one's own ---------------------------------------------------------------------------------------------
 
 PROMPTS = [("x", "a cat, sitting"), ("y/../z", 'a "dog"'), ("3", "ein Schloß 城")]
 FORMS = {
@@ -353,9 +342,6 @@ def test_a_hostile_file_costs_one_sentence(name: str, content: bytes, sentence: 
     assert len(str(raised.value)) < 400 + len(str(tmp_path))
 
 
-# --- the command line's words -----------------------------------------------------------------------------------------
-
-
 def test_prompts_alone_choose_their_data_set_and_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("one\n\ntwo\nthree\n")
@@ -404,9 +390,6 @@ def test_a_look_at_the_choices_reads_nothing() -> None:
         "configuration.compose(['data=coco2017']); sys.exit(bool({'torch', 'pycocotools'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-# --- the embedded metrics ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

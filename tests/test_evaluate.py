@@ -58,9 +58,6 @@ def quality(row: dict[str, Any]) -> dict[str, Any]:
 WORDS = ("pictures", "prompts=prompts.tsv", "metrics=scenes_clip")
 
 
-# --- a folder of images -----------------------------------------------------------------------------------------------
-
-
 def test_a_folder_is_scored_and_described(call: Call, folder: Path) -> None:
     code, out, err = call("pictures", "data=scenes", "metrics=[scenes_clip,scenes_reward]", "out=scored")
     assert code == 0
@@ -219,9 +216,6 @@ def test_help(call: Call) -> None:
     assert "prompts=FILE" in call("--help")[1]
 
 
-# --- resuming ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of images in each call of the scorer."""
@@ -283,9 +277,6 @@ def test_stopped_scoring_goes_on(call: Call, folder: Path, calls: list[int], mon
     assert calls == [1] * N  # none twice
     assert call(*WORDS, "out=undisturbed")[0] == 0
     assert quality(row_of("scored")) == quality(row_of("undisturbed"))
-
-
-# --- a run ------------------------------------------------------------------------------------------------------------
 
 
 class Large(FakePipeline):

@@ -45,9 +45,6 @@ def calm(tmp_path: Path) -> Path:
     return tmp_path / "calm"
 
 
-# --- Ctrl-C -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("empty", "n", "columns"), [(False, 3, ["steps"]), (True, 6, ["steps", "latency_s_mean"])])
 def test_ctrl_c_finishes_the_image_and_writes_a_row(
     empty: bool, n: int, columns: list[str], calm: Path, tmp_path: Path
@@ -104,9 +101,6 @@ def test_a_row_over_more_images_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(run.Stopped, match="6 of 6 images and 3 of 6 baseline images done in [^,]*$"):
         execute(out, loader=at(2, interrupt, empty=True))
     assert row_of(out) == row
-
-
-# --- the disk ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -205,9 +199,6 @@ def test_the_log_is_turned_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert all(log.stat().st_size < 2000 for log in logs)  # a line is longer than the limit
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
 def test_too_little_memory_makes_the_batches_smaller(calm: Path, tmp_path: Path) -> None:
     row = execute(tmp_path / "run", "batch=5", "warmup=1", loader=hungry(2))
     assert images(tmp_path / "run") == images(calm)
@@ -269,9 +260,6 @@ def test_memory_does_not_grow_with_the_images(tmp_path: Path, monkeypatch: pytes
     finally:
         tracemalloc.stop()
     assert held[-1] - held[10] < 30 * 10_000  # of 196,608 bytes per image
-
-
-# --- status and resume ------------------------------------------------------------------------------------------------
 
 
 def test_status_of_a_run_from_its_beginning_to_its_end(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
@@ -361,9 +349,6 @@ def test_a_broken_configuration_is_reported(call: Call, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("- a\n")
     with pytest.raises(UsageError, match="cannot read"):
         stored(tmp_path)
-
-
-# --- records ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_changed_record_is_not_trusted(calm: Path) -> None:

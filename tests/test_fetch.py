@@ -119,9 +119,6 @@ def tree(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-# --- arguments --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -146,9 +143,6 @@ def test_a_mistake_costs_one_sentence(arguments: list[str], sentence: str, call:
     assert err.startswith("specbench: ")
     assert sentence in err
     assert hub.asked == []
-
-
-# --- models -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_model_arrives_with_its_record(call: Call, hub: FakeHub) -> None:
@@ -339,9 +333,6 @@ def test_offline_mode_is_honoured(
     assert parti.asked == hub.asked == []
 
 
-# --- the tables -------------------------------------------------------------------------------------------------------
-
-
 def test_every_real_model_and_drafter_has_its_entry() -> None:
     real = {name: registry.entry("model", name).parts for name in registry._LISTED["model"]}
     assert {name: set(parts) for name, parts in real.items() if parts} == {
@@ -410,9 +401,6 @@ def test_advice() -> None:
     assert "the files of GAIR/Anole-7b-v0.1/tokenizer" not in registry.advice("anole")
     assert "vqgan.yaml of GAIR/Anole-7b-v0.1/tokenizer into tokenizer/" in registry.advice("anole")
     assert all(registry.advice(name) for name in sources.MODELS)
-
-
-# --- plain addresses --------------------------------------------------------------------------------------------------
 
 
 class Web:
@@ -569,8 +557,6 @@ def test_a_user_s_own_data_file_is_checked(call: Call, parti: Web) -> None:
     assert parti.asked == []
 
 
-# --- evaluators -------------------------------------------------------------------------------------------------------
-
 VOCABULARY, REWARD, INCEPTION = b"[PAD]\nred\n", b"reward" * 99, b"inception" * 999
 
 
@@ -654,9 +640,6 @@ def test_evaluators_without_their_file_or_hub_are_told(call: Call, hub: FakeHub,
     assert "404" in refused(call, "metrics=fid")
 
 
-# --- archives ---------------------------------------------------------------------------------------------------------
-
-
 def archive(members: dict[str, bytes]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as z:
@@ -719,9 +702,6 @@ def test_an_archive_that_reaches_outside_or_is_another_is_refused(
     monkeypatch.setitem(sources.DATA, "coco2017", Data((file,), "CC BY 4.0"))
     assert sentence in refused(call, "data=coco2017")
     assert not list(tmp_path.rglob("evil.jpg"))
-
-
-# --- the real client --------------------------------------------------------------------------------------------------
 
 
 def test_the_hub_s_own_client_fetches_from_a_hub(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,9 +89,6 @@ def or_usage_error(read: Callable[[], Any]) -> Any:
     return None
 
 
-# --- readers ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("ending", [".txt", ".tsv", ".csv", ".json", ".jsonl"])
 @many
 @given(data=BYTES | JSON.map(lambda value: json.dumps(value).encode()))
@@ -179,9 +176,6 @@ def test_a_count_above_its_bound_is_refused(name: str, above: int) -> None:
         check_value(name, int(high) + above)
 
 
-# --- commands ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("finished") / "run"
@@ -249,9 +243,6 @@ def test_readers_of_a_damaged_file(tmp_path: Path, kind: str, data: st.DataObjec
         "image": lambda: image_files.read(path),
     }
     or_usage_error(readers[kind])
-
-
-# --- errors that were found -------------------------------------------------------------------------------------------
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

@@ -62,9 +62,6 @@ def some_items(n: int) -> list[Item]:
     return [Item(i, f"prompt {i}", None, f"id{i}") for i in range(n)]
 
 
-# --- the scorer -------------------------------------------------------------------------------------------------------
-
-
 def test_the_outputs_are_those_of_torch_fidelity(published: Path) -> None:
     one = metrics.metric("fid", ScoringContext(Path(), published))
     scorer = one.scorer()
@@ -117,9 +114,6 @@ def test_a_crop_leaves_a_square_of_its_side_alone(network: torch.nn.Module) -> N
     assert torch.equal(cropped._prepared(shown), InceptionScorer(network)._prepared(shown))
     wide = np.concatenate([np.zeros((64, 10, 3), np.uint8), shown, np.zeros((64, 10, 3), np.uint8)], 1)
     assert torch.equal(cropped._prepared(wide), InceptionScorer(network)._prepared(shown))
-
-
-# --- weights ----------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -187,9 +181,6 @@ def test_absent_weights_leave_the_columns_empty(tmp_path: Path) -> None:
 def test_options_are_checked(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         kid.KID(ScoringContext(Path(), Path()), options)
-
-
-# --- the statistics ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -126,9 +126,6 @@ def test_a_changed_picture_is_noticed(journal: Journal) -> None:
         journal.image(1)
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
 def row(run_id: str, **values: object) -> dict[str, object]:
     return dict.fromkeys(COLUMNS) | {"run_id": run_id} | values
 
@@ -199,9 +196,6 @@ def test_rows_of_several_processes_are_all_there(tmp_path: Path) -> None:
     for w in writers:
         w.join()
     assert {r["run_id"] for r in read_rows(path)} == {f"{name}{i}" for name in "ab" for i in range(5)}
-
-
-# --- provenance -------------------------------------------------------------------------------------------------------
 
 
 def test_the_config_hash_is_over_the_measurement() -> None:

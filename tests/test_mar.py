@@ -60,9 +60,6 @@ def bundle_of(model, *words):
     return loaded(model, *words)[1]
 
 
-# --- official numbers and names ---------------------------------------------------------------------------------------
-
-
 @needs_reference
 @pytest.mark.parametrize(("model", "size"), [("mar_b", "mar_base"), ("mar_l", "mar_large"), ("mar_h", "mar_huge")])
 def test_the_published_sizes_have_the_published_tensors(model, size):
@@ -77,9 +74,6 @@ def test_the_published_sizes_have_the_published_tensors(model, size):
     assert sum(p.numel() for p in built.parameters()) == facts["n_values"]
     default = configuration.compose([f"model={model}"])
     assert (default["cfg_scale"], default["cfg_schedule"]) == (c["cfg_default"], c["cfg_schedule"])
-
-
-# --- what the head is told --------------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
@@ -146,9 +140,6 @@ def test_classes_and_their_absence_are_reported_apart():
     assert not any(torch.allclose(a, b) for i, a in enumerate(z) for b in z[:i])
     model.fake_latent.copy_(model.class_emb.weight[2:3])
     assert torch.equal(model.conditions(tokens, known, torch.tensor([SMALL.classes])), z[2])
-
-
-# --- the head and its guidance ----------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
@@ -264,9 +255,6 @@ def test_the_arithmetic_of_a_step_is_float32_whatever_the_weights_are(dtype):
     assert diffusion.schedule(6, "cpu").sqrt_recip_alphas_cumprod.dtype == torch.float32
 
 
-# --- the diffusion ----------------------------------------------------------------------------------------------------
-
-
 def test_a_perfect_network_brings_every_state_back():
     s, x0 = diffusion.schedule(25), torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -313,9 +301,6 @@ def test_the_bound_is_least_at_the_true_variance_and_leaves_the_mean_alone():
     law = torch.distributions.Normal(s.x0(x, off, last), (0.5 * s.log_betas[0]).exp())
     bits = -(law.cdf(x0 + 1 / 255) - law.cdf(x0 - 1 / 255)).log2().mean(1)
     torch.testing.assert_close(s.bound(x0, x, off, torch.ones_like(x0), last), bits)
-
-
-# --- training ---------------------------------------------------------------------------------------------------------
 
 
 def test_training_masks_have_one_share_and_random_positions():
@@ -366,9 +351,6 @@ def test_a_toy_of_two_classes_is_learnt():
     centre = (2 * labels - 1)[:, None, None] * torch.tensor([0.8, -0.5])
     assert (out.tokens - centre).abs().mean() < 0.12  # 0.04 of it is the data's own spread
     assert ((out.tokens - centre).norm(dim=-1) < (out.tokens + centre).norm(dim=-1)).float().mean() > 0.98
-
-
-# --- official files ---------------------------------------------------------------------------------------------------
 
 
 def checkpoint(path, model, extra=None):

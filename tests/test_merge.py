@@ -104,9 +104,6 @@ def start(call: Call, *words: str) -> tuple[dict[str, Any], str]:
     return row_of("first"), out + err
 
 
-# --- a run ------------------------------------------------------------------------------------------------------------
-
-
 def test_evaluate_adds_a_metric_and_the_first_command_keeps_it(call: Call, weights: dict[str, str]) -> None:
     """`evaluate` used to empty the columns of every metric that it was not asked for."""
     before, _ = start(call, "metrics=[fid,clip_b32]")
@@ -337,9 +334,6 @@ def test_no_value_disappears_without_being_named(
                 asked["idle"] += 1
     assert asked["pairs"] == 200
     assert min(asked.values()) > 5  # every kind of pair was there
-
-
-# --- a folder of pictures ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

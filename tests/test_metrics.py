@@ -86,9 +86,6 @@ def frechet(a: np.ndarray, b: np.ndarray) -> float:
     return float(((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(s + t - 2 * np.real(root)))
 
 
-# --- Fréchet distance -------------------------------------------------------------------------------------------------
-
-
 def test_fid_agrees_with_the_textbook(assets: Path, images: np.ndarray, items: list[Item]) -> None:
     expected = frechet(features_of(assets, images), features_of(assets, scenes.render("train", range(40))[0]))
     score = measure(["scenes_fid"], images, items, assets)["fid"]
@@ -148,9 +145,6 @@ def test_fid_renders_its_reference_where_none_is_stored(
     assert "30 real" in score.note
 
 
-# --- CLIP score -------------------------------------------------------------------------------------------------------
-
-
 def test_clip_score_is_the_mean_cosine(assets: Path, images: np.ndarray, items: list[Item]) -> None:
     towers = ev.load(assets / ev.TWO_TOWER, ev.TwoTower)
     seen, read = towers.embed_images(scenes.to_float(images)), towers.embed_captions([i.prompt for i in items])
@@ -169,9 +163,6 @@ def test_clip_score_counts_captions_it_cannot_read(assets: Path, images: np.ndar
     items = [Item(0, "a red circle", None), Item(1, "a zebra on a bicycle", None)]
     note = measure(["scenes_clip"], images[:2], items, assets)["clip_score"].note
     assert "1 of 2 captions" in note
-
-
-# --- reward -----------------------------------------------------------------------------------------------------------
 
 
 def logits_for(labels: torch.Tensor, strength: float, shift: int = 0) -> list[torch.Tensor]:
@@ -215,9 +206,6 @@ def test_reward_names_the_attribute_accuracy(assets: Path, images: np.ndarray, i
     assert found is not None
     assert float(found[1]) == pytest.approx(float(right.double().mean()), abs=6e-5)
     assert score.value == pytest.approx(float(scenes_reward.rewards(logits, labels).mean()), abs=1e-5)
-
-
-# --- what holds for all -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [1, 7, 48])
@@ -342,9 +330,6 @@ def test_the_scores_are_those_of_earlier_versions(real: tuple[np.ndarray, list[I
     assert found["image_reward"].value == pytest.approx(0.9925831725200017, rel=1e-6)
     assert found["image_reward"].note == "attribute accuracy 0.9972"
     assert "against 2000 real validation images; n = 300 for 64 features" in found["fid"].note
-
-
-# --- scoring: once, in batches, cached --------------------------------------------------------------------------------
 
 
 class Brightness(Scorer):
@@ -592,9 +577,6 @@ def test_wrong_scorer_outputs_are_not_cached(
         with pytest.raises(ValueError, match=r"\(.*, width\) float32 or float64"):
             metrics.score(["light"], Drawn(3), prompts(3), HERE, metrics.Outputs(tmp_path))
     assert not list(tmp_path.rglob("*.npz"))
-
-
-# --- scenes_inception_score -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -66,8 +66,6 @@ def at(folder: Path, **more: Any) -> ScoringContext:
     return ScoringContext(folder, folder, **more)
 
 
-# --- towers of open_clip ----------------------------------------------------------------------------------------------
-
 TINY: dict[str, Any] = {
     "embed_dim": 24,
     "quick_gelu": True,
@@ -299,9 +297,6 @@ def test_a_package_that_is_not_here_is_reported(tmp_path: Path, monkeypatch: pyt
     assert metrics.missing("clip_b32", at(tmp_path)) == f"open_clip is not installed: {install('metrics')}"
 
 
-# --- HPS --------------------------------------------------------------------------------------------------------------
-
-
 def test_hps_is_the_cosine_of_padded_images(tmp_path: Path, state: dict[str, Tensor], tiny: None) -> None:
     half = {name: t.half() for name, t in state.items()}
     for part, file in hpsv2.VERSIONS.values():
@@ -328,8 +323,6 @@ def test_hps_is_the_cosine_of_padded_images(tmp_path: Path, state: dict[str, Ten
     [percent] = hpsv2.HPSv2(at(tmp_path), {"scale": 100}).score(outputs, ITEMS)
     assert percent.value == pytest.approx(100 * outputs.mean())
 
-
-# --- ImageReward ------------------------------------------------------------------------------------------------------
 
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz!,&", *(f"##{c}" for c in "acdefglmnoprstw")]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *LETTERS, "red"]
@@ -515,9 +508,6 @@ def test_weights_that_do_not_fit_are_named(clip: Path, folder: Path, state: dict
         metrics.metric("image_reward", at(folder)).scorer()
 
 
-# --- the package ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Stands for image-reward 1.5: its names and what they promise, with the forward pass of above behind them."""
@@ -591,9 +581,6 @@ def test_the_package_takes_no_file_that_lacks_a_tensor(folder: Path, package: An
     torch.save(tensors, path)
     with pytest.raises(UsageError, match=r"'mlp\.layers\.7\.bias' is missing"):
         metrics.metric("image_reward_package", at(folder)).scorer()
-
-
-# --- what is fetched --------------------------------------------------------------------------------------------------
 
 
 def test_every_metric_says_what_it_reads(tmp_path: Path) -> None:

@@ -42,9 +42,6 @@ DRAFTERS = [f"{n}_drafter_pytorch_model.bin" for n in ("llamagen", "llamagen2", 
 DRAFTERS += ["lumina_mgpt_drafter_model.safetensors"]
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
-
-
 def language(tensors, c):
     qk_norm = tensors.get("model.layers.0.self_attn.q_norm.weight")
     cfg = from_hugging_face({"rope_theta": 1e4, **c}, 0 if qk_norm is None else qk_norm.shape[0])
@@ -198,9 +195,6 @@ def test_what_transformers_saves_of_chameleon(tmp_path):
     holds_the_weights_of(tmp_path, "model.", "lm_head.weight", UnifiedConfig(32, 2, 4, 4, 48, 90, qk_norm=4))
 
 
-# --- formats ----------------------------------------------------------------------------------------------------------
-
-
 class Tiny(nn.Module):
     """Two linear layers under official names that a table renames."""
 
@@ -333,9 +327,6 @@ def test_configuration_of_a_folder(tmp_path):
             official.config(tmp_path)
     with pytest.raises(UsageError, match="cannot read"):
         official.config(tmp_path / "nowhere")
-
-
-# --- mistakes in files ------------------------------------------------------------------------------------------------
 
 
 class Evil:
@@ -485,9 +476,6 @@ def test_too_few_rows_to_pick_from_are_reported():
         official.load(lambda: nn.Linear(4, 2, False), source, table, "cpu", torch.float32)
 
 
-# --- mistakes in tables -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -523,8 +511,6 @@ def test_a_value_that_no_file_holds_must_not_stay_on_the_meta_device():
         with pytest.raises(ValueError, match=f"'positions' of {build.__name__} is in no file"):
             official.load(build, official.from_tensors({}), {}, "cpu", torch.float32)
 
-
-# --- memory -----------------------------------------------------------------------------------------------------------
 
 MEASURE = """
 import json, sys

@@ -64,9 +64,6 @@ def _options(name: str, value: Any) -> list[Any]:
     return [None if option == TABLE[name].null else option for option in found]
 
 
-# --- the files --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_is_whole_and_every_value_of_it_is_one_of_its_parameter(name: str) -> None:
     protocol = protocols.read(name)
@@ -119,9 +116,6 @@ def test_every_experiment_of_the_published_table_has_a_protocol() -> None:
     with (SHARED / "index.csv").open(newline="", encoding="utf-8") as f:
         known = {row["id"] for row in csv.DictReader(f)}
     assert {one for name in NAMES for one in protocols.read(name).serves} <= known
-
-
-# --- composing --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "model"), PAIRS)
@@ -242,9 +236,6 @@ def test_without_a_protocol_nothing_changes() -> None:
     assert provenance.config_hash(cfg) == provenance.config_hash(cfg | {"protocol": None})
 
 
-# --- grids and experiments --------------------------------------------------------------------------------------------
-
-
 def test_in_a_grid_the_values_are_those_of_each_job() -> None:
     arguments = ["protocol=sjd_table3,sjdpac_table1", "model=llamagen_xl,lumina_mgpt,llamagen_scenes", "n=4"]
     names = ("protocol", "model", "data", "cfg_scale", "top_k")
@@ -300,9 +291,6 @@ def test_an_experiment_may_choose_the_protocol_and_sweep(experiment: Callable[[s
     assert all((cfg["n"], cfg["seed"], cfg["data"]) == (5000, 3, "coco2017") for cfg in jobs)
 
 
-# --- the command line -------------------------------------------------------------------------------------------------
-
-
 def test_parameters_of_some_models_reach_the_jobs_of_a_grid() -> None:
     grid = "protocol=sjd_table3 model=llamagen_xl,lumina_mgpt method=sjd,gsd reduced=true refine=false data_dir=here"
     jobs = configuration.grid(grid.split(), multirun=True)
@@ -335,9 +323,6 @@ def test_a_folder_keeps_its_protocol(call: Call, tmp_path: Path) -> None:
     assert "nothing left to do" in call("run", "protocol=sjd_table4@1", *words[2:])[1]
     for other in ("protocol=sjd_table3", "protocol=null"):
         assert "here holds a run with protocol=sjd_table4@1, not protocol=" in refused(call, "run", other, *words[2:])
-
-
-# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 def _runs() -> list[tuple[str, str, str]]:

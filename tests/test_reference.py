@@ -72,9 +72,6 @@ def context(tmp_path: Path, data: str = "coco2017", file: Path | None = None) ->
     return ScoringContext(Path(), tmp_path / "home" / "metrics", file, data)
 
 
-# --- making -----------------------------------------------------------------------------------------------------------
-
-
 def test_statistics_are_those_of_the_images(
     scorer: Fake, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,9 +199,6 @@ def test_an_image_that_cannot_be_read_is_named(scorer: Fake, folder: Path) -> No
         reference.main(["data=coco2017", f"images={folder}", "device=cpu"])
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def good() -> dict[str, Any]:
     """The arrays of a file that `specbench reference` could have made, of `D` features."""
     features = np.random.default_rng(0).random((9, D)).astype(np.float32)
@@ -298,9 +292,6 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     for absent in (tmp_path / "none.npz", tmp_path):
         with pytest.raises(UsageError, match="there is no file"):
             references.read(absent, D)
-
-
-# --- use by metrics ---------------------------------------------------------------------------------------------------
 
 
 def score(names: list[str], where: ScoringContext) -> dict[str, metrics.Score]:

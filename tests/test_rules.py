@@ -32,8 +32,6 @@ from specbench.harness.method import cached_neighbours
 
 HEIGHT = 5  # the schedules' L
 
-# --- the papers, for one distribution r, one draft distribution q and one token x -----------------------------------
-
 
 def norm(mass, otherwise):
     """Norm([mass]_+); `otherwise` where nothing is left."""
@@ -170,9 +168,6 @@ def nearest(codebook, measure="l2"):
     return [sorted((j for j in range(size) if j != i), key=lambda j: (far(i, j), j)) for i in range(size)]
 
 
-# --- the project's rules next to them --------------------------------------------------------------------------------
-
-
 def grid_order(size):
     """Neighbours in a codebook with many equal distances."""
     return nearest([(i % 3, i // 3) for i in range(size)])
@@ -306,9 +301,6 @@ def test_the_divergence_bound_counts_as_many_neighbours_as_the_definition():
             assert float(chance) == pytest.approx(probs[x] + sum(probs[y] for y in order[x][:m]), abs=1e-6)
 
 
-# --- properties -------------------------------------------------------------------------------------------------------
-
-
 @st.composite
 def cases(draw):
     """r, q (1, 1, V) in small fractions, zeros likely, and a token that q can give."""
@@ -427,9 +419,6 @@ def test_a_wrong_choice_is_a_sentence(make, choices):
         make()
 
 
-# --- near codes -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     """No test reads a table that an earlier run has left."""
@@ -517,9 +506,6 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "file" / "home"))
     assert cached_neighbours(big(), 7).shape == (256, 7)
-
-
-# --- verification -----------------------------------------------------------------------------------------------------
 
 
 class Given(RandomStreams):

@@ -184,9 +184,6 @@ def test_one_image_has_no_spread(bench: Bench) -> None:
     assert {row[name] for name in row if name.endswith("_stderr")} == {None}
 
 
-# --- going on ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_same_run_again_only_makes_a_lost_sheet_or_row(bench: Bench) -> None:
     first = bench.run()
     assert not bench.outcome.nothing_left
@@ -370,9 +367,6 @@ def test_killed_in_the_middle_nothing_is_lost_or_repeated(tmp_path: Path) -> Non
     assert {k: row[k] for k in settled} == {k: undisturbed[k] for k in settled}
 
 
-# --- metrics, sheet, report -------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def scorer(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
@@ -467,9 +461,6 @@ def test_the_sheet_holds_every_picture_enlarged(tmp_path: Path) -> None:
     assert page.shape[1] <= sheet.WIDTH
     alone = np.asarray(sheet.draw("title", [sheet.SheetCell("short", [("cool_sd", pictures[0])])]))
     assert (alone == colours[0]).all(-1).sum() == 192 * 192
-
-
-# --- the real pipeline ------------------------------------------------------------------------------------------------
 
 
 def test_the_real_pipeline_with_random_weights(tmp_path: Path) -> None:

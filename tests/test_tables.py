@@ -103,9 +103,6 @@ def _all_rows(**cells: str) -> dict[str, dict[str, str]]:
     return {line.key: _row(**cells) for line in RUNS}
 
 
-# --- published numbers ------------------------------------------------------------------------------------------------
-
-
 def test_published_digits_stay_as_printed() -> None:
     rows = literature.load("coolsd_table1")
     assert len(rows) == 9
@@ -158,9 +155,6 @@ def test_two_printed_rows_for_one_line_are_an_error() -> None:
     rows = literature.load("coolsd_table1")
     with pytest.raises(UsageError, match="coolsd_table1:01, coolsd_table1:01 all match 'Target Model'"):
         _sheet({}, [*rows, rows[0]])
-
-
-# --- definitions ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda t: t.id)
@@ -349,9 +343,6 @@ def test_a_spread_that_older_rows_lack_is_shown_where_it_is() -> None:
     assert "± its" not in dict(_sheet(_all_rows()).notes)[_sheet(_all_rows()).headers[index].marks[0]]
 
 
-# --- cells ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "decimals", "shown"),
     [("170.1449", 2, "170.14"), ("1", 2, "1.00"), ("0.04567", 2, "0.0457"), ("-0.0763", 4, "-0.0763"), ("0", 2, "0.00"),
@@ -469,9 +460,6 @@ def test_more_notes_than_letters() -> None:
     assert notes.mark("note 3") == "d"
 
 
-# --- rendering --------------------------------------------------------------------------------------------------------
-
-
 def test_markdown_is_a_table_of_equal_lines() -> None:
     text = render.markdown(_sheet(_all_rows(fid_backend="a | b")))
     lines = [line for line in text.splitlines() if line.startswith("|")]
@@ -515,9 +503,6 @@ def test_long_form_has_every_cell() -> None:
     [cell] = [r for r in rows if r["row_id"] == "coolsd_table1:09" and r["column"] == "Latency (s)"]
     assert (cell["value"], cell["spread"], cell["evidence"], cell["kind"]) == ("3.72", "0.27", "seed", "published")
     assert all(r["value"] or r["note"] for r in rows)
-
-
-# --- running what is missing ------------------------------------------------------------------------------------------
 
 
 def test_the_first_call_runs_and_the_second_does_not(tables: Tables, tmp_path: Path) -> None:
