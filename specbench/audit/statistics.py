@@ -108,9 +108,6 @@ def mean(histogram: Tensor) -> tuple[float, float, float]:
     return float(middle), float(middle - _NORMAL * spread), float(middle + _NORMAL * spread)
 
 
-# --- continuous tokens ------------------------------------------------------------------------------------------------
-
-
 def energy_distance(one: Tensor, other: Tensor) -> tuple[float, float]:
     """2 E|X - Y| - E|X - X'| - E|Y - Y'| (Szekely and Rizzo 2013), which is 0 for equal distributions and else
     positive, from samples (n, d) each; the estimate is unbiased, so it can be below 0. Returns it with its standard

@@ -82,9 +82,6 @@ def of_encoder_decoder(model: MAR) -> int:
     return nbytes(model.z_proj, model.decoder_embed, *blocks)
 
 
-# --- limits of the device ---------------------------------------------------------------------------------------------
-
-
 def seconds(call: Callable[[], object], device: torch.device, least: float = 0.05, samples: int = 7) -> list[float]:
     """Seconds of a call, sampled: each sample repeats it until `least` seconds are spent. On CUDA the host waits at a
     sample's end only."""

@@ -118,9 +118,6 @@ def _help() -> str:
     return _HELP + "\n".join([*arguments, "", "columns:", *columns, "", verdict])
 
 
-# --- arguments --------------------------------------------------------------------------------------------------------
-
-
 def _key(argument: str) -> str:
     return argument.split("=", 1)[0]
 
@@ -162,9 +159,6 @@ def _models(own: Mapping[str, str], kinds: Sequence[bool]) -> dict[bool, list[Su
         names = {kind: (name,) if name in some else () for kind, some in names.items()}
     codes: list[Subject] = [models.built_in(name) for name in names[False]]
     return {False: codes, True: [densities.built_in(name) for name in names[True]]}
-
-
-# --- configurations ---------------------------------------------------------------------------------------------------
 
 
 def _kinds(arguments: Sequence[str]) -> list[bool]:
@@ -296,9 +290,6 @@ def _assemble(cfg: Mapping[str, Any], model: Subject) -> Callable[[int, int, aud
     if isinstance(model, DensityPair):
         return partial(densities.measure, densities.assemble(cfg), model)
     return partial(audit.measure, audit.assemble(cfg, model), model)
-
-
-# --- rows -------------------------------------------------------------------------------------------------------------
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

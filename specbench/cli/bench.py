@@ -88,9 +88,6 @@ def _help() -> str:
     return _HELP + "\n".join([*arguments, "", "columns:", *columns])
 
 
-# --- arguments --------------------------------------------------------------------------------------------------------
-
-
 def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     own, rest = split_own(arguments, ARGUMENTS, "bench.")
     for argument in rest:

@@ -94,9 +94,6 @@ def _parse(arguments: Sequence[str]) -> dict[str, str]:
     return given
 
 
-# --- models and metrics -----------------------------------------------------------------------------------------------
-
-
 def _fetch_model(given: Mapping[str, str], yes: bool) -> None:
     model = given["model"]
     parts, default = _chosen_parts(given)
@@ -210,9 +207,6 @@ def _fetch_parts(
         for name, found in listed.items():
             downloads.fetch_part(record, folder, staging, name, found)
     return True
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
 
 
 def _fetch_data(given: Mapping[str, str], yes: bool) -> None:

@@ -89,9 +89,6 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-# --- arguments --------------------------------------------------------------------------------------------------------
-
-
 def _read(arguments: Sequence[str]) -> dict[str, str]:
     given = values(arguments, ARGUMENTS)
     if "images" not in given:
@@ -151,9 +148,6 @@ def _destination(given: Mapping[str, str], one: ComparedMetric) -> Path:
     if path.exists():
         references.read(path, FEATURES)  # nothing else is written over
     return path
-
-
-# --- images ---------------------------------------------------------------------------------------------------------
 
 
 class Folder:
@@ -234,9 +228,6 @@ ReferenceSource = Folder | Archive
 def source(path: Path) -> ReferenceSource:
     """The images of images=; UsageError for fewer than two."""
     return Archive(path) if path.is_file() else Folder(path)
-
-
-# --- statistics -------------------------------------------------------------------------------------------------------
 
 
 def make(one: ComparedMetric, real: ReferenceSource, data: str, path: Path) -> ReferenceStatistics:

@@ -179,9 +179,6 @@ def _adjusted(results: Sequence[Result]) -> tuple[Result, ...]:
     return tuple(replace(r, p_holm=found[0].get(i), wilcoxon_holm=found[1].get(i)) for i, r in enumerate(results))
 
 
-# --- statistics of the records ----------------------------------------------------------------------------------------
-
-
 def _compare_statistics(pairs: Pairs, names: tuple[str, str]) -> tuple[list[Result], list[str]]:
     """The comparisons of the records' statistics; and the statistics that the records lack."""
     results, untested = [], []
@@ -207,9 +204,6 @@ def _by_batch(pairs: Pairs, values: np.ndarray) -> np.ndarray:
     """The mean values (G, 2) of images (N, 2) that share a batch in A or in B, and so are not independent."""
     _, of = np.unique(summary.together(*zip(*pairs)), return_inverse=True)
     return np.stack([np.bincount(of, column) / np.bincount(of) for column in values.T], axis=1)
-
-
-# --- scores of metrics ------------------------------------------------------------------------------------------------
 
 
 def _compare_metrics(a: ScoredPass, b: ScoredPass, pairs: Pairs) -> tuple[list[Result], list[str], DistributionTests]:

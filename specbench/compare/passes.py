@@ -39,9 +39,6 @@ class ScoredPass:
         return plain(self.folder / "baseline" if self.baseline else self.folder)
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def read(argument: str) -> ScoredPass:
     """The pass that an argument names: a run's folder, DIR/baseline, or one of their .jsonl files.
 
@@ -111,8 +108,6 @@ def _records(path: Path) -> dict[int, Record]:
             raise UsageError(f"{path} holds two records of index {record.index}; remove one of the lines")
     return found
 
-
-# --- differences between two passes -----------------------------------------------------------------------------------
 
 #: What a timing depends on besides the method: parameters of a run, and facts of its processes.
 _OF_TIMINGS = ("device", "device_name", "dtype", "engine", "batch", "warmup", "torch", "driver", "threads")

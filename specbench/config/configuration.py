@@ -164,9 +164,6 @@ _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _NO_TEXT = ("true", "false", "nan", "inf", "null")  # Hydra reads these as other values
 
 
-# --- steps ------------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def session() -> Iterator[None]:
     """Hydra's compose API on conf/, from any working directory; its errors become UsageErrors of one line. Inside

@@ -164,9 +164,6 @@ def no_parameter(name: str, cfg: Mapping[str, Any]) -> UsageError:
     return UsageError(f"unknown parameter '{name}'{hint}; {who} has: {', '.join(has)}")
 
 
-# --- a complete configuration -----------------------------------------------------------------------------------------
-
-
 def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """A composed, flat configuration, checked and in canonical form and order; `located` checks its paths.
 

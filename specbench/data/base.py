@@ -39,9 +39,6 @@ class PromptEntry:
     reference: str | None = None
 
 
-# --- choosing ---------------------------------------------------------------------------------------------------------
-
-
 def key(*words: object) -> bytes:
     """32 bytes that look random and are the same for the same arguments, whatever the version of any library."""
     return hashlib.sha256("\n".join(map(str, words)).encode()).digest()
@@ -73,9 +70,6 @@ def spread(classes: int, cfg: Mapping[str, Any]) -> list[tuple[int, int, str]]:
     order = sorted(range(classes), key=lambda label: key("class", cfg["seed"], label))
     rounds = ((i, order[i % classes], i // classes) for i in range(cfg["n"]))
     return [(i, label, f"{label}-{round_}") for i, label, round_ in rounds]
-
-
-# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def find(cfg: Mapping[str, Any], *names: str) -> Path:

@@ -161,9 +161,6 @@ def _draw_scene(rng: np.random.Generator) -> Scene:
     return Scene(layout, BACKGROUNDS[rng.integers(len(BACKGROUNDS))], objects)
 
 
-# --- captions ---------------------------------------------------------------------------------------------------------
-
-
 def _caption(scene: Scene, rng: np.random.Generator) -> str:
     def one_of(options: Sequence[str]) -> str:
         return options[int(rng.integers(len(options)))]
@@ -216,9 +213,6 @@ def _caption(scene: Scene, rng: np.random.Generator) -> str:
 def words(caption: str) -> list[str]:
     """The words of a caption, lower case, punctuation dropped."""
     return re.findall(r"[a-z]+", caption.lower())
-
-
-# --- images ---------------------------------------------------------------------------------------------------------
 
 
 def _colour(rng: np.random.Generator, name: str) -> np.ndarray:

@@ -27,9 +27,6 @@ _QUERIES, _KEYS, _SPLITS = 64, 64, 16
 MOST_TOKENS = 1 << 16
 
 
-# --- matrix products --------------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def _load_rows(X, NORM, scale, rm, rk, rows, k, width, NORMED: tl.constexpr):
     """Inputs (BM, BK) at columns k + rk, after the norm."""
@@ -123,9 +120,6 @@ def project(
     return y
 
 
-# --- element by element -----------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def _rms_norm(X, NORM, RES, Y, width, eps, BLOCK: tl.constexpr, ADDED: tl.constexpr):
     row, at = tl.program_id(0).to(tl.int64) * width, tl.arange(0, BLOCK)
@@ -164,9 +158,6 @@ def swiglu(a: Tensor, b: Tensor) -> Tensor:
     y = torch.empty_like(a)
     _swiglu[(triton.cdiv(a.numel(), 1024),)](a, b, y, a.numel(), 1024)
     return y
-
-
-# --- attention --------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -317,9 +308,6 @@ def block(one: Any, flat: Tensor, context: Any, layer: int) -> Tensor:
     return project(inner, feed.w2.weight, residual=flat)
 
 
-# --- distributions ----------------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def _probs(LOGITS, PROBS, count, temperature, top_k, BLOCK: tl.constexpr, CUT: tl.constexpr):
     row, at = tl.program_id(0).to(tl.int64) * count, tl.arange(0, BLOCK)
@@ -348,9 +336,6 @@ def probs(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
         logits, out, vocabulary, temperature, top_k or 0, triton.next_power_of_2(vocabulary), cut, num_warps=16
     )
     return out
-
-
-# --- verification -----------------------------------------------------------------------------------------------------
 
 
 @triton.jit

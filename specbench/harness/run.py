@@ -343,9 +343,6 @@ def _recorded_prompts(journal: Journal, cfg: Mapping[str, Any]) -> list[data.Ite
     return [data.Item(r.index, r.prompt, None, r.id) for r in journal.first(cfg["n"])]
 
 
-# --- pipeline ---------------------------------------------------------------------------------------------------------
-
-
 def _load_pipeline(cfg: Mapping[str, Any]) -> PromptDecoder:
     from specbench.harness.pipeline import Pipeline
 

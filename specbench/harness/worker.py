@@ -73,9 +73,6 @@ class PromptDecoder(Protocol):
 Loader = Callable[[Mapping[str, Any]], PromptDecoder]
 
 
-# --- events -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Joined:
     """A process is ready to decode. session: its entry in run.json, under its name."""
@@ -119,9 +116,6 @@ Event = Joined | Image | Shrunk | Failure | Died
 
 def never() -> bool:
     return False
-
-
-# --- decoding ---------------------------------------------------------------------------------------------------------
 
 
 class Worker:
@@ -267,9 +261,6 @@ def drafter(cfg: Mapping[str, Any]) -> Drafter:
 
     found: Drafter = registry.find("drafter", cfg["drafter"])(cfg, _NoModel())
     return found
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
 
 
 def out_of_memory(error: BaseException) -> bool:

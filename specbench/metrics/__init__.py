@@ -162,9 +162,6 @@ def _finite(one: Score) -> Score:
     return Score.unmeasured("; ".join(filter(None, [f"the value is {one.value}", one.note])), one.backend)
 
 
-# --- scoring ----------------------------------------------------------------------------------------------------------
-
-
 class _HashedImages:
     """Images that are checked when they are read, and whose digests are stored. The list `digests` of the `Images` is
     used where there is one: those of a run, which holds the digests already, and files."""

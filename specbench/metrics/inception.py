@@ -96,9 +96,6 @@ class InceptionScorer(SingleImageScorer):
         return (interpolate_bilinear_2d_like_tensorflow1x(x, size=(SIDE, SIDE), align_corners=False) - 128) / 128
 
 
-# --- weights ----------------------------------------------------------------------------------------------------------
-
-
 def blank() -> nn.Module:
     """torch-fidelity's network with weights that are not trained. Its class reads a weights file in a way that lets
     the file execute code; here it reads the bytes of an empty dictionary instead."""
@@ -137,9 +134,6 @@ def load(path: Path) -> nn.Module:
     network = blank()
     checkpoints.fill(network, dict(tensors), path.name)
     return network
-
-
-# --- metrics ----------------------------------------------------------------------------------------------------------
 
 
 class InceptionMetric(Metric):

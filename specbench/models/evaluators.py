@@ -32,9 +32,6 @@ _OBJECT_CHOICES = [len(choices) for choices in scenes.OBJECT_ATTRIBUTES.values()
 _SCENE_CHOICES = _CHOICES[: len(_CHOICES) - SLOTS * len(_OBJECT_CHOICES)]  # layout and background come first
 
 
-# --- building blocks --------------------------------------------------------------------------------------------------
-
-
 class _Conv(nn.Sequential):
     """Convolution, batch norm, ReLU."""
 
@@ -94,9 +91,6 @@ class _SlotTrunk(nn.Module):
         # no projection of keys and values: the linear maps before and after the attention can do the same for less
         seen = F.scaled_dot_product_attention(queries, local + self.positions.to(local.dtype), local)
         return scene, self.slot(torch.cat([seen, scene.unsqueeze(1).expand_as(seen)], -1))
-
-
-# --- the three networks -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -222,9 +216,6 @@ class TwoTower(nn.Module):
         return [word for word in scenes.words(caption) if word not in self.text.ids]
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def captioned_probabilities(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
     """Probability (N, 14) float32 that each attribute is as labelled; labels (N, 14) int64, NaN where `ABSENT`."""
     columns = []
@@ -240,8 +231,6 @@ def read_right(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
     right = torch.stack([one.argmax(-1) for one in logits], 1) == labels
     return torch.where(labels == scenes.ABSENT, torch.nan, right.float())
 
-
-# --- files ------------------------------------------------------------------------------------------------------------
 
 Evaluator = TypeVar("Evaluator", Classifier, AttributeReader, TwoTower)
 _KINDS: dict[type[nn.Module], tuple[str, type]] = {

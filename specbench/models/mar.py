@@ -59,9 +59,6 @@ class MARConfig:
         return math.isqrt(self.length)
 
 
-# --- networks ---------------------------------------------------------------------------------------------------------
-
-
 class Linear(nn.Linear):
     """A linear layer by the project's product: row results are independent of the row count."""
 

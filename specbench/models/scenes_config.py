@@ -33,9 +33,6 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 
 
-# --- mar_scenes -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class LatentConfig(VQConfig):
     """A KL autoencoder's shape and the scale of its tokens, which are latents times it: about unit variance."""

@@ -154,9 +154,6 @@ def _shown(by_id: Mapping[str, dict[str, Any]], always: set[str]) -> list[dict[s
     return [row for run_id, row in by_id.items() if run_id in chosen]
 
 
-# --- commands ---------------------------------------------------------------------------------------------------------
-
-
 def command(row: Mapping[str, Any]) -> tuple[str, bool]:
     """The command line of the run of a row, and whether it gives exactly the same configuration: a row lacks some of a
     run's parameters, and those of an older version may have another meaning today."""
@@ -205,9 +202,6 @@ def _text(value: Any) -> str:
 
 def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else _text(value)
-
-
-# --- images -----------------------------------------------------------------------------------------------------------
 
 
 def _add_images(folder: Path, run_id: str, most: int, found: Found) -> None:
@@ -259,9 +253,6 @@ def keep(found: Found, folder: Path) -> None:
             lines.append(json.dumps({"index": index, "prompt": shot.prompt, "image": image}))
         write_atomically(run / "records.jsonl", "".join(line + "\n" for line in lines).encode())
         write_atomically(run / _ROW, to_csv([{name: row[name] for name in COLUMNS}]).encode())
-
-
-# --- input of the page ------------------------------------------------------------------------------------------------
 
 
 def page_data(found: Found) -> dict[str, Any]:

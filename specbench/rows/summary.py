@@ -217,9 +217,6 @@ def log_probability(images: Sequence[Record]) -> tuple[Estimate, float]:
     return found, math.sqrt(math.fsum(squares) / sum(tokens))
 
 
-# --- distributions over depths and positions --------------------------------------------------------------------------
-
-
 def accepted_histogram(images: Sequence[Record]) -> np.ndarray:
     """Shares (A + 1,) of the steps that accepted 0, 1, ..., A draft tokens, over all steps of all images."""
     steps = np.concatenate([_steps(r) for r in images])

@@ -34,9 +34,6 @@ RELEASES = "https://github.com"  # the server of GitHub's releases
 TIMEOUT = 10.0  # seconds without an answer to a listing
 
 
-# --- the record -------------------------------------------------------------------------------------------------------
-
-
 class FetchRecord:
     """SOURCE.json: the origin of each part of a folder, and the size and SHA-256 of every file."""
 
@@ -68,9 +65,6 @@ class FetchRecord:
     def finish(self, name: str) -> None:
         self.parts[name].update(complete=True, fetched=datetime.now(UTC).isoformat(timespec="seconds"))
         self._save()
-
-
-# --- files of repositories --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -216,9 +210,6 @@ def fetch_part(record: FetchRecord, folder: Path, staging: Path, name: str, list
     shutil.rmtree(loose, ignore_errors=True)
 
 
-# --- files at plain addresses -----------------------------------------------------------------------------------------
-
-
 def download(address: str, path: Path, count: int) -> Path:
     """Download a file of `count` bytes to `path`, through `path`.part, which a later call continues.
 
@@ -303,9 +294,6 @@ def _unpack(archive: Path, patterns: Sequence[str], into: Path) -> dict[str, dic
             f"cannot unpack {archive} ({e}); make room, or remove it and run the same command again"
         ) from e
     return found
-
-
-# --- shared -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

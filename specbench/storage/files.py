@@ -22,9 +22,6 @@ LARGE = 1 << 26
 _TEMPORARY = re.compile(r".+\.[0-9a-f]{8}\.tmp")
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
-
-
 def append_line(path: Path, line: bytes) -> None:
     """Append a line to a file and flush it to the disk. On an error, such as a full disk, the file is unchanged."""
     with path.open("ab", buffering=0) as f:
@@ -124,9 +121,6 @@ def locked(folder: Path, check: Callable[[], None] = lambda: None) -> Iterator[N
         lock.release()
 
 
-# --- digests ----------------------------------------------------------------------------------------------------------
-
-
 def sha256(content: bytes | str, digits: int = 64) -> str:
     """The first hexadecimal digits of the SHA-256 of bytes, or of a text in UTF-8."""
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:digits]
@@ -159,9 +153,6 @@ def cached_sha256(path: Path) -> str:
     with suppress(OSError):  # costs time at the next start, nothing else
         write_atomically(cache, json.dumps({"of": key, "sha256": digest}).encode())
     return digest
-
-
-# --- sizes ------------------------------------------------------------------------------------------------------------
 
 
 def size(path: Path) -> int | None:

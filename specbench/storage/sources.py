@@ -63,7 +63,6 @@ def hugging_face(repository: str, licence: str, revision: str = "main", *also: s
     )
 
 
-# --- LlamaGen ---------------------------------------------------------------------------------------------------------
 # The README of FoundationVision/LlamaGen (commit ce98ec4) links each of these files.
 
 #: Its one commit with files, which a public project pins the tokenizer to.
@@ -101,7 +100,6 @@ def _c2i(file: str, draft: str | None = None) -> ModelSource:
     return ModelSource({"target": part(file), "tokenizer": part("vq_ds16_c2i.pt")}, drafters)
 
 
-# --- Chameleon's family -----------------------------------------------------------------------------------------------
 # Lumina-mGPT: the README of Alpha-VLLM/Lumina-mGPT (commit 678b55e). Anole: those of GAIR-NLP/anole (commit 16b958a),
 # which names GAIR/Anole-7b-v0.1 and Chameleon's licence, and of jadohu/LANTERN, which names leloy/Anole-7b-v0.1-hf.
 
@@ -123,7 +121,6 @@ _CHAMELEON = Part(
 _LUMINA = hugging_face("Alpha-VLLM/Lumina-mGPT-7B-768", CHAMELEON, "9624463a82ea5ce814af9b561dcd08a31082c3af")
 _ANOLE = hugging_face("leloy/Anole-7b-v0.1-hf", CHAMELEON, "4f2c679ff6eb0291e7813502467b30e7835bd199")
 
-# --- Emu3 -------------------------------------------------------------------------------------------------------------
 # The README of baaivision/Emu3 (commit f6ea9aa); Emu3-Gen-hf is transformers' layout of the same weights.
 
 _EMU3 = hugging_face(
@@ -131,7 +128,6 @@ _EMU3 = hugging_face(
 )
 _EMU3_VISION = hugging_face("BAAI/Emu3-VisionTokenizer", "Apache 2.0", "c81f916ad371289e205310a7539255e8a9396488")
 
-# --- MAR --------------------------------------------------------------------------------------------------------------
 # The README of LTH14/mar (commit d8f2dcd) names this repository. Its files hold one set of tensors each, of the size of
 # one model; that it is the averaged one is not written there. The README also links checkpoint-last.pth on a file
 # share, without checksums, and its util/download.py kl16.ckpt: put by hand, these are read, too.
@@ -165,9 +161,6 @@ MODELS: dict[str, ModelSource] = {
     "mar_l": _mar("mar-large.safetensors", "mar-base.safetensors"),
     "mar_h": _mar("mar-huge.safetensors", "mar-base.safetensors"),
 }
-
-
-# --- evaluators -------------------------------------------------------------------------------------------------------
 
 
 def _evaluator(repository: str, revision: str, file: str, sha256: str, licence: str = "Apache 2.0") -> Part:
@@ -232,9 +225,6 @@ EVALUATORS: dict[str, Part] = {
         "c57a38fb4a2f7e7c15bf00da2ea377cdf165448b4dd1052a484c215a998c9837",
     ),
 }
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

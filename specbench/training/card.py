@@ -61,9 +61,6 @@ def _read(reader: ev.AttributeReader, images: np.ndarray, labels: np.ndarray) ->
     return float(_right(reader, images, labels).nanmean())
 
 
-# --- the class-conditional pair ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Trial:
     """The samples of the pair for its card: `count` vanilla images at each guidance scale of `scales` (the model's own
@@ -153,8 +150,6 @@ def _classes_read(reader: ev.AttributeReader, images: np.ndarray, labels: np.nda
     one, shape, colour = (float(shares[list(scenes.ATTRIBUTES).index(name)]) for name in scenes_classes.ATTRIBUTES)
     return {"one_object": one, "shape": shape, "colour": colour, "shape_and_colour": (shape + colour) / 2}
 
-
-# --- the card ---------------------------------------------------------------------------------------------------------
 
 #: (stage, name, meaning, lowest, highest): the goals of the embedded world.
 GOALS: list[tuple[str, str, str, float, float]] = [

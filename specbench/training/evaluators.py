@@ -35,9 +35,6 @@ TWO_TOWER_RECIPE = Recipe(steps=1000, batch=128, lr=1.5e-3, warmup=150, weight_d
 RETRIEVAL = 100  # captions to choose from in the two-tower model's retrieval accuracy
 
 
-# --- batches ----------------------------------------------------------------------------------------------------------
-
-
 def degrade(x: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     """Blur and add noise to the first half of a batch (B, 3, H, W) in [-1, 1], as a tokenizer might.
 
@@ -66,9 +63,6 @@ def _pick(images: np.ndarray, recipe: Recipe, rng: np.random.Generator) -> np.nd
 def _attention(device: torch.device) -> Any:
     """On a CPU, attention over a few dozen tokens trains five times faster with explicit math than fused."""
     return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
-
-
-# --- classifier and reader --------------------------------------------------------------------------------------------
 
 
 def attribute_loss(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
@@ -113,9 +107,6 @@ def train_attributes(
         return value, {"loss": float(value.detach()), "right": float(ev.read_right(logits, y).nanmean())}
 
     return module, fit("classifier" if classifies else "reader", module, loss, recipe, work)
-
-
-# --- two towers -------------------------------------------------------------------------------------------------------
 
 
 class WordEdits:
@@ -214,9 +205,6 @@ def train_two_tower(
     return module, fit("two_tower", module, loss, recipe, work)
 
 
-# --- statistics -------------------------------------------------------------------------------------------------------
-
-
 def _device(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
 
@@ -279,9 +267,6 @@ def evaluate_two_tower(
         "own_cosine": float(torch.cat(own).mean()),
         "other_cosine": float(torch.cat(other).mean()),
     }
-
-
-# --- all of them ------------------------------------------------------------------------------------------------------
 
 
 def train_all(

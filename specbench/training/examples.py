@@ -43,9 +43,6 @@ MANIFEST = "manifest.json"
 _FORMAT = "specbench-examples-1"
 
 
-# --- where examples come from -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ExamplePrompt:
     """A prompt, its stable name, and the function that gives its image; None: the target draws it."""
@@ -128,9 +125,6 @@ def _captioned(folder: Path, classes: int, cfg: Mapping[str, Any]) -> list[Examp
             " data set with data="
         )
     return found
-
-
-# --- making them ------------------------------------------------------------------------------------------------------
 
 
 def make(plan: TrainingPlan, pipeline: Pipeline, aux_hidden_layers: tuple[int, ...], together: Processes) -> Examples:
@@ -290,9 +284,6 @@ def _features(live: LiveDataset, tokens: np.ndarray, rows: np.ndarray, plan: Tra
 def _prefix_ids(batch: Batch) -> Tensor:
     """The prefix's ids at positions 1 and on, (N, P - 1)."""
     return batch.ids[:, : batch.valid.shape[1] - 1]
-
-
-# --- reading them -----------------------------------------------------------------------------------------------------
 
 
 class _Encoded:

@@ -29,9 +29,6 @@ LEAST, SPREAD = 0.0, 0.5
 REPEATS = 4
 
 
-# --- the autoencoder --------------------------------------------------------------------------------------------------
-
-
 def train_kl(kl: Latents, images: np.ndarray, recipe: Recipe, work: Path) -> dict[str, float]:
     """Train on uint8 images (N, H, W, 3), and set the scale of its tokens, so that they have unit variance. Returns the
     last statistics (PSNR in dB, nats per latent dimension)."""
@@ -100,9 +97,6 @@ def evaluate_kl(kl: Latents, images: np.ndarray, limit: float) -> dict[str, floa
         beyond.append((tokens.abs() > limit).float().mean((1, 2)))
     names = ("psnr_db", "nats_a_token", "beyond_limit")
     return {name: float(torch.cat(x).mean()) for name, x in zip(names, (psnr, nats, beyond), strict=True)}
-
-
-# --- target and draft -------------------------------------------------------------------------------------------------
 
 
 def draw(

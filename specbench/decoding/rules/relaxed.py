@@ -87,9 +87,6 @@ def cool_schedule(delta: float, length: int, nu: float, schedule: str, floor: fl
     return [max(floor, scale * w) for w in weights]
 
 
-# --- from flat parameters (registry) ----------------------------------------------------------------------------------
-
-
 def build_exact(cfg: Mapping[str, Any], setting: Setting) -> Rule:
     return exact()
 

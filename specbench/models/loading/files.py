@@ -118,9 +118,6 @@ def config(folder: Path) -> dict[str, Any]:
     return _json_object(folder / "config.json")
 
 
-# --- formats ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Memory:
     file: Path

@@ -92,9 +92,6 @@ def load_autoencoder(
     return official.load(lambda: module(cfg), source, table, device, torch.float32, ignored)
 
 
-# --- Emu3 -------------------------------------------------------------------------------------------------------------
-
-
 def load_emu3_vision(
     cfg: Emu3VQVAEConfig, source: CheckpointSource, device: torch.device | str, dtype: torch.dtype
 ) -> Emu3Vision:

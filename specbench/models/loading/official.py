@@ -107,9 +107,6 @@ def exported(module: nn.Module, table: Mapping[str, ParameterSlice]) -> dict[str
     return found
 
 
-# --- checks -----------------------------------------------------------------------------------------------------------
-
-
 def _word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -170,9 +167,6 @@ def _check_table(own: Mapping[str, Any], table: Mapping[str, ParameterSlice]) ->
             at = behind
         if at != _span(own[name], ParameterSlice(name))[1]:
             raise ValueError(f"the table fills {at} rows of '{name}' {list(own[name].shape)}")
-
-
-# --- filling ----------------------------------------------------------------------------------------------------------
 
 
 def _allocate(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:

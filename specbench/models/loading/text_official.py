@@ -35,9 +35,6 @@ _LOG = logging.getLogger("specbench")
 Encode = Callable[[str], list[int]]
 
 
-# --- features of a text encoder (LlamaGen) ----------------------------------------------------------------------------
-
-
 def clean(caption: str) -> str:
     """A caption as LlamaGen's encoder was trained to see it, for captions written by people.
 
@@ -125,9 +122,6 @@ class T5Features:
         return left_pad(features, mask)
 
 
-# --- prompts as token ids ---------------------------------------------------------------------------------------------
-
-
 class Prompt(NamedTuple):
     """Token ids up to the last one before the first image token, with the prompt and without it (for guidance)."""
 
@@ -213,9 +207,6 @@ def emu3_prompt(
     ids = ids or Emu3Ids()
     frame = [ids.boi, *encode(f"{rows}*{columns}"), ids.img]
     return Prompt([ids.bos, *encode(prompt + suffix), *frame], [ids.bos, *encode(negative), *frame])
-
-
-# --- tokenizers -------------------------------------------------------------------------------------------------------
 
 
 def _find(path: Path, *names: str) -> Path:
@@ -366,9 +357,6 @@ def byte_pairs(ranks: Mapping[bytes, int]) -> Encode:
         return [i for piece, _ in cut.pre_tokenize_str(text) for i in merge(piece.encode())]
 
     return encode
-
-
-# --- prompts of models with random weights ----------------------------------------------------------------------------
 
 
 def _hash(*words: Any) -> int:
