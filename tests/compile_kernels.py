@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specbench.engine import kernels
+from specbench.engine.kernels import attention, products, sampling, verification
 
 HALF, FLOAT, INT, LONG, BYTE = "*bf16", "*fp32", "i32", "*i64", "*u8"
 
@@ -29,25 +29,25 @@ def main() -> None:
     types = sizes | dict.fromkeys(("eps", "scale", "temperature"), "fp32")
     flags = {"NORMED": True, "GATED": True, "ADDED": True}
     for matrix, shape in ((False, {"BM": 2, "BN": 4, "BK": 512}), (True, {"BM": 16, "BN": 16, "BK": 256})):
-        compiled(kernels._project, types, {**shape, **flags, "MATRIX": matrix}, num_warps=4)
-    compiled(kernels._rms_norm, types, {"BLOCK": 4096, "ADDED": True})
-    compiled(kernels._swiglu, types, {"BLOCK": 1024})
+        compiled(products._project, types, {**shape, **flags, "MATRIX": matrix}, num_warps=4)
+    compiled(products._rms_norm, types, {"BLOCK": 4096, "ADDED": True})
+    compiled(products._swiglu, types, {"BLOCK": 1024})
     heads = {"HEADS": 32, "KV": 8}
     for halves in (True, False):
         head = {**heads, "HALF": 64, "BLOCK": 64, "HALVES": halves, "NORMED": True}
-        compiled(kernels._rotate, types | {"TABLE": FLOAT, "SLOTS": LONG}, head, num_warps=1)
+        compiled(attention._rotate, types | {"TABLE": FLOAT, "SLOTS": LONG}, head, num_warps=1)
     parts = dict.fromkeys(("PART", "TOP", "SUM"), FLOAT)
     shape = {"DIM": 128, "BD": 128, "SPLITS": 16}
-    compiled(kernels._attend, types | parts | {"MASK": BYTE}, {**heads, **shape, "BQ": 64, "BS": 64}, num_warps=8)
-    compiled(kernels._combine, types | parts, shape)
+    compiled(attention._attend, types | parts | {"MASK": BYTE}, {**heads, **shape, "BQ": 64, "BS": 64}, num_warps=8)
+    compiled(attention._combine, types | parts, shape)
     probs = dict.fromkeys(("LOGITS", "PROBS"), FLOAT)
-    compiled(kernels._probs, types | probs, {"BLOCK": 16384, "CUT": True}, num_warps=16)
+    compiled(sampling._probs, types | probs, {"BLOCK": 16384, "CUT": True}, num_warps=16)
     floats = dict.fromkeys(("R", "Q", "U", "OMEGA", "FIRST"), FLOAT)
     longs = dict.fromkeys(("TOKENS", "CHILDREN", "DEPTH", "CHILD"), LONG)
     counts = dict.fromkeys(("inner", "tree_rows", "vocabulary", "deepest"), INT)
     given = types | floats | longs | counts | dict.fromkeys(("VALID", "SAMPLED"), BYTE)
     for width, optimal in ((1, True), (4, False)):
-        compiled(kernels._decide, given, {"WIDTH": width, "BLOCK": 4096, "OPTIMAL": optimal}, num_warps=8)
+        compiled(verification._decide, given, {"WIDTH": width, "BLOCK": 4096, "OPTIMAL": optimal}, num_warps=8)
 
 
 if __name__ == "__main__":

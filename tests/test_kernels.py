@@ -26,7 +26,8 @@ from specbench.engine import ops
 from specbench.engine.graph import Graphs
 from specbench.models.transformer import Block, BlockConfig, RMSNorm, grid_rotary, line_rotary, run_blocks
 
-kernels = pytest.importorskip("specbench.engine.kernels")
+pytest.importorskip("triton")
+from specbench.engine.kernels import FusedKernels, attention, products
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: float32 sums in another order: 1e-5 of numbers of order one, some hundred of them added up.
@@ -47,12 +48,12 @@ def test_products(rows: int, shape: tuple[int, int]) -> None:
     norm = RMSNorm(width, 1e-5).to(DEVICE)
     norm.weight.copy_(1 + 0.1 * normal(width, seed=4))
     plain = norm(x) @ weight.T
-    close(kernels.project(x, weight), x @ weight.T)
-    close(kernels.project(x, weight, norm), plain)
-    close(kernels.project(x, weight, torch.nn.Identity()), x @ weight.T)
-    close(kernels.project(x, weight, norm, gate), torch.nn.functional.silu(plain) * (norm(x) @ gate.T))
-    close(kernels.project(x, weight, residual=residual), x @ weight.T + residual)
-    close(kernels.rms_norm(x, norm, residual=x), norm(x) + x)
+    close(products.project(x, weight), x @ weight.T)
+    close(products.project(x, weight, norm), plain)
+    close(products.project(x, weight, torch.nn.Identity()), x @ weight.T)
+    close(products.project(x, weight, norm, gate), torch.nn.functional.silu(plain) * (norm(x) @ gate.T))
+    close(products.project(x, weight, residual=residual), x @ weight.T + residual)
+    close(products.rms_norm(x, norm, residual=x), norm(x) + x)
 
 
 @pytest.mark.parametrize(("heads", "kv", "dim", "nodes", "slots"), [
@@ -69,7 +70,7 @@ def test_attention(heads: int, kv: int, dim: int, nodes: int, slots: int) -> Non
     mask[1, :, :, 25:] = False
     mask[:, :, :, 22] = True
     plain = ops.attention(q.transpose(1, 2), k, v, mask).transpose(1, 2)
-    close(kernels.attend(q, k, v, mask), plain)
+    close(attention.attend(q, k, v, mask), plain)
 
 
 BLOCKS = {
@@ -97,7 +98,7 @@ def test_a_block_and_its_cache(name: str, first: bool) -> None:
     for cache in (plain, fused):
         cache.k.copy_(normal(*cache.k.shape, seed=7))
         cache.v.copy_(normal(*cache.v.shape, seed=8))
-    fused.kernels = kernels
+    fused.kernels = FusedKernels()
     close(*(run_blocks(blocks, x, rope, mask, cache, at) for cache in (fused, plain)))
     close(fused.k, plain.k)
     close(fused.v, plain.v)
@@ -111,11 +112,11 @@ def test_distributions(top_k: int | None) -> None:
     logits[1, :, 3:] = -torch.inf  # what a grammar forbids; fewer are left than top_k
     sampling = Sampling(temperature=0.7, top_k=top_k)
     plain = sampling.probs(logits)
-    probs = replace(sampling, kernels=kernels).probs(logits)
+    probs = replace(sampling, kernels=FusedKernels()).probs(logits)
     assert torch.equal(probs > 0, plain > 0)
     torch.testing.assert_close(probs, plain, rtol=1e-4, atol=1e-7)
     for sampling in (Sampling(0.0), Sampling(1.0, None, 0.5)):  # greedy and top-p have no kernel
-        assert torch.equal(replace(sampling, kernels=kernels).probs(logits), sampling.probs(logits))
+        assert torch.equal(replace(sampling, kernels=FusedKernels()).probs(logits), sampling.probs(logits))
 
 
 CHAIN, TREE = chain_paths(3), parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0]]")
@@ -154,6 +155,7 @@ def test_verification(paths: list[trees.Path], rule: Relaxed, chosen: bool, monk
     draft = Draft(shape, tokens, q, valid, sampled)
     plain = verify(p, draft, rule, keys, step)
     used: list[int] = []
+    kernels = FusedKernels()
     decide = kernels.decide
     monkeypatch.setattr(kernels, "decide", lambda *a: (used.append(1), decide(*a))[1])
     found = verify(p, draft, rule, keys, step, kernels=kernels)
@@ -171,6 +173,7 @@ def test_images_of_fused_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     a bound."""
     target = tiny.llamagen().to(DEVICE)
     used: list[str] = []
+    kernels = FusedKernels()
     plain = kernels.block
     monkeypatch.setattr(kernels, "block", lambda *a: (used.append("block"), plain(*a))[1])
     given, outs = test_engine.conditioning(1, 1), []

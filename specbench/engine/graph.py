@@ -143,9 +143,9 @@ def cuda_graph(step: Callable[[], None]) -> Callable[[], None]:
 
 def _triton() -> Graphs:
     """Graphs of the fused kernels, which need Triton."""
-    from specbench.engine import kernels
+    from specbench.engine.kernels import FusedKernels
 
-    return Graphs(kernels=kernels)
+    return Graphs(kernels=FusedKernels())
 
 
 ENGINES: dict[str, Callable[[], Eager | Graphs]] = {

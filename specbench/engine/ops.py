@@ -13,8 +13,8 @@ from specbench.engine.invariance import product
 
 
 class Kernels(Protocol):
-    """The fused kernels of a step (`specbench.engine.kernels` is one): an engine chooses them and a decoding passes
-    them on, to its sampling, its verification and the caches of its networks. None: the plain functions."""
+    """The fused kernels of a step (`specbench.engine.kernels.FusedKernels`): an engine chooses them and a decoding
+    passes them on, to its sampling, its verification and the caches of its networks. None: the plain functions."""
 
     MOST_TOKENS: int
 

@@ -1,0 +1,36 @@
+"""Fused kernels (Triton) of a decoding step on CUDA, for few rows: they read every weight and every key once, and
+almost nothing else. Each computes the same as the plain functions of `models.transformer` and `decoding`, which stay
+the specification; they are used with `engine=triton` (`ops.Kernels`).
+
+Measurements behind the choices: results/bench. A kernel that depends on another costs about a microsecond in a graph,
+whatever it does, so the norm, SwiGLU and the sum with the residual are part of the matrix product that reads or
+produces them; from a few million weights on cuBLAS reads faster than these products do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from specbench.engine.kernels import block, products, sampling, verification
+
+
+class FusedKernels:
+    """The kernels of one engine, as `ops.Kernels` describes them."""
+
+    MOST_TOKENS = sampling.MOST_TOKENS
+
+    def probs(self, logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
+        return sampling.probs(logits, temperature, top_k)
+
+    def decide(
+        self, r: Tensor, q: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return verification.decide(r, q, draft, u, omega, optimal)
+
+    def rms_norm(self, x: Tensor, norm: Any) -> Tensor:
+        return products.rms_norm(x, norm)
+
+    def block(self, one: Any, flat: Tensor, context: Any, layer: int) -> Tensor:
+        return block.block(one, flat, context, layer)
