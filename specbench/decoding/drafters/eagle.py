@@ -127,9 +127,7 @@ class _Entries:
         cache.kernels = sampling.kernels
         return state
 
-    def _feed(
-        self, state: EagleState, ids: Tensor, hidden: Tensor, entries: Tensor, mask: Tensor | TreeMask
-    ) -> Tensor:
+    def _feed(self, state: EagleState, ids: Tensor, hidden: Tensor, entries: Tensor, mask: Tensor | TreeMask) -> Tensor:
         """Outputs (R, n, dim) of `entries` (R, n)."""
         rope = self.head.rope_at(entries, state.session.padding)
         return self.head.hidden(ids, hidden, rope, mask, state.cache, entries)
