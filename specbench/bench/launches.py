@@ -64,9 +64,9 @@ class Launches(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         space, _, name = func._schema.name.partition("::")
-        if self.counting and space != "prim" and name not in _NONE and not _is_view(func):
-            if _on_device((args, kwargs, out)):
-                self.add(name, 2 if name == "addmm" and args[0].dim() > 1 else 1)
+        launched = space != "prim" and name not in _NONE and not _is_view(func)
+        if self.counting and launched and _on_device((args, kwargs, out)):
+            self.add(name, 2 if name == "addmm" and args[0].dim() > 1 else 1)
         return out
 
     @contextmanager
