@@ -212,7 +212,7 @@ def test_a_decoding_brings_the_constants_of_its_rule_to_the_device(rule: str) ->
     """A recorded step must not copy from the host: they are moved before the first one."""
     target, given = tiny.llamagen(side=4), tiny.prompts(2)
     config = configured(target, "tree", rule)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode():
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         on_fake_cuda(target)
         on_fake_cuda(config.drafter.head)
         there = Conditioning(given.features.to("cuda"), given.valid.to("cuda"))
