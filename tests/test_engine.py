@@ -226,11 +226,11 @@ def test_a_decoding_that_no_longer_advances_stops(batch: int) -> None:
     engine = Graphs(lambda step: lambda: None)
     config = configured(tiny.llamagen(), "chain")
     encode, rng = some_of(conditioning(3, 5), 0)
+    run: Any = partial(decode, config, encode([0]), rng([0]), engine)
+    if batch > 1:
+        run = partial(next, decode_stream(partial(Decoding, config), encode, rng, 3, batch, engine))
     with pytest.raises(RunError, match="row 0 still lacks 4 tokens, and the last steps added none"):
-        if batch == 1:
-            decode(config, encode([0]), rng([0]), engine)
-        else:
-            list(decode_stream(partial(Decoding, config), encode, rng, 3, batch, engine))
+        run()
 
 
 def test_only_the_newest_shapes_are_kept() -> None:
