@@ -325,8 +325,8 @@ class Decoding(BatchDecoding):
         logits, hidden = session.forward(draft.tokens, draft.tree, self.history, count)
         clock.lap("forward")
         found = sampling.distributions(logits, session, count[:, None] + draft.tree.depth)
-        judged = config.rule.uses_pre_argmax_probs and sampling.temperature == 0
-        pre_argmax_probs = found.unfiltered() if judged else None
+        before = config.rule.uses_pre_argmax_probs and sampling.temperature == 0
+        pre_argmax_probs = found.unfiltered() if before else None
         verdict = verify(found.p, draft, config.rule, self.rng, self.steps, pre_argmax_probs, self.kernels)
         if config.override is not None:
             verdict = config.override(verdict, draft, self.steps)
