@@ -284,6 +284,22 @@ def test_the_benchmarks_of_a_gpu_are_commands_that_there_are(tmp_path: Path) -> 
         assert Path(own["out"]).parent == tmp_path / "rows"
 
 
+def test_a_numbered_device_becomes_the_current_one(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams, events, recordings and Triton's kernels are made on the current device."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert pipeline.resolve_device("cuda:1") == torch.device("cuda", 1)
+    assert pipeline.resolve_device("cuda") == torch.device("cuda")
+    assert chosen == [1]
+    for device in ("cuda:2", "cuda:99999999999"):
+        code, out, err = call("bench", *(word for word in SMALL if "device" not in word), f"device={device}")
+        assert (code, out) == (2, "")
+        assert err == f"specbench: device={device} does not exist; the visible CUDA devices are cuda:0, cuda:1\n"
+    assert chosen == [1]
+
+
 def test_passes_are_timed_apart_from_what_is_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of a chain of 4 has the target's pass and the drafter's four, each with the head; and they alone count."""
     ticks = itertools.count()
