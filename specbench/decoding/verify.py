@@ -102,7 +102,7 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor, kernels: Kernels | N
     rows, nodes, vocab = p.shape
     inner = tree.inner.expand(rows, -1)
     residual, q = take(p, inner), draft.probs
-    if kernels is not None and (relaxation := rule.relaxation(p.device)) is not None:
+    if kernels is not None and (relaxation := rule.relaxation()) is not None:
         return kernels.decide(residual, q, draft, u, *relaxation)
     children, depths = tree.children.expand(rows, -1, -1), tree.depth.expand(rows, -1)
     accepted_child = torch.full_like(inner, -1)
