@@ -90,6 +90,7 @@ def drafted(tree: Tree, size: int, support: int, sampled: Tensor | None) -> tupl
 
 def judged(p: Tensor, draft: Draft, rule: Relaxed, seed: int = 0, kernels: FusedKernels | None = None) -> Verdict:
     step = torch.arange(ROWS, device=DEVICE)
+    rule.open(step.device)
     with torch.inference_mode(), poisoned():
         return verify(p, draft, rule, tiny.rng(ROWS, seed, DEVICE), step, kernels=kernels)
 

@@ -23,7 +23,7 @@ from specbench.engine.clock import Clock, Idle
 from specbench.engine.fixed import load_rows
 from specbench.engine.graph import Eager, Graphs
 from specbench.engine.ops import Kernels, sum_last
-from specbench.errors import NumberError
+from specbench.errors import NumberError, RunError
 
 T = TypeVar("T")
 
@@ -238,6 +238,23 @@ class BatchDecoding(ABC):
         """The result of the rows (default: all of them)."""
 
 
+class Progress:
+    """Stops a decoding whose steps no longer add tokens, such as a recorded step that lacks its kernels."""
+
+    def __init__(self) -> None:
+        self._left: Sequence[int] = ()
+
+    def check(self, left: Sequence[int]) -> None:
+        """left: tokens that each row lacks, after at least one step since the last call."""
+        if any(now and now >= before for now, before in zip(left, self._left, strict=False)):
+            row = next(i for i, now in enumerate(left) if now and now >= self._left[i])
+            raise RunError(
+                f"decoding stopped: row {row} still lacks {left[row]} tokens, and the last steps added none; this is a"
+                " fault of the engine (try engine=eager)"
+            )
+        self._left = left
+
+
 def finished(start: Callable[[], BatchDecoding], rng: RandomStreams, engine: Eager | Graphs) -> Decoded[Any]:
     """The result of the images that `start` returns, one per row of `rng`, with the seconds from its call on. The host
     reads the rows only when the slowest could be done, at most once per `reach` tokens that it still lacks."""
@@ -245,7 +262,9 @@ def finished(start: Callable[[], BatchDecoding], rng: RandomStreams, engine: Eag
     synchronize(device)
     before = time.perf_counter()
     images, step = engine.begin(start())
-    while lacking := max(images.lacking(rng.keys)):
+    progress = Progress()
+    while lacking := max(left := images.lacking(rng.keys)):
+        progress.check(left)
         for _ in range(-(-lacking // images.reach)):
             step()
     synchronize(device)
@@ -287,6 +306,7 @@ class Decoding(BatchDecoding):
         self.config, self.rng, self.clock, self.kernels = config, rng, clock or Idle(), kernels
         self.sampling = replace(config.sampling, kernels=kernels)
         device, rows, tree = rng.key.device, len(rng), config.drafter.tree
+        config.rule.open(device)
         self.session = config.target.open(conditioning, rows, config.sampling.guided, tree.nodes)
         self.state = config.drafter.open(self.session, conditioning, self.sampling, rng)
         if kernels is not None:
@@ -396,9 +416,11 @@ def decode_stream(
             else:
                 load_rows(images, fresh, done[: len(following)], rows)
             del fresh  # an engine may have copied it
+        progress = Progress()
         while True:  # until enough rows are done to be refilled; without a queue, until all are
             with torch.inference_mode():
                 left = images.lacking(keys)
+                progress.check(left)
                 under_way = sorted(left[row] for row, owner in enumerate(owners) if owner is not None)
                 behind = under_way[: few if queue else None][-1]  # of the row that determines the next look
                 for _ in range(-(-behind // images.reach)):

@@ -82,7 +82,7 @@ def verify(
     if not tree.height:  # nothing to decide
         next_token, none = draw(p[:, 0], u_next[:, 0]).unsqueeze(1), torch.zeros_like(step)
         return Verdict(none.new_zeros(len(p), 0), none, next_token, p[:, 0], p.new_zeros(len(p)))
-    if kernels is not None and (relaxation := rule.relaxation(p.device)) is not None:
+    if kernels is not None and (relaxation := rule.relaxation()) is not None:
         return Verdict(*kernels.verify(p, draft, both, *relaxation))
     decided_by = p if pre_argmax_probs is None else pre_argmax_probs
     accepted_child, residual, first = _decide(decided_by, draft, rule, u)
