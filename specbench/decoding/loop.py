@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import Rule
-from specbench.decoding.sampling import Sampling
+from specbench.decoding.sampling import Distributions, Sampling
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, Verdict, verify
 from specbench.engine.clock import Clock, Idle
@@ -153,7 +153,7 @@ class _Recorder:
         self.log_prob = torch.zeros(rows, total + 2 * reach, device=device)
         self.offsets = torch.arange(reach, device=device)
 
-    def record(self, outcome: Outcome, full: Tensor, step: Tensor, active: Tensor) -> None:
+    def record(self, outcome: Outcome, found: Distributions, step: Tensor, active: Tensor) -> None:
         verdict, count = outcome.verdict, outcome.count
         path = verdict.path_with_root  # beyond its end, its last node: every entry was reached
         if outcome.draft.tree.height:
@@ -162,7 +162,7 @@ class _Recorder:
             row = [sum_last(verdict.next_probs)]
         index = torch.where(active, step, self.total).expand(len(row), -1).unsqueeze(-1)
         self.steps[: len(row)].scatter_(2, index, torch.stack([x.float() for x in row]).unsqueeze(-1))
-        of_token = full.flatten(1).gather(1, path * full.shape[-1] + verdict.tokens).clamp_min(1e-38).log()
+        of_token = found.log_prob(path, verdict.tokens)
         kept = active[:, None] & (self.offsets <= verdict.length[:, None])
         self.log_prob.scatter_(1, count[:, None] + self.offsets, torch.where(kept, of_token, 0.0))
 
@@ -324,20 +324,19 @@ class Decoding(BatchDecoding):
         clock.lap("draft")
         logits, hidden = session.forward(draft.tokens, draft.tree, self.history, count)
         clock.lap("forward")
-        logits = session.constrain(sampling.apply_guidance(logits), count[:, None] + draft.tree.depth)
-        p = sampling.probs(logits)
-        full = sampling.unfiltered_probs(logits, p)
-        pre_argmax_probs = full if config.rule.uses_pre_argmax_probs and sampling.temperature == 0 else None
-        verdict = verify(p, draft, config.rule, self.rng, self.steps, pre_argmax_probs, self.kernels)
+        found = sampling.distributions(logits, session, count[:, None] + draft.tree.depth)
+        before = config.rule.uses_pre_argmax_probs and sampling.temperature == 0
+        pre_argmax_probs = found.unfiltered() if before else None
+        verdict = verify(found.p, draft, config.rule, self.rng, self.steps, pre_argmax_probs, self.kernels)
         if config.override is not None:
             verdict = config.override(verdict, draft, self.steps)
         clock.lap("verify")
         session.commit(verdict, draft.tree, count)
-        outcome = Outcome(draft, p, hidden, verdict, count)
+        outcome = Outcome(draft, found.p, hidden, verdict, count)
         drafter.commit(self.state, outcome)
         clock.lap("commit")
         active = count < self.total
-        self.recorder.record(outcome, full, self.steps, active)
+        self.recorder.record(outcome, found, self.steps, active)
         offsets = self.recorder.offsets
         self.history.scatter_(1, count[:, None] + offsets, torch.where(active[:, None], verdict.tokens, 0))
         if draft.tree.height:
