@@ -228,7 +228,8 @@ def _pass(pipeline: Pipeline, conditioning: Any, rows: int, tree: Tree, context:
     """Median seconds of the target's pass over a draft's nodes, including the root: recorded where the engine records
     the steps, since the host takes longer to start a pass than the device to execute it."""
     device, tree = pipeline.device, tree.to(pipeline.device)
-    session = pipeline.config.target.open(conditioning, rows, pipeline.config.sampling.guided, tree.nodes)
+    target: Any = pipeline.config.target
+    session = target.open(conditioning, rows, pipeline.config.sampling.guided, tree.nodes)
     if pipeline.engine.kernels is not None:
         session.use(pipeline.engine.kernels)
     count = torch.full((rows,), context - session.prefix_length, device=device)
