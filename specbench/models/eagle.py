@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specbench.engine.masks import TreeMask
 from specbench.engine.ops import Kernels, KVCache, attention, linear
 from specbench.models.language import Language
 from specbench.models.llamagen import LlamaGen
@@ -122,7 +123,9 @@ class EagleNetwork(nn.Module):
         b = self.cfg.block
         return KVCache(len(self.layers), rows, b.n_kv_heads, slots, b.head_dim, self.fc.weight)
 
-    def hidden(self, ids: Tensor, known: Tensor, rope: Tensor, mask: Tensor, cache: KVCache, slots: Tensor) -> Tensor:
+    def hidden(
+        self, ids: Tensor, known: Tensor, rope: Tensor, mask: Tensor | TreeMask, cache: KVCache, slots: Tensor
+    ) -> Tensor:
         """Predicted hidden states (rows, n, dim) of entries with the vocabulary ids (rows, n) and the `known` vectors
         of the positions before them: the target's hidden states, wider with `aux_hidden_layers`, or own outputs
         (rows, n, dim).

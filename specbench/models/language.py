@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specbench.engine.masks import TreeMask
 from specbench.engine.ops import Kernels, KVCache, linear
 from specbench.models.transformer import Block, BlockConfig, RMSNorm, run_blocks
 
@@ -108,7 +109,9 @@ class Language(nn.Module):
         b = self.block
         return KVCache(len(self.layers), rows, b.n_kv_heads, slots, b.head_dim, self.output.weight)
 
-    def hidden(self, x: Tensor, rope: Tensor, mask: Tensor, cache: KVCache | None, slots: Tensor | None) -> Tensor:
+    def hidden(
+        self, x: Tensor, rope: Tensor, mask: Tensor | TreeMask, cache: KVCache | None, slots: Tensor | None
+    ) -> Tensor:
         """Hidden states after the final norm, (R, n, dim), of inputs x at the positions of `rope`; keys go to `slots`.
         Wider with `aux_hidden_layers`."""
         out = run_blocks(self.layers, x, rope, mask, cache, slots, self.aux_hidden_layers)
@@ -230,14 +233,15 @@ class LanguageSession:
         given = self.prefix.inputs.gather(1, index.unsqueeze(-1).expand_as(x))
         return torch.where(self.both(positions < self.prefix_length).unsqueeze(-1), given, x)
 
-    def feed(self, x: Tensor, positions: Tensor, slots: Tensor, mask: Tensor) -> Tensor:
-        """Hidden states (R, n, dim) of inputs x; positions and slots (R, n), mask (R, 1, n, slots)."""
+    def feed(self, x: Tensor, positions: Tensor, slots: Tensor, mask: Tensor | TreeMask) -> Tensor:
+        """Hidden states (R, n, dim) of inputs x; positions and slots (R, n), mask (R, 1, n, slots) or of a tree."""
         return self.model.hidden(x, self.model.rope_at(positions, self.padding), mask, self.cache, slots)
 
     def feed_chain(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Logits (R, n, V) of consecutive tokens (B, n) at `positions` (B, n), each attending to all before it."""
         at = self.both(positions)
-        return self.model.head(self.feed(self.embed(tokens, positions), at, at, self.up_to(at)))
+        mask = TreeMask.chain(self.padding[:, 0], at)
+        return self.model.head(self.feed(self.embed(tokens, positions), at, at, mask))
 
     def forward(self, tokens: Tensor, tree: Any, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (R, M, V) and hidden states (R, M, dim) of a draft tree's nodes."""
@@ -247,14 +251,8 @@ class LanguageSession:
         x = self.embed(tokens, positions)
         root, positions = self.both(root), self.both(positions)
         slots = root + torch.arange(nodes, device=root.device)
-        offset = self.keys - root  # (R, slots): a key's node number, negative for committed positions
-        shape = (len(root), nodes, len(self.keys))
-        among = tree.ancestors.expand(len(count), -1, -1)
-        among = self.both(among).gather(2, offset.clamp(0, nodes - 1).unsqueeze(1).expand(shape)) & (
-            offset < nodes
-        ).unsqueeze(1)
-        mask = torch.where((offset < 0).unsqueeze(1), self.usable.unsqueeze(1), among)
-        hidden = self.feed(x, positions, slots, mask.unsqueeze(1))
+        mask = TreeMask(self.padding[:, 0], root[:, 0], tree.ancestors)
+        hidden = self.feed(x, positions, slots, mask)
         return self.model.head(hidden), hidden
 
     def commit(self, verdict: Any, tree: Any, count: Tensor) -> None:

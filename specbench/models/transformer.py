@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specbench.engine.masks import TreeMask
 from specbench.engine.ops import Kernels, KVCache, attention, linear, silu
 
 
@@ -111,13 +112,14 @@ class HeadNorm(nn.Module):
 class AttentionContext:
     """What all blocks of a pass share, of R rows of n positions: rope (R or 1, n, head_dim / 2, 2), and its
     `rope_factors`; mask (R, 1, n, keys) bool, True = may attend, or None: causal over the positions
-    themselves (training); the cache, whose slots are the keys, and `slots` (R, n) int64, where the keys go."""
+    themselves (training); the cache, whose slots are the keys, and `slots` (R, n) int64, where the keys go. The mask of
+    a decode pass is a `TreeMask` where the cache has fused kernels, which take no other."""
 
     rows: int
     nodes: int
     rope: Tensor
     rope_factors: Tensor
-    mask: Tensor | None
+    mask: Tensor | TreeMask | None
     cache: KVCache | None
     slots: Tensor | None
 
@@ -142,6 +144,7 @@ class Attention(nn.Module):
             qk = torch.cat([self.q_norm(q), self.k_norm(k)], 2)
         q, k = rotate(qk, context.rope_factors, c.rotary).transpose(1, 2).split((c.n_heads, c.n_kv_heads), 1)
         v = v.transpose(1, 2)
+        assert not isinstance(context.mask, TreeMask)
         if context.cache is None:
             y = attention(q, k, v, context.mask)
         else:
@@ -188,7 +191,7 @@ def run_blocks(
     blocks: nn.ModuleList,
     x: Tensor,
     rope: Tensor,
-    mask: Tensor | None = None,
+    mask: Tensor | TreeMask | None = None,
     cache: KVCache | None = None,
     slots: Tensor | None = None,
     aux_hidden_layers: Sequence[int] = (),
@@ -197,6 +200,10 @@ def run_blocks(
     block whose number is in `aux_hidden_layers`: (R, n, dim * (1 + layers))."""
     rows, nodes, dim = x.shape
     first: Any = blocks[0]  # all rotate alike
+    if isinstance(mask, TreeMask):
+        assert cache is not None
+        if cache.kernels is None:
+            mask = mask.dense(torch.arange(cache.slots, device=x.device))
     context = AttentionContext(rows, nodes, rope, rope_factors(rope, first.attention.cfg.rotary), mask, cache, slots)
     flat = x.reshape(-1, dim)
     aux = []

@@ -12,9 +12,10 @@ from torch import Tensor
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.loop import Outcome
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.sampling import Sampling, draw, draw_distinct
+from specbench.decoding.sampling import Distributions, Sampling, draw, draw_distinct
 from specbench.decoding.trees import Path, Tree, build
 from specbench.decoding.verify import DRAFT, Draft
+from specbench.engine.masks import TreeMask
 from specbench.engine.ops import take
 
 
@@ -24,8 +25,7 @@ class EagleState:
     sampling: Sampling
     rng: RandomStreams
     cache: Any
-    keys: Tensor
-    usable: Tensor  # (R, slots): entries that may be attended to
+    start: Tensor  # (R,): the first entry that may be attended to
     pending: Tensor  # (R, D + 1, dim): target hidden states of the positions committed last, oldest first
     fresh: Tensor  # (B,): how many of them are valid, less one
 
@@ -72,16 +72,16 @@ def _levels(tree: Tree) -> list[_Level]:
 @dataclass(frozen=True)
 class _AttentionInputs:
     """Attention inputs of n nodes: the slots (R, n) of their keys, rotary embeddings (R, n, head_dim / 2, 2), and which
-    slots they attend to, (R, 1, n, slots) bool."""
+    slots they attend to."""
 
     slots: Tensor
     rope: Tensor
-    mask: Tensor
+    mask: TreeMask
 
     def part(self, first: int, count: int) -> _AttentionInputs:
         """The part of `count` nodes from index `first` on."""
         some = slice(first, first + count)
-        return _AttentionInputs(self.slots[:, some], self.rope[:, some], self.mask[:, :, some])
+        return _AttentionInputs(self.slots[:, some], self.rope[:, some], self.mask.part(first, count))
 
 
 class _Entries:
@@ -107,10 +107,7 @@ class _Entries:
         slots = known + session.length + 2 * (self.tree.height + 1) + self.expanded
         self.head.rope(slots)
         cache = self.head.new_cache(rows, slots)
-        keys = torch.arange(slots, device=device)
-        usable = torch.ones(rows, slots, dtype=torch.bool, device=device)
-        if self.head.cfg.line:
-            usable[:, :known] = session.prefix.valid[:, :known]
+        start = session.padding[:, 0] if self.head.cfg.line else session.padding.new_zeros(rows)
         pending = hidden.new_zeros(rows, self.tree.height + 1, dim)
         pending[:, 0] = hidden[:, -1]  # the entry of the last prefilled position is fed with the first step
         state = EagleState(
@@ -118,23 +115,22 @@ class _Entries:
             sampling,
             rng,
             cache,
-            keys,
-            usable,
+            start,
             pending,
             torch.zeros(len(rng), dtype=torch.int64, device=device),
         )
         if known > 1:
             entries = torch.arange(known - 1, device=device).expand(rows, -1)
-            self._feed(state, session.prefix.ids[:, 1:known], hidden[:, :-1], entries)
+            keys, own = torch.arange(slots, device=device), entries.unsqueeze(-1)
+            mask = ((keys <= own) & (keys >= start[:, None, None])) | (keys == own)
+            self._feed(state, session.prefix.ids[:, 1:known], hidden[:, :-1], entries, mask.unsqueeze(1))
         cache.kernels = sampling.kernels
         return state
 
-    def _feed(self, state: EagleState, ids: Tensor, hidden: Tensor, entries: Tensor) -> Tensor:
-        """Outputs (R, n, dim) of `entries` (R, n), each attending to all before it."""
-        own = entries.unsqueeze(-1)
-        mask = ((state.keys <= own) & state.usable.unsqueeze(1)) | (state.keys == own)
+    def _feed(self, state: EagleState, ids: Tensor, hidden: Tensor, entries: Tensor, mask: Tensor | TreeMask) -> Tensor:
+        """Outputs (R, n, dim) of `entries` (R, n)."""
         rope = self.head.rope_at(entries, state.session.padding)
-        return self.head.hidden(ids, hidden, rope, mask.unsqueeze(1), state.cache, entries)
+        return self.head.hidden(ids, hidden, rope, mask, state.cache, entries)
 
     def _newest(self, state: EagleState, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Feed what the last verdict made known; returns the newest entry's position (B, 1) and output (R, 1, dim)."""
@@ -142,7 +138,9 @@ class _Entries:
         last = count[:, None] + (session.prefix_length - 2)  # (B, 1): the newest entry, b - 1
         offsets = torch.arange(self.tree.height + 1, device=count.device)
         positions = last - state.fresh[:, None] + offsets  # (B, D + 1); those beyond `last` are padding
-        out = self._feed(state, session.ids_at(positions + 1, history), state.pending, session.both(positions))
+        entries = session.both(positions)
+        mask = TreeMask.chain(state.start, entries)
+        out = self._feed(state, session.ids_at(positions + 1, history), state.pending, entries, mask)
         return last, take(out, session.both(state.fresh)[:, None])
 
     def _inputs(
@@ -153,25 +151,21 @@ class _Entries:
         expanded nodes each attends to, itself included."""
         both, n = state.session.both, sees.shape[1]
         base = both(last) + 1
-        offset = state.keys - base  # (R, slots): a slot's index among the expanded nodes, negative for known entries
         slots = base + torch.arange(first, first + n, device=base.device)
-        attended = both(sees.expand(len(last), -1, -1))
-        index = offset.clamp(0, self.expanded - 1).unsqueeze(1).expand(-1, n, -1)
-        among = attended.gather(2, index) & ((offset >= 0) & (offset < self.expanded)).unsqueeze(1)
-        mask = torch.where((offset < 0).unsqueeze(1), state.usable.unsqueeze(1), among).unsqueeze(1)
         rope = self.head.rope_at(both(last + depth).expand(-1, n), state.session.padding)
-        return _AttentionInputs(slots, rope, mask)
+        return _AttentionInputs(slots, rope, TreeMask(state.start, base[:, 0], sees))
 
     def _expand(self, state: EagleState, tokens: Tensor, features: Tensor, inputs: _AttentionInputs) -> Tensor:
         """Outputs (R, n, dim) of n draft nodes: tokens (B, n), the outputs of their parents (R, n, dim)."""
         ids = state.session.both(state.session.model.ids(tokens))
         return self.head.hidden(ids, features, inputs.rope, inputs.mask, state.cache, inputs.slots)
 
-    def _guided(self, state: EagleState, features: Tensor, position: Tensor) -> Tensor:
-        """Guided logits (B, n, V) at features (R, n, dim) of the tokens at one image position (B,) per row."""
-        session = state.session
-        logits = state.sampling.apply_guidance(session.model.head(self.head.readable(features, state.cache.kernels)))
-        return session.constrain(logits, position[:, None].expand(-1, features.shape[1]))
+    def _distributions(
+        self, state: EagleState, sampling: Sampling, features: Tensor, position: Tensor
+    ) -> Distributions:
+        """The distributions at features (R, n, dim) of the tokens at one image position (B,) per row."""
+        logits = state.session.model.head(self.head.readable(features, state.cache.kernels))
+        return sampling.distributions(logits, state.session, position[:, None].expand(-1, features.shape[1]))
 
     def commit(self, state: EagleState, outcome: Outcome) -> None:
         both = state.session.both
@@ -232,14 +226,14 @@ class Eagle(_Entries):
         """Draw the children of a level from the distributions (B, n, V) at its features (R, n, dim); writes their
         tokens to `drafted`. u: the numbers (B, height, 1) to draw a chain with."""
         sampling, level = state.sampling, self.levels[number]
-        logits = self._guided(state, features, count + number).float()
-        probs = sampling.probs(logits)
+        found = self._distributions(state, sampling, features, count + number)
+        probs = found.p
         n, vocab = probs.shape[1:]
         if u is not None:
             drafted[:, number + 1 : number + 2] = draw(probs, u[:, number])
             return probs
         if sampling.temperature == 0:  # a point mass has one token: the next most probable are deterministic
-            tokens = logits.topk(self.tree.width, dim=-1).indices
+            tokens = found.logits.topk(self.tree.width, dim=-1).indices
         else:
             tokens = draw_distinct(probs, state.rng.uniform(step, DRAFT + number, n, vocab), self.tree.width)
         drafted[:, level.kids] = tokens.flatten(1)[:, level.picks]
@@ -261,8 +255,7 @@ class Eagle2(_Entries):
         outputs = feature  # of the root and the expanded nodes, in order
 
         def probs(features: Tensor, depth: int) -> Tensor:
-            logits = self._guided(state, features, count + depth)
-            return sampling.unfiltered_probs(logits, sampling.probs(logits))
+            return self._distributions(state, sampling.unfiltered, features, count + depth).p
 
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
             nonlocal outputs

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
 
 from specbench.engine.kernels import launch
 from specbench.engine.kernels.attention import _rotate, attend
 from specbench.engine.kernels.products import project, rms_norm
+from specbench.engine.masks import TreeMask
 
 
 def block(one: Any, flat: Tensor, context: Any, layer: int) -> Tensor:
@@ -32,7 +34,10 @@ def block(one: Any, flat: Tensor, context: Any, layer: int) -> Tensor:
         len(context.rope), max(1, c.qk_norm), max(1, min(c.qk_norm, c.n_kv_heads)), c.n_heads, c.n_kv_heads, half,
         triton.next_power_of_2(half), c.rotary == "halves", c.qk_norm > 0, num_warps=1,
     )  # fmt: skip
-    attended = attend(q, k, v, context.mask).view(rows * nodes, -1)
+    mask = context.mask
+    if isinstance(mask, TreeMask):
+        mask = mask.dense(torch.arange(cache.slots, device=flat.device))
+    attended = attend(q, k, v, mask).view(rows * nodes, -1)
     if one.post_norm:
         flat = rms_norm(project(attended, attention.wo.weight), one.attention_norm, flat)
         inner = project(flat, feed.w1.weight, None, feed.w3.weight)

@@ -1,0 +1,44 @@
+"""Which keys of a cache the positions of a decode pass attend to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TreeMask:
+    """The mask of R rows of n positions, of the root and the draft nodes that a pass computes.
+
+    start (R,) int64: a row's first valid slot, after the padding at the left; root (R,) int64: the slot of node 0;
+    among (1, B or R, n, E) bool, where R is a multiple of B. Position i of row r attends to the slots start .. root - 1
+    and to those slots root + j for which among[r % B, i, j] is true.
+    """
+
+    start: Tensor
+    root: Tensor
+    among: Tensor
+
+    @classmethod
+    def chain(cls, start: Tensor, positions: Tensor) -> TreeMask:
+        """Of consecutive `positions` (R, n) int64, which are their own slots: each attends to itself and to all valid
+        ones before it."""
+        order, root = torch.arange(positions.shape[1], device=positions.device), positions[:, 0].contiguous()
+        own = order[:, None]
+        valid = (positions >= start[:, None]).unsqueeze(1)  # (R, 1, n)
+        return cls(start, root, ((order <= own) & valid) | (order == own))
+
+    def part(self, first: int, count: int) -> TreeMask:
+        """That of `count` of the positions, from index `first` on."""
+        return replace(self, among=self.among[:, first : first + count])
+
+    def dense(self, keys: Tensor) -> Tensor:
+        """The mask (R, 1, n, slots) bool over the slots of a cache, whose numbers are keys (slots,) int64."""
+        rows, nodes, wide = len(self.root), *self.among.shape[1:]
+        before = (keys >= self.start[:, None]) & (keys < self.root[:, None])
+        among = self.among.repeat(rows // len(self.among), 1, 1)
+        slots = self.root[:, None] + torch.arange(wide, device=keys.device)
+        mask = before.unsqueeze(1).repeat(1, nodes, 1)
+        return mask.scatter_(2, slots.unsqueeze(1).expand_as(among), among).unsqueeze(1)

@@ -1,0 +1,32 @@
+"""The mask of a decode pass against the rule that it states, slot by slot."""
+
+from __future__ import annotations
+
+import torch
+
+from specbench.engine.masks import TreeMask
+
+
+def test_a_tree_after_its_committed_slots() -> None:
+    """Four rows (two conditional, two not) of trees of their own, with padding, at roots of their own."""
+    start, root = torch.tensor([0, 3, 2, 0]), torch.tensor([5, 6, 9, 4])
+    among = torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(0)) > 0.5
+    mask = TreeMask(start, root, among)
+    dense = mask.dense(torch.arange(14))
+    assert dense.shape == (4, 1, 3, 14)
+    for row in range(4):
+        for i in range(3):
+            seen = set(range(int(start[row]), int(root[row])))
+            seen |= {int(root[row]) + j for j in range(4) if among[row % 2, i, j]}
+            assert set(dense[row, 0, i].nonzero().flatten().tolist()) == seen
+    assert torch.equal(mask.part(1, 2).dense(torch.arange(14)), dense[:, :, 1:3])
+
+
+def test_a_chain_that_starts_in_the_padding() -> None:
+    """A padding position attends to itself alone, and no valid one attends to it: the prompt of one token, where the
+    position before the root is padding."""
+    start, positions = torch.tensor([0, 6]), torch.tensor([[5, 6, 7], [5, 6, 7]])
+    keys = torch.arange(9)
+    own = positions.unsqueeze(-1)
+    want = ((keys <= own) & (keys >= start[:, None, None])) | (keys == own)
+    assert torch.equal(TreeMask.chain(start, positions).dense(keys), want.unsqueeze(1))
