@@ -287,7 +287,7 @@ def test_status_of_a_run_from_its_beginning_to_its_end(call: Call, tmp_path: Pat
     assert (running["images"]["done"], running["images"]["left"]) == (4, 2)
     assert 0 < running["images"]["per_s"] < 100  # 10 ms each, and some for the files
     assert (running["baseline"]["done"], running["baseline"]["left"]) == (4, 2)
-    # The passes take turns: both are done when the slower one is.
+    # The passes alternate: both are done when the slower one is.
     assert running["time_left_s"] == max(2 / running[name]["per_s"] for name in ("images", "baseline"))
     done = status()
     assert (done["state"], done["images"]["left"], done["baseline"]["left"]) == ("finished", 0, 0)

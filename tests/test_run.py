@@ -84,7 +84,7 @@ def test_a_run_leaves_what_it_promises(bench: Bench) -> None:
     for record in made:
         with Image.open(bench.out / record.image) as image:
             assert pixel_digest(np.asarray(image)) == record.sha256
-    # Warm-up of both, then every prompt by the method and its baseline in turn: ABBA.
+    # Warm-up of both, then every prompt by the method and its baseline alternately: ABBA.
     abba = [(label, i) for i in range(6) for label in (("method", "vanilla"), ("vanilla", "method"))[i % 2]]
     assert bench.decoded == [("method", 0), ("vanilla", 0), *abba]
 

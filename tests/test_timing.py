@@ -1,4 +1,4 @@
-"""Timings: the method and vanilla AR in turn, the paired speed-up and its error, the drift, and what is left empty."""
+"""Timings: the method and vanilla AR alternating, the paired speed-up and its error, the drift, and what is left empty."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_interrupted_pair_is_completed_and_does_not_count(tmp_path: Path) -> 
     ]
 
 
-def test_in_batches_the_batches_take_turns(tmp_path: Path) -> None:
+def test_in_batches_the_batches_alternate(tmp_path: Path) -> None:
     row = execute(tmp_path, "batch=2", "timing=true")
     method, vanilla = passes(tmp_path)
     assert [r.timed for r in method] == [1, 1, 4, 4, 5, 5]

@@ -241,7 +241,7 @@ TABLE: dict[str, Parameter] = {
     "warmup": Parameter("integer", "untimed decodes before the first timed one", low=0, high=1000),
     "timing": Parameter(
         "flag",
-        "measure seconds, method and vanilla AR in turn; false leaves the columns in seconds empty",
+        "measure seconds, method and vanilla AR alternating; false leaves the columns in seconds empty",
         null="true where one process decodes one image at a time",
     ),
     "workers": Parameter(

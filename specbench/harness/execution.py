@@ -89,7 +89,7 @@ class Execution:
     def _decode_pairs(
         self, worker: Worker, method: Journal, vanilla: Journal, items: Sequence[data.Item], stop: Callable[[], bool]
     ) -> None:
-        """The prompts that neither pass has a record of, by both passes in turn. (A prompt of which an interruption
+        """The prompts that neither pass has a record of, by both passes alternately. (A prompt of which an interruption
         left one half is completed alone, and is no pair.)"""
         count = len(items)
         neither = set(method.missing(count)) & set(vanilla.missing(count))

@@ -54,7 +54,7 @@ def of_run(path: Path) -> Status:
     done = not passes and _has_row(folder, cfg, memory)
     state = "running" if _locked(folder.lock) else "finished" if done else "stopped"
     times = [one.left / one.per_s if one.per_s else None for one in passes]
-    # Where the passes take turns, the time of each contains the other's.
+    # Where the passes alternate, the time of each contains the other's.
     together = max if timing.is_timed(cfg) else sum
     return Status(
         str(path),
