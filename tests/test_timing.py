@@ -1,4 +1,4 @@
-"""Timings: the method and vanilla AR alternating, the paired speed-up and its error, the drift, and what is left empty."""
+"""Timings: method and vanilla AR alternate; the paired speed-up and its error, the drift, and what is left empty."""
 
 from __future__ import annotations
 
