@@ -161,8 +161,8 @@ def _write(
 
 @triton.jit
 def _siblings(
-    TOKENS, PROBS, HISTORY, COUNT, STEP, KEY, OFFSETS, CHOICE, DRAFT, nodes, height, vocabulary, held, branching, tags, tag,
-    WIDTH: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr,
+    TOKENS, PROBS, HISTORY, COUNT, STEP, KEY, OFFSETS, CHOICE, DRAFT, nodes, height, vocabulary, held, branching, tags,
+    tag, WIDTH: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """All candidates of one position of a row: its token, and others drawn without replacement from the rest of its
     distribution; into the tokens of the draft's nodes."""
