@@ -104,7 +104,7 @@ def _choose(
             kept = 0
             others, mass = vocabulary * 0, 1.0
             previously = PROBS
-            if COUPLING == 1:
+            if COUPLING == 1:  # noqa: SIM102  (a constant of the compiler)
                 if offset < known - 1:  # the last known position has a distribution, but no token yet
                     before = row * height + tl.minimum(previous + 1, height - 1)
                     previously = PROBS + before * vocabulary
