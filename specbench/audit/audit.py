@@ -167,7 +167,7 @@ def _theorem(method: Method, model: TabularModel, target_probs: Tensor) -> dict[
     filtered, drafts = ([sampling.probs(t.log()) for t in tables] for tables in (model.p, model.q))
     pre_argmax = None
     if method.rule.uses_pre_argmax_probs and sampling.temperature == 0:
-        pre_argmax = [sampling.unfiltered_probs(t.log(), f) for t, f in zip(model.p, filtered)]
+        pre_argmax = [sampling.unfiltered.probs(t.log()) for t in model.p]
     chain = theorem.chain_statistics(filtered, drafts, method.rule, method.chain, pre_argmax)
     return {
         "tv_bound": chain.bound,

@@ -20,9 +20,13 @@ class Kernels(Protocol):
 
     def probs(self, logits: Tensor, temperature: float, top_k: int | None) -> Tensor: ...
 
-    def decide(
-        self, r: Tensor, q: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    def verify(
+        self, p: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+
+    def window(
+        self, drafter: Any, state: Any, history: Tensor, count: Tensor, step: Tensor, tags: int, tag: int, noise: int
+    ) -> Tensor: ...
 
     def rms_norm(self, x: Tensor, norm: Any) -> Tensor: ...
 
