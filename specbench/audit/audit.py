@@ -218,7 +218,7 @@ def described(cfg: Mapping[str, Any], sampling: Sequence[str] = SAMPLING) -> dic
 
 
 @dataclass
-class _Counts:
+class _SequenceCounts:
     """halves: per marginal, the counts of the sequences of even and of odd index; forbidden: sequences that the image
     grammar forbids; first (T + 1,): histogram of the tokens accepted in the first step with a draft; per_step: mean of
     T / steps."""
@@ -236,11 +236,11 @@ def _decode(
     samples: int,
     seed: int,
     progress: Progress | None,
-) -> _Counts:
+) -> _SequenceCounts:
     def zeros() -> list[Tensor]:
         return [torch.zeros_like(m.probs) for m in marginals]
 
-    found = _Counts((zeros(), zeros()), torch.zeros(0, dtype=torch.float64))
+    found = _SequenceCounts((zeros(), zeros()), torch.zeros(0, dtype=torch.float64))
     rows = max(1, min(_MOST_ROWS, _AT_ONCE // (method.drafter.tree.nodes * model.vocab)))
     config = DecoderConfig(method.target, method.drafter, method.rule, method.sampling)
     steps = torch.zeros(0, dtype=torch.float64)
