@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specbench.audit import audit, sizes, statistics, tiny
 from specbench.audit.audit import LEVEL, assemble, measure
-from specbench.audit.marginals import of_grams, of_sequence
+from specbench.audit.marginals import filtered, of_grams, of_sequence
 from specbench.audit.models import Subject, built_in
 from specbench.audit.tabular import random_tables, sequence_probs
 from specbench.config import configuration
@@ -59,6 +59,15 @@ def test_grams_of_a_markov_model_are_marginals_of_its_sequences() -> None:
         assert torch.allclose(full.sum(others).flatten(), m.probs, atol=1e-12)
     again = of_sequence([table[torch.arange(3**t) % len(table)] for t, table in enumerate(tables)])
     assert torch.equal(again[0].probs, full.flatten())
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(), Sampling(0.7, 3), Sampling(1.3, None, 0.8), Sampling(0.9, 4, 0.7), Sampling(0.0), Sampling(1, 9)],
+)
+def test_the_samplings_definition_is_what_sampling_does(sampling: Sampling) -> None:
+    logits = torch.randn(500, 6, generator=torch.Generator().manual_seed(1)) * 2
+    assert torch.allclose(sampling.probs(logits).double(), filtered(logits, sampling), atol=1e-6)
 
 
 def test_a_verdict_needs_a_bound() -> None:
