@@ -4,8 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 
-def start(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Start `kernel` in as many programs as `grid` names; options: of the compiler (num_warps, num_stages). Tests count
-    and inspect the starts here."""
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # a Triton without programmatic dependent launch
+    gdc_launch_dependents = gdc_wait = None
+
+
+def start(
+    kernel: Any, grid: tuple[int, ...], *arguments: Any, dependent: bool | None = None, **options: Any
+) -> None:
+    """Start `kernel` in as many programs as `grid` names; options: constants and those of the compiler (num_warps,
+    num_stages). Tests count and inspect the starts here.
+
+    dependent: whether it may begin before the kernel in front of it has ended (programmatic dependent launch); the
+    kernel has a constant PDL and calls `gdc_wait` before it reads anything but weights. None: it has no such constant.
+    """
+    if dependent is not None:
+        options["PDL"] = dependent
+        if dependent:
+            options["launch_pdl"] = True
     kernel[grid](*arguments, **options)
+
+
+def can_depend(device: torch.device) -> bool:
+    """Whether kernels on `device` may begin before the one in front of them has ended."""
+    if gdc_wait is None or device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
