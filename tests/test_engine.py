@@ -12,7 +12,7 @@ import tiny
 import torch
 from hostless import numbers_unknown
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from specbench import cli
 from specbench.decoding.drafters.draft_model import DraftModel
@@ -30,6 +30,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.engine.fixed import Fixed, _named, tensors
 from specbench.engine.graph import Eager, Graphs
+from specbench.errors import RunError
 from specbench.models.llamagen import Conditioning
 
 TREE = "[[0],[1],[0,0],[0,1],[1,0]]"
@@ -194,6 +195,42 @@ def test_no_step_waits_for_the_host(name: str, rule: str) -> None:
             steps.step()
         with pytest.raises(DataDependentOutputException):
             steps.lacking([(0, 0), (0, 1)])
+
+
+def on_fake_cuda(module: torch.nn.Module) -> None:
+    """Replace parameters and buffers by fake ones on a CUDA device; call it in a FakeTensorMode."""
+    for part in module.modules():
+        for kind in (part._parameters, part._buffers):
+            for name, x in kind.items():
+                if x is not None:
+                    fake = torch.empty(x.shape, dtype=x.dtype, device="cuda")
+                    kind[name] = torch.nn.Parameter(fake, requires_grad=False) if kind is part._parameters else fake
+
+
+@pytest.mark.parametrize("rule", ["exact", "cool", "lantern", "gsd"])
+def test_a_decoding_brings_the_constants_of_its_rule_to_the_device(rule: str) -> None:
+    """A recorded step must not copy from the host: they are moved before the first one."""
+    target, given = tiny.llamagen(side=4), tiny.prompts(2)
+    config = configured(target, "tree", rule)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        on_fake_cuda(target)
+        on_fake_cuda(config.drafter.head)
+        there = Conditioning(given.features.to("cuda"), given.valid.to("cuda"))
+        Decoding(config, there, tiny.rng(2, device="cuda"))
+    assert [getattr(config.rule, name).device.type for name in config.rule.constants] == ["cuda"]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_decoding_that_no_longer_advances_stops(batch: int) -> None:
+    """A recording that contains no kernel, say, would leave the loop without an end."""
+    engine = Graphs(lambda step: lambda: None)
+    config = configured(tiny.llamagen(), "chain")
+    encode, rng = some_of(conditioning(3, 5), 0)
+    run: Any = partial(decode, config, encode([0]), rng([0]), engine)
+    if batch > 1:
+        run = partial(next, decode_stream(partial(Decoding, config), encode, rng, 3, batch, engine))
+    with pytest.raises(RunError, match="row 0 still lacks 4 tokens, and the last steps added none"):
+        run()
 
 
 def test_only_the_newest_shapes_are_kept() -> None:

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import Rule
-from specbench.decoding.sampling import Sampling
+from specbench.decoding.sampling import Distributions, Sampling
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, Verdict, verify
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.fixed import load_rows
 from specbench.engine.graph import Eager, Graphs
 from specbench.engine.ops import Kernels, sum_last
-from specbench.errors import NumberError
+from specbench.errors import NumberError, RunError
 
 T = TypeVar("T")
 
@@ -153,7 +153,7 @@ class _Recorder:
         self.log_prob = torch.zeros(rows, total + 2 * reach, device=device)
         self.offsets = torch.arange(reach, device=device)
 
-    def record(self, outcome: Outcome, full: Tensor, step: Tensor, active: Tensor) -> None:
+    def record(self, outcome: Outcome, found: Distributions, step: Tensor, active: Tensor) -> None:
         verdict, count = outcome.verdict, outcome.count
         path = verdict.path_with_root  # beyond its end, its last node: every entry was reached
         if outcome.draft.tree.height:
@@ -162,7 +162,7 @@ class _Recorder:
             row = [sum_last(verdict.next_probs)]
         index = torch.where(active, step, self.total).expand(len(row), -1).unsqueeze(-1)
         self.steps[: len(row)].scatter_(2, index, torch.stack([x.float() for x in row]).unsqueeze(-1))
-        of_token = full.flatten(1).gather(1, path * full.shape[-1] + verdict.tokens).clamp_min(1e-38).log()
+        of_token = found.log_prob(path, verdict.tokens)
         kept = active[:, None] & (self.offsets <= verdict.length[:, None])
         self.log_prob.scatter_(1, count[:, None] + self.offsets, torch.where(kept, of_token, 0.0))
 
@@ -238,6 +238,23 @@ class BatchDecoding(ABC):
         """The result of the rows (default: all of them)."""
 
 
+class Progress:
+    """Stops a decoding whose steps no longer add tokens, such as a recorded step that lacks its kernels."""
+
+    def __init__(self) -> None:
+        self._left: Sequence[int] = ()
+
+    def check(self, left: Sequence[int]) -> None:
+        """left: tokens that each row lacks, after at least one step since the last call."""
+        if any(now and now >= before for now, before in zip(left, self._left, strict=False)):
+            row = next(i for i, now in enumerate(left) if now and now >= self._left[i])
+            raise RunError(
+                f"decoding stopped: row {row} still lacks {left[row]} tokens, and the last steps added none; this is a"
+                " fault of the engine (try engine=eager)"
+            )
+        self._left = left
+
+
 def finished(start: Callable[[], BatchDecoding], rng: RandomStreams, engine: Eager | Graphs) -> Decoded[Any]:
     """The result of the images that `start` returns, one per row of `rng`, with the seconds from its call on. The host
     reads the rows only when the slowest could be done, at most once per `reach` tokens that it still lacks."""
@@ -245,7 +262,9 @@ def finished(start: Callable[[], BatchDecoding], rng: RandomStreams, engine: Eag
     synchronize(device)
     before = time.perf_counter()
     images, step = engine.begin(start())
-    while lacking := max(images.lacking(rng.keys)):
+    progress = Progress()
+    while lacking := max(left := images.lacking(rng.keys)):
+        progress.check(left)
         for _ in range(-(-lacking // images.reach)):
             step()
     synchronize(device)
@@ -287,6 +306,7 @@ class Decoding(BatchDecoding):
         self.config, self.rng, self.clock, self.kernels = config, rng, clock or Idle(), kernels
         self.sampling = replace(config.sampling, kernels=kernels)
         device, rows, tree = rng.key.device, len(rng), config.drafter.tree
+        config.rule.open(device)
         self.session = config.target.open(conditioning, rows, config.sampling.guided, tree.nodes)
         self.state = config.drafter.open(self.session, conditioning, self.sampling, rng)
         if kernels is not None:
@@ -304,20 +324,19 @@ class Decoding(BatchDecoding):
         clock.lap("draft")
         logits, hidden = session.forward(draft.tokens, draft.tree, self.history, count)
         clock.lap("forward")
-        logits = session.constrain(sampling.apply_guidance(logits), count[:, None] + draft.tree.depth)
-        p = sampling.probs(logits)
-        full = sampling.unfiltered_probs(logits, p)
-        pre_argmax_probs = full if config.rule.uses_pre_argmax_probs and sampling.temperature == 0 else None
-        verdict = verify(p, draft, config.rule, self.rng, self.steps, pre_argmax_probs, self.kernels)
+        found = sampling.distributions(logits, session, count[:, None] + draft.tree.depth)
+        before = config.rule.uses_pre_argmax_probs and sampling.temperature == 0
+        pre_argmax_probs = found.unfiltered() if before else None
+        verdict = verify(found.p, draft, config.rule, self.rng, self.steps, pre_argmax_probs, self.kernels)
         if config.override is not None:
             verdict = config.override(verdict, draft, self.steps)
         clock.lap("verify")
         session.commit(verdict, draft.tree, count)
-        outcome = Outcome(draft, p, hidden, verdict, count)
+        outcome = Outcome(draft, found.p, hidden, verdict, count)
         drafter.commit(self.state, outcome)
         clock.lap("commit")
         active = count < self.total
-        self.recorder.record(outcome, full, self.steps, active)
+        self.recorder.record(outcome, found, self.steps, active)
         offsets = self.recorder.offsets
         self.history.scatter_(1, count[:, None] + offsets, torch.where(active[:, None], verdict.tokens, 0))
         if draft.tree.height:
@@ -396,9 +415,11 @@ def decode_stream(
             else:
                 load_rows(images, fresh, done[: len(following)], rows)
             del fresh  # an engine may have copied it
+        progress = Progress()
         while True:  # until enough rows are done to be refilled; without a queue, until all are
             with torch.inference_mode():
                 left = images.lacking(keys)
+                progress.check(left)
                 under_way = sorted(left[row] for row, owner in enumerate(owners) if owner is not None)
                 behind = under_way[: few if queue else None][-1]  # of the row that determines the next look
                 for _ in range(-(-behind // images.reach)):

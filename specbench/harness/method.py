@@ -21,9 +21,12 @@ from specbench.storage.files import atomic_path, sha256
 _WORTH_KEEPING = 256  # codes
 
 
-def build_rule(cfg: Mapping[str, Any], height: int, codebook: Callable[[], Tensor]) -> Rule:
-    """The rule of a configuration, for drafts of this height and a target with this codebook (see `rules.Setting`)."""
-    setting = Setting(height, codebook, cfg["temperature"] == 0, cached_neighbours)
+def build_rule(
+    cfg: Mapping[str, Any], height: int, codebook: Callable[[], Tensor], near: Callable[..., Tensor] | None = None
+) -> Rule:
+    """The rule of a configuration, for drafts of this height and a target with this codebook (see `rules.Setting`);
+    near: computes tables of neighbours (default: `cached_neighbours`)."""
+    setting = Setting(height, codebook, cfg["temperature"] == 0, near or cached_neighbours)
     built: Rule = registry.find("rule", cfg["rule"])(cfg, setting)
     return built
 

@@ -36,7 +36,7 @@ from specbench.engine.graph import ENGINES, Eager, Graphs
 from specbench.errors import NumberError, UsageError, check_choice
 from specbench.harness.method import build_rule
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def resolve_device(name: str) -> torch.device:
@@ -66,8 +66,8 @@ def engine_of(cfg: Mapping[str, Any], device: torch.device) -> Eager | Graphs:
 
 def _load_model(cfg: Mapping[str, Any]) -> tuple[torch.device, Any]:
     device = resolve_device(cfg["device"])
-    check_choice("dtype", cfg["dtype"], tuple(_DTYPES))
-    return device, registry.find("model", cfg["model"])(cfg, device, _DTYPES[cfg["dtype"]])
+    check_choice("dtype", cfg["dtype"], tuple(DTYPES))
+    return device, registry.find("model", cfg["model"])(cfg, device, DTYPES[cfg["dtype"]])
 
 
 @dataclass
@@ -191,11 +191,18 @@ class Pipeline(_Base):
         device, model = _load_model(cfg)
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
         rule = build_rule(cfg, drafter.tree.height, model.codebook)
+        return cls.of(cfg, model, drafter, rule, device, engine_of(cfg, device))
+
+    @classmethod
+    def of(
+        cls, cfg: Mapping[str, Any], model: Any, drafter: Any, rule: Any, device: torch.device, engine: Eager | Graphs
+    ) -> Pipeline:
+        """From parts that are loaded already."""
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
         layers = getattr(drafter, "aux_hidden_layers", ())
         target = model.target.with_aux_hidden_layers(layers) if layers else model.target
         config = DecoderConfig(target, drafter, rule, sampling)
-        return cls(model, config, device, cfg["model"], registry.weights_label(cfg), engine_of(cfg, device))
+        return cls(model, config, device, cfg["model"], registry.weights_label(cfg), engine)
 
     def vanilla(self) -> Pipeline:
         """The same loaded target with the empty draft: the baseline, on an engine of the same kind."""

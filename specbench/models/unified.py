@@ -83,18 +83,18 @@ class Prompts:
 
 
 class Unified(Language):
+    _ids: Tensor
+
     def __init__(self, cfg: UnifiedConfig, image: ImageTokens) -> None:
         super().__init__()
         self.cfg, self.image = cfg, image
         self.grammar, self.length, self.width = image.grammar, len(image.grammar), image.width
-        self._ids = image.ids
+        self.register_buffer("_ids", image.ids, persistent=False)
         self._rope: Tensor | None = None
         self._build(cfg.block, cfg.n_layer, cfg.vocab_size, len(image.ids))
         init_weights(self)
 
     def ids(self, tokens: Tensor) -> Tensor:
-        if self._ids.device != tokens.device:
-            self._ids = self._ids.to(tokens.device)
         return self._ids[tokens]
 
     def reserve(self, positions: int) -> None:

@@ -22,12 +22,14 @@ class Rule(Protocol):
     the probability of accepting x, and the distribution that replaces r when x is rejected.
 
     `deterministic` rules leave the distribution as it is; of the paths that they accept, the longest counts. At
-    temperature 0 a rule with `uses_pre_argmax_probs` decides by the distribution before the arg max.
+    temperature 0 a rule with `uses_pre_argmax_probs` decides by the distribution before the arg max. `constants` names
+    the attributes that hold tensors.
     """
 
     name: str
     deterministic: bool = False
     uses_pre_argmax_probs: bool = False
+    constants: tuple[str, ...] = ()
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Probability (...) of accepting `token`."""
@@ -37,7 +39,12 @@ class Rule(Protocol):
         """The residual distribution (..., V), normalised, after `token` was rejected."""
         ...
 
-    def relaxation(self, device: torch.device) -> tuple[Tensor, bool] | None:
+    def open(self, device: torch.device) -> None:
+        """Put the rule's tensors on the device of a decoding that starts: a recorded step cannot move them."""
+        for name in self.constants:
+            setattr(self, name, getattr(self, name).to(device))
+
+    def relaxation(self) -> tuple[Tensor, bool] | None:
         """Of a rule min(1, omega r / q): omega by depth, from 0 on, the last one for deeper positions, and whether the
         residual distribution is that of Cool-SD's Eq. 10. The fused kernel computes such rules; None: it cannot."""
         return None

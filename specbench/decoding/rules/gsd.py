@@ -20,6 +20,7 @@ class Grouped(Rule):
     """
 
     name = "gsd"
+    constants = ("members",)
 
     def __init__(self, near: Tensor, resample: str = "vanilla") -> None:
         """near (V, group - 1) int64: the other members of every code's group."""
@@ -28,19 +29,13 @@ class Grouped(Rule):
         self.members, self.resample = torch.cat([own, near], 1), resample
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        group = self._members(r.device)[token]
+        group = self.members[token]
         return ratio(r.gather(-1, group).sum(-1), q.gather(-1, group).sum(-1))
 
     def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         if self.resample == "optimal":
-            members = self._members(r.device)
-            q = q * ratio(r[..., members].sum(-1), q[..., members].sum(-1))
+            q = q * ratio(r[..., self.members].sum(-1), q[..., self.members].sum(-1))
         return normalise((r - q).clamp_min(0), r)
-
-    def _members(self, device: torch.device) -> Tensor:
-        if self.members.device != device:
-            self.members = self.members.to(device)
-        return self.members
 
 
 def build(cfg: Mapping[str, Any], setting: Setting) -> Rule:

@@ -31,6 +31,8 @@ class Lantern(Rule):
     With `greedy` a token is accepted where it is the arg max of r'.
     """
 
+    constants = ("near",)
+
     def __init__(
         self, name: str, near: Tensor, k: int, bound: str, limit: float, resample: str = "paper", greedy: bool = False
     ) -> None:
@@ -45,8 +47,6 @@ class Lantern(Rule):
 
     def moved(self, r: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The neighbours of x (..., k), the mass of each that moves onto x (..., k), all or none, and which count."""
-        if self.near.device != r.device:
-            self.near = self.near.to(r.device)
         near = self.near[token][..., : self.k]
         mass = r.gather(-1, near)
         running, own = mass.cumsum(-1), at(r, token).unsqueeze(-1)

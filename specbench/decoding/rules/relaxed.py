@@ -22,6 +22,8 @@ class Relaxed(Rule):
     Proposition 1 derives for omega >= 1 only.
     """
 
+    constants = ("omega",)
+
     def __init__(self, name: str, omega: list[float], resample: str = "optimal") -> None:
         """omega[i - 1] is that of depth i; deeper positions use the last one."""
         check_choice("resample", resample, ("optimal", "vanilla"))
@@ -29,14 +31,12 @@ class Relaxed(Rule):
         self.resample = resample
         self.omega = torch.tensor([1.0, *omega], dtype=torch.float32)
 
-    def relaxation(self, device: torch.device) -> tuple[Tensor, bool]:
+    def relaxation(self) -> tuple[Tensor, bool]:
         """As of `Rule`."""
-        if self.omega.device != device:
-            self.omega = self.omega.to(device)
         return self.omega, self.resample == "optimal"
 
     def _omega(self, depth: Tensor) -> Tensor:
-        return self.relaxation(depth.device)[0][depth.clamp_max(len(self.omega) - 1)]
+        return self.omega[depth.clamp_max(len(self.omega) - 1)]
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         return ratio(self._omega(depth) * at(r, token), at(q, token))

@@ -66,10 +66,10 @@ class Bundle:
     def random(self, build: Callable[[], M], seed: int, dtype: torch.dtype) -> M:
         """A module with random weights of unit gain, created on its device: the host never holds it twice."""
         with torch.device("meta"):
-            module = build()
+            module = build().to(dtype)
         if self.device.type == "meta":  # where only the shapes are needed
-            return module
-        module = module.to(dtype).to_empty(device=self.device)
+            return module.eval().requires_grad_(False)
+        module = module.to_empty(device=self.device)
         rng = torch.Generator(self.device).manual_seed(seed)
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:

@@ -75,7 +75,8 @@ class Drafters:
 
     def random_network(self, build: Callable[[], Any], seed: int) -> Any:
         torch.manual_seed(seed)
-        return self.ready(build())
+        with torch.device("meta" if self.device.type == "meta" else "cpu"):
+            return self.ready(build())
 
 
 class NetworkLoader(Generic[N]):

@@ -1,0 +1,108 @@
+"""A configuration at its full size without weights, without memory and without a device: the networks hold fake CUDA
+tensors (PyTorch's FakeTensorMode), of which only shape, type and device exist. The real decode loop runs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from specbench.config import parameters, registry
+from specbench.decoding.rng import RandomStreams
+from specbench.engine.graph import Eager, Graphs
+from specbench.harness.method import build_rule
+from specbench.harness.pipeline import DTYPES, ContinuousPipeline, Pipeline, continuous_rule
+
+#: The device of fake tensors.
+DEVICE = torch.device("cuda", 0)
+#: A prompt of every model: a text, or a class.
+_PROMPT = "0"
+
+
+@dataclass
+class Shapes:
+    """A pipeline on fake tensors. networks: by name, those that a run holds, the drafter's included; conditioning: of
+    as many prompts as were asked for. Use the pipeline within `entered`."""
+
+    pipeline: Any
+    networks: dict[str, nn.Module]
+    conditioning: Any
+    rng: RandomStreams
+    mode: FakeTensorMode
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Tensors that are made within are fake; no gradients. (Inference mode would hide which operations a
+        composite one consists of.)"""
+        with self.mode, torch.no_grad():
+            yield
+
+
+def shapes(cfg: Mapping[str, Any], engine: Eager | Graphs | None = None, rows: int | None = None) -> Shapes:
+    """Of a checked configuration, with random weights at the official sizes; rows: images at once (default: the
+    batch); engine: its kernels are used (default: kernel by kernel, the plain functions)."""
+    cfg, engine = {**cfg, "weights": "random", "drafter_weights": None}, engine or Eager()
+    continuous = parameters.is_continuous("model", cfg["model"])
+    rows = int(cfg["batch"]) if rows is None else rows
+    model = registry.find("model", cfg["model"])(cfg, torch.device("meta"), DTYPES[cfg["dtype"]])
+    given = model.encode([_PROMPT] * rows)
+    if not continuous:
+        drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
+    else:
+        drafter = model.drafter_network("mar_draft") if cfg["drafter"] != "none" else None
+    model.device = DEVICE
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    found = dict(_networks(model)) | {f"drafter {name}": network for name, network in _networks(drafter)}
+    with mode, torch.no_grad():
+        for network in found.values():
+            _to_fake(network)
+        conditioning, rng = _fake(given), RandomStreams([(0, i) for i in range(rows)], DEVICE)
+        pipeline: Pipeline | ContinuousPipeline
+        if continuous:
+            rule = continuous_rule(cfg, model.target.length)
+            pipeline = ContinuousPipeline(model, drafter, rule, DEVICE, cfg["model"], "random", engine)
+        else:
+            built = build_rule(cfg, drafter.tree.height, model.codebook, _no_neighbours)
+            pipeline = Pipeline.of(cfg, model, drafter, built, DEVICE, engine)
+    return Shapes(pipeline, found, conditioning, rng, mode)
+
+
+def _networks(holder: Any) -> Iterator[tuple[str, nn.Module]]:
+    """The networks that an object holds itself, and those within a target with its guidance."""
+    for name, value in vars(holder).items() if holder is not None else ():
+        if isinstance(value, nn.Module):
+            yield name, value
+        elif isinstance(getattr(value, "model", None), nn.Module):
+            yield name, value.model
+
+
+def _to_fake(network: nn.Module) -> None:
+    """Replaces parameters and buffers by fake ones; tied ones stay tied."""
+    made: dict[int, Tensor] = {}
+    for part in network.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    made.setdefault(id(tensor), _fake(tensor))
+                    tensors[name] = made[id(tensor)]  # type: ignore[assignment]
+
+
+def _fake(x: Any) -> Any:
+    """A fake tensor like a tensor, on `DEVICE`; of a dataclass, the same of its fields."""
+    if isinstance(x, nn.Parameter):
+        return nn.Parameter(torch.empty(x.shape, dtype=x.dtype, device=DEVICE), requires_grad=False)
+    if isinstance(x, Tensor):
+        return torch.empty(x.shape, dtype=x.dtype, device=DEVICE)
+    if is_dataclass(x) and not isinstance(x, type):
+        return type(x)(**{f.name: _fake(getattr(x, f.name)) for f in fields(x)})
+    return x
+
+
+def _no_neighbours(codebook: Tensor, k: int, proximity: str) -> Tensor:
+    """A table of neighbours (V, k) by shape alone."""
+    return torch.zeros(len(codebook), min(k, len(codebook) - 1), dtype=torch.int64, device=codebook.device)
