@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specbench.engine.kernels import launch
 from specbench.engine.kernels.launch import gdc_launch_dependents, gdc_wait
+from specbench.engine.kernels.products import dot
 from specbench.engine.kernels.tiles import Tiles
 from specbench.engine.masks import TreeMask
 
@@ -25,10 +26,10 @@ def _add_keys(q, K, V, at, here, seen, scale, top, total, out):
     seen: which of them count."""
     k = tl.load(K + at, mask=here, other=0.0)
     v = tl.load(V + at, mask=here, other=0.0)
-    score = tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, -1e30)
+    score = tl.where(seen, dot(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32)) * scale, -1e30)
     higher = tl.maximum(top, tl.max(score, 1))
     p, fade = tl.exp2(score - higher[:, None]), tl.exp2(top - higher)
-    out = tl.dot(p.to(v.dtype), v, out * fade[:, None], input_precision="ieee")
+    out = dot(p.to(v.dtype), v, out * fade[:, None])
     return higher, total * fade + tl.sum(p, 1), out
 
 
@@ -36,7 +37,7 @@ def _add_keys(q, K, V, at, here, seen, scale, top, total, out):
 def _attend(
     Q, K, V, START, ROOT, AMONG, OUT, PART, TOP, SUM, ARRIVED, nodes, slots, trees, tree_stride, node_stride, wide, scale,
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BS: tl.constexpr,
-    SPLITS: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, UNROLL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BQ queries of all heads that share keys, over one of SPLITS contiguous ranges of the keys that the row has. The
     last program to end a head and a block of queries combines the ranges, and leaves its counter at zero.
@@ -68,7 +69,16 @@ def _attend(
         key = first + j
         at = base + key[:, None] * DIM + d[None, :]
         top, total, out = _add_keys(
-            q, K, V, at, (key < committed)[:, None] & (d < DIM)[None, :], (key < committed)[None, :], scale, top, total, out
+            q,
+            K,
+            V,
+            at,
+            (key < committed)[:, None] & (d < DIM)[None, :],
+            (key < committed)[None, :],
+            scale,
+            top,
+            total,
+            out,
         )
     among = AMONG + (row % trees) * tree_stride + node * node_stride
     for first in tl.range(tl.maximum(low, root), high, BS, num_stages=1):
@@ -94,10 +104,12 @@ def _attend(
                 highest = tl.maximum(highest, tl.load(TOP + part + s, mask=here, other=-1e30, cache_modifier=".cg"))
             total = tl.zeros([BQ], tl.float32)
             out = tl.zeros([BQ, BD], tl.float32)
-            for s in tl.static_range(SPLITS):
+            for s in tl.range(0, SPLITS, loop_unroll_factor=UNROLL):
                 weight = tl.exp2(tl.load(TOP + part + s, mask=here, other=0.0, cache_modifier=".cg") - highest)
                 total += weight * tl.load(SUM + part + s, mask=here, other=1.0, cache_modifier=".cg")
-                some = tl.load(PART + (part + s)[:, None] * DIM + d[None, :], mask=inside, other=0.0, cache_modifier=".cg")
+                some = tl.load(
+                    PART + (part + s)[:, None] * DIM + d[None, :], mask=inside, other=0.0, cache_modifier=".cg"
+                )
                 out += weight[:, None] * some
             tl.store(OUT + cell, (out / total[:, None]).to(OUT.dtype.element_ty), mask=inside)
             tl.store(counter, 0)
@@ -143,6 +155,7 @@ def attend(
         counters.on(q.device, rows * kv * blocks), nodes, slots, len(among), among.stride(0), among.stride(1),
         among.shape[2], dim**-0.5 * 1.4426950408889634,
         heads, kv, dim, max(16, triton.next_power_of_2(dim)), tile.queries, tile.keys, splits,
+        splits if tile.queries * dim <= 4096 else 1,
     )  # fmt: skip
     launch.start(
         _attend, (rows * kv, splits, blocks), *arguments,

@@ -18,22 +18,23 @@ def _rms_norm(
     if PDL:
         gdc_launch_dependents()
     row, at = tl.program_id(0).to(tl.int64) * WIDTH, tl.arange(0, BLOCK)
-    weight = tl.load(NORM + at, mask=at < WIDTH, other=0.0)
+    weight = tl.load(NORM + at, mask=at < WIDTH, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
     given = tl.load(X + row + at, mask=at < WIDTH, other=0.0)
-    other = given
-    if BEFORE or AFTER:
-        other = tl.load(RES + row + at, mask=at < WIDTH, other=0.0)
-    if BEFORE:
-        given += other
-        tl.store(SUM + row + at, given, mask=at < WIDTH)
     x = given.to(tl.float32)
+    other = x
+    if BEFORE or AFTER:
+        other = tl.load(RES + row + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+    if BEFORE:
+        total = (x + other).to(given.dtype)
+        tl.store(SUM + row + at, total, mask=at < WIDTH)
+        x = total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
-    y = (x * scale).to(given.dtype) * weight
+    y = (x * scale).to(given.dtype).to(tl.float32) * weight
     if AFTER:
-        y += other
-    tl.store(Y + row + at, y, mask=at < WIDTH)
+        y = y.to(given.dtype).to(tl.float32) + other
+    tl.store(Y + row + at, y.to(given.dtype), mask=at < WIDTH)
 
 
 @triton.jit

@@ -10,10 +10,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specbench.engine.kernels.launch import gdc_launch_dependents, gdc_wait
+from specbench.engine.kernels.launch import INTERPRETED, gdc_launch_dependents, gdc_wait
 
 #: Rows up to which products are sums of scalars.
 FEW = 4
+
+
+@triton.jit
+def dot(x, y, total):
+    """total + x @ y in float32. Triton's interpreter cannot multiply matrices of bfloat16."""
+    if INTERPRETED:
+        x, y = x.to(tl.float32), y.to(tl.float32)
+    return tl.dot(x, y, total, input_precision="ieee")
 
 
 @triton.jit
@@ -150,13 +158,13 @@ def _products_of_many(
             wide = x.to(tl.float32)
             square += wide * wide
             x = (wide * tl.load(NORM + at, mask=at < WIDTH, other=0.0).to(tl.float32)).to(x.dtype)
-        y = tl.dot(x, tl.trans(w), y, input_precision="ieee")
+        y = dot(x, tl.trans(w), y)
         if PAIRED:
             if WIDTH % BK == 0:
                 v = tl.load(v_at + at, eviction_policy="evict_first")
             else:
                 v = tl.load(v_at + at, mask=at < WIDTH, other=0.0, eviction_policy="evict_first")
-            z = tl.dot(x, tl.trans(v), z, input_precision="ieee")
+            z = dot(x, tl.trans(v), z)
     if NORMED:
         scale = tl.rsqrt(tl.sum(square, 1) / WIDTH + eps)[:, None]
         y, z = y * scale, z * scale

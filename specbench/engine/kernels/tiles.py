@@ -85,7 +85,7 @@ class Tiles:
         whose products need no matrix units and more registers, up to 32."""
         block = max(16, triton.next_power_of_2(queries))
         if dtype.itemsize > 2:
-            return AttentionTile(min(block, 32 if dim <= 64 else 16), 32, 4, 2, 2)
+            return AttentionTile(min(block, 32 if dim <= 64 else 16), 32 if dim <= 64 else 16, 8, 2, 2)
         block = min(block, 128)
         return AttentionTile(block, 64, 8 if block * dim > 4096 else 4, 3, 1 if block > 64 else 2)
 
@@ -108,7 +108,7 @@ def default(kind: Kind, rows: int, width: int, dtype: torch.dtype) -> Tile:
         deep = 256 if dtype.itemsize <= 2 else 64
         return Tile(16, max(16, min(deep, triton.next_power_of_2(width))), 4, 4 if dtype.itemsize <= 2 else 3)
     over = (32768 // dtype.itemsize) // (sum(parts(width)) * (2 if paired else 1))
-    return Tile(4 if over >= 4 else max(1, min(over, 2)), 0, 4, 1)
+    return Tile(max(1, min(triton.next_power_of_2(over + 1) // 2, 2 if kind == "qkv" else 4)), 0, 4, 1)
 
 
 def candidates(kind: Kind, rows: int, width: int, dtype: torch.dtype) -> Iterable[Tile]:
@@ -116,7 +116,8 @@ def candidates(kind: Kind, rows: int, width: int, dtype: torch.dtype) -> Iterabl
     first = default(kind, rows, width, dtype)
     yield first
     if rows <= 4:
-        some = [Tile(over, 0, warps, 1) for over in (1, 2, 4, 8) for warps in (4, 8)]
+        # a program of one warp sums without shared memory, one of several reads the activations less often
+        some = [Tile(over, 0, warps, 1) for warps in (1, 2, 4, 8) for over in (1, 2, 4, 8) if warps <= 2 * over]
     else:
         some = [
             Tile(over, deep, warps, stages)
