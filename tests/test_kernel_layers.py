@@ -22,8 +22,8 @@ from specbench.engine.kernels.block import LayerKernels, Stream
 from specbench.engine.kernels.tiles import Tile, Tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-#: Relative error of one rounding: half a unit of the last place in bfloat16, a whole one where Triton's interpreter cuts
-#: the places off. In float32 sums of some hundred numbers in another order count as one, of 2**-20.
+#: Relative error of one rounding: half a unit of the last place in bfloat16, a whole one where Triton's interpreter
+#: cuts the places off. In float32 sums of some hundred numbers in another order count as one, of 2**-20.
 ROUNDING = {torch.bfloat16: 2.0**-8 if DEVICE == "cuda" else 2.0**-7, torch.float32: 2.0**-20}
 DTYPES = list(ROUNDING)
 

@@ -35,7 +35,8 @@ def _add_keys(q, K, V, at, here, seen, scale, top, total, out):
 
 @triton.jit
 def _attend(
-    Q, K, V, START, ROOT, AMONG, OUT, PART, TOP, SUM, ARRIVED, nodes, slots, trees, tree_stride, node_stride, wide, scale,
+    Q, K, V, START, ROOT, AMONG, OUT, PART, TOP, SUM, ARRIVED,
+    nodes, slots, trees, tree_stride, node_stride, wide, scale,
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BS: tl.constexpr,
     SPLITS: tl.constexpr, UNROLL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -116,8 +117,10 @@ def _attend(
 
 
 class Counters:
-    """Counters at zero, of each device: every kernel that counts leaves them so. A captured graph holds their addresses,
-    so none is ever freed."""
+    """Counters at zero, of each device: every kernel that counts leaves them so. A captured graph holds their
+    addresses, so none is ever freed."""
+
+    __slots__ = ("_count", "_made")  # no part of a decoding's state
 
     def __init__(self, count: int = 1 << 14) -> None:
         self._count = count

@@ -105,7 +105,7 @@ class LayerKernels:
         return q
 
     def _product(self, stream: Stream, norm: Any, weight: Tensor, gate: Tensor | None = None) -> Tensor:
-        """norm(stream) @ weight.T, or with a `gate` (out, in) SwiGLU of both products, of which weight's is activated."""
+        """norm(stream) @ weight.T; with a `gate` (out, in) SwiGLU of both products, of which weight's is activated."""
         rows = len(stream.value)
         if not small(rows, weight):
             x = self._normed(stream, norm)

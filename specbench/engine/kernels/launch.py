@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 import triton.language as tl
+from triton.language.extra import cuda
 
-try:
-    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-except ImportError:  # a Triton without programmatic dependent launch
-    gdc_launch_dependents = gdc_wait = None
+#: Programmatic dependent launch; None in a Triton without it.
+gdc_launch_dependents: Any = getattr(cuda, "gdc_launch_dependents", None)
+gdc_wait: Any = getattr(cuda, "gdc_wait", None)
 
 #: Whether Triton interprets the kernels, on a machine without a GPU.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
-def start(kernel: Any, grid: tuple[int, ...], *arguments: Any, dependent: bool | None = None, **options: Any) -> None:
+def start(kernel: Any, grid: tuple[int, ...], *arguments: Any, dependent: Any = None, **options: Any) -> None:
     """Start `kernel` in as many programs as `grid` names; options: constants and those of the compiler (num_warps,
     num_stages). Tests count and inspect the starts here.
 

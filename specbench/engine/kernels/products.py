@@ -332,5 +332,7 @@ def _many_qkv(
     y, z = _products_of_many(X, W, W, NORM, rm, count, one, two, eps, BM, BN, BK, WIDTH, True, NORMED)
     inside = (rm < count)[:, None] & (pair < pairs)[None, :]
     position, pair = rm[:, None], pair[None, :]
-    y, z, slot = _rotate_pairs(y, z, position, pair, inside, ROPE, SLOTS, Q, nodes, rope_stride, slot_stride, HEADS, KV, HALF)  # fmt: skip
+    y, z, slot = _rotate_pairs(
+        y, z, position, pair, inside, ROPE, SLOTS, Q, nodes, rope_stride, slot_stride, HEADS, KV, HALF
+    )
     _store_pairs(y, z, slot, position, pair, inside, Q, K, V, nodes, slots, HEADS, KV, HALF, HALVES)

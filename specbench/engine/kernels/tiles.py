@@ -18,8 +18,8 @@ import triton
 
 @dataclass(frozen=True)
 class Tile:
-    """Of a product: `over`, outputs a program makes (pairs of them for queries, keys and values); `deep`, inputs that it
-    takes at once where the matrix units compute. warps and stages as Triton means them."""
+    """Of a product: `over`, outputs a program makes (pairs of them for queries, keys and values); `deep`, inputs that
+    it takes at once where the matrix units compute. warps and stages as Triton means them."""
 
     over: int
     deep: int
