@@ -1,9 +1,37 @@
-"""A token drawn by one program from a distribution in memory."""
+"""Random numbers, and a token drawn by one program from a distribution in memory."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def _mix(x):
+    """The finaliser of SplitMix64 on uint64."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def stream(key, number):
+    """The key (uint64) of the stream with this `number` (int64) of a row with `key` (int64), as of
+    `decoding.rng.RandomStreams`."""
+    return _mix(key.to(tl.uint64, bitcast=True) + (number + 1).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15)
+
+
+@triton.jit
+def uniform(key, index):
+    """The numbers (float32) at `index` (int64) >= 0 of a stream."""
+    bits = _mix(key + (index + 1).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15) >> 41
+    return bits.to(tl.int32).to(tl.float32) * 1.1920928955078125e-07  # 2**-23
+
+
+@triton.jit
+def exponential(u):
+    """As of `decoding.rng.exponential`."""
+    return 9.313225746154785e-10 - tl.log(1.0 - u)  # 2**-30
 
 
 @triton.jit
