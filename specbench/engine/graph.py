@@ -51,6 +51,10 @@ class Eager:
         """The result of `function` on tensors; it must depend on nothing but them, their shapes and `of`."""
         return function(*given)
 
+    def repeated(self, work: Callable[[], None]) -> Callable[[], None]:
+        """`work` as this engine executes what is done again and again: what it reads and writes keeps its memory."""
+        return work
+
 
 class Recorded:
     """Steps whose tensors keep their memory, recorded after some have been done one by one: `recorder` records a
@@ -120,6 +124,10 @@ class Graphs:
 
     def record(self, steps: Steps) -> Recorded:
         return Recorded(steps, self._recorder)
+
+    def repeated(self, work: Callable[[], None]) -> Callable[[], None]:
+        """As of `Eager`: recorded."""
+        return self._recorder(work)
 
     def fresh(self) -> Graphs:
         """As of `Eager`."""
