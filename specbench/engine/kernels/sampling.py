@@ -196,7 +196,7 @@ def _draw_distinct(
         tl.store(SCORE + base + at, tl.where(p > 0, tl.div_rn(p, noise), 0.0), mask=at < vocabulary)
     tl.debug_barrier()
     last = tl.full([], 0x7FFFFFFFFFFFFFFF, tl.int64)
-    for i in range(0, wanted):
+    for i in range(wanted):
         best = tl.full([BLOCK], -1, tl.int64)
         for start in range(0, vocabulary, BLOCK):
             at = start + lane
