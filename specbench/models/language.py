@@ -170,9 +170,9 @@ class LanguageSession:
         self.model, self.guided = model, guided
         self.prefix = prefix
         self.length, self.width, self.vocab_size = model.length, model.width, model.vocab_size
+        self.codes = model.grammar.codes if model.grammar else model.vocab_size
         self.prefix_length = len(prefix)
         rows, device = len(prefix.inputs), prefix.inputs.device
-        self.codes = model.grammar.codes if model.grammar else model.vocab_size
         self.forced_tokens = model.grammar.forced.to(device) if model.grammar else None
         slots = self.prefix_length + self.length + 2 * nodes
         model.reserve(slots)
