@@ -25,11 +25,8 @@ def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], **op
 
 
 def main() -> None:
-    sizes = dict.fromkeys(("rows", "count", "width", "nodes", "slots", "table_rows", "q_rows", "k_rows", "top_k"), INT)
-    types = sizes | dict.fromkeys(("eps", "scale", "temperature"), "fp32")
-    probs = dict.fromkeys(("LOGITS", "PROBS"), FLOAT)
-    compiled(sampling._probs, types | probs, {"BLOCK": 16384, "CUT": True}, num_warps=16)
-    for kernel, given, constants, options in (*verification.specialisations(), *window.specialisations()):
+    every = (sampling, verification, window)
+    for kernel, given, constants, options in (one for module in every for one in module.specialisations()):
         compiled(kernel, given, constants, **options)
 
 

@@ -22,15 +22,42 @@ class FusedKernels:
     """The kernels of one engine, as `ops.Kernels` describes them. It serves one CUDA stream at a time: its kernels
     share counters (`attention.Counters`)."""
 
-    MOST_TOKENS = sampling.MOST_TOKENS
-
     def __init__(self, tiles: Tiles | None = None, dependent: bool = True) -> None:
         """tiles: how the layers' kernels divide their work (default: not tuned); dependent: whether a kernel of a layer
         may begin before the one in front of it has ended, on devices that can."""
         self.layers = LayerKernels(tiles, dependent)
 
-    def probs(self, logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
-        return sampling.probs(logits, temperature, top_k)
+    def probs(
+        self,
+        logits: Tensor,
+        temperature: float,
+        top_k: int | None,
+        scale: float | None = None,
+        forced: Tensor | None = None,
+        codes: int = 0,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        return sampling.probs(logits, temperature, top_k, scale, forced, codes, positions)
+
+    def draw(self, probs: Tensor, u: Tensor) -> Tensor:
+        return sampling.draw(probs, u)
+
+    def uniforms(
+        self,
+        key: Tensor,
+        step: Tensor,
+        tags_per_step: int,
+        tag: int,
+        tags: int,
+        count: int,
+        index: Tensor | None = None,
+    ) -> Tensor:
+        return sampling.uniforms(key, step, tags_per_step, tag, tags, count, index)
+
+    def draw_distinct(
+        self, probs: Tensor, key: Tensor, step: Tensor, tags_per_step: int, tag: int, count: int
+    ) -> Tensor:
+        return sampling.draw_distinct(probs, key, step, tags_per_step, tag, count)
 
     def verify(
         self, p: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool
