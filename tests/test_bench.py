@@ -72,6 +72,7 @@ def test_a_forced_length_is_reached_with_tokens_of_the_draft(name: str) -> None:
     decoding = started(name, 3, ForcedLength(2.73))
     while int(decoding.count.min()) < decoding.total:
         decoding.step()
+        decoding.observe()
     accepted = decoding.recorder.trace().accepted
     for row, steps in enumerate(decoding.steps.tolist()):
         # EAGLE has nothing to go by in the first step; at the end of the image there is no room
@@ -92,7 +93,7 @@ def test_what_is_forced_is_a_path_of_the_draft(name: str) -> None:
 
     decoding, seen = started(name, 3, override), 0
     for _ in range(7):
-        before = decoding.count
+        before = decoding.count.clone()
         decoding.step()
         verdict, draft, ruled = shown[-1]
         for b, length in enumerate(verdict.length.tolist()):

@@ -177,8 +177,8 @@ def _take(decoding: Decoding, plan: BenchPlan, context: int, passes: Passes | No
     tokens = torch.randint(0, decoding.session.codes, decoding.history.shape, generator=rng)
     decoding.history.copy_(tokens)
     for _ in range(plan.warmup + plan.steps):
-        decoding.count = torch.full_like(decoding.count, context - _before(decoding))
-        decoding.steps = torch.zeros_like(decoding.steps)  # the buffers hold as many steps as the image has tokens
+        decoding.count.fill_(context - _before(decoding))
+        decoding.steps.zero_()  # the buffers hold as many steps as the image has tokens
         if passes is not None:
             passes.begin()
         decoding.step()
@@ -192,7 +192,7 @@ def _recorded(engine: Graphs, decoding: Decoding, plan: BenchPlan, context: int)
     def step() -> None:
         decoding.count.copy_(position)
         decoding.steps.zero_()
-        recorded.replay()
+        recorded.step()
 
     device = decoding.count.device
     return statistics.median(floor.seconds(step, device, samples=max(3, plan.steps // 5)))
