@@ -22,12 +22,12 @@ from pathlib import Path
 
 import psutil
 
+from specbench.rows.columns import TIMED_COLUMNS
 from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import Journal
 
 ROOT = Path(__file__).resolve().parent.parent
-TIMED = ("latency", "_s_", "text_s", "pixels_s", "per_s", "peak_memory", "throughput", "speedup_latency", "draft_cost")
-ITS_OWN = ("run_id", "time", "note", "baseline_run_id", "speedup_expected", "threads")
+ITS_OWN = {*TIMED_COLUMNS, "timing", "run_id", "time", "note", "baseline_run_id", "threads", "peak_memory_mib"}
 PATIENCE = 900  # seconds for a run that is not disturbed
 
 
@@ -64,7 +64,7 @@ def outcome(out: Path) -> tuple[dict[int, str], dict[str, object]]:
     assert len(list((out / "images").glob("*.png"))) == len(found), "images without a record"
     assert not list(out.rglob("*.tmp")), "temporary files are left"
     [row] = read_rows(out / "row.csv")
-    return found, {k: v for k, v in row.items() if k not in ITS_OWN and not any(part in k for part in TIMED)}
+    return found, {k: v for k, v in row.items() if k not in ITS_OWN}
 
 
 def kill_one(driver: subprocess.Popen[bytes], chance: random.Random) -> str:

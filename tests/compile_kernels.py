@@ -42,12 +42,8 @@ def main() -> None:
     compiled(attention._combine, types | parts, shape)
     probs = dict.fromkeys(("LOGITS", "PROBS"), FLOAT)
     compiled(sampling._probs, types | probs, {"BLOCK": 16384, "CUT": True}, num_warps=16)
-    floats = dict.fromkeys(("R", "Q", "U", "OMEGA", "FIRST"), FLOAT)
-    longs = dict.fromkeys(("TOKENS", "CHILDREN", "DEPTH", "CHILD"), LONG)
-    counts = dict.fromkeys(("inner", "tree_rows", "vocabulary", "deepest"), INT)
-    given = types | floats | longs | counts | dict.fromkeys(("VALID", "SAMPLED"), BYTE)
-    for width, optimal in ((1, True), (4, False)):
-        compiled(verification._decide, given, {"WIDTH": width, "BLOCK": 4096, "OPTIMAL": optimal}, num_warps=8)
+    for kernel, given, constants, options in verification.specialisations():
+        compiled(kernel, given, constants, **options)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specbench.bench import floor
 from specbench.bench.measure import ForcedLength
-from specbench.bench.rows import COLUMNS
+from specbench.bench.rows import COLUMNS, ROWS
 from specbench.cli import bench as cli
 from specbench.config import configuration
 from specbench.decoding.drafters.build import Eagle, Window
@@ -159,6 +159,9 @@ def test_a_row_is_printed_and_kept(call: Call, tmp_path: Path) -> None:
     assert shown["forward_floor_ms"] == pytest.approx(1e3 * read / shown["bandwidth_gb_s"], rel=1e-4)
     assert shown["bandwidth_share"] == pytest.approx(shown["forward_floor_ms"] / shown["forward_ms"], rel=1e-4)
     assert list(json.loads(shown["by_nodes"])) == ["1", "4"]
+    assert shown["by_nodes_executed"] == "eager"
+    assert shown["recorded_step_ms"] is shown["recorded_floor_share"] is None
+    assert shown["token_floor_ms"] == pytest.approx(shown["step_floor_ms"] / shown["accepted_length"], rel=1e-4)
     assert json.loads(shown["node_cost"])["1"] == 1
     assert shown["accepted_length"] == pytest.approx(16 / 9, rel=1e-5)  # two a step, but the first has no draft
     assert shown["speedup"] == pytest.approx(shown["vanilla_latency_s"] / shown["latency_s"], rel=1e-4)
@@ -167,16 +170,50 @@ def test_a_row_is_printed_and_kept(call: Call, tmp_path: Path) -> None:
         assert (tmp_path / f"mine_roofline.{kind}").stat().st_size > 1000
 
 
-def test_recorded_steps_are_timed_as_a_whole(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU the recorder runs the steps one by one: checks that they run in place and are reported."""
-    monkeypatch.setattr(pipeline, "engine_of", lambda cfg, device: Graphs(at_once))
-    code, out, err = call("bench", *SMALL, "method=sjd", "window=3", "bench.nodes=1")
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Engines that record: on the CPU the recorder runs the work itself. The list holds what was recorded."""
+    works: list[Callable[[], None]] = []
+
+    def recorder(work: Callable[[], None]) -> Callable[[], None]:
+        works.append(work)
+        return at_once(work)
+
+    monkeypatch.setattr(pipeline, "engine_of", lambda cfg, device: Graphs(recorder))
+    return works
+
+
+def test_recorded_steps_are_timed_as_a_whole(call: Call, recorded: list[Any]) -> None:
+    """They run in place and are reported, each next to the floor of what it reads."""
+    code, out, err = call("bench", *SMALL, "method=sjd", "window=3", "bench.nodes=1", "bench.images=0")
     assert (code, err) == (0, "")
     shown = json.loads(out.splitlines()[-1])
-    assert shown["recorded_step_ms"] > 0
-    assert shown["vanilla_recorded_step_ms"] > 0
-    assert shown["tokens"] == 16
+    for prefix, floor_ms in (("", shown["step_floor_ms"]), ("vanilla_", shown["forward_floor_ms"])):
+        ms, share = (shown[f"{prefix}recorded_{name}"] for name in ("step_ms", "floor_share"))
+        assert share == pytest.approx(floor_ms / ms, rel=1e-4)
+    assert shown["bandwidth_share"] == pytest.approx(shown["forward_floor_ms"] / shown["recorded_forward_ms"], rel=1e-4)
     assert "recorded step" in out
+    assert "of vanilla AR" in out
+
+
+def test_passes_by_number_of_nodes_are_recorded_as_steps_are(call: Call, recorded: list[Any]) -> None:
+    """Kernel by kernel the host is slower than the device, and 32 nodes would seem to cost what one costs."""
+    words = (*SMALL, "method=vanilla", "bench.images=0")
+    row = json.loads(call("bench", *words, "bench.nodes=1")[1].splitlines()[-1])
+    before = len(recorded)
+    other = json.loads(call("bench", *words, "bench.nodes=1,2,5")[1].splitlines()[-1])
+    assert len(recorded) - before == before + 2  # a recording for each number of nodes
+    assert before == 4  # a step, one of vanilla AR, the step's own pass, and the pass over one node
+    assert row["by_nodes_executed"] == other["by_nodes_executed"] == "recorded"
+    assert list(json.loads(other["by_nodes"])) == ["1", "2", "5"]
+
+
+def test_rows_of_older_versions_stay_readable() -> None:
+    """The committed rows lack the newest columns."""
+    files = sorted((Path(__file__).parents[1] / "results" / "bench").glob("*.csv"))
+    rows = [row for file in files for row in ROWS.read(file)]
+    assert rows
+    assert {row["by_nodes_executed"] for row in rows} <= {"", "eager", "recorded"}
 
 
 def test_a_grid_adds_a_row_a_job(call: Call, tmp_path: Path) -> None:
@@ -246,6 +283,22 @@ def test_the_benchmarks_of_a_gpu_are_commands_that_there_are(tmp_path: Path) -> 
         assert (cfg["weights"], cfg["device"]) == ("random", "cuda")
         assert cli._plan(own).steps == 50
         assert Path(own["out"]).parent == tmp_path / "rows"
+
+
+def test_a_numbered_device_becomes_the_current_one(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams, events, recordings and Triton's kernels are made on the current device."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert pipeline.resolve_device("cuda:1") == torch.device("cuda", 1)
+    assert pipeline.resolve_device("cuda") == torch.device("cuda")
+    assert chosen == [1]
+    for device in ("cuda:2", "cuda:99999999999"):
+        code, out, err = call("bench", *(word for word in SMALL if "device" not in word), f"device={device}")
+        assert (code, out) == (2, "")
+        assert err == f"specbench: device={device} does not exist; the visible CUDA devices are cuda:0, cuda:1\n"
+    assert chosen == [1]
 
 
 def test_passes_are_timed_apart_from_what_is_between_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from specbench.config import configuration
 from specbench.errors import RunError, UsageError, install
 from specbench.harness import cluster, run
 from specbench.harness.worker import Died, Event, Failure, Image, Joined, Shrunk, never
+from specbench.rows.columns import TIMED_COLUMNS
 from specbench.rows.journal import read_records
 
 WORDS = ["metrics=none", "n=6", "warmup=0"]
@@ -65,9 +66,9 @@ def test_two_workers_make_the_images_of_one_process_though_one_is_killed(
     }
     assert row["config_hash"] == alone["config_hash"]
     assert (row["latency_s_mean"], row["speedup_latency"]) == (None, None)
-    assert row["note"].startswith("decoded by 2 workers that shared a processor: no latency is measured")
-    timed = {name for name in row if "latency" in name or "_s_" in name} | {"text_s", "pixels_s"}
-    own = timed | {"run_id", "time", "note", "baseline_run_id", "peak_memory_mib", "threads"}
+    assert row["note"].startswith("decoded by 2 workers: no seconds are measured")
+    assert {row[name] for name in TIMED_COLUMNS} == {None}
+    own = {*TIMED_COLUMNS, "timing"} | {"run_id", "time", "note", "baseline_run_id", "peak_memory_mib", "threads"}
     assert {k: row[k] for k in set(row) - own} == {k: alone[k] for k in set(row) - own}
     again = run.Run(configuration.compose(WORDS), tmp_path / "many", loader=FakePipeline).execute()
     assert (again.row, again.nothing_left) == (row, True)  # in whatever number
@@ -173,7 +174,7 @@ def test_prompts_are_pulled_one_batch_at_a_time(ray: FakeRay) -> None:
     assert ray.options == {"num_cpus": 1, "num_gpus": 0, "max_restarts": 0}
     assert ray.ended
     joined = [event for event in events if isinstance(event, Joined)]
-    assert [(j.session["workers"], j.session["shared"]) for j in joined] == [(3, True)] * 3
+    assert [j.session["workers"] for j in joined] == [3] * 3
 
 
 def test_no_more_workers_than_batches(ray: FakeRay) -> None:
@@ -258,9 +259,6 @@ def test_one_worker_a_device(
     with cluster.Workers(cfg, FakePipeline) as workers:
         assert workers._cfg["device"] == device
         assert ray.options["num_gpus"] == int(device == "cuda")
-        assert workers._new().load.worker._given[3] is (
-            device == "cpu"
-        )  # on a GPU of its own a latency can be measured
 
 
 @needs_ray

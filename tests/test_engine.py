@@ -159,8 +159,9 @@ def test_a_step_leaves_everything_but_numbers_on_the_device_as_it_was(name: str)
     steps = Decoding(configured(tiny.llamagen(side=4), name, sampling=Sampling()), tiny.prompts(2), tiny.rng(2))
     lie = {path: t.data_ptr() for path, (_, t) in tensors(steps).items()}
     assert len(set(lie.values()) - {0}) >= 10
-    host = plain_values(steps)
-    counts = []
+    steps.step()
+    steps.observe()
+    host, counts = plain_values(steps), []
     for _ in range(3):
         steps.step()
         steps.observe()

@@ -45,22 +45,32 @@ def calm(tmp_path: Path) -> Path:
     return tmp_path / "calm"
 
 
-@pytest.mark.parametrize(("empty", "n", "columns"), [(False, 3, ["steps"]), (True, 6, ["steps", "latency_s_mean"])])
+@pytest.mark.parametrize(
+    ("words", "empty", "n", "note"),
+    [
+        ((), False, 3, "decoded in 2 processes: their timings are mixed"),
+        ((), True, 3, "decoded in 2 processes: their timings are mixed"),
+        (("timing=false",), False, 3, "decoded in 2 processes"),
+        (("timing=false",), True, 6, "decoded in 2 processes"),
+    ],
+)
 def test_ctrl_c_finishes_the_image_and_writes_a_row(
-    empty: bool, n: int, columns: list[str], calm: Path, tmp_path: Path
+    words: tuple[str, ...], empty: bool, n: int, note: str, calm: Path, tmp_path: Path
 ) -> None:
+    """Of a timed run, both halves of the pair."""
     out = tmp_path / "run"
     with pytest.raises(run.Stopped, match=f"a row over the first {n} in its row.csv"):
-        execute(out, loader=at(2, interrupt, empty))
+        execute(out, *words, loader=at(2, interrupt, empty))
     assert set(images(out)) == set(range(n))  # that of the moment included
     row = row_of(out)
-    assert (row["n"], row["speedup_step"]) == (n, None)
+    assert (row["n"], row["timed_pairs"]) == (n, None if words else 3)
     assert row["note"].startswith(f"stopped after {n} of 6 images")
-    alone = execute(tmp_path / "alone", f"n={n}", "baseline=false")
+    alone = execute(tmp_path / "alone", *words, f"n={n}", *(["baseline=false"] if words else []))
     assert row["config_hash"] == alone["config_hash"]
+    columns = ["steps", "speedup_step", "latency_s_mean", "speedup_latency"]
     assert {name: row[name] for name in columns} == {name: alone[name] for name in columns}
-    done = execute(out)
-    assert (done["n"], done["note"]) == (6, "decoded in 2 processes: timings of several processes are mixed")
+    done = execute(out, *words)
+    assert (done["n"], done["note"], done["timed_pairs"]) == (6, note, None if words else 6)
     assert images(out) == images(calm)
     assert images(out, "baseline") == images(calm, "baseline")
 
@@ -276,8 +286,9 @@ def test_status_of_a_run_from_its_beginning_to_its_end(call: Call, tmp_path: Pat
     assert (running["state"], running["n"], running["method"]) == ("running", 6, "cool_sd")
     assert (running["images"]["done"], running["images"]["left"]) == (4, 2)
     assert 0 < running["images"]["per_s"] < 100  # 10 ms each, and some for the files
-    assert running["baseline"] == {"done": 0, "left": 6, "per_s": None}
-    assert running["time_left_s"] is None  # the baseline's speed is not known
+    assert (running["baseline"]["done"], running["baseline"]["left"]) == (4, 2)
+    # The passes alternate: both are done when the slower one is.
+    assert running["time_left_s"] == max(2 / running[name]["per_s"] for name in ("images", "baseline"))
     done = status()
     assert (done["state"], done["images"]["left"], done["baseline"]["left"]) == ("finished", 0, 0)
     assert done["time_left_s"] == 0

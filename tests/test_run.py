@@ -25,7 +25,7 @@ from specbench.harness import run, sheet
 from specbench.metrics import Score
 from specbench.metrics.base import Images
 from specbench.metrics.scenes_fid import ScenesFID
-from specbench.rows.columns import COLUMNS
+from specbench.rows.columns import COLUMNS, TIMED_COLUMNS
 from specbench.rows.csv_files import read_rows
 from specbench.rows.journal import Journal, pixel_digest, read_records
 
@@ -84,8 +84,9 @@ def test_a_run_leaves_what_it_promises(bench: Bench) -> None:
     for record in made:
         with Image.open(bench.out / record.image) as image:
             assert pixel_digest(np.asarray(image)) == record.sha256
-    # Warm-up, then every prompt once, for the method and then for its baseline.
-    assert bench.decoded == [("method", i) for i in (0, *range(6))] + [("vanilla", i) for i in (0, *range(6))]
+    # Warm-up of both, then every prompt by the method and its baseline alternately: ABBA.
+    abba = [(label, i) for i in range(6) for label in (("method", "vanilla"), ("vanilla", "method"))[i % 2]]
+    assert bench.decoded == [("method", 0), ("vanilla", 0), *abba]
 
 
 def test_the_figures_of_a_row(bench: Bench) -> None:
@@ -117,9 +118,8 @@ def test_the_figures_of_a_row(bench: Bench) -> None:
         "speedup_step": TOKENS / np.mean(STEPS),
         # vanilla takes as long for every image, so that only the method's mean has an error: d(T / m) = -T / m^2 dm
         "baseline_latency_s_stderr": 0.0,
-        "speedup_latency_stderr": TOKENS / np.mean(STEPS) ** 2 * stderr(STEPS),
         "speedup_step_stderr": TOKENS / np.mean(STEPS) ** 2 * stderr(STEPS),
-        "speedup_throughput_stderr": TOKENS / np.mean(STEPS) ** 2 * stderr(STEPS),
+        "timing": "true", "timed_pairs": 6, "drift": 0.0, "timing_valid": "true",
         "acceptance_by_depth": "[1.0,0.7742,0.4167,0.0]",  # of 31, 31, 24 and 10 verified
         "accepted_histogram": "[0.0,0.2258,0.4516,0.3226]",  # of 31 steps
         "first_accept": 0.5,
@@ -161,13 +161,16 @@ def test_without_a_baseline_there_are_no_speedups_until_it_is_added(bench: Bench
     row = bench.run("warmup=0")
     assert row["speedup_step"] == TOKENS / np.mean(STEPS)
     assert bench.pipelines[1].decoded == [("vanilla", i) for i in range(6)]
+    # The two passes are separate: no pair, and no speed-up in seconds.
+    assert (row["baseline_latency_s"], row["speedup_latency"], row["timed_pairs"]) == (TOKENS, None, None)
     assert "2 processes" in row["note"]
+    assert "6 of 6 images were not decoded next to their baseline" in row["note"]
 
 
 def test_in_a_batch_there_is_no_latency(bench: Bench, tmp_path: Path) -> None:
     row = bench.run("batch=4")
-    assert [row[c] for c in row if "latency" in c] == [None] * 9
-    assert row["images_per_s"] == 6 / sum(STEPS)  # the fake's rows wait for each other's seconds
+    assert {row[c] for c in TIMED_COLUMNS} == {None}
+    assert row["timing"] == "false"
     assert row["speedup_step"] == TOKENS / np.mean(STEPS)
     assert "latency is measured at batch 1 only" in row["note"]
     assert [r.batch for r in read_records(bench.out / "records.jsonl")] == [4, 4, 4, 4, 2, 2]
@@ -204,7 +207,8 @@ def test_the_same_run_again_only_makes_a_lost_sheet_or_row(bench: Bench) -> None
 def test_more_prompts_go_on_where_the_first_run_ended(bench: Bench) -> None:
     small = bench.run("n=2")
     large = bench.run("n=4")
-    assert bench.pipelines[1].decoded == [("method", i) for i in (2, 2, 3)] + [("vanilla", i) for i in (2, 2, 3)]
+    abba = [("method", 2), ("vanilla", 2), ("vanilla", 3), ("method", 3)]
+    assert bench.pipelines[1].decoded == [("method", 2), ("vanilla", 2), *abba]
     assert (small["n"], large["n"]) == (2, 4)
     assert small["run_id"] == large["run_id"]
     assert small["config_hash"] != large["config_hash"]
@@ -274,7 +278,7 @@ def test_the_folder_of_a_data_set_may_move(bench: Bench, tmp_path: Path) -> None
         (tmp_path / name / "PartiPrompts.tsv").write_text(table)
     first = bench.run("data=parti", f"data_dir={tmp_path}/a", "n=2")
     more = bench.run("data=parti", f"data_dir={tmp_path}/b", "n=3")
-    assert [label for label, _ in bench.pipelines[1].decoded] == ["method"] * 2 + ["vanilla"] * 2  # warm-up, one more
+    assert [label for label, _ in bench.pipelines[1].decoded] == ["method", "vanilla"] * 2  # warm-up, one more
     assert str(tmp_path) not in bench.outcome.folder.row.read_text()
     assert first["prompts_hash"] != more["prompts_hash"]
     (tmp_path / "b" / "PartiPrompts.tsv").write_text(table.replace("prompt", "Prompt"))
@@ -352,7 +356,7 @@ def test_killed_in_the_middle_nothing_is_lost_or_repeated(tmp_path: Path) -> Non
     assert 3 <= len(done) < 8
     assert not (out / "row.csv").exists()
 
-    bench = Bench(out)
+    bench, began = Bench(out), time.time()
     row = bench.run("n=8", "warmup=0")
     assert journal.read_bytes().startswith(before[: before.rindex(b"\n") + 1])  # what was there stays as it was
     again = [i for label, i in bench.decoded if label == "method"]
@@ -362,8 +366,11 @@ def test_killed_in_the_middle_nothing_is_lost_or_repeated(tmp_path: Path) -> Non
     assert calm.images() == bench.images()
     assert row["n"] == 8
     assert "decoded in 2 processes" in row["note"]
-    measured = {name + end for name in ("text_s", "pixels_s") for end in ("", "_stderr")}
-    settled = set(row) - {"run_id", "time", "note", "peak_memory_mib", "baseline_run_id"} - measured
+    halves = {r.index for r in done.values()} ^ {
+        r.index for r in read_records(out / "baseline.jsonl") if r.done < began
+    }
+    assert row["timed_pairs"] == 8 - len(halves)  # a half that is completed later is no pair
+    settled = set(row) - {"run_id", "time", "note", "peak_memory_mib", "baseline_run_id"} - TIMED_COLUMNS
     assert {k: row[k] for k in settled} == {k: undisturbed[k] for k in settled}
 
 
@@ -445,7 +452,8 @@ def test_the_report_names_what_was_written(bench: Bench) -> None:
     assert f"{row['accepted_length_mean']:.2f} ±" in text
     assert str(bench.outcome.folder.row) in text
     assert str(bench.outcome.folder.sheet) in text
-    assert "3.10 ± 0.29x in latency, 3.10 ± 0.29x in steps" in text
+    assert f"3.10 ± {row['speedup_latency_stderr']:.2f}x in latency, 3.10 ± 0.29x in steps" in text
+    assert "drift            +0.0% over 6 pairs with vanilla: the timing holds" in text
     assert f"perplexity       {row['perplexity']:.2f} ± {row['perplexity_stderr']:.2f}, drafts' total variation" in text
     assert "not measured in latency, " in replace(bench.outcome, row=row | {"speedup_latency": None}).report()
 

@@ -138,7 +138,7 @@ def measure(
         drafts = [sampling.probs(t.log()) for t in model.q]
         pre_argmax = None
         if method.rule.uses_pre_argmax_probs and sampling.temperature == 0:
-            pre_argmax = [sampling.unfiltered_probs(t.log(), f) for t, f in zip(model.p, filtered)]
+            pre_argmax = [sampling.unfiltered.probs(t.log()) for t in model.p]
         chain = theorem.chain_statistics(filtered, drafts, method.rule, method.chain, pre_argmax)
         row |= {
             "tv_bound": chain.bound,

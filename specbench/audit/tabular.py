@@ -221,7 +221,7 @@ class TabularGrower:
 
         def probs(code: Tensor, depth: int) -> Tensor:
             logits = lookup.probs(code, (count[:, None] + depth).expand_as(code)).log()
-            return state.sampling.unfiltered_probs(logits, state.sampling.probs(logits))
+            return state.sampling.unfiltered.probs(logits)
 
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
             nonlocal codes

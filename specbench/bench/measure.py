@@ -15,7 +15,7 @@ from specbench import data
 from specbench.bench import floor
 from specbench.decoding.loop import Decoded, Decoding
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.trees import build, chain_paths
+from specbench.decoding.trees import Tree, build, chain_paths
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine.clock import Clock, Passes
 from specbench.engine.graph import Graphs
@@ -23,6 +23,7 @@ from specbench.errors import UsageError
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.harness.worker import peak_memory_mib, reset_peak_memory
 
+_RECORDED = ("recorded_step", "vanilla_recorded_step", "recorded_forward")
 PARTS = ("draft", "forward", "head", "verify", "commit", "rest")
 
 
@@ -107,7 +108,9 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
             for name, one in (("", pipeline), ("vanilla_", vanilla))
             if isinstance(one.engine, Graphs)
         }
-        by_nodes = {n: _pass(pipeline, conditioning, rows, n, context, plan) for n in plan.nodes}
+        chains = {n: build(chain_paths(n - 1)) for n in plan.nodes}
+        by_nodes = {n: _pass(pipeline, conditioning, rows, tree, context, plan) for n, tree in chains.items()}
+        own = _pass(pipeline, conditioning, rows, drafter.tree, context, plan) if recorded else None
     speed = floor.bandwidth(device)
     both = 2 * rows if guided else rows
     weights, drafts, cache = (
@@ -122,6 +125,7 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
         "steps": plan.steps,
         **{f"{name}_ms": 1e3 * value for name, value in parts.items()},
         **{f"{name}recorded_step_ms": 1e3 * value for name, value in recorded.items()},
+        "recorded_forward_ms": None if own is None else 1e3 * own,
         "passes_ms": 1e3 * statistics.median(passes.seconds()[plan.warmup :]),
         "vanilla_step_ms": 1e3 * sum(plain.values()),
         "vanilla_forward_ms": 1e3 * plain["forward"],
@@ -134,17 +138,34 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
         "forward_floor_ms": 1e3 * (weights + cache) / speed,
         "draft_floor_ms": 1e3 * drafts / speed,
         "by_nodes": {n: 1e3 * value for n, value in by_nodes.items()},
+        "by_nodes_executed": "recorded" if recorded else "eager",
     }
     found["step_ms"] = sum(found[f"{name}_ms"] for name in parts)
     found["step_floor_ms"] = found["forward_floor_ms"] + found["draft_floor_ms"]
-    found["bandwidth_share"] = found["forward_floor_ms"] / found["forward_ms"]
-    found["overhead"] = (found["step_ms"] - found["forward_ms"]) / found["forward_ms"]
     found["passes_share"] = found["passes_ms"] / found["step_ms"]
+    found |= _against_floors(found)
     if plan.images:
         ways = [partial(one.decode, conditioning) for one in (pipeline, vanilla)]
         _interleaved(ways, rows, range(1))  # warms up
         found |= _compared(pipeline.tokens_per_image, _interleaved(ways, rows, range(1, plan.images + 1)))
+        found["token_floor_ms"] = found["step_floor_ms"] / found["accepted_length"]
+        found["vanilla_token_floor_ms"] = found["forward_floor_ms"]
     return found
+
+
+def _against_floors(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Times relative to the bytes that must be read: of recorded steps and passes where there are some."""
+    step, vanilla, forward = (found.get(f"{name}_ms") for name in _RECORDED)
+    shares = {
+        "recorded_floor_share": found["step_floor_ms"] / step if step else None,
+        "vanilla_recorded_floor_share": found["forward_floor_ms"] / vanilla if vanilla else None,
+    }
+    step, forward = step or found["step_ms"], forward or found["forward_ms"]
+    return {
+        **shares,
+        "bandwidth_share": found["forward_floor_ms"] / forward,
+        "overhead": (step - forward) / forward,
+    }
 
 
 def _before(decoding: Decoding) -> int:
@@ -187,10 +208,9 @@ def _take(decoding: Decoding, plan: BenchPlan, context: int, passes: Passes | No
 def _recorded(engine: Graphs, decoding: Decoding, plan: BenchPlan, context: int) -> float:
     """Median seconds of a step that is replayed as one graph, at the same position."""
     recorded = engine.record(decoding)
-    position = torch.full_like(decoding.count, context - _before(decoding))
 
     def step() -> None:
-        decoding.count.copy_(position)
+        decoding.count.fill_(context - _before(decoding))
         decoding.steps.zero_()
         recorded.step()
 
@@ -204,20 +224,23 @@ def _medians(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {part: statistics.median(times) for part, times in parts.items() if times}
 
 
-def _pass(pipeline: Pipeline, conditioning: Any, rows: int, nodes: int, context: int, plan: BenchPlan) -> float:
-    """Median seconds of the target's pass over a chain of so many nodes, including the root."""
-    device = pipeline.device
-    tree = build(chain_paths(nodes - 1)).to(device)
-    session = pipeline.model.target.open(conditioning, rows, pipeline.config.sampling.guided, tree.nodes)
+def _pass(pipeline: Pipeline, conditioning: Any, rows: int, tree: Tree, context: int, plan: BenchPlan) -> float:
+    """Median seconds of the target's pass over a draft's nodes, including the root: recorded where the engine records
+    the steps, since the host takes longer to start a pass than the device to execute it."""
+    device, tree = pipeline.device, tree.to(pipeline.device)
+    target: Any = pipeline.config.target
+    session = target.open(conditioning, rows, pipeline.config.sampling.guided, tree.nodes)
     if pipeline.engine.kernels is not None:
         session.use(pipeline.engine.kernels)
     count = torch.full((rows,), context - session.prefix_length, device=device)
-    history = torch.zeros(rows, session.length + nodes, dtype=torch.int64, device=device)
-    tokens = history[:, :nodes]
-    spent = floor.seconds(
-        lambda: session.forward(tokens, tree, history, count), device, samples=max(3, plan.steps // 5)
-    )
-    return statistics.median(spent)
+    history = torch.zeros(rows, session.length + tree.nodes, dtype=torch.int64, device=device)
+    tokens = history[:, : tree.nodes]
+
+    def forward() -> None:
+        session.forward(tokens, tree, history, count)
+
+    repeated = pipeline.engine.repeated(forward, device)
+    return statistics.median(floor.seconds(repeated, device, samples=max(3, plan.steps // 5)))
 
 
 def _continuous(pipeline: ContinuousPipeline, conditioning: Any, plan: BenchPlan, rows: int) -> dict[str, Any]:

@@ -38,9 +38,12 @@ COLUMNS = {
     "rest_ms": "bookkeeping",
     "passes_ms": "of it inside the networks' passes, the target's and the drafter's",
     "passes_share": "share of the step inside them; the rest is the method's own work",
-    "overhead": "(step - target's pass) / target's pass",
+    "overhead": "(step - target's pass) / target's pass, both recorded where the engine records",
     "recorded_step_ms": "a step replayed as one recorded graph (engine=graph); its parts are timed kernel by kernel",
     "vanilla_recorded_step_ms": "the same of vanilla AR",
+    "recorded_forward_ms": "the target's pass over the step's nodes, recorded and replayed alone",
+    "recorded_floor_share": "floor of a step / recorded step",
+    "vanilla_recorded_floor_share": "floor of the target's pass / recorded step of vanilla AR",
     "vanilla_step_ms": "a step of vanilla AR at the same position",
     "vanilla_forward_ms": "the target's pass in it",
     "bandwidth_gb_s": "measured memory bandwidth of this device",
@@ -52,10 +55,13 @@ COLUMNS = {
     "forward_floor_ms": "time to read the target's weights and cache at that bandwidth",
     "draft_floor_ms": "time to read the drafter's weights",
     "step_floor_ms": "both",
-    "bandwidth_share": "floor of the target's pass / its time",
+    "token_floor_ms": "floor of a step / accepted length: the least time of a token",
+    "vanilla_token_floor_ms": "the same of vanilla AR: floor of the target's pass",
+    "bandwidth_share": "floor of the target's pass / its time, recorded where the engine records",
     "diffusion_step_ms": "one step of the diffusion head in vanilla AR",
     "diffusion_floor_ms": "its floor",
     "by_nodes": "JSON: the target's pass in ms by number of nodes, alone",
+    "by_nodes_executed": "how: recorded (replayed as a graph) or eager (kernel by kernel)",
     "node_cost": "JSON: the same relative to one node",
     "tokens": "tokens of an image",
     "accepted_length": "tokens of an image / target passes",
@@ -130,19 +136,24 @@ def describe(row: Mapping[str, Any]) -> str:
     if row["passes_ms"]:
         lines.append(f"  {'in networks':16s} {row['passes_ms']:9.3f} ms   {row['passes_share']:6.1%}")
     if row["recorded_step_ms"]:
-        plain = row["vanilla_recorded_step_ms"]
-        lines.append(f"  {'recorded step':16s} {row['recorded_step_ms']:9.3f} ms   vanilla {plain:.3f} ms")
+        for name, prefix, least in (("recorded step", "", "step"), ("of vanilla AR", "vanilla_", "forward")):
+            ms, share = (row[f"{prefix}recorded_{value}"] for value in ("step_ms", "floor_share"))
+            reached = f"   floor {row[f'{least}_floor_ms']:8.3f} ms, {share:.1%} of it" if share else ""
+            lines.append(f"  {name:16s} {ms:9.3f} ms{reached}")
     if row["diffusion_step_ms"]:
         least = row["diffusion_floor_ms"]
         lines.append(f"  a diffusion step takes {row['diffusion_step_ms']:.3f} ms, floor {least:.4f} ms")
     if row["node_cost"]:
         cost = ", ".join(f"{n}: {c:.2f}" for n, c in json.loads(row["node_cost"]).items())
-        lines.append(f"  target's pass by nodes, relative to one: {cost}")
+        lines.append(f"  target's pass by nodes, relative to one ({row['by_nodes_executed']}): {cost}")
     if row["latency_s"]:
         lines.append(
             f"  whole images: {row['latency_s']:.3f} s, vanilla {row['vanilla_latency_s']:.3f} s;"
             f" {row['speedup']:.2f} x as fast with {row['step_compression']:.2f} x fewer passes"
             f" ({row['accepted_length']:.2f} tokens a pass)"
         )
+    if row["token_floor_ms"]:
+        plain = row["vanilla_token_floor_ms"]
+        lines.append(f"  floor of a token: {row['token_floor_ms']:.3f} ms, vanilla {plain:.3f} ms")
     lines.append(f"  reads {row['bandwidth_gb_s']:.1f} GB/s; peak memory {row['peak_memory_mib']:.0f} MiB")
     return "\n".join(lines)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -246,6 +246,12 @@ def _expand(overrides: Sequence[str], multirun: bool) -> list[tuple[str, list[st
     chosen = [o.input_line or "" for o in arguments if o.key_or_group == "experiment" or is_hydras(o.key_or_group)]
     sweeps = {f"{k}": f"{k}={v}" for k, v in (_sweeper(parameters.conf_dir(), tuple(chosen)) if chosen else {}).items()}
     own = [o for o in arguments if not is_hydras(o.key_or_group)]
+    if multirun and _runs_side_by_side(arguments):
+        timed = next((o for o in own if o.key_or_group == "timing"), None)
+        if timed is None:
+            own += _parse(["timing=false"])
+        elif timed.value() is True:
+            raise UsageError("timing=true: jobs side by side would time each other; leave the launcher out")
     if not multirun:
         if sweeps:
             raise UsageError(f"this experiment is a grid over {', '.join(sweeps)}: add -m")
@@ -271,6 +277,12 @@ _PLUGINS = {
         ("hydra_submitit_launcher", "slurm"),
     ),
 }
+
+
+def _runs_side_by_side(arguments: Iterable[Override]) -> bool:
+    """Whether the jobs of a grid share a machine at the same time. (A Slurm job has its own processors.)"""
+    chosen = {f"{o.key_or_group}={o.get_value_element_as_str()}" for o in arguments if is_hydras(o.key_or_group)}
+    return not chosen.isdisjoint(f"hydra/launcher={name}" for name in ("local", "joblib", "submitit_local"))
 
 
 def _check_plugin(o: Override) -> None:

@@ -182,6 +182,8 @@ def validate(cfg: Mapping[str, Any]) -> dict[str, Any]:
     checked = {name: check_value(name, cfg[name]) for name in wanted}
     check_metrics(checked["metrics"])
     _check_kinds(checked)
+    if checked["timing"] and (checked["workers"] > 1 or checked["ray_address"]):
+        raise UsageError("timing=true measures one process of this machine: leave workers= and ray_address= out")
     return checked
 
 

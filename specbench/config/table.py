@@ -239,6 +239,11 @@ TABLE: dict[str, Parameter] = {
     ),
     "baseline": Parameter("flag", "also decode the same prompts with vanilla AR, for the speed-up"),
     "warmup": Parameter("integer", "untimed decodes before the first timed one", low=0, high=1000),
+    "timing": Parameter(
+        "flag",
+        "measure seconds, method and vanilla AR alternating; false leaves the columns in seconds empty",
+        null="true where one process decodes one image at a time",
+    ),
     "workers": Parameter(
         "integer",
         "decoding processes: one per GPU, or of one thread each on a CPU; more than one need Ray",

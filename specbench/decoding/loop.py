@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import Rule
-from specbench.decoding.sampling import Sampling
+from specbench.decoding.sampling import Distributions, Sampling
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, Verdict, verify
 from specbench.engine.clock import Clock, Idle
@@ -154,13 +154,11 @@ _TOLERANCE = 1e-3
 
 @dataclass
 class Taken:
-    """What a step leaves for its statistics. logits (B, M, V): guided; full (B, M, V): the distributions before the
-    filters, None where the step did not need them; count, steps (B,): from before the step; active (B,) bool: whether
-    the image was not complete."""
+    """What a step leaves for its statistics: also the target's distributions `found`; count, steps (B,): from before
+    the step; active (B,) bool: whether the image was not complete."""
 
     outcome: Outcome
-    logits: Tensor
-    full: Tensor | None
+    found: Distributions
     count: Tensor
     steps: Tensor
     active: Tensor
@@ -182,8 +180,7 @@ class _Recorder:
     def buffers(self) -> Buffers:
         return {"steps": Buffer(self.steps, 1), "log_prob": Buffer(self.log_prob)}
 
-    def record(self, taken: Taken, full: Tensor) -> None:
-        """full (B, M, V): the target's distributions before the filters."""
+    def record(self, taken: Taken) -> None:
         outcome, count, active = taken.outcome, taken.count, taken.active
         verdict = outcome.verdict
         path = verdict.path_with_root  # beyond its end, its last node: every entry was reached
@@ -193,7 +190,7 @@ class _Recorder:
             row = [sum_last(verdict.next_probs)]
         index = torch.where(active, taken.steps, self.total).expand(len(row), -1).unsqueeze(-1)
         self.steps[: len(row)].scatter_(2, index, torch.stack([x.float() for x in row]).unsqueeze(-1))
-        of_token = full.flatten(1).gather(1, path * full.shape[-1] + verdict.tokens).clamp_min(1e-38).log()
+        of_token = taken.found.log_prob(path, verdict.tokens)
         kept = active[:, None] & (self.offsets <= verdict.length[:, None])
         self.log_prob.scatter_(1, count[:, None] + self.offsets, torch.where(kept, of_token, 0.0))
 
@@ -339,9 +336,10 @@ class DecoderConfig:
 class Decoding(BatchDecoding):
     """B images in progress, one per row of `rng`: prefilled on construction, then step by step.
 
-    A step does not synchronize with the device, and writes its buffers in place. Rows advance at their own pace; a finished row no longer changes.
-    `clock` records a step's parts: draft, forward (of the target), verify (including guidance and the distributions),
-    commit and rest. `kernels`: those of the engine that executes the steps; the prefill does without.
+    A step does not synchronize with the device, and writes its buffers in place. Rows advance at their own pace; a
+    finished row no longer changes. `clock` records a step's parts: draft, forward (of the target), verify (including
+    guidance and the distributions), commit and rest. `kernels`: those of the engine that executes the steps; the
+    prefill does without.
     """
 
     def __init__(
@@ -397,19 +395,18 @@ class Decoding(BatchDecoding):
         clock.lap("draft")
         logits, hidden = session.forward(draft.tokens, draft.tree, self.history, count)
         clock.lap("forward")
-        logits = session.constrain(sampling.apply_guidance(logits), count[:, None] + draft.tree.depth)
-        p = sampling.probs(logits)
-        before_argmax = config.rule.uses_pre_argmax_probs and sampling.temperature == 0
-        full = sampling.unfiltered_probs(logits, p) if before_argmax else None
-        verdict = verify(p, draft, config.rule, self.rng, self.steps, full, self.kernels)
+        found = sampling.distributions(logits, session, count[:, None] + draft.tree.depth)
+        before = config.rule.uses_pre_argmax_probs and sampling.temperature == 0
+        pre_argmax_probs = found.unfiltered() if before else None
+        verdict = verify(found.p, draft, config.rule, self.rng, self.steps, pre_argmax_probs, self.kernels)
         if config.override is not None:
             verdict = config.override(verdict, draft, self.steps)
         clock.lap("verify")
         session.commit(verdict, draft.tree, count)
-        outcome = Outcome(draft, p, hidden, verdict, count)
+        outcome = Outcome(draft, found.p, hidden, verdict, count)
         drafter.commit(self.draft_state, outcome)
         clock.lap("commit")
-        self.taken = Taken(outcome, logits, full, *self._advance(verdict))
+        self.taken = Taken(outcome, found, *self._advance(verdict))
         clock.lap("rest")
 
     def _advance(self, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
@@ -428,10 +425,8 @@ class Decoding(BatchDecoding):
         taken, self.taken = self.taken, None
         if taken is None:
             raise RuntimeError("the statistics of a step are recorded once, after the step")
-        draft, full = taken.outcome.draft, taken.full
-        if full is None:
-            full = self.sampling.unfiltered_probs(taken.logits, taken.outcome.p)
-        self.recorder.record(taken, full)
+        draft = taken.outcome.draft
+        self.recorder.record(taken)
         if draft.tree.height:
             inside = draft.valid[:, 1:] & (draft.tree.depth[:, 1:] <= (self.total - taken.count)[:, None])
             self.drafted += inside.sum(1)

@@ -12,6 +12,8 @@ from specbench.engine.state import Buffer, Buffers
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
+#: Numbers are multiples of 2**-BITS.
+BITS = 23
 #: How many tags a step's random numbers can have; a drafter uses one or two per depth.
 TAGS = 4096
 
@@ -64,7 +66,7 @@ class RandomStreams:
         """Float32 numbers in [0, 1) of shape (rows, *shape). `step` (rows,) int64; `tag` keeps the uses of a step
         apart.
 
-        Multiples of 2**-23, so that `u * total < total` holds in float32 and no index exceeds a distribution's last
+        Multiples of 2**-BITS, so that `u * total < total` holds in float32 and no index exceeds a distribution's last
         token.
         """
         count = 1
@@ -85,8 +87,8 @@ class RandomStreams:
     @staticmethod
     def _numbers(key: Tensor, index: Tensor) -> Tensor:
         """The numbers (*, n) at `index` (n,) or (*, n) of streams with unmixed keys (*)."""
-        bits = _shift(_mix(_mix(key).unsqueeze(-1) + _GOLDEN * (index + 1)), 41)
-        return bits.to(torch.float32) * 2.0**-23
+        bits = _shift(_mix(_mix(key).unsqueeze(-1) + _GOLDEN * (index + 1)), 64 - BITS)
+        return bits.to(torch.float32) * 2.0**-BITS
 
 
 def exponential(u: Tensor) -> Tensor:

@@ -77,12 +77,15 @@ def verify(
     recovered or bonus token always comes from p. `kernels` replace the plain code where the rule allows it.
     """
     tree, nodes = draft.tree, p.shape[1]
-    u, u_next = rng.uniforms(step, VERIFY, NEXT - VERIFY + 1, nodes).unbind(1)  # of the candidates and the next token
+    both = rng.uniforms(step, VERIFY, NEXT - VERIFY + 1, nodes)
+    u, u_next = both.unbind(1)  # of the candidates and the next token
     if not tree.height:  # nothing to decide
         next_token, none = draw(p[:, 0], u_next[:, 0]).unsqueeze(1), torch.zeros_like(step)
         return Verdict(none.new_zeros(len(p), 0), none, next_token, p[:, 0], p.new_zeros(len(p)))
+    if kernels is not None and (relaxation := rule.relaxation()) is not None:
+        return Verdict(*kernels.verify(p, draft, both, *relaxation))
     decided_by = p if pre_argmax_probs is None else pre_argmax_probs
-    accepted_child, residual, first = _decide(decided_by, draft, rule, u, kernels)
+    accepted_child, residual, first = _decide(decided_by, draft, rule, u)
     slot = tree.slot.expand(len(p), -1)
     path, length = _accepted_path(tree, accepted_child, slot)
     last = path[:, -1:]
@@ -95,15 +98,13 @@ def verify(
     return Verdict(path, length.squeeze(1), tokens, next_probs.squeeze(1), first)
 
 
-def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor, kernels: Kernels | None) -> tuple[Tensor, Tensor, Tensor]:
+def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The accepted child of each inner node (B, I), -1 for none; the residual distribution of each inner node
     (B, I, V); and the probability of accepting the first candidate (B,). u (B, M) uniforms."""
     tree = draft.tree
     rows, nodes, vocab = p.shape
     inner = tree.inner.expand(rows, -1)
     residual, q = take(p, inner), draft.probs
-    if kernels is not None and (relaxation := rule.relaxation()) is not None:
-        return kernels.decide(residual, q, draft, u, *relaxation)
     children, depths = tree.children.expand(rows, -1, -1), tree.depth.expand(rows, -1)
     accepted_child = torch.full_like(inner, -1)
     first = p.new_zeros(rows)

@@ -71,6 +71,10 @@ class Eager:
         """The result of `function` on tensors; it must depend on nothing but them, their shapes and `of`."""
         return function(*given)
 
+    def repeated(self, work: Action, device: torch.device) -> Action:
+        """`work` as this engine executes what is done again and again: what it reads and writes keeps its memory."""
+        return work
+
 
 class RecordedCall:
     """A function of tensors alone, recorded for tensors of the shapes `given`."""
@@ -130,6 +134,11 @@ class Graphs:
         functions = {"the decode step": steps.step, "the statistics of a step": steps.observe}
         step, observe = self._recorder(functions, steps.state.device)
         return Execution(steps, step, observe)
+
+    def repeated(self, work: Action, device: torch.device) -> Action:
+        """As of `Eager`: recorded."""
+        [replay] = self._recorder({"a pass": work}, device)
+        return replay
 
     def fresh(self) -> Graphs:
         """As of `Eager`."""
@@ -194,7 +203,7 @@ def _abandon(graph: torch.cuda.CUDAGraph) -> None:
     for undo in (graph.capture_end, end_allocation, torch.cuda.synchronize, graph.reset):
         try:
             undo()
-        except (RuntimeError, AttributeError):  # noqa: PERF203
+        except (RuntimeError, AttributeError):
             continue
 
 

@@ -32,8 +32,8 @@ class WorkerActor:
     """The worker actor of a process. Loading is not part of its construction, so that a bad argument is reported as
     such and not as a death."""
 
-    def __init__(self, cfg: Mapping[str, Any], loader: Loader, num_workers: int, shared: bool) -> None:
-        self._given = cfg, loader, num_workers, shared
+    def __init__(self, cfg: Mapping[str, Any], loader: Loader, num_workers: int) -> None:
+        self._given = cfg, loader, num_workers
 
     def load(self) -> list[Event]:
         import torch
@@ -49,10 +49,11 @@ class WorkerActor:
 
 @dataclass(frozen=True)
 class _Task:
-    """The task of a worker: decoding some prompts, or loading (none)."""
+    """The task of a worker: decoding some prompts by one of the passes, or loading (none)."""
 
     worker: Any
     items: Sequence[data.Item] = ()
+    baseline: bool = False
 
 
 class Workers:
@@ -75,7 +76,7 @@ class Workers:
             raise
         gpus = 1 if device == "cuda" else 0
         actor = self._ray.remote(WorkerActor).options(num_cpus=1, num_gpus=gpus, max_restarts=0)
-        self._new = lambda: actor.remote(self._cfg, self._loader, self._num_workers, not gpus and self._num_workers > 1)
+        self._new = lambda: actor.remote(self._cfg, self._loader, self._num_workers)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -104,7 +105,7 @@ class Workers:
                 return
             while queue and self._idle and not stopping:
                 worker, some = self._idle.pop(), queue.popleft()
-                self._busy[worker.decode.remote(some, baseline)] = _Task(worker, some)
+                self._busy[worker.decode.remote(some, baseline)] = _Task(worker, some, baseline)
             loading = sum(not task.items for task in self._busy.values())
             lacking = min(self._num_workers - len(self._busy) - len(self._idle), len(queue) - loading)
             for _ in range(0 if stopping else lacking):
@@ -145,7 +146,7 @@ class Workers:
         elif size > 1:
             queue.extendleft((task.items[size // 2 :], task.items[: size // 2]))
         else:
-            return [Failure(first, f"{MOST_DEATHS} workers died over it ({how})")]
+            return [Failure(first, f"{MOST_DEATHS} workers died over it ({how})", task.baseline)]
         return [Died(f"a worker died ({how}) over {size} images")]
 
 

@@ -46,8 +46,10 @@ class Execution:
         """Decodes the missing images of both passes. Raises RunError if some failed, and KeyboardInterrupt if the user
         stopped the run."""
         with self._executor() as executor, stop_on_interrupt() as stop:
+            if isinstance(executor, Worker) and executor.is_timed and records.vanilla is not None:
+                self._decode_pairs(executor, records.method, records.vanilla, items, stop)
             for journal in records.journals:
-                if journal is records.method or journal.missing(len(items)):
+                if journal.missing(len(items)):
                     self._decode(executor, journal, items, journal is records.vanilla, stop)
         if self._failed:
             raise RunError(
@@ -79,25 +81,48 @@ class Execution:
     ) -> None:
         """One pass over the prompts that have no record yet."""
         left = [items[i] for i in journal.missing(len(items))]
-        label = "vanilla" if baseline else self.cfg["method"]
-        # Without a terminal, an occasional line shows that the run is alive.
-        interval = 0.2 if sys.stderr.isatty() else 20.0
-        with tqdm(
-            total=len(items), initial=len(items) - len(left), desc=label, unit="image", mininterval=interval
-        ) as bar:
-            for events in executor.decode(left, baseline, stop):
-                for event in events:
-                    if isinstance(event, Image):
-                        journal.add(event.record, event.pixels)
-                        record = event.record
-                        LOG.info("%s: %s in %d steps, %.3f s", label, record.image, record.steps, record.decode_s)
-                        bar.update()
-                    else:
-                        self._note(event, label)
+        events = executor.decode(left, baseline, stop)
+        self._record(events, {baseline: journal}, self._label(baseline), len(items), len(left))
         if stop():
             raise KeyboardInterrupt
 
-    def _note(self, event: Event, label: str) -> None:
+    def _decode_pairs(
+        self, worker: Worker, method: Journal, vanilla: Journal, items: Sequence[data.Item], stop: Callable[[], bool]
+    ) -> None:
+        """The prompts that neither pass has a record of, by both passes alternately. (A prompt of which an interruption
+        left one half is completed alone, and is no pair.)"""
+        count = len(items)
+        neither = set(method.missing(count)) & set(vanilla.missing(count))
+        if left := [items[i] for i in sorted(neither)]:
+            title = f"{self._label(False)} and {self._label(True)}"
+            events = worker.decode_pairs(left, stop)
+            self._record(events, {False: method, True: vanilla}, title, 2 * count, 2 * len(left))
+        if stop():
+            raise KeyboardInterrupt
+
+    def _record(
+        self, decoded: Iterator[list[Event]], journals: Mapping[bool, Journal], title: str, count: int, left: int
+    ) -> None:
+        """Records events as they come. journals: of the method (False) and of vanilla (True); `left` of `count` images
+        are to come."""
+        # Without a terminal, an occasional line shows that the run is alive.
+        interval = 0.2 if sys.stderr.isatty() else 20.0
+        with tqdm(total=count, initial=count - left, desc=title, unit="image", mininterval=interval) as bar:
+            for events in decoded:
+                for event in events:
+                    if isinstance(event, Image):
+                        record = event.record
+                        journals[event.baseline].add(record, event.pixels)
+                        label = self._label(event.baseline)
+                        LOG.info("%s: %s in %d steps, %.3f s", label, record.image, record.steps, record.decode_s)
+                        bar.update()
+                    else:
+                        self._note(event)
+
+    def _label(self, baseline: bool) -> str:
+        return "vanilla" if baseline else str(self.cfg["method"])
+
+    def _note(self, event: Event) -> None:
         """Records and prints the other events of decoding."""
         if isinstance(event, Joined):
             self._join(event)
@@ -107,6 +132,7 @@ class Execution:
             warn(f"out of memory: continuing in batches of {event.batch}")
         elif isinstance(event, Failure):
             self._failed += 1
+            label = self._label(event.baseline)
             entry = {"time": utc(), "pass": label, "index": event.index, "reason": event.reason}
             append_line(self.folder.failures, json.dumps(entry).encode() + b"\n")
             warn(f"{label}: image {event.index} failed: {event.reason}")

@@ -25,7 +25,18 @@ from specbench.rows.journal import Journal, read_memory
 from specbench.storage.files import is_temporary, locked, sha256, write_atomically
 
 #: Parameters that may change between two runs in the same folder.
-MAY_CHANGE = ("n", "metrics", "metrics_dir", "reference", "baseline", "out", "data_dir", "workers", "ray_address")
+MAY_CHANGE = (
+    "n",
+    "metrics",
+    "metrics_dir",
+    "reference",
+    "baseline",
+    "out",
+    "data_dir",
+    "timing",
+    "workers",
+    "ray_address",
+)
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)  # errors that no other argument can fix
 
@@ -199,7 +210,7 @@ def stored(path: Path) -> dict[str, Any]:
         theirs = _read_yaml(file)
     except Exception:
         raise UsageError(f"cannot read {file}" if file.exists() else f"{path} holds no run") from None
-    return parameters.validate({**theirs, "out": None})
+    return parameters.validate({"timing": None, **theirs, "out": None})  # older versions had no timing=
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -40,11 +40,18 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def resolve_device(name: str) -> torch.device:
-    """ "auto" is the GPU where there is one, else the CPU."""
+    """ "auto" is the GPU where there is one, else the CPU. A numbered GPU becomes the current device of this thread, on
+    which streams, events, recordings and Triton's kernels are made. UsageError where there is no such device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"device={name} needs CUDA, and no CUDA device is visible (use device=cpu or device=auto)")
+    number = name.partition(":")[2]
+    if number:
+        if int(number) >= (count := torch.cuda.device_count()):
+            there = ", ".join(f"cuda:{i}" for i in range(count))
+            raise UsageError(f"device={name} does not exist; the visible CUDA devices are {there}")
+        torch.cuda.set_device(int(number))
     return torch.device(name)
 
 

@@ -11,8 +11,8 @@ from specbench.config import parameters, protocols
 from specbench.errors import UsageError
 from specbench.harness import sheet
 from specbench.harness.folder import RunFolder, RunRecords, is_vanilla
-from specbench.rows import provenance, summary
-from specbench.rows.columns import COLUMNS, stderr_of
+from specbench.rows import provenance, summary, timing
+from specbench.rows.columns import COLUMNS, DRIFT_BOUND, stderr_of
 
 
 def build_row(
@@ -37,6 +37,7 @@ def build_row(
     row |= {name: value for name, value in last.items() if name in COLUMNS}
     row |= {"run_id": memory["run_id"], "time": provenance.utc(), "config_hash": provenance.config_hash(cfg)}
     row["prompts_hash"] = data.prompts_hash(items)
+    row["timing"] = timing.was_timed([*mine, *(reference or [])])
     row |= summary.speed(mine) | summary.columns(mine)
     if row["perplexity"] is not None:
         row["perplexity_backend"] = _perplexity_conditions(row)
@@ -46,7 +47,7 @@ def build_row(
             row |= summary.expected_speedup(mine, reference, cfg["gamma"])
         row["baseline_run_id"] = memory["run_id"] + ("" if is_vanilla(cfg) else "/baseline")
     row |= {name: value for name, value in quality.items() if name != "note"}
-    remarks = _remarks(cfg, sessions)
+    remarks = _remarks(cfg, sessions, row)
     if smallest := memory.get("smallest_batch"):
         remarks.append(f"for want of memory some images were decoded in batches of {smallest}")
     row["note"] = "; ".join(filter(None, [*remarks, quality.get("note", "")]))
@@ -59,19 +60,28 @@ def _perplexity_conditions(row: Mapping[str, Any]) -> str:
     return f"target:{row['model']}@{digest}, cfg_scale {row['cfg_scale']:g}, temperature {row['temperature'] or 1:g}"
 
 
-def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], row: Mapping[str, Any]) -> list[str]:
     """Remarks on how a row was measured."""
-    remarks = protocols.remarks(cfg)
+    remarks, timed = protocols.remarks(cfg), row["timing"]
     if cfg["batch"] > 1:
         remarks.append(f"decoded in batches of {cfg['batch']}: a latency is measured at batch 1 only")
+    if timing.is_timed(cfg) and not timed:
+        remarks.append("some images were decoded without timing: a run in another folder measures seconds")
+    elif timed and row["baseline_run_id"]:
+        paired, batches = row["timed_pairs"] or 0, -(-cfg["n"] // cfg["batch"])
+        if paired < batches:
+            what = "images" if cfg["batch"] == 1 else "batches"
+            remarks.append(
+                f"{batches - paired} of {batches} {what} were not decoded next to their baseline: they do not count in"
+                " speed-ups in seconds"
+            )
+    if row["timing_valid"] is False:
+        remarks.append(f"vanilla's latency drifted by {row['drift']:+.0%}, beyond {DRIFT_BOUND:.0%}: measure again")
     num_workers = max(session.get("workers", 1) for session in sessions.values())
-    if any(session.get("shared") for session in sessions.values()):
-        remarks.append(
-            f"decoded by {num_workers} workers that shared a processor: no latency is measured, and the other seconds"
-            " are those of one of them next to the others"
-        )
+    if num_workers > 1:
+        remarks.append(f"decoded by {num_workers} workers: no seconds are measured")
     if len(sessions) > 1:
-        remarks.append(f"decoded in {len(sessions)} processes: timings of several processes are mixed")
+        remarks.append(f"decoded in {len(sessions)} processes" + (": their timings are mixed" if timed else ""))
         for name in ("commit", "device_name", "torch"):
             if len({str(session.get(name)) for session in sessions.values()}) > 1:
                 remarks.append(f"the processes differ in {name.replace('_', ' ')}, the last one's is given")
@@ -116,6 +126,9 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
         ("throughput", value("tokens_per_s", " tokens/s", 1)),
         ("speed-up", f"{value('speedup_latency', 'x')} in latency, {value('speedup_step', 'x')} in steps"),
     ]
+    if row.get("drift") is not None:
+        holds = "holds" if str(row["timing_valid"]).lower() == "true" else f"does not hold (beyond {DRIFT_BOUND:.0%})"
+        lines.append(("drift", f"{row['drift']:+.1%} over {row['timed_pairs']} pairs with vanilla: the timing {holds}"))
     for name in (column for metric in cfg["metrics"] for column in parameters.metric_columns(metric)):
         backend = f"  [{row[f'{name}_backend']}]" if row.get(f"{name}_backend") else ""
         lines.append((name, value(name, digits=4) + backend))

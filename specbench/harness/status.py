@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.harness.folder import RunFolder, stored, wants_baseline
+from specbench.rows import timing
 from specbench.rows.journal import read_records
 
 _RECENT = 200  # images over which the speed is computed
@@ -53,6 +54,8 @@ def of_run(path: Path) -> Status:
     done = not passes and _has_row(folder, cfg, memory)
     state = "running" if _locked(folder.lock) else "finished" if done else "stopped"
     times = [one.left / one.per_s if one.per_s else None for one in passes]
+    # Where the passes alternate, the time of each contains the other's.
+    together = max if timing.is_timed(cfg) else sum
     return Status(
         str(path),
         state,
@@ -61,7 +64,7 @@ def of_run(path: Path) -> Status:
         cfg["n"],
         images,
         baseline,
-        None if None in times else sum(time for time in times if time),
+        None if None in times else together([0.0, *(time for time in times if time)]),
         _failures(folder, cfg["method"]) if passes else [],
         sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
     )

@@ -21,7 +21,7 @@ import numpy as np
 
 from specbench import data
 from specbench.harness import trace
-from specbench.rows import provenance
+from specbench.rows import provenance, timing
 from specbench.rows.journal import Record, pixel_digest
 
 if TYPE_CHECKING:
@@ -83,10 +83,11 @@ class Joined:
 
 @dataclass(frozen=True)
 class Image:
-    """A finished image; pixels: (H, W, 3) uint8."""
+    """A finished image of the method, or of the baseline; pixels: (H, W, 3) uint8."""
 
     record: Record
     pixels: np.ndarray
+    baseline: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,11 @@ class Shrunk:
 
 @dataclass(frozen=True)
 class Failure:
-    """An image that could not be decoded, even alone."""
+    """An image of the method, or of the baseline, that could not be decoded, even alone."""
 
     index: int
     reason: str
+    baseline: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,11 +127,12 @@ class Worker:
         cfg: flat parameters.
         loader: makes the pipeline.
         num_workers: processes that decode for the run at the same time.
-        shared: whether they share a device, so that no latency can be measured.
     """
 
-    def __init__(self, cfg: Mapping[str, Any], loader: Loader, num_workers: int = 1, shared: bool = False) -> None:
-        self.cfg, self.shared = cfg, shared
+    def __init__(self, cfg: Mapping[str, Any], loader: Loader, num_workers: int = 1) -> None:
+        self.cfg = cfg
+        self.is_timed = timing.is_timed(cfg) and num_workers == 1
+        self._timed = 0  # batches timed so far
         started = time.perf_counter()
         self._pipeline = loader(cfg)
         self._vanilla: PromptDecoder | None = None
@@ -146,18 +149,44 @@ class Worker:
                 "started": datetime.now(UTC).isoformat(timespec="microseconds"),
                 "loaded_s": round(time.perf_counter() - started, 1),
                 "workers": num_workers,
-                "shared": shared,
             },
         )
 
+    def decode_pairs(self, items: Sequence[data.Item], stop: Callable[[], bool] = never) -> Iterator[list[Event]]:
+        """Decodes each prompt by the method and by vanilla AR, one directly after the other, as `decode` does; in
+        batches, batch by batch. Even prompts (batches) begin with the method, odd ones with vanilla AR: the ABBA order,
+        also across an interruption. After `stop` returns true, the pair in progress is finished.
+        """
+        left = list(items)
+        for baseline in (False, True):  # no warm-up between the halves of a pair
+            try:
+                self._ready(left, baseline)
+            except Exception as e:
+                if not out_of_memory(e):
+                    raise
+                # `decode` will take smaller batches.
+        while left and not stop():
+            size = self._batch
+            pair, left = left[:size], left[size:]
+            vanilla_first = pair[0].index // size % 2 == 1
+            for baseline in (vanilla_first, not vanilla_first):
+                self._timed += 1
+                # A peak of its own for each half: both pipelines are loaded.
+                reset_peak_memory(self._pipeline.device)
+                yield from self.decode(pair, baseline, number=self._timed)
+
     def decode(
-        self, items: Sequence[data.Item], baseline: bool, stop: Callable[[], bool] = never
+        self,
+        items: Sequence[data.Item],
+        baseline: bool,
+        stop: Callable[[], bool] = never,
+        number: int | None = None,
     ) -> Iterator[list[Event]]:
         """Decodes prompts by the method, or by vanilla AR, and yields events as they happen. After `stop` returns true,
         images in progress are finished and no new ones are started.
 
         When memory does not suffice, the rest is decoded in batches of half the size, and an image that is too large
-        alone is a `Failure`.
+        alone is a `Failure`. number: of these prompts among the timed batches; None: each batch has its own.
         """
         left = list(items)
         while left and not stop():
@@ -166,7 +195,10 @@ class Worker:
                 pipeline = self._ready(left, baseline)
                 keys = [(self.cfg["seed"], item.index) for item in left]
                 for finished in pipeline.stream([item.prompt for item in left], keys, self._batch):
-                    made = self._images(pipeline, finished, left, baseline)
+                    if self.is_timed and number is None:
+                        self._timed += 1
+                    timed = (number or self._timed) if self.is_timed else None
+                    made = self._images(pipeline, finished, left, baseline, timed)
                     done |= {image.record.index for image in made}
                     yield [*made]
                     if stop():
@@ -183,7 +215,7 @@ class Worker:
                 self._batch //= 2
                 yield [Shrunk(self._batch)]
             else:
-                yield [Failure(left.pop(0).index, f"out of memory: {reason[:300]}")]
+                yield [Failure(left.pop(0).index, f"out of memory: {reason[:300]}", baseline)]
 
     def _ready(self, items: Sequence[data.Item], baseline: bool) -> PromptDecoder:
         """The pipeline of a pass, warmed up."""
@@ -201,9 +233,14 @@ class Worker:
         return pipeline
 
     def _images(
-        self, pipeline: PromptDecoder, finished: Finished, items: Sequence[data.Item], baseline: bool
+        self,
+        pipeline: PromptDecoder,
+        finished: Finished,
+        items: Sequence[data.Item],
+        baseline: bool,
+        timed: int | None,
     ) -> list[Image]:
-        """A record and the pixels of each finished image; `items`: the requested prompts."""
+        """A record and the pixels of each finished image; items: the requested prompts; timed: as of `Record`."""
         decoded, rows = finished.decoded, len(finished.which)
         pipeline.synchronize()
         before_pixels = time.perf_counter()
@@ -213,7 +250,7 @@ class Worker:
         tokens = int(decoded.tokens.shape[1])
         steps, drafted, accepted = decoded.steps.tolist(), decoded.drafted.tolist(), decoded.accepted.tolist()
         trace_fields = trace.of_images(decoded.trace, steps, 0 if baseline else draft_passes(self.cfg))
-        alone = self.cfg["batch"] == 1 and not self.shared
+        alone = self.cfg["batch"] == 1 and timed is not None
         return [
             Image(
                 Record(
@@ -234,11 +271,13 @@ class Worker:
                     image=f"{'baseline' if baseline else 'images'}/{item.index:05d}.png",
                     sha256=pixel_digest(images[b]),
                     session=self.joined.name,
+                    timed=timed,
                     id=item.id,
                     done=time.time(),
                     **trace_fields[b],
                 ),
                 images[b],
+                baseline,
             )
             for b, item in enumerate(items[i] for i in finished.which)
         ]

@@ -97,6 +97,5 @@ class TokenDistributions:
         return self._probs(session.feed(self.x, at, slots, mask.unsqueeze(1)))
 
     def _probs(self, hidden: Tensor) -> Tensor:
-        mixed = self.sampling.apply_guidance(self.session.model.head(hidden)).float()
-        mixed = self.session.constrain(mixed, self.positions - (self.first - 1))
-        return (mixed / (self.sampling.temperature or 1.0)).softmax(-1)
+        logits = self.session.model.head(hidden)
+        return self.sampling.unfiltered.distributions(logits, self.session, self.positions - (self.first - 1)).p

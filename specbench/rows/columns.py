@@ -50,13 +50,19 @@ _IDENTITY = {
 _WHERE_PARAMETERS = ("device", "dtype", "engine")  # parameters that the row names under "where"
 
 
+#: Largest |drift| with which a timing holds. A load that slows vanilla's second half by d, and the method not at all
+#: (or the other way round: the two may wait for different parts of a machine), moves the ratio of their means by d / 2.
+#: So 0.1 limits that bias to 5 %, less than the differences between methods that tables report.
+DRIFT_BOUND = 0.1
+
 _STRINGS = (
     "baseline_run_id",
     "acceptance_by_depth",
     "accepted_histogram",
     "drafted_by_position",
     "acceptance_by_step",
-)  # the columns of _FIGURES that hold text
+    "timing_valid",
+)  # the columns of _STATISTICS that hold text
 
 
 # File locations, and parameters that show in which columns are filled or in their backends.
@@ -91,6 +97,10 @@ _SPEED = {
     "draft_passes": "forward passes of a drafter network in the steps, mean over images",
     "residual_tries": "proposals for the token after a rejection, mean over all rejections (continuous tokens)",
     "residual_fallbacks": "rejections after which the proposals did not suffice, over all images",
+    "timed_pairs": "pairs of a batch of the method (at batch 1 an image) and the same one of vanilla AR, decoded one"
+    " directly after the other; empty where there are none: not timed, no baseline, or separate passes (older rows)",
+    "drift": "mean seconds of vanilla AR in the second half of the pairs / in the first, minus 1",
+    "timing_valid": f"true where |drift| is at most {DRIFT_BOUND:g}; tables print no speed-up of other rows",
     "draft_cost": "seconds to draft a token / seconds of vanilla AR for one, same batch size (c in CSpD's Eq. 35)",
     "speedup_expected": "CSpD's Eq. 35 from acceptance_rate, gamma and draft_cost",
     "latency_s_mean": "decode seconds of one image at batch 1, first target forward to last token, mean over images",
@@ -101,8 +111,8 @@ _SPEED = {
     "images_per_s": "images / decode seconds, over all images",
     "text_s": "text encoding, seconds per image, not in the latency",
     "pixels_s": "pixel decoding, seconds per image, not in the latency",
-    "speedup_latency": "mean latency of vanilla AR on the same prompts / mean latency",
-    "speedup_throughput": "images per second / those of vanilla AR on the same prompts in batches of the same size",
+    "speedup_latency": "mean latency of vanilla AR / mean latency, over the timed pairs, see timing.speedup",
+    "speedup_throughput": "images per second / those of vanilla AR, over the timed pairs of batches of the same size",
     "speedup_step": "mean steps of vanilla AR on the same prompts / mean steps",
     "baseline_run_id": "run that decoded the vanilla AR images",
     "baseline_latency_s": "mean latency of vanilla AR on the same prompts",
@@ -181,6 +191,22 @@ COLUMNS["prompts"] = "file of prompts, as given; prompts_hash identifies its con
 
 
 COLUMNS["perplexity"] = "exp(-log_prob_mean)"
+
+
+COLUMNS["timing"] = "whether the seconds were measured; the columns in seconds are empty where they were not"
+
+
+#: Columns of seconds, with their spreads: they depend on the machine, and are empty in rows that were not timed.
+TIMED_COLUMNS = frozenset(
+    name + suffix
+    for name in (
+        "latency_s_mean latency_s latency_s_p50 latency_s_p95 tokens_per_s images_per_s text_s pixels_s draft_cost"
+        " speedup_latency speedup_throughput speedup_expected baseline_latency_s timed_pairs drift timing_valid".split()
+    )
+    for suffix in ("", "_stderr", "_std")
+).intersection(COLUMNS)
+#: Those that compare the seconds of a method with vanilla AR's.
+SPEEDUPS = ("speedup_latency", "speedup_throughput", "speedup_expected")
 
 
 #: Column names of older files -> their present names.

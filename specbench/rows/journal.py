@@ -37,7 +37,7 @@ class Record:
     drafted: int  # draft tokens verified
     accepted: int  # draft tokens accepted
     accepted_length: float  # tokens / steps
-    latency_s: float | None  # decode time of this image alone; None where it was decoded in a batch
+    latency_s: float | None  # decode time of this image alone; None where it was in a batch, or not timed
     decode_s: float  # its share of the decode time of its batch; at batch 1 the latency
     text_s: float  # its share of the text encoding
     pixels_s: float  # its share of the pixel decoding
@@ -46,6 +46,7 @@ class Record:
     image: str  # file name of the PNG, relative to the run's folder
     sha256: str  # of the pixels, row by row, as uint8 RGB
     session: str  # the process that decoded it, an entry of run.json
+    timed: int | None = None  # number of its batch among the timed ones of its process, from 1; None: not timed
     # Its steps (see `harness.trace`). Statistics of drafts are over the steps with a draft, and None without any.
     accepted_per_step: list[int]  # draft tokens accepted inside the image
     accepted_by_depth: list[int]  # steps that accepted a draft token at depth 1, 2, ...

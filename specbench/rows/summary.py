@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from specbench.rows import timing
 from specbench.rows.columns import stderr_of
 from specbench.rows.journal import Record
+from specbench.rows.timing import Estimate
 
 T = TypeVar("T")
-
-
-class Estimate(NamedTuple):
-    """A statistic over images and its standard error; None: a zero denominator, or too few images."""
-
-    value: float | None
-    stderr: float | None
 
 
 def ratio(above: Sequence[float], below: Sequence[float], groups: Sequence[int] | None = None) -> Estimate:
@@ -70,26 +65,32 @@ def _with_errors(estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
 
 
 def speed(images: Sequence[Record]) -> dict[str, Any]:
-    """The speed columns of some images; what was not measured is None.
+    """The speed columns of some images, those in seconds where all of them were timed.
 
     Images that were decoded together share their seconds: in the standard errors of timings such a batch counts once.
     """
     lengths = [r.accepted_length for r in images]
-    tokens, steps, seconds = [r.tokens for r in images], [r.steps for r in images], [r.decode_s for r in images]
-    once, batches = [1] * len(images), together(images)
+    tokens, steps = [r.tokens for r in images], [r.steps for r in images]
     columns: dict[str, Any] = _with_errors(
         {
             "accepted_length_mean": mean(lengths),
             "steps": mean(steps),
             "step_compression": ratio(tokens, steps),
             "acceptance_rate": ratio([r.accepted for r in images], [r.drafted for r in images]),
+        }
+    )
+    columns |= {"accepted_length_std": _std(lengths), "peak_memory_mib": max(r.peak_memory_mib for r in images)}
+    if not timing.was_timed(images):
+        return columns
+    seconds, batches = [r.decode_s for r in images], together(images)
+    columns |= _with_errors(
+        {
             "tokens_per_s": ratio(tokens, seconds, batches),
-            "images_per_s": ratio(once, seconds, batches),
+            "images_per_s": ratio([1] * len(images), seconds, batches),
             "text_s": mean([r.text_s for r in images], batches),
             "pixels_s": mean([r.pixels_s for r in images], batches),
         }
     )
-    columns |= {"accepted_length_std": _std(lengths), "peak_memory_mib": max(r.peak_memory_mib for r in images)}
     latency = [r.latency_s for r in images if r.latency_s is not None]
     if len(latency) == len(images):
         columns |= _with_errors({"latency_s_mean": mean(latency)})
@@ -102,18 +103,19 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
 
 
 def versus(images: Sequence[Record], vanilla: Sequence[Record]) -> dict[str, Any]:
-    """The speed-up columns of some images against vanilla AR on the same prompts, in the same order.
-
-    Both passes have the same prompts, so the error is that of a ratio of paired means.
-    """
+    """The columns of some images against vanilla AR on the same prompts, in the same order; those in seconds are over
+    the timed pairs (see `timing.pairs`), the latency of vanilla over all its images."""
     estimates = {"speedup_step": ratio([r.steps for r in vanilla], [r.steps for r in images])}
-    mine, theirs = ([r.latency_s for r in some if r.latency_s is not None] for some in (images, vanilla))
-    if len(mine) == len(theirs) == len(images):
-        estimates |= {"baseline_latency_s": mean(theirs), "speedup_latency": ratio(theirs, mine)}
-    if {r.batch for r in images} == {r.batch for r in vanilla}:
-        seconds = [r.decode_s for r in vanilla], [r.decode_s for r in images]
-        estimates["speedup_throughput"] = ratio(*seconds, together(images, vanilla))
-    return _with_errors(estimates)
+    latency = [r.latency_s for r in vanilla if r.latency_s is not None]
+    if len(latency) == len(images):
+        estimates["baseline_latency_s"] = mean(latency)
+    found = timing.pairs(images, vanilla)
+    if found:
+        faster = timing.speedup(found)
+        estimates["speedup_throughput"] = faster
+        if len(latency) == len(images):
+            estimates["speedup_latency"] = faster
+    return _with_errors(estimates) | timing.columns(found)
 
 
 def together(*passes: Sequence[Record]) -> list[int]:
@@ -176,13 +178,14 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
 
 def expected_speedup(images: Sequence[Record], vanilla: Sequence[Record], gamma: int) -> dict[str, float]:
     """CSpD's Eq. 35, (1 - a^(gamma + 1)) / ((1 - a) (gamma c + 1)), with a the share of verified drafts that were
-    accepted and c the time to draft a token over vanilla's time for one. Includes c; empty where nothing was
-    drafted."""
-    drafted, verified = sum(r.made or 0 for r in images), sum(r.drafted for r in images)
-    if not drafted or not verified or {r.batch for r in images} != {r.batch for r in vanilla}:
+    accepted and c the time to draft a token over vanilla's time for one, both in the timed pairs. Includes c; empty
+    where nothing was drafted, and without pairs."""
+    paired = [i for pair in timing.pairs(images, vanilla) for i in pair.images]
+    drafted, verified = sum(images[i].made or 0 for i in paired), sum(r.drafted for r in images)
+    if not drafted or not verified:
         return {}
-    cost = sum(r.draft_s or 0.0 for r in images) / drafted
-    cost /= sum(r.decode_s for r in vanilla) / sum(r.tokens for r in vanilla)
+    cost = sum(images[i].draft_s or 0.0 for i in paired) / drafted
+    cost /= sum(vanilla[i].decode_s for i in paired) / sum(vanilla[i].tokens for i in paired)
     accepted = sum(r.accepted for r in images) / verified
     length = gamma + 1 if accepted == 1 else (1 - accepted ** (gamma + 1)) / (1 - accepted)
     return {"draft_cost": cost, "speedup_expected": length / (gamma * cost + 1)}

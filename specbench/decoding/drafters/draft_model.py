@@ -54,15 +54,15 @@ class DraftModel:
         token = history.gather(1, (count - 1).clamp_min(0)[:, None])
         # the position before the root is fed again: it is new to this cache when the last draft was fully accepted
         earlier = history.gather(1, (count - 2).clamp_min(0)[:, None])
-        logits = session.feed_chain(torch.cat([earlier, token], 1), torch.cat([root - 1, root], 1))[:, -1]
+        logits = session.feed_chain(torch.cat([earlier, token], 1), torch.cat([root - 1, root], 1))[:, -1:]
         tokens, probs = [token], []
         for d in range(1, self.tree.nodes):
             position = count[:, None] + (d - 1)
-            q = sampling.probs(session.constrain(sampling.apply_guidance(logits)[:, None], position))[:, 0]
+            q = sampling.distributions(logits, session, position).p[:, 0]
             probs.append(q)
             tokens.append(draw(q, state.rng.uniform(step, DRAFT + d, 1)[:, 0])[:, None])
             if d + 1 < self.tree.nodes:
-                logits = session.feed_chain(tokens[-1], root + d)[:, 0]
+                logits = session.feed_chain(tokens[-1], root + d)
         return Draft(self.tree, torch.cat(tokens, 1), torch.stack(probs, 1), state.valid)
 
     def commit(self, state: ChainState, outcome: Outcome) -> None:

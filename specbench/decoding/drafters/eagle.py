@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.loop import Outcome
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.sampling import Sampling, draw, draw_distinct
+from specbench.decoding.sampling import Distributions, Sampling, draw, draw_distinct
 from specbench.decoding.trees import Path, Tree, build
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.engine.masks import TreeMask
@@ -178,11 +178,12 @@ class _Entries:
         ids = state.session.both(state.session.model.ids(tokens))
         return self.head.hidden(ids, features, inputs.rope, inputs.mask, state.cache, inputs.slots)
 
-    def _guided(self, state: EagleState, features: Tensor, position: Tensor) -> Tensor:
-        """Guided logits (B, n, V) at features (R, n, dim) of the tokens at one image position (B,) per row."""
-        session = state.session
-        logits = state.sampling.apply_guidance(session.model.head(self.head.readable(features, state.cache.kernels)))
-        return session.constrain(logits, position[:, None].expand(-1, features.shape[1]))
+    def _distributions(
+        self, state: EagleState, sampling: Sampling, features: Tensor, position: Tensor
+    ) -> Distributions:
+        """The distributions at features (R, n, dim) of the tokens at one image position (B,) per row."""
+        logits = state.session.model.head(self.head.readable(features, state.cache.kernels))
+        return sampling.distributions(logits, state.session, position[:, None].expand(-1, features.shape[1]))
 
     def _after_first(self, count: Tensor) -> Tensor:
         """Validity (B, M): before the first token there is no hidden state to draft from, and nothing is drafted."""
@@ -243,14 +244,14 @@ class Eagle(_Entries):
         """Draw the children of a level from the distributions (B, n, V) at its features (R, n, dim); writes their
         tokens to `drafted`. u: the numbers (B, height, 1) to draw a chain with."""
         sampling, level = state.sampling, self.levels[number]
-        logits = self._guided(state, features, count + number).float()
-        probs = sampling.probs(logits)
+        found = self._distributions(state, sampling, features, count + number)
+        probs = found.p
         n, vocab = probs.shape[1:]
         if u is not None:
             drafted[:, number + 1 : number + 2] = draw(probs, u[:, number])
             return probs
         if sampling.temperature == 0:  # a point mass has one token: the next most probable are deterministic
-            tokens = logits.topk(self.tree.width, dim=-1).indices
+            tokens = found.logits.topk(self.tree.width, dim=-1).indices
         else:
             tokens = draw_distinct(probs, state.rng.uniform(step, DRAFT + number, n, vocab), self.tree.width)
         drafted[:, level.kids] = tokens.flatten(1)[:, level.picks]
@@ -272,8 +273,7 @@ class Eagle2(_Entries):
         outputs = feature  # of the root and the expanded nodes, in order
 
         def probs(features: Tensor, depth: int) -> Tensor:
-            logits = self._guided(state, features, count + depth)
-            return sampling.unfiltered_probs(logits, sampling.probs(logits))
+            return self._distributions(state, sampling.unfiltered, features, count + depth).p
 
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
             nonlocal outputs

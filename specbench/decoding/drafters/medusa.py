@@ -64,14 +64,13 @@ class Medusa:
 
     def propose(self, state: MedusaState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         positions = count[:, None] + self.depths
-        logits = state.sampling.apply_guidance(self.heads(state.hidden, self.tree.height))  # (B, D, V)
-        logits = state.session.constrain(logits, positions).float()
-        probs = state.sampling.probs(logits)
-        top = logits.topk(self.most, dim=-1).indices
+        logits = self.heads(state.hidden, self.tree.height)  # (R, D, V)
+        found = state.sampling.distributions(logits, state.session, positions)
+        top = found.logits.topk(self.most, dim=-1).indices
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
         tokens = torch.cat([root, top[:, self.level, self.choice]], 1)
         valid = (count > 0)[:, None] | self.root  # no hidden state before the first token
-        return Draft(self.tree, tokens, probs[:, self.of_inner], valid, state.sampled)
+        return Draft(self.tree, tokens, found.p[:, self.of_inner], valid, state.sampled)
 
     def commit(self, state: MedusaState, outcome: Outcome) -> None:
         verdict, hidden = outcome.verdict, outcome.hidden

@@ -24,10 +24,10 @@ class FusedKernels:
     def probs(self, logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
         return sampling.probs(logits, temperature, top_k)
 
-    def decide(
-        self, r: Tensor, q: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return verification.decide(r, q, draft, u, omega, optimal)
+    def verify(
+        self, p: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return verification.verify(p, draft, u, omega, optimal)
 
     def rms_norm(self, x: Tensor, norm: Any) -> Tensor:
         return products.rms_norm(x, norm)

@@ -1,4 +1,4 @@
-"""Verification of drafts."""
+"""Verification of drafts: acceptance, the walk along the accepted path, and the next token, in one kernel."""
 
 from __future__ import annotations
 
@@ -10,82 +10,140 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels import launch
+from specbench.engine.kernels.drawing import draw_row
+
+#: Tokens that a program reads at once; the compiler's options. (With fewer registers than it may have, it spills.)
+_BLOCK, _OPTIONS = 4096, {"num_warps": 16, "maxnreg": 128}
 
 
 @triton.jit
-def _left(R, Q, base, at, inside, token, sampled, omega, OPTIMAL: tl.constexpr):
+def _left(r_row, q_row, at, vocabulary, token, sampled, omega, OPTIMAL: tl.constexpr):
     """The residual mass of tokens `at` after `token` was rejected, not normalised."""
-    r = tl.load(R + base + at, mask=inside, other=0.0)
-    q = tl.load(Q + base + at, mask=inside, other=0.0)
-    q = tl.where(sampled, q, tl.where(at == token, 1.0, 0.0))
-    mass = r - q
+    r = tl.load(r_row + at, mask=at < vocabulary, other=0.0)
+    q = tl.load(q_row + at, mask=at < tl.where(sampled, vocabulary, 0), other=0.0)
+    mass = r - tl.where(sampled, q, tl.where(at == token, 1.0, 0.0))
     if OPTIMAL:
         mass = tl.maximum(mass, (1 - omega) * r)
-    return tl.where(inside, tl.maximum(mass, 0.0), 0.0)
+    return tl.maximum(mass, 0.0)
 
 
 @triton.jit
-def _decide(
-    R, Q, TOKENS, VALID, SAMPLED, U, CHILDREN, DEPTH, OMEGA, CHILD, FIRST, nodes, inner, tree_rows, vocabulary,
-    deepest, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OPTIMAL: tl.constexpr,
+def _verify(
+    P, Q, TOKENS, VALID, SAMPLED, U, CHILDREN, SLOT, OMEGA, PATH, LENGTH, CHOSEN, NEXT, FIRST, REST,
+    nodes, inner, height, tree_rows, vocabulary, deepest, u_stride,
+    WIDTH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, BLOCK: tl.constexpr, OPTIMAL: tl.constexpr,
 ):  # fmt: skip
-    """An inner node of a row, sibling after sibling. R holds its distribution, then its residual distribution; Q the
-    distribution from which the next sibling was drawn."""
-    row, which = tl.program_id(0) // inner, tl.program_id(0) % inner
-    shape = row % tree_rows
-    base, tokens = tl.program_id(0).to(tl.int64) * vocabulary, tl.arange(0, BLOCK)
-    accepted_child = tl.full([], -1, tl.int64)
-    for m in tl.static_range(WIDTH):
-        child = tl.load(CHILDREN + (shape * inner + which) * WIDTH + m)
-        node = tl.maximum(child, 0)
-        here = row * nodes + node
-        token, sampled = tl.load(TOKENS + here), tl.load(SAMPLED + here) != 0
-        depth = tl.minimum(tl.load(DEPTH + shape * nodes + node), deepest)
-        omega = tl.load(OMEGA + depth)
-        p_token = tl.load(R + base + token)
-        q_token = tl.where(sampled, tl.load(Q + base + token), 1.0)
-        live = (child >= 0) & (tl.load(VALID + here) != 0) & (accepted_child < 0) & (q_token > 0)
-        accept = tl.minimum(tl.where(q_token > 0, omega * p_token / tl.where(q_token > 0, q_token, 1.0), 1.0), 1.0)
-        accepted = live & (tl.load(U + here) < accept)
-        if (m == 0) & (which == 0):
-            tl.store(FIRST + row, tl.where(live, accept, 0.0))
-        accepted_child = tl.where(accepted, child, accepted_child)
-        if live & (accepted_child < 0):
-            total, rest = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-            for start in range(0, vocabulary, BLOCK):
-                at = start + tokens
-                total += _left(R, Q, base, at, at < vocabulary, token, sampled, omega, OPTIMAL)
-                if m + 1 < WIDTH:  # the next sibling was drawn from the rest
-                    rest += tl.load(Q + base + at, mask=(at < vocabulary) & (at != token), other=0.0)
-            mass, others = tl.sum(total, 0), tl.sum(rest, 0)
-            tl.debug_barrier()  # no thread writes what another one still reads
-            for start in range(0, vocabulary, BLOCK):
-                at = start + tokens
-                left = _left(R, Q, base, at, at < vocabulary, token, sampled, omega, OPTIMAL)
+    """One image, from the root down, sibling after sibling. NEXT holds the residual distribution of the node whose
+    children are being tried, once one of them was rejected; REST the distribution that the next sibling was drawn
+    from."""
+    row = tl.program_id(0).to(tl.int64)
+    children, slots = CHILDREN + (row % tree_rows) * inner * WIDTH, SLOT + (row % tree_rows) * nodes
+    here, probs, chosen = row * nodes, P + row * nodes * vocabulary, CHOSEN + row * (height + 1)
+    next_row, rest_row = NEXT + row * vocabulary, REST + row * vocabulary
+    tokens, ranks = tl.arange(0, BLOCK), tl.arange(0, WIDE)
+    node, length, rank = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
+    which = tl.load(slots)  # of the node among the inner ones, -1 at the end of the walk
+    r_row, q_row, untouched = probs, Q + row * inner * vocabulary, tl.full([], 1, tl.int32)
+    while which >= 0:
+        child = tl.load(children + which * WIDTH + rank)
+        at = tl.maximum(child, 0)
+        token, sampled = tl.load(TOKENS + here + at), tl.load(SAMPLED + here + at) != 0
+        omega = tl.load(OMEGA + tl.minimum(length + 1, deepest))
+        q_token = tl.load(q_row + token, mask=sampled, other=1.0)
+        live = (child >= 0) & (tl.load(VALID + here + at) != 0) & (q_token > 0)
+        accept = tl.div_rn(omega * tl.load(r_row + token), tl.where(q_token > 0, q_token, 1.0))
+        accept = tl.where(live, tl.minimum(accept, 1.0), 0.0)
+        if (length == 0) & (rank == 0):
+            tl.store(FIRST + row, accept)
+        accepted = live & (tl.load(U + row * u_stride + at) < accept)
+        rank += 1
+        if accepted:
+            tl.store(PATH + row * height + length, child)
+            tl.store(chosen + length, token)
+            node, length, rank, untouched = child, length + 1, rank * 0, untouched * 0 + 1
+            which = tl.load(slots + child)
+            r_row = probs + child * vocabulary
+            q_row = Q + (row * inner + tl.maximum(which, 0)) * vocabulary
+        else:
+            if live:
+                total = tl.zeros([BLOCK], tl.float32)
+                for start in range(0, vocabulary, BLOCK):
+                    i = start + tokens
+                    total += _left(r_row, q_row, i, vocabulary, token, sampled, omega, OPTIMAL)
+                mass = tl.sum(total, 0)
+                tl.debug_barrier()  # no thread writes what another one still reads
                 if mass > 1e-30:
-                    tl.store(R + base + at, left / mass, mask=at < vocabulary)
-                if m + 1 < WIDTH:
-                    q = tl.load(Q + base + at, mask=at < vocabulary, other=0.0)
-                    if others > 1e-30:
-                        tl.store(Q + base + at, tl.where(at == token, 0.0, q / others), mask=at < vocabulary)
-            tl.debug_barrier()
-    tl.store(CHILD + tl.program_id(0), accepted_child)
+                    for start in range(0, vocabulary, BLOCK):
+                        i = start + tokens
+                        left = _left(r_row, q_row, i, vocabulary, token, sampled, omega, OPTIMAL)
+                        tl.store(next_row + i, left / mass, mask=i < vocabulary)
+                    r_row = next_row
+                    untouched = untouched * 0
+                if WIDTH > 1:
+                    kids = tl.load(children + which * WIDTH + ranks, mask=(ranks >= rank) & (ranks < WIDTH), other=-1)
+                    further = tl.load(SAMPLED + here + tl.maximum(kids, 0)) != 0
+                    if tl.max(((kids >= 0) & further).to(tl.int32), 0) > 0:  # drawn from the rest
+                        total = tl.zeros([BLOCK], tl.float32)
+                        for start in range(0, vocabulary, BLOCK):
+                            i = start + tokens
+                            total += tl.load(q_row + i, mask=(i < vocabulary) & (i != token), other=0.0)
+                        others = tl.sum(total, 0)
+                        tl.debug_barrier()
+                        if others > 1e-30:
+                            for start in range(0, vocabulary, BLOCK):
+                                i = start + tokens
+                                q = tl.load(q_row + i, mask=(i < vocabulary) & (i != token), other=0.0)
+                                tl.store(rest_row + i, q / others, mask=i < vocabulary)
+                            q_row = rest_row
+                tl.debug_barrier()
+            if rank == WIDTH:
+                which = which * 0 - 1
+    if untouched > 0:
+        for start in range(0, vocabulary, BLOCK):
+            i = start + tokens
+            tl.store(next_row + i, tl.load(r_row + i, mask=i < vocabulary), mask=i < vocabulary)
+        tl.debug_barrier()
+    depth = tl.arange(0, DEEP)
+    beyond = (depth >= length) & (depth < height)
+    tl.store(PATH + row * height + depth, tl.zeros([DEEP], tl.int64) + node, mask=beyond)
+    tl.store(LENGTH + row, length)
+    next_token = draw_row(next_row, tl.load(U + row * u_stride + nodes), vocabulary, BLOCK)
+    token = tl.where((depth == length) | (depth == height), next_token, tl.load(TOKENS + here + node))
+    tl.store(chosen + depth, token, mask=(depth >= length) & (depth <= height))
 
 
-def decide(r: Tensor, q: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """As of `verify._decide` for a `Relaxed` rule: r (B, I, V) float32 the distributions of the inner nodes,
-    overwritten with the residual distributions; q (B, I, V) float32; u (B, M)."""
-    tree, (rows, inner, vocabulary) = draft.tree, r.shape
-    assert r.is_contiguous()
-    q = q.clone(memory_format=torch.contiguous_format) if tree.width > 1 else q.contiguous()
-    accepted_child = torch.empty(rows, inner, dtype=torch.int64, device=r.device)
-    first = torch.empty(rows, device=r.device)
+def verify(
+    p: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As of `decoding.verify.verify` for a rule with a `relaxation`: the fields of a Verdict. p (B, M, V) float32; u
+    (B, 2, M): the uniforms of the candidates, then, first of its row, that of the next token."""
+    tree, (rows, nodes, vocabulary) = draft.tree, p.shape
+    inner, height, p = tree.children.shape[1], tree.height, p.contiguous()
+    path = draft.tokens.new_empty(rows, height)
+    length, chosen = draft.tokens.new_empty(rows), draft.tokens.new_empty(rows, height + 1)
+    next_probs, first = p.new_empty(rows, vocabulary), p.new_empty(rows)
+    rest = torch.empty_like(next_probs) if tree.width > 1 else next_probs  # not written
     valid = draft.valid.contiguous().view(torch.uint8)
     sampled = torch.ones_like(valid) if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
-    launch.start(_decide, (rows * inner,),
-        r, q, draft.tokens.contiguous(), valid, sampled, u.contiguous(), tree.children.contiguous(),
-        tree.depth.contiguous(), omega, accepted_child, first, draft.tokens.shape[1], inner,
-        len(tree.children), vocabulary, len(omega) - 1, tree.width,
-        min(4096, triton.next_power_of_2(vocabulary)), optimal, num_warps=8,
+    launch.start(_verify, (rows,),
+        p, draft.probs.contiguous(), draft.tokens.contiguous(), valid, sampled, u.contiguous(),
+        tree.children.contiguous(), tree.slot.contiguous(), omega, path, length, chosen, next_probs, first, rest,
+        nodes, inner, height, len(tree.children), vocabulary, len(omega) - 1, 2 * nodes,
+        tree.width, triton.next_power_of_2(tree.width), triton.next_power_of_2(height + 1),
+        min(_BLOCK, triton.next_power_of_2(vocabulary)), optimal, **_OPTIONS,
     )  # fmt: skip
-    return accepted_child, r, first
+    return path, length, chosen, next_probs, first
+
+
+def specialisations() -> list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
+    """What is compiled: kernel, types of the arguments by name, constants, options of the compiler."""
+    floats, longs = "P Q U OMEGA NEXT FIRST REST", "TOKENS CHILDREN SLOT PATH LENGTH CHOSEN"
+    numbers = "nodes inner height tree_rows vocabulary deepest u_stride"
+    types = dict.fromkeys(floats.split(), "*fp32") | dict.fromkeys(longs.split(), "*i64")
+    types |= dict.fromkeys(numbers.split(), "i32") | {"VALID": "*u8", "SAMPLED": "*u8"}
+    made = []
+    for width, deep in ((1, 128), (2, 128), (4, 8), (10, 8)):
+        for optimal in (True, False):
+            size = {"WIDTH": width, "WIDE": triton.next_power_of_2(width), "DEEP": deep, "BLOCK": _BLOCK}
+            made.append((_verify, types, {**size, "OPTIMAL": optimal}, _OPTIONS))
+    return made

@@ -1,0 +1,128 @@
+"""Steps on fake CUDA tensors, which have shapes and a device but no values: what a CUDA graph could not record is found
+without a device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specbench.engine.graph import Action
+
+#: Operations of CUDA whose kernels make the host wait, though the shape of their result is known.
+WAITING = ("multinomial", "record_stream", "pin_memory")
+
+
+@contextmanager
+def fake_cuda() -> Iterator[None]:
+    """Tensors made in this block on "cuda" are fake, and so are the events of its streams."""
+    with (
+        mock.patch("torch.cuda.Event"),
+        mock.patch("torch.cuda.synchronize"),
+        torch.inference_mode(False),
+        torch.no_grad(),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
+        yield
+
+
+def moved(network: nn.Module, dtype: torch.dtype | None = None) -> Any:
+    """The network itself, its parameters and buffers replaced with fake ones on CUDA."""
+    for module in network.modules():
+        for held in (module._parameters, module._buffers):
+            for name, x in held.items():
+                if x is not None:
+                    new = torch.empty(x.shape, dtype=dtype or x.dtype, device="cuda")
+                    held[name] = nn.Parameter(new, requires_grad=False) if held is module._parameters else new
+    return network
+
+
+def moved_drafter(drafter: Any) -> Any:
+    """The drafter itself, its network on fake CUDA."""
+    for name in ("head", "heads", "model"):
+        if isinstance(network := getattr(drafter, name, None), nn.Module):
+            moved(network)
+    return drafter
+
+
+def _tensors(x: Any) -> Iterator[Tensor]:
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, list | tuple):
+        for one in x:
+            yield from _tensors(one)
+
+
+def _short(what: object) -> str:
+    return str(what).removeprefix("aten.")
+
+
+class Lint(TorchDispatchMode):
+    """Notes in `found` what a graph cannot hold of the steps that it records: copies and operations across devices,
+    constants brought from the host, operations that ask for data, kernels with arguments on the host. (A
+    zero-dimensional tensor on the host is an argument of a kernel by value, unless it is copied.)"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+        self.operations = 0
+        self._on = False
+
+    def record(self, functions: Mapping[str, Action], device: torch.device) -> list[Action]:
+        """As of `graph.cuda_graphs`: two plain rounds, then the one that is recorded."""
+        rounds = list(functions.values())
+        try:
+            for function in (*rounds, *rounds):
+                function()
+            with self._recording():
+                for function in rounds:
+                    function()
+        except (DataDependentOutputException, DynamicOutputShapeException) as e:
+            self.found[f"{_short(e)} asks for data"] += 1
+        return rounds
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        with mock.patch("torch.cuda.synchronize", side_effect=lambda *_: self.found.update(["the host waits"])), self:
+            self._on = True
+            try:
+                yield
+            finally:
+                self._on = False
+
+    def start(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        """Instead of `launch.start`."""
+        if not self._on:
+            return
+        self.operations += 1
+        for number, x in enumerate(arguments):
+            if isinstance(x, Tensor) and x.device.type != "cuda":
+                self.found[f"{kernel.__name__}: argument {number} on {x.device.type}"] += 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.namespace != "prim":
+            self.operations += 1
+            name = _short(func)
+            given = [*_tensors(args), *_tensors(tuple((kwargs or {}).values()))]
+            copies = name.startswith(("_to_copy", "copy_"))
+            both = [*given, *_tensors(out)]
+            devices = {x.device.type for x in both if x.dim() or copies or not given}
+            if len(devices) > 1:
+                self.found[f"{name} between {' and '.join(sorted(devices))}"] += 1
+            elif devices == {"cpu"} and any(x.dim() for x in both):
+                self.found[f"{name} on the host"] += 1
+            if name.startswith(WAITING):
+                self.found[f"{name} makes the host wait"] += 1
+        return out

@@ -1,0 +1,188 @@
+"""Every step can be recorded as a CUDA graph: found on fake CUDA tensors, without a device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+import test_continuous
+import test_engine
+import tiny
+import torch
+from fake_cuda import Lint, fake_cuda, moved, moved_drafter
+
+from specbench.decoding.continuous import ContinuousDecoding, ContinuousRule
+from specbench.decoding.loop import DecoderConfig, Decoding
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.rules import Rule, exact
+from specbench.decoding.rules.typical import Typical
+from specbench.decoding.sampling import Sampling
+from specbench.engine.graph import Graphs
+from specbench.models.mar import MAR, MARConfig
+from specbench.models.mar_sampling import Guided
+from specbench.models.unified import Prompts, Unified, UnifiedConfig, image_tokens
+
+pytest.importorskip("triton")
+from specbench.engine.kernels import FusedKernels, launch
+
+ENGINES = ("eager", "graph", "triton")
+GUIDED = Sampling(cfg_scale=2.0, top_k=4)
+SAMPLINGS = {
+    "greedy": Sampling(0.0, cfg_scale=2.0),
+    "top-p": Sampling(0.8, 4, 0.9, cfg_scale=2.0),
+    "not guided": Sampling(),
+}
+
+
+def llamagen() -> tuple[Any, Any]:
+    """A target of one layer, and what two images are conditioned on."""
+    target, given = tiny.llamagen(side=4), tiny.prompts(2)
+    target.layers = target.layers[:1]
+    return target, given
+
+
+def unified() -> tuple[Any, Any]:
+    """A target with an image grammar, and padding."""
+    image = image_tokens(torch.arange(5), 3, 3, 5, [6])
+    valid = torch.tensor([[False, True, True], [True, True, True]])
+    ids = torch.zeros(2, 3, dtype=torch.int64)
+    return Unified(UnifiedConfig(32, 1, 2, 2, 48, 8, qk_norm=2), image), Prompts(ids, valid, ids, valid)
+
+
+class Case:
+    """A drafter, as `test_engine.DRAFTERS` names it, and a target, both on fake CUDA tensors."""
+
+    def __init__(self, name: str, engine: str, make: Callable[[], tuple[Any, Any]] = llamagen) -> None:
+        self.engine, (self.target, self.given) = engine, make()
+        self.drafter = test_engine.DRAFTERS[name](self.target)
+        self.kept: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._fake = fake_cuda()
+        self._fake.__enter__()
+        moved(self.target)
+        moved_drafter(self.drafter)
+        self.given = type(self.given)(*(x.to("cuda") for x in vars(self.given).values()))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._fake.__exit__(*error)
+
+    def lint(
+        self, rule: Rule, sampling: Sampling = GUIDED, kind: type[Decoding] = Decoding, again: bool = False
+    ) -> Counter[str]:
+        """What a recorded step of two images does that no graph can hold. again: the passes of the networks give what
+        they gave last time, so that all but them is looked at."""
+        found = Lint()
+        kernels = FusedKernels() if self.engine == "triton" else None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launch, "start", found.start)
+            config = DecoderConfig(self.target, self.drafter, rule, sampling)
+            decoding = kind(config, self.given, RandomStreams([(0, 0), (0, 1)], "cuda"), kernels=kernels)
+            for owner, name in ((decoding.session, "forward"), (self.drafter, "propose")):
+                patch.setattr(owner, name, self._kept(name, getattr(owner, name), again), raising=False)
+            if self.engine == "eager":
+                found.record({"a step": decoding.step, "its statistics": decoding.observe}, decoding.state.device)
+            else:
+                Graphs(found.record, kernels).begin(decoding)
+        assert found.operations > 30 or found.found
+        return found.found
+
+    def _kept(self, name: str, call: Callable[..., Any], again: bool) -> Callable[..., Any]:
+        def called(*args: Any) -> Any:
+            if not again:
+                self.kept[name] = call(*args)
+            return self.kept[name]
+
+        return called
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", test_engine.DRAFTERS)
+def test_a_step_can_be_recorded(name: str, engine: str) -> None:
+    """With every rule, and with other sampling."""
+    with Case(name, engine) as case:
+        found = {"exact": case.lint(test_engine.RULES["exact"]())}
+        if engine != "eager":
+            for rule, make in test_engine.RULES.items():
+                found[rule] = case.lint(make(), again=True)
+    assert not {rule: dict(some) for rule, some in found.items() if some}
+
+
+@pytest.mark.parametrize("engine", ["graph", "triton"])
+@pytest.mark.parametrize("name", ["none", "tree", "eagle2", "sjd"])
+def test_a_step_of_other_sampling_can_be_recorded(name: str, engine: str) -> None:
+    with Case(name, engine) as case:
+        found = {which: case.lint(exact(), sampling) for which, sampling in SAMPLINGS.items()}
+    assert not {which: dict(some) for which, some in found.items() if some}
+
+
+@pytest.mark.parametrize("engine", ["graph", "triton"])
+@pytest.mark.parametrize("name", ["none", "tree", "sjd_vertical"])
+def test_a_step_of_a_target_with_a_grammar_can_be_recorded(name: str, engine: str) -> None:
+    with Case(name, engine, unified) as case:
+        assert not case.lint(exact())
+
+
+def planted(fault: Callable[[Decoding], Any]) -> type[Decoding]:
+    """Images whose step also does what no graph can hold."""
+
+    class Planted(Decoding):
+        def step(self) -> None:
+            super().step()
+            fault(self)
+
+    return Planted
+
+
+FAULTS: dict[str, tuple[Callable[[Decoding], Any], str]] = {
+    "to the host": (lambda d: d.count.cpu(), "_to_copy.default between cpu and cuda"),
+    "to the device": (lambda d: torch.arange(3).to("cuda"), "_to_copy.default between cpu and cuda"),
+    "into a tensor": (lambda d: d.count.copy_(torch.zeros(2)), "copy_.default between cpu and cuda"),
+    "a scalar": (lambda d: d.count.copy_(torch.tensor(1)), "copy_.default between cpu and cuda"),
+    "a constant": (lambda d: torch.tensor([1], device="cuda"), "_to_copy.default between cpu and cuda"),
+    "an index": (lambda d: d.count[[0]], "_to_copy.default between cpu and cuda"),
+    "work on the host": (lambda d: torch.ones(3) + 1, "add.Tensor on the host"),
+    "item": (lambda d: d.count[0].item(), "_local_scalar_dense.default asks for data"),
+    "a condition": (lambda d: bool(d.count.sum() > 0), "_local_scalar_dense.default asks for data"),
+    "nonzero": (lambda d: d.count.nonzero(), "nonzero.default asks for data"),
+    "a mask": (lambda d: d.count[d.count > 0], "nonzero.default asks for data"),
+    "masked_select": (lambda d: d.count.masked_select(d.count > 0), "masked_select.default asks for data"),
+    "unique": (lambda d: d.count.unique(), "_unique2.default asks for data"),
+    "bincount": (lambda d: d.count.bincount(), "bincount.default asks for data"),
+    "multinomial": (lambda d: d.count.float().multinomial(1), "multinomial.default makes the host wait"),
+    "synchronize": (lambda d: torch.cuda.synchronize(), "the host waits"),
+    "a kernel": (
+        lambda d: launch.start(SimpleNamespace(__name__="_sum"), (1,), d.count, torch.zeros(3)),
+        "_sum: argument 1 on cpu",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_cannot_be_recorded_is_found(fault: str) -> None:
+    does, reported = FAULTS[fault]
+    with Case("none", "graph") as case:
+        found = case.lint(Typical(), kind=planted(does))
+    assert reported in found, dict(found)
+
+
+@pytest.mark.parametrize("name", [name for name in test_continuous.RULES if name != "path"])
+def test_a_pass_of_continuous_tokens_leaves_the_host_alone(name: str) -> None:
+    rule = test_continuous.RULES[name]
+    rule = replace(rule, prefill=0.1) if rule.gamma else ContinuousRule(tokens_per_pass=(1, 2))
+    small = MARConfig(
+        32, 1, 2, 32, 1, 2, length=9, token_dim=5, classes=4, buffer=4, head_depth=1, head_width=32, steps=2
+    )
+    found = Lint()
+    with fake_cuda():
+        target, drafter = (Guided(moved(MAR(small).eval()), 2.0) for _ in range(2))
+        labels, rng = torch.arange(3, device="cuda"), RandomStreams([(0, i) for i in range(3)], "cuda")
+        images = ContinuousDecoding(target, drafter, rule, labels, rng, engine=Graphs(Lint().record))
+        found.record({"a pass": lambda: test_continuous.go_on(images)}, images.device)
+    assert found.operations > 50
+    assert not found.found

@@ -1,0 +1,155 @@
+"""The kernel that verifies a draft against the plain functions that specify it: compiled on CUDA, by Triton's
+interpreter elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+from specbench.decoding import trees
+from specbench.decoding.rules import Relaxed, cool, exact, uniform
+from specbench.decoding.sampling import draw_distinct
+from specbench.decoding.trees import Tree, build, chain_paths, from_parents, parse, window_paths
+from specbench.decoding.verify import Draft, Verdict, verify
+
+pytest.importorskip("triton")
+from specbench.engine.kernels import FusedKernels
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROWS = 8
+
+
+def uniforms(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def peaked(*shape: int, seed: int = 0) -> Tensor:
+    """Distributions (..., V)."""
+    return (3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).softmax(-1).to(DEVICE)
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """In the block, memory that is allocated holds NaN and the largest integers."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def shared(paths: list[trees.Path]) -> Tree:
+    return build(paths).to(DEVICE)
+
+
+def grown(nodes: int, height: int, width: int) -> Tree:
+    """A topology of its own for every row, as EAGLE-2 grows them."""
+    generator = torch.Generator().manual_seed(5)
+    parents, ranks = [], []
+    for _ in range(ROWS):
+        parent, rank, depth, kids = [0], [0], [0], [0]
+        while len(parent) < nodes:
+            above = int(torch.randint(len(parent), (), generator=generator))
+            if depth[above] < height and kids[above] < width:
+                parent.append(above)
+                rank.append(kids[above])
+                depth.append(depth[above] + 1)
+                kids[above] += 1
+                kids.append(0)
+        parents.append(parent)
+        ranks.append(rank)
+    return from_parents(torch.tensor(parents, device=DEVICE), torch.tensor(ranks, device=DEVICE), width, height)
+
+
+def drafted(tree: Tree, size: int, support: int, sampled: Tensor | None) -> tuple[Tensor, Draft]:
+    """The target's distributions (B, M, V) and a draft whose distributions have `support` tokens: near enough to each
+    other that the walks end at all depths."""
+    inner, children = tree.inner.expand(ROWS, -1), tree.children.expand(ROWS, -1, -1)
+    q = peaked(ROWS, inner.shape[1], size)
+    q[:, :, support:] = 0
+    q[0, :, 1:] = 0  # one token: there are no further siblings
+    q /= q.sum(-1, keepdim=True)
+    p = 0.3 * peaked(ROWS, tree.nodes, size, seed=1)
+    row = torch.arange(ROWS, device=DEVICE)[:, None]
+    p[row, inner] += 0.7 * q
+    p[1] = q[1, 0]  # nothing is left when all of q was subtracted
+    p /= p.sum(-1, keepdim=True)
+    tokens = torch.zeros(ROWS, tree.nodes + 1, dtype=torch.int64, device=DEVICE)
+    drawn = draw_distinct(q, uniforms(*q.shape, seed=2), min(tree.width, size))
+    cell = torch.where(children >= 0, children, tree.nodes)[..., : drawn.shape[-1]]
+    tokens.scatter_(1, cell.flatten(1), drawn.flatten(1))
+    valid = torch.ones(ROWS, tree.nodes, dtype=torch.bool, device=DEVICE)
+    valid[2, 2:] = False
+    return p, Draft(tree, tokens[:, :-1].contiguous(), q, valid, sampled)
+
+
+def judged(p: Tensor, draft: Draft, rule: Relaxed, seed: int = 0, kernels: FusedKernels | None = None) -> Verdict:
+    step = torch.arange(ROWS, device=DEVICE)
+    rule.open(step.device)
+    with torch.inference_mode(), poisoned():
+        return verify(p, draft, rule, tiny.rng(ROWS, seed, DEVICE), step, kernels=kernels)
+
+
+def same(found: Verdict, plain: Verdict) -> None:
+    for what in ("path", "length", "tokens"):
+        assert torch.equal(getattr(plain, what), getattr(found, what))
+    torch.testing.assert_close(found.next_probs, plain.next_probs, rtol=1e-3, atol=1e-7)
+    torch.testing.assert_close(found.first, plain.first, rtol=1e-5, atol=1e-8)
+
+
+CHAIN, TREE = chain_paths(3), parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0]]")
+
+
+@pytest.mark.parametrize("rule", [
+    exact(), uniform(0.8), uniform(1.5, "vanilla"), cool(1.5, 3), cool(1.5, 3, resample="vanilla"),
+], ids=lambda r: f"{r.name}-{r.resample}")  # fmt: skip
+@pytest.mark.parametrize("paths", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("kind", ["sampled", "mixed", "deterministic"])
+def test_rules(paths: list[trees.Path], rule: Relaxed, kind: str) -> None:
+    """The same path and the same token for the same uniforms, over a vocabulary that no 16 divide."""
+    tree = shared(paths)
+    number = torch.arange(tree.nodes, device=DEVICE).expand(ROWS, -1)
+    sampled = {"sampled": None, "mixed": number % 3 != 2, "deterministic": number < 0}[kind]
+    p, draft = drafted(tree, 77, 40, sampled)
+    before = p.clone(), draft.probs.clone()
+    plain = judged(p, draft, rule)
+    same(judged(p, draft, rule, kernels=FusedKernels()), plain)
+    assert len(set(plain.length.tolist())) > 1  # it is not settled at the root
+    assert torch.equal(p, before[0])
+    assert torch.equal(draft.probs, before[1])
+
+
+def test_a_vocabulary_of_several_blocks() -> None:
+    p, draft = drafted(shared(TREE), 9001, 3000, None)
+    for rule in (exact(), cool(1.5, 3)):
+        same(judged(p, draft, rule, kernels=FusedKernels()), judged(p, draft, rule))
+
+
+@pytest.mark.parametrize("tree", [
+    shared(chain_paths(64)),
+    shared(window_paths(64, 2, 3, "full")),
+    shared(window_paths(64, 4, 3, "comb")),
+    shared(parse("mc_sim_7b_63")),
+    grown(65, 6, 10),
+    grown(9, 3, 2),
+], ids=["chain", "pac", "comb", "eagle", "grown", "small"])  # fmt: skip
+def test_topologies(tree: Tree) -> None:
+    """With 65 nodes, walks that end at the deepest level, and more siblings than the drafter has tokens."""
+    lengths: list[int] = []
+    for seed, sampled in enumerate((None, torch.zeros(ROWS, tree.nodes, dtype=torch.bool, device=DEVICE))):
+        p, draft = drafted(tree, 19, 3, sampled)
+        p[3] = 0.05 * p[3]
+        row = torch.arange(ROWS, device=DEVICE)[:, None]
+        rest = p.clone()
+        rest[row, tree.inner.expand(ROWS, -1)] += 20 * draft.probs  # a row whose tokens are nearly all accepted
+        p[3] = rest[3] / rest[3].sum(-1, keepdim=True)
+        plain = judged(p, draft, exact(), seed)
+        same(judged(p, draft, exact(), seed, FusedKernels()), plain)
+        lengths += plain.length.tolist()
+    assert 0 in lengths
+    assert max(lengths) > min(3, tree.height - 1)

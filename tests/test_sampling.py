@@ -1,0 +1,106 @@
+"""From logits to distributions, and from distributions to tokens. The code for other devices runs here on the CPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench.decoding.rng import BITS
+from specbench.decoding.sampling import Sampling, draw, draw_exactly
+
+#: A session whose grammar allows every token.
+FREE = SimpleNamespace(constrain=lambda logits, positions: logits)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("scale", [3.0, 7.5])
+def test_guidance_of_rounded_logits_is_mixed_in_float32(scale: float) -> None:
+    """Mixed in bfloat16, the distribution used to move by 0.003 to 0.012."""
+    cond = 2 * normal(64, 1, 16384)
+    logits = torch.cat([cond, cond + 0.5 * normal(64, 1, 16384, seed=1)]).bfloat16()
+    one, none = logits.double().chunk(2)
+    wanted = (none + scale * (one - none)).softmax(-1)
+    found = Sampling(cfg_scale=scale).distributions(logits, FREE, torch.zeros(64, 1).long()).p
+    assert found.dtype == torch.float32
+    assert (0.5 * (found - wanted).abs().sum(-1)).max() < 1e-5
+
+
+def test_the_log_probabilities_are_those_before_the_filters() -> None:
+    logits, nodes = 2 * normal(3, 4, 50), torch.tensor([[0, 2, 3], [0, 1, 1], [0, 3, 2]])
+    tokens = torch.randint(50, nodes.shape, generator=torch.Generator().manual_seed(0))
+    full = (logits / 0.7).log_softmax(-1)[torch.arange(3)[:, None], nodes, tokens]
+    for sampling in (Sampling(0.7), Sampling(0.7, top_k=3), Sampling(0.7, top_p=0.5)):
+        found = sampling.distributions(logits, FREE, nodes)
+        torch.testing.assert_close(found.log_prob(nodes, tokens), full)
+        torch.testing.assert_close(found.unfiltered(), (logits / 0.7).softmax(-1))
+    greedy = Sampling(0.0).distributions(logits, FREE, nodes)
+    assert torch.equal(greedy.p.sum(-1), torch.ones(3, 4))
+    torch.testing.assert_close(greedy.unfiltered(), logits.softmax(-1))
+    forbidden = Sampling().distributions(torch.tensor([[[0.0, -torch.inf]]]), FREE, nodes[:1, :1])
+    assert forbidden.log_prob(nodes[:1, :1], torch.tensor([[1]])).item() == pytest.approx(-87.498, abs=1e-3)
+
+
+def test_an_exact_draw_gives_every_token_its_share_of_all_uniforms() -> None:
+    """Not a sample: of all 2**23 uniforms, how many give each token, by where each token's begin. A share may be
+    rounded up or down."""
+    size = 400
+    probs = (3 * normal(size)).softmax(-1)
+    probs[::3] = 0
+    probs /= probs.sum()
+    low, high, token = torch.zeros(size).long(), torch.full((size,), 1 << BITS), torch.arange(size)
+    for _ in range(BITS + 1):  # the first uniform that gives this token or a later one
+        middle = (low + high) // 2
+        reached = draw_exactly(probs.expand(size, -1), middle.clamp_max((1 << BITS) - 1) * 2.0**-BITS) >= token
+        low, high = torch.where(reached, low, middle + 1).clamp_max(1 << BITS), torch.where(reached, middle, high)
+    shares = torch.cat([high[1:], torch.tensor([1 << BITS])]) - high
+    # float32 rounding scales all shares by the distribution's sum, 1 within 2**-24 a token
+    assert (shares - probs.double() * 2**BITS).abs().max() < 1 + probs.max() * size / 2
+    assert (shares[::3] == 0).all()
+
+
+@pytest.mark.parametrize("size", [1000, 200_000])
+def test_an_exact_draw_gives_no_token_of_probability_zero(size: int) -> None:
+    """The ends of a floating-point sum do: it goes on growing, or shrinks, where nothing is left to add."""
+    at = torch.arange(size)
+    rows = torch.stack([
+        torch.where(at < size // 2, 1.0, 0.0),  # half of all, then nothing
+        torch.where(at >= size - 2, 1.0, 0.0),
+        torch.where(at % 997 == 0, (3 * normal(size)).exp(), 0.0),  # islands
+        torch.where(at == 7, 1.0, 1e-13),  # one token, and what is rounded to nothing
+        torch.where(at < 3, 0.0, normal(size, seed=2).square()),
+    ])  # fmt: skip
+    rows /= rows.double().sum(-1, keepdim=True).float()
+    u = torch.cat(
+        [torch.tensor([0.0, 2.0**-23, 0.5, 1 - 2.0**-23]), torch.rand(60, generator=torch.Generator().manual_seed(1))]
+    )
+    u = (u * 2**BITS).floor() * 2.0**-BITS
+    tokens = torch.stack([draw_exactly(rows, one.expand(5)) for one in u], 1)
+    assert (rows.gather(1, tokens) > 0).all()
+    assert (tokens[3] == 7).all()
+    mass = rows.double().cumsum(1)
+    below = mass.gather(1, tokens) - rows.gather(1, tokens)
+    # inversion: u lies in the token's interval, as far as sums of `size` probabilities that are rounded down say
+    slack = size * 2.0**-37
+    assert (below <= u * mass[:, -1:] + slack).all()
+    assert (u * mass[:, -1:] <= mass.gather(1, tokens) + slack).all()
+
+
+def test_an_exact_draw_depends_on_no_batch_and_agrees_with_the_sum_on_the_cpu() -> None:
+    probs = (3 * normal(30, 5, 700)).softmax(-1)
+    u = (torch.rand(30, 5, generator=torch.Generator().manual_seed(0)) * 2**BITS).floor() * 2.0**-BITS
+    tokens = draw_exactly(probs, u)
+    assert torch.equal(torch.cat([draw_exactly(probs[i : i + 1], u[i : i + 1]) for i in range(30)]), tokens)
+    assert torch.equal(tokens, draw(probs, u))
+
+
+def test_an_exact_draw_from_what_is_no_distribution_stays_in_range() -> None:
+    """The image stops with an error later; until then its token is an index."""
+    rows = torch.tensor([[torch.nan] * 3, [0.0] * 3, [-1.0, 0.0, 0.0], [torch.inf, 0.0, 1.0]])
+    tokens = draw_exactly(rows, torch.full((4,), 0.5))
+    assert ((tokens >= 0) & (tokens < 3)).all()
