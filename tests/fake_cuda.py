@@ -29,6 +29,7 @@ def fake_cuda() -> Iterator[None]:
     """Tensors made in this block on "cuda" are fake, and so are the events of its streams."""
     with (
         mock.patch("torch.cuda.Event"),
+        mock.patch("torch.cuda.current_stream"),
         mock.patch("torch.cuda.synchronize"),
         torch.inference_mode(False),
         torch.no_grad(),
