@@ -176,7 +176,7 @@ class LanguageSession:
         self.codes = model.grammar.codes if model.grammar else model.vocab_size
         self.prefix_length = len(prefix)
         rows, device = len(prefix.inputs), prefix.inputs.device
-        self._forced = model.grammar.forced.to(device) if model.grammar else None
+        self.forced_tokens = model.grammar.forced.to(device) if model.grammar else None
         slots = self.prefix_length + self.length + 2 * nodes
         model.reserve(slots)
         self._rope = model._rope  # a recorded step reads this table even where the model has a longer one by now
@@ -195,7 +195,7 @@ class LanguageSession:
             mask = pads_see_all(mask, self.prefix.valid, self.keys, self.usable & (self.keys < through))
         return self.feed(self.prefix.inputs[:, :through], positions, positions, mask)[:, : self.prefix_length - 1]
 
-    constants = ("keys", "_forced", "_rope")
+    constants = ("keys", "forced_tokens", "_rope")
 
     def buffers(self) -> Buffers:
         """What steps read or write (see `engine.state`)."""
@@ -223,7 +223,7 @@ class LanguageSession:
     def forced(self, positions: Tensor) -> Tensor | None:
         """The one token that the image grammar allows at image positions (B, n), -1 where it allows every code; None
         without a grammar. Beyond the image's end the last position counts."""
-        return None if self._forced is None else self._forced[positions.clamp(0, self.length - 1)]
+        return None if self.forced_tokens is None else self.forced_tokens[positions.clamp(0, self.length - 1)]
 
     def constrain(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Guided logits (B, n, V) of the tokens at image positions (B, n), minus infinity where the grammar forbids."""

@@ -43,6 +43,7 @@ class WindowState:
     uniform: Tensor  # (V,): the uniform distribution over the codes
     valid: Tensor  # (B, M) bool: all nodes are
     sampled: Tensor | None  # (B, M) bool: no token is; None: all are
+    behind: Tensor  # (K,): 1 .. K
     tokens: Tensor  # (B, H): the window along the draft's first path
     probs: Tensor  # (B, H, V): the distribution each was drawn from
     past: Tensor  # (B, K, V): distributions of the K positions committed last, oldest first; K = 0 unless drawn from
@@ -53,7 +54,7 @@ class WindowState:
     path: Tensor
     length: Tensor
 
-    constants = ("uniform", "valid", "sampled")
+    constants = ("uniform", "valid", "sampled", "behind")
 
     def buffers(self) -> Buffers:
         names = ("tokens", "probs", "past", "started", "p", "path", "length")
@@ -117,6 +118,7 @@ class Window:
             uniform,
             valid,
             torch.zeros_like(valid) if self.match else None,
+            torch.arange(1, keep + 1, device=device),
             torch.zeros(rows, height, dtype=torch.int64, device=device),
             uniform.expand(rows, height, -1).clone(),
             uniform.expand(rows, keep, -1).clone(),
@@ -127,6 +129,10 @@ class Window:
         )
 
     def propose(self, state: WindowState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        if (kernels := state.sampling.kernels) is not None:
+            tokens = kernels.window(self, state, history, count, step, TAGS, _TOKEN, _GUMBEL)
+            probs = state.probs if self.width == 1 else state.probs[:, self.of_inner]
+            return Draft(self.tree, tokens, probs, state.valid, state.sampled)
         noise = self._gumbel_noise(state, count)
         known, tokens, probs = self._renew(state, count, step, noise)
         self._initialise(state, known, tokens, probs, history, count, step, noise)
@@ -145,6 +151,9 @@ class Window:
 
     def commit(self, state: WindowState, outcome: Outcome) -> None:
         verdict = outcome.verdict
+        if state.past.shape[1]:
+            kept = verdict.length[:, None] + state.behind
+            state.past.copy_(take(torch.cat([state.past, take(outcome.p, verdict.path_with_root)], 1), kept))
         state.started.fill_(True)
         for own, new in ((state.p, outcome.p), (state.path, verdict.path), (state.length, verdict.length)):
             own.copy_(new)
@@ -168,11 +177,6 @@ class Window:
         p, path, length = state.p, state.path, state.length
         height = state.tokens.shape[1]
         committed = length + 1
-        if state.past.shape[1]:
-            kept = committed[:, None] + torch.arange(state.past.shape[1], device=length.device)
-            with_root = torch.cat([torch.zeros_like(path[:, :1]), path], 1)
-            moved = take(torch.cat([state.past, take(p, with_root)], 1), kept)
-            state.past.copy_(torch.where(state.started[:, None, None], moved, state.past))
         offsets = self.ahead
         previous = (committed[:, None] + offsets - 1).clamp_max(
             height - 1
