@@ -15,6 +15,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling, draw, draw_distinct
 from specbench.decoding.trees import Path, build
 from specbench.decoding.verify import DRAFT, Draft, Verdict
+from specbench.engine.state import Buffers
 
 #: tables[t] (V**t, V): the distribution of token t given the prefix coded base V, first token most significant. Of a
 #: Markov model of order m, (V**min(t, m), V): given the last m tokens.
@@ -115,6 +116,7 @@ class TabularSession:
         self.length, self.vocab_size = lookup.length, lookup.size
         self.width = math.isqrt(self.length - 1) + 1  # as if it were an image
         self.codes = self.vocab_size
+        self.forced_tokens: Tensor | None = None
 
     def forced(self, positions: Tensor) -> Tensor | None:
         return None
@@ -126,6 +128,9 @@ class TabularSession:
         parent, depth = tree.parent.expand_as(tokens), tree.depth.expand_as(tokens)
         code = self.lookup.nodes(self.lookup.root(history, count), tokens, parent, depth, tree.height)
         return self.lookup.probs(code, count[:, None] + depth).log(), tokens.unsqueeze(-1).float()
+
+    def buffers(self) -> Buffers:
+        return {}
 
     def use(self, kernels: Any) -> None:
         pass  # a look-up in tables has no kernels
@@ -139,6 +144,9 @@ class TabularState:
     sampling: Sampling
     rng: RandomStreams
     steps: int = 0
+
+    def buffers(self) -> Buffers:
+        return {}
 
 
 class TabularDrafter:
