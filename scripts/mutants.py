@@ -10,6 +10,7 @@ error: it no longer bites. One that no audit catches ends the command with exit 
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +38,7 @@ from specbench.rows.csv_files import csv_text
 from specbench.storage.files import write_atomically
 
 COLUMNS = ("mutant", "mistake", "method", "samples", "model", "parameters", "p_value", "tv", "commit")
-LADDER = (1000, 4000, 16_000, 64_000, 200_000)
+LADDER = (250, 1000, 4000, 16_000, 64_000, 200_000)
 _SHOWN = 300  # sequences in which a mutant must change something
 Job = tuple[dict[str, Any], Subject]
 
@@ -94,6 +95,10 @@ def mutant(method: str, mistake: str) -> Callable[[Callable[[Patches], None]], C
         return apply
 
     return add
+
+
+def named(name: str) -> Mutant:
+    return next(m for m in MUTANTS if m.name == name)
 
 
 # --- rules and verification -------------------------------------------------------------------------------------------
@@ -240,17 +245,15 @@ def coarse_numbers(patch: Patches) -> None:
 # --- windows ----------------------------------------------------------------------------------------------------------
 
 
-def _new(state: Any, known: Tensor, count: Tensor) -> Tensor:
-    """The positions (B, H) that begin after the first step."""
-    return (torch.arange(state.tokens.shape[1]) >= known[:, None]) & (count > 0)[:, None]
-
-
 def _begun(patch: Patches, change: Callable[[Any, Tensor], None]) -> None:
-    """change(state, new (B, H)) after new positions were initialised."""
+    """change(state, new (B, H)) after the positions that begin after the first step were initialised."""
+    names = list(inspect.signature(Window._initialise).parameters)
 
-    def around(original: Any, self: Any, state: Any, known: Tensor, history: Tensor, count: Tensor, *rest: Any) -> None:
-        original(self, state, known, history, count, *rest)
-        change(state, _new(state, known, count))
+    def around(original: Any, *args: Any) -> None:
+        original(*args)
+        given = dict(zip(names, args, strict=True))
+        new = torch.arange(given["state"].tokens.shape[1]) >= given["known"][:, None]
+        change(given["state"], new & (given["count"] > 0)[:, None])
 
     patch.wrap(Window, "_initialise", around)
 
@@ -262,29 +265,23 @@ def refill_with_token_0(patch: Patches) -> None:
 
 @mutant("sjd_isp", "a repeated token counts as drawn from the uniform distribution")
 def refill_counts_as_random(patch: Patches) -> None:
-    def change(state: Any, new: Tensor) -> None:
-        state.probs = torch.where(new.unsqueeze(-1), state.uniform, state.probs)
-
-    _begun(patch, change)
+    _begun(patch, lambda state, new: state.probs.copy_(torch.where(new.unsqueeze(-1), state.uniform, state.probs)))
 
 
 @mutant("sjd", "renewed tokens keep the distributions of the tokens before")
 def stale_distribution(patch: Patches) -> None:
-    def around(original: Any, self: Any, state: Any, *rest: Any) -> Tensor:
-        before = state.probs
-        known: Tensor = original(self, state, *rest)
-        state.probs = torch.where((state.started & (known > 0))[:, None, None], before, state.probs)
-        return known
+    def around(original: Any, self: Any, state: Any, *rest: Any) -> Any:
+        known, tokens, probs = original(self, state, *rest)
+        return known, tokens, torch.where(state.started[:, None, None], state.probs, probs)
 
     patch.wrap(Window, "_renew", around)
 
 
 @mutant("sjd", "the tokens of a window are shifted by one position more than their distributions")
 def window_off_by_one(patch: Patches) -> None:
-    def around(original: Any, self: Any, state: Any, *rest: Any) -> Tensor:
-        known: Tensor = original(self, state, *rest)
-        state.tokens = torch.cat([state.tokens[:, 1:], state.tokens[:, :1]], 1)
-        return known
+    def around(original: Any, self: Any, state: Any, *rest: Any) -> Any:
+        known, tokens, probs = original(self, state, *rest)
+        return known, tokens.roll(-1, 1), probs
 
     patch.wrap(Window, "_renew", around)
 
