@@ -13,24 +13,67 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.engine.kernels import block, products, sampling, verification
+from specbench.engine.kernels import sampling, verification, window
+from specbench.engine.kernels.block import LayerKernels, Stream
+from specbench.engine.kernels.tiles import Tiles
 
 
 class FusedKernels:
-    """The kernels of one engine, as `ops.Kernels` describes them."""
+    """The kernels of one engine, as `ops.Kernels` describes them. It serves one CUDA stream at a time: its kernels
+    share counters (`attention.Counters`)."""
 
-    MOST_TOKENS = sampling.MOST_TOKENS
+    def __init__(self, tiles: Tiles | None = None, dependent: bool = True) -> None:
+        """tiles: how the layers' kernels divide their work (default: not tuned); dependent: whether a kernel of a layer
+        may begin before the one in front of it has ended, on devices that can."""
+        self.layers = LayerKernels(tiles, dependent)
 
-    def probs(self, logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
-        return sampling.probs(logits, temperature, top_k)
+    def probs(
+        self,
+        logits: Tensor,
+        temperature: float,
+        top_k: int | None,
+        scale: float | None = None,
+        forced: Tensor | None = None,
+        codes: int = 0,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        return sampling.probs(logits, temperature, top_k, scale, forced, codes, positions)
+
+    def draw(self, probs: Tensor, u: Tensor) -> Tensor:
+        return sampling.draw(probs, u)
+
+    def uniforms(
+        self,
+        key: Tensor,
+        step: Tensor,
+        tags_per_step: int,
+        tag: int,
+        tags: int,
+        count: int,
+        index: Tensor | None = None,
+    ) -> Tensor:
+        return sampling.uniforms(key, step, tags_per_step, tag, tags, count, index)
+
+    def draw_distinct(
+        self, probs: Tensor, key: Tensor, step: Tensor, tags_per_step: int, tag: int, count: int
+    ) -> Tensor:
+        return sampling.draw_distinct(probs, key, step, tags_per_step, tag, count)
 
     def verify(
         self, p: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         return verification.verify(p, draft, u, omega, optimal)
 
-    def rms_norm(self, x: Tensor, norm: Any) -> Tensor:
-        return products.rms_norm(x, norm)
+    def window(
+        self, drafter: Any, state: Any, history: Tensor, count: Tensor, step: Tensor, tags: int, tag: int, noise: int
+    ) -> Tensor:
+        return window.window(drafter, state, history, count, step, tags, tag, noise)
 
-    def block(self, one: Any, flat: Tensor, context: Any, layer: int) -> Tensor:
-        return block.block(one, flat, context, layer)
+    def rms_norm(self, x: Tensor, norm: Any) -> Tensor:
+        return self.layers.rms_norm(x, norm)
+
+    def stream(self, flat: Tensor) -> Stream:
+        return Stream(flat)
+
+    def block(self, one: Any, stream: Stream, context: Any, layer: int) -> Stream:
+        return self.layers.block(one, stream, context, layer)
