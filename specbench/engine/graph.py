@@ -205,17 +205,3 @@ def _abandon(graph: torch.cuda.CUDAGraph) -> None:
             undo()
         except (RuntimeError, AttributeError):
             continue
-
-
-def _triton() -> Graphs:
-    """Graphs of the fused kernels, which need Triton."""
-    from specbench.engine.kernels import FusedKernels
-
-    return Graphs(kernels=FusedKernels())
-
-
-ENGINES: dict[str, Callable[[], Eager | Graphs]] = {
-    "eager": Eager,
-    "graph": Graphs,
-    "triton": _triton,
-}
