@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from specbench.engine.invariance import product
+from specbench.engine.state import Buffer, Buffers
 
 
 class Kernels(Protocol):
@@ -54,7 +55,9 @@ class Kernels(Protocol):
 
     def rms_norm(self, x: Tensor, norm: Any) -> Tensor: ...
 
-    def block(self, one: Any, flat: Tensor, context: Any, layer: int) -> Tensor: ...
+    def stream(self, flat: Tensor) -> Any: ...
+
+    def block(self, one: Any, stream: Any, context: Any, layer: int) -> Any: ...
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
@@ -141,6 +144,10 @@ class KVCache:
     @property
     def slots(self) -> int:
         return self.k.shape[3]
+
+    def buffers(self, halves: int) -> Buffers:
+        """What steps read or write (see `engine.state`)."""
+        return {"k": Buffer(self.k, 1, halves), "v": Buffer(self.v, 1, halves)}
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k, v (rows, heads, n, head dim) at `slots` (rows, n) int64; returns the layer's entire cache."""
