@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specbench.engine.kernels import attention, products, sampling, verification, window
+from specbench.engine.kernels import attention, inputs, products, sampling, verification, window
 
 HALF, FLOAT, INT, LONG, BYTE = "*bf16", "*fp32", "i32", "*i64", "*u8"
 
@@ -40,7 +40,7 @@ def main() -> None:
     shape = {"DIM": 128, "BD": 128, "SPLITS": 16}
     compiled(attention._attend, types | parts | {"MASK": BYTE}, {**heads, **shape, "BQ": 64, "BS": 64}, num_warps=8)
     compiled(attention._combine, types | parts, shape)
-    every = (sampling, verification, window)
+    every = (inputs, sampling, verification, window)
     for kernel, given, constants, options in (one for module in every for one in module.specialisations()):
         compiled(kernel, given, constants, **options)
 
