@@ -29,6 +29,14 @@ class FusedKernels:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         return verification.verify(p, draft, u, omega, optimal)
 
+    def advance(
+        self, history: Tensor, count: Tensor, steps: Tensor, tokens: Tensor, length: Tensor, total: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return verification.advance(history, count, steps, tokens, length, total)
+
+    def keep(self, k: Tensor, v: Tensor, path: Tensor, length: Tensor, count: Tensor, first: int) -> None:
+        verification.keep(k, v, path, length, count, first)
+
     def window(
         self, drafter: Any, state: Any, history: Tensor, count: Tensor, step: Tensor, tags: int, tag: int, noise: int
     ) -> Tensor:
