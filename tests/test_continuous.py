@@ -397,6 +397,7 @@ def go_on(images: ContinuousDecoding) -> None:
     images.draw_directly(1)
     if images.rule.gamma:
         images.step()
+        images.observe()
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if name != "path"])

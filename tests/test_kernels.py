@@ -143,7 +143,9 @@ def test_every_kernel_compiles_for_hopper() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     names = {line.split()[0] for line in done.stdout.splitlines()}
     assert names == {"_project", "_rms_norm", "_swiglu", "_rotate", "_attend", "_combine", "_probs", "_verify"} | {
+        "_advance",
         "_choose",
+        "_keep",
         "_write",
         "_siblings",
     }

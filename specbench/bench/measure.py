@@ -212,7 +212,7 @@ def _recorded(engine: Graphs, decoding: Decoding, plan: BenchPlan, context: int)
     def step() -> None:
         decoding.count.fill_(context - _before(decoding))
         decoding.steps.zero_()
-        recorded.replay()
+        recorded.step()
 
     device = decoding.count.device
     return statistics.median(floor.seconds(step, device, samples=max(3, plan.steps // 5)))
@@ -239,7 +239,7 @@ def _pass(pipeline: Pipeline, conditioning: Any, rows: int, tree: Tree, context:
     def forward() -> None:
         session.forward(tokens, tree, history, count)
 
-    repeated = pipeline.engine.repeated(forward)
+    repeated = pipeline.engine.repeated(forward, device)
     return statistics.median(floor.seconds(repeated, device, samples=max(3, plan.steps // 5)))
 
 

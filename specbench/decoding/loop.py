@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from typing import Any, Generic, Protocol, TypeVar
@@ -20,9 +20,9 @@ from specbench.decoding.sampling import Distributions, Sampling
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, Verdict, verify
 from specbench.engine.clock import Clock, Idle
-from specbench.engine.fixed import load_rows
-from specbench.engine.graph import Eager, Graphs
+from specbench.engine.graph import Eager, Execution, Graphs
 from specbench.engine.ops import Kernels, sum_last
+from specbench.engine.state import Buffer, Buffers, DecodeState, constants, within
 from specbench.errors import NumberError, RunError
 
 T = TypeVar("T")
@@ -63,6 +63,10 @@ class Session(Protocol):
         """Compute later passes with these kernels; only called where an engine has some."""
         ...
 
+    def buffers(self) -> Buffers:
+        """What steps read or write (see `engine.state`)."""
+        ...
+
 
 class Target(Protocol):
     def open(self, conditioning: Any, rows: int, guided: bool, nodes: int) -> Session:
@@ -82,9 +86,17 @@ class Outcome:
     count: Tensor
 
 
+class DraftState(Protocol):
+    """What a drafter remembers of a batch. `propose` and `commit` write its buffers in place."""
+
+    def buffers(self) -> Buffers:
+        """What steps read or write (see `engine.state`)."""
+        ...
+
+
 class Drafter(Protocol):
     """Proposes drafts. `tree` is the topology of its drafts (for sizing: its node count and height); `passes`: forward
-    passes of a drafter network in a step."""
+    passes of a drafter network in a step. `open` puts what a step reads on the device."""
 
     tree: Tree
     passes: int
@@ -140,6 +152,18 @@ class Trace:
 _TOLERANCE = 1e-3
 
 
+@dataclass
+class Taken:
+    """What a step leaves for its statistics: also the target's distributions `found`; count, steps (B,): from before
+    the step; active (B,) bool: whether the image was not complete."""
+
+    outcome: Outcome
+    found: Distributions
+    count: Tensor
+    steps: Tensor
+    active: Tensor
+
+
 class _Recorder:
     """Fills a trace without a host round trip, and checks the distributions: for every step it records the product of
     the sums of those that were used, which is 1 where each sums to 1, and NaN where one is not finite."""
@@ -153,23 +177,27 @@ class _Recorder:
         self.log_prob = torch.zeros(rows, total + 2 * reach, device=device)
         self.offsets = torch.arange(reach, device=device)
 
-    def record(self, outcome: Outcome, found: Distributions, step: Tensor, active: Tensor) -> None:
-        verdict, count = outcome.verdict, outcome.count
+    def buffers(self) -> Buffers:
+        return {"steps": Buffer(self.steps, 1), "log_prob": Buffer(self.log_prob)}
+
+    def record(self, taken: Taken) -> None:
+        outcome, count, active = taken.outcome, taken.count, taken.active
+        verdict = outcome.verdict
         path = verdict.path_with_root  # beyond its end, its last node: every entry was reached
         if outcome.draft.tree.height:
-            row = [*self._sums(outcome, path), *self._statistics(outcome)]
+            row = [*self._sums(outcome, path), *self._statistics(outcome, count)]
         else:
             row = [sum_last(verdict.next_probs)]
-        index = torch.where(active, step, self.total).expand(len(row), -1).unsqueeze(-1)
+        index = torch.where(active, taken.steps, self.total).expand(len(row), -1).unsqueeze(-1)
         self.steps[: len(row)].scatter_(2, index, torch.stack([x.float() for x in row]).unsqueeze(-1))
-        of_token = found.log_prob(path, verdict.tokens)
+        of_token = taken.found.log_prob(path, verdict.tokens)
         kept = active[:, None] & (self.offsets <= verdict.length[:, None])
         self.log_prob.scatter_(1, count[:, None] + self.offsets, torch.where(kept, of_token, 0.0))
 
-    def _statistics(self, outcome: Outcome) -> list[Tensor]:
+    def _statistics(self, outcome: Outcome, count: Tensor) -> list[Tensor]:
         """A step's statistics for the trace, (B,) each."""
         draft, verdict, p = outcome.draft, outcome.verdict, outcome.p
-        room = (self.total - outcome.count).clamp_min(0)
+        room = (self.total - count).clamp_min(0)
         offered = torch.minimum((draft.valid * draft.tree.depth).amax(1), room)
         row = [torch.minimum(verdict.length, room), offered, verdict.first]
         q, p0 = draft.probs[:, 0], p[:, 0]  # the root is the first inner node
@@ -216,6 +244,11 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes a CUDA device the current one, on which fused kernels start."""
+    return torch.cuda.device(device) if device.type == "cuda" and device.index is not None else nullcontext()
+
+
 class BatchDecoding(ABC):
     """Images in progress, one per row of `rng`. A step adds at least one and at most `reach` tokens to every image
     that is not complete."""
@@ -223,10 +256,15 @@ class BatchDecoding(ABC):
     rng: RandomStreams
     reach: int
     config: Any  # the decoder configuration; see `engine.graph.Steps`
+    state: DecodeState
 
     @abstractmethod
     def step(self) -> None:
-        """Draft, verify, commit."""
+        """Draft, verify, commit: what is timed."""
+
+    @abstractmethod
+    def observe(self) -> None:
+        """Record the statistics of the step before, once. No later step reads them, and their time does not count."""
 
     @abstractmethod
     def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
@@ -261,14 +299,23 @@ def finished(start: Callable[[], BatchDecoding], rng: RandomStreams, engine: Eag
     device = rng.key.device
     synchronize(device)
     before = time.perf_counter()
-    images, step = engine.begin(start())
-    progress = Progress()
-    while lacking := max(left := images.lacking(rng.keys)):
-        progress.check(left)
-        for _ in range(-(-lacking // images.reach)):
-            step()
+    with current(device):
+        execution, aside = engine.begin(start()), Clock(device)
+        images, progress = execution.steps, Progress()
+        while lacking := max(left := images.lacking(rng.keys)):
+            progress.check(left)
+            take_steps(execution, -(-lacking // images.reach), aside)
     synchronize(device)
-    return images.outcome(time.perf_counter() - before)
+    return images.outcome(time.perf_counter() - before - aside.total())
+
+
+def take_steps(execution: Execution[Any], count: int, aside: Clock) -> None:
+    """Do steps and record their statistics; `aside` measures the seconds of the latter."""
+    for _ in range(count):
+        execution.step()
+        aside.begin()
+        execution.observe()
+        aside.lap("statistics")
 
 
 #: Overrides the rule's verdict, as a benchmark does, given the draft and the step (B,).
@@ -289,9 +336,10 @@ class DecoderConfig:
 class Decoding(BatchDecoding):
     """B images in progress, one per row of `rng`: prefilled on construction, then step by step.
 
-    A step does not synchronize with the device. Rows advance at their own pace; a finished row no longer changes.
-    `clock` records a step's parts: draft, forward (of the target), verify (including guidance and the distributions),
-    commit and rest. `kernels`: those of the engine that executes the steps; the prefill does without.
+    A step does not synchronize with the device, and writes its buffers in place. Rows advance at their own pace; a
+    finished row no longer changes. `clock` records a step's parts: draft, forward (of the target), verify (including
+    guidance and the distributions), commit and rest. `kernels`: those of the engine that executes the steps; the
+    prefill does without.
     """
 
     def __init__(
@@ -302,25 +350,48 @@ class Decoding(BatchDecoding):
         clock: Clock | Idle | None = None,
         kernels: Kernels | None = None,
     ) -> None:
-        rng = copy(rng)  # an engine moves the tensors of this object, and must not move the caller's
+        rng = rng.own()
         self.config, self.rng, self.clock, self.kernels = config, rng, clock or Idle(), kernels
         self.sampling = replace(config.sampling, kernels=kernels)
         device, rows, tree = rng.key.device, len(rng), config.drafter.tree
         config.rule.open(device)
         self.session = config.target.open(conditioning, rows, config.sampling.guided, tree.nodes)
-        self.state = config.drafter.open(self.session, conditioning, self.sampling, rng)
+        self.draft_state = config.drafter.open(self.session, conditioning, self.sampling, rng)
         if kernels is not None:
             self.session.use(kernels)
         self.total, self.reach = self.session.length, tree.height + 1
         self.history = torch.zeros(rows, self.total + 2 * self.reach, dtype=torch.int64, device=device)
         self.count, self.steps, self.drafted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
         self.recorder = _Recorder(rows, self.total, self.reach, device)
+        self.taken: Taken | None = None  # from a step to its statistics
+        self.state = DecodeState(
+            rows,
+            self.buffers(),
+            {
+                **constants("session", self.session),
+                **constants("drafter", config.drafter),
+                **constants("draft", self.draft_state),
+                **constants("rule", config.rule),
+            },
+        )
+
+    def buffers(self) -> Buffers:
+        """Everything that a step reads or writes."""
+        own = {name: Buffer(getattr(self, name)) for name in ("history", "count", "steps", "drafted")}
+        return {
+            **own,
+            **within("rng", self.rng.buffers()),
+            **within("session", self.session.buffers()),
+            **within("draft", self.draft_state.buffers()),
+            **within("trace", self.recorder.buffers()),
+        }
 
     def step(self) -> None:
         config, session, count, clock = self.config, self.session, self.count, self.clock
         drafter, sampling = config.drafter, self.sampling
+        self.taken = None
         clock.begin()
-        draft = drafter.propose(self.state, self.history, count, self.steps)
+        draft = drafter.propose(self.draft_state, self.history, count, self.steps)
         clock.lap("draft")
         logits, hidden = session.forward(draft.tokens, draft.tree, self.history, count)
         clock.lap("forward")
@@ -333,18 +404,36 @@ class Decoding(BatchDecoding):
         clock.lap("verify")
         session.commit(verdict, draft.tree, count)
         outcome = Outcome(draft, found.p, hidden, verdict, count)
-        drafter.commit(self.state, outcome)
+        drafter.commit(self.draft_state, outcome)
         clock.lap("commit")
-        active = count < self.total
-        self.recorder.record(outcome, found, self.steps, active)
-        offsets = self.recorder.offsets
-        self.history.scatter_(1, count[:, None] + offsets, torch.where(active[:, None], verdict.tokens, 0))
-        if draft.tree.height:
-            inside = draft.valid[:, 1:] & (draft.tree.depth[:, 1:] <= (self.total - count)[:, None])
-            self.drafted += inside.sum(1)
-        self.count = torch.where(active, count + verdict.length + 1, count)
-        self.steps = self.steps + active
+        self.taken = Taken(outcome, found, *self._advance(verdict))
         clock.lap("rest")
+
+    def _advance(self, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
+        """Add a verdict's tokens to the images that are not complete; returns `count` and `steps` from before, and
+        which images these are."""
+        if self.kernels is not None:
+            return self.kernels.advance(
+                self.history, self.count, self.steps, verdict.tokens, verdict.length, self.total
+            )
+        count, steps = self.count.clone(), self.steps.clone()
+        active = count < self.total
+        tokens = torch.where(active[:, None], verdict.tokens, 0)
+        self.history.scatter_(1, count[:, None] + self.recorder.offsets, tokens)
+        torch.where(active, count + verdict.length + 1, count, out=self.count)
+        self.steps += active
+        return count, steps, active
+
+    def observe(self) -> None:
+        """As of `BatchDecoding`."""
+        taken, self.taken = self.taken, None
+        if taken is None:
+            raise RuntimeError("the statistics of a step are recorded once, after the step")
+        draft = taken.outcome.draft
+        self.recorder.record(taken)
+        if draft.tree.height:
+            inside = draft.valid[:, 1:] & (draft.tree.depth[:, 1:] <= (self.total - taken.count)[:, None])
+            self.drafted += inside.sum(1)
 
     def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
         """As of `BatchDecoding`."""
@@ -407,28 +496,28 @@ def decode_stream(
             keys[row] = key
         device = rng.key.device
         synchronize(device)
-        before = time.perf_counter()
-        with torch.inference_mode():
+        before, aside = time.perf_counter(), Clock(device)
+        with torch.inference_mode(), current(device):
             fresh = start(conditioning, rng)
             if len(following) == rows:
-                images, step = engine.begin(fresh)
+                execution = engine.begin(fresh)
+                images = execution.steps
             else:
-                load_rows(images, fresh, done[: len(following)], rows)
-            del fresh  # an engine may have copied it
+                images.state.load_rows(fresh.state, done[: len(following)])
+            del fresh  # its values are in `images`
         progress = Progress()
         while True:  # until enough rows are done to be refilled; without a queue, until all are
-            with torch.inference_mode():
+            with torch.inference_mode(), current(device):
                 left = images.lacking(keys)
                 progress.check(left)
                 under_way = sorted(left[row] for row, owner in enumerate(owners) if owner is not None)
                 behind = under_way[: few if queue else None][-1]  # of the row that determines the next look
-                for _ in range(-(-behind // images.reach)):
-                    step()
+                take_steps(execution, -(-behind // images.reach), aside)
             if not behind:
                 break
         done = [row for row, owner in enumerate(owners) if owner is not None and not left[row]]
         synchronize(device)
-        seconds = time.perf_counter() - before
+        seconds = time.perf_counter() - before - aside.total()
         with torch.inference_mode():
             outcome = images.outcome(seconds, done)
         yield [owner for row in done if (owner := owners[row]) is not None], outcome
