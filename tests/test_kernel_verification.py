@@ -1,5 +1,5 @@
-"""The kernels that verify a draft and what follows, against the plain functions that specify them: compiled on CUDA, by Triton's
-interpreter elsewhere."""
+"""The kernels that verify a draft and what follows from the verdict, against the plain functions that specify them:
+compiled on CUDA, by Triton's interpreter elsewhere."""
 
 from __future__ import annotations
 

@@ -116,6 +116,7 @@ class TabularSession:
         self.length, self.vocab_size = lookup.length, lookup.size
         self.width = math.isqrt(self.length - 1) + 1  # as if it were an image
         self.codes = self.vocab_size
+        self.forced_tokens: Tensor | None = None
 
     def forced(self, positions: Tensor) -> Tensor | None:
         return None

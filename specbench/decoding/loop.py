@@ -39,6 +39,7 @@ class Session(Protocol):
     width: int  # positions in a row of the image, raster order
     vocab_size: int
     codes: int  # tokens 0 .. codes - 1 are indices into the codebook; the image grammar's own follow
+    forced_tokens: Tensor | None  # as of `forced`, of all positions (T,)
 
     def forced(self, positions: Tensor) -> Tensor | None:
         """The only token that the image grammar allows at image positions (B, n), -1 where it allows every code; None
@@ -352,6 +353,7 @@ class Decoding(BatchDecoding):
     ) -> None:
         rng = rng.own()
         self.config, self.rng, self.clock, self.kernels = config, rng, clock or Idle(), kernels
+        self.rng.kernels = kernels
         self.sampling = replace(config.sampling, kernels=kernels)
         device, rows, tree = rng.key.device, len(rng), config.drafter.tree
         config.rule.open(device)

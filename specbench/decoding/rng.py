@@ -7,6 +7,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
+from specbench.engine.ops import Kernels
 from specbench.engine.state import Buffer, Buffers
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
@@ -36,6 +37,8 @@ class RandomStreams:
     A number is a pure function of (seed, prompt index, step, tag, index), `index` counting the numbers of one tag. It
     depends neither on the batch, nor on the order of the prompts, nor on the device. It needs no state and no host.
     """
+
+    kernels: Kernels | None = None  #: that compute the numbers
 
     def __init__(self, keys: list[tuple[int, int]], device: torch.device | str = "cpu") -> None:
         """keys: (seed, prompt index) per row."""
@@ -72,16 +75,20 @@ class RandomStreams:
         count = 1
         for n in shape:
             count *= n
-        return self.uniform_at(step, tag, torch.arange(count, device=self.key.device)).view(-1, *shape)
+        return self.uniforms(step, tag, 1, count).view(-1, *shape)
 
     def uniforms(self, step: Tensor, tag: int, tags: int, count: int) -> Tensor:
         """The first `count` numbers of several consecutive tags at once, (rows, tags, count)."""
+        if self.kernels is not None:
+            return self.kernels.uniforms(self.key, step, TAGS, tag, tags, count)
         device = self.key.device
         which = step[:, None] * TAGS + (tag + 1) + torch.arange(tags, device=device)
         return self._numbers(self.key[:, None] + _GOLDEN * which, torch.arange(count, device=device))
 
     def uniform_at(self, step: Tensor, tag: int, index: Tensor) -> Tensor:
         """The numbers (rows, n) at `index` (n,) or (rows, n) int64 >= 0 of a tag."""
+        if self.kernels is not None:
+            return self.kernels.uniforms(self.key, step, TAGS, tag, 1, index.shape[-1], index).squeeze(1)
         return self._numbers(self.key + _GOLDEN * (step * TAGS + tag + 1), index)
 
     @staticmethod

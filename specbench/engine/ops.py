@@ -17,9 +17,33 @@ class Kernels(Protocol):
     """The fused kernels of a step (`specbench.engine.kernels.FusedKernels`): an engine chooses them and a decoding
     passes them on, to its sampling, its verification and the caches of its networks. None: the plain functions."""
 
-    MOST_TOKENS: int
+    def probs(
+        self,
+        logits: Tensor,
+        temperature: float,
+        top_k: int | None,
+        scale: float | None = None,
+        forced: Tensor | None = None,
+        codes: int = 0,
+        positions: Tensor | None = None,
+    ) -> Tensor: ...
 
-    def probs(self, logits: Tensor, temperature: float, top_k: int | None) -> Tensor: ...
+    def draw(self, probs: Tensor, u: Tensor) -> Tensor: ...
+
+    def uniforms(
+        self,
+        key: Tensor,
+        step: Tensor,
+        tags_per_step: int,
+        tag: int,
+        tags: int,
+        count: int,
+        index: Tensor | None = None,
+    ) -> Tensor: ...
+
+    def draw_distinct(
+        self, probs: Tensor, key: Tensor, step: Tensor, tags_per_step: int, tag: int, count: int
+    ) -> Tensor: ...
 
     def verify(
         self, p: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool

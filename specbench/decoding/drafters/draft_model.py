@@ -60,7 +60,7 @@ class DraftModel:
             position = count[:, None] + (d - 1)
             q = sampling.distributions(logits, session, position).p[:, 0]
             probs.append(q)
-            tokens.append(draw(q, state.rng.uniform(step, DRAFT + d, 1)[:, 0])[:, None])
+            tokens.append(draw(q, state.rng.uniform(step, DRAFT + d, 1)[:, 0], sampling.kernels)[:, None])
             if d + 1 < self.tree.nodes:
                 logits = session.feed_chain(tokens[-1], root + d)
         return Draft(self.tree, torch.cat(tokens, 1), torch.stack(probs, 1), state.valid)

@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.loop import Outcome
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.sampling import Distributions, Sampling, draw, draw_distinct
+from specbench.decoding.sampling import Distributions, Sampling, draw, sample_distinct
 from specbench.decoding.trees import Path, Tree, build
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.engine.masks import TreeMask
@@ -246,14 +246,13 @@ class Eagle(_Entries):
         sampling, level = state.sampling, self.levels[number]
         found = self._distributions(state, sampling, features, count + number)
         probs = found.p
-        n, vocab = probs.shape[1:]
         if u is not None:
-            drafted[:, number + 1 : number + 2] = draw(probs, u[:, number])
+            drafted[:, number + 1 : number + 2] = draw(probs, u[:, number], sampling.kernels)
             return probs
         if sampling.temperature == 0:  # a point mass has one token: the next most probable are deterministic
             tokens = found.logits.topk(self.tree.width, dim=-1).indices
         else:
-            tokens = draw_distinct(probs, state.rng.uniform(step, DRAFT + number, n, vocab), self.tree.width)
+            tokens = sample_distinct(probs, state.rng, step, DRAFT + number, self.tree.width)
         drafted[:, level.kids] = tokens.flatten(1)[:, level.picks]
         return probs
 
