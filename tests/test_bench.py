@@ -21,10 +21,11 @@ from specbench.bench.measure import ForcedLength
 from specbench.bench.rows import COLUMNS, ROWS
 from specbench.cli import bench as cli
 from specbench.config import configuration
+from specbench.decoding.batch import finished
 from specbench.decoding.drafters.build import Eagle, Window
 from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import DecoderConfig, Decoding, finished
+from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from specbench import data
 from specbench.bench import floor
-from specbench.decoding.loop import Decoded, Decoding
+from specbench.decoding.batch import Decoded
+from specbench.decoding.loop import Decoding
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.trees import Tree, build, chain_paths
 from specbench.decoding.verify import Draft, Verdict

@@ -40,13 +40,13 @@ K = TypeVar("K")
 Action = Callable[[], None]
 #: A function of tensors.
 Call = Callable[..., list[Tensor]]
-#: Records functions, by their names in messages, that are called in turn on a device; returns functions that replay
-#: them.
+#: Records functions, by their names in messages, that are called one after the other on a device; returns functions
+#: that replay them.
 Recorder = Callable[[Mapping[str, Action], torch.device], Sequence[Action]]
 
 
 @dataclass
-class Execution(Generic[S]):
+class Runner(Generic[S]):
     """`steps`: the object to read, and functions that do one step of it, and then record the step's statistics."""
 
     steps: S
@@ -59,9 +59,9 @@ class Eager:
 
     kernels: Kernels | None = None  #: of the decodings that it executes
 
-    def begin(self, steps: S) -> Execution[S]:
+    def begin(self, steps: S) -> Runner[S]:
         """How to continue with `steps`, valid until the next call; perhaps with another object in their place."""
-        return Execution(steps, steps.step, steps.observe)
+        return Runner(steps, steps.step, steps.observe)
 
     def fresh(self) -> Eager:
         """A new engine of the same kind, for another configuration."""
@@ -102,10 +102,10 @@ class Graphs:
 
     def __init__(self, recorder: Recorder | None = None, kernels: Kernels | None = None) -> None:
         self._recorder, self.kernels = recorder or cuda_graphs, kernels
-        self._kept: dict[Any, Execution[Any]] = {}
+        self._kept: dict[Any, Runner[Any]] = {}
         self._calls: dict[Any, RecordedCall] = {}
 
-    def begin(self, steps: S) -> Execution[S]:
+    def begin(self, steps: S) -> Runner[S]:
         """As of `Eager`."""
         key = steps.config, steps.state.layout
         one = self._kept.pop(key, None)
@@ -129,11 +129,11 @@ class Graphs:
         self._keep(self._calls, key, one, self.most_calls)
         return one(given)
 
-    def record(self, steps: S) -> Execution[S]:
+    def record(self, steps: S) -> Runner[S]:
         """Recorded after some steps have been done one by one, which count."""
         functions = {"the decode step": steps.step, "the statistics of a step": steps.observe}
         step, observe = self._recorder(functions, steps.state.device)
-        return Execution(steps, step, observe)
+        return Runner(steps, step, observe)
 
     def repeated(self, work: Action, device: torch.device) -> Action:
         """As of `Eager`: recorded."""

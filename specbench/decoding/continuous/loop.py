@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench.decoding.batch import BatchDecoding, Decoded, finished
 from specbench.decoding.continuous.rule import ContinuousRule
 from specbench.decoding.continuous.session import ContinuousModel, ContinuousSession
 from specbench.decoding.continuous.trajectory import Trajectory, draw_trajectory, normal
 from specbench.decoding.continuous.verify import ACCEPT, NOISE, ORDER, Verifier
-from specbench.decoding.loop import BatchDecoding, Decoded, finished
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.graph import Eager, Graphs

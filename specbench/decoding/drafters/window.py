@@ -43,6 +43,7 @@ class WindowState:
     uniform: Tensor  # (V,): the uniform distribution over the codes
     valid: Tensor  # (B, M) bool: all nodes are
     sampled: Tensor | None  # (B, M) bool: no token is; None: all are
+    behind: Tensor  # (K,): 1 .. K
     tokens: Tensor  # (B, H): the window along the draft's first path
     probs: Tensor  # (B, H, V): the distribution each was drawn from
     past: Tensor  # (B, K, V): distributions of the K positions committed last, oldest first; K = 0 unless drawn from
@@ -53,7 +54,7 @@ class WindowState:
     path: Tensor
     length: Tensor
 
-    constants = ("uniform", "valid", "sampled")
+    constants = ("uniform", "valid", "sampled", "behind")
 
     def buffers(self) -> Buffers:
         names = ("tokens", "probs", "past", "started", "p", "path", "length")
@@ -117,6 +118,7 @@ class Window:
             uniform,
             valid,
             torch.zeros_like(valid) if self.match else None,
+            torch.arange(1, keep + 1, device=device),
             torch.zeros(rows, height, dtype=torch.int64, device=device),
             uniform.expand(rows, height, -1).clone(),
             uniform.expand(rows, keep, -1).clone(),
@@ -148,12 +150,12 @@ class Window:
         return Draft(self.tree, tokens, state.probs[:, self.of_inner], state.valid, state.sampled)
 
     def commit(self, state: WindowState, outcome: Outcome) -> None:
-        p, verdict = outcome.p, outcome.verdict
-        if keep := state.past.shape[1]:
-            kept = verdict.length[:, None] + 1 + torch.arange(keep, device=p.device)
-            state.past.copy_(take(torch.cat([state.past, take(p, verdict.path_with_root)], 1), kept))
+        verdict = outcome.verdict
+        if state.past.shape[1]:
+            kept = verdict.length[:, None] + state.behind
+            state.past.copy_(take(torch.cat([state.past, take(outcome.p, verdict.path_with_root)], 1), kept))
         state.started.fill_(True)
-        for own, new in ((state.p, p), (state.path, verdict.path), (state.length, verdict.length)):
+        for own, new in ((state.p, outcome.p), (state.path, verdict.path), (state.length, verdict.length)):
             own.copy_(new)
 
     def _gumbel_noise(self, state: WindowState, count: Tensor) -> Tensor | None:
