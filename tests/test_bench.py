@@ -6,7 +6,7 @@ import csv
 import itertools
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,18 @@ from specbench.bench.measure import ForcedLength
 from specbench.bench.rows import COLUMNS, ROWS
 from specbench.cli import bench as cli
 from specbench.config import configuration
+from specbench.decoding.batch import finished
 from specbench.decoding.drafters.build import Eagle, Window
 from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import DecoderConfig, Decoding, finished
+from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine import clock as clocks
 from specbench.engine.clock import Clock, Passes
-from specbench.engine.graph import Eager, Graphs
+from specbench.engine.graph import Action, Eager, Graphs
 from specbench.harness import pipeline
 
 Call = Callable[..., tuple[int, str, str]]
@@ -72,6 +73,7 @@ def test_a_forced_length_is_reached_with_tokens_of_the_draft(name: str) -> None:
     decoding = started(name, 3, ForcedLength(2.73))
     while int(decoding.count.min()) < decoding.total:
         decoding.step()
+        decoding.observe()
     accepted = decoding.recorder.trace().accepted
     for row, steps in enumerate(decoding.steps.tolist()):
         # EAGLE has nothing to go by in the first step; at the end of the image there is no room
@@ -92,7 +94,7 @@ def test_what_is_forced_is_a_path_of_the_draft(name: str) -> None:
 
     decoding, seen = started(name, 3, override), 0
     for _ in range(7):
-        before = decoding.count
+        before = decoding.count.clone()
         decoding.step()
         verdict, draft, ruled = shown[-1]
         for b, length in enumerate(verdict.length.tolist()):
@@ -170,13 +172,13 @@ def test_a_row_is_printed_and_kept(call: Call, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Engines that record: on the CPU the recorder runs the work itself. The list holds what was recorded."""
-    works: list[Callable[[], None]] = []
+    works: list[Any] = []
 
-    def recorder(work: Callable[[], None]) -> Callable[[], None]:
-        works.append(work)
-        return at_once(work)
+    def recorder(functions: Mapping[str, Action], device: torch.device) -> list[Action]:
+        works.append(functions)
+        return at_once(functions, device)
 
     monkeypatch.setattr(pipeline, "engine_of", lambda cfg, device: Graphs(recorder))
     return works
@@ -229,13 +231,19 @@ def test_a_grid_adds_a_row_a_job(call: Call, tmp_path: Path) -> None:
 
 
 def test_vectors_are_timed_with_their_diffusion_steps(call: Call) -> None:
-    words = ("model=mar_b", "reduced=true", "weights=random", "device=cpu", "dtype=float32", "method=cspd", "gamma=2")
-    code, out, err = call("bench", *words, "diffusion_steps=3", "cfg_scale=2")
-    assert (code, err) == (0, "")
-    shown = json.loads(out.splitlines()[-1])
-    assert min(shown[f"{part}_ms"] for part in ("draft", "forward", "verify", "diffusion_step")) > 0
-    assert (shown["nodes"], shown["rows"], shown["accepted_length"]) == (3, 2, shown["tokens"] / shown["steps"])
-    assert shown["by_nodes"] is shown["context"] is None
+    """In any number format: in bfloat16 half as many bytes are read."""
+    words = ("model=mar_b", "reduced=true", "weights=random", "device=cpu", "method=cspd", "gamma=2")
+    read = {}
+    for dtype in ("float32", "bfloat16"):
+        code, out, err = call("bench", *words, "diffusion_steps=3", "cfg_scale=2", f"dtype={dtype}")
+        assert (code, err) == (0, "")
+        shown = json.loads(out.splitlines()[-1])
+        assert min(shown[f"{part}_ms"] for part in ("draft", "forward", "verify", "diffusion_step")) > 0
+        assert (shown["nodes"], shown["rows"], shown["accepted_length"]) == (3, 2, shown["tokens"] / shown["steps"])
+        assert shown["by_nodes"] is shown["context"] is None
+        assert shown["dtype"] == dtype
+        read[dtype] = shown["weights_gb"]
+    assert read["bfloat16"] == pytest.approx(read["float32"] / 2)
 
 
 @pytest.mark.parametrize(

@@ -95,10 +95,12 @@ def test_no_step_waits_for_the_host(name):
     target, drafter, cond, rng = there(name, 2, 0)
     steps = Decoding(DecoderConfig(target, drafter, rules.exact(), Sampling(cfg_scale=2.0, top_k=4)), cond, rng)
     steps.step()  # what is built once may be brought from the host
+    steps.observe()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(3):
             steps.step()
+            steps.observe()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

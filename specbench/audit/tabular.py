@@ -15,6 +15,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling, draw, draw_distinct
 from specbench.decoding.trees import Path, build
 from specbench.decoding.verify import DRAFT, Draft, Verdict
+from specbench.engine.state import Buffers
 
 #: tables[t] (V**t, V): the distribution of token t given the prefix coded base V, first token most significant. Of a
 #: Markov model of order m, (V**min(t, m), V): given the last m tokens.
@@ -128,6 +129,9 @@ class TabularSession:
         code = self.lookup.nodes(self.lookup.root(history, count), tokens, parent, depth, tree.height)
         return self.lookup.probs(code, count[:, None] + depth).log(), tokens.unsqueeze(-1).float()
 
+    def buffers(self) -> Buffers:
+        return {}
+
     def use(self, kernels: Any) -> None:
         pass  # a look-up in tables has no kernels
 
@@ -140,6 +144,9 @@ class TabularState:
     sampling: Sampling
     rng: RandomStreams
     steps: int = 0
+
+    def buffers(self) -> Buffers:
+        return {}
 
 
 class TabularDrafter:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from specbench import data
 from specbench.bench import floor
-from specbench.decoding.loop import Decoded, Decoding
+from specbench.decoding.batch import Decoded
+from specbench.decoding.loop import Decoding
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.trees import Tree, build, chain_paths
 from specbench.decoding.verify import Draft, Verdict
@@ -96,7 +97,7 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
     with torch.inference_mode():
         clock = Clock(device)
         decoding = pipeline.images(conditioning, rng, clock)
-        context = _context(decoding, plan)
+        context = position_of(decoding, plan.context)
         parts = _steps(decoding, clock, plan, context)
         again = pipeline.images(conditioning, rng)
         with Passes(device, floor.passes(pipeline.config.target, drafter)) as passes:
@@ -174,10 +175,10 @@ def _before(decoding: Decoding) -> int:
     return int(session.prefix_length)
 
 
-def _context(decoding: Decoding, plan: BenchPlan) -> int:
-    """The number of positions before the root of the timed steps."""
+def position_of(decoding: Decoding, context: int | None) -> int:
+    """The number of positions before the root of the timed steps; default: the middle of the image."""
     prefix = _before(decoding)
-    context = prefix + decoding.total // 2 if plan.context is None else plan.context
+    context = prefix + decoding.total // 2 if context is None else context
     if not prefix < context < prefix + decoding.total:
         raise UsageError(
             f"bench.context={context} is outside the image: its tokens have the positions {prefix + 1} to"
@@ -212,7 +213,7 @@ def _recorded(engine: Graphs, decoding: Decoding, plan: BenchPlan, context: int)
     def step() -> None:
         decoding.count.fill_(context - _before(decoding))
         decoding.steps.zero_()
-        recorded.replay()
+        recorded.step()
 
     device = decoding.count.device
     return statistics.median(floor.seconds(step, device, samples=max(3, plan.steps // 5)))
@@ -239,7 +240,7 @@ def _pass(pipeline: Pipeline, conditioning: Any, rows: int, tree: Tree, context:
     def forward() -> None:
         session.forward(tokens, tree, history, count)
 
-    repeated = pipeline.engine.repeated(forward)
+    repeated = pipeline.engine.repeated(forward, device)
     return statistics.median(floor.seconds(repeated, device, samples=max(3, plan.steps // 5)))
 
 

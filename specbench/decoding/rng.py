@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specbench.engine.ops import Kernels
+from specbench.engine.state import Buffer, Buffers
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -47,6 +48,16 @@ class RandomStreams:
 
     def __len__(self) -> int:
         return len(self.key)
+
+    def buffers(self) -> Buffers:
+        """What steps read (see `engine.state`)."""
+        return {"key": Buffer(self.key)}
+
+    def own(self) -> RandomStreams:
+        """The same streams, whose buffers can be overwritten with those of another batch."""
+        other = copy(self)
+        other.key = self.key.clone()
+        return other
 
     def rows(self, index: Tensor) -> RandomStreams:
         """The streams of rows `index` (n,) int64, in that order and as often. (`keys` stays that of all.)"""

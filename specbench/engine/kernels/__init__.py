@@ -13,11 +13,19 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.engine.kernels import block, inputs, products, sampling, verification, window
+from specbench.engine.kernels import inputs, sampling, verification, window
+from specbench.engine.kernels.block import LayerKernels, Stream
+from specbench.engine.kernels.tiles import Tiles
 
 
 class FusedKernels:
-    """The kernels of one engine, as `ops.Kernels` describes them."""
+    """The kernels of one engine, as `ops.Kernels` describes them. It serves one CUDA stream at a time: its kernels
+    share counters (`attention.Counters`)."""
+
+    def __init__(self, tiles: Tiles | None = None, dependent: bool = True) -> None:
+        """tiles: how the layers' kernels divide their work (default: not tuned); dependent: whether a kernel of a layer
+        may begin before the one in front of it has ended, on devices that can."""
+        self.layers = LayerKernels(tiles, dependent)
 
     def probs(
         self,
@@ -56,6 +64,14 @@ class FusedKernels:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         return verification.verify(p, draft, u, omega, optimal)
 
+    def advance(
+        self, history: Tensor, count: Tensor, steps: Tensor, tokens: Tensor, length: Tensor, total: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return verification.advance(history, count, steps, tokens, length, total)
+
+    def keep(self, k: Tensor, v: Tensor, path: Tensor, length: Tensor, count: Tensor, first: int) -> None:
+        verification.keep(k, v, path, length, count, first)
+
     def window(
         self, drafter: Any, state: Any, history: Tensor, count: Tensor, step: Tensor, tags: int, tag: int, noise: int
     ) -> Tensor:
@@ -75,7 +91,10 @@ class FusedKernels:
         return inputs.level(session, head, *given)
 
     def rms_norm(self, x: Tensor, norm: Any) -> Tensor:
-        return products.rms_norm(x, norm)
+        return self.layers.rms_norm(x, norm)
 
-    def block(self, one: Any, flat: Tensor, context: Any, layer: int) -> Tensor:
-        return block.block(one, flat, context, layer)
+    def stream(self, flat: Tensor) -> Stream:
+        return Stream(flat)
+
+    def block(self, one: Any, stream: Stream, context: Any, layer: int) -> Stream:
+        return self.layers.block(one, stream, context, layer)
