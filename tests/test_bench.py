@@ -34,6 +34,7 @@ from specbench.engine import clock as clocks
 from specbench.engine.clock import Clock, Passes
 from specbench.engine.graph import Action, Eager, Graphs
 from specbench.harness import pipeline
+from specbench.storage import home
 
 Call = Callable[..., tuple[int, str, str]]
 SMALL = ("model=llamagen_xl", "reduced=true", "weights=random", "device=cpu", "dtype=float32", "bench.steps=3")
@@ -231,13 +232,19 @@ def test_a_grid_adds_a_row_a_job(call: Call, tmp_path: Path) -> None:
 
 
 def test_vectors_are_timed_with_their_diffusion_steps(call: Call) -> None:
-    words = ("model=mar_b", "reduced=true", "weights=random", "device=cpu", "dtype=float32", "method=cspd", "gamma=2")
-    code, out, err = call("bench", *words, "diffusion_steps=3", "cfg_scale=2")
-    assert (code, err) == (0, "")
-    shown = json.loads(out.splitlines()[-1])
-    assert min(shown[f"{part}_ms"] for part in ("draft", "forward", "verify", "diffusion_step")) > 0
-    assert (shown["nodes"], shown["rows"], shown["accepted_length"]) == (3, 2, shown["tokens"] / shown["steps"])
-    assert shown["by_nodes"] is shown["context"] is None
+    """In any number format: in bfloat16 half as many bytes are read."""
+    words = ("model=mar_b", "reduced=true", "weights=random", "device=cpu", "method=cspd", "gamma=2")
+    read = {}
+    for dtype in ("float32", "bfloat16"):
+        code, out, err = call("bench", *words, "diffusion_steps=3", "cfg_scale=2", f"dtype={dtype}")
+        assert (code, err) == (0, "")
+        shown = json.loads(out.splitlines()[-1])
+        assert min(shown[f"{part}_ms"] for part in ("draft", "forward", "verify", "diffusion_step")) > 0
+        assert (shown["nodes"], shown["rows"], shown["accepted_length"]) == (3, 2, shown["tokens"] / shown["steps"])
+        assert shown["by_nodes"] is shown["context"] is None
+        assert shown["dtype"] == dtype
+        read[dtype] = shown["weights_gb"]
+    assert read["bfloat16"] == pytest.approx(read["float32"] / 2)
 
 
 @pytest.mark.parametrize(
@@ -300,6 +307,23 @@ def test_a_numbered_device_becomes_the_current_one(call: Call, monkeypatch: pyte
         assert (code, out) == (2, "")
         assert err == f"specbench: device={device} does not exist; the visible CUDA devices are cuda:0, cuda:1\n"
     assert chosen == [1]
+
+
+def test_fused_kernels_take_the_tiles_of_this_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path))
+    tiles = pytest.importorskip("specbench.engine.kernels.tiles")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    here = ["NVIDIA H100 80GB HBM3"]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: here[0])
+    file = home.tiles_file(here[0])
+    assert file.name == "NVIDIA-H100-80GB-HBM3.json"
+    tuned = tiles.Tiles(file)
+    tuned.tuned["add 1 rows 8 x 8 bfloat16"] = tiles.Tile(2, 0)
+    tuned.save()
+    cfg = {"engine": "triton", "model": "llamagen_xl"}
+    for tuned_here in (tuned.tuned, {}):
+        assert pipeline.engine_of(cfg, torch.device("cuda", 0)).kernels.layers.tiles.tuned == tuned_here
+        here[0] = "NVIDIA H200"
 
 
 def test_passes_are_timed_apart_from_what_is_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
