@@ -34,7 +34,9 @@ def started_in_source() -> set[str]:
     return {
         node.args[0].id
         for node in calls
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "launch.start" and isinstance(node.args[0], ast.Name)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "launch.start"
+        and isinstance(node.args[0], ast.Name)
     }
 
 

@@ -28,18 +28,36 @@ SAMPLING = {
     "emu3": Sampling(1.0, 2048, cfg_scale=3.0),
 }
 PROMPT = {"xl": 120, "7b": 192, "emu3": 192}
-DRAFTERS = ("none", "chain", "tree", "eagle2", "medusa", "draft_model", "jacobi", "sjd", "sjd_vertical", "scd", "sjd_pac")
+DRAFTERS = (
+    "none",
+    "chain",
+    "tree",
+    "eagle2",
+    "medusa",
+    "draft_model",
+    "jacobi",
+    "sjd",
+    "sjd_vertical",
+    "scd",
+    "sjd_pac",
+)
 
 
 def _target(name: str, layers: int, small: bool) -> nn.Module:
     if name == "xl":
-        cut = {"dim": 64, "n_head": 2, "ffn_hidden": 96, "vocab_size": 50, "block_size": 16, "caption_dim": 8}
+        cut = {"dim": 32, "n_head": 2, "ffn_hidden": 48, "vocab_size": 13, "block_size": 4, "caption_dim": 8}
         return LlamaGen(LlamaGenConfig(n_layer=layers, **({**cut, "cls_token_num": 3} if small else {})))
     with torch.device("cpu"):  # tables of token ids, never on the meta device
         if small:
-            image, shape = image_tokens(torch.arange(40), 3, 3, 40, [41]), (64, layers, 4, 2 if name == "emu3" else 4, 96, 64)
+            image, shape = (
+                image_tokens(torch.arange(12), 2, 2, 12, [13]),
+                (32, layers, 2, 1 if name == "emu3" else 2, 48, 20),
+            )
         elif name == "7b":
-            image, shape = image_tokens(torch.arange(4, 8196), 48, 48, 8803, [8196]), (4096, layers, 32, 32, 11008, 65536)
+            image, shape = (
+                image_tokens(torch.arange(4, 8196), 48, 48, 8803, [8196]),
+                (4096, layers, 32, 32, 11008, 65536),
+            )
         else:
             codes = torch.arange(151854, 184622)
             image = image_tokens(codes, 90, 90, 151846, [151847, 151853, 151850])
@@ -73,7 +91,7 @@ def conditioning(name: str, images: int, device: str, dtype: torch.dtype, small:
         features = torch.randn(images, length, 8 if small else 2048, generator=torch.Generator().manual_seed(images))
         return Conditioning(features.to(device, dtype), valid.to(device))
     valid[0, 0] = False
-    ids: Tensor = torch.arange(images * length).view(images, length) % 40
+    ids: Tensor = torch.arange(images * length).view(images, length) % 12
     here = [x.to(device) for x in (ids, valid, ids.flip(1), valid)]
     return Prompts(*here)
 
