@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specbench.engine.kernels import attention, products, sampling, verification
+from specbench.engine.kernels import attention, products, sampling, verification, window
 
 HALF, FLOAT, INT, LONG, BYTE = "*bf16", "*fp32", "i32", "*i64", "*u8"
 
@@ -42,7 +42,7 @@ def main() -> None:
     compiled(attention._combine, types | parts, shape)
     probs = dict.fromkeys(("LOGITS", "PROBS"), FLOAT)
     compiled(sampling._probs, types | probs, {"BLOCK": 16384, "CUT": True}, num_warps=16)
-    for kernel, given, constants, options in verification.specialisations():
+    for kernel, given, constants, options in (*verification.specialisations(), *window.specialisations()):
         compiled(kernel, given, constants, **options)
 
 

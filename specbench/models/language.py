@@ -173,7 +173,7 @@ class LanguageSession:
         self.codes = model.grammar.codes if model.grammar else model.vocab_size
         self.prefix_length = len(prefix)
         rows, device = len(prefix.inputs), prefix.inputs.device
-        self._forced = model.grammar.forced.to(device) if model.grammar else None
+        self.forced_tokens = model.grammar.forced.to(device) if model.grammar else None
         slots = self.prefix_length + self.length + 2 * nodes
         model.reserve(slots)
         self.cache = model.new_cache(rows, slots)
@@ -207,7 +207,7 @@ class LanguageSession:
     def forced(self, positions: Tensor) -> Tensor | None:
         """The one token that the image grammar allows at image positions (B, n), -1 where it allows every code; None
         without a grammar. Beyond the image's end the last position counts."""
-        return None if self._forced is None else self._forced[positions.clamp(0, self.length - 1)]
+        return None if self.forced_tokens is None else self.forced_tokens[positions.clamp(0, self.length - 1)]
 
     def constrain(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Guided logits (B, n, V) of the tokens at image positions (B, n), minus infinity where the grammar forbids."""

@@ -19,6 +19,7 @@ from specbench.rows import provenance
 from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
 from specbench.rows.csv_files import csv_lines, has_runs, read_header, read_rows, to_csv
 from specbench.rows.journal import IMAGE_NAME
+from specbench.rows.seconds import withheld
 from specbench.storage.files import write_atomically
 
 #: Columns of a row that are not numbers and too long for a list of facts.
@@ -269,7 +270,7 @@ def page_data(found: Found) -> dict[str, Any]:
                 "command": row["command"],
                 "exact": row["command_exact"],
                 "file": row["file"],
-                "values": {name: row[name] for name in SHOWN if row[name] is not None},
+                "values": {name: row[name] for name in SHOWN if row[name] is not None and not withheld(row, name)},
                 "errors": {name: row[stderr_of(name)] for name in SHOWN if row.get(stderr_of(name)) is not None},
                 "facts": {k: v for k, v in row.items() if v is not None and k not in (*_ELSEWHERE, "file")},
                 "map": _numbers(row["drafted_by_position"]),

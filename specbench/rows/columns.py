@@ -100,7 +100,8 @@ _SPEED = {
     "timed_pairs": "pairs of a batch of the method (at batch 1 an image) and the same one of vanilla AR, decoded one"
     " directly after the other; empty where there are none: not timed, no baseline, or separate passes (older rows)",
     "drift": "mean seconds of vanilla AR in the second half of the pairs / in the first, minus 1",
-    "timing_valid": f"true where |drift| is at most {DRIFT_BOUND:g}; tables print no speed-up of other rows",
+    "timing_valid": f"true where |drift| is at most {DRIFT_BOUND:g} and 4 pairs or more give a standard error; tables"
+    " print no speed-up of other rows",
     "draft_cost": "seconds to draft a token / seconds of vanilla AR for one, same batch size (c in CSpD's Eq. 35)",
     "speedup_expected": "CSpD's Eq. 35 from acceptance_rate, gamma and draft_cost",
     "latency_s_mean": "decode seconds of one image at batch 1, first target forward to last token, mean over images",

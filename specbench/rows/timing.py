@@ -127,5 +127,5 @@ def columns(found: Sequence[Pair]) -> dict[str, Any]:
     if not found:
         return {}
     seen = drift(found)
-    valid = None if seen is None else abs(seen) <= DRIFT_BOUND
+    valid = seen is not None and abs(seen) <= DRIFT_BOUND and speedup(found).stderr is not None
     return {"timed_pairs": len(found), "drift": seen, "timing_valid": valid}

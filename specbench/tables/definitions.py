@@ -230,14 +230,15 @@ ACCEPTED_LENGTH = row_column(
 LATENCY = row_column(
     "latency_s_mean",
     decimals=2,
-    measured_as="decoding one image alone, without text encoding and pixel decoding",
+    measured_as="decoding one image alone, without text encoding and pixel decoding; each line in a run of its own, "
+    "so that lines are to be compared by their speed-ups",
     published_as="seconds per image; the paper does not state what is timed",
     std_over="images",
 )
 SPEEDUP = row_column(
     "speedup_latency",
     "Speed-up (×)",
-    measured_as="mean latency of vanilla decoding of the same prompts, timed in the same run, over this one's",
+    measured_as="mean latency of vanilla decoding over this one's, prompt by prompt one directly after the other",
     published_as="mean latency of the paper's vanilla line over this one's",
 )
 STEPS_SAVED = row_column(
@@ -258,8 +259,8 @@ PERPLEXITY = row_column(
 ACCEPTANCE = row_column("acceptance_rate", measured_as="accepted over verified draft tokens")
 #: Of a probe.
 ENTROPY = Column("entropy", "Entropy (nats)", "lower", 2, "of the guided distribution of a token, mean over tokens")
-#: Protocols of the embedded runs: one image after the other, with vanilla decoding timed alongside; or in batches,
-#: where seconds mean nothing.
+#: Protocols of the embedded runs: one image at a time, timed, alternating with vanilla decoding; or in batches, not
+#: timed.
 ALONE = "batch=1 seed=0"
 TOGETHER = "batch=50 seed=0 baseline=false"
 OTHER_MODELS = (

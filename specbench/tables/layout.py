@@ -14,6 +14,7 @@ from string import ascii_lowercase
 from specbench.config import shown_columns
 from specbench.errors import UsageError
 from specbench.rows.columns import COLUMNS, stderr_of
+from specbench.rows.seconds import common_machine, elsewhere, is_timed, withheld
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Column, Line, Table, TableTest, row_column
 from specbench.tables.literature import PublishedRow
@@ -135,11 +136,14 @@ def build(
     notes = _Notes()
     rows = {line.key: measured.get(line.key) for line in table.lines}
     table = replace(table, columns=(*table.columns, *_new_metrics(rows)))
+    reasons = _withheld(table, rows)
+    for key, name in reasons:
+        rows[key] = {**(rows[key] or {}), name: ""}
     headers = tuple(_header(c, table, rows, notes, bool(published)) for c in table.columns)
     printed_models = list(dict.fromkeys(p.model for p in published))
     entries = []
     for line in table.lines:
-        entries.append(_measured(table, line, model, rows[line.key], command, notes))
+        entries.append(_measured(table, line, model, rows[line.key], command, reasons, notes))
         if line.published is not None:
             for name in printed_models:
                 printed = _printed(table, line, name, published)
@@ -195,12 +199,36 @@ def _header(column: Column, table: Table, rows: Mapping[str, Row | None], notes:
     return Header(column.label, column.better, mark)
 
 
-def _measured(table: Table, line: Line, model: str, row: Row | None, command: str, notes: _Notes) -> TableEntry:
+def _withheld(table: Table, rows: Mapping[str, Row | None]) -> dict[tuple[str, str], str]:
+    """(line key, column key) -> why a row's seconds are not printed: they are those of another machine than the other
+    lines', or a speed-up that does not hold."""
+    timed = [column.key for column in table.columns if is_timed(column.key, table.rows_of == "bench")]
+    present = {key: row for key, row in rows.items() if row is not None}
+    common = common_machine(present.values(), timed)
+    found = {}
+    for key, row in present.items():
+        for column in timed:
+            if row.get(column) and common and (why := withheld(row, column) or elsewhere(row, column, common)):
+                found[key, column] = why
+    return found
+
+
+def _measured(
+    table: Table,
+    line: Line,
+    model: str,
+    row: Row | None,
+    command: str,
+    reasons: Mapping[tuple[str, str], str],
+    notes: _Notes,
+) -> TableEntry:
     if row is None:
         why = line.without if line.overrides is None else f"Not measured yet; to measure it: {command}"
         gap = TableCell(marks=(notes.mark(why),))
         return TableEntry(line.label, "measured", model, (), (gap,) * len(table.columns))
-    cells = tuple(_measured_cell(table, column, row, notes) for column in table.columns)
+    cells = tuple(
+        _measured_cell(table, column, row, reasons.get((line.key, column.key), ""), notes) for column in table.columns
+    )
     note = _relevant_note(row.get("note", ""), {column.key for column in table.columns})
     marks = (notes.mark(f"From the row: {note}."),) if note else ()
     return TableEntry(line.label, "measured", model, marks, cells, row_id=row.get("run_id", ""))
@@ -212,10 +240,10 @@ def _relevant_note(note: str, shown: Collection[str]) -> str:
     return "; ".join(piece for piece, about in pieces if about in shown or about not in COLUMNS)
 
 
-def _measured_cell(table: Table, column: Column, row: Row, notes: _Notes) -> TableCell:
+def _measured_cell(table: Table, column: Column, row: Row, reason: str, notes: _Notes) -> TableCell:
     text = row.get(column.key, "")
     if not text:
-        return TableCell(marks=(notes.mark("The run did not measure this."),))
+        return TableCell(marks=(notes.mark(reason or "The run did not measure this."),))
     spread = row.get(column.spread, "") if column.spread else ""
     try:
         if spread and not math.isfinite(float(spread)):

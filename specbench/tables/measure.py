@@ -21,6 +21,7 @@ from specbench.errors import UsageError
 from specbench.probe import rows as probes
 from specbench.rows import provenance
 from specbench.rows.csv_files import append_row, has_runs, read_rows
+from specbench.rows.seconds import is_timed
 from specbench.storage.files import sha256, state
 from specbench.tables.definitions import Line, Table
 
@@ -36,10 +37,12 @@ class Identity:
 
     config_hash: str
     weights: str | None
+    timed: bool = False  # whether its seconds are needed
 
     def fits(self, row: Row) -> bool:
         """Whether `row` came from such a run."""
-        return row.get("config_hash") == self.config_hash and self.weights in (None, row.get("weights"))
+        same = row.get("config_hash") == self.config_hash and self.weights in (None, row.get("weights"))
+        return same and not (self.timed and row.get("timing") == "false")
 
 
 class Bench(Protocol):
@@ -59,8 +62,10 @@ class LocalBench:
     """The harness in this process."""
 
     def identify(self, overrides: Sequence[str]) -> Identity:
+        from specbench.rows import timing
+
         cfg = configuration.compose(overrides)
-        return Identity(provenance.config_hash(cfg), _weights(cfg))
+        return Identity(provenance.config_hash(cfg), _weights(cfg), timing.is_timed(cfg))
 
     def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
         from specbench.harness.run import Run
@@ -150,12 +155,14 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
     else:
         others = [path for path in sorted(results.glob("*.csv")) if path != own and has_runs(path)]
         rows = [row for path in (*others, own) for row in _read(path)]
+    shows_seconds = table.rows_of == "run" and any(is_timed(column.key) for column in table.columns)
     needs = []
     for line in table.lines:
         overrides = table.overrides(line, model, n)
         if overrides is None:
             continue
         identity = bench.identify(overrides)
+        identity = replace(identity, timed=identity.timed and shows_seconds)
         row = next((r for r in reversed(rows) if identity.fits(r)), None)
         needs.append(Need(line, tuple(overrides), identity, row, table.rows_of))
     return RunPlan(table, model, tuple(needs))

@@ -115,6 +115,11 @@ class Window:
         )
 
     def propose(self, state: WindowState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        if (kernels := state.sampling.kernels) is not None:
+            tokens = kernels.window(self, state, history, count, step, TAGS, _TOKEN, _GUMBEL)
+            probs = state.probs if self.width == 1 else state.probs[:, self.of_inner]
+            valid = torch.ones_like(tokens, dtype=torch.bool)
+            return Draft(self.tree, tokens, probs, valid, torch.zeros_like(valid) if self.match else None)
         noise = self._gumbel_noise(state, count)
         known = self._renew(state, count, step, noise)
         self._initialise(state, known, history, count, step, noise)
@@ -135,6 +140,9 @@ class Window:
         )
 
     def commit(self, state: WindowState, outcome: Outcome) -> None:
+        if state.past.shape[1]:
+            kept = outcome.verdict.length[:, None] + 1 + torch.arange(state.past.shape[1], device=state.past.device)
+            state.past = take(torch.cat([state.past, take(outcome.p, outcome.verdict.path_with_root)], 1), kept)
         state.started = torch.ones_like(state.started)
         state.p, state.path, state.length = outcome.p, outcome.verdict.path, outcome.verdict.length
 
@@ -154,11 +162,6 @@ class Window:
         p, path, length = state.p, state.path, state.length
         height = state.tokens.shape[1]
         committed = length + 1
-        if state.past.shape[1]:
-            kept = committed[:, None] + torch.arange(state.past.shape[1], device=length.device)
-            with_root = torch.cat([torch.zeros_like(path[:, :1]), path], 1)
-            moved = take(torch.cat([state.past, take(p, with_root)], 1), kept)
-            state.past = torch.where(state.started[:, None, None], moved, state.past)
         offsets = torch.arange(height, device=length.device)
         previous = (committed[:, None] + offsets - 1).clamp_max(
             height - 1

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.engine.kernels import block, products, sampling, verification
+from specbench.engine.kernels import block, products, sampling, verification, window
 
 
 class FusedKernels:
@@ -28,6 +28,11 @@ class FusedKernels:
         self, p: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         return verification.verify(p, draft, u, omega, optimal)
+
+    def window(
+        self, drafter: Any, state: Any, history: Tensor, count: Tensor, step: Tensor, tags: int, tag: int, noise: int
+    ) -> Tensor:
+        return window.window(drafter, state, history, count, step, tags, tag, noise)
 
     def rms_norm(self, x: Tensor, norm: Any) -> Tensor:
         return products.rms_norm(x, norm)

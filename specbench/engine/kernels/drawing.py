@@ -1,9 +1,37 @@
-"""A token drawn by one program from a distribution in memory."""
+"""Random numbers, and a token drawn by one program from a distribution in memory."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def _mix(x):
+    """The finaliser of SplitMix64 on uint64."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def stream(key, number):
+    """The key (uint64) of the stream with this `number` (int64) of a row with `key` (int64), as of
+    `decoding.rng.RandomStreams`."""
+    return _mix(key.to(tl.uint64, bitcast=True) + (number + 1).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15)
+
+
+@triton.jit
+def uniform(key, index):
+    """The numbers (float32) at `index` (int64) >= 0 of a stream."""
+    bits = _mix(key + (index + 1).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15) >> 41
+    return bits.to(tl.int32).to(tl.float32) * 1.1920928955078125e-07  # 2**-23
+
+
+@triton.jit
+def exponential(u):
+    """As of `decoding.rng.exponential`."""
+    return 9.313225746154785e-10 - tl.log(1.0 - u)  # 2**-30
 
 
 @triton.jit
@@ -13,18 +41,50 @@ def parts(p):
 
 
 @triton.jit
-def draw_row(ROW, u, count, BLOCK: tl.constexpr):
-    """As of `decoding.sampling.draw_exactly`: the token (int64) drawn with uniform u from ROW (count,) float32."""
+def _parts(ROW, OTHER, others, mass, at, count, LEFT: tl.constexpr):
+    p = tl.load(ROW + at, mask=at < count, other=0.0)
+    if LEFT:
+        p = (p - tl.load(OTHER + at, mask=at < others, other=0.0)) / mass
+    return parts(p)
+
+
+@triton.jit
+def draw_residual(ROW, OTHER, others, mass, u, count, LEFT: tl.constexpr, BLOCK: tl.constexpr):
+    """As of `decoding.sampling.draw_exactly`: the token (int64) drawn with uniform u from ROW (count,) float32; with
+    LEFT, from [ROW - OTHER]_+ / mass, where OTHER (others,) float32 is zero from `others` on."""
     at = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.int64)
     for start in range(0, count, BLOCK):
-        total += parts(tl.load(ROW + start + at, mask=start + at < count, other=0.0))
+        total += _parts(ROW, OTHER, others, mass, start + at, count, LEFT)
     wanted = ((u * 8388608.0).to(tl.int64) * tl.sum(total, 0)) >> 23
     before, token = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64) + count - 1
     for start in range(0, count, BLOCK):
-        some = parts(tl.load(ROW + start + at, mask=start + at < count, other=0.0))
+        some = _parts(ROW, OTHER, others, mass, start + at, count, LEFT)
         after = before + tl.sum(some, 0)
         if (before <= wanted) & (after > wanted):
             token = start + tl.sum((before + tl.cumsum(some, 0) <= wanted).to(tl.int64), 0)
         before = after
     return token
+
+
+@triton.jit
+def draw_row(ROW, u, count, BLOCK: tl.constexpr):
+    """As of `decoding.sampling.draw_exactly`: the token (int64) drawn with uniform u from ROW (count,) float32."""
+    return draw_residual(ROW, ROW, 0, 1.0, u, count, False, BLOCK)
+
+
+@triton.jit
+def race(ROW, without, below, beyond, key, index, count, BLOCK: tl.constexpr):
+    """The token (int64) with the largest p / e, and that number, of those that come after number `below` and token
+    `beyond` in falling order; p from ROW (count,) float32, zero for the token `without`; e the exponential noise at
+    `index`, `index` + 1 .. of the stream `key`."""
+    best, who = tl.full([BLOCK], -1.0, tl.float32), tl.full([BLOCK], 0, tl.int64)
+    for start in range(0, count, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        p = tl.load(ROW + at, mask=at < count, other=0.0)
+        score = tl.where(at == without, 0.0, p) / exponential(uniform(key, index + at))
+        after = (score < below) | ((score == below) & (at > beyond))
+        better = (at < count) & after & (score > best)
+        best, who = tl.where(better, score, best), tl.where(better, at, who)
+    top = tl.max(best, 0)
+    return tl.min(tl.where(best == top, who, count), 0), top

@@ -1,0 +1,236 @@
+"""The window of Jacobi decoding: renewing its positions, initialising new ones, and the draft's tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specbench.engine.kernels import launch
+from specbench.engine.kernels.drawing import draw_residual, race, stream, uniform
+
+#: Tokens that a program reads at once; the compiler's options. (With fewer registers than it may have, it spills.)
+_BLOCK, _OPTIONS = 4096, {"num_warps": 16, "maxnreg": 128}
+#: Origins of a position's distribution other than a node of the last draft: -3 - k is the k-th of the past.
+_UNIFORM, _POINT, _PAST = tl.constexpr(-1), tl.constexpr(-2), tl.constexpr(-3)
+
+
+@triton.jit
+def _node(PATH, MAIN, FIRST_CHILD, length, previous, height, branching):
+    """As of `Window._first_path`, at depth `previous`: the node whose distribution the position after it has; PATH
+    (height,) of one row."""
+    node = tl.load(MAIN + previous)
+    if previous < branching:
+        above = tl.where(length > 0, tl.load(PATH + height - 1), 0)
+        for depth in range(length, previous + 1):
+            child = tl.load(FIRST_CHILD + above)
+            above = tl.where(child >= 0, child, tl.load(MAIN + depth))
+        node = tl.where(length <= previous, above, node)
+    return node
+
+
+@triton.jit
+def _choose(
+    P, PROBS, TOKENS, PAST, UNIFORM, PATH, LENGTH, STARTED, HISTORY, COUNT, STEP, KEY, MAIN, FIRST_CHILD, FORCED,
+    DRAWN, SOURCE, ORIGIN, nodes, height, vocabulary, codes, side, past, total, held, branching, tags, tag, noise_tag,
+    INIT: tl.constexpr, SAMPLES: tl.constexpr, COUPLING: tl.constexpr, REFINE: tl.constexpr, GRAMMAR: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One position of a row. DRAWN: its token, unless it repeats that of the offset SOURCE; ORIGIN: where its
+    distribution comes from."""
+    row, offset = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    length, count, key = tl.load(LENGTH + row), tl.load(COUNT + row), tl.load(KEY + row)
+    step = tl.load(STEP + row) * tags  # the number of its first random stream
+    known = offset * 0
+    if REFINE:
+        known = tl.where(tl.load(STARTED + row) != 0, tl.maximum(height - length, 0), 0)
+    previous = tl.minimum(length + offset, height - 1)
+    origin = _node(PATH + row * height, MAIN, FIRST_CHILD, length, previous, height, branching)
+    position, source, token = count + offset, offset, offset * 0
+    probs, drawn = P + (row * nodes + origin) * vocabulary, 1  # whether the token is drawn from `probs`
+    if offset >= known:
+        last = count + known - 1
+        given, orphan = position, position >= 0
+        if INIT == 1:
+            start = position - position % side
+            given, orphan = tl.maximum(start, last), last < start
+        if INIT == 2:
+            up = (position - last + side - 1) // side * side
+            orphan = position < up
+            given = tl.where(orphan, position % side, position - up)
+        inside = tl.minimum(tl.maximum(given - count, 0), height - 1)
+        if SAMPLES:
+            if orphan:
+                origin = tl.full([], _UNIFORM, tl.int64)
+                probs = UNIFORM
+            else:
+                if given < count:
+                    at = tl.minimum(tl.maximum(given - count + past, 0), past - 1)
+                    origin = _PAST - at
+                    probs = PAST + (row * past + at) * vocabulary
+                else:
+                    before = tl.minimum(length + inside, height - 1)
+                    origin = _node(PATH + row * height, MAIN, FIRST_CHILD, length, before, height, branching)
+                    probs = P + (row * nodes + origin) * vocabulary
+        else:
+            drawn = 0
+            origin = tl.full([], _POINT, tl.int64)
+            if orphan:
+                u = uniform(stream(key, step + tag + 2), given)
+                token = tl.minimum((u * codes).to(tl.int64), codes - 1)
+                if given == position:
+                    origin = tl.full([], _UNIFORM, tl.int64)
+                    probs = UNIFORM
+                    if COUPLING == 2:
+                        drawn = 1
+            else:
+                if given < count:
+                    token = tl.load(HISTORY + row * held + tl.minimum(tl.maximum(given, 0), held - 1))
+                else:
+                    source = inside
+        if GRAMMAR:
+            only = tl.load(FORCED + tl.minimum(tl.maximum(position, 0), total - 1))
+            if only >= 0:
+                token, source, drawn = only, offset, 0
+                origin = tl.full([], _POINT, tl.int64)
+    if drawn > 0:
+        if COUPLING == 2:
+            noise = stream(key, step * 0 + noise_tag)  # the same at every step
+            token, _ = race(probs, -1, float("inf"), -1, noise, position * vocabulary, vocabulary, BLOCK)
+        else:
+            kept = 0
+            others, mass = vocabulary * 0, 1.0
+            previously = PROBS
+            if COUPLING == 1:  # noqa: SIM102  (a constant of the compiler)
+                if offset < known - 1:  # the last known position has a distribution, but no token yet
+                    before = row * height + tl.minimum(previous + 1, height - 1)
+                    previously = PROBS + before * vocabulary
+                    held_token = tl.load(TOKENS + before)
+                    p, q = tl.load(probs + held_token), tl.load(previously + held_token)
+                    accept = tl.where(q > 0, tl.minimum(tl.div_rn(p, tl.where(q > 0, q, 1.0)), 1.0), 1.0)
+                    if uniform(stream(key, step + tag + 1), offset) < accept:
+                        token = held_token
+                        kept = 1
+                    else:
+                        left = tl.zeros([BLOCK], tl.float32)
+                        for start in range(0, vocabulary, BLOCK):
+                            at = start + tl.arange(0, BLOCK)
+                            r = tl.load(probs + at, mask=at < vocabulary, other=0.0)
+                            left += tl.maximum(r - tl.load(previously + at, mask=at < vocabulary, other=0.0), 0.0)
+                        all_left = tl.sum(left, 0)
+                        if all_left > 1e-30:
+                            others, mass = vocabulary, all_left
+            if kept == 0:
+                u = uniform(stream(key, step + tag), offset)
+                token = draw_residual(probs, previously, others, mass, u, vocabulary, COUPLING == 1, BLOCK)
+    cell = row * height + offset
+    tl.store(DRAWN + cell, token)
+    tl.store(SOURCE + cell, source)
+    tl.store(ORIGIN + cell, origin)
+
+
+@triton.jit
+def _write(
+    P, PAST, UNIFORM, HISTORY, COUNT, DRAWN, SOURCE, ORIGIN, TOKENS, PROBS, DRAFT, nodes, height, vocabulary, past,
+    held, CHAIN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A block of the distribution of one position of a row, and its token; of a chain, the draft's tokens."""
+    row, offset, at = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    cell = row * height + offset
+    origin = tl.load(ORIGIN + cell)
+    token = tl.load(DRAWN + row * height + tl.load(SOURCE + cell))
+    probs = P + (row * nodes + tl.maximum(origin, 0)) * vocabulary
+    if origin == _UNIFORM:
+        probs = UNIFORM
+    if origin <= _PAST:
+        probs = PAST + (row * past + _PAST - origin) * vocabulary
+    known = tl.load(probs + at, mask=at < tl.where(origin == _POINT, 0, vocabulary), other=0.0)
+    known = tl.where(at == tl.where(origin == _POINT, token, -1), 1.0, known)
+    tl.store(PROBS + cell * vocabulary + at, known, mask=at < vocabulary)
+    if tl.program_id(2) == 0:
+        tl.store(TOKENS + cell, token)
+        if CHAIN:
+            tl.store(DRAFT + cell + row + 1, token)
+            if offset == 0:
+                root = tl.maximum(tl.load(COUNT + row) - 1, 0)
+                tl.store(DRAFT + row * nodes, tl.load(HISTORY + row * held + root))
+
+
+@triton.jit
+def _siblings(
+    TOKENS, PROBS, HISTORY, COUNT, STEP, KEY, OFFSETS, CHOICE, DRAFT, nodes, height, vocabulary, held, branching, tags,
+    tag, WIDTH: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """All candidates of one position of a row: its token, and others drawn without replacement from the rest of its
+    distribution; into the tokens of the draft's nodes."""
+    row, offset = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    first, i = tl.load(TOKENS + row * height + offset), tl.arange(0, NODES)
+    inside = i < nodes - 1
+    here = tl.load(OFFSETS + i, mask=inside, other=-1) == offset
+    choice = tl.load(CHOICE + i, mask=inside, other=-1)
+    tokens = tl.zeros([NODES], tl.int64) + first
+    if offset < branching:
+        probs = PROBS + (row * height + offset) * vocabulary
+        noise = stream(tl.load(KEY + row), tl.load(STEP + row) * tags + tag)
+        token, score = tl.full([], -1, tl.int64), tl.full([], float("inf"), tl.float32)
+        for rank in range(1, tl.minimum(WIDTH, vocabulary + 1)):
+            token, score = race(probs, first, score, token, noise, offset * vocabulary, vocabulary, BLOCK)
+            tokens = tl.where(choice == rank, token, tokens)
+    tl.store(DRAFT + row * nodes + 1 + i, tokens, mask=here)
+    if offset == 0:
+        root = tl.maximum(tl.load(COUNT + row) - 1, 0)
+        tl.store(DRAFT + row * nodes, tl.load(HISTORY + row * held + root))
+
+
+_INITS = {"random": 0, "horizontal_repeat": 1, "horizontal_sample": 1, "vertical_repeat": 2, "vertical_sample": 2}
+_COUPLINGS = {"none": 0, "maximal": 1, "gumbel": 2}
+
+
+def window(
+    drafter: Any, state: Any, history: Tensor, count: Tensor, step: Tensor, tags: int, tag: int, noise: int
+) -> Tensor:
+    """As of `decoding.drafters.window.Window`: renews and initialises the window of its `state` in place; the tokens
+    (B, M) of the draft. tags: of a step; tag: the first of this drafter's; noise: that of the Gumbel noise."""
+    (rows, height, size), nodes, session = state.probs.shape, drafter.tree.nodes, state.session
+    drawn, source, origin = torch.empty(3, rows, height, dtype=torch.int64, device=count.device)
+    draft = torch.empty(rows, nodes, dtype=torch.int64, device=count.device)
+    forced, block = session.forced_tokens, min(_BLOCK, triton.next_power_of_2(size))
+    past, key, chain = state.past.shape[1], state.rng.key, drafter.width == 1
+    launch.start(_choose, (rows, height),
+        state.p, state.probs, state.tokens, state.past, state.uniform, state.path, state.length,
+        state.started.view(torch.uint8), history, count, step, key, drafter.main, drafter.first_child,
+        count if forced is None else forced, drawn, source, origin, nodes, height, size, session.codes, state.side,
+        past, 0 if forced is None else len(forced), history.shape[1], drafter.branching, tags, tag, noise,
+        _INITS[drafter.init], drafter.init.endswith("sample"), _COUPLINGS[drafter.coupling], drafter.refine,
+        forced is not None, block, **_OPTIONS,
+    )  # fmt: skip
+    launch.start(_write, (rows, height, triton.cdiv(size, block)),
+        state.p, state.past, state.uniform, history, count, drawn, source, origin, state.tokens, state.probs, draft,
+        nodes, height, size, past, history.shape[1], chain, block, num_warps=8,
+    )  # fmt: skip
+    if not chain:
+        launch.start(_siblings, (rows, height),
+            state.tokens, state.probs, history, count, step, key, drafter.offsets, drafter.choice, draft, nodes, height,
+            size, history.shape[1], drafter.branching, tags, tag + 3, drafter.width, triton.next_power_of_2(nodes),
+            block, **_OPTIONS,
+        )  # fmt: skip
+    return draft
+
+
+def specialisations() -> list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
+    """What is compiled: kernel, types of the arguments by name, constants, options of the compiler."""
+    longs = "TOKENS PATH LENGTH HISTORY COUNT STEP KEY MAIN FIRST_CHILD FORCED DRAWN SOURCE ORIGIN DRAFT OFFSETS CHOICE"
+    numbers = "nodes height vocabulary codes side past total held branching tags tag noise_tag"
+    types = dict.fromkeys("P PROBS PAST UNIFORM".split(), "*fp32") | dict.fromkeys(longs.split(), "*i64")
+    types |= dict.fromkeys(numbers.split(), "i32") | {"STARTED": "*u8"}
+    made: list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]] = []
+    for init, samples in ((0, False), (2, True)):
+        for coupling in _COUPLINGS.values():
+            how = {"INIT": init, "SAMPLES": samples, "COUPLING": coupling, "REFINE": True, "GRAMMAR": True}
+            made.append((_choose, types, {**how, "BLOCK": _BLOCK}, _OPTIONS))
+    made += [(_write, types, {"CHAIN": chain, "BLOCK": _BLOCK}, {"num_warps": 8}) for chain in (True, False)]
+    made.append((_siblings, types, {"WIDTH": 2, "NODES": 128, "BLOCK": _BLOCK}, _OPTIONS))
+    return made

@@ -1,0 +1,154 @@
+"""Which seconds a table prints: those of one machine, and speed-ups whose timing holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_tables import FakeBench
+
+from specbench.cli import tables as cli
+from specbench.report import gather
+from specbench.rows import seconds
+from specbench.rows.columns import COLUMNS, DRIFT_BOUND, SPEEDUPS, TIMED_COLUMNS
+from specbench.tables import layout, literature, measure
+from specbench.tables.catalog import TABLES
+
+TABLE = TABLES["sjd_table4"]
+LATENCY, SPEEDUP, STEPS = (
+    [c.key for c in TABLE.columns].index(k) for k in ("latency_s_mean", "speedup_latency", "step_compression")
+)
+PAIRED = {"timed_pairs": "64", "drift": "0.01", "timing_valid": "true"}
+
+
+def row(name: str, **cells: str) -> dict[str, str]:
+    made = {"run_id": name, "baseline_run_id": f"{name}/baseline", "device_name": "A", "device": "cpu", "threads": "1"}
+    made |= {"latency_s_mean": "0.5", "speedup_latency": "1.5", "step_compression": "3"}
+    return made | PAIRED | cells
+
+
+def vanilla(**cells: str) -> dict[str, str]:
+    own = {"baseline_run_id": "v", "speedup_latency": "1", "step_compression": "1"}
+    return row("v") | own | cells
+
+
+def printed(rows: Mapping[str, Mapping[str, str]]) -> dict[str, tuple[tuple[str, str, str], str]]:
+    """Line -> (latency, speed-up and step compression as printed, note of the speed-up)."""
+    sheet = layout.build(TABLE, "llamagen_scenes", rows, [], {}, "")
+    notes = dict(sheet.notes)
+    found = {}
+    for line, entry in zip(TABLE.lines, [e for e in sheet.entries if e.kind == "measured"], strict=True):
+        shown = tuple(entry.cells[i].value for i in (LATENCY, SPEEDUP, STEPS))
+        found[line.key] = (shown, " ".join(notes[mark] for mark in entry.cells[SPEEDUP].marks))
+    return found
+
+
+def test_a_speed_up_of_a_drifting_machine_is_not_printed() -> None:
+    drifted = {"drift": "-0.24", "timing_valid": "false"}
+    found = printed({"vanilla": vanilla(), "sjd": row("a"), "jacobi": row("b", **drifted)})
+    assert found["vanilla"] == (("0.500", "1.00", "1.00"), "")
+    assert found["sjd"] == (("0.500", "1.50", "3.00"), "")
+    shown, note = found["jacobi"]
+    assert shown == ("0.500", "", "3.00")
+    assert note == (
+        f"Not printed: vanilla's seconds drifted by -24% from the first half to the second, beyond {DRIFT_BOUND:.0%}."
+    )
+
+
+def test_a_speed_up_of_separate_passes_is_not_printed() -> None:
+    """Rows from before method and vanilla alternated. Vanilla's own is 1 by definition."""
+    older = dict.fromkeys(PAIRED, "")
+    found = printed({"vanilla": vanilla(**older), "sjd": row("a", **older)})
+    assert found["vanilla"][0] == ("0.500", "1.00", "1.00")
+    shown, note = found["sjd"]
+    assert shown == ("0.500", "", "3.00")
+    assert note.startswith("Not printed: the method and vanilla were timed in separate passes")
+
+
+def test_too_few_pairs_give_no_speed_up() -> None:
+    found = printed({"sjd": row("a", timed_pairs="1", drift="", timing_valid="false")})
+    assert found["sjd"][1] == "Not printed: 1 timed pairs are too few for an error and a drift."
+
+
+@pytest.mark.parametrize("name", seconds.MACHINE)
+def test_a_column_has_seconds_of_one_machine(name: str) -> None:
+    """That of most lines; of the others, everything but the seconds is printed."""
+    rows = {"vanilla": vanilla(), "jacobi": row("a"), "sjd": row("b"), "sjd_isp": row("c", **{name: "other"})}
+    found = printed(rows)
+    assert [found[key][0] for key in ("jacobi", "sjd")] == [("0.500", "1.50", "3.00")] * 2
+    shown, note = found["sjd_isp"]
+    assert shown == ("", "", "3.00")
+    assert note.startswith("Not printed: timed otherwise than the rest of the column (")
+    assert f"{seconds.MACHINE[name]} other instead of " in note
+    assert found["vanilla"][0][1] == "1.00"
+
+
+def test_new_rows_decide_the_machine() -> None:
+    """Two old rows of two threads do not push a new one out of the column."""
+    older = {**dict.fromkeys(PAIRED, ""), "threads": "2"}
+    found = printed({"vanilla": vanilla(**older), "jacobi": row("a", **older), "sjd": row("b")})
+    assert found["sjd"][0] == ("0.500", "1.50", "3.00")
+    assert found["jacobi"][0] == ("", "", "3.00")
+    assert found["vanilla"][0] == ("", "1.00", "1.00")  # its speed-up is 1 on every machine
+
+
+def test_the_difference_from_the_paper_has_no_withheld_value() -> None:
+    table, published = TABLES["lantern_table3"], literature.load("lantern_table3")
+    columns = [c.key for c in table.columns]
+    older = row("a", accepted_length_mean="1.80", **dict.fromkeys(PAIRED, ""))
+    sheet = layout.build(table, "llamagen_xl", {"lantern_0.10_1000_1": older}, published, {}, "")
+    [entry] = [e for e in sheet.entries if e.kind == "difference"]
+    assert entry.cells[columns.index("accepted_length_mean")].value == "+0.05"
+    assert entry.cells[columns.index("speedup_latency")].value == ""
+
+
+def test_a_report_prints_what_tables_print() -> None:
+    def shown(**cells: Any) -> set[str]:
+        found = gather.Found()
+        own = {"run_id": "a", "baseline_run_id": "a/baseline", "model": "llamagen_scenes", "method": "sjd", "n": 4}
+        speeds = {"speedup_latency": 1.5, "steps": 5.0, "command": "", "command_exact": True, "file": ""}
+        found.rows = [dict.fromkeys(COLUMNS) | own | speeds | cells]
+        [one] = gather.page_data(found)["rows"]
+        return set(one["values"]) & {"speedup_latency"}
+
+    assert shown(timed_pairs=64, drift=0.02, timing_valid="true") == {"speedup_latency"}
+    assert shown(timed_pairs=64, drift=0.2, timing_valid="false") == shown() == set()
+
+
+def test_every_speed_up_in_seconds_is_a_timed_column() -> None:
+    assert set(SPEEDUPS) < TIMED_COLUMNS < set(COLUMNS)
+    assert {name for name in COLUMNS if "latency" in name or name.endswith("_per_s")} <= TIMED_COLUMNS
+
+
+@pytest.mark.parametrize(("table", "runs"), [("sjd_table4", True), ("sjd_table9", False)])
+def test_a_row_without_seconds_does_not_fill_a_table_of_seconds(table: str, runs: bool, tmp_path: Path) -> None:
+    """Timed and untimed runs have one configuration hash; a table of seconds runs an untimed line again."""
+
+    class Bench(FakeBench):
+        def identify(self, overrides: Any) -> measure.Identity:
+            return replace(super().identify(overrides), timed=True)
+
+    first = Bench(timing="false", **dict.fromkeys(TIMED_COLUMNS & {"latency_s_mean", "speedup_latency"}))
+    if not runs:
+        assert cli.main([table], first, tmp_path / "results", tmp_path / "runs") == 0
+    else:  # it cannot be filled with such rows
+        for line in TABLES[table].lines:
+            overrides = TABLES[table].overrides(line, "llamagen_scenes") or []
+            measure.append_row(measure.store(TABLES[table], tmp_path / "results"), first.run(overrides, tmp_path))
+    again = Bench()
+    assert cli.main([table], again, tmp_path / "results", tmp_path / "runs") == 0
+    assert bool(again.ran) is runs
+    third = Bench()
+    assert cli.main([table], third, tmp_path / "results", tmp_path / "runs") == 0
+    assert third.ran == []
+
+
+def test_the_speed_ups_of_cspd_are_asked_for() -> None:
+    """Their batches are not timed by default."""
+    for name in ("cspd_table1", "cspd_table4"):
+        table = TABLES[name]
+        assert "timing=true" in (table.overrides(table.lines[0], "mar_scenes") or [])
+    assert "timing=true" not in TABLES["cspd_table3"].protocol
