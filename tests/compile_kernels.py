@@ -25,8 +25,8 @@ def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], **op
 
 
 def main() -> None:
-    sizes = dict.fromkeys(("rows", "count", "width", "nodes", "slots", "table_rows", "q_rows", "k_rows", "top_k"), INT)
-    types = sizes | dict.fromkeys(("eps", "scale", "temperature"), "fp32")
+    sizes = dict.fromkeys(("rows", "count", "width", "nodes", "slots", "table_rows", "q_rows", "k_rows"), INT)
+    types = sizes | dict.fromkeys(("eps", "scale"), "fp32")
     flags = {"NORMED": True, "GATED": True, "ADDED": True}
     for matrix, shape in ((False, {"BM": 2, "BN": 4, "BK": 512}), (True, {"BM": 16, "BN": 16, "BK": 256})):
         compiled(products._project, types, {**shape, **flags, "MATRIX": matrix}, num_warps=4)
@@ -40,9 +40,8 @@ def main() -> None:
     shape = {"DIM": 128, "BD": 128, "SPLITS": 16}
     compiled(attention._attend, types | parts | {"MASK": BYTE}, {**heads, **shape, "BQ": 64, "BS": 64}, num_warps=8)
     compiled(attention._combine, types | parts, shape)
-    probs = dict.fromkeys(("LOGITS", "PROBS"), FLOAT)
-    compiled(sampling._probs, types | probs, {"BLOCK": 16384, "CUT": True}, num_warps=16)
-    for kernel, given, constants, options in (*verification.specialisations(), *window.specialisations()):
+    every = (sampling, verification, window)
+    for kernel, given, constants, options in (one for module in every for one in module.specialisations()):
         compiled(kernel, given, constants, **options)
 
 

@@ -4,7 +4,7 @@ without a device."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -18,6 +18,8 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specbench.engine.graph import Action
+
 #: Operations of CUDA whose kernels make the host wait, though the shape of their result is known.
 WAITING = ("multinomial", "record_stream", "pin_memory")
 
@@ -27,6 +29,7 @@ def fake_cuda() -> Iterator[None]:
     """Tensors made in this block on "cuda" are fake, and so are the events of its streams."""
     with (
         mock.patch("torch.cuda.Event"),
+        mock.patch("torch.cuda.current_stream"),
         mock.patch("torch.cuda.synchronize"),
         torch.inference_mode(False),
         torch.no_grad(),
@@ -77,16 +80,18 @@ class Lint(TorchDispatchMode):
         self.operations = 0
         self._on = False
 
-    def record(self, step: Callable[[], None]) -> Callable[[], None]:
-        """As of `graph.cuda_graph`: two plain steps, then the one that is recorded."""
+    def record(self, functions: Mapping[str, Action], device: torch.device) -> list[Action]:
+        """As of `graph.cuda_graphs`: two plain rounds, then the one that is recorded."""
+        rounds = list(functions.values())
         try:
-            step()
-            step()
+            for function in (*rounds, *rounds):
+                function()
             with self._recording():
-                step()
+                for function in rounds:
+                    function()
         except (DataDependentOutputException, DynamicOutputShapeException) as e:
             self.found[f"{_short(e)} asks for data"] += 1
-        return step
+        return rounds
 
     @contextmanager
     def _recording(self) -> Iterator[None]:

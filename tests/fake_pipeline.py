@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from specbench.decoding.loop import Decoded, Trace
+from specbench.decoding.batch import Decoded
+from specbench.decoding.trace import Trace
 from specbench.harness.pipeline import in_batches
 
 TOKENS = 16  # per image, a 4x4 grid

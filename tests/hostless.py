@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from reachable import tensors
 from torch._subclasses.fake_tensor import FakeTensorMode
-
-from specbench.engine.fixed import tensors
 
 
 @contextmanager
@@ -16,7 +15,7 @@ def numbers_unknown(*roots: Any) -> Iterator[None]:
     """In the block, the tensors of some objects have shapes, but no values: reading a value, or a shape that depends
     on one, raises DataDependentOutputException or DynamicOutputShapeException."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    slots = [found for root in roots for found in tensors(root)[0].values()]
+    slots = [found for root in roots for found in tensors(root).values()]
     for slot, tensor in slots:
         slot.put(mode.from_tensor(tensor))
     try:

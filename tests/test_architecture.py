@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "compare": {"harness", "metrics", "data"},
     "bench": {"harness", "models", "data", "decoding", "engine"},
     "probe": {"harness", "models", "data", "decoding"},
-    "audit": {"harness", "decoding", "engine"},
+    "audit": {"harness", "models", "decoding", "engine"},
     "report": set(),
     "harness": {"metrics", "models", "data", "decoding", "engine"},
     "metrics": {"models", "data"},

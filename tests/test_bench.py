@@ -6,7 +6,7 @@ import csv
 import itertools
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,18 @@ from specbench.bench.measure import ForcedLength
 from specbench.bench.rows import COLUMNS, ROWS
 from specbench.cli import bench as cli
 from specbench.config import configuration
+from specbench.decoding.batch import finished
 from specbench.decoding.drafters.build import Eagle, Window
 from specbench.decoding.drafters.eagle import Eagle2
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import DecoderConfig, Decoding, finished
+from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine import clock as clocks
 from specbench.engine.clock import Clock, Passes
-from specbench.engine.graph import Eager, Graphs
+from specbench.engine.graph import Action, Eager, Graphs
 from specbench.harness import pipeline
 
 Call = Callable[..., tuple[int, str, str]]
@@ -72,6 +73,7 @@ def test_a_forced_length_is_reached_with_tokens_of_the_draft(name: str) -> None:
     decoding = started(name, 3, ForcedLength(2.73))
     while int(decoding.count.min()) < decoding.total:
         decoding.step()
+        decoding.observe()
     accepted = decoding.recorder.trace().accepted
     for row, steps in enumerate(decoding.steps.tolist()):
         # EAGLE has nothing to go by in the first step; at the end of the image there is no room
@@ -92,7 +94,7 @@ def test_what_is_forced_is_a_path_of_the_draft(name: str) -> None:
 
     decoding, seen = started(name, 3, override), 0
     for _ in range(7):
-        before = decoding.count
+        before = decoding.count.clone()
         decoding.step()
         verdict, draft, ruled = shown[-1]
         for b, length in enumerate(verdict.length.tolist()):
@@ -170,13 +172,13 @@ def test_a_row_is_printed_and_kept(call: Call, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Engines that record: on the CPU the recorder runs the work itself. The list holds what was recorded."""
-    works: list[Callable[[], None]] = []
+    works: list[Any] = []
 
-    def recorder(work: Callable[[], None]) -> Callable[[], None]:
-        works.append(work)
-        return at_once(work)
+    def recorder(functions: Mapping[str, Action], device: torch.device) -> list[Action]:
+        works.append(functions)
+        return at_once(functions, device)
 
     monkeypatch.setattr(pipeline, "engine_of", lambda cfg, device: Graphs(recorder))
     return works

@@ -86,7 +86,7 @@ class Case:
             for owner, name in ((decoding.session, "forward"), (self.drafter, "propose")):
                 patch.setattr(owner, name, self._kept(name, getattr(owner, name), again), raising=False)
             if self.engine == "eager":
-                found.record(decoding.step)
+                found.record({"a step": decoding.step, "its statistics": decoding.observe}, decoding.state.device)
             else:
                 Graphs(found.record, kernels).begin(decoding)
         assert found.operations > 30 or found.found
@@ -183,6 +183,6 @@ def test_a_pass_of_continuous_tokens_leaves_the_host_alone(name: str) -> None:
         target, drafter = (Guided(moved(MAR(small).eval()), 2.0) for _ in range(2))
         labels, rng = torch.arange(3, device="cuda"), RandomStreams([(0, i) for i in range(3)], "cuda")
         images = ContinuousDecoding(target, drafter, rule, labels, rng, engine=Graphs(Lint().record))
-        found.record(lambda: test_continuous.go_on(images))
+        found.record({"a pass": lambda: test_continuous.go_on(images)}, images.device)
     assert found.operations > 50
     assert not found.found

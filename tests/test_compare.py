@@ -281,7 +281,8 @@ def test_a_batch_counts_once(folders: Folders) -> None:
 
     def batched(size: int, seconds: np.ndarray) -> list[Record]:
         shares = [(float(seconds[i // size]), i) for i in range(N)]
-        return [image(i, 100 + i % 7, latency_s=None, decode_s=s, text_s=s / 9, batch=size) for s, i in shares]
+        more = {"latency_s": None, "batch": size}
+        return [image(i, 100 + i % 7, decode_s=s, text_s=s / 9, timed=1 + i // size, **more) for s, i in shares]
 
     a, b = rng.gamma(9, 1, N // 4), rng.gamma(9, 1, N // 8)
     found = between(folders.make("a", batched(4, a)), folders.make("b", batched(8, b), "batch=8"))
@@ -294,6 +295,19 @@ def test_a_batch_counts_once(folders: Folders) -> None:
     alone = folders.make("c", [image(i, 100 + i % 5) for i in range(N)])
     mixed = between(alone, folders.make("d", batched(20, a), "batch=20"))
     assert mixed.untested[0] == "decode_s: only 2 pairs of batches"
+    untimed = [replace(r, timed=None) for r in batched(4, a)]
+    without = between(folders.make("e", untimed), folders.make("f", untimed, "batch=8"))
+    assert without.untested[0] == "decode_s: eagle_chain and cool_sd without one"
+
+
+def test_seconds_of_separate_passes_are_pointed_out(folders: Folders) -> None:
+    """Those of a run and its own baseline, which alternate, are not."""
+    separate = "A and B were timed in separate passes: the speed of the machine may have changed between them, and"
+    found = between(folders.make("a", MINE), folders.make("b", [replace(r, latency_s=9.0) for r in MINE], "method=sjd"))
+    assert f"{separate} latency_s with it." in found.remarks
+    both = [[replace(r, timed=2 * r.index + k) for r in MINE] for k in range(2)]
+    found = between(folders.make("c", both[0]), folders.make("d", both[1], "method=sjd"))
+    assert not [remark for remark in found.remarks if remark.startswith(separate)]
 
 
 def test_what_a_run_lacks_is_reported(folders: Folders) -> None:

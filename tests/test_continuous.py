@@ -19,6 +19,7 @@ from tiny import equal, image, results, rng
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from specbench.audit.densities import built_in
+from specbench.decoding.batch import Decoded, decode_stream
 from specbench.decoding.continuous import (
     ContinuousDecoding,
     ContinuousRule,
@@ -36,7 +37,6 @@ from specbench.decoding.continuous.trajectory import (
     normal,
     own_log_density,
 )
-from specbench.decoding.loop import Decoded, decode_stream
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.graph import Eager, Graphs
 from specbench.errors import NumberError, UsageError
@@ -397,6 +397,7 @@ def go_on(images: ContinuousDecoding) -> None:
     images.draw_directly(1)
     if images.rule.gamma:
         images.step()
+        images.observe()
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if name != "path"])

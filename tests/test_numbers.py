@@ -16,8 +16,9 @@ from torch import Tensor
 from specbench.audit.tabular import TabularDrafter, TabularSession, TabularTarget, random_tables
 from specbench.config import configuration
 from specbench.decoding import rules
+from specbench.decoding.batch import decode_stream
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import DecoderConfig, Decoding, decode, decode_stream
+from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rng import BITS
-from specbench.decoding.sampling import Sampling, draw, draw_exactly
+from specbench.decoding.sampling import Sampling, draw, draw_exactly, top_exactly
 
 #: A session whose grammar allows every token.
 FREE = SimpleNamespace(constrain=lambda logits, positions: logits)
@@ -104,3 +104,11 @@ def test_an_exact_draw_from_what_is_no_distribution_stays_in_range() -> None:
     rows = torch.tensor([[torch.nan] * 3, [0.0] * 3, [-1.0, 0.0, 0.0], [torch.inf, 0.0, 1.0]])
     tokens = draw_exactly(rows, torch.full((4,), 0.5))
     assert ((tokens >= 0) & (tokens < 3)).all()
+
+
+def test_of_equal_scores_the_first_come_first() -> None:
+    """The noise of a race has 2**23 values: of 8,192 equal probabilities, the two largest scores are often equal."""
+    score = torch.tensor([[0.0, 3.0, 1.0, 3.0, torch.nan, 3.0, 7.5], [1.0, 0.0, 0.0, 0.0, 0.0, -1.0, 2.0]])
+    assert top_exactly(score, 5).tolist() == [[6, 1, 3, 5, 2], [6, 0, 1, 2, 3]]
+    score = normal(20, 300).abs()
+    assert torch.equal(top_exactly(score, 9), score.topk(9).indices)

@@ -16,15 +16,17 @@ from test_journal import record
 
 from specbench.audit.tabular import TabularDrafter, TabularTarget, random_tables, sequence_probs
 from specbench.decoding import rules
+from specbench.decoding.batch import Decoded
 from specbench.decoding.continuous import ContinuousTrace
 from specbench.decoding.drafters.draft_model import DraftModel
 from specbench.decoding.drafters.eagle import Eagle, Eagle2
 from specbench.decoding.drafters.medusa import Medusa
 from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
-from specbench.decoding.loop import Decoded, DecoderConfig, Trace, decode
+from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.trace import Trace
 from specbench.decoding.trees import chain_paths, parse
 from specbench.harness.trace import of_images
 from specbench.rows import summary

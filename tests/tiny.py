@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from specbench.decoding.loop import Decoded
+from specbench.decoding.batch import Decoded
 from specbench.decoding.rng import RandomStreams
 from specbench.models.eagle import EagleNetwork, like_shape, like_target
 from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig

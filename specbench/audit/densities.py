@@ -19,7 +19,7 @@ from scipy import stats
 from torch import Tensor
 
 from specbench.audit import statistics
-from specbench.audit.audit import COLUMNS, Progress, common_columns
+from specbench.audit.audit import COLUMNS, MARGIN, Progress, common_columns, verdict
 from specbench.decoding.continuous import ContinuousRule, ContinuousSession, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.ops import linear, take
@@ -204,7 +204,12 @@ def compare(one: Sequences, other: Sequences) -> tuple[float, float]:
 
 
 def measure(
-    method: DensityMethod, pair: DensityPair, samples: int, seed: int = 0, progress: Progress | None = None
+    method: DensityMethod,
+    pair: DensityPair,
+    samples: int,
+    seed: int = 0,
+    progress: Progress | None = None,
+    margin: float = MARGIN,
 ) -> dict[str, Any]:
     """Decode `samples` sequences and return a row (`audit.COLUMNS`); None: does not apply."""
     counted = _decode(method, pair, samples, seed, progress)
@@ -215,9 +220,15 @@ def measure(
     )
     columns = common_columns(method.cfg, pair, samples, seed, counted.first, counted.per_step, p_value, SAMPLING)
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    # either set's distance from its distribution exceeds this with probability TAIL / 2 (Dvoretzky, Kiefer, Wolfowitz)
+    error = math.sqrt(math.log(4 / statistics.TAIL) / (2 * samples))
+    high = min(1.0, ks + 2 * error)
     return row | {
         **columns,
+        "margin": margin,
+        "verdict": verdict(p_value, high, margin),
         "ks": ks,
+        "ks_high": high,
         "ks_noise": compare(again, target)[0],
         "energy": energy,
         "energy_noise": energy_noise,

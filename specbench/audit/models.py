@@ -5,14 +5,27 @@ from __future__ import annotations
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.audit.tabular import Tables, random_tables
+from specbench.audit import marginals, theorem
+from specbench.audit.marginals import Marginal
+from specbench.audit.tabular import (
+    Tables,
+    TabularDrafter,
+    TabularGrower,
+    TabularTarget,
+    random_tables,
+)
+from specbench.config import registry
+from specbench.decoding.loop import Drafter, Target
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.trees import chain_paths, parse
 from specbench.errors import UsageError, unknown
 from specbench.storage import home
 
@@ -22,14 +35,60 @@ _MOST_BYTES = 1 << 28  # of an array: tables of that many sequences, with room t
 _ROUNDING = 1e-4  # tolerance of a row's sum around 1: float32 sums are within it, float16 sums are not
 
 
+class Subject(Protocol):
+    """A model of discrete tokens that an audit decodes; its exact distribution is known."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def vocab(self) -> int:
+        """Tokens of the vocabulary, of a grammar only those that encode pixels."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence that are not forced by a grammar."""
+        ...
+
+    @property
+    def guided(self) -> bool:
+        """Whether the model takes a cfg_scale."""
+        ...
+
+    def parts(self, cfg: Mapping[str, Any]) -> tuple[Target, Drafter]:
+        """The target, and the real drafter of a configuration. Where that needs a network, the model's own."""
+        ...
+
+    def prompts(self, rows: int) -> Any:
+        """The conditioning of as many rows: one prompt for all."""
+        ...
+
+    def codebook(self, rule: str) -> Tensor:
+        """(V, d), for a rule; UsageError where there is none."""
+        ...
+
+    def marginals(self, sampling: Sampling) -> list[Marginal]:
+        """The exact distributions that decoded sequences are compared with."""
+        ...
+
+    def free(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Of decoded sequences (N, *): the tokens that are not forced (N, T), and which sequences the grammar allows
+        (N,) bool."""
+        ...
+
+
 @dataclass(frozen=True)
 class TabularModel:
-    """p, q: T tables each, the target's and the drafter's, (V**t, V) float32; codebook (V, d) or None."""
+    """p, q: T tables each, the target's and the drafter's, (V**t, V) float32, or those of Markov models; codes (V, d)
+    or None: the codebook; grams: of a Markov model, the n of the n-grams that are compared, else 0."""
 
     name: str
     p: Tables
     q: Tables
-    codebook: Tensor | None
+    codes: Tensor | None
+    grams: int = 0
+    guided: bool = False
 
     @property
     def vocab(self) -> int:
@@ -39,26 +98,67 @@ class TabularModel:
     def length(self) -> int:
         return len(self.p)
 
+    def parts(self, cfg: Mapping[str, Any]) -> tuple[Target, Drafter]:
+        """As of `Subject`. The draft tables, in the shape of its drafts, replace a drafter that needs a network:
+        sampled or, for Medusa and EAGLE-2, deterministic."""
+        return TabularTarget(self.p), self._drafter(cfg)
+
+    def _drafter(self, cfg: Mapping[str, Any]) -> Drafter:
+        name = cfg["drafter"]
+        if not registry.entry("drafter", name).assets:
+            built: Drafter = registry.find("drafter", name)(cfg, None)
+            return built
+        if "nodes" in cfg:
+            return TabularGrower(self.q, cfg["nodes"], cfg["depth"], cfg["width"])
+        if "tree" in cfg:
+            return TabularDrafter(self.q, parse(cfg["tree"]), chosen=name == "medusa")
+        return TabularDrafter(self.q, chain_paths(cfg["window"]))
+
+    def prompts(self, rows: int) -> Any:
+        """As of `Subject`: none."""
+        return None
+
+    def codebook(self, rule: str) -> Tensor:
+        """As of `Subject`."""
+        if self.codes is None:
+            raise UsageError(f"rule {rule} needs the nearness of codes: {self.name} lacks the array codebook, (V, d)")
+        return self.codes
+
+    def marginals(self, sampling: Sampling) -> list[Marginal]:
+        """As of `Subject`."""
+        filtered = [theorem.precise(sampling.probs(t.log())) for t in self.p]
+        return marginals.of_grams(filtered, self.grams) if self.grams else marginals.of_sequence(filtered)
+
+    def free(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """As of `Subject`."""
+        return tokens, torch.ones(len(tokens), dtype=torch.bool)
+
 
 @dataclass(frozen=True)
 class _TabularRecipe:
-    """Arguments of `tabular.random_tables`; a larger sharpness is a colder model."""
+    """Arguments of `tabular.random_tables`; a larger sharpness is a colder model. order, grams: of Markov models, see
+    `TabularModel`."""
 
     vocab: int
     length: int
     sharpness: float
     distance: float
     seed: int
+    order: int | None = None
+    grams: int = 0
 
 
 #: Small enough to count every sequence; different enough in size, temperature and drafter that one of them shows a
 #: mistake that another hides. At temperature 1 the drafter's steps are, in order, 0.25, 0.22, 0.32 and 0.34 away from
-#: the target's in total variation.
+#: the target's in total variation. m4t24 and m64t8 are Markov models, for drafts that are long and yet well below T,
+#: and for rules by nearness of codes.
 _BUILT_IN = {
     "v2t10": _TabularRecipe(vocab=2, length=10, sharpness=1.0, distance=0.8, seed=1),
     "v3t5": _TabularRecipe(vocab=3, length=5, sharpness=0.7, distance=0.8, seed=2),
     "v4t8": _TabularRecipe(vocab=4, length=8, sharpness=1.5, distance=0.6, seed=3),
     "v8t4": _TabularRecipe(vocab=8, length=4, sharpness=2.5, distance=0.45, seed=4),
+    "m4t24": _TabularRecipe(vocab=4, length=24, sharpness=1.5, distance=0.6, seed=5, order=2, grams=4),
+    "m64t8": _TabularRecipe(vocab=64, length=8, sharpness=2.5, distance=0.28, seed=6, order=1, grams=2),
 }
 BUILT_IN = tuple(_BUILT_IN)
 
@@ -67,10 +167,10 @@ def built_in(name: str) -> TabularModel:
     if name not in _BUILT_IN:
         raise unknown("audit.model", name, _BUILT_IN)
     r = _BUILT_IN[name]
-    p = random_tables(r.vocab, r.length, r.seed, r.sharpness)
-    q = random_tables(r.vocab, r.length, 100 + r.seed, r.sharpness, near=p, distance=r.distance)
+    p = random_tables(r.vocab, r.length, r.seed, r.sharpness, order=r.order)
+    q = random_tables(r.vocab, r.length, 100 + r.seed, r.sharpness, near=p, distance=r.distance, order=r.order)
     codebook = torch.randn(r.vocab, 4, generator=torch.Generator().manual_seed(200 + r.seed))
-    return TabularModel(name, p, q, codebook)
+    return TabularModel(name, p, q, codebook, r.grams)
 
 
 def load(path: str) -> TabularModel:
@@ -149,14 +249,3 @@ def _tables(arrays: Mapping[str, np.ndarray], letter: str, path: str) -> Tables:
             raise UsageError(f"audit.tables: row {row} of {letter}{t} of {path} sums to {total[row, 0]:.6g}, not 1")
         tables.append(torch.from_numpy(table / total).float())
     return tables
-
-
-def needed_codebook(model: TabularModel, rule: str) -> Callable[[], Tensor]:
-    """The codebook, for a rule that needs it."""
-
-    def codebook() -> Tensor:
-        if model.codebook is None:
-            raise UsageError(f"rule {rule} needs the nearness of codes: {model.name} lacks the array codebook, (V, d)")
-        return model.codebook
-
-    return codebook

@@ -1,60 +1,103 @@
 """Statistics of sampled sequences against a distribution.
 
-Counts and distributions are (V**T,) over the sequences coded base V, first token most significant. A reshape to (V**t,
--1) and a sum give those of the first t tokens.
+Counts are those of `marginals.Marginal`s: of a sequence as a whole, or of its n-grams at every position.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from scipy import optimize, special, stats
 from torch import Tensor
 
+from specbench.audit.marginals import Marginal
+
 #: The probability that two-sided intervals of 95 % leave out at each end.
 TAIL = 0.025
 _NORMAL = special.ndtri(1 - TAIL)
 _SMALLEST = 5.0  # expected counts below it are pooled
-
-
-def prefixes(counts: Tensor, vocab: int, length: int) -> list[Tensor]:
-    """Counts (or a distribution) of the first 1, 2 .. T tokens."""
-    return [counts.view(vocab**t, -1).sum(1) for t in range(1, length + 1)]
+_RARE = 0.01  # of a cell's mean probability: rarer cells weigh no less in `quadratic_limit`
 
 
 def total_variation(counts: Tensor, probs: Tensor) -> float:
     """Between the empirical distribution of the counts and a distribution."""
-    return 0.5 * float((counts / counts.sum() - probs).abs().sum())
+    return 0.5 * float((counts / counts.sum().clamp_min(1) - probs).abs().sum())
 
 
-def noise_floor(probs: Tensor, samples: int, seed: int) -> float:
-    """The total variation of as many samples drawn directly from the distribution."""
-    weights = probs.numpy() / probs.sum().item()
-    counts = np.random.default_rng(seed).multinomial(samples, weights)
-    return total_variation(torch.from_numpy(counts).double(), probs)
+def largest_variation(counts: Sequence[Tensor], marginals: Sequence[Marginal]) -> float:
+    """The largest total variation of all marginals."""
+    return max(total_variation(seen, m.probs) for seen, m in zip(counts, marginals, strict=True))
 
 
-def true_variation(one: Tensor, other: Tensor, probs: Tensor, vocab: int, length: int) -> tuple[float, float]:
-    """A 95 % confidence interval of the true total variation, from the counts of two independent halves; valid for any
-    number of samples and cells.
+def noise_floor(marginals: Sequence[Marginal], samples: int, seed: int) -> float:
+    """The largest total variation of as many samples drawn directly from the distribution of each marginal."""
+    rng = np.random.default_rng(seed)
+    drawn = [rng.multinomial(samples, m.probs.numpy() / m.probs.sum().item()) for m in marginals]
+    return largest_variation([torch.from_numpy(x).double() for x in drawn], marginals)
+
+
+def true_variation(
+    one: Sequence[Tensor], other: Sequence[Tensor], marginals: Sequence[Marginal]
+) -> tuple[float, float]:
+    """A 95 % confidence interval of the largest true total variation of all marginals, from the counts of two
+    independent halves.
 
     Lower end: the total variation is the supremum over events A of P(A) - p(A). One half chooses, among the first t
-    tokens, A_t = {x : it occurred more often than p predicts}; the other half, independent of the choice, bounds its
-    probability from below at level TAIL / T (`lower_bound`; Bonferroni over t, since the best of the T counts).
-    Upper end: the plug-in estimate lies above the truth on average (Jensen), and one sample moves it by at most 1 / N,
-    so it falls short of the truth by more than sqrt(ln(1 / TAIL) / 2N) with probability TAIL at most (McDiarmid).
+    tokens of a marginal, A_t = {x : it occurred more often than p predicts}; the other half, independent of the choice,
+    bounds its probability from below at level TAIL / tests (`lower_bound`; Bonferroni over t and marginals, since the
+    best counts).
+    Upper end: the largest `upper_limit` of the marginals. Only that of the largest true variation must hold, so none
+    needs a correction for their number; nor does the largest over several audits.
     """
-    low = 0.0
-    parts = (prefixes(x, vocab, length) for x in (one, other, probs))
-    n = float(other.sum())
-    for first, second, p in zip(*parts, strict=True):
-        event = first / first.sum() > p
-        low = max(low, lower_bound(float(second[event].sum()), n, TAIL / length) - float(p[event].sum()))
-    both = one + other
-    margin = math.sqrt(math.log(1 / TAIL) / (2 * float(both.sum())))
-    return low, min(1.0, total_variation(both, probs) + margin)
+    low, tests = 0.0, sum(m.length for m in marginals)
+    for first, second, m in zip(one, other, marginals, strict=True):
+        n = max(1.0, float(second.sum()))
+        for a, b, p in zip(m.prefixes(first), m.prefixes(second), m.prefixes(m.probs), strict=True):
+            event = a / a.sum().clamp_min(1) > p
+            low = max(low, lower_bound(float(b[event].sum()), n, TAIL / tests) - float(p[event].sum()))
+    limits = [upper_limit(a + b, m.probs) for a, b, m in zip(one, other, marginals, strict=True)]
+    return low, max(limits)
+
+
+def upper_limit(counts: Tensor, probs: Tensor) -> float:
+    """A one-sided upper confidence limit, at level 1 - TAIL, of the total variation between the distribution of the
+    counted samples and `probs`: the smaller of two limits at level 1 - TAIL / 2."""
+    tail = TAIL / 2
+    return min(1.0, plug_in_limit(counts, probs, tail), quadratic_limit(counts, probs, tail))
+
+
+def plug_in_limit(counts: Tensor, probs: Tensor, tail: float) -> float:
+    """Valid for any number of samples and cells, and wide where there are many cells: the plug-in estimate lies above
+    the truth on average (Jensen), and one sample moves it by at most 1 / N, so it falls short of the truth by more than
+    sqrt(ln(1 / tail) / 2N) with probability `tail` at most (McDiarmid)."""
+    return total_variation(counts, probs) + math.sqrt(math.log(1 / tail) / (2 * max(1.0, float(counts.sum()))))
+
+
+def quadratic_limit(counts: Tensor, probs: Tensor, tail: float) -> float:
+    """A limit from a quadratic distance, which the noise of many cells does not raise.
+
+    With d = P - p, P the true distribution, and weights w that sum to 1, TV = 1/2 sum |d| <= 1/2 sqrt(S) with
+    S = sum d^2 / w (Cauchy and Schwarz). A U-statistic over pairs of samples estimates S without bias. Its variance is
+    2 / N^2 sum P^2 / w^2, less terms that are left out, plus at most 4 S / N max(P / w) (Hoeffding's decomposition).
+    The limit is the S of which the estimate is z standard deviations below; the degenerate part has a shorter lower
+    tail than the normal distribution. An estimate below 0 counts as 0, so that the limit is never smaller than what
+    the samples resolve. w ~ p^(2/3) gives the smallest limit for P = p (Valiant and Valiant 2017).
+    """
+    n, z = max(2.0, float(counts.sum())), float(special.ndtri(1 - tail))
+    weights = (probs + _RARE / len(probs)) ** (2 / 3)
+    weights = weights / weights.sum()
+    pairs = counts * (counts - 1)
+    terms = pairs - 2 * (n - 1) * counts * probs + n * (n - 1) * probs**2
+    estimate = max(0.0, float((terms / weights).sum()) / (n * (n - 1)))
+    spread = max(float((probs / weights).square().sum()), float((pairs / weights**2).sum()) / (n * (n - 1)))
+    variance, slope = 2 * spread / n**2, 4 * float((counts / weights).max()) / n**2
+    middle = estimate + z * z * slope / 2
+    # the larger root of (S - estimate)^2 = z^2 (variance + slope S)
+    most = middle + math.sqrt(max(0.0, middle**2 - estimate**2 + z * z * variance))
+    return 0.5 * math.sqrt(most)
 
 
 def lower_bound(hits: float, n: float, tail: float) -> float:
@@ -70,15 +113,19 @@ def lower_bound(hits: float, n: float, tail: float) -> float:
     return float(optimize.brentq(excess, 1e-300, rate))
 
 
-def goodness_of_fit(counts: Tensor, probs: Tensor, vocab: int, length: int) -> float:
-    """p-value of the hypothesis that the counts are of independent samples of the distribution.
+def goodness_of_fit(counts: Sequence[Tensor], marginals: Sequence[Marginal]) -> float:
+    """p-value of the hypothesis that the counts are of independent samples of the marginals' distributions.
 
-    A long sequence has more possible values than an audit has samples: most are pooled, and the noise of the whole
-    sequence hides a clear drift in the first tokens. So the first t tokens are tested, too, for every t: T chi-square
-    tests, combined by Bonferroni: T times the smallest p-value, at most 1.
+    A long part has more possible values than an audit has samples: most are pooled, and the noise of the whole hides a
+    clear drift in its first tokens. So the first t tokens of every marginal are tested, too, for every t: chi-square
+    tests, combined by Bonferroni: their number times the smallest p-value, at most 1.
     """
-    tests = zip(prefixes(counts, vocab, length), prefixes(probs, vocab, length), strict=True)
-    return min(1.0, length * min(chi_square(seen, p) for seen, p in tests))
+    values = [
+        chi_square(seen, p)
+        for part, m in zip(counts, marginals, strict=True)
+        for seen, p in zip(m.prefixes(part), m.prefixes(m.probs), strict=True)
+    ]
+    return min(1.0, len(values) * min(values))
 
 
 def chi_square(counts: Tensor, probs: Tensor) -> float:

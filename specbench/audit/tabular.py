@@ -15,20 +15,28 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling, draw, draw_distinct
 from specbench.decoding.trees import Path, build
 from specbench.decoding.verify import DRAFT, Draft, Verdict
+from specbench.engine.state import Buffers
 
-#: tables[t] (V**t, V): the distribution of token t given the prefix coded base V, first token most significant.
+#: tables[t] (V**t, V): the distribution of token t given the prefix coded base V, first token most significant. Of a
+#: Markov model of order m, (V**min(t, m), V): given the last m tokens.
 Tables = list[Tensor]
 
 
 def random_tables(
-    vocab: int, length: int, seed: int, sharpness: float = 1.0, near: Tables | None = None, distance: float = 0.5
+    vocab: int,
+    length: int,
+    seed: int,
+    sharpness: float = 1.0,
+    near: Tables | None = None,
+    distance: float = 0.5,
+    order: int | None = None,
 ) -> Tables:
     """Softmax-normal distributions; `near` mixes in another model's logits, so that `distance` in [0, 1] sets how far
-    apart they are."""
+    apart they are. order: of a Markov model, whose distributions differ from position to position."""
     g = torch.Generator().manual_seed(seed)
     out = []
     for t in range(length):
-        logits = sharpness * torch.randn(vocab**t, vocab, generator=g)
+        logits = sharpness * torch.randn(vocab ** (t if order is None else min(t, order)), vocab, generator=g)
         if near is not None:
             logits = (1 - distance) * near[t].log() + distance * logits
         out.append(logits.softmax(-1))
@@ -62,20 +70,25 @@ class _Lookup:
         for table in tables:
             starts.append(starts[-1] + len(table))
         self.starts = torch.tensor(starts)
+        self.contexts = max(map(len, tables))  # codes of what the next token may depend on
 
     def root(self, history: Tensor, count: Tensor) -> Tensor:
         """Codes (B,) of the committed tokens."""
         code = torch.zeros_like(count)
         for t in range(self.length):
-            code = torch.where(count > t, code * self.size + history[:, t], code)
+            code = torch.where(count > t, self.after(code, history[:, t]), code)
         return code
+
+    def after(self, code: Tensor, token: Tensor) -> Tensor:
+        """The codes of prefixes of these codes, each followed by a token. A Markov model forgets the earlier ones."""
+        return (code * self.size + token) % self.contexts
 
     def nodes(self, root: Tensor, tokens: Tensor, parent: Tensor, depth: Tensor, height: int) -> Tensor:
         """Codes (B, M) of draft nodes: the committed tokens, then the path from the root down to the node itself. The
         codes of nodes beyond the model's length are arbitrary."""
         code = root[:, None].expand_as(tokens)
         for d in range(1, min(height, self.length) + 1):
-            code = torch.where(depth == d, code.gather(1, parent) * self.size + tokens, code)
+            code = torch.where(depth == d, self.after(code.gather(1, parent), tokens), code)
         return code
 
     def row(self, code: Tensor, number: Tensor) -> Tensor:
@@ -103,6 +116,7 @@ class TabularSession:
         self.length, self.vocab_size = lookup.length, lookup.size
         self.width = math.isqrt(self.length - 1) + 1  # as if it were an image
         self.codes = self.vocab_size
+        self.forced_tokens: Tensor | None = None
 
     def forced(self, positions: Tensor) -> Tensor | None:
         return None
@@ -114,6 +128,9 @@ class TabularSession:
         parent, depth = tree.parent.expand_as(tokens), tree.depth.expand_as(tokens)
         code = self.lookup.nodes(self.lookup.root(history, count), tokens, parent, depth, tree.height)
         return self.lookup.probs(code, count[:, None] + depth).log(), tokens.unsqueeze(-1).float()
+
+    def buffers(self) -> Buffers:
+        return {}
 
     def use(self, kernels: Any) -> None:
         pass  # a look-up in tables has no kernels
@@ -127,6 +144,9 @@ class TabularState:
     sampling: Sampling
     rng: RandomStreams
     steps: int = 0
+
+    def buffers(self) -> Buffers:
+        return {}
 
 
 class TabularDrafter:
@@ -165,9 +185,7 @@ class TabularDrafter:
             tokens[:, kids[:wanted]] = picks
             for k, kid in enumerate(kids):
                 if kid in inner:
-                    codes[kid] = codes[node] * size + picks[:, min(k, wanted - 1)]
-            if depth[node] + 1 >= lookup.length:  # codes beyond the end are not looked up, but could overflow
-                codes |= {kid: start for kid in kids if kid in inner}
+                    codes[kid] = lookup.after(codes[node], picks[:, min(k, wanted - 1)])
         live = self.rounds is None or state.steps < self.rounds
         state.steps += 1
         valid = torch.full((len(count), tree.nodes), live)
@@ -218,8 +236,7 @@ class TabularGrower:
 
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
             nonlocal codes
-            below = codes.gather(1, parents) * lookup.size + tokens
-            below = torch.where(count[:, None] + depth < lookup.length, below, 0)
+            below = lookup.after(codes.gather(1, parents), tokens)
             codes = torch.cat([codes, below], 1)
             return probs(below, depth)
 

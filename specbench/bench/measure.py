@@ -13,7 +13,8 @@ from torch import Tensor
 
 from specbench import data
 from specbench.bench import floor
-from specbench.decoding.loop import Decoded, Decoding
+from specbench.decoding.batch import Decoded
+from specbench.decoding.loop import Decoding
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.trees import Tree, build, chain_paths
 from specbench.decoding.verify import Draft, Verdict
@@ -212,7 +213,7 @@ def _recorded(engine: Graphs, decoding: Decoding, plan: BenchPlan, context: int)
     def step() -> None:
         decoding.count.fill_(context - _before(decoding))
         decoding.steps.zero_()
-        recorded.replay()
+        recorded.step()
 
     device = decoding.count.device
     return statistics.median(floor.seconds(step, device, samples=max(3, plan.steps // 5)))
@@ -239,7 +240,7 @@ def _pass(pipeline: Pipeline, conditioning: Any, rows: int, tree: Tree, context:
     def forward() -> None:
         session.forward(tokens, tree, history, count)
 
-    repeated = pipeline.engine.repeated(forward)
+    repeated = pipeline.engine.repeated(forward, device)
     return statistics.median(floor.seconds(repeated, device, samples=max(3, plan.steps // 5)))
 
 

@@ -4,13 +4,13 @@ continuous tokens on models that can be sampled without limit."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from tqdm import tqdm
 
-from specbench.audit import audit, densities, models
+from specbench.audit import audit, densities, models, sizes, tiny
 from specbench.audit.densities import DensityPair
 from specbench.audit.models import TabularModel
 from specbench.config import configuration, parameters, registry
@@ -20,12 +20,16 @@ from specbench.rows.csv_files import csv_text
 from specbench.storage.files import writable, write_atomically
 
 SAMPLES, FEWEST, MOST = 200_000, 1000, 10_000_000
+_SLOWER = 4  # of the samples, a real model's row has one in so many
 
 #: The arguments of an audit's own, with their meanings.
 ARGUMENTS = {
-    "audit.samples": f"sequences to decode per row (default: {SAMPLES}; {FEWEST} to {MOST})",
+    "audit.samples": f"sequences to decode per row (default: {SAMPLES}; {FEWEST} to {MOST}); of a real model one in\n"
+    f"{_SLOWER}, unless audit.model names it",
+    "audit.margin": f"the largest distance that counts as lossless (default: {audit.MARGIN})",
     "audit.seed": "seed of the random streams and of the noise floor (default: 0)",
     "audit.model": f"one built-in model (default: all that the method suits): {', '.join(models.BUILT_IN)};\n"
+    f"of real classes {', '.join(tiny.BUILT_IN)};\n"
     f"of continuous tokens {', '.join(densities.BUILT_IN)}",
     "audit.tables": "an .npz file of your own: p0 .. p{T-1} (target), q0 .. q{T-1} (draft), pt of shape (V**t, V):\n"
     "the distribution of token t given the prefix coded base V, first token most significant;\n"
@@ -36,7 +40,12 @@ ARGUMENTS = {
 _INSTEAD = {"n": "audit.samples", "seed": "audit.seed", "model": "audit.model or audit.tables"}
 
 #: The models of an audit.
-Subject = TabularModel | DensityPair
+Subject = models.Subject | DensityPair
+
+
+def _discrete() -> tuple[str, ...]:
+    return *models.BUILT_IN, *tiny.BUILT_IN
+
 
 _KIND = {False: "discrete tokens", True: "continuous tokens"}
 _PARTS = ("drafter", "rule")
@@ -73,17 +82,28 @@ def main(arguments: Sequence[str]) -> int:
     own, given = _sorted_out(configuration.complete(configuration.quote_paths(parsed.arguments, own=ARGUMENTS)))
     samples = integer("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST, MOST)
     seed = integer("audit.seed", own.get("audit.seed", "0"), 0)
+    margin = _share("audit.margin", own.get("audit.margin", str(audit.MARGIN)))
     kinds = [False, True] if parsed.all else _kinds(given)
     chosen = _models(own, kinds)
     out = writable(own["out"]) if "out" in own else None
     jobs = _presets(given, chosen) if parsed.all else _jobs(given, chosen, kinds)
     for cfg, model in jobs:
         _assemble(cfg, model)  # a mistake costs no decoding
-    rows = []
-    with tqdm(total=len(jobs) * samples, unit="sequence", unit_scale=True) as bar:
-        for cfg, model in jobs:
+    counts = [
+        samples if _quick(model) or "audit.model" in own else max(FEWEST, samples // _SLOWER) for _, model in jobs
+    ]
+    rows: list[dict[str, Any]] = []
+    measured: dict[Any, dict[str, Any]] = {}
+    with tqdm(total=sum(counts), unit="sequence", unit_scale=True) as bar:
+        for (cfg, model), count in zip(jobs, counts, strict=True):
             bar.set_description(f"{cfg['method']} on {model.name}")
-            rows.append(_assemble(cfg, model)(samples, seed, bar.update))
+            same = (model.name, sizes.same_drafts(cfg) if isinstance(model, TabularModel) else len(rows))
+            if (row := measured.get(same)) is None:
+                row = measured[same] = _assemble(cfg, model)(count, seed, bar.update, margin)
+            elif row["method"] != cfg["method"]:
+                row = {**row, **audit.described(cfg), "same_as": row["method"]}
+                bar.update(count)
+            rows.append(row)
             if out is not None:
                 write_atomically(out, csv_text(audit.COLUMNS, rows).encode())
     print(table(rows))
@@ -92,15 +112,32 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _quick(model: Subject) -> bool:
+    return isinstance(model, TabularModel | DensityPair)
+
+
+def _share(name: str, text: str) -> float:
+    """The number from 0 to 1 in `text`; UsageError where it is none."""
+    try:
+        if 0 <= (value := float(text[:100])) <= 1:
+            return value
+    except ValueError:
+        pass
+    raise UsageError(f"{name} must be a number from 0 to 1 (got {text[:100]})")
+
+
 _HELP = """\
 usage: specbench audit [--all] [name=value ...]
 
 Decodes many sequences of small models of known distribution, with the method's real loop, rule and drafter, and tests
 whether the sequences have the target's distribution. Takes the parameters of specbench run that belong to the method,
-its drafter, its rule and the sampling (temperature, top_k, top_p). The model's draft tables replace a drafter that
+its drafter, its rule and the sampling (temperature, top_k, top_p). Drafts have several sizes below the length of a
+sequence, unless you give window=, tree=, nodes=, depth= or width=. The model's draft tables replace a drafter that
 needs a network, in the shape of its drafts; with window= they draft a chain, with tree= a tree, whatever the preset's
-shape. For continuous tokens (method=cspd) the models are small diffusion heads that can be sampled without limit: the
-sequences are compared with as many of the target's own, and the sampling is temperature and final_noise.
+shape. The models of real classes have random weights, caches, guidance (cfg_scale) and an image grammar, and drafters
+with random networks. For continuous tokens (method=cspd) the models are small diffusion heads that can be sampled
+without limit: the sequences are compared with as many of the target's own, and the sampling is temperature and
+final_noise.
 
   specbench audit method=sjd window=3 temperature=0.7
   specbench audit method=cool_sd delta=1.1 window=3 audit.tables=mine.npz out=mine.csv
@@ -114,7 +151,7 @@ sequences are compared with as many of the target's own, and the sampling is tem
 def _help() -> str:
     arguments = [f"  {name + '=':<14} " + meaning.replace("\n", "\n" + " " * 17) for name, meaning in ARGUMENTS.items()]
     columns = [f"  {name:<24} " + meaning.replace("\n", "\n" + " " * 27) for name, meaning in audit.COLUMNS.items()]
-    verdict = f"A method is called lossless where p_value is at least {audit.LEVEL:g}."
+    verdict = f"A method is refuted where p_value is below {audit.LEVEL:g}."
     return _HELP + "\n".join([*arguments, "", "columns:", *columns, "", verdict])
 
 
@@ -129,9 +166,13 @@ def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         raise UsageError(f"'{twice}' is given {keys.count(twice)} times; give it once")
     own, rest = split_own(arguments, ARGUMENTS, "audit.")
     for key in map(_key, rest):
-        if key == "cfg_scale":
-            raise UsageError("the models of an audit have no guidance: it takes no cfg_scale=, leave it out")
-        if key.startswith(("hydra.", "hydra/")) or (key in _of_a_run() and key not in ("method", "drafter", "rule")):
+        if key == "cfg_scale" and own.get("audit.model") not in tiny.BUILT_IN:
+            raise UsageError(
+                "only models of real classes have guidance: leave cfg_scale= out, or use"
+                f" audit.model={tiny.BUILT_IN[0]}"
+            )
+        own_keys = ("method", "drafter", "rule", "cfg_scale")
+        if key.startswith(("hydra.", "hydra/")) or (key in _of_a_run() and key not in own_keys):
             instead = f"; give {_INSTEAD[key]}" if key in _INSTEAD else ""
             raise UsageError(f"'{key}' belongs to specbench run, an audit has no such parameter{instead}")
     if rest and (several := configuration.swept(rest)):
@@ -152,12 +193,12 @@ def _models(own: Mapping[str, str], kinds: Sequence[bool]) -> dict[bool, list[Su
         raise UsageError("audit.tables and audit.model name two different things: give one of them")
     if "audit.tables" in own:
         return {False: [models.load(own["audit.tables"])], True: []}
-    names = {False: models.BUILT_IN, True: densities.BUILT_IN}
+    names = {False: _discrete(), True: densities.BUILT_IN}
     if name := own.get("audit.model"):
         if not any(name in some for some in names.values()):
             raise unknown("audit.model", name, [n for kind in kinds for n in names[kind]])
         names = {kind: (name,) if name in some else () for kind, some in names.items()}
-    codes: list[Subject] = [models.built_in(name) for name in names[False]]
+    codes: list[Subject] = [(tiny if name in tiny.BUILT_IN else models).built_in(name) for name in names[False]]
     return {False: codes, True: [densities.built_in(name) for name in names[True]]}
 
 
@@ -185,15 +226,26 @@ def _jobs(
     """One method on the models that suit it."""
     for continuous in kinds:
         if chosen[continuous]:
-            cfg = _configuration(arguments, continuous)
-            return [(cfg, model) for model in chosen[continuous]]
+            return list(_audits(arguments, chosen[continuous]))
     [continuous] = kinds
     [named] = chosen[not continuous]
-    suited = densities.BUILT_IN if continuous else models.BUILT_IN
+    suited = densities.BUILT_IN if continuous else _discrete()
     raise UsageError(
         f"{named.name} is a model of {_KIND[not continuous]}, and the method is for {_KIND[continuous]};"
         f" use audit.model={', '.join(suited)}"
     )
+
+
+def _audits(arguments: Sequence[str], suited: Sequence[Subject]) -> Iterator[tuple[dict[str, Any], Subject]]:
+    """One method on each model, with drafts of every size. Of several models, those where its rule means something."""
+    given = {_key(argument) for argument in arguments}
+    for model in suited:
+        cfg = _configuration(arguments, isinstance(model, DensityPair))
+        if isinstance(model, DensityPair):
+            yield cfg, model
+        elif len(suited) == 1 or sizes.meaningful(cfg, model):
+            for further in sizes.variants(cfg, given, model):
+                yield _configuration([*arguments, *further], False), model
 
 
 def _configuration(arguments: Sequence[str], continuous: bool) -> dict[str, Any]:
@@ -254,7 +306,7 @@ def _presets(
             else:
                 accepted.append(argument)
                 taken.add(argument)
-        found += [(cfg, model) for model in suited]
+        found += _audits(accepted, suited)
     if elsewhere:
         [named] = chosen[False] or chosen[True]
         continuous = isinstance(named, DensityPair)
@@ -285,8 +337,9 @@ def _fitting(arguments: Sequence[str], model: Subject) -> dict[str, Any]:
     return cfg
 
 
-def _assemble(cfg: Mapping[str, Any], model: Subject) -> Callable[[int, int, audit.Progress], dict[str, Any]]:
-    """The function that measures a configuration on a model, given the samples, the seed and the progress callback."""
+def _assemble(cfg: Mapping[str, Any], model: Subject) -> Callable[..., dict[str, Any]]:
+    """The function that measures a configuration on a model, given the samples, the seed, the progress callback and the
+    margin."""
     if isinstance(model, DensityPair):
         return partial(densities.measure, densities.assemble(cfg), model)
     return partial(audit.measure, audit.assemble(cfg, model), model)
@@ -297,7 +350,27 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     apply is empty. The parameters of every audited method follow."""
     kinds = (_PRINTED, [r for r in rows if r["dim"] is None]), (_PRINTED_CONTINUOUS, [r for r in rows if r["dim"]])
     audited = dict.fromkeys(f"{row['method']}: {_audited(row)}" for row in rows)
-    return "\n\n".join([*(_aligned(names, some) for names, some in kinds if some), "\n".join(audited)])
+    return "\n\n".join([*(_aligned(names, some) for names, some in kinds if some), "\n".join(audited), summary(rows)])
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line per method and rule: the verdict over all audited models and drafts, with the largest upper limit, which
+    holds for the largest distance of all."""
+    lines = []
+    for method, rule in dict.fromkeys((row["method"], row["rule"]) for row in rows):
+        mine = [row for row in rows if (row["method"], row["rule"]) == (method, rule)]
+        verdicts = [row["verdict"] for row in mine]
+        verdict = next((v for v in ("not lossless", "undecided") if v in verdicts), "lossless")
+        limits = (
+            f"{name} <= {max(found):.4f} at 95 %"
+            for name, column in (("TV", "tv_high"), ("KS", "ks_high"))
+            if (found := [row[column] for row in mine if row[column] is not None])
+        )
+        worst = min(row["p_value"] for row in mine)
+        lines.append(
+            f"{method} (rule {rule}): {verdict}, {', '.join(limits)}; {len(mine)} rows, smallest p {worst:.2g}"
+        )
+    return "\n".join(lines)
 
 
 def _audited(row: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from specbench.compare.paired import DistributionTest, Paired, by_influence, dis
 from specbench.compare.passes import ScoredPass
 from specbench.config import parameters
 from specbench.errors import UsageError, plain
-from specbench.rows import summary
+from specbench.rows import summary, timing
 from specbench.rows.columns import SHOWN
 from specbench.rows.journal import Record
 
@@ -62,7 +62,11 @@ STATISTICS = (
         ("higher", "lower"),
     ),
     Statistic("latency_s", lambda r: r.latency_s, "{b} needs {d} s {more} for an image than {a}"),
-    Statistic("decode_s", lambda r: r.decode_s, "in batches {b} needs {d} s {more} for an image than {a}"),
+    Statistic(
+        "decode_s",
+        lambda r: r.decode_s if timing.was_timed([r]) else None,
+        "in batches {b} needs {d} s {more} for an image than {a}",
+    ),
     Statistic(
         "log_prob_mean",
         lambda r: r.log_prob_mean,
@@ -117,6 +121,12 @@ def compare(a: ScoredPass, b: ScoredPass) -> Comparison:
     if len(pairs) < FEW:
         remarks.append(f"Over {len(pairs)} pairs a t-test is valid only for nearly normal differences.")
     results, untested = _compare_statistics(pairs, names)
+    seconds = [r.statistic.name for r in results if r.statistic.name in ("latency_s", "decode_s")]
+    if seconds and not all(timing.neighbours(*two) for two in pairs):
+        remarks.append(
+            "A and B were timed in separate passes: the speed of the machine may have changed between them, and"
+            f" {seconds[0]} with it."
+        )
     scored, unscored, tests = _compare_metrics(a, b, pairs)
     adjusted = _adjusted([*results, *scored])
     return Comparison(a, b, names, len(pairs), tuple(remarks), adjusted, (*untested, *unscored), tests)
@@ -189,7 +199,7 @@ def _compare_statistics(pairs: Pairs, names: tuple[str, str]) -> tuple[list[Resu
         both = [(x, y) for x, y in pairs if statistic.of(x) is not None and statistic.of(y) is not None]
         values = np.array([[statistic.of(r) for r in two] for two in both], dtype=np.float64).reshape(-1, 2)
         units = "images"
-        if statistic.name == "decode_s":
+        if statistic.name == "decode_s" and both:
             values, units = _by_batch(both, values), "batches"
         if len(values) < FEWEST:
             lacking = [name for side, name in enumerate(names) if all(statistic.of(two[side]) is None for two in pairs)]

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from copy import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import zip_longest
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from specbench.decoding.batch import BatchDecoding, Decoded, finished
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import Rule
-from specbench.decoding.sampling import Distributions, Sampling
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.trace import Taken, Trace, TraceRecorder
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, Verdict, verify
 from specbench.engine.clock import Clock, Idle
-from specbench.engine.fixed import load_rows
 from specbench.engine.graph import Eager, Graphs
-from specbench.engine.ops import Kernels, sum_last
-from specbench.errors import NumberError, RunError
-
-T = TypeVar("T")
+from specbench.engine.ops import Kernels
+from specbench.engine.state import Buffer, Buffers, DecodeState, constants, within
+from specbench.errors import NumberError
 
 
 class Session(Protocol):
@@ -39,6 +34,7 @@ class Session(Protocol):
     width: int  # positions in a row of the image, raster order
     vocab_size: int
     codes: int  # tokens 0 .. codes - 1 are indices into the codebook; the image grammar's own follow
+    forced_tokens: Tensor | None  # as of `forced`, of all positions (T,)
 
     def forced(self, positions: Tensor) -> Tensor | None:
         """The only token that the image grammar allows at image positions (B, n), -1 where it allows every code; None
@@ -63,6 +59,10 @@ class Session(Protocol):
         """Compute later passes with these kernels; only called where an engine has some."""
         ...
 
+    def buffers(self) -> Buffers:
+        """What steps read or write (see `engine.state`)."""
+        ...
+
 
 class Target(Protocol):
     def open(self, conditioning: Any, rows: int, guided: bool, nodes: int) -> Session:
@@ -82,9 +82,17 @@ class Outcome:
     count: Tensor
 
 
+class DraftState(Protocol):
+    """What a drafter remembers of a batch. `propose` and `commit` write its buffers in place."""
+
+    def buffers(self) -> Buffers:
+        """What steps read or write (see `engine.state`)."""
+        ...
+
+
 class Drafter(Protocol):
     """Proposes drafts. `tree` is the topology of its drafts (for sizing: its node count and height); `passes`: forward
-    passes of a drafter network in a step."""
+    passes of a drafter network in a step. `open` puts what a step reads on the device."""
 
     tree: Tree
     passes: int
@@ -98,177 +106,6 @@ class Drafter(Protocol):
     def commit(self, state: Any, outcome: Outcome) -> None:
         """Update the state with the outcome."""
         ...
-
-
-@dataclass
-class Decoded(Generic[T]):
-    """tokens (B, T) int64 or, continuous ones, (B, T, D) float32; steps (B,): target forward passes of the decode
-    phase; drafted, accepted (B,): draft tokens verified and accepted inside the image; seconds: wall time from the
-    first target forward to the last token; trace: per-step statistics."""
-
-    tokens: Tensor
-    steps: Tensor
-    drafted: Tensor
-    accepted: Tensor
-    seconds: float
-    trace: T
-
-
-@dataclass
-class Trace:
-    """Per-step statistics; column s of a (B, T) tensor belongs to step s, beyond `steps` it is zero.
-
-    accepted: draft tokens accepted inside the image; offered: depth of the deepest draft token that was verified inside
-    the image; first: probability with which the rule accepts the first candidate; tv: total variation between the
-    distribution it was drawn from and the target's; top1, top3: whether the target's most probable token is the
-    drafter's most probable token, or among its three most probable. The last four are of the steps with a draft
-    (offered > 0).
-    log_prob (B, T): of every emitted token, its natural-log probability under the target, with guidance and temperature
-    but before top-k and top-p (at temperature 0: at temperature 1).
-    """
-
-    accepted: Tensor
-    offered: Tensor
-    first: Tensor
-    tv: Tensor
-    top1: Tensor
-    top3: Tensor
-    log_prob: Tensor
-
-
-#: How far the sum of a distribution may be from 1. (float32 over 200,000 tokens is exact to about 1e-5.)
-_TOLERANCE = 1e-3
-
-
-class _Recorder:
-    """Fills a trace without a host round trip, and checks the distributions: for every step it records the product of
-    the sums of those that were used, which is 1 where each sums to 1, and NaN where one is not finite."""
-
-    def __init__(self, rows: int, total: int, reach: int, device: torch.device) -> None:
-        self.total = total
-        # the sums of the target's and the drafter's distributions, then the six of a trace, which vanilla does not
-        # need; finished rows write to the last column
-        self.steps = torch.zeros(8, rows, total + 1, device=device)
-        self.steps[:2] = 1
-        self.log_prob = torch.zeros(rows, total + 2 * reach, device=device)
-        self.offsets = torch.arange(reach, device=device)
-
-    def record(self, outcome: Outcome, found: Distributions, step: Tensor, active: Tensor) -> None:
-        verdict, count = outcome.verdict, outcome.count
-        path = verdict.path_with_root  # beyond its end, its last node: every entry was reached
-        if outcome.draft.tree.height:
-            row = [*self._sums(outcome, path), *self._statistics(outcome)]
-        else:
-            row = [sum_last(verdict.next_probs)]
-        index = torch.where(active, step, self.total).expand(len(row), -1).unsqueeze(-1)
-        self.steps[: len(row)].scatter_(2, index, torch.stack([x.float() for x in row]).unsqueeze(-1))
-        of_token = found.log_prob(path, verdict.tokens)
-        kept = active[:, None] & (self.offsets <= verdict.length[:, None])
-        self.log_prob.scatter_(1, count[:, None] + self.offsets, torch.where(kept, of_token, 0.0))
-
-    def _statistics(self, outcome: Outcome) -> list[Tensor]:
-        """A step's statistics for the trace, (B,) each."""
-        draft, verdict, p = outcome.draft, outcome.verdict, outcome.p
-        room = (self.total - outcome.count).clamp_min(0)
-        offered = torch.minimum((draft.valid * draft.tree.depth).amax(1), room)
-        row = [torch.minimum(verdict.length, room), offered, verdict.first]
-        q, p0 = draft.probs[:, 0], p[:, 0]  # the root is the first inner node
-        top1 = p0.argmax(-1, keepdim=True)
-        hits = q.topk(min(3, q.shape[-1]), dim=-1).indices == top1
-        row += [0.5 * sum_last((q - p0).abs()), hits[:, 0], hits.any(-1)]
-        return row[:2] + [x * (offered > 0) for x in row[2:]]
-
-    def _sums(self, outcome: Outcome, path: Tensor) -> list[Tensor]:
-        """The products (B,) of the sums of the target's distributions along the accepted path and of the next
-        token's, and of the sums of the drafter's distributions that something was drawn from."""
-        draft, last = outcome.draft, sum_last(outcome.verdict.next_probs)
-        child = draft.tree.children[:, :, 0].expand(len(last), -1)
-        used = (child >= 0) & draft.valid.gather(1, child.clamp_min(0))
-        target = sum_last(outcome.p).gather(1, path).prod(1)
-        return [target * last, torch.where(used, sum_last(draft.probs), 1.0).prod(1)]
-
-    def _valid(self) -> Tensor:
-        """(2, B, T) bool: whether the target's and the drafter's distributions of a step sum to 1. At temperature 0 the
-        arg max of NaN sums to 1 as well; the token's own probability is NaN then, by position, not by step."""
-        return (self.steps[:2, :, : self.total] - 1).abs() <= _TOLERANCE
-
-    def wrong(self) -> Tensor:
-        """Per row (B,), whether a distribution was not finite or did not sum to 1."""
-        return ~self._valid().all(-1).all(0) | self.log_prob[:, : self.total].isnan().any(-1)
-
-    def fault(self, row: int) -> tuple[int, str]:
-        """The first step, from 1 on, in which a distribution of a row was invalid, and which model produced it."""
-        valid = self._valid()[:, row].cpu()
-        ends = (self.steps[2, row, : self.total].cpu().long() + 1).cumsum(0)  # the position after a step's last token
-        positions = self.log_prob[row, : self.total].isnan().nonzero().flatten().cpu()
-        valid[0, torch.searchsorted(ends, positions, right=True)] = False
-        first = int((~valid.all(0)).nonzero()[0])
-        return first + 1, "drafter" if valid[0, first] else "target"
-
-    def trace(self) -> Trace:
-        accepted, offered, first, tv, top1, top3 = self.steps[2:, :, : self.total].clone()
-        log_prob = self.log_prob[:, : self.total].clone()
-        return Trace(accepted.long(), offered.long(), first, tv, top1 > 0, top3 > 0, log_prob)
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-class BatchDecoding(ABC):
-    """Images in progress, one per row of `rng`. A step adds at least one and at most `reach` tokens to every image
-    that is not complete."""
-
-    rng: RandomStreams
-    reach: int
-    config: Any  # the decoder configuration; see `engine.graph.Steps`
-
-    @abstractmethod
-    def step(self) -> None:
-        """Draft, verify, commit."""
-
-    @abstractmethod
-    def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
-        """Tokens that each row lacks; synchronizes with the device. NumberError where a model produced values that are
-        not finite, or probabilities that do not sum to 1; `keys`: (seed, index) of the image of each row."""
-
-    @abstractmethod
-    def outcome(self, seconds: float, rows: list[int] | None = None) -> Decoded[Any]:
-        """The result of the rows (default: all of them)."""
-
-
-class Progress:
-    """Stops a decoding whose steps no longer add tokens, such as a recorded step that lacks its kernels."""
-
-    def __init__(self) -> None:
-        self._left: Sequence[int] = ()
-
-    def check(self, left: Sequence[int]) -> None:
-        """left: tokens that each row lacks, after at least one step since the last call."""
-        if any(now and now >= before for now, before in zip(left, self._left, strict=False)):
-            row = next(i for i, now in enumerate(left) if now and now >= self._left[i])
-            raise RunError(
-                f"decoding stopped: row {row} still lacks {left[row]} tokens, and the last steps added none; this is a"
-                " fault of the engine (try engine=eager)"
-            )
-        self._left = left
-
-
-def finished(start: Callable[[], BatchDecoding], rng: RandomStreams, engine: Eager | Graphs) -> Decoded[Any]:
-    """The result of the images that `start` returns, one per row of `rng`, with the seconds from its call on. The host
-    reads the rows only when the slowest could be done, at most once per `reach` tokens that it still lacks."""
-    device = rng.key.device
-    synchronize(device)
-    before = time.perf_counter()
-    images, step = engine.begin(start())
-    progress = Progress()
-    while lacking := max(left := images.lacking(rng.keys)):
-        progress.check(left)
-        for _ in range(-(-lacking // images.reach)):
-            step()
-    synchronize(device)
-    return images.outcome(time.perf_counter() - before)
 
 
 #: Overrides the rule's verdict, as a benchmark does, given the draft and the step (B,).
@@ -289,9 +126,10 @@ class DecoderConfig:
 class Decoding(BatchDecoding):
     """B images in progress, one per row of `rng`: prefilled on construction, then step by step.
 
-    A step does not synchronize with the device. Rows advance at their own pace; a finished row no longer changes.
-    `clock` records a step's parts: draft, forward (of the target), verify (including guidance and the distributions),
-    commit and rest. `kernels`: those of the engine that executes the steps; the prefill does without.
+    A step does not synchronize with the device, and writes its buffers in place. Rows advance at their own pace; a
+    finished row no longer changes. `clock` records a step's parts: draft, forward (of the target), verify (including
+    guidance and the distributions), commit and rest. `kernels`: those of the engine that executes the steps; the
+    prefill does without.
     """
 
     def __init__(
@@ -302,25 +140,49 @@ class Decoding(BatchDecoding):
         clock: Clock | Idle | None = None,
         kernels: Kernels | None = None,
     ) -> None:
-        rng = copy(rng)  # an engine moves the tensors of this object, and must not move the caller's
+        rng = rng.own()
         self.config, self.rng, self.clock, self.kernels = config, rng, clock or Idle(), kernels
+        self.rng.kernels = kernels
         self.sampling = replace(config.sampling, kernels=kernels)
         device, rows, tree = rng.key.device, len(rng), config.drafter.tree
         config.rule.open(device)
         self.session = config.target.open(conditioning, rows, config.sampling.guided, tree.nodes)
-        self.state = config.drafter.open(self.session, conditioning, self.sampling, rng)
+        self.draft_state = config.drafter.open(self.session, conditioning, self.sampling, rng)
         if kernels is not None:
             self.session.use(kernels)
         self.total, self.reach = self.session.length, tree.height + 1
         self.history = torch.zeros(rows, self.total + 2 * self.reach, dtype=torch.int64, device=device)
         self.count, self.steps, self.drafted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
-        self.recorder = _Recorder(rows, self.total, self.reach, device)
+        self.recorder = TraceRecorder(rows, self.total, self.reach, device)
+        self.taken: Taken | None = None  # from a step to its statistics
+        self.state = DecodeState(
+            rows,
+            self.buffers(),
+            {
+                **constants("session", self.session),
+                **constants("drafter", config.drafter),
+                **constants("draft", self.draft_state),
+                **constants("rule", config.rule),
+            },
+        )
+
+    def buffers(self) -> Buffers:
+        """Everything that a step reads or writes."""
+        own = {name: Buffer(getattr(self, name)) for name in ("history", "count", "steps", "drafted")}
+        return {
+            **own,
+            **within("rng", self.rng.buffers()),
+            **within("session", self.session.buffers()),
+            **within("draft", self.draft_state.buffers()),
+            **within("trace", self.recorder.buffers()),
+        }
 
     def step(self) -> None:
         config, session, count, clock = self.config, self.session, self.count, self.clock
         drafter, sampling = config.drafter, self.sampling
+        self.taken = None
         clock.begin()
-        draft = drafter.propose(self.state, self.history, count, self.steps)
+        draft = drafter.propose(self.draft_state, self.history, count, self.steps)
         clock.lap("draft")
         logits, hidden = session.forward(draft.tokens, draft.tree, self.history, count)
         clock.lap("forward")
@@ -333,18 +195,32 @@ class Decoding(BatchDecoding):
         clock.lap("verify")
         session.commit(verdict, draft.tree, count)
         outcome = Outcome(draft, found.p, hidden, verdict, count)
-        drafter.commit(self.state, outcome)
+        drafter.commit(self.draft_state, outcome)
         clock.lap("commit")
-        active = count < self.total
-        self.recorder.record(outcome, found, self.steps, active)
-        offsets = self.recorder.offsets
-        self.history.scatter_(1, count[:, None] + offsets, torch.where(active[:, None], verdict.tokens, 0))
-        if draft.tree.height:
-            inside = draft.valid[:, 1:] & (draft.tree.depth[:, 1:] <= (self.total - count)[:, None])
-            self.drafted += inside.sum(1)
-        self.count = torch.where(active, count + verdict.length + 1, count)
-        self.steps = self.steps + active
+        self.taken = Taken(draft, verdict, found, *self._advance(verdict))
         clock.lap("rest")
+
+    def _advance(self, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
+        """Add a verdict's tokens to the images that are not complete; returns `count` and `steps` from before, and
+        which images these are."""
+        count, steps = self.count.clone(), self.steps.clone()
+        active = count < self.total
+        tokens = torch.where(active[:, None], verdict.tokens, 0)
+        self.history.scatter_(1, count[:, None] + self.recorder.offsets, tokens)
+        torch.where(active, count + verdict.length + 1, count, out=self.count)
+        self.steps += active
+        return count, steps, active
+
+    def observe(self) -> None:
+        """As of `BatchDecoding`."""
+        taken, self.taken = self.taken, None
+        if taken is None:
+            raise RuntimeError("the statistics of a step are recorded once, after the step")
+        draft = taken.draft
+        self.recorder.record(taken)
+        if draft.tree.height:
+            inside = draft.valid[:, 1:] & (draft.tree.depth[:, 1:] <= (self.total - taken.count)[:, None])
+            self.drafted += inside.sum(1)
 
     def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
         """As of `BatchDecoding`."""
@@ -375,60 +251,3 @@ def decode(
     """Decode one image per row of `rng`; `engine` executes the steps."""
     engine = engine or Eager()
     return finished(lambda: Decoding(config, conditioning, rng, kernels=engine.kernels), rng, engine)
-
-
-def decode_stream(
-    start: Callable[[Any, RandomStreams], BatchDecoding],
-    encode: Callable[[list[int]], Any],
-    rng_for: Callable[[list[int]], RandomStreams],
-    count: int,
-    batch: int,
-    engine: Eager | Graphs | None = None,
-) -> Iterator[tuple[list[int], Decoded[Any]]]:
-    """Decode images 0 .. count - 1, `batch` (two or more) at a time: a row that is done takes the next image, so that
-    no row waits for the slowest. Yields which images are done, and their result; their seconds are those since the
-    previous ones, without `encode`. encode, rng_for: conditioning and random streams of some images.
-
-    Rows are refilled together when a quarter of them are done, since a prefill of several costs as much as one of them.
-    start: returns the images of a conditioning and of random streams.
-    """
-    if batch < 2:
-        raise ValueError("a stream needs two rows or more; use decode() for one image after the other")
-    engine, rows = engine or Eager(), min(batch, count)
-    queue, few = deque(range(count)), max(1, rows // 4)
-    owners: list[int | None] = [None] * rows  # by row; None where nothing is left to decode
-    keys, done = [(0, 0)] * rows, list(range(rows))
-    while queue:
-        following = [queue.popleft() for _ in range(min(len(done), len(queue)))]
-        for row, owner in zip_longest(done, following):
-            owners[row] = owner
-        conditioning, rng = encode(following), rng_for(following)
-        for row, key in zip(done, rng.keys):
-            keys[row] = key
-        device = rng.key.device
-        synchronize(device)
-        before = time.perf_counter()
-        with torch.inference_mode():
-            fresh = start(conditioning, rng)
-            if len(following) == rows:
-                images, step = engine.begin(fresh)
-            else:
-                load_rows(images, fresh, done[: len(following)], rows)
-            del fresh  # an engine may have copied it
-        progress = Progress()
-        while True:  # until enough rows are done to be refilled; without a queue, until all are
-            with torch.inference_mode():
-                left = images.lacking(keys)
-                progress.check(left)
-                under_way = sorted(left[row] for row, owner in enumerate(owners) if owner is not None)
-                behind = under_way[: few if queue else None][-1]  # of the row that determines the next look
-                for _ in range(-(-behind // images.reach)):
-                    step()
-            if not behind:
-                break
-        done = [row for row, owner in enumerate(owners) if owner is not None and not left[row]]
-        synchronize(device)
-        seconds = time.perf_counter() - before
-        with torch.inference_mode():
-            outcome = images.outcome(seconds, done)
-        yield [owner for row in done if (owner := owners[row]) is not None], outcome

@@ -7,6 +7,9 @@ from copy import copy
 import torch
 from torch import Tensor
 
+from specbench.engine.ops import Kernels
+from specbench.engine.state import Buffer, Buffers
+
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -35,6 +38,8 @@ class RandomStreams:
     depends neither on the batch, nor on the order of the prompts, nor on the device. It needs no state and no host.
     """
 
+    kernels: Kernels | None = None  #: that compute the numbers
+
     def __init__(self, keys: list[tuple[int, int]], device: torch.device | str = "cpu") -> None:
         """keys: (seed, prompt index) per row."""
         self.keys = keys
@@ -43,6 +48,16 @@ class RandomStreams:
 
     def __len__(self) -> int:
         return len(self.key)
+
+    def buffers(self) -> Buffers:
+        """What steps read (see `engine.state`)."""
+        return {"key": Buffer(self.key)}
+
+    def own(self) -> RandomStreams:
+        """The same streams, whose buffers can be overwritten with those of another batch."""
+        other = copy(self)
+        other.key = self.key.clone()
+        return other
 
     def rows(self, index: Tensor) -> RandomStreams:
         """The streams of rows `index` (n,) int64, in that order and as often. (`keys` stays that of all.)"""
@@ -60,16 +75,20 @@ class RandomStreams:
         count = 1
         for n in shape:
             count *= n
-        return self.uniform_at(step, tag, torch.arange(count, device=self.key.device)).view(-1, *shape)
+        return self.uniforms(step, tag, 1, count).view(-1, *shape)
 
     def uniforms(self, step: Tensor, tag: int, tags: int, count: int) -> Tensor:
         """The first `count` numbers of several consecutive tags at once, (rows, tags, count)."""
+        if self.kernels is not None:
+            return self.kernels.uniforms(self.key, step, TAGS, tag, tags, count)
         device = self.key.device
         which = step[:, None] * TAGS + (tag + 1) + torch.arange(tags, device=device)
         return self._numbers(self.key[:, None] + _GOLDEN * which, torch.arange(count, device=device))
 
     def uniform_at(self, step: Tensor, tag: int, index: Tensor) -> Tensor:
         """The numbers (rows, n) at `index` (n,) or (rows, n) int64 >= 0 of a tag."""
+        if self.kernels is not None:
+            return self.kernels.uniforms(self.key, step, TAGS, tag, 1, index.shape[-1], index).squeeze(1)
         return self._numbers(self.key + _GOLDEN * (step * TAGS + tag + 1), index)
 
     @staticmethod

@@ -9,20 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.rng import BITS, exponential
+from specbench.decoding.rng import BITS, TAGS, RandomStreams, exponential
 from specbench.engine.ops import Kernels
 
 #: Of a probability as an integer: 2**38 times the sum of a distribution times 2**BITS fits in an int64.
 PROBABILITY_BITS = 38
 
 
-def draw(probs: Tensor, u: Tensor) -> Tensor:
+def draw(probs: Tensor, u: Tensor, kernels: Kernels | None = None) -> Tensor:
     """Tokens (...) int64 from distributions (..., V) float32 by inversion with uniforms u (...). Tokens of probability
     zero are never drawn.
 
     On the CPU a sequential sum gives the cumulative distribution. Elsewhere floating-point sums depend on how they
-    are split among threads, are not monotone, and end at tokens of probability zero; there it is `draw_exactly`.
+    are split among threads, are not monotone, and end at tokens of probability zero; there it is `draw_exactly`, as
+    it is with `kernels`.
     """
+    if kernels is not None:
+        return kernels.draw(probs, u)
     if probs.device.type != "cpu":
         return draw_exactly(probs, u)
     cdf = probs.cumsum(-1)
@@ -57,8 +60,22 @@ def draw_distinct(probs: Tensor, u: Tensor, count: int) -> Tensor:
     Where a distribution has fewer than `count` tokens of positive probability, the rest have probability zero: a
     verifier must treat them as absent (`probs.gather(...) > 0`).
     """
-    noise = exponential(u.clamp(max=1 - 2.0**-23))
-    return (probs / noise).topk(count, dim=-1).indices
+    score = probs / exponential(u.clamp(max=1 - 2.0**-23))
+    return score.topk(count, dim=-1).indices if score.device.type == "cpu" else top_exactly(score, count)
+
+
+def top_exactly(score: Tensor, count: int) -> Tensor:
+    """The indices (..., count) of the largest of score (..., n) float32, from the largest on. Of equal ones the first
+    come first, where `topk` promises no order off the CPU. NaN and what is below zero count as zero."""
+    ordered = torch.where(score > 0, score, 0.0).view(torch.int32).long() << 32
+    return (ordered - torch.arange(score.shape[-1], device=score.device)).topk(count, dim=-1).indices
+
+
+def sample_distinct(probs: Tensor, rng: RandomStreams, step: Tensor, tag: int, count: int) -> Tensor:
+    """`draw_distinct` (B, n, count) from probs (B, n, V) with the first numbers of a tag at `step` (B,)."""
+    if rng.kernels is not None:
+        return rng.kernels.draw_distinct(probs, rng.key, step, TAGS, tag, count)
+    return draw_distinct(probs, rng.uniform(step, tag, *probs.shape[1:]), count)
 
 
 @dataclass(frozen=True)
@@ -87,8 +104,19 @@ class Sampling:
     def distributions(self, logits: Tensor, session: Any, positions: Tensor) -> Distributions:
         """The distributions of the tokens at image positions (B, n), from a head's logits (R, n, V) as they are;
         `session` knows the image grammar."""
+        if self._fused is not None:
+            scale = self.cfg_scale if self.guided else None
+            p = self._fused.probs(
+                logits, self.temperature, self.top_k, scale, session.forced_tokens, session.codes, positions
+            )
+            return Distributions(p, logits, session, positions, self)
         guided = session.constrain(self.apply_guidance(logits), positions)
-        return Distributions(self.probs(guided), guided, self)
+        return Distributions(self.probs(guided), logits, session, positions, self, guided)
+
+    @property
+    def _fused(self) -> Kernels | None:
+        """Kernels that replace the plain code of these parameters."""
+        return self.kernels if self.temperature > 0 and self.top_p == 1 else None
 
     def apply_guidance(self, logits: Tensor) -> Tensor:
         """Guided logits (B, ...) float32 of rows (2B, ...): conditional first, then unconditional; u + s (c - u). (In
@@ -104,8 +132,9 @@ class Sampling:
         logits = logits.float()
         if self.temperature == 0:
             return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-        if self.top_p == 1 and self.kernels is not None and logits.shape[-1] <= self.kernels.MOST_TOKENS:
-            return self.kernels.probs(logits, self.temperature, self.top_k)
+        if self._fused is not None:
+            flat = logits.reshape(1, -1, logits.shape[-1])
+            return self._fused.probs(flat, self.temperature, self.top_k).view_as(logits)
         if self.temperature != 1:
             logits = logits / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
@@ -127,16 +156,31 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class Distributions:
-    """Distributions of the tokens that follow n nodes of B images: p (B, n, V) float32 after all that `sampling` does;
-    logits (B, n, V) float32 after guidance and image grammar."""
+    """Distributions of the tokens that follow n nodes of B images: p (B, n, V) float32 after all that `sampling` does.
+    The rest is what they were computed from; `guided` (B, n, V) float32 was not formed where a kernel did that."""
 
     p: Tensor
-    logits: Tensor
+    raw: Tensor
+    session: Any
+    positions: Tensor
     sampling: Sampling
+    guided: Tensor | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits (B, n, V) float32 after guidance and image grammar."""
+        if self.guided is not None:
+            return self.guided
+        return self.session.constrain(self.sampling.apply_guidance(self.raw), self.positions)
 
     def unfiltered(self) -> Tensor:
         """The distributions (B, n, V) before top-k and top-p, at temperature 1 where decoding is greedy."""
-        return self.p if self.sampling == self.sampling.unfiltered else self.sampling.unfiltered.probs(self.logits)
+        plain = self.sampling.unfiltered
+        if self.sampling == plain:
+            return self.p
+        if self.guided is not None:
+            return plain.probs(self.guided)
+        return plain.distributions(self.raw, self.session, self.positions).p
 
     def log_prob(self, nodes: Tensor, tokens: Tensor) -> Tensor:
         """Natural-log probabilities (B, k) float32, at least log 1e-38, of tokens (B, k) after nodes (B, k), under the
@@ -145,6 +189,10 @@ class Distributions:
             found = self.p.flatten(1).gather(1, nodes * self.p.shape[-1] + tokens)
         else:
             row = torch.arange(len(nodes), device=nodes.device)[:, None]
-            rows = self.sampling.unfiltered.probs(self.logits[row, nodes])
+            if self.guided is not None:
+                rows = self.sampling.unfiltered.probs(self.guided[row, nodes])
+            else:
+                raw = self.raw.unflatten(0, (-1, len(nodes)))[:, row, nodes].flatten(0, 1)
+                rows = self.sampling.unfiltered.distributions(raw, self.session, self.positions.gather(1, nodes)).p
             found = rows.gather(2, tokens.unsqueeze(-1)).squeeze(-1)
         return found.clamp_min(1e-38).log()

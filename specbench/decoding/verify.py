@@ -80,7 +80,7 @@ def verify(
     both = rng.uniforms(step, VERIFY, NEXT - VERIFY + 1, nodes)
     u, u_next = both.unbind(1)  # of the candidates and the next token
     if not tree.height:  # nothing to decide
-        next_token, none = draw(p[:, 0], u_next[:, 0]).unsqueeze(1), torch.zeros_like(step)
+        next_token, none = draw(p[:, 0], u_next[:, 0], kernels).unsqueeze(1), torch.zeros_like(step)
         return Verdict(none.new_zeros(len(p), 0), none, next_token, p[:, 0], p.new_zeros(len(p)))
     if kernels is not None and (relaxation := rule.relaxation()) is not None:
         return Verdict(*kernels.verify(p, draft, both, *relaxation))
@@ -93,7 +93,7 @@ def verify(
     if not rule.deterministic:
         at_slot = slot.gather(1, last)
         next_probs = torch.where(at_slot.unsqueeze(-1) >= 0, take(residual, at_slot.clamp_min(0)), next_probs)
-    next_token = draw(next_probs, u_next[:, :1])
+    next_token = draw(next_probs, u_next[:, :1], kernels)
     tokens = torch.cat([draft.tokens.gather(1, path), next_token], 1).scatter(1, length, next_token)
     return Verdict(path, length.squeeze(1), tokens, next_probs.squeeze(1), first)
 

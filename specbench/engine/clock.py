@@ -15,14 +15,14 @@ class Clock:
     `seconds` reads them all at the end."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._device, self._cuda = device, device.type == "cuda"
         self._steps: list[list[tuple[str, Any]]] = []
 
     def _now(self) -> Any:
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def begin(self) -> None:
@@ -36,7 +36,7 @@ class Clock:
     def seconds(self) -> list[dict[str, float]]:
         """The parts of every step, in seconds."""
         if self._cuda:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)
         steps = []
         for marks in self._steps:
             parts: dict[str, float] = {}
@@ -45,6 +45,10 @@ class Clock:
                 parts[part] = parts.get(part, 0.0) + spent
             steps.append(parts)
         return steps
+
+    def total(self) -> float:
+        """The seconds of all parts of all steps."""
+        return sum(sum(parts.values()) for parts in self.seconds())
 
 
 class Passes:

@@ -1,36 +1,57 @@
-"""How the steps of a decoding are executed: one by one, or on CUDA as a graph of kernels that is recorded once.
+"""How the steps of a decoding are executed: one by one, or on CUDA as graphs of kernels that are recorded once.
 
-A recorded step costs the host one call, whatever it consists of. Its tensors keep the memory they had when it was
-recorded (`fixed.Fixed`), so another batch of the same shapes is copied into that memory.
+A recorded step costs the host one call, whatever it consists of. It reads and writes the buffers that it was recorded
+with (`state.DecodeState`), so another batch of the same shapes is copied into them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+import gc
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from specbench.engine.fixed import Fixed
 from specbench.engine.ops import Kernels
+from specbench.engine.state import DecodeState
+from specbench.errors import RunError
 
 
 class Steps(Protocol):
-    """Work that proceeds step by step; `config`: its configuration, without tensors, equal to nothing but itself."""
+    """Work that proceeds step by step; `config`: its configuration, without tensors, equal to nothing but itself.
+    `observe` comes after each step and records its statistics, which no later step reads."""
 
     @property
     def config(self) -> Any: ...
 
+    @property
+    def state(self) -> DecodeState: ...
+
     def step(self) -> None: ...
+
+    def observe(self) -> None: ...
 
 
 S = TypeVar("S", bound=Steps)
 K = TypeVar("K")
+Action = Callable[[], None]
 #: A function of tensors.
 Call = Callable[..., list[Tensor]]
-#: Records a function and returns a function that replays it.
-Recorder = Callable[[Callable[[], None]], Callable[[], None]]
+#: Records functions, by their names in messages, that are called one after the other on a device; returns functions
+#: that replay them.
+Recorder = Callable[[Mapping[str, Action], torch.device], Sequence[Action]]
+
+
+@dataclass
+class Runner(Generic[S]):
+    """`steps`: the object to read, and functions that do one step of it, and then record the step's statistics."""
+
+    steps: S
+    step: Action
+    observe: Action
 
 
 class Eager:
@@ -38,10 +59,9 @@ class Eager:
 
     kernels: Kernels | None = None  #: of the decodings that it executes
 
-    def begin(self, steps: S) -> tuple[S, Callable[[], None]]:
-        """The object to continue with instead of `steps`, valid until the next call, and a function that does one step
-        of it."""
-        return steps, steps.step
+    def begin(self, steps: S) -> Runner[S]:
+        """How to continue with `steps`, valid until the next call; perhaps with another object in their place."""
+        return Runner(steps, steps.step, steps.observe)
 
     def fresh(self) -> Eager:
         """A new engine of the same kind, for another configuration."""
@@ -51,22 +71,9 @@ class Eager:
         """The result of `function` on tensors; it must depend on nothing but them, their shapes and `of`."""
         return function(*given)
 
-    def repeated(self, work: Callable[[], None]) -> Callable[[], None]:
+    def repeated(self, work: Action, device: torch.device) -> Action:
         """`work` as this engine executes what is done again and again: what it reads and writes keeps its memory."""
         return work
-
-
-class Recorded:
-    """Steps whose tensors keep their memory, recorded after some have been done one by one: `recorder` records a
-    function and returns a function that replays it."""
-
-    def __init__(self, steps: Any, recorder: Recorder) -> None:
-        self.steps, self.fixed = steps, Fixed(steps)
-        self.replay = recorder(self._step)
-
-    def _step(self) -> None:
-        self.steps.step()
-        self.fixed.settle()
 
 
 class RecordedCall:
@@ -75,7 +82,7 @@ class RecordedCall:
     def __init__(self, function: Call, given: Sequence[Tensor], recorder: Recorder) -> None:
         self._function, self._given = function, [tensor.clone() for tensor in given]
         self._came: list[Tensor] = []
-        self._replay = recorder(self._once)
+        [self._replay] = recorder({"a trajectory of the diffusion head": self._once}, given[0].device)
 
     def _once(self) -> None:
         self._came = self._function(*self._given)
@@ -94,20 +101,20 @@ class Graphs:
     most, most_calls = 4, 16
 
     def __init__(self, recorder: Recorder | None = None, kernels: Kernels | None = None) -> None:
-        self._recorder, self.kernels = recorder or cuda_graph, kernels
-        self._kept: dict[Any, Recorded] = {}
+        self._recorder, self.kernels = recorder or cuda_graphs, kernels
+        self._kept: dict[Any, Runner[Any]] = {}
         self._calls: dict[Any, RecordedCall] = {}
 
-    def begin(self, steps: S) -> tuple[S, Callable[[], None]]:
+    def begin(self, steps: S) -> Runner[S]:
         """As of `Eager`."""
-        key = steps.config, Fixed.shapes(steps)
+        key = steps.config, steps.state.layout
         one = self._kept.pop(key, None)
         if one is None:
             one = self.record(steps)
         else:
-            one.fixed.load(steps)
+            one.steps.state.load(steps.state)
         self._keep(self._kept, key, one, self.most)
-        return one.steps, one.replay
+        return one
 
     @staticmethod
     def _keep(kept: dict[Any, K], key: Any, one: K, most: int) -> None:
@@ -122,31 +129,82 @@ class Graphs:
         self._keep(self._calls, key, one, self.most_calls)
         return one(given)
 
-    def record(self, steps: Steps) -> Recorded:
-        return Recorded(steps, self._recorder)
+    def record(self, steps: S) -> Runner[S]:
+        """Recorded after some steps have been done one by one, which count."""
+        functions = {"the decode step": steps.step, "the statistics of a step": steps.observe}
+        step, observe = self._recorder(functions, steps.state.device)
+        return Runner(steps, step, observe)
 
-    def repeated(self, work: Callable[[], None]) -> Callable[[], None]:
+    def repeated(self, work: Action, device: torch.device) -> Action:
         """As of `Eager`: recorded."""
-        return self._recorder(work)
+        [replay] = self._recorder({"a pass": work}, device)
+        return replay
 
     def fresh(self) -> Graphs:
         """As of `Eager`."""
         return Graphs(self._recorder, self.kernels)
 
 
-def cuda_graph(step: Callable[[], None]) -> Callable[[], None]:
-    """Record `step` after two eager steps on a separate stream, as CUDA requires. The two steps count."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    replay: Callable[[], None] = graph.replay
-    return replay
+def cuda_graphs(functions: Mapping[str, Action], device: torch.device) -> list[Action]:
+    """A `Recorder`: one graph per function, after two eager rounds on a separate stream, as CUDA requires. The rounds
+    count. RunError where a function cannot be recorded; the device stays usable."""
+    with torch.cuda.device(device):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                for function in functions.values():
+                    function()
+        torch.cuda.current_stream().wait_stream(side)
+        pool = torch.cuda.graph_pool_handle()  # one for all: they are replayed in the order of their recording
+        return [_captured(name, function, pool).replay for name, function in functions.items()]
+
+
+def _captured(name: str, function: Action, pool: Any) -> torch.cuda.CUDAGraph:
+    """A graph of what `function` does on the current device.
+
+    `torch.cuda.graph` leaves its stream the current one where ending an invalid capture fails, and every later capture
+    fails, too; here such a capture is ended and dropped.
+    """
+    torch.cuda.synchronize()
+    gc.collect()  # a graph that Python finds unused during the capture would be destroyed then, which CUDA forbids
+    torch.cuda.empty_cache()
+    graph, reason = torch.cuda.CUDAGraph(), ""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # other threads may use the device
+        try:
+            function()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                graph.capture_end()
+            if any("graph is empty" in str(warning.message).lower() for warning in caught):
+                reason = "it started no kernel"
+        except BaseException as error:
+            _abandon(graph)
+            if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, Exception):
+                raise
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise RunError(f"recording {name} as a CUDA graph failed ({first}); use engine=eager") from error
+    if reason:
+        graph.reset()
+        raise RunError(f"recording {name} as a CUDA graph failed ({reason}); use engine=eager")
+    return graph
+
+
+def _abandon(graph: torch.cuda.CUDAGraph) -> None:
+    """End and drop a capture that failed, on its own stream, and leave nothing of it behind in the device's
+    allocator."""
+    device, pool = torch.cuda.current_device(), graph.pool()
+
+    def end_allocation() -> None:
+        torch._C._cuda_endAllocateToPool(device, pool)
+
+    # each fails where the capture had not come so far, or where PyTorch did it in the one before
+    for undo in (graph.capture_end, end_allocation, torch.cuda.synchronize, graph.reset):
+        try:
+            undo()
+        except (RuntimeError, AttributeError):
+            continue
 
 
 def _triton() -> Graphs:

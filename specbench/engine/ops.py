@@ -10,15 +10,40 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from specbench.engine.invariance import product
+from specbench.engine.state import Buffer, Buffers
 
 
 class Kernels(Protocol):
     """The fused kernels of a step (`specbench.engine.kernels.FusedKernels`): an engine chooses them and a decoding
     passes them on, to its sampling, its verification and the caches of its networks. None: the plain functions."""
 
-    MOST_TOKENS: int
+    def probs(
+        self,
+        logits: Tensor,
+        temperature: float,
+        top_k: int | None,
+        scale: float | None = None,
+        forced: Tensor | None = None,
+        codes: int = 0,
+        positions: Tensor | None = None,
+    ) -> Tensor: ...
 
-    def probs(self, logits: Tensor, temperature: float, top_k: int | None) -> Tensor: ...
+    def draw(self, probs: Tensor, u: Tensor) -> Tensor: ...
+
+    def uniforms(
+        self,
+        key: Tensor,
+        step: Tensor,
+        tags_per_step: int,
+        tag: int,
+        tags: int,
+        count: int,
+        index: Tensor | None = None,
+    ) -> Tensor: ...
+
+    def draw_distinct(
+        self, probs: Tensor, key: Tensor, step: Tensor, tags_per_step: int, tag: int, count: int
+    ) -> Tensor: ...
 
     def verify(
         self, p: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool
@@ -117,6 +142,10 @@ class KVCache:
     @property
     def slots(self) -> int:
         return self.k.shape[3]
+
+    def buffers(self, halves: int) -> Buffers:
+        """What steps read or write (see `engine.state`)."""
+        return {"k": Buffer(self.k, 1, halves), "v": Buffer(self.v, 1, halves)}
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k, v (rows, heads, n, head dim) at `slots` (rows, n) int64; returns the layer's entire cache."""

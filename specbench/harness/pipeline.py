@@ -16,21 +16,13 @@ from torch import Tensor
 
 from specbench.config import parameters, registry
 from specbench.decoding import continuous
+from specbench.decoding.batch import BatchDecoding, Decoded, decode_stream, synchronize
 from specbench.decoding.drafters.none import NoDraft
-from specbench.decoding.loop import (
-    BatchDecoding,
-    Decoded,
-    DecoderConfig,
-    Decoding,
-    Override,
-    Trace,
-    decode,
-    decode_stream,
-    synchronize,
-)
+from specbench.decoding.loop import DecoderConfig, Decoding, Override, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.trace import Trace
 from specbench.engine.clock import Clock
 from specbench.engine.graph import ENGINES, Eager, Graphs
 from specbench.errors import NumberError, UsageError, check_choice

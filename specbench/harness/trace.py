@@ -9,7 +9,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from specbench.decoding.continuous import ContinuousTrace
-    from specbench.decoding.loop import Trace
+    from specbench.decoding.trace import Trace
 
 
 def of_images(trace: Trace | ContinuousTrace, steps: Sequence[int], passes: int) -> list[dict[str, Any]]:

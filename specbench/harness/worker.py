@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     import torch
 
     from specbench.decoding.continuous import ContinuousTrace
-    from specbench.decoding.loop import Drafter, Trace
+    from specbench.decoding.loop import Drafter
+    from specbench.decoding.trace import Trace
     from specbench.harness.pipeline import Finished
 
 

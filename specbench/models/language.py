@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from specbench.engine.masks import TreeMask
 from specbench.engine.ops import Kernels, KVCache, linear
+from specbench.engine.state import Buffer, Buffers, within
 from specbench.models.transformer import Block, BlockConfig, RMSNorm, run_blocks
 
 
@@ -61,6 +62,7 @@ class Language(nn.Module):
     grammar: Grammar | None = None  # None: every position may hold every token
     pads_see_all: bool = False  # see `LanguageSession`
     aux_hidden_layers: tuple[int, ...] = ()  # see `with_aux_hidden_layers`
+    _rope: Tensor | None = None  # the rotary table, grown by `reserve`
 
     tok_embeddings: nn.Embedding
     layers: nn.ModuleList
@@ -168,7 +170,8 @@ class LanguageSession:
 
     def __init__(self, model: Language, prefix: Prefix, guided: bool, nodes: int) -> None:
         self.model, self.guided = model, guided
-        self.prefix = prefix
+        # what a caller gave is not overwritten with another batch
+        self.prefix = prefix = Prefix(prefix.inputs, prefix.valid.clone(), prefix.ids.clone())
         self.length, self.width, self.vocab_size = model.length, model.width, model.vocab_size
         self.codes = model.grammar.codes if model.grammar else model.vocab_size
         self.prefix_length = len(prefix)
@@ -176,6 +179,7 @@ class LanguageSession:
         self.forced_tokens = model.grammar.forced.to(device) if model.grammar else None
         slots = self.prefix_length + self.length + 2 * nodes
         model.reserve(slots)
+        self._rope = model._rope  # a recorded step reads this table even where the model has a longer one by now
         self.cache = model.new_cache(rows, slots)
         self.keys = torch.arange(slots, device=device)
         beyond = prefix.valid.new_ones(rows, slots - self.prefix_length)
@@ -190,6 +194,18 @@ class LanguageSession:
         if self.model.pads_see_all:
             mask = pads_see_all(mask, self.prefix.valid, self.keys, self.usable & (self.keys < through))
         return self.feed(self.prefix.inputs[:, :through], positions, positions, mask)[:, : self.prefix_length - 1]
+
+    constants = ("keys", "forced_tokens", "_rope")
+
+    def buffers(self) -> Buffers:
+        """What steps read or write (see `engine.state`)."""
+        halves = 2 if self.guided else 1
+        prefix, own = self.prefix, {name: getattr(self, name) for name in ("usable", "padding", "prefix_hidden")}
+        rows = {"inputs": prefix.inputs, "valid": prefix.valid, "ids": prefix.ids, **own}
+        return {
+            **{name: Buffer(tensor, 0, halves) for name, tensor in rows.items()},
+            **within("cache", self.cache.buffers(halves)),
+        }
 
     def use(self, kernels: Kernels) -> None:
         """Compute later passes with these kernels."""

@@ -107,7 +107,6 @@ class LlamaGen(Language):
         else:
             self.cls_embedding = CaptionEmbedder(cfg.caption_dim, cfg.dim, cfg.cls_token_num)
         self._build(cfg.block, cfg.n_layer, cfg.vocab_size, cfg.vocab_size)
-        self._rope: Tensor | None = None
         init_weights(self)
 
     def rope(self, extra: int = 0) -> Tensor:

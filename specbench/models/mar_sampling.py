@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specbench.engine.ops import take
+from specbench.engine.state import Buffer, Buffers
 from specbench.errors import UsageError
 from specbench.models.mar import MAR, Sampler
 
@@ -52,7 +53,11 @@ class MarSession:
     """
 
     def __init__(self, guided: Guided, labels: Tensor) -> None:
-        self.guided, self.labels = guided, labels
+        self.guided, self.labels = guided, labels.clone()  # they are overwritten with another batch's
+
+    def buffers(self) -> Buffers:
+        """As of `ContinuousSession`."""
+        return {"labels": Buffer(self.labels)}
 
     def condition(
         self, tokens: Tensor, known: Tensor, row: Tensor, positions: Tensor, done: Tensor, most: int

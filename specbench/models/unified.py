@@ -90,7 +90,6 @@ class Unified(Language):
         self.cfg, self.image = cfg, image
         self.grammar, self.length, self.width = image.grammar, len(image.grammar), image.width
         self.register_buffer("_ids", image.ids, persistent=False)
-        self._rope: Tensor | None = None
         self._build(cfg.block, cfg.n_layer, cfg.vocab_size, len(image.ids))
         init_weights(self)
 

@@ -56,9 +56,7 @@ def pairs(images: Sequence[Record], vanilla: Sequence[Record]) -> list[Pair]:
     """
     batches: dict[tuple[Any, ...], list[int]] = {}
     for i, (mine, theirs) in enumerate(zip(images, vanilla, strict=True)):
-        if mine.timed is None or theirs.timed is None or mine.session != theirs.session:
-            continue
-        if mine is theirs or abs(mine.timed - theirs.timed) == 1:
+        if neighbours(mine, theirs):
             batches.setdefault((mine.session, mine.timed, theirs.timed), []).append(i)
     sizes = [_sizes(some) for some in (images, vanilla)]
     found = []
@@ -69,6 +67,13 @@ def pairs(images: Sequence[Record], vanilla: Sequence[Record]) -> list[Pair]:
             done = max(images[i].done for i in indices)
             found.append((done, Pair(mine_s, theirs_s, tuple(indices))))
     return [pair for _, pair in sorted(found)]
+
+
+def neighbours(a: Record, b: Record) -> bool:
+    """Whether one process timed two images one directly after the other; an image is its own neighbour."""
+    if a.timed is None or b.timed is None or a.session != b.session:
+        return False
+    return a is b or abs(a.timed - b.timed) == 1
 
 
 def _sizes(images: Sequence[Record]) -> dict[tuple[str, int | None], int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,15 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench.decoding.batch import BatchDecoding, Decoded, finished
 from specbench.decoding.continuous.rule import ContinuousRule
 from specbench.decoding.continuous.session import ContinuousModel, ContinuousSession
 from specbench.decoding.continuous.trajectory import Trajectory, draw_trajectory, normal
 from specbench.decoding.continuous.verify import ACCEPT, NOISE, ORDER, Verifier
-from specbench.decoding.loop import BatchDecoding, Decoded, finished
 from specbench.decoding.rng import RandomStreams
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.graph import Eager, Graphs
 from specbench.engine.ops import take
+from specbench.engine.state import Buffer, Buffers, DecodeState, within
 from specbench.errors import NumberError, UsageError
 
 _NO_FAULT = 2**62
@@ -97,6 +97,17 @@ class _Drafts:
     z: Tensor
 
 
+@dataclass
+class _Taken:
+    """What a pass leaves for its statistics: which drafts were accepted and which verified, (A, gamma) bool, and the
+    probability (A,) of accepting the first."""
+
+    drafts: _Drafts
+    kept: Tensor
+    verified: Tensor
+    first: Tensor
+
+
 class ContinuousDecoding(BatchDecoding):
     """B images in progress, one per row of `rng`: the constructor draws what the target draws alone, the rest follows
     pass by pass. Images advance at their own pace; a finished image no longer changes.
@@ -128,7 +139,8 @@ class ContinuousDecoding(BatchDecoding):
         self.rule, self.clock, self.engine = rule, clock or Idle(), engine or Eager()
         self.length, self.dim, self.steps = like
         self.reach = rule.gamma + 1
-        self.rng, self.device, rows = copy(rng), rng.key.device, len(rng)
+        self.rng, self.device, rows = rng.own(), rng.key.device, len(rng)
+        self.all_rows, self.numbers = (torch.arange(n, device=self.device) for n in (rows, self.length + self.reach))
         self.compact, self.drafting = compacts(self.device), Clock(self.device)
         zero = torch.zeros(rows, dtype=torch.int64, device=self.device)
         order = rng.uniform(zero, ORDER, self.length).argsort(dim=-1, stable=True)
@@ -143,13 +155,28 @@ class ContinuousDecoding(BatchDecoding):
         self.by_step = torch.zeros(5, rows, self.length + 1, device=self.device)  # the first five of a trace
         self.kept, self.verified = torch.zeros(2, rows, self.length + 1, dtype=torch.bool, device=self.device)
         self.tries = torch.zeros_like(self.order)
-        self.target, self.verifier = model.open(conditioning, rows), None
+        self.target: ContinuousSession = model.open(conditioning, rows)
+        self.verifier: Verifier | None = None
         if drafter is not None and rule.gamma:
             opened = drafter.open(conditioning, rows)
             self.verifier = Verifier(self.target, opened, rule, self.engine, self.compact)
+        self.taken: _Taken | None = None  # from a pass to its statistics
+        self.state = DecodeState(rows, self.buffers(), {"all_rows": self.all_rows, "numbers": self.numbers})
         before = self.length if self.verifier is None else math.ceil(round(rule.prefill * self.length, 6))
         for count in rule.tokens_per_pass or (1,) * before:
             self.draw_directly(count)
+
+    def buffers(self) -> Buffers:
+        """Everything that a pass reads or writes."""
+        names = ("rank", "order", "tokens", "count", "passes", "drafted", "accepted", "fallbacks", "made", "fault")
+        drafter = self.verifier.drafter.buffers() if self.verifier is not None else {}
+        return {
+            **{name: Buffer(getattr(self, name)) for name in (*names, "kept", "verified", "tries")},
+            "by_step": Buffer(self.by_step, 1),
+            **within("rng", self.rng.buffers()),
+            **within("target", self.target.buffers()),
+            **within("drafter", drafter),
+        }
 
     def lacking(self, keys: Sequence[tuple[int, int]]) -> list[int]:
         """As of `BatchDecoding`."""
@@ -172,14 +199,10 @@ class ContinuousDecoding(BatchDecoding):
         """Positions of the tokens `number` (n, k)."""
         return self.order[row].gather(1, number.clamp_max(self.length))
 
-    @property
-    def all_rows(self) -> Tensor:
-        return torch.arange(len(self.count), device=self.device)
-
     def draw_directly(self, count: int) -> None:
         """The target draws the next `count` tokens of all images in one pass."""
         self.clock.begin()
-        number = self.count[:, None] + torch.arange(count, device=self.device)
+        number = self.count[:, None] + self.numbers[:count]
         done = (self.count[:, None] + (count - 1)).expand(-1, count)
         z = self._condition(self.target, self.tokens, self.all_rows, self.count, number, done, self.most)
         self.clock.lap("forward")
@@ -213,7 +236,7 @@ class ContinuousDecoding(BatchDecoding):
         self.drafting.begin()
         first = self.count[row]
         room = (self.length - first).clamp_max(self.rule.gamma)
-        offsets = torch.arange(int(room.max()) if self.compact else self.rule.gamma, device=self.device)
+        offsets = self.numbers[: int(room.max()) if self.compact else self.rule.gamma]
         number, valid = first[:, None] + offsets, offsets < room[:, None]
         values, positions = self.tokens[row], self.positions(row, number)
         paths, z_all = [], []
@@ -238,7 +261,7 @@ class ContinuousDecoding(BatchDecoding):
             z = self._condition(self.target, self.tokens[row], row, first, drafts.number, drafts.number, self.most)
             return z.flatten(0, 1), None
         # A copy of the image for every token, and one for the bonus token.
-        known = (first[:, None] + torch.arange(gamma + 1, device=self.device)).flatten()
+        known = (first[:, None] + self.numbers[: gamma + 1]).flatten()
         copies, values = row.repeat_interleave(gamma + 1), drafts.values.repeat_interleave(gamma + 1, 0)
         number = known[:, None]
         z = self._condition(self.target, values, copies, known, number, number, self.most + gamma)
@@ -260,7 +283,7 @@ class ContinuousDecoding(BatchDecoding):
         verified, advance, stop = valid, room, self.rule.on_reject == "stop"
         if stop:
             advance = kept.long().cumprod(1).sum(1)
-            offsets = torch.arange(gamma, device=self.device)
+            offsets = self.numbers[:gamma]
             verified, kept = (offsets <= advance[:, None]) & valid, offsets < advance[:, None]
         rejected, token = verified & ~kept, drafts.paths.token.clone()
         if stop and not self.compact:  # at most one per image
@@ -284,7 +307,7 @@ class ContinuousDecoding(BatchDecoding):
             self.fallbacks.index_add_(0, of, (exhausted & wanted).long())
         positions = torch.where(kept | rejected, self.positions(row, drafts.number), self.length)
         self.tokens[row[:, None], positions] = token.view(*shape, -1)
-        self._record(drafts, kept, verified, accept[:, 0])
+        self.taken = _Taken(drafts, kept, verified, accept[:, 0])
         return kept, advance + (advance < room)
 
     def _draw_bonus(self, drafts: _Drafts, kept: Tensor, z: Tensor) -> None:
@@ -301,7 +324,12 @@ class ContinuousDecoding(BatchDecoding):
         """Indices where `mask` (n,) is true; all of them where reading the device's values costs time."""
         return mask.nonzero().flatten() if self.compact else torch.arange(len(mask), device=self.device)
 
-    def _record(self, drafts: _Drafts, kept: Tensor, verified: Tensor, first: Tensor) -> None:
+    def observe(self) -> None:
+        """As of `BatchDecoding`."""
+        taken, self.taken = self.taken, None
+        if taken is None:
+            raise RuntimeError("the statistics of a pass are recorded once, after the pass")
+        drafts, kept, verified, first = taken.drafts, taken.kept, taken.verified, taken.first
         row, start = drafts.row, drafts.number[:, 0]
         step = torch.where(drafts.room > 0, self.passes[row] - 1, self.length)
         for i, values in enumerate((kept.sum(1), drafts.room, first, start, verified.sum(1))):

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specbench.engine.state import Buffers
+
 
 class ContinuousSession(Protocol):
     """A masked autoregressive model, opened for B images."""
@@ -29,6 +31,10 @@ class ContinuousSession(Protocol):
         """`moments` of states that are all at one step, called from the first step down to 0, under constant z; a
         model that can compute something once for all steps overrides it."""
         return lambda x, t: self.moments(x, torch.full((len(x),), t, device=x.device), z)
+
+    def buffers(self) -> Buffers:
+        """What passes read and what depends on the batch (see `engine.state`)."""
+        return {}
 
     @property
     def head(self) -> Any:

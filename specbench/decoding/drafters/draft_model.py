@@ -14,6 +14,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.trees import build, chain_paths
 from specbench.decoding.verify import DRAFT, Draft
+from specbench.engine.state import Buffers, put, within
 
 
 @dataclass
@@ -21,10 +22,18 @@ class ChainState:
     session: Any
     sampling: Sampling
     rng: RandomStreams
+    valid: Tensor  # (B, M) bool: all nodes are
+
+    constants = ("session", "valid")
+
+    def buffers(self) -> Buffers:
+        return within("session", self.session.buffers())
 
 
 class DraftModel:
     """`model` opens sessions like a target; it must share the target's prefix length and vocabulary."""
+
+    constants = ("tree",)
 
     def __init__(self, model: Any, window: int) -> None:
         self.model = model
@@ -32,11 +41,12 @@ class DraftModel:
         self.passes = self.tree.nodes - 1
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> ChainState:
-        self.tree = self.tree.to(rng.key.device)
+        put(self, rng.key.device)
         own = self.model.open(conditioning, len(rng), sampling.guided, self.tree.nodes)
         if sampling.kernels is not None:
             own.use(sampling.kernels)
-        return ChainState(own, sampling, rng)
+        valid = torch.ones(len(rng), self.tree.nodes, dtype=torch.bool, device=rng.key.device)
+        return ChainState(own, sampling, rng, valid)
 
     def propose(self, state: ChainState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         session, sampling = state.session, state.sampling
@@ -50,11 +60,10 @@ class DraftModel:
             position = count[:, None] + (d - 1)
             q = sampling.distributions(logits, session, position).p[:, 0]
             probs.append(q)
-            tokens.append(draw(q, state.rng.uniform(step, DRAFT + d, 1)[:, 0])[:, None])
+            tokens.append(draw(q, state.rng.uniform(step, DRAFT + d, 1)[:, 0], sampling.kernels)[:, None])
             if d + 1 < self.tree.nodes:
                 logits = session.feed_chain(tokens[-1], root + d)
-        drafted = torch.cat(tokens, 1)
-        return Draft(self.tree, drafted, torch.stack(probs, 1), torch.ones_like(drafted, dtype=torch.bool))
+        return Draft(self.tree, torch.cat(tokens, 1), torch.stack(probs, 1), state.valid)
 
     def commit(self, state: ChainState, outcome: Outcome) -> None:
         pass  # its cache is indexed by position: rejected entries are overwritten

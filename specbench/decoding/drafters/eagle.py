@@ -12,11 +12,12 @@ from torch import Tensor
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.loop import Outcome
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.sampling import Distributions, Sampling, draw, draw_distinct
+from specbench.decoding.sampling import Distributions, Sampling, draw, sample_distinct
 from specbench.decoding.trees import Path, Tree, build
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.engine.masks import TreeMask
 from specbench.engine.ops import take
+from specbench.engine.state import Buffer, Buffers, put, within
 
 
 @dataclass
@@ -25,9 +26,21 @@ class EagleState:
     sampling: Sampling
     rng: RandomStreams
     cache: Any
+    rope: Tensor  # the table that steps read, even where the network has a longer one by now
     start: Tensor  # (R,): the first entry that may be attended to
     pending: Tensor  # (R, D + 1, dim): target hidden states of the positions committed last, oldest first
     fresh: Tensor  # (B,): how many of them are valid, less one
+    halves: int
+
+    constants = ("rope",)
+
+    def buffers(self) -> Buffers:
+        return {
+            "start": Buffer(self.start, 0, self.halves),
+            "pending": Buffer(self.pending, 0, self.halves),
+            "fresh": Buffer(self.fresh),
+            **within("cache", self.cache.buffers(self.halves)),
+        }
 
 
 @dataclass(frozen=True)
@@ -94,20 +107,24 @@ class _Entries:
     step.
     """
 
+    constants: tuple[str, ...] = ("tree", "offsets", "numbers", "root")
+
     def __init__(self, head: Any, tree: Tree, expanded: int) -> None:
         """tree: the topology, or the largest possible one; expanded: draft nodes that pass through the network."""
         self.head, self.tree, self.expanded = head, tree, expanded
+        self.offsets, self.numbers = torch.arange(tree.height + 1), torch.arange(expanded)
+        self.root = torch.arange(tree.nodes) == 0
         self.aux_hidden_layers: tuple[int, ...] = head.cfg.aux_hidden_layers if head is not None else ()
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> EagleState:
         device = rng.key.device
-        self.tree = self.tree.to(device)
+        put(self, device)
         hidden = session.prefix_hidden  # (R, P - 1, dim)
         rows, known, dim = hidden.shape
         slots = known + session.length + 2 * (self.tree.height + 1) + self.expanded
-        self.head.rope(slots)
+        rope = self.head.rope(slots)
         cache = self.head.new_cache(rows, slots)
-        start = session.padding[:, 0] if self.head.cfg.line else session.padding.new_zeros(rows)
+        start = session.padding[:, 0].clone() if self.head.cfg.line else session.padding.new_zeros(rows)
         pending = hidden.new_zeros(rows, self.tree.height + 1, dim)
         pending[:, 0] = hidden[:, -1]  # the entry of the last prefilled position is fed with the first step
         state = EagleState(
@@ -115,9 +132,11 @@ class _Entries:
             sampling,
             rng,
             cache,
+            rope,
             start,
             pending,
             torch.zeros(len(rng), dtype=torch.int64, device=device),
+            2 if sampling.guided else 1,
         )
         if known > 1:
             entries = torch.arange(known - 1, device=device).expand(rows, -1)
@@ -136,8 +155,7 @@ class _Entries:
         """Feed what the last verdict made known; returns the newest entry's position (B, 1) and output (R, 1, dim)."""
         session = state.session
         last = count[:, None] + (session.prefix_length - 2)  # (B, 1): the newest entry, b - 1
-        offsets = torch.arange(self.tree.height + 1, device=count.device)
-        positions = last - state.fresh[:, None] + offsets  # (B, D + 1); those beyond `last` are padding
+        positions = last - state.fresh[:, None] + self.offsets  # (B, D + 1); those beyond `last` are padding
         entries = session.both(positions)
         mask = TreeMask.chain(state.start, entries)
         out = self._feed(state, session.ids_at(positions + 1, history), state.pending, entries, mask)
@@ -151,7 +169,7 @@ class _Entries:
         expanded nodes each attends to, itself included."""
         both, n = state.session.both, sees.shape[1]
         base = both(last) + 1
-        slots = base + torch.arange(first, first + n, device=base.device)
+        slots = base + self.numbers[first : first + n]
         rope = self.head.rope_at(both(last + depth).expand(-1, n), state.session.padding)
         return _AttentionInputs(slots, rope, TreeMask(state.start, base[:, 0], sees))
 
@@ -167,14 +185,20 @@ class _Entries:
         logits = state.session.model.head(self.head.readable(features, state.cache.kernels))
         return sampling.distributions(logits, state.session, position[:, None].expand(-1, features.shape[1]))
 
+    def _after_first(self, count: Tensor) -> Tensor:
+        """Validity (B, M): before the first token there is no hidden state to draft from, and nothing is drafted."""
+        return (count > 0)[:, None] | self.root
+
     def commit(self, state: EagleState, outcome: Outcome) -> None:
         both = state.session.both
-        state.pending = take(outcome.hidden, both(outcome.verdict.path_with_root))
-        state.fresh = outcome.verdict.length
+        state.pending.copy_(take(outcome.hidden, both(outcome.verdict.path_with_root)))
+        state.fresh.copy_(outcome.verdict.length)
 
 
 class Eagle(_Entries):
     """EAGLE-1 over a chain or a static tree."""
+
+    constants = (*_Entries.constants, "levels", "depths", "sees")
 
     def __init__(self, head: Any, paths: list[Path]) -> None:
         tree = build(paths)
@@ -184,16 +208,10 @@ class Eagle(_Entries):
         nodes = tree.inner[0, 1:]  # the expanded ones
         self.depths, self.sees = tree.depth[0, nodes], tree.ancestors[:, nodes][:, :, nodes]
 
-    def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> EagleState:
-        device = rng.key.device
-        self.levels = [level.to(device) for level in self.levels]
-        self.depths, self.sees = self.depths.to(device), self.sees.to(device)
-        return super().open(session, conditioning, sampling, rng)
-
     def propose(self, state: EagleState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         tree = self.tree
         last, feature = self._newest(state, history, count)
-        drafted = history.new_zeros(len(count), tree.nodes)
+        drafted = history.new_empty(len(count), tree.nodes)  # every node is a child, or the root
         drafted[:, :1] = history.gather(1, (count - 1).clamp_min(0)[:, None])
         # a chain takes one number per depth, all of them at once
         u = state.rng.uniforms(step, DRAFT, tree.height, 1) if tree.is_chain else None
@@ -209,7 +227,7 @@ class Eagle(_Entries):
                 out = self._expand(state, drafted[:, level.nodes], features[:, level.parents], part)
                 features = torch.cat([features, out], 1)
             probs.append(self._children(state, number, out, drafted, count, step, u))
-        valid = _after_first(count, tree.nodes)
+        valid = self._after_first(count)
         sampled = torch.zeros_like(valid) if state.sampling.temperature == 0 and not tree.is_chain else None
         return Draft(tree, drafted, torch.cat(probs, 1), valid, sampled)
 
@@ -228,14 +246,13 @@ class Eagle(_Entries):
         sampling, level = state.sampling, self.levels[number]
         found = self._distributions(state, sampling, features, count + number)
         probs = found.p
-        n, vocab = probs.shape[1:]
         if u is not None:
-            drafted[:, number + 1 : number + 2] = draw(probs, u[:, number])
+            drafted[:, number + 1 : number + 2] = draw(probs, u[:, number], sampling.kernels)
             return probs
         if sampling.temperature == 0:  # a point mass has one token: the next most probable are deterministic
             tokens = found.logits.topk(self.tree.width, dim=-1).indices
         else:
-            tokens = draw_distinct(probs, state.rng.uniform(step, DRAFT + number, n, vocab), self.tree.width)
+            tokens = sample_distinct(probs, state.rng, step, DRAFT + number, self.tree.width)
         drafted[:, level.kids] = tokens.flatten(1)[:, level.picks]
         return probs
 
@@ -265,12 +282,5 @@ class Eagle2(_Entries):
             return probs(new, depth)
 
         draft = self.grower.grow(root, probs(feature, 0), expand, sampling)
-        draft.valid &= _after_first(count, draft.tree.nodes)
+        draft.valid &= self._after_first(count)
         return draft
-
-
-def _after_first(count: Tensor, nodes: int) -> Tensor:
-    """Validity (B, nodes): before the first token there is no hidden state to draft from, and nothing is drafted."""
-    valid = (count > 0)[:, None].expand(-1, nodes).clone()
-    valid[:, 0] = True
-    return valid

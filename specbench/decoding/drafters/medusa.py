@@ -15,6 +15,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import Path, build, in_order
 from specbench.decoding.verify import Draft
 from specbench.engine.ops import take
+from specbench.engine.state import Buffer, Buffers, put
 from specbench.errors import UsageError
 
 
@@ -23,6 +24,13 @@ class MedusaState:
     session: Any  # the target's
     sampling: Sampling
     hidden: Tensor  # (R, dim): the target's hidden state from which the root's token was drawn
+    halves: int
+    sampled: Tensor  # (B, M) bool: no token is
+
+    constants = ("sampled",)
+
+    def buffers(self) -> Buffers:
+        return {"hidden": Buffer(self.hidden, 0, self.halves)}
 
 
 class Medusa:
@@ -30,6 +38,7 @@ class Medusa:
     The tokens are deterministic, not sampled."""
 
     passes = 1
+    constants = ("tree", "level", "choice", "of_inner", "depths", "root")
 
     def __init__(self, heads: Any, paths: list[Path]) -> None:
         """heads: the networks; None where only the topology is wanted."""
@@ -42,28 +51,28 @@ class Medusa:
         self.choice = torch.tensor([p[-1] for p in ordered])
         self.most = 1 + max(p[-1] for p in ordered)
         self.of_inner = self.tree.depth[0, self.tree.inner[0]]  # the head of an inner node's children
+        self.depths = torch.arange(self.tree.height)
+        self.root = torch.arange(self.tree.nodes) == 0
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> MedusaState:
-        device = rng.key.device
-        self.tree = self.tree.to(device)
-        for name in ("level", "choice", "of_inner"):
-            setattr(self, name, getattr(self, name).to(device))
+        put(self, rng.key.device)
         if self.most > session.vocab_size:
             raise UsageError(f"the tree tries more tokens than the vocabulary of {session.vocab_size} has")
-        return MedusaState(session, sampling, session.prefix_hidden[:, -1])
+        sampled = torch.zeros(len(rng), self.tree.nodes, dtype=torch.bool, device=rng.key.device)
+        hidden = session.prefix_hidden[:, -1].clone()
+        return MedusaState(session, sampling, hidden, 2 if sampling.guided else 1, sampled)
 
     def propose(self, state: MedusaState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
-        positions = count[:, None] + torch.arange(self.tree.height, device=count.device)
+        positions = count[:, None] + self.depths
         logits = self.heads(state.hidden, self.tree.height)  # (R, D, V)
         found = state.sampling.distributions(logits, state.session, positions)
         top = found.logits.topk(self.most, dim=-1).indices
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
         tokens = torch.cat([root, top[:, self.level, self.choice]], 1)
-        valid = (count > 0)[:, None].expand_as(tokens).clone()  # no hidden state before the first token
-        valid[:, 0] = True
-        return Draft(self.tree, tokens, found.p[:, self.of_inner], valid, torch.zeros_like(valid))
+        valid = (count > 0)[:, None] | self.root  # no hidden state before the first token
+        return Draft(self.tree, tokens, found.p[:, self.of_inner], valid, state.sampled)
 
     def commit(self, state: MedusaState, outcome: Outcome) -> None:
         verdict, hidden = outcome.verdict, outcome.hidden
         last = state.session.both(verdict.path_with_root.gather(1, verdict.length[:, None]))
-        state.hidden = take(hidden, last).squeeze(1)
+        state.hidden.copy_(take(hidden, last).squeeze(1))

@@ -25,6 +25,7 @@ from specbench.decoding.trees import build as build_tree
 from specbench.decoding.trees import in_order, window_paths
 from specbench.decoding.verify import DRAFT, Draft, one_hot
 from specbench.engine.ops import take
+from specbench.engine.state import Buffer, Buffers, put
 from specbench.errors import check_choice
 
 INITS = ("random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample")
@@ -40,6 +41,9 @@ class WindowState:
     rng: RandomStreams
     side: int  # positions in a row of the image
     uniform: Tensor  # (V,): the uniform distribution over the codes
+    valid: Tensor  # (B, M) bool: all nodes are
+    sampled: Tensor | None  # (B, M) bool: no token is; None: all are
+    behind: Tensor  # (K,): 1 .. K
     tokens: Tensor  # (B, H): the window along the draft's first path
     probs: Tensor  # (B, H, V): the distribution each was drawn from
     past: Tensor  # (B, K, V): distributions of the K positions committed last, oldest first; K = 0 unless drawn from
@@ -49,6 +53,12 @@ class WindowState:
     p: Tensor
     path: Tensor
     length: Tensor
+
+    constants = ("uniform", "valid", "sampled", "behind")
+
+    def buffers(self) -> Buffers:
+        names = ("tokens", "probs", "past", "started", "p", "path", "length")
+        return {name: Buffer(getattr(self, name)) for name in names}
 
 
 class Window:
@@ -65,6 +75,7 @@ class Window:
     """
 
     passes = 0
+    constants = ("tree", "main", "offsets", "choice", "of_inner", "first_child", "ahead")
 
     def __init__(
         self,
@@ -84,6 +95,7 @@ class Window:
         self.tree = build_tree(paths)
         ordered = in_order(paths)
         number = {p: i + 1 for i, p in enumerate(ordered)}
+        self.ahead = torch.arange(self.tree.height)  # of every position of the window: its offset
         self.main = torch.tensor([number[(0,) * d] for d in range(1, self.tree.height + 1)])
         self.offsets = torch.tensor([len(p) - 1 for p in ordered])  # of every draft node: its offset in the window,
         self.choice = torch.tensor([p[-1] for p in ordered])  # and which of that offset's candidates it holds
@@ -93,18 +105,20 @@ class Window:
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> WindowState:
         device, rows = rng.key.device, len(rng)
-        self.tree = self.tree.to(device)
-        for name in ("main", "offsets", "choice", "of_inner", "first_child"):
-            setattr(self, name, getattr(self, name).to(device))
+        put(self, device)
         size, height = session.vocab_size, self.tree.height
         keep = {"horizontal_sample": 1, "vertical_sample": session.width}.get(self.init, 0)
         uniform = (torch.arange(size, device=device) < session.codes) / session.codes
+        valid = torch.ones(rows, self.tree.nodes, dtype=torch.bool, device=device)
         return WindowState(
             session,
             sampling,
             rng,
             session.width,
             uniform,
+            valid,
+            torch.zeros_like(valid) if self.match else None,
+            torch.arange(1, keep + 1, device=device),
             torch.zeros(rows, height, dtype=torch.int64, device=device),
             uniform.expand(rows, height, -1).clone(),
             uniform.expand(rows, keep, -1).clone(),
@@ -118,11 +132,10 @@ class Window:
         if (kernels := state.sampling.kernels) is not None:
             tokens = kernels.window(self, state, history, count, step, TAGS, _TOKEN, _GUMBEL)
             probs = state.probs if self.width == 1 else state.probs[:, self.of_inner]
-            valid = torch.ones_like(tokens, dtype=torch.bool)
-            return Draft(self.tree, tokens, probs, valid, torch.zeros_like(valid) if self.match else None)
+            return Draft(self.tree, tokens, probs, state.valid, state.sampled)
         noise = self._gumbel_noise(state, count)
-        known = self._renew(state, count, step, noise)
-        self._initialise(state, known, history, count, step, noise)
+        known, tokens, probs = self._renew(state, count, step, noise)
+        self._initialise(state, known, tokens, probs, history, count, step, noise)
         first = state.tokens.unsqueeze(-1)
         candidates = first.expand(-1, -1, self.width)
         if self.width > 1:
@@ -134,35 +147,37 @@ class Window:
             candidates[:, :n, 1 : 1 + others.shape[-1]] = others
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
         tokens = torch.cat([root, candidates[:, self.offsets, self.choice]], 1)
-        valid = torch.ones_like(tokens, dtype=torch.bool)
-        return Draft(
-            self.tree, tokens, state.probs[:, self.of_inner], valid, torch.zeros_like(valid) if self.match else None
-        )
+        return Draft(self.tree, tokens, state.probs[:, self.of_inner], state.valid, state.sampled)
 
     def commit(self, state: WindowState, outcome: Outcome) -> None:
+        verdict = outcome.verdict
         if state.past.shape[1]:
-            kept = outcome.verdict.length[:, None] + 1 + torch.arange(state.past.shape[1], device=state.past.device)
-            state.past = take(torch.cat([state.past, take(outcome.p, outcome.verdict.path_with_root)], 1), kept)
-        state.started = torch.ones_like(state.started)
-        state.p, state.path, state.length = outcome.p, outcome.verdict.path, outcome.verdict.length
+            kept = verdict.length[:, None] + state.behind
+            state.past.copy_(take(torch.cat([state.past, take(outcome.p, verdict.path_with_root)], 1), kept))
+        state.started.fill_(True)
+        for own, new in ((state.p, outcome.p), (state.path, verdict.path), (state.length, verdict.length)):
+            own.copy_(new)
 
     def _gumbel_noise(self, state: WindowState, count: Tensor) -> Tensor | None:
         """The exponential noise (B, H, V) of the window's positions under Gumbel coupling: the token with the smallest
         e_i / p_i has distribution p."""
         if self.coupling != "gumbel":
             return None
-        height, size = state.probs.shape[1:]
-        position = count[:, None] + torch.arange(height, device=count.device)
+        size = state.probs.shape[-1]
+        position = count[:, None] + self.ahead
         index = position.unsqueeze(-1) * size + torch.arange(size, device=count.device)
         u = state.rng.uniform_at(torch.zeros_like(count), _GUMBEL, index.flatten(1)).view_as(state.probs)
         return exponential(u)
 
-    def _renew(self, state: WindowState, count: Tensor, step: Tensor, noise: Tensor | None) -> Tensor:
-        """Shift the window past what was committed and renew the positions that stay; returns their number (B,)."""
+    def _renew(
+        self, state: WindowState, count: Tensor, step: Tensor, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Shift the window past what was committed and renew the positions that stay: their number (B,), and the new
+        window's tokens (B, H) and distributions (B, H, V)."""
         p, path, length = state.p, state.path, state.length
         height = state.tokens.shape[1]
         committed = length + 1
-        offsets = torch.arange(height, device=length.device)
+        offsets = self.ahead
         previous = (committed[:, None] + offsets - 1).clamp_max(
             height - 1
         )  # in the old window, of the node before each position
@@ -181,8 +196,7 @@ class Window:
             token = torch.where(keep, token, draw(source, state.rng.uniform(step, _TOKEN, height)))
         else:
             token = draw(probs, state.rng.uniform(step, _TOKEN, height))
-        state.tokens, state.probs = token, probs
-        return known
+        return known, token, probs
 
     def _first_path(self, path: Tensor, length: Tensor) -> Tensor:
         """Per depth, (B, H), the node whose distribution is used for the position after it: beyond the accepted path
@@ -197,12 +211,20 @@ class Window:
         return nodes
 
     def _initialise(
-        self, state: WindowState, known: Tensor, history: Tensor, count: Tensor, step: Tensor, noise: Tensor | None
+        self,
+        state: WindowState,
+        known: Tensor,
+        tokens: Tensor,
+        probs: Tensor,
+        history: Tensor,
+        count: Tensor,
+        step: Tensor,
+        noise: Tensor | None,
     ) -> None:
-        """Initialise the positions from `known` (B,) on."""
+        """Fill the window: `tokens` and `probs` up to position `known` (B,), initialised ones from there on."""
         rng, side = state.rng, state.side
-        height, size = state.probs.shape[1:]
-        offsets = torch.arange(height, device=count.device)
+        height, size = probs.shape[1:]
+        offsets = self.ahead
         position = count[:, None] + offsets  # in the image, from 0
         last = (count + known - 1)[:, None]  # the last position that holds something
         if self.init == "random":
@@ -220,27 +242,27 @@ class Window:
         earlier = source < count[:, None]
         if self.init.endswith("sample"):
             at_past = (source - count[:, None] + state.past.shape[1]).clamp(0, state.past.shape[1] - 1)
-            probs = torch.where(
+            fresh = torch.where(
                 earlier.unsqueeze(-1),
                 take(state.past, at_past),
-                take(state.probs, inside),
+                take(probs, inside),
             )
-            probs = torch.where(orphan.unsqueeze(-1), state.uniform, probs)
-            token = draw(probs, rng.uniform(step, _TOKEN, height))
+            fresh = torch.where(orphan.unsqueeze(-1), state.uniform, fresh)
+            token = draw(fresh, rng.uniform(step, _TOKEN, height))
         else:
             given = torch.where(
-                earlier, history.gather(1, source.clamp(0, history.shape[1] - 1)), state.tokens.gather(1, inside)
+                earlier, history.gather(1, source.clamp(0, history.shape[1] - 1)), tokens.gather(1, inside)
             )
             token = torch.where(orphan, random_token, given)
             at_random = (orphan & (source == position)).unsqueeze(-1)
-            probs = torch.where(at_random, state.uniform, one_hot(token, size))
+            fresh = torch.where(at_random, state.uniform, one_hot(token, size))
         forced = state.session.forced(position)
         if forced is not None:
             fixed = forced >= 0
             token = torch.where(fixed, forced, token)
-            probs = torch.where(fixed.unsqueeze(-1), one_hot(token, size), probs)
+            fresh = torch.where(fixed.unsqueeze(-1), one_hot(token, size), fresh)
         new = offsets >= known[:, None]
         if noise is not None:  # a sampled position uses its own noise from the first step
-            token = (probs / noise).argmax(-1)
-        state.tokens = torch.where(new, token, state.tokens)
-        state.probs = torch.where(new.unsqueeze(-1), probs, state.probs)
+            token = (fresh / noise).argmax(-1)
+        torch.where(new, token, tokens, out=state.tokens)
+        torch.where(new.unsqueeze(-1), fresh, probs, out=state.probs)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specbench.decoding.rules.proximity import neighbours
 from specbench.engine.ops import sum_last
+from specbench.engine.state import put
 
 
 class Rule(Protocol):
@@ -41,8 +42,7 @@ class Rule(Protocol):
 
     def open(self, device: torch.device) -> None:
         """Put the rule's tensors on the device of a decoding that starts: a recorded step cannot move them."""
-        for name in self.constants:
-            setattr(self, name, getattr(self, name).to(device))
+        put(self, device)
 
     def relaxation(self) -> tuple[Tensor, bool] | None:
         """Of a rule min(1, omega r / q): omega by depth, from 0 on, the last one for deeper positions, and whether the

@@ -19,10 +19,37 @@ from specbench.engine.kernels import block, products, sampling, verification, wi
 class FusedKernels:
     """The kernels of one engine, as `ops.Kernels` describes them."""
 
-    MOST_TOKENS = sampling.MOST_TOKENS
+    def probs(
+        self,
+        logits: Tensor,
+        temperature: float,
+        top_k: int | None,
+        scale: float | None = None,
+        forced: Tensor | None = None,
+        codes: int = 0,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        return sampling.probs(logits, temperature, top_k, scale, forced, codes, positions)
 
-    def probs(self, logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
-        return sampling.probs(logits, temperature, top_k)
+    def draw(self, probs: Tensor, u: Tensor) -> Tensor:
+        return sampling.draw(probs, u)
+
+    def uniforms(
+        self,
+        key: Tensor,
+        step: Tensor,
+        tags_per_step: int,
+        tag: int,
+        tags: int,
+        count: int,
+        index: Tensor | None = None,
+    ) -> Tensor:
+        return sampling.uniforms(key, step, tags_per_step, tag, tags, count, index)
+
+    def draw_distinct(
+        self, probs: Tensor, key: Tensor, step: Tensor, tags_per_step: int, tag: int, count: int
+    ) -> Tensor:
+        return sampling.draw_distinct(probs, key, step, tags_per_step, tag, count)
 
     def verify(
         self, p: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool

@@ -1,6 +1,8 @@
-"""Distributions from logits."""
+"""Distributions from logits, and tokens from distributions."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -8,45 +10,230 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels import launch
+from specbench.engine.kernels.drawing import draw_row, exponential, stream, uniform
 
-#: The largest vocabulary whose distribution one program can hold.
-MOST_TOKENS = 1 << 16
+#: Tokens that a program holds in registers (`_probs`), and that it reads at once elsewhere.
+_HELD, _BLOCK = 8192, 4096
+_OPTIONS = {"num_warps": 16}
+#: Numbers of a stream that a program computes.
+_NUMBERS = 1024
 
 
 @triton.jit
-def _probs(LOGITS, PROBS, count, temperature, top_k, BLOCK: tl.constexpr, CUT: tl.constexpr):
-    row, at = tl.program_id(0).to(tl.int64) * count, tl.arange(0, BLOCK)
-    x = tl.load(LOGITS + row + at, mask=at < count, other=-float("inf")).to(tl.float32) / temperature + 0.0
+def _ordered(x):
+    """Numbers as unsigned integers of the same order, of which that of zero is one."""
+    bits = (x + 0.0).to(tl.uint32, bitcast=True)
+    return tl.where((bits >> 31) != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+
+
+@triton.jit
+def _number(ordered):
+    bits = tl.where((ordered >> 31) != 0, ordered ^ 0x80000000, ordered ^ 0xFFFFFFFF)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _guided(ROW, without, at, vocabulary, scale, forced, codes, temperature, GUIDED: tl.constexpr):
+    """Logits of tokens `at`: guided, minus infinity where the grammar forbids, divided by the temperature."""
+    allowed = (at < vocabulary) & tl.where(forced < 0, at < codes, at == forced)
+    x = tl.load(ROW + at, mask=allowed, other=0.0).to(tl.float32)
+    if GUIDED:
+        none = tl.load(ROW + without + at, mask=allowed, other=0.0).to(tl.float32)
+        x = none + scale * (x - none)
+    return tl.where(allowed, tl.div_rn(x, temperature), -float("inf"))
+
+
+@triton.jit
+def _at_least(ordered, least, step):
+    """Whether each number is at least least, + step, + 2 step: ones in the bits 0, 10 and 20."""
+    count = (ordered >= least).to(tl.int32) + ((ordered >= least + step).to(tl.int32) << 10)
+    return count + ((ordered >= least + 2 * step).to(tl.int32) << 20)
+
+
+@triton.jit
+def _weight(x, top, least, CUT: tl.constexpr):
+    """Softmax weights; NaN stays."""
+    weight = tl.exp(x - top)
     if CUT:
-        bits = x.to(tl.int32, bitcast=True)
-        rank = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # ordered as the numbers are
-        low = tl.min(rank, 0).to(tl.int64)
-        high = tl.max(rank, 0).to(tl.int64)
-        for _ in range(32):  # low: the largest bound that at least top_k of them reach so far
-            middle = (low + high + 1) >> 1
-            enough = tl.sum((rank >= middle.to(tl.int32)).to(tl.int32), 0) >= top_k
-            low = tl.where(enough, middle, low)
-            high = tl.where(enough, high, middle - 1)
-        x = tl.where(rank >= low.to(tl.int32), x, -float("inf"))
-    y = tl.exp(x - tl.max(x, 0))
-    tl.store(PROBS + row + at, y / tl.sum(y, 0), mask=at < count)
+        weight = tl.where((_ordered(x) >= least) | (x != x), weight, 0.0)
+    return weight
 
 
-def probs(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
-    """As of `Sampling.probs` at a temperature above 0 and without top-p: logits (..., V), at most `MOST_TOKENS`."""
-    logits, vocabulary = logits.contiguous(), logits.shape[-1]
-    out = torch.empty(logits.shape, device=logits.device)
-    cut = top_k is not None and top_k < vocabulary
-    launch.start(
-        _probs,
-        (logits.numel() // vocabulary,),
-        logits,
-        out,
-        vocabulary,
-        temperature,
-        top_k or 0,
-        triton.next_power_of_2(vocabulary),
-        cut,
-        num_warps=16,
-    )
+@triton.jit
+def _probs(
+    LOGITS, FORCED, POSITIONS, PROBS, nodes, vocabulary, row_stride, node_stride, without, length, codes, scale,
+    temperature, top_k, GUIDED: tl.constexpr, GRAMMAR: tl.constexpr, CUT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The distribution after one node. Tokens up to BLOCK are held in registers; the logits of those beyond are kept
+    where their probabilities will be."""
+    here = tl.program_id(0).to(tl.int64)
+    row, out = LOGITS + here // nodes * row_stride + here % nodes * node_stride, PROBS + here * vocabulary
+    lane = tl.arange(0, BLOCK)
+    forced = tl.full([], -1, tl.int64)
+    if GRAMMAR:
+        forced = tl.load(FORCED + tl.minimum(tl.maximum(tl.load(POSITIONS + here), 0), length - 1))
+    x = _guided(row, without, lane, vocabulary, scale, forced, codes, temperature, GUIDED)
+    held, top = _ordered(x), tl.max(x, 0)
+    for start in range(BLOCK, vocabulary, BLOCK):
+        at = start + lane
+        x = _guided(row, without, at, vocabulary, scale, forced, codes, temperature, GUIDED)
+        tl.store(out + at, x, mask=at < vocabulary)
+        top = tl.maximum(top, tl.max(x, 0))
+    tl.debug_barrier()
+    least = tl.full([], 0, tl.uint32)
+    if CUT:  # the top_k-th largest number, two bits a pass
+        step = tl.full([], 1 << 30, tl.uint32)
+        for _ in range(16):
+            counts = _at_least(held, least + step, step)
+            for start in range(BLOCK, vocabulary, BLOCK):
+                x = tl.load(out + start + lane, mask=start + lane < vocabulary, other=-float("inf"))
+                counts += _at_least(_ordered(x), least + step, step)
+            packed = (counts & 1023).to(tl.int64) + (((counts >> 10) & 1023).to(tl.int64) << 21)
+            total = tl.sum(packed + ((counts >> 20).to(tl.int64) << 42), 0)
+            enough = ((total & 0x1FFFFF) >= top_k).to(tl.uint32) + (((total >> 21) & 0x1FFFFF) >= top_k).to(tl.uint32)
+            least += step * (enough + ((total >> 42) >= top_k).to(tl.uint32))
+            step = step >> 2
+    weight = _weight(_number(held), top, least, CUT)
+    total = tl.sum(weight, 0)
+    for start in range(BLOCK, vocabulary, BLOCK):
+        x = tl.load(out + start + lane, mask=start + lane < vocabulary, other=-float("inf"))
+        total += tl.sum(_weight(x, top, least, CUT), 0)
+    tl.store(out + lane, weight / total, mask=lane < vocabulary)
+    for start in range(BLOCK, vocabulary, BLOCK):
+        at = start + lane
+        x = tl.load(out + at, mask=at < vocabulary, other=-float("inf"))
+        tl.store(out + at, _weight(x, top, least, CUT) / total, mask=at < vocabulary)
+
+
+def probs(
+    logits: Tensor,
+    temperature: float,
+    top_k: int | None,
+    scale: float | None = None,
+    forced: Tensor | None = None,
+    codes: int = 0,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """Distributions (B, n, V) float32 from logits (R, n, V), as of `Sampling.distributions` at a temperature above 0
+    and without top-p. scale: of the guidance, None without, where R = B; forced (T,) int64: the only token that an
+    image position may hold, -1 for all `codes`; positions (B, n) int64 in the image."""
+    rows, nodes, vocabulary = logits.shape
+    if logits.stride(2) != 1:
+        logits = logits.contiguous()
+    rows = rows if scale is None else rows // 2
+    out = logits.new_empty(rows, nodes, vocabulary, dtype=torch.float32)
+    grammar = forced is not None and positions is not None
+    at = [logits, logits] if forced is None or positions is None else [forced, positions.contiguous()]
+    launch.start(_probs, (rows * nodes,),
+        logits, *at, out, nodes, vocabulary, logits.stride(0), logits.stride(1), rows * logits.stride(0), len(at[0]),
+        codes if grammar else vocabulary, 1.0 if scale is None else scale, temperature, top_k or 0, scale is not None,
+        grammar, top_k is not None and top_k < vocabulary, min(_HELD, triton.next_power_of_2(vocabulary)), **_OPTIONS,
+    )  # fmt: skip
     return out
+
+
+@triton.jit
+def _draw(P, U, OUT, count, p_stride, u_stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    tl.store(OUT + row, draw_row(P + row * p_stride, tl.load(U + row * u_stride), count, BLOCK))
+
+
+def draw(probs: Tensor, u: Tensor) -> Tensor:
+    """As of `decoding.sampling.draw_exactly`: tokens (...) int64 from probs (..., V) with uniforms u (...)."""
+    shape, count = u.shape, probs.shape[-1]
+    if u.dim() != 1 or probs.stride(1) != 1:  # the rows of a part are read where they are
+        probs, u = probs.contiguous().view(-1, count), u.contiguous().view(-1)
+    out = torch.empty(shape, dtype=torch.int64, device=u.device)
+    launch.start(_draw, (u.numel(),),
+        probs, u, out, count, probs.stride(0), u.stride(0), min(_BLOCK, triton.next_power_of_2(count)), **_OPTIONS,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _uniforms(
+    KEY, STEP, INDEX, OUT, steps_tags, first, tags, count, index_stride, GIVEN: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Some numbers of one tag of a row."""
+    which, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = which // tags
+    key = stream(tl.load(KEY + row), tl.load(STEP + row) * steps_tags + first + which % tags)
+    index = at.to(tl.int64)
+    if GIVEN:
+        index = tl.load(INDEX + row * index_stride + at, mask=at < count, other=0)
+    tl.store(OUT + which * count + at, uniform(key, index), mask=at < count)
+
+
+def uniforms(
+    key: Tensor, step: Tensor, tags_per_step: int, tag: int, tags: int, count: int, index: Tensor | None = None
+) -> Tensor:
+    """As of `RandomStreams`: numbers (rows, tags, count) of `tags` tags from `tag` on, of rows with `key` (rows,) int64
+    at `step` (rows,) int64; index (count,) or (rows, count) int64: which ones, instead of the first."""
+    rows = len(key)
+    out = torch.empty(rows, tags, count, device=key.device)
+    if out.numel():
+        block = min(_NUMBERS, triton.next_power_of_2(count))
+        index = None if index is None else index.contiguous()
+        launch.start(_uniforms, (rows * tags, triton.cdiv(count, block)),
+            key, step, key if index is None else index, out, tags_per_step, tag, tags, count,
+            0 if index is None or index.dim() == 1 else count, index is not None, block,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _draw_distinct(
+    P, KEY, STEP, SCORE, OUT, steps_tags, tag, nodes, vocabulary, wanted, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The tokens after one node: those of the largest p / e, of which equal ones come in the order of their numbers."""
+    here, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    row, base = here // nodes, here * vocabulary
+    key = stream(tl.load(KEY + row), tl.load(STEP + row) * steps_tags + tag)
+    for start in range(0, vocabulary, BLOCK):
+        at = start + lane
+        p = tl.load(P + base + at, mask=at < vocabulary, other=0.0)
+        noise = exponential(uniform(key, here % nodes * vocabulary + at))
+        tl.store(SCORE + base + at, tl.where(p > 0, tl.div_rn(p, noise), 0.0), mask=at < vocabulary)
+    tl.debug_barrier()
+    last = tl.full([], 0x7FFFFFFFFFFFFFFF, tl.int64)
+    for i in range(wanted):
+        best = tl.full([BLOCK], -1, tl.int64)
+        for start in range(0, vocabulary, BLOCK):
+            at = start + lane
+            score = tl.load(SCORE + base + at, mask=at < vocabulary, other=0.0).to(tl.int32, bitcast=True)
+            rank = (score.to(tl.int64) << 32) + (vocabulary - 1 - at)
+            best = tl.maximum(best, tl.where((at < vocabulary) & (rank < last), rank, -1))
+        last = tl.max(best, 0)
+        tl.store(OUT + here * wanted + i, vocabulary - 1 - (last & 0xFFFFFFFF))
+
+
+def draw_distinct(probs: Tensor, key: Tensor, step: Tensor, tags_per_step: int, tag: int, count: int) -> Tensor:
+    """As of `decoding.sampling.sample_distinct`: `count` tokens (B, n, count) int64, at most V, from probs (B, n, V);
+    key, step: as of `uniforms`."""
+    rows, nodes, vocabulary = probs.shape
+    assert count <= vocabulary
+    probs = probs.contiguous()
+    out = torch.empty(rows, nodes, count, dtype=torch.int64, device=probs.device)
+    launch.start(_draw_distinct, (rows * nodes,),
+        probs, key, step, torch.empty_like(probs), out, tags_per_step, tag, nodes, vocabulary, count,
+        min(_BLOCK, triton.next_power_of_2(vocabulary)), **_OPTIONS,
+    )  # fmt: skip
+    return out
+
+
+def specialisations() -> list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
+    """What is compiled: kernel, types of the arguments by name, constants, options of the compiler."""
+    longs, floats = "FORCED POSITIONS KEY STEP INDEX", "PROBS P U SCORE"
+    numbers = "nodes vocabulary row_stride node_stride without length codes top_k count p_stride u_stride"
+    numbers += " steps_tags first tag tags index_stride wanted"
+    types = dict.fromkeys(longs.split(), "*i64") | dict.fromkeys(floats.split(), "*fp32")
+    types |= dict.fromkeys(numbers.split(), "i32") | dict.fromkeys(("scale", "temperature"), "fp32")
+    made: list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]] = []
+    for logits in ("*bf16", "*fp32"):
+        for guided, grammar, cut in ((True, True, True), (True, False, True), (False, False, False)):
+            constants = {"GUIDED": guided, "GRAMMAR": grammar, "CUT": cut, "BLOCK": _HELD}
+            made.append((_probs, types | {"LOGITS": logits}, constants, _OPTIONS))
+    made.append((_draw, types | {"OUT": "*i64"}, {"BLOCK": _BLOCK}, _OPTIONS))
+    made += [(_uniforms, types | {"OUT": "*fp32"}, {"GIVEN": x, "BLOCK": _NUMBERS}, {}) for x in (True, False)]
+    made.append((_draw_distinct, types | {"OUT": "*i64"}, {"BLOCK": _BLOCK}, _OPTIONS))
+    return made

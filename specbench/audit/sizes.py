@@ -1,0 +1,138 @@
+"""Which drafts, and which sampling, the audit of a method tries on a model.
+
+A draft that is longer than a sequence hides mistakes: nothing that follows the first step is verified. So drafts have
+several sizes well below the length of a sequence, and on long sequences the preset's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from specbench.audit.models import Subject, TabularModel
+from specbench.config import parameters, registry
+from specbench.decoding.trees import parse
+
+#: Parameters that set the size of a draft: where one is given, no other size is tried.
+SHAPE = ("window", "tree", "nodes", "depth", "width")
+#: The other parameters of a window: where one is given, only that is tried.
+_OF_WINDOW = ("init", "refine", "coupling")
+
+_FORK = "[[0],[1],[0,0]]"
+_BUSH = "[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,1,0]]"
+_LONG = 10  # tokens of sequences that are long enough for a preset's own draft
+
+#: Rules by nearness of codes, and typical acceptance, mean something where a neighbourhood, or the draft's candidates,
+#: are less than half of the vocabulary.
+_NEARNESS = {"lantern": "k", "lantern_pp": "k", "gsd": "group"}
+_FEWEST = 8  # codes
+
+#: How a model is sampled in addition to temperature 1, for exact rules: filters change what the drafter's and the
+#: target's distributions have in common, and greedy decoding has code of its own.
+_SAMPLED = {"v8t4": ("temperature=0.8", "top_k=6", "top_p=0.95"), "v3t5": ("temperature=0",)}
+#: Further windows of a preset on a model.
+_WINDOWS: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
+    ("sjd", "v2t10"): (
+        ("window=4", "init=vertical_sample"),
+        ("window=4", "init=horizontal_sample"),
+        ("window=4", "init=vertical_repeat"),
+        ("window=4", "refine=false"),
+    ),
+    ("scd", "v3t5"): (("window=2", "coupling=gumbel"), ("window=3", "coupling=gumbel")),
+    ("scd", "m4t24"): (("window=12", "coupling=gumbel"),),
+    ("sjd_pac", "v4t8"): (
+        ("window=4", "width=2", "depth=2", "tree=comb"),
+        ("window=6", "width=2", "depth=3", "coupling=none"),
+    ),
+    ("sjd_pac", "m4t24"): (("window=12", "width=3", "depth=2", "tree=comb", "coupling=none"),),
+}
+
+
+def meaningful(cfg: Mapping[str, Any], model: Subject) -> bool:
+    """Whether an audit of all models includes this one: see `_NEARNESS`; the real models serve exact rules only, since
+    their drafters, not their rules, differ from those of tables."""
+    if not isinstance(model, TabularModel):
+        return bool(cfg["rule"] == "exact" or cfg["drafter"] == "medusa")
+    return model.vocab >= _FEWEST or not (cfg["rule"] in _NEARNESS or cfg["rule"] == "typical")
+
+
+def variants(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[list[str]]:
+    """The further arguments of every audit of a method on a model. cfg: the method's configuration; given: the keys of
+    the arguments that it was composed from."""
+    fixed = [*_rule(cfg, given, model), *_real(cfg, given, model)]
+    drafts = [list(draft) for draft in _drafts(cfg, given, model)] or [[]]
+    for draft in drafts:
+        yield [*fixed, *draft]
+    sampled = _SAMPLED.get(model.name, ())
+    if cfg["rule"] == "exact" and sampled and not given & {"temperature", "top_k", "top_p"}:
+        yield [*fixed, *drafts[-1], *sampled]
+
+
+def _rule(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[str]:
+    """The neighbourhood of a rule by nearness: at most what is below half of the vocabulary."""
+    name = _NEARNESS.get(cfg["rule"])
+    if name and name not in given:
+        most = max(2 if name == "group" else 1, (model.vocab - 1) // 2)
+        if cfg[name] > most:
+            yield f"{name}={most}"
+
+
+def _real(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[str]:
+    """Real models: the rule under which the heads of Medusa are lossless, and guidance."""
+    if not isinstance(model, TabularModel):
+        if cfg["rule"] == "typical" and "rule" not in given:
+            yield "rule=exact"
+        if model.guided and "cfg_scale" not in given:
+            yield "cfg_scale=2.0"
+
+
+def _drafts(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[tuple[str, ...]]:
+    if given & {*SHAPE, *_OF_WINDOW}:
+        return
+    own = parameters.declared("drafter", cfg["drafter"])
+    length = model.length
+    short, long = 2, length // 2
+    lengths = sorted({short, long, *([3] if length == 5 else [])})
+    if "window" in own and "width" in own and cfg["width"] > 1:
+        yield ("window=3", "width=2", "depth=2")
+        if long > 3:
+            yield (f"window={max(long, 6)}", "width=2", "depth=3")
+    elif "window" in own:
+        yield from ((f"window={window}",) for window in lengths)
+    elif "nodes" in own:
+        yield ("nodes=3", "depth=2", "width=2")
+        if long > 3:
+            yield ("nodes=8", "depth=3", "width=3")
+    elif "tree" in own:
+        yield from _trees(cfg, given, model)
+    else:
+        return
+    if long > 3 and length >= _LONG and cfg.get("window", 1) < length:
+        yield ()
+    yield from _WINDOWS.get((cfg["method"], model.name), ())
+
+
+def _trees(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[tuple[str, ...]]:
+    yield (f"tree={_FORK}",)
+    if model.length >= _FEWEST:
+        yield (f"tree={_BUSH}",)
+    # relaxed rules on chains: the case of Theorem 2
+    if cfg["rule"] not in ("exact", "typical") and "drafter" not in given and isinstance(model, TabularModel):
+        yield ("drafter=eagle", f"window={max(2, model.length // 2)}")
+
+
+def network(cfg: Mapping[str, Any]) -> bool:
+    """Whether the drafter needs a network, which draft tables replace."""
+    return bool(registry.entry("drafter", cfg["drafter"]).assets)
+
+
+def same_drafts(cfg: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What decides the sequences that draft tables give: presets that agree in it are one audit."""
+    drafter = cfg["drafter"]
+    if network(cfg):
+        kind = next(name for name in ("nodes", "tree", "window") if name in cfg)
+        drafter = (kind, "medusa" if drafter == "medusa" else "")
+    rest = {name: value for name, value in cfg.items() if name not in ("method", "drafter", "drafter_weights")}
+    if "tree" in rest and network(cfg):
+        rest["tree"] = tuple(parse(rest["tree"]))
+    return (drafter, tuple(sorted((name, str(value)) for name, value in rest.items())))

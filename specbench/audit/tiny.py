@@ -1,0 +1,169 @@
+"""Real models that are small enough to enumerate: the classes of `specbench.models` with random weights.
+
+An audit decodes them through everything that tables leave out: prefill and padding, caches and their compaction, rotary
+positions, guidance, the image grammar, and drafters that read the target's hidden states. The exact distribution comes
+from passes over complete sequences, without a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specbench.audit.marginals import Marginal, of_sequence
+from specbench.audit.tabular import Tables
+from specbench.config import registry
+from specbench.decoding.loop import Drafter, Target
+from specbench.decoding.sampling import Sampling
+from specbench.errors import UsageError, unknown
+from specbench.models import eagle, medusa
+from specbench.models.language import Language
+from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
+from specbench.models.loading import emu3
+from specbench.models.unified import Prompts, Unified, UnifiedConfig, image_tokens
+
+_IDS = torch.tensor([7, 5, 9, 6])  # of the codes in the vocabulary: in no order
+_NEW_LINE, _END = 3, 4
+_WORDS = 16  # ids of text, above those of the codes
+
+
+def _llamagen(layers: int) -> LlamaGen:
+    """3x3 of three codes."""
+    return LlamaGen(LlamaGenConfig(16, layers, 2, None, 24, 3, cls_token_num=3, caption_dim=8, block_size=9))
+
+
+def _chameleon(layers: int) -> Unified:
+    """Lumina's grammar: 2 rows of 3 codes, of four, each with its new line, then the image's end."""
+    cfg = UnifiedConfig(16, layers, 2, 2, 24, 32, qk_norm=1)
+    return Unified(cfg, image_tokens(_IDS, 2, 3, _NEW_LINE, [_END]))
+
+
+def _emu3(layers: int) -> Unified:
+    """2 rows of 3 codes, of four, with Emu3's grammar and grouped heads."""
+    cfg = UnifiedConfig(16, layers, 2, 1, 24, emu3.FIRST_CODE, rope_base=1e6)
+    return Unified(cfg, emu3.image(_IDS, 2, 3))
+
+
+#: The target of so many layers, and the factor of its random weights, which moves its distributions far from uniform.
+_FAMILIES: dict[str, tuple[Callable[[int], Language], float]] = {
+    "llamagen_tiny": (_llamagen, 16.0),
+    "chameleon_tiny": (_chameleon, 10.0),
+    "emu3_tiny": (_emu3, 7.0),
+}
+BUILT_IN = tuple(_FAMILIES)
+
+
+def _random(build: Callable[[], nn.Module], seed: int, factor: float) -> Any:
+    """A module with weights drawn from the seed alone, not from torch's global state."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = build()
+        with torch.no_grad():
+            for name, p in module.named_parameters():
+                if p.dim() == 2 and "norm" not in name:
+                    p.mul_(factor)
+    return module.eval().requires_grad_(False)
+
+
+@dataclass(frozen=True, eq=False)
+class TinyModel:
+    """A real target and its random drafters; see `models.Subject`."""
+
+    name: str
+    target: Language
+    guided: bool = True
+
+    @property
+    def vocab(self) -> int:
+        return self.target.grammar.codes if self.target.grammar else self.target.vocab_size
+
+    @property
+    def length(self) -> int:
+        return len(self._free)
+
+    @property
+    def _free(self) -> Tensor:
+        """The positions (T,) of tokens that are not forced."""
+        grammar = self.target.grammar
+        return grammar.free if grammar else torch.arange(self.target.length)
+
+    def drafter_network(self, name: str) -> Any:
+        """As a loaded model's: the random network that a drafter declares."""
+        if name == "draft_model":
+            build, factor = _FAMILIES[self.name]
+            return _random(partial(build, 1), 3, factor)
+        if name == "medusa":
+            return _random(partial(medusa.like_target, self.target), 6, factor=1.0)
+        layers = eagle.default_aux_hidden_layers(self.target) if name == "eagle3" else ()
+        return _random(partial(eagle.like_target, self.target, layers), 5, factor=2.0)
+
+    def parts(self, cfg: Mapping[str, Any]) -> tuple[Target, Drafter]:
+        """As of `models.Subject`."""
+        drafter = registry.find("drafter", cfg["drafter"])(cfg, self)
+        layers = getattr(drafter, "aux_hidden_layers", ())
+        return (self.target.with_aux_hidden_layers(layers) if layers else self.target), drafter
+
+    def prompts(self, rows: int) -> Conditioning | Prompts:
+        """As of `models.Subject`: a prompt with padding, the unconditional one with more."""
+        if isinstance(self.target, LlamaGen):
+            features = torch.randn(1, 3, 8, generator=torch.Generator().manual_seed(3)).expand(rows, -1, -1)
+            return Conditioning(features, torch.tensor([[False, True, True]]).expand(rows, -1))
+        ids, none = torch.tensor([[1, 0, _WORDS, _WORDS + 1, 2]]), torch.tensor([[1, 1, 1, 0, 2]])
+        given = (ids, ids != 1, none, none != 1)
+        return Prompts(*(x.expand(rows, -1) for x in given))
+
+    def codebook(self, rule: str) -> Tensor:
+        """As of `models.Subject`."""
+        raise UsageError(f"rule {rule} needs the nearness of codes, which {self.name} does not have")
+
+    def free(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """As of `models.Subject`."""
+        grammar = self.target.grammar
+        if grammar is None:
+            return tokens, torch.ones(len(tokens), dtype=torch.bool)
+        code = tokens < grammar.codes
+        kept = torch.where(grammar.forced < 0, code, tokens == grammar.forced).all(1)
+        return tokens[:, grammar.free].clamp_max(grammar.codes - 1), kept
+
+    def marginals(self, sampling: Sampling) -> list[Marginal]:
+        """As of `models.Subject`."""
+        given = (sampling.probs(logits) for logits in self._logits(sampling.cfg_scale))
+        exact = [p.double()[:, : self.vocab] for p in given]
+        return of_sequence([p / p.sum(-1, keepdim=True) for p in exact])
+
+    @torch.inference_mode()
+    def _logits(self, scale: float) -> Tables:
+        """Guided logits of the codes after every prefix, by the number of codes in it; from passes without a cache."""
+        model, grammar, vocab = self.target, self.target.grammar, self.vocab
+        count = vocab ** (self.length - 1)  # every sequence without its last code
+        sequence = torch.zeros(count, model.length, dtype=torch.int64)
+        if grammar is not None:
+            sequence[:] = grammar.forced.clamp_min(0)
+        prefix = torch.arange(count)
+        for t, position in enumerate(self._free[:-1].tolist()):
+            sequence[:, position] = prefix // vocab ** (self.length - 2 - t) % vocab
+        guided = scale != 1.0
+        tables: list[list[Tensor]] = [[] for _ in range(self.length)]
+        chosen = self._free.tolist()
+        for part in sequence.split(1 << 10):
+            given = model.condition(self.prompts(len(part)), guided)
+            before = len(given)
+            hidden = model.uncached(given, (part.repeat(2, 1) if guided else part)[:, :-1])
+            logits = Sampling(cfg_scale=scale).apply_guidance(model.head(hidden[:, before - 1 :]))
+            for table, position in zip(tables, chosen, strict=True):
+                table.append(logits[:, position, :vocab])
+        # sequences that share their first t codes share the distribution of the next one
+        return [torch.cat(table)[:: vocab ** (self.length - 1 - t)] for t, table in enumerate(tables)]
+
+
+@cache
+def built_in(name: str) -> TinyModel:
+    if name not in _FAMILIES:
+        raise unknown("audit.model", name, _FAMILIES)
+    build, factor = _FAMILIES[name]
+    return TinyModel(name, _random(partial(build, 2), 1, factor))

@@ -1,0 +1,138 @@
+"""What an audit can see: the upper limit of a distance, n-grams of long sequences, drafts shorter than a sequence, and
+models of real classes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from specbench.audit import audit, sizes, statistics, tiny
+from specbench.audit.audit import LEVEL, assemble, measure
+from specbench.audit.marginals import of_grams, of_sequence
+from specbench.audit.models import Subject, built_in
+from specbench.audit.tabular import random_tables, sequence_probs
+from specbench.config import configuration
+from specbench.decoding.drafters.window import Window
+from specbench.decoding.sampling import Sampling
+
+
+def drawn(probs: Tensor, samples: int, seed: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).multinomial(samples, probs.numpy())).double()
+
+
+def row_of(arguments: str, model: Subject, samples: int, margin: float = 1.0) -> dict:
+    return measure(assemble(configuration.compose(arguments.split()), model), model, samples, margin=margin)
+
+
+@pytest.mark.parametrize("limit", [statistics.plug_in_limit, statistics.quadratic_limit])
+@pytest.mark.parametrize("cells", [2, 64, 4096])
+@pytest.mark.parametrize("far", [0.0, 0.01, 0.1, 0.5])
+def test_a_limit_is_rarely_below_the_true_variation(far: float, cells: int, limit) -> None:
+    """At level 0.975 a limit misses 5 of 200 times; more than 15 would be a chance of 1 in 10,000."""
+    g = torch.Generator().manual_seed(cells)
+    probs, other = (torch.randn(2, cells, generator=g, dtype=torch.float64) * 1.5).softmax(-1)
+    moved = (1 - far) * probs + far * other
+    moved, probs = moved / moved.sum(), probs / probs.sum()
+    true = 0.5 * float((moved - probs).abs().sum())
+    missed = sum(limit(drawn(moved, 3000, seed), probs, statistics.TAIL) < true for seed in range(200))
+    assert missed <= 15
+
+
+def test_the_quadratic_limit_is_not_raised_by_many_cells() -> None:
+    probs = sequence_probs(random_tables(4, 8, seed=3, sharpness=1.5))
+    probs /= probs.sum()
+    seen = drawn(probs, 200_000, 0)
+    plug_in = statistics.plug_in_limit(seen, probs, statistics.TAIL)
+    assert statistics.upper_limit(seen, probs) < 0.03 < 0.08 < plug_in
+
+
+def test_grams_of_a_markov_model_are_marginals_of_its_sequences() -> None:
+    tables = random_tables(3, 6, seed=5, order=2)
+    tables = [t.double() / t.double().sum(-1, keepdim=True) for t in tables]
+    full = sequence_probs([table[torch.arange(3**t) % len(table)] for t, table in enumerate(tables)]).view(*[3] * 6)
+    found = of_grams(tables, 3)
+    assert [(m.start, m.length) for m in found] == [(0, 3), (1, 3), (2, 3), (3, 3), (4, 2), (5, 1)]
+    for m in found:
+        others = [d for d in range(6) if not m.start <= d < m.start + m.length]
+        assert torch.allclose(full.sum(others).flatten(), m.probs, atol=1e-12)
+    again = of_sequence([table[torch.arange(3**t) % len(table)] for t, table in enumerate(tables)])
+    assert torch.equal(again[0].probs, full.flatten())
+
+
+def test_a_verdict_needs_a_bound() -> None:
+    model = built_in("v3t5")
+    assert row_of("method=sd window=2", model, 1000, margin=0.03)["verdict"] == "undecided"
+    row = row_of("method=sd window=2", model, 20_000, margin=0.05)
+    assert row["verdict"] == "lossless"
+    assert row["tv_high"] <= 0.05
+    assert audit.verdict(LEVEL / 2, 0.0, 0.1) == "not lossless"
+
+
+def refills_with_token_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    initialise = Window._initialise
+
+    def broken(self, state, known, history, count, *rest):
+        initialise(self, state, known, history, count, *rest)
+        new = torch.arange(state.tokens.shape[1]) >= known[:, None]
+        state.tokens.masked_fill_(new & (count > 0)[:, None], 0)
+
+    monkeypatch.setattr(Window, "_initialise", broken)
+
+
+def test_a_window_that_is_refilled_wrongly_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window longer than the sequence is never refilled: a sampler that was broken there had the row of the intact
+    one, and windows of 16 and 64 were all that was audited."""
+    model = built_in("v3t5")
+    intact = row_of("method=sjd", model, 4000)
+    refills_with_token_0(monkeypatch)
+    assert row_of("method=sjd", model, 4000) == intact
+    for model in (built_in("v3t5"), built_in("m4t24")):
+        for method in ("sjd", "sjd_pac"):
+            cfg = configuration.compose([f"method={method}"])
+            caught = [
+                row_of(f"method={method} {' '.join(further)}", model, 4000)["verdict"]
+                for further in sizes.variants(cfg, {"method"}, model)
+                if "temperature=0" not in further
+            ]
+            assert "not lossless" in caught
+
+
+@pytest.mark.parametrize("name", ["m4t24", "m64t8"])
+def test_long_sequences_are_lossless(name: str) -> None:
+    row = row_of("method=scd window=3", built_in(name), 3000)
+    assert row["verdict"] == "lossless"
+    assert row["tv_low"] == 0
+    assert row["tv_exact"] is row["tv_bound"] is None
+    lossy = row_of("method=cool_sd drafter=eagle window=3 delta=2", built_in(name), 3000)
+    assert lossy["verdict"] == "not lossless"
+    assert lossy["tv_low"] > 0.02
+
+
+@pytest.mark.parametrize("name", tiny.BUILT_IN)
+def test_a_real_model_has_the_distribution_that_it_is_compared_with(name: str) -> None:
+    model = tiny.built_in(name)
+    [whole] = model.marginals(Sampling(cfg_scale=2.0))
+    assert len(whole.probs) == model.vocab**model.length
+    assert float(whole.probs.sum()) == pytest.approx(1)
+    [other] = model.marginals(Sampling())
+    assert 0.5 * float((whole.probs - other.probs).abs().sum()) > 0.1  # guidance matters
+    row = row_of("method=vanilla cfg_scale=2", model, 2000)
+    assert row["verdict"] == "lossless"
+    assert row_of("method=vanilla cfg_scale=1", model, 2000)["verdict"] == "lossless"
+
+
+@pytest.mark.parametrize("method", ["sd window=3", "eagle1 tree=[[0],[1],[0,0]]", "medusa rule=exact tree=[[0],[1]]"])
+def test_real_drafters_on_real_models(method: str) -> None:
+    row = row_of(f"method={method} cfg_scale=2", tiny.built_in("chameleon_tiny"), 2000)
+    assert row["verdict"] == "lossless"
+    assert row["accepted_length"] > 1.2
+
+
+def test_what_the_grammar_forbids_is_counted() -> None:
+    model = tiny.built_in("chameleon_tiny")
+    tokens = torch.tensor([[0, 1, 2, 4, 3, 0, 1, 4, 5], [0, 1, 4, 4, 3, 0, 1, 4, 5], [0, 1, 2, 4, 3, 0, 1, 4, 4]])
+    codes, allowed = model.free(tokens)
+    assert codes[0].tolist() == [0, 1, 2, 3, 0, 1]
+    assert allowed.tolist() == [True, False, False]

@@ -1,0 +1,310 @@
+"""`specbench audit` on the command line: its rows, its settings, and what it says to bad input."""
+
+from __future__ import annotations
+
+import csv
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import Call, refused
+
+from specbench.audit import densities, models, tiny
+from specbench.audit.audit import COLUMNS
+from specbench.audit.models import BUILT_IN, built_in
+from specbench.audit.tabular import random_tables
+from specbench.config import parameters
+
+
+@pytest.fixture
+def call(call: Call) -> Call:
+    """Runs `specbench audit ...` in an empty folder -> (exit code, stdout, stderr)."""
+    return partial(call, "audit")
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as f:
+        return list(csv.DictReader(f))
+
+
+def audit_row(call: Call, *arguments: str) -> dict[str, str]:
+    """The only row of an audit that succeeds."""
+    assert call(*arguments, "out=one.csv")[0] == 0
+    [row] = rows_of(Path("one.csv"))
+    return row
+
+
+def arrays(vocab: int = 3, length: int = 3) -> dict[str, np.ndarray]:
+    p = random_tables(vocab, length, seed=1)
+    q = random_tables(vocab, length, seed=2, near=p)
+    named = {f"{letter}{t}": x.numpy() for letter, tables in (("p", p), ("q", q)) for t, x in enumerate(tables)}
+    return named | {"codebook": np.random.default_rng(0).normal(size=(vocab, 2))}
+
+
+def test_an_audit_prints_a_table_and_writes_it(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny, "BUILT_IN", ())
+    words = "method=sd window=2 temperature=0.7 audit.samples=2e3 audit.seed=3 audit.margin=1 out=a/b.csv"
+    code, out, err = call(*words.split())
+    assert code == 0
+    head, *lines, _, _, _, limit, wrote = out.splitlines()
+    assert limit.startswith("sd (rule exact): lossless, TV <= 0.")
+    own = ["method", "drafter", "rule", "model"]
+    assert head.split() == [*own, *list(COLUMNS)[1 : list(COLUMNS).index("verdict") + 1]]
+    assert [line.split()[:4] for line in lines] == [["sd", "draft_model", "exact", name] for name in BUILT_IN]
+    assert all(line.endswith("  lossless") for line in lines)
+    assert wrote == "wrote a/b.csv"
+    assert "sd on v2t10" in err
+    rows = rows_of(tmp_path / "a/b.csv")
+    assert list(rows[0]) == list(COLUMNS)
+    sizes = [(name, str(built_in(name).vocab), str(built_in(name).length)) for name in BUILT_IN]
+    assert [(r["model"], r["V"], r["T"], r["samples"], r["seed"]) for r in rows] == [(*s, "2000", "3") for s in sizes]
+    assert rows[0]["parameters"] == "window=2 temperature=0.7 top_k=null top_p=1.0"
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["b.csv"]
+
+
+def test_an_audit_names_what_it_audited(call: Call, tmp_path: Path) -> None:
+    """`method=cool_sd rule=exact` was printed as cool_sd, lossless."""
+    words = ["audit.samples=1000", "audit.model=v3t5", "audit.margin=1", "out=a.csv"]
+    for given, drafter, rule, some in (
+        (["method=cool_sd", "rule=exact", "tree=mc_sim_7b_63"], "eagle_tree", "exact", "tree=mc_sim_7b_63"),
+        (["method=cool_sd", "delta=3", "drafter=eagle", "window=2"], "eagle", "cool", "delta=3.0"),
+        (["method=sd", "rule=uniform", "delta=1.5"], "draft_model", "uniform", "delta=1.5"),
+    ):
+        code, out, _ = call(*given, *words)
+        assert code == 0
+        head, line, *_ = out.splitlines()
+        printed = dict(zip(head.split(), line.split(), strict=False))
+        row, *_ = rows_of(tmp_path / "a.csv")
+        for told in (printed, row):
+            assert (told["drafter"], told["rule"]) == (drafter, rule)
+        assert some in row["parameters"].split()
+        assert f"\n{row['method']}: drafter={drafter} rule={rule} {row['parameters']}\n" in out
+
+
+def test_tables_of_ones_own(call: Call, tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", **arrays())
+    words = ("audit.tables=mine.npz", "audit.samples=4000", "audit.margin=1")
+    row = audit_row(call, "method=sjd", "window=2", *words)
+    assert (row["model"], row["V"], row["T"], row["verdict"]) == ("mine.npz", "3", "3", "lossless")
+    assert row["tv_bound"] == row["accepted_length_expected"] == ""  # not of Theorem 2
+    # the draft tables stand for a network, whatever the preset's: a chain where window= asks for one
+    row = audit_row(call, "method=lantern", "window=2", "k=1", "delta=0.5", *words)
+    assert row["parameters"].startswith("window=2 delta=0.5 k=1 ")
+    assert row["verdict"] == "not lossless"
+    assert float(row["tv_low"]) <= float(row["tv_exact"]) <= float(row["tv_bound"])
+    assert float(row["accepted_length_low"]) < float(row["accepted_length_expected"])
+    row = audit_row(call, "method=sd", "tree=[[0],[1],[0,0]]", *words)
+    assert row["parameters"].startswith("tree=[[0],[1],[0,0]] ")
+    assert row["tv_bound"] == ""
+
+
+OF_VECTORS = ["cspd", "cspd_paper"]
+
+
+def only_methods(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    shipped = parameters.choices
+    few = dict.fromkeys(names, "")
+    monkeypatch.setattr(parameters, "choices", lambda kind: few if kind == "method" else shipped(kind))
+
+
+def test_every_preset_can_be_audited(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "BUILT_IN", ("v3t5",))
+    monkeypatch.setattr(densities, "BUILT_IN", ("d2t4",))
+    monkeypatch.setattr(tiny, "BUILT_IN", ())
+    code, out, err = call("--all", "audit.samples=1000", "audit.margin=1", "out=all.csv")
+    assert code == 0
+    rows = rows_of(tmp_path / "all.csv")
+    assert list(dict.fromkeys(row["method"] for row in rows)) == list(parameters.choices("method"))
+    assert {row["method"]: row["same_as"] for row in rows if row["same_as"]} == {
+        "eagle3": "eagle2",
+        "sd": "eagle_chain",
+    }
+    assert [row["method"] for row in rows if row["model"] == "d2t4"] == OF_VECTORS
+    for row in rows:
+        own = ("dim", "ks", "ks_noise", "energy", "energy_noise", "acceptance_rate", "tries", "fallbacks")
+        assert {bool(row[name]) for name in own} == {row["model"] == "d2t4"}
+        assert {bool(row[name]) for name in ("V", "tv", "tv_low", "tv_noise")} == {row["model"] == "v3t5"}
+    tables, vectors, audited, limits = (part.splitlines() for part in out.split("\n\n"))  # a table of each kind
+    assert len(tables) == 1 + len(rows) - len(OF_VECTORS)
+    assert [line.split()[0] for line in vectors] == ["method", *OF_VECTORS]
+    assert {line.split(":")[0] for line in audited} == {row["method"] for row in rows}
+    assert [line.split()[0] for line in limits] == [*dict.fromkeys(row["method"] for row in rows), "wrote"]
+    assert [line.split("  ")[-1] for line in vectors[1:3]] == ["lossless", "not lossless"]
+    assert "left out" not in err
+
+
+def test_one_model_leaves_out_other_presets(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only_methods(monkeypatch, "cspd", "eagle1", "sd", "vanilla")
+    for model, found, note in (
+        ("d1t4", ["cspd", "vanilla"], "eagle1, sd left out: .* d1t4 is a model of continuous"),
+        ("v3t5", ["eagle1", "sd", "vanilla"], "cspd left out: .* v3t5 is a model of discrete"),
+    ):
+        code, _, err = call("--all", f"audit.model={model}", "temperature=0.7", "audit.samples=1000", "out=all.csv")
+        assert code == 0
+        rows = rows_of(tmp_path / "all.csv")
+        assert list(dict.fromkeys(row["method"] for row in rows)) == found
+        assert all("temperature=0.7" in row["parameters"] for row in rows)
+        assert err.count("left out") == 1
+        assert re.search(f"specbench: {note}", err)
+
+
+def test_a_method_of_vectors(call: Call, tmp_path: Path) -> None:
+    words = (
+        "gamma=3 prefill=0.3 align=false tries=50 temperature=0.7 audit.samples=3000 audit.margin=1 out=a.csv".split()
+    )
+    code, out, _ = call("method=cspd", "criterion=path", *words)
+    assert code == 0
+    rows = rows_of(tmp_path / "a.csv")
+    assert list(rows[0]) == list(COLUMNS)
+    found = [(r["model"], r["dim"], r["verdict"]) for r in rows]
+    assert found == [(name, name[1], "lossless") for name in densities.BUILT_IN]
+    assert len(out.splitlines()) == 1 + len(rows) + 5
+    assert rows[0]["parameters"] == (
+        "gamma=3 prefill=0.3 align=false criterion=path verify=causal on_reject=stop inner_temperature=1.0 tries=50"
+        " temperature=0.7 final_noise=true"
+    )
+    lossy = ("verify=parallel", "on_reject=continue", "inner_temperature=42", "audit.model=d2t4", "audit.seed=7")
+    row = audit_row(call, "method=cspd", *lossy, "audit.samples=3000")
+    assert (row["verdict"], row["seed"], row["T"]) == ("not lossless", "7", "4")
+    # the released behaviour ends with a mean, as MAR's own sampler does; both can be audited with densities, too
+    for word, kept in (("", "final_noise=false"), ("final_noise=true", "final_noise=true")):
+        row = audit_row(call, "method=cspd_paper", "audit.model=d1t4", *word.split(), "audit.samples=1000")
+        assert row["parameters"].endswith(kept)
+
+
+def test_vanilla_decoding_of_either_kind(call: Call) -> None:
+    for model, verdict in (("v3t5", "tv"), ("d1t5", "ks")):
+        row = audit_row(
+            call, "method=vanilla", f"audit.model={model}", "temperature=1", "audit.samples=1000", "audit.margin=1"
+        )
+        found = [row[name] for name in ("model", "verdict", "accepted_length", "tokens_per_step")]
+        assert found == [model, "lossless", "1.0", "1.0"]
+        assert row[verdict]
+
+
+def test_arguments_of_all_reach_who_can_take_them(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only_methods(monkeypatch, "eagle1", "gsd", "sd", "sjd_pac")
+    np.savez(tmp_path / "bare.npz", **without("codebook"))
+    code, _, err = call("--all", "window=4", "audit.tables=bare.npz", "audit.samples=1000", "out=all.csv")
+    assert code == 0
+    found = {row["method"]: row["parameters"] for row in rows_of(tmp_path / "all.csv")}
+    assert list(found) == ["eagle1", "sd", "sjd_pac"]
+    assert "specbench: gsd is left out: rule gsd needs the nearness of codes: bare.npz lacks the array codebook" in err
+    assert "tree=[[0],[1],[0,0]]" in found["eagle1"]
+    assert "window=4 " in found["sd"]
+    assert "specbench: sjd_pac keeps its own window: a full tree of width 4 and depth 3 has 20 draft tokens" in err
+    assert "window=3 " in found["sjd_pac"]
+    assert "has no parameter 'delta'" in refused(call, "--all", "delta=3", "audit.model=v3t5", "audit.samples=1000")
+    assert call("--all", "window=0", "audit.model=v3t5")[0] == 2
+
+
+def test_help(call: Call) -> None:
+    code, out, err = call("--help")
+    assert (code, err) == (0, "")
+    assert all(name in out for name in (*COLUMNS, *BUILT_IN, *densities.BUILT_IN, "audit.tables=", "--all"))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["audit.sample=5"], "unknown parameter 'audit.sample' (choose from: audit.margin, audit.model,"),
+        (["audit.samples=999"], "audit.samples must be an integer from 1000 to 10000000 (got 999)"),
+        (["audit.samples=many"], "audit.samples must be an integer from 1000 to 10000000 (got many)"),
+        (["audit.samples=1000", "audit.samples=2000"], "'audit.samples' is given 2 times"),
+        (["audit.seed=-1"], "audit.seed must be an integer of at least 0"),
+        (
+            ["audit.model=v9"],
+            "unknown audit.model 'v9' (choose from: chameleon_tiny, emu3_tiny, llamagen_tiny, m4t24, m64t8, v2t10,",
+        ),
+        (["audit.model=v3t5", "audit.tables=a.npz"], "name two different things"),
+        (["method=cspd", "audit.model=v9"], "unknown audit.model 'v9' (choose from: d1t4, d1t5, d2t3, d2t4)"),
+        (["--all", "audit.model=v9"], "(choose from: chameleon_tiny, d1t4, d1t5, d2t3, d2t4, emu3_tiny,"),
+        (
+            ["method=sjd", "audit.model=d1t4"],
+            "use audit.model=v2t10, v3t5, v4t8, v8t4, m4t24, m64t8, llamagen_tiny, chameleon_tiny, emu3_tiny",
+        ),
+        (["method=cspd", "audit.model=v3t5"], "use audit.model=d1t4, d1t5, d2t3, d2t4"),
+        (["method=cspd", "rule=exact"], "drafter cspd and rule exact do not go together"),
+        (["method=sjd", "rule=density"], "drafter sjd and rule density do not go together"),
+        (["method=cspd", "window=3"], "method 'cspd' (drafter cspd, rule density) has no parameter 'window'"),
+        (["method=cspd", "temperature=0"], "temperature=0 leaves no densities to compare"),
+        (["method=cspd", "criterion=path", "final_noise=false"], "use final_noise=true"),
+        (["method=cspd", "diffusion_steps=5"], "'diffusion_steps' belongs to specbench run"),
+        (["method=sjd", "final_noise=true"], "method 'sjd' (drafter sjd, rule exact) has no parameter 'final_noise'"),
+        (["--all", "audit.model=d1t4", "window=3"], "has no parameter 'window'"),
+        (["--all", "audit.model=d1t4", "drafter=sjd"], "drafter sjd and rule density do not go together"),
+        (["audit.tables=a.npz"], "audit.tables: there is no file 'a.npz'"),
+        (["n=4"], "'n' belongs to specbench run, an audit has no such parameter; give audit.samples"),
+        (["+data=scenes"], "'data' belongs to specbench run"),
+        (["hydra.run.dir=x"], "'hydra.run.dir' belongs to specbench run"),
+        (["cfg_scale=3"], "only models of real classes have guidance"),
+        (["delta=1,2"], "'delta' names several values; an audit takes one at a time"),
+        (["method=nope"], "unknown method 'nope' (choose from: cool_sd,"),
+        (["method=sd", "delta=2"], "method 'sd' (drafter draft_model, rule exact) has no parameter 'delta'"),
+        (["method=sjd_pac", "window=3"], "does not fit window=3"),
+        (["--all", "method=sd"], "--all and method= contradict each other"),
+        (["out=/dev/null/a.csv"], "cannot write /dev/null/a.csv (Not a directory); choose another out=FILE.csv"),
+    ],
+)
+def test_a_mistake_costs_one_sentence(words: list[str], sentence: str, call: Call, tmp_path: Path) -> None:
+    err = refused(call, *words)
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def changed(name: str, value: Any) -> dict[str, np.ndarray]:
+    return arrays() | {name: value}
+
+
+def without(*names: str) -> dict[str, np.ndarray]:
+    return {k: v for k, v in arrays().items() if k not in names}
+
+
+TWO = np.full((3, 3), 1 / 3)
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no target": (without("p0", "p1", "p2"), "bad.npz lacks the array p0"),
+    "no draft": (without("q0", "q1", "q2"), "bad.npz lacks the array q0"),
+    "a gap": (without("p1"), "bad.npz lacks the array p1"),
+    "far away": (changed("p1000000000", TWO), "bad.npz lacks the array p3"),
+    "too short": (without("q2"), "the tables of bad.npz differ in size (p: V=3, T=3; q: V=3, T=2)"),
+    "another V": (arrays() | {k: v for k, v in arrays(2).items() if k[0] == "q"}, "(p: V=3, T=3; q: V=2, T=3)"),
+    "a wrong shape": (changed("p1", TWO[:2]), "p1 of bad.npz must be of shape (3, 3), not (2, 3)"),
+    "a vector": (changed("p0", TWO[0]), "p0 of bad.npz must be of shape (1, V) with at least two tokens, not (3,)"),
+    "a scalar": (changed("p0", 1.0), "p0 of bad.npz must be of shape (1, V)"),
+    "one token": ({"p0": np.ones((1, 1)), "q0": np.ones((1, 1))}, "with at least two tokens, not (1, 1)"),
+    "negative": (changed("p0", [[1.2, -0.2, 0.0]]), "p0 of bad.npz has negative probabilities"),
+    "not a distribution": (changed("q1", TWO * [[1], [1.01], [1]]), "row 1 of q1 of bad.npz sums to 1.01, not 1"),
+    "NaN": (changed("q1", TWO * np.nan), "q1 of bad.npz holds NaN or infinite values"),
+    "text": (changed("q1", np.full((3, 3), "a")), "q1 of bad.npz is not an array of numbers"),
+    "objects": (changed("q1", np.full((3, 3), {}, dtype=object)), "q1 of bad.npz is damaged or not an array"),
+    "a codebook of another V": (changed("codebook", np.ones((4, 2))), "codebook of bad.npz must be of shape (3, d)"),
+    "too many": ({"p0": np.full((1, 3000), 1 / 3000), "p1": TWO, "q0": TWO}, "V=3000 and T=2 make more sequences"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_costs_one_sentence(name: str, call: Call, tmp_path: Path) -> None:
+    named, sentence = BAD[name]
+    np.savez(tmp_path / "bad.npz", **named)
+    err = refused(call, "audit.tables=bad.npz")
+    assert sentence in err
+    assert err.startswith("specbench: audit.tables: ")
+    assert err.count("\n") == 1
+
+
+def test_a_file_that_is_no_npz(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "text.npz").write_text("{}")
+    assert "text.npz is not an .npz file of plain arrays" in refused(call, "audit.tables=text.npz")
+    np.save(tmp_path / "one.npy", TWO)
+    assert "one.npy holds a single array" in refused(call, "audit.tables=one.npy")
+
+
+def test_tables_that_a_method_cannot_use(call: Call, tmp_path: Path) -> None:
+    np.savez(tmp_path / "bare.npz", **without("codebook"))
+    assert "bare.npz is a model of discrete tokens" in refused(call, "method=cspd", "audit.tables=bare.npz")
+    err = refused(call, "method=lantern", "audit.tables=bare.npz")
+    assert "rule lantern needs the nearness of codes: bare.npz lacks the array codebook, (V, d)" in err

@@ -1,0 +1,183 @@
+"""The kernels of distributions and draws against the plain functions that specify them: compiled on CUDA, by Triton's
+interpreter elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from test_kernel_verification import poisoned
+from torch import Tensor
+
+from specbench.decoding.rng import BITS, RandomStreams
+from specbench.decoding.sampling import Sampling, draw_exactly, sample_distinct
+from specbench.models.language import LanguageSession
+
+pytest.importorskip("triton")
+from specbench.engine.kernels import FusedKernels, sampling
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+#: Tokens that a program takes at once, made small: vocabularies of the tests are several of them and a part.
+BLOCK = 64
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_HELD", "_BLOCK", "_NUMBERS"):
+        monkeypatch.setattr(sampling, name, BLOCK)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def on_grid(*shape: int, seed: int = 0) -> Tensor:
+    """Uniforms as the random streams give them."""
+    whole = torch.randint(1 << BITS, shape, generator=torch.Generator().manual_seed(seed))
+    return (whole * 2.0**-BITS).to(DEVICE)
+
+
+def session(forced: list[int] | None, codes: int, size: int) -> Any:
+    """The image grammar of a session, without a model."""
+    made: Any = SimpleNamespace(length=len(forced or []), codes=codes, vocab_size=size, forced_tokens=None)
+    made.forced_tokens = None if forced is None else torch.tensor(forced, device=DEVICE)
+    made.forced = lambda positions: LanguageSession.forced(made, positions)
+    made.constrain = lambda logits, positions: LanguageSession.constrain(made, logits, positions)
+    return made
+
+
+@pytest.mark.parametrize(("dtype", "top_k", "scale", "grammar"), [
+    (torch.bfloat16, None, 3.0, True),
+    (torch.bfloat16, 7, 3.0, True),
+    (torch.float32, 130, 1.0, True),
+    (torch.bfloat16, 1, 1.0, False),
+    (torch.float32, 7, 3.0, False),
+    (torch.float32, 500, 1.0, False),  # more than there are
+])  # fmt: skip
+@torch.inference_mode()
+def test_distributions(dtype: torch.dtype, top_k: int | None, scale: float, grammar: bool) -> None:
+    """A vocabulary of two blocks and a part, which no power of two divides."""
+    size, rows, nodes = 131, 3, 2
+    logits = 3 * normal(rows if scale == 1 else 2 * rows, nodes, size)
+    logits[0] = logits[0].round()  # ties, zeros of both signs
+    logits[1, :, 3:128] = -torch.inf  # fewer are left than top_k
+    if scale != 1:
+        logits[rows] = logits[rows].round()
+        logits[rows + 1, :, 3:128] = 0
+    logits = logits.to(dtype)
+    # a new line that is forced, another token that is, and positions beyond the end
+    where = session([-1, 130, 129, -1], 128, size) if grammar else session(None, size, size)
+    positions = torch.tensor([[0, 1], [2, 3], [-1, 7]], device=DEVICE)
+    plain = Sampling(0.7, top_k, 1.0, scale)
+    fused = replace(plain, kernels=FusedKernels())
+    wanted = plain.distributions(logits, where, positions)
+    with poisoned():
+        found = fused.distributions(logits, where, positions)
+    assert found.guided is None  # the kernel did it
+    assert torch.equal(found.p > 0, wanted.p > 0)
+    torch.testing.assert_close(found.p, wanted.p, rtol=1e-4, atol=1e-7)
+    assert torch.equal(found.logits, wanted.logits)
+    torch.testing.assert_close(found.unfiltered(), wanted.unfiltered(), rtol=1e-4, atol=1e-7)
+    path, tokens = torch.tensor([[0, 1]] * 2 + [[0, 0]], device=DEVICE), torch.tensor([[2, 130]] * 3, device=DEVICE)
+    torch.testing.assert_close(found.log_prob(path, tokens), wanted.log_prob(path, tokens), rtol=1e-4, atol=1e-4)
+    alone = fused.distributions(logits[::rows, 1:], where, positions[:1, 1:])
+    assert torch.equal(alone.p, found.p[:1, 1:])  # in any batch
+
+
+@torch.inference_mode()
+def test_logits_of_a_part_of_the_nodes_are_read_where_they_are() -> None:
+    logits, where = normal(2, 5, 70), session(None, 70, 70)
+    positions = torch.zeros(1, 1, dtype=torch.int64, device=DEVICE)
+    plain = Sampling(1.0, 9, 1.0, 2.0)
+    found = replace(plain, kernels=FusedKernels()).distributions(logits[:, -1:], where, positions).p
+    torch.testing.assert_close(found, plain.distributions(logits[:, -1:], where, positions).p, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.nan, torch.inf])
+@pytest.mark.parametrize("top_k", [None, 5])
+@torch.inference_mode()
+def test_what_is_no_distribution_stays_none(value: float, top_k: int | None) -> None:
+    """A model's NaN must reach the check of the distributions, whatever the filter."""
+    logits = normal(3, 1, 70)
+    logits[0, 0, 3], logits[1, 0, 66] = value, value
+    logits[2] = -torch.inf
+    assert Sampling(1.0, top_k, kernels=FusedKernels()).probs(logits).isnan().all()
+    assert Sampling(1.0, top_k).probs(logits).isnan().all()
+
+
+@torch.inference_mode()
+def test_greedy_decoding_and_top_p_have_no_kernel() -> None:
+    logits, where = normal(2, 3, 100), session(None, 100, 100)
+    positions = torch.zeros(2, 3, dtype=torch.int64, device=DEVICE)
+    for plain in (Sampling(0.0), Sampling(1.0, None, 0.5)):
+        found = replace(plain, kernels=FusedKernels()).distributions(logits, where, positions)
+        assert torch.equal(found.p, plain.distributions(logits, where, positions).p)
+        torch.testing.assert_close(found.unfiltered(), (logits / 1.0).softmax(-1))
+
+
+@pytest.mark.parametrize("size", [5, 64, 200, 131])
+@torch.inference_mode()
+def test_draws(size: int) -> None:
+    """The same bits as the plain sums of integers."""
+    probs, u = (3 * normal(30, 2, size)).softmax(-1), on_grid(30, 2)
+    probs[3:20, :, 1:-2] = 0  # blocks without any
+    probs[0, 0], probs[0, 1], probs[1, 0] = torch.nan, 0.0, 1 / size
+    probs[2] *= 1e-9  # sums to less than one part is worth
+    u[4], u[5] = 0, 1 - 2.0**-BITS
+    kernels = FusedKernels()
+    with poisoned():
+        found = kernels.draw(probs, u)
+    assert torch.equal(found, draw_exactly(probs, u))
+    assert (probs[3:].gather(2, found[3:, :, None]) > 0).all()
+    # a part of a tensor, as vanilla decoding draws
+    assert torch.equal(kernels.draw(probs[:, 1], u[:, 1]), found[:, 1])
+    assert torch.equal(kernels.draw(probs[7:8], u[7:8]), found[7:8])
+
+
+def streams(rows: int) -> tuple[RandomStreams, RandomStreams, Tensor]:
+    """Of one key, without kernels and with them; and steps."""
+    plain, fused = tiny.rng(rows, 7, DEVICE), tiny.rng(rows, 7, DEVICE)
+    fused.kernels = FusedKernels()
+    return plain, fused, torch.tensor([0, 5, 4096, 1 << 40], device=DEVICE)[:rows]
+
+
+@torch.inference_mode()
+def test_random_numbers() -> None:
+    plain, fused, step = streams(4)
+    index = torch.randint(1 << 40, (4, 90), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    with poisoned():
+        for tag in (0, 1, 16, 4095):
+            assert torch.equal(fused.uniform(step, tag, 7, 11), plain.uniform(step, tag, 7, 11))
+            assert torch.equal(fused.uniforms(step, tag, 3, 70), plain.uniforms(step, tag, 3, 70))
+            assert torch.equal(fused.uniform_at(step, tag, index), plain.uniform_at(step, tag, index))
+            assert torch.equal(fused.uniform_at(step, tag, index[0]), plain.uniform_at(step, tag, index[0]))
+        some = torch.tensor([2, 0], device=DEVICE)
+        assert torch.equal(fused.rows(some).uniform(step[:2], 1, 3), plain.rows(some).uniform(step[:2], 1, 3))
+
+
+@pytest.mark.parametrize(("size", "count"), [(3, 3), (64, 1), (150, 4), (131, 10)])
+@torch.inference_mode()
+def test_draws_without_replacement(size: int, count: int) -> None:
+    plain, fused, step = streams(4)
+    probs = (3 * normal(4, 5, size)).softmax(-1)
+    probs[2, :, count:] = 0
+    with poisoned():
+        found = sample_distinct(probs, fused, step, 9, count)
+    assert torch.equal(found, sample_distinct(probs, plain, step, 9, count))
+    assert torch.equal(
+        found[1:2], sample_distinct(probs[1:2], fused.rows(torch.tensor([1], device=DEVICE)), step[1:2], 9, count)
+    )
+
+
+@torch.inference_mode()
+def test_equal_scores_come_in_the_order_of_their_numbers() -> None:
+    """Noise has 2**23 values, so that of equal probabilities two are often equal; and all that are zero are."""
+    _, fused, step = streams(2)
+    probs = torch.zeros(2, 1, 100, device=DEVICE)
+    probs[:, :, 40] = 1
+    found = sample_distinct(probs, fused, step, 9, 4)
+    assert found.tolist() == [[[40, 0, 1, 2]]] * 2
