@@ -176,8 +176,9 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(cfg.dim, cfg.norm_eps) if input_norm else nn.Identity()
         self.ffn_norm = RMSNorm(cfg.dim, cfg.norm_eps)
 
-    def forward(self, x: Tensor, context: AttentionContext, layer: int) -> Tensor:
-        """x (N, dim): the positions of all rows, one after the other -> (N, dim)."""
+    def forward(self, x: Any, context: AttentionContext, layer: int) -> Any:
+        """x (N, dim): the positions of all rows, one after the other -> (N, dim). With fused kernels, their `stream` of
+        it."""
         if context.cache is not None and context.cache.kernels is not None:
             return context.cache.kernels.block(self, x, context, layer)
         if self.post_norm:
@@ -200,17 +201,21 @@ def run_blocks(
     block whose number is in `aux_hidden_layers`: (R, n, dim * (1 + layers))."""
     rows, nodes, dim = x.shape
     first: Any = blocks[0]  # all rotate alike
-    if isinstance(mask, TreeMask):
+    kernels = None if cache is None else cache.kernels
+    if isinstance(mask, TreeMask) and kernels is None:
         assert cache is not None
-        if cache.kernels is None:
-            mask = mask.dense(torch.arange(cache.slots, device=x.device))
+        mask = mask.dense(torch.arange(cache.slots, device=x.device))
     context = AttentionContext(rows, nodes, rope, rope_factors(rope, first.attention.cfg.rotary), mask, cache, slots)
-    flat = x.reshape(-1, dim)
+    flat: Any = x.reshape(-1, dim)
+    if kernels is not None:
+        flat = kernels.stream(flat)
     aux = []
     for i, block in enumerate(blocks):
         flat = block(flat, context, i)
         if i in aux_hidden_layers:
-            aux.append(flat)
+            aux.append(flat if kernels is None else flat.summed())
+    if kernels is not None:
+        flat = flat.summed()
     if aux:
         flat = torch.cat([flat, *aux], -1)
     return flat.view(rows, nodes, -1)

@@ -13,11 +13,19 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.engine.kernels import block, products, sampling, verification, window
+from specbench.engine.kernels import sampling, verification, window
+from specbench.engine.kernels.block import LayerKernels, Stream
+from specbench.engine.kernels.tiles import Tiles
 
 
 class FusedKernels:
-    """The kernels of one engine, as `ops.Kernels` describes them."""
+    """The kernels of one engine, as `ops.Kernels` describes them. It serves one CUDA stream at a time: its kernels
+    share counters (`attention.Counters`)."""
+
+    def __init__(self, tiles: Tiles | None = None, dependent: bool = True) -> None:
+        """tiles: how the layers' kernels divide their work (default: not tuned); dependent: whether a kernel of a layer
+        may begin before the one in front of it has ended, on devices that can."""
+        self.layers = LayerKernels(tiles, dependent)
 
     def probs(
         self,
@@ -62,7 +70,10 @@ class FusedKernels:
         return window.window(drafter, state, history, count, step, tags, tag, noise)
 
     def rms_norm(self, x: Tensor, norm: Any) -> Tensor:
-        return products.rms_norm(x, norm)
+        return self.layers.rms_norm(x, norm)
 
-    def block(self, one: Any, flat: Tensor, context: Any, layer: int) -> Tensor:
-        return block.block(one, flat, context, layer)
+    def stream(self, flat: Tensor) -> Stream:
+        return Stream(flat)
+
+    def block(self, one: Any, stream: Stream, context: Any, layer: int) -> Stream:
+        return self.layers.block(one, stream, context, layer)

@@ -1,6 +1,8 @@
-"""Rotary embedding, and attention of few queries to the cache."""
+"""Attention of the few positions of a decode pass to a cache."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -8,124 +10,158 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels import launch
+from specbench.engine.kernels.launch import gdc_launch_dependents, gdc_wait
+from specbench.engine.kernels.products import dot
+from specbench.engine.kernels.tiles import Tiles
+from specbench.engine.masks import TreeMask
 
-#: Queries per attention program, keys that it reads at once, and programs that share the keys of a head.
-_QUERIES, _KEYS, _SPLITS = 64, 64, 16
+#: Programs that a device runs at once (the multiprocessors of an H100 or H200), and the largest number of programs that
+#: share the keys of a head: the last of them reads the partial sums of all.
+_PROCESSORS, _MOST_SPLITS = 132, 16
 
 
 @triton.jit
-def _rotate(
-    QKV, TABLE, SLOTS, QW, QB, KW, KB, Q, K, V, nodes, slots, table_rows, q_rows, k_rows,
-    HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, HALVES: tl.constexpr,
-    NORMED: tl.constexpr,
-):  # fmt: skip
-    """One head of one position: norm, rotate, and store in the queries or the caches."""
-    position, head = tl.program_id(0), tl.program_id(1)
-    row, node, i = position // nodes, position % nodes, tl.arange(0, BLOCK)
-    here = i < HALF
-    if HALVES:
-        first = i
-        second = i + HALF
-    else:
-        first = 2 * i
-        second = 2 * i + 1
-    base = QKV + (position * (HEADS + 2 * KV) + head) * (2 * HALF)
-    given = tl.load(base + first, mask=here, other=0.0)
-    a, b = given.to(tl.float32), tl.load(base + second, mask=here, other=0.0).to(tl.float32)
-    slot = tl.load(SLOTS + position)
-    if head < HEADS + KV:
-        if NORMED:
-            mean = (tl.sum(a, 0) + tl.sum(b, 0)) / (2 * HALF)
-            a, b = tl.where(here, a - mean, 0.0), tl.where(here, b - mean, 0.0)
-            scale = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / (2 * HALF) + 1e-5)
-            if head < HEADS:
-                weight, bias, which = QW, QB, head // (HEADS // q_rows)
-            else:
-                weight, bias, which = KW, KB, (head - HEADS) // (KV // k_rows)
-            weight += which * (2 * HALF)
-            bias += which * (2 * HALF)
-            a = a * scale * tl.load(weight + first, mask=here, other=0.0) + tl.load(bias + first, mask=here, other=0.0)
-            b = b * scale * tl.load(weight + second, mask=here, other=0.0) + tl.load(
-                bias + second, mask=here, other=0.0
-            )
-            a, b = a.to(given.dtype).to(tl.float32), b.to(given.dtype).to(tl.float32)
-        angle = TABLE + (((row % table_rows) * nodes + node) * HALF + i) * 2
-        cos, sin = tl.load(angle, mask=here, other=0.0), tl.load(angle + 1, mask=here, other=0.0)
-        a, b = a * cos - b * sin, b * cos + a * sin
-    if head < HEADS:
-        out = Q + (position * HEADS + head) * (2 * HALF)
-    else:
-        if head < HEADS + KV:
-            out = K + ((row * KV + head - HEADS).to(tl.int64) * slots + slot) * (2 * HALF)
-        else:
-            out = V + ((row * KV + head - HEADS - KV).to(tl.int64) * slots + slot) * (2 * HALF)
-    tl.store(out + first, a.to(given.dtype), mask=here)
-    tl.store(out + second, b.to(given.dtype), mask=here)
+def _add_keys(q, K, V, at, here, seen, scale, top, total, out):
+    """The running softmax after the keys at `at` (BS, BD): top and total (BQ,), out (BQ, BD). Scores are in base 2;
+    seen: which of them count."""
+    k = tl.load(K + at, mask=here, other=0.0)
+    v = tl.load(V + at, mask=here, other=0.0)
+    score = tl.where(seen, dot(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32)) * scale, -1e30)
+    higher = tl.maximum(top, tl.max(score, 1))
+    p, fade = tl.exp2(score - higher[:, None]), tl.exp2(top - higher)
+    out = dot(p.to(v.dtype), v, out * fade[:, None])
+    return higher, total * fade + tl.sum(p, 1), out
 
 
 @triton.jit
 def _attend(
-    Q, K, V, MASK, PART, TOP, SUM, nodes, slots, scale, HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr,
-    BD: tl.constexpr, BQ: tl.constexpr, BS: tl.constexpr, SPLITS: tl.constexpr,
+    Q, K, V, START, ROOT, AMONG, OUT, PART, TOP, SUM, ARRIVED,
+    nodes, slots, trees, tree_stride, node_stride, wide, scale,
+    HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BS: tl.constexpr,
+    SPLITS: tl.constexpr, UNROLL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Some queries of all heads that share keys, over every SPLITS-th block of keys. Blocks that no query sees are not
-    read."""
+    """BQ queries of all heads that share keys, over one of SPLITS contiguous ranges of the keys that the row has. The
+    last program to end a head and a block of queries combines the ranges, and leaves its counter at zero.
+
+    Every position sees the committed keys, so the loop over them has neither a mask nor a branch; the keys of the
+    tree come after."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row, kv, split = tl.program_id(0) // KV, tl.program_id(0) % KV, tl.program_id(1)
     group = HEADS // KV
     i = tl.program_id(2) * BQ + tl.arange(0, BQ)
     node, here, d, j = i // group, i < group * nodes, tl.arange(0, BD), tl.arange(0, BS)
-    held = (d < DIM)[None, :]
     query = (row * nodes + node) * HEADS + kv * group + i % group
-    q = tl.load(Q + query[:, None] * DIM + d[None, :], mask=here[:, None] & held, other=0.0)
+    cell = query[:, None] * DIM + d[None, :]
+    inside = here[:, None] & (d < DIM)[None, :]
+    q = tl.load(Q + cell, mask=inside, other=0.0)
+    start, root = tl.load(START + row).to(tl.int32), tl.load(ROOT + row).to(tl.int32)
+    begin, end = tl.minimum(start, root), root + wide
+    share = tl.cdiv(tl.cdiv(end - begin, BS), SPLITS) * BS
+    low = begin + split * share
+    high = tl.minimum(low + share, end)
     base = tl.program_id(0).to(tl.int64) * slots * DIM
-    seen_by = MASK + (row * nodes + node) * slots
     top = tl.full([BQ], -1e30, tl.float32)
     total = tl.zeros([BQ], tl.float32)
     out = tl.zeros([BQ, BD], tl.float32)
-    for start in range(split * BS, slots, SPLITS * BS):
-        key = start + j
-        seen = tl.load(seen_by[:, None] + key[None, :], mask=here[:, None] & (key < slots)[None, :], other=0) != 0
-        if tl.max(tl.max(seen.to(tl.int32), 1), 0) > 0:
-            at = base + key[:, None] * DIM + d[None, :]
-            k = tl.load(K + at, mask=(key < slots)[:, None] & held, other=0.0)
-            v = tl.load(V + at, mask=(key < slots)[:, None] & held, other=0.0)
-            score = tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, -1e30)
-            higher = tl.maximum(top, tl.max(score, 1))
-            p, fade = tl.exp(score - higher[:, None]), tl.exp(top - higher)
-            total = total * fade + tl.sum(p, 1)
-            out = out * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-            top = higher
-    part = query * SPLITS + split
-    tl.store(PART + part[:, None] * DIM + d[None, :], out, mask=here[:, None] & held)
-    tl.store(TOP + part, top, mask=here)
-    tl.store(SUM + part, total, mask=here)
+    committed = tl.minimum(high, root)
+    for first in range(tl.maximum(low, start), committed, BS):
+        key = first + j
+        at = base + key[:, None] * DIM + d[None, :]
+        top, total, out = _add_keys(
+            q,
+            K,
+            V,
+            at,
+            (key < committed)[:, None] & (d < DIM)[None, :],
+            (key < committed)[None, :],
+            scale,
+            top,
+            total,
+            out,
+        )
+    among = AMONG + (row % trees) * tree_stride + node * node_stride
+    for first in tl.range(tl.maximum(low, root), high, BS, num_stages=1):
+        key = first + j
+        at = base + key[:, None] * DIM + d[None, :]
+        listed = here[:, None] & (key < high)[None, :]
+        seen = tl.load(among[:, None] + (key - root)[None, :], mask=listed, other=0) != 0
+        top, total, out = _add_keys(
+            q, K, V, at, (key < high)[:, None] & (d < DIM)[None, :], seen, scale, top, total, out
+        )
+    if SPLITS == 1:
+        tl.store(OUT + cell, (out / total[:, None]).to(OUT.dtype.element_ty), mask=inside)
+    else:
+        part = query * SPLITS
+        tl.store(PART + (part + split)[:, None] * DIM + d[None, :], out, mask=inside)
+        tl.store(TOP + part + split, top, mask=here)
+        tl.store(SUM + part + split, total, mask=here)
+        counter = ARRIVED + tl.program_id(0) * tl.num_programs(2) + tl.program_id(2)
+        tl.debug_barrier()  # what all threads stored comes before the count
+        if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
+            highest = tl.full([BQ], -1e30, tl.float32)
+            for s in tl.static_range(SPLITS):
+                highest = tl.maximum(highest, tl.load(TOP + part + s, mask=here, other=-1e30, cache_modifier=".cg"))
+            total = tl.zeros([BQ], tl.float32)
+            out = tl.zeros([BQ, BD], tl.float32)
+            for s in tl.range(0, SPLITS, loop_unroll_factor=UNROLL):
+                weight = tl.exp2(tl.load(TOP + part + s, mask=here, other=0.0, cache_modifier=".cg") - highest)
+                total += weight * tl.load(SUM + part + s, mask=here, other=1.0, cache_modifier=".cg")
+                some = tl.load(
+                    PART + (part + s)[:, None] * DIM + d[None, :], mask=inside, other=0.0, cache_modifier=".cg"
+                )
+                out += weight[:, None] * some
+            tl.store(OUT + cell, (out / total[:, None]).to(OUT.dtype.element_ty), mask=inside)
+            tl.store(counter, 0)
 
 
-@triton.jit
-def _combine(PART, TOP, SUM, OUT, DIM: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr):
-    query, s, d = tl.program_id(0), tl.arange(0, SPLITS), tl.arange(0, BD)
-    top = tl.load(TOP + query * SPLITS + s)
-    share = tl.exp(top - tl.max(top, 0))
-    part = tl.load(PART + (query * SPLITS + s)[:, None] * DIM + d[None, :], mask=(d < DIM)[None, :], other=0.0)
-    total = tl.sum(tl.load(SUM + query * SPLITS + s) * share, 0)
-    tl.store(OUT + query * DIM + d, (tl.sum(part * share[:, None], 0) / total).to(OUT.dtype.element_ty), mask=d < DIM)
+class Counters:
+    """Counters at zero, of each device: every kernel that counts leaves them so. A captured graph holds their
+    addresses, so none is ever freed."""
+
+    __slots__ = ("_count", "_made")  # no part of a decoding's state
+
+    def __init__(self, count: int = 1 << 14) -> None:
+        self._count = count
+        self._made: dict[torch.device, list[Tensor]] = {}
+
+    def on(self, device: torch.device, count: int) -> Tensor:
+        """At least `count` counters (count,) int32."""
+        made = self._made.setdefault(device, [])
+        if not made or len(made[-1]) < count:
+            made.append(torch.zeros(max(count, self._count), dtype=torch.int32, device=device))
+        return made[-1]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Attention of q (R, n, heads, head dim) to a cache's k and v (R, kv heads, slots, head dim) where mask
-    (R, 1, n, slots) bool allows: (R, n, heads, head dim). Every query must see a key."""
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: TreeMask, counters: Counters, tiles: Tiles, dependent: bool = False
+) -> Tensor:
+    """Attention of q (R, n, heads, head dim), contiguous, to a cache's k and v (R, kv heads, slots, head dim) where
+    `mask` allows: (R, n, heads, head dim). Every position must see a key.
+
+    Programs for one row and kv head: as many ranges of keys as fill the device, times blocks of at most 128 queries,
+    each of which reads the keys once."""
     (rows, nodes, heads, dim), (_, kv, slots, _) = q.shape, k.shape
-    splits = min(_SPLITS, triton.next_power_of_2(triton.cdiv(slots, _KEYS)))
-    queries = nodes * heads // kv
-    block = min(_QUERIES, max(16, triton.next_power_of_2(queries)))
-    wide = max(16, triton.next_power_of_2(dim))
-    each = rows * nodes * heads * splits
-    part = torch.empty(each, dim, device=q.device)
-    top, total = torch.empty(2, each, device=q.device)
-    launch.start(_attend, (rows * kv, splits, triton.cdiv(queries, block)),
-        q, k, v, mask.expand(rows, 1, nodes, slots).contiguous().view(torch.uint8), part, top, total, nodes, slots,
-        dim**-0.5, heads, kv, dim, wide, block, _KEYS, splits, num_warps=8 if block > 32 else 4, num_stages=2,
-    )  # fmt: skip
+    queries, among = nodes * heads // kv, mask.among
+    tile = tiles.attention(queries, dim, q.dtype)
+    blocks = triton.cdiv(queries, tile.queries)
+    splits = tile.waves * _PROCESSORS // (rows * kv * blocks)
+    splits = max(1, min(splits, _MOST_SPLITS, triton.cdiv(slots, tile.keys)))
     out = torch.empty_like(q)
-    launch.start(_combine, (rows * nodes * heads,), part, top, total, out, dim, wide, splits, num_warps=2)
+    part = top = total = q.new_empty(0, dtype=torch.float32)
+    if splits > 1:
+        part = torch.empty(rows * nodes * heads * splits, dim, device=q.device)
+        top, total = torch.empty(2, rows * nodes * heads * splits, device=q.device)
+    arguments: tuple[Any, ...] = (
+        q, k, v, mask.start, mask.root, among.view(torch.uint8), out, part, top, total,
+        counters.on(q.device, rows * kv * blocks), nodes, slots, len(among), among.stride(0), among.stride(1),
+        among.shape[2], dim**-0.5 * 1.4426950408889634,
+        heads, kv, dim, max(16, triton.next_power_of_2(dim)), tile.queries, tile.keys, splits,
+        splits if tile.queries * dim <= 4096 else 1,
+    )  # fmt: skip
+    launch.start(
+        _attend, (rows * kv, splits, blocks), *arguments,
+        dependent=dependent, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
     return out

@@ -1,47 +1,204 @@
-"""A Transformer block from fused kernels."""
+"""The blocks of a Transformer from fused kernels, for a decode pass with a cache."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
-from torch import Tensor
+from torch import Tensor, nn
 
 from specbench.engine.kernels import launch
-from specbench.engine.kernels.attention import _rotate, attend
-from specbench.engine.kernels.products import project, rms_norm
+from specbench.engine.kernels.attention import Counters, attend
+from specbench.engine.kernels.elementwise import _rms_norm, _rotate, _swiglu
+from specbench.engine.kernels.products import FEW, _few, _few_qkv, _many, _many_qkv
+from specbench.engine.kernels.tiles import Tile, Tiles, parts
 from specbench.engine.masks import TreeMask
 
+#: Rows and weights up to which a product is done here; beyond, by cuBLAS.
+MOST_ROWS, MOST_WEIGHTS = 16, 1 << 23
 
-def block(one: Any, flat: Tensor, context: Any, layer: int) -> Tensor:
-    """As of `Block.forward` with a cache, of positions (R n, dim) without padding."""
-    rows, nodes, cache = context.rows, context.nodes, context.cache
-    assert cache is not None
-    assert context.slots is not None
-    assert context.mask is not None
-    attention, c, feed = one.attention, one.attention.cfg, one.feed_forward
-    before, between = (None, None) if one.post_norm else (one.attention_norm, one.ffn_norm)
-    qkv = project(flat, attention.wqkv.weight, before)
-    q = flat.new_empty(rows, nodes, c.n_heads, c.head_dim)
-    k, v = cache.k[layer], cache.v[layer]
-    norms: list[Tensor] = [qkv] * 4
-    if c.qk_norm:
-        norms = [attention.q_norm.weight, attention.q_norm.bias, attention.k_norm.weight, attention.k_norm.bias]
-    half = c.head_dim // 2
-    launch.start(_rotate, (rows * nodes, c.n_heads + 2 * c.n_kv_heads),
-        qkv, context.rope.contiguous(), context.slots.contiguous(), *norms, q, k, v, nodes, k.shape[2],
-        len(context.rope), max(1, c.qk_norm), max(1, min(c.qk_norm, c.n_kv_heads)), c.n_heads, c.n_kv_heads, half,
-        triton.next_power_of_2(half), c.rotary == "halves", c.qk_norm > 0, num_warps=1,
-    )  # fmt: skip
-    mask = context.mask
-    if isinstance(mask, TreeMask):
-        mask = mask.dense(torch.arange(cache.slots, device=flat.device))
-    attended = attend(q, k, v, mask).view(rows * nodes, -1)
-    if one.post_norm:
-        flat = rms_norm(project(attended, attention.wo.weight), one.attention_norm, flat)
-        inner = project(flat, feed.w1.weight, None, feed.w3.weight)
-        return rms_norm(project(inner, feed.w2.weight), one.ffn_norm, flat)
-    flat = project(attended, attention.wo.weight, residual=flat)
-    inner = project(flat, feed.w1.weight, between, feed.w3.weight)
-    return project(inner, feed.w2.weight, residual=flat)
+
+def small(rows: int, weight: Tensor) -> bool:
+    """Whether a product of so many rows is done here."""
+    return rows <= MOST_ROWS and weight.numel() <= MOST_WEIGHTS
+
+
+class Stream:
+    """The residual stream of a pass, (rows, dim): a value, and what has yet to be added to it. A product by cuBLAS
+    leaves its sum to the next norm, which reads both anyway."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+        self.pending: Tensor | None = None
+
+    def summed(self) -> Tensor:
+        if self.pending is not None:
+            self.value, self.pending = self.value + self.pending, None
+        return self.value
+
+
+class LayerKernels:
+    """The kernels of a Transformer's layers. `dependent`: whether a kernel may begin before the one in front of it has
+    ended, where the device can (compute capability 9.0 and newer)."""
+
+    def __init__(self, tiles: Tiles | None = None, dependent: bool = True) -> None:
+        self.tiles, self.dependent = tiles or Tiles(), dependent
+        self.counters = Counters()
+
+    def _depends(self, on: torch.device) -> bool:
+        return self.dependent and launch.can_depend(on)
+
+    def block(self, one: Any, stream: Stream, context: Any, layer: int) -> Stream:
+        """As of `Block.forward` with a cache, of positions (R n, dim); returns `stream`."""
+        attention, feed = one.attention, one.feed_forward
+        before, between = (None, None) if one.post_norm else (one.attention_norm, one.ffn_norm)
+        q = self._queries(attention, before, stream, context, layer)
+        cache, mask = context.cache, context.mask
+        assert isinstance(mask, TreeMask), "fused kernels take the masks of decode passes alone"
+        k, v, dependent = cache.k[layer], cache.v[layer], self._depends(q.device)
+        attended = attend(q, k, v, mask, self.counters, self.tiles, dependent)
+        self._add(attended.view(len(stream.value), -1), attention.wo.weight, stream, one.attention_norm, one.post_norm)
+        inner = self._product(stream, between, feed.w1.weight, feed.w3.weight)
+        self._add(inner, feed.w2.weight, stream, one.ffn_norm, one.post_norm)
+        return stream
+
+    def _queries(self, attention: Any, norm: Any, stream: Stream, context: Any, layer: int) -> Tensor:
+        """Queries (R, n, heads, head dim) after norm and rotary embedding; keys and values go to the cache."""
+        c, weight, cache = attention.cfg, attention.wqkv.weight, context.cache
+        rope, slots = context.rope, context.slots
+        k, v, half = cache.k[layer], cache.v[layer], c.head_dim // 2
+        rows, width, dependent = context.rows * context.nodes, weight.shape[1], self._depends(weight.device)
+        q = stream.value.new_empty(context.rows, context.nodes, c.n_heads, c.head_dim)
+        rope_stride = 0 if len(rope) == 1 else rope.stride(0)
+        assert rope[0].is_contiguous()
+        assert context.nodes == 1 or slots.stride(1) == 1
+        sizes = context.nodes, k.shape[2], rope_stride, slots.stride(0)
+        heads = c.n_heads, c.n_kv_heads, half
+        if c.qk_norm or not small(rows, weight):
+            qkv = self._product(stream, norm, weight)
+            norms: list[Tensor] = [qkv] * 4
+            if c.qk_norm:
+                norms = [attention.q_norm.weight, attention.q_norm.bias, attention.k_norm.weight, attention.k_norm.bias]
+            launch.start(_rotate, (rows, c.n_heads + 2 * c.n_kv_heads),
+                qkv, rope, slots, *norms, q, k, v, *sizes, max(1, c.qk_norm), max(1, min(c.qk_norm, c.n_kv_heads)),
+                *heads, triton.next_power_of_2(half), c.rotary == "halves", c.qk_norm > 0, dependent=dependent,
+                num_warps=1,
+            )  # fmt: skip
+            return q
+        x, scale, eps = _unsummed(stream, norm, weight)
+        pairs = len(weight) // 2
+        tile = self.tiles.product("qkv", rows, pairs, width, x.dtype)
+        grid, options = (triton.cdiv(pairs, tile.over),), _options(tile, dependent)
+        last = (*heads, c.rotary == "halves", scale is not weight)
+        if rows <= FEW:
+            launch.start(_few_qkv, grid,
+                x, weight, scale, rope, slots, q, k, v, eps, *sizes, rows, tile.over, width, *parts(width), *last,
+                **options,
+            )  # fmt: skip
+        else:
+            launch.start(_many_qkv, grid,
+                x, weight, scale, rope, slots, q, k, v, rows, eps, *sizes, _block_rows(rows), tile.over, tile.deep,
+                width, *last, **options,
+            )  # fmt: skip
+        return q
+
+    def _product(self, stream: Stream, norm: Any, weight: Tensor, gate: Tensor | None = None) -> Tensor:
+        """norm(stream) @ weight.T; with a `gate` (out, in) SwiGLU of both products, of which weight's is activated."""
+        rows = len(stream.value)
+        if not small(rows, weight):
+            x = self._normed(stream, norm)
+            y = F.linear(x, weight)
+            return y if gate is None else self._swiglu(y, F.linear(x, gate))
+        x, scale, eps = _unsummed(stream, norm, weight)
+        kind = "add" if gate is None else "gate"
+        return self._small(kind, x, weight, weight if gate is None else gate, scale, eps, None)
+
+    def _small(
+        self, kind: str, x: Tensor, weight: Tensor, gate: Tensor, scale: Tensor, eps: float, residual: Tensor | None
+    ) -> Tensor:
+        """A product in one kernel; `scale`: the norm's weight, or `weight` for none."""
+        (rows, width), out = x.shape, len(weight)
+        tile = self.tiles.product(kind, rows, out, width, x.dtype)
+        y = x.new_empty(rows, out)
+        flags = scale is not weight, gate is not weight, residual is not None
+        given = x, weight, gate, scale, y if residual is None else residual, y
+        grid, options = (triton.cdiv(out, tile.over),), _options(tile, self._depends(x.device))
+        if rows <= FEW:
+            launch.start(_few, grid,
+                *given, out, eps, rows, tile.over, width, *parts(width), *flags, **options,
+            )  # fmt: skip
+        else:
+            launch.start(_many, grid,
+                *given, rows, out, eps, _block_rows(rows), tile.over, tile.deep, width, *flags, **options,
+            )  # fmt: skip
+        return y
+
+    def _add(self, x: Tensor, weight: Tensor, stream: Stream, norm: Any, post_norm: bool) -> None:
+        """Add x @ weight.T, normed where the norm comes after, to the stream."""
+        if post_norm:
+            y = self._product(Stream(x), None, weight)
+            stream.value = self.rms_norm(y, norm, stream.summed())
+        elif small(len(x), weight):
+            residual = stream.summed()
+            stream.value = self._small("add", x, weight, weight, weight, 0.0, residual)
+        else:
+            stream.summed()
+            stream.pending = F.linear(x, weight)
+
+    def _normed(self, stream: Stream, norm: Any) -> Tensor:
+        """norm(stream), contiguous; what was pending is part of the stream afterwards."""
+        if norm is None or isinstance(norm, nn.Identity):
+            return stream.summed()
+        if stream.pending is None:
+            return self.rms_norm(stream.value, norm)
+        total, y = torch.empty_like(stream.value), torch.empty_like(stream.value)
+        self._norm(stream.value, norm, stream.pending, total, y, before=True)
+        stream.value, stream.pending = total, None
+        return y
+
+    def rms_norm(self, x: Tensor, norm: Any, residual: Tensor | None = None) -> Tensor:
+        """As of `RMSNorm`, or of an identity, of x (..., dim); `residual`, of the same shape, is added."""
+        if isinstance(norm, nn.Identity):
+            return x if residual is None else x + residual
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        self._norm(x, norm, x if residual is None else residual, y, y, after=residual is not None)
+        return y
+
+    def _norm(
+        self,
+        x: Tensor,
+        norm: Any,
+        residual: Tensor,
+        total: Tensor,
+        y: Tensor,
+        before: bool = False,
+        after: bool = False,
+    ) -> None:
+        width = x.shape[-1]
+        launch.start(_rms_norm, (x.numel() // width,),
+            x, norm.weight, residual, total, y, norm.eps, width, triton.next_power_of_2(width), before, after,
+            dependent=self._depends(x.device), num_warps=8 if width > 2048 else 4,
+        )  # fmt: skip
+
+    def _swiglu(self, a: Tensor, b: Tensor) -> Tensor:
+        y = torch.empty_like(a)
+        programs, dependent = triton.cdiv(a.numel(), 1024), self._depends(a.device)
+        launch.start(_swiglu, (programs,), a, b, y, a.numel(), 1024, dependent=dependent)
+        return y
+
+
+def _unsummed(stream: Stream, norm: Any, weight: Tensor) -> tuple[Tensor, Tensor, float]:
+    """The rows for a product with the norm in its kernel, the norm's weight (or, for none, the product's), and eps."""
+    normed = isinstance(norm, nn.Module) and not isinstance(norm, nn.Identity)
+    return stream.summed().contiguous(), norm.weight if normed else weight, norm.eps if normed else 0.0
+
+
+def _options(tile: Tile, dependent: bool) -> dict[str, Any]:
+    return {"dependent": dependent, "num_warps": tile.warps, "num_stages": tile.stages}
+
+
+def _block_rows(rows: int) -> int:
+    return max(16, triton.next_power_of_2(rows))

@@ -1,151 +1,338 @@
-"""Products of few rows with a weight matrix, with the norm, SwiGLU or the residual in the same kernel."""
+"""Products of few rows with a weight matrix. The RMSNorm before it, and SwiGLU, the sum with the residual or the rotary
+embedding after it, are part of the same kernel.
+
+Up to `FEW` rows a program reads its share of the weights in one shot, all loads before the first sum and before it
+waits for the activations. Above, the matrix units take 16 rows at once, and the loop over the inputs is pipelined.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch import Tensor, nn
 
-from specbench.engine.kernels import launch
+from specbench.engine.kernels.launch import INTERPRETED, gdc_launch_dependents, gdc_wait
 
-#: Rows and weights up to which a product is done here; beyond, by cuBLAS.
-MOST_ROWS, MOST_WEIGHTS = 16, 1 << 23
-#: Rows up to which products are sums of scalars; above, the matrix units take 16 rows at once.
-_FEW = 4
+#: Rows up to which products are sums of scalars.
+FEW = 4
 
 
 @triton.jit
-def _load_rows(X, NORM, scale, rm, rk, rows, k, width, NORMED: tl.constexpr):
-    """Inputs (BM, BK) at columns k + rk, after the norm."""
-    inside = (rm < rows)[:, None] & (k + rk < width)[None, :]
-    x = tl.load(X + rm[:, None] * width + (k + rk)[None, :], mask=inside, other=0.0)
-    if NORMED:
-        weight = tl.load(NORM + k + rk, mask=k + rk < width, other=0.0)
-        x = (x.to(tl.float32) * scale[:, None]).to(x.dtype) * weight[None, :]
-    return x
+def dot(x, y, total):
+    """total + x @ y in float32. Triton's interpreter cannot multiply matrices of bfloat16."""
+    if INTERPRETED:
+        x, y = x.to(tl.float32), y.to(tl.float32)
+    return tl.dot(x, y, total, input_precision="ieee")
 
 
 @triton.jit
-def _add_product(acc, x, W, rn, rk, k, count, width, MATRIX: tl.constexpr):
-    """acc + x (BM, BK) times the weights' columns; scalars are summed at the end, acc (BM, BN, BK)."""
-    inside = (rn < count)[:, None] & (k + rk < width)[None, :]
-    w = tl.load(
-        W + rn[:, None].to(tl.int64) * width + (k + rk)[None, :], mask=inside, other=0.0, eviction_policy="evict_first"
-    )
-    if MATRIX:
-        acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+def _weights(W, rows, at, WIDTH: tl.constexpr, FIRST: tl.constexpr, BK: tl.constexpr):
+    """Weights (BN, BK) of the matrix rows `rows` (BN,) at the inputs FIRST + at."""
+    address = W + rows[:, None].to(tl.int64) * WIDTH + (FIRST + at)[None, :]
+    if FIRST + BK <= WIDTH:
+        found = tl.load(address, eviction_policy="evict_first")
     else:
-        acc += x.to(tl.float32)[:, None, :] * w.to(tl.float32)[None, :, :]
-    return acc
+        found = tl.load(address, mask=(FIRST + at < WIDTH)[None, :], other=0.0, eviction_policy="evict_first")
+    return found
 
 
 @triton.jit
-def _project(
-    X, W, W3, NORM, RES, Y, rows, count, width, eps,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr, MATRIX: tl.constexpr,
+def _inputs(X, row, at, WIDTH: tl.constexpr, FIRST: tl.constexpr, BK: tl.constexpr):
+    """Inputs (1, BK) float32 of one row."""
+    address = X + row * WIDTH + (FIRST + at)[None, :]
+    if FIRST + BK <= WIDTH:
+        found = tl.load(address)
+    else:
+        found = tl.load(address, mask=(FIRST + at < WIDTH)[None, :], other=0.0)
+    return found.to(tl.float32)
+
+
+@triton.jit
+def _sums(w, v, x, u, PB: tl.constexpr):
+    """Sums (BN,) float32 of weights w (BN, PA) times inputs x (1, PA), and v (BN, PB) times u (1, PB)."""
+    if PB == 0:
+        total = tl.sum(w * x, 1)
+    elif w.shape[1] == v.shape[1]:
+        total = tl.sum(w * x + v * u, 1)
+    else:
+        total = tl.sum(w * x, 1) + tl.sum(v * u, 1)
+    return total
+
+
+@triton.jit
+def _row(
+    w, v, w2, v2, x, u, g, h, eps, WIDTH: tl.constexpr, PB: tl.constexpr, PAIRED: tl.constexpr, NORMED: tl.constexpr
+):
+    """The products (BN,) of one row with one or two sets of weights, after the norm, whose scale is applied last."""
+    if NORMED:
+        square = tl.sum(x * x, 1)
+        if PB:
+            square += tl.sum(u * u, 1)
+        scale = tl.rsqrt(square / WIDTH + eps)
+        x, u = x * g, u * h
+    y = _sums(w, v, x, u, PB)
+    z = y
+    if PAIRED:
+        z = _sums(w2, v2, x, u, PB)
+    if NORMED:
+        y, z = y * scale, z * scale
+    return y, z
+
+
+@triton.jit
+def _products_of_few(
+    X, W, W2, NORM, rows, rows2, eps, ROWS: tl.constexpr, WIDTH: tl.constexpr, PA: tl.constexpr, PB: tl.constexpr,
+    PAIRED: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    rn, rm, rk = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BM), tl.arange(0, BK)
-    scale = tl.zeros([BM], tl.float32)
+    """The products (BN,) of up to four rows with the weights' rows `rows`, and if PAIRED with those of W2 at `rows2`;
+    what there is not is a copy of the first. Every load is issued before the first sum."""
+    at = tl.arange(0, PA)
+    on = at
+    w = _weights(W, rows, at, WIDTH, 0, PA)
+    v = w
+    if PB:
+        on = tl.arange(0, PB)
+        v = _weights(W, rows, on, WIDTH, PA, PB)
+    w2, v2 = w, v
+    if PAIRED:
+        w2 = _weights(W2, rows2, at, WIDTH, 0, PA)
+        v2 = w2
+        if PB:
+            v2 = _weights(W2, rows2, on, WIDTH, PA, PB)
+    g, h = tl.zeros([1, 1], tl.float32), tl.zeros([1, 1], tl.float32)
     if NORMED:
-        for k in range(0, width, BK):
-            x = _load_rows(X, NORM, scale, rm, rk, rows, k, width, False).to(tl.float32)
-            scale += tl.sum(x * x, 1)
-        scale = tl.rsqrt(scale / width + eps)
-    if MATRIX:
-        acc = tl.zeros([BM, BN], tl.float32)
-        acc3 = tl.zeros([BM, BN], tl.float32)
-    else:
-        acc = tl.zeros([BM, BN, BK], tl.float32)
-        acc3 = tl.zeros([BM, BN, BK], tl.float32)
-    for k in range(0, width, BK):
-        x = _load_rows(X, NORM, scale, rm, rk, rows, k, width, NORMED)
-        acc = _add_product(acc, x, W, rn, rk, k, count, width, MATRIX)
-        if GATED:
-            acc3 = _add_product(acc3, x, W3, rn, rk, k, count, width, MATRIX)
-    if not MATRIX:
-        acc = tl.sum(acc, 2)
-        if GATED:
-            acc3 = tl.sum(acc3, 2)
+        g = _inputs(NORM, 0, at, WIDTH, 0, PA)
+        if PB:
+            h = _inputs(NORM, 0, on, WIDTH, PA, PB)
+    if PDL:
+        gdc_wait()
+    a = _inputs(X, 0, at, WIDTH, 0, PA)
+    b, c, d = a, a, a
+    if ROWS > 1:
+        b = _inputs(X, 1, at, WIDTH, 0, PA)
+    if ROWS > 2:
+        c = _inputs(X, 2, at, WIDTH, 0, PA)
+    if ROWS > 3:
+        d = _inputs(X, 3, at, WIDTH, 0, PA)
+    e, f, k, m = a, a, a, a
+    if PB:
+        e = _inputs(X, 0, on, WIDTH, PA, PB)
+        if ROWS > 1:
+            f = _inputs(X, 1, on, WIDTH, PA, PB)
+        if ROWS > 2:
+            k = _inputs(X, 2, on, WIDTH, PA, PB)
+        if ROWS > 3:
+            m = _inputs(X, 3, on, WIDTH, PA, PB)
+    w, v, w2, v2 = w.to(tl.float32), v.to(tl.float32), w2.to(tl.float32), v2.to(tl.float32)
+    y0, z0 = _row(w, v, w2, v2, a, e, g, h, eps, WIDTH, PB, PAIRED, NORMED)
+    y1, z1, y2, z2, y3, z3 = y0, z0, y0, z0, y0, z0
+    if ROWS > 1:
+        y1, z1 = _row(w, v, w2, v2, b, f, g, h, eps, WIDTH, PB, PAIRED, NORMED)
+    if ROWS > 2:
+        y2, z2 = _row(w, v, w2, v2, c, k, g, h, eps, WIDTH, PB, PAIRED, NORMED)
+    if ROWS > 3:
+        y3, z3 = _row(w, v, w2, v2, d, m, g, h, eps, WIDTH, PB, PAIRED, NORMED)
+    return y0, z0, y1, z1, y2, z2, y3, z3
+
+
+@triton.jit
+def _products_of_many(
+    X, W, W2, NORM, rm, count, rows, rows2, eps, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    WIDTH: tl.constexpr, PAIRED: tl.constexpr, NORMED: tl.constexpr,
+):  # fmt: skip
+    """The products (BM, BN) of the rows rm < count with the weights' rows `rows`, and if PAIRED with those of W2 at
+    `rows2`, by the matrix units."""
+    rk, here = tl.arange(0, BK), (rm < count)[:, None]
+    y, z = tl.zeros([BM, BN], tl.float32), tl.zeros([BM, BN], tl.float32)
+    square = tl.zeros([BM, BK], tl.float32)
+    x_at, w_at = X + rm[:, None] * WIDTH, W + rows[:, None].to(tl.int64) * WIDTH
+    v_at = W2 + rows2[:, None].to(tl.int64) * WIDTH
+    for first in range(0, WIDTH, BK):
+        at = (first + rk)[None, :]
+        if WIDTH % BK == 0:
+            x = tl.load(x_at + at, mask=here, other=0.0)
+            w = tl.load(w_at + at, eviction_policy="evict_first")
+        else:
+            x = tl.load(x_at + at, mask=here & (at < WIDTH), other=0.0)
+            w = tl.load(w_at + at, mask=at < WIDTH, other=0.0, eviction_policy="evict_first")
+        if NORMED:
+            wide = x.to(tl.float32)
+            square += wide * wide
+            x = (wide * tl.load(NORM + at, mask=at < WIDTH, other=0.0).to(tl.float32)).to(x.dtype)
+        y = dot(x, tl.trans(w), y)
+        if PAIRED:
+            if WIDTH % BK == 0:
+                v = tl.load(v_at + at, eviction_policy="evict_first")
+            else:
+                v = tl.load(v_at + at, mask=at < WIDTH, other=0.0, eviction_policy="evict_first")
+            z = dot(x, tl.trans(v), z)
+    if NORMED:
+        scale = tl.rsqrt(tl.sum(square, 1) / WIDTH + eps)[:, None]
+        y, z = y * scale, z * scale
+    return y, z
+
+
+@triton.jit
+def _finish(y, z, RES, cell, inside, GATED: tl.constexpr, ADDED: tl.constexpr):
+    """SwiGLU of y and z, or y and the residual."""
     if GATED:
-        acc = acc * tl.sigmoid(acc) * acc3
-    cell = rm[:, None] * count + rn[None, :]
-    inside = (rm < rows)[:, None] & (rn < count)[None, :]
+        y = y * tl.sigmoid(y) * z
     if ADDED:
-        acc += tl.load(RES + cell, mask=inside, other=0.0).to(tl.float32)
-    tl.store(Y + cell, acc.to(Y.dtype.element_ty), mask=inside)
-
-
-def project(
-    x: Tensor,
-    weight: Tensor,
-    norm: nn.Module | None = None,
-    gate: Tensor | None = None,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """norm(x) @ weight.T of x (rows, in): (rows, out); with a `gate` (out, in) SwiGLU of the two products, of which
-    weight's is activated; `residual` (rows, out) is added. norm: an RMSNorm, or none."""
-    normed = not isinstance(norm, nn.Identity | None)
-    rows, width = x.shape
-    if rows > MOST_ROWS or weight.numel() > MOST_WEIGHTS:
-        x = x if norm is None else rms_norm(x, norm)
-        if residual is not None:
-            return torch.addmm(residual, x, weight.T)
-        y = F.linear(x, weight)
-        return y if gate is None else swiglu(y, F.linear(x, gate))
-    count, matrix = len(weight), rows > _FEW
-    y = x.new_empty(rows, count)
-    block = max(16, triton.next_power_of_2(rows)) if matrix else triton.next_power_of_2(rows)
-    over, deep = (16, 256) if matrix else (4, 512)
-    scale: Any = norm
-    launch.start(_project, (triton.cdiv(count, over),),
-        x, weight, weight if gate is None else gate, scale.weight if normed else weight,
-        x if residual is None else residual, y, rows, count, width, scale.eps if normed else 0.0,
-        block, over, min(deep, max(16, triton.next_power_of_2(width))),
-        normed, gate is not None, residual is not None, matrix, num_warps=4, num_stages=4 if matrix else 2,
-    )  # fmt: skip
-    return y
+        y += tl.load(RES + cell, mask=inside, other=0.0).to(tl.float32)
+    return y.to(RES.dtype.element_ty)
 
 
 @triton.jit
-def _rms_norm(X, NORM, RES, Y, width, eps, BLOCK: tl.constexpr, ADDED: tl.constexpr):
-    row, at = tl.program_id(0).to(tl.int64) * width, tl.arange(0, BLOCK)
-    given = tl.load(X + row + at, mask=at < width, other=0.0)
-    x = given.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x, 0) / width + eps)
-    y = (x * scale).to(given.dtype) * tl.load(NORM + at, mask=at < width, other=0.0)
-    if ADDED:
-        y += tl.load(RES + row + at, mask=at < width, other=0.0)
-    tl.store(Y + row + at, y, mask=at < width)
-
-
-def rms_norm(x: Tensor, norm: Any, residual: Tensor | None = None) -> Tensor:
-    """As of `RMSNorm`, or of an identity instead, of x (..., dim); `residual`, of the same shape, is added."""
-    if isinstance(norm, nn.Identity):
-        return x if residual is None else x + residual
-    x, width = x.contiguous(), x.shape[-1]
-    y = torch.empty_like(x)
-    launch.start(_rms_norm, (x.numel() // width,),
-        x, norm.weight, x if residual is None else residual, y, width, norm.eps,
-        triton.next_power_of_2(width), residual is not None,
-    )  # fmt: skip
-    return y
+def _few(
+    X, W, W2, NORM, RES, Y, out, eps, ROWS: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, PA: tl.constexpr,
+    PB: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """BN outputs of ROWS (at most four) rows."""
+    if PDL:
+        gdc_launch_dependents()
+    rn = tl.program_id(0) * BN + tl.arange(0, BN)
+    rows, inside = tl.minimum(rn, out - 1), rn < out
+    y0, z0, y1, z1, y2, z2, y3, z3 = _products_of_few(
+        X, W, W2, NORM, rows, rows, eps, ROWS, WIDTH, PA, PB, GATED, NORMED, PDL
+    )
+    y0 = _finish(y0, z0, RES, rn, inside, GATED, ADDED)
+    if ROWS > 1:
+        y1 = _finish(y1, z1, RES, out + rn, inside, GATED, ADDED)
+    if ROWS > 2:
+        y2 = _finish(y2, z2, RES, 2 * out + rn, inside, GATED, ADDED)
+    if ROWS > 3:
+        y3 = _finish(y3, z3, RES, 3 * out + rn, inside, GATED, ADDED)
+    tl.store(Y + rn, y0, mask=inside)
+    if ROWS > 1:
+        tl.store(Y + out + rn, y1, mask=inside)
+    if ROWS > 2:
+        tl.store(Y + 2 * out + rn, y2, mask=inside)
+    if ROWS > 3:
+        tl.store(Y + 3 * out + rn, y3, mask=inside)
 
 
 @triton.jit
-def _swiglu(A, B, Y, count, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    a = tl.load(A + at, mask=at < count, other=0.0).to(tl.float32)
-    b = tl.load(B + at, mask=at < count, other=0.0).to(tl.float32)
-    tl.store(Y + at, (a * tl.sigmoid(a) * b).to(Y.dtype.element_ty), mask=at < count)
+def _many(
+    X, W, W2, NORM, RES, Y, count, out, eps, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WIDTH: tl.constexpr,
+    NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """BN outputs of up to BM rows."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    rm, rn = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN)
+    rows = tl.minimum(rn, out - 1)
+    y, z = _products_of_many(X, W, W2, NORM, rm, count, rows, rows, eps, BM, BN, BK, WIDTH, GATED, NORMED)
+    inside = (rm < count)[:, None] & (rn < out)[None, :]
+    cell = rm[:, None] * out + rn[None, :]
+    tl.store(Y + cell, _finish(y, z, RES, cell, inside, GATED, ADDED), mask=inside)
 
 
-def swiglu(a: Tensor, b: Tensor) -> Tensor:
-    """silu(a) * b of contiguous tensors of one shape."""
-    y = torch.empty_like(a)
-    launch.start(_swiglu, (triton.cdiv(a.numel(), 1024),), a, b, y, a.numel(), 1024)
-    return y
+@triton.jit
+def _rotate_pairs(
+    a, b, position, pair, inside, ROPE, SLOTS, Q, nodes, rope_stride, slot_stride,
+    HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """The pairs (a, b) of queries, keys and values, of which queries and keys are rotated, and the slot of the last
+    two. `pair` counts through the heads of queries, keys and values."""
+    row, node, head, i = position // nodes, position % nodes, pair // HALF, pair % HALF
+    angle = ROPE + row * rope_stride + (node * HALF + i) * 2
+    cos = tl.load(angle, mask=inside & (head < HEADS + KV), other=1.0)
+    sin = tl.load(angle + 1, mask=inside & (head < HEADS + KV), other=0.0)
+    slot = tl.load(SLOTS + row * slot_stride + node + 0 * pair, mask=inside & (head >= HEADS), other=0)
+    return (a * cos - b * sin).to(Q.dtype.element_ty), (b * cos + a * sin).to(Q.dtype.element_ty), slot
+
+
+@triton.jit
+def _store_pairs(
+    a, b, slot, position, pair, inside, Q, K, V, nodes, slots,
+    HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr,
+):  # fmt: skip
+    """Store queries in Q (positions, heads, dim), keys and values in the caches (rows, kv heads, slots, dim)."""
+    row, head, i = position // nodes, pair // HALF, pair % HALF
+    if HALVES:
+        first, second = i, i + HALF
+    else:
+        first, second = 2 * i, 2 * i + 1
+    is_query, is_key = inside & (head < HEADS), inside & (head >= HEADS) & (head < HEADS + KV)
+    is_value = inside & (head >= HEADS + KV)
+    query = Q + (position * HEADS + head) * (2 * HALF)
+    tl.store(query + first, a, mask=is_query)
+    tl.store(query + second, b, mask=is_query)
+    key = K + ((row * KV + head - HEADS).to(tl.int64) * slots + slot) * (2 * HALF)
+    tl.store(key + first, a, mask=is_key)
+    tl.store(key + second, b, mask=is_key)
+    value = V + ((row * KV + head - HEADS - KV).to(tl.int64) * slots + slot) * (2 * HALF)
+    tl.store(value + first, a, mask=is_value)
+    tl.store(value + second, b, mask=is_value)
+
+
+@triton.jit
+def _pair_rows(pair, HALF: tl.constexpr, HALVES: tl.constexpr):
+    """The rows of the weights that make the two coordinates of the pairs."""
+    head, i = pair // HALF, pair % HALF
+    if HALVES:
+        return head * (2 * HALF) + i, head * (2 * HALF) + i + HALF
+    return head * (2 * HALF) + 2 * i, head * (2 * HALF) + 2 * i + 1
+
+
+@triton.jit
+def _few_qkv(
+    X, W, NORM, ROPE, SLOTS, Q, K, V, eps, nodes, slots, rope_stride, slot_stride,
+    ROWS: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, PA: tl.constexpr, PB: tl.constexpr,
+    HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr,
+    NORMED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """BN pairs of coordinates of the queries, keys and values of ROWS (at most four) positions."""
+    if PDL:
+        gdc_launch_dependents()
+    pair, pairs = tl.program_id(0) * BN + tl.arange(0, BN), (HEADS + 2 * KV) * HALF
+    inside = pair < pairs
+    one, two = _pair_rows(tl.minimum(pair, pairs - 1), HALF, HALVES)
+    y0, z0, y1, z1, y2, z2, y3, z3 = _products_of_few(
+        X, W, W, NORM, one, two, eps, ROWS, WIDTH, PA, PB, True, NORMED, PDL
+    )
+    y0, z0, s0 = _rotate_pairs(
+        y0, z0, 0, pair, inside, ROPE, SLOTS, Q, nodes, rope_stride, slot_stride, HEADS, KV, HALF
+    )
+    s1, s2, s3 = s0, s0, s0
+    if ROWS > 1:
+        y1, z1, s1 = _rotate_pairs(
+            y1, z1, 1, pair, inside, ROPE, SLOTS, Q, nodes, rope_stride, slot_stride, HEADS, KV, HALF
+        )
+    if ROWS > 2:
+        y2, z2, s2 = _rotate_pairs(
+            y2, z2, 2, pair, inside, ROPE, SLOTS, Q, nodes, rope_stride, slot_stride, HEADS, KV, HALF
+        )
+    if ROWS > 3:
+        y3, z3, s3 = _rotate_pairs(
+            y3, z3, 3, pair, inside, ROPE, SLOTS, Q, nodes, rope_stride, slot_stride, HEADS, KV, HALF
+        )
+    _store_pairs(y0, z0, s0, 0, pair, inside, Q, K, V, nodes, slots, HEADS, KV, HALF, HALVES)
+    if ROWS > 1:
+        _store_pairs(y1, z1, s1, 1, pair, inside, Q, K, V, nodes, slots, HEADS, KV, HALF, HALVES)
+    if ROWS > 2:
+        _store_pairs(y2, z2, s2, 2, pair, inside, Q, K, V, nodes, slots, HEADS, KV, HALF, HALVES)
+    if ROWS > 3:
+        _store_pairs(y3, z3, s3, 3, pair, inside, Q, K, V, nodes, slots, HEADS, KV, HALF, HALVES)
+
+
+@triton.jit
+def _many_qkv(
+    X, W, NORM, ROPE, SLOTS, Q, K, V, count, eps, nodes, slots, rope_stride, slot_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WIDTH: tl.constexpr,
+    HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr,
+    NORMED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """BN pairs of coordinates of the queries, keys and values of up to BM positions."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    rm, pair, pairs = tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN), (HEADS + 2 * KV) * HALF
+    one, two = _pair_rows(tl.minimum(pair, pairs - 1), HALF, HALVES)
+    y, z = _products_of_many(X, W, W, NORM, rm, count, one, two, eps, BM, BN, BK, WIDTH, True, NORMED)
+    inside = (rm < count)[:, None] & (pair < pairs)[None, :]
+    position, pair = rm[:, None], pair[None, :]
+    y, z, slot = _rotate_pairs(
+        y, z, position, pair, inside, ROPE, SLOTS, Q, nodes, rope_stride, slot_stride, HEADS, KV, HALF
+    )
+    _store_pairs(y, z, slot, position, pair, inside, Q, K, V, nodes, slots, HEADS, KV, HALF, HALVES)

@@ -1,0 +1,102 @@
+"""What stands between the large products of a layer, which cuBLAS computes: norms with the residual's sum, SwiGLU, and
+the rotary embedding that stores keys and values in the cache."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specbench.engine.kernels.launch import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def _rms_norm(
+    X, NORM, RES, SUM, Y, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Y = norm(X). BEFORE: of X + RES, which goes to SUM; AFTER: RES is added to the normed rows."""
+    if PDL:
+        gdc_launch_dependents()
+    row, at = tl.program_id(0).to(tl.int64) * WIDTH, tl.arange(0, BLOCK)
+    weight = tl.load(NORM + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    given = tl.load(X + row + at, mask=at < WIDTH, other=0.0)
+    x = given.to(tl.float32)
+    other = x
+    if BEFORE or AFTER:
+        other = tl.load(RES + row + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+    if BEFORE:
+        total = (x + other).to(given.dtype)
+        tl.store(SUM + row + at, total, mask=at < WIDTH)
+        x = total.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
+    y = (x * scale).to(given.dtype).to(tl.float32) * weight
+    if AFTER:
+        y = y.to(given.dtype).to(tl.float32) + other
+    tl.store(Y + row + at, y.to(given.dtype), mask=at < WIDTH)
+
+
+@triton.jit
+def _swiglu(A, B, Y, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """silu(A) * B."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(A + at, mask=at < count, other=0.0).to(tl.float32)
+    b = tl.load(B + at, mask=at < count, other=0.0).to(tl.float32)
+    tl.store(Y + at, (a * tl.sigmoid(a) * b).to(Y.dtype.element_ty), mask=at < count)
+
+
+@triton.jit
+def _rotate(
+    QKV, ROPE, SLOTS, QW, QB, KW, KB, Q, K, V, nodes, slots, rope_stride, slot_stride, q_rows, k_rows,
+    HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, HALVES: tl.constexpr,
+    NORMED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One head of one position: norm, rotate, and store in the queries or the caches."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    position, head = tl.program_id(0), tl.program_id(1)
+    row, node, i = position // nodes, position % nodes, tl.arange(0, BLOCK)
+    here = i < HALF
+    if HALVES:
+        first = i
+        second = i + HALF
+    else:
+        first = 2 * i
+        second = 2 * i + 1
+    base = QKV + (position * (HEADS + 2 * KV) + head) * (2 * HALF)
+    given = tl.load(base + first, mask=here, other=0.0)
+    a, b = given.to(tl.float32), tl.load(base + second, mask=here, other=0.0).to(tl.float32)
+    slot = tl.load(SLOTS + row * slot_stride + node)
+    if head < HEADS + KV:
+        if NORMED:
+            mean = (tl.sum(a, 0) + tl.sum(b, 0)) / (2 * HALF)
+            a, b = tl.where(here, a - mean, 0.0), tl.where(here, b - mean, 0.0)
+            scale = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / (2 * HALF) + 1e-5)
+            if head < HEADS:
+                weight, bias, which = QW, QB, head // (HEADS // q_rows)
+            else:
+                weight, bias, which = KW, KB, (head - HEADS) // (KV // k_rows)
+            weight += which * (2 * HALF)
+            bias += which * (2 * HALF)
+            a = a * scale * tl.load(weight + first, mask=here, other=0.0) + tl.load(bias + first, mask=here, other=0.0)
+            b = b * scale * tl.load(weight + second, mask=here, other=0.0) + tl.load(
+                bias + second, mask=here, other=0.0
+            )
+            a, b = a.to(given.dtype).to(tl.float32), b.to(given.dtype).to(tl.float32)
+        angle = ROPE + row * rope_stride + (node * HALF + i) * 2
+        cos, sin = tl.load(angle, mask=here, other=0.0), tl.load(angle + 1, mask=here, other=0.0)
+        a, b = a * cos - b * sin, b * cos + a * sin
+    if head < HEADS:
+        out = Q + (position * HEADS + head) * (2 * HALF)
+    else:
+        if head < HEADS + KV:
+            out = K + ((row * KV + head - HEADS).to(tl.int64) * slots + slot) * (2 * HALF)
+        else:
+            out = V + ((row * KV + head - HEADS - KV).to(tl.int64) * slots + slot) * (2 * HALF)
+    tl.store(out + first, a.to(given.dtype), mask=here)
+    tl.store(out + second, b.to(given.dtype), mask=here)

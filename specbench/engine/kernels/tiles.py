@@ -1,0 +1,173 @@
+"""How the kernels of a layer divide their work: a table of tiles by shape, with defaults, tuned once on a device.
+
+Another tile sums in another order, so results differ in their last bits: two devices, or a device before and after
+tuning, agree as two engines do, and not bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import triton
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Of a product: `over`, outputs a program makes (pairs of them for queries, keys and values); `deep`, inputs that
+    it takes at once where the matrix units compute. warps and stages as Triton means them."""
+
+    over: int
+    deep: int
+    warps: int = 4
+    stages: int = 4
+
+
+@dataclass(frozen=True)
+class AttentionTile:
+    """queries and keys that a program takes at once; waves: programs that share the keys, in sets as large as the
+    device."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+    waves: int
+
+
+#: Where a product stands: "qkv" (with the norm and the rotary embedding), "gate" (two products and SwiGLU), "add".
+Kind = str
+
+
+class Tiles:
+    """Tiles by kind, rows, outputs, inputs and data type of a product; `path`: where tuned ones are kept, or none."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self.tuned: dict[str, Tile] = {}
+
+    @classmethod
+    def load(cls, path: Path) -> Tiles:
+        """Those that `save` wrote there for this version of Triton and this device; else the defaults."""
+        tiles = cls(path)
+        try:
+            held = json.loads(path.read_text())
+            if held["made_for"] == made_for():
+                tiles.tuned = {key: Tile(**fields) for key, fields in held["tiles"].items()}
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        return tiles
+
+    def save(self) -> None:
+        if self.path is None:
+            return
+        held = {"made_for": made_for(), "tiles": {key: asdict(tile) for key, tile in sorted(self.tuned.items())}}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        new = self.path.with_name(f"{self.path.name}.new")
+        new.write_text(json.dumps(held, indent=1) + "\n")
+        new.replace(self.path)
+
+    @staticmethod
+    def key(kind: Kind, rows: int, out: int, width: int, dtype: torch.dtype) -> str:
+        return f"{kind} {_bucket(rows)} rows {out} x {width} {str(dtype).removeprefix('torch.')}"
+
+    def product(self, kind: Kind, rows: int, out: int, width: int, dtype: torch.dtype) -> Tile:
+        """Of a product of `rows` rows of `width` inputs each, to `out` outputs (pairs, for "qkv")."""
+        return self.tuned.get(self.key(kind, rows, out, width, dtype)) or default(kind, rows, width, dtype)
+
+    @staticmethod
+    def attention(queries: int, dim: int, dtype: torch.dtype) -> AttentionTile:
+        """Of attention of so many queries of one row that share keys. Keys are read once up to 128 queries; in float32,
+        whose products need no matrix units and more registers, up to 32."""
+        block = max(16, triton.next_power_of_2(queries))
+        if dtype.itemsize > 2:
+            return AttentionTile(min(block, 32 if dim <= 64 else 16), 32 if dim <= 64 else 16, 8, 2, 2)
+        block = min(block, 128)
+        return AttentionTile(block, 64, 8 if block * dim > 4096 else 4, 3, 1 if block > 64 else 2)
+
+
+def _bucket(rows: int) -> int:
+    """Rows that share tiles: each number up to four, then powers of two."""
+    return rows if rows <= 4 else triton.next_power_of_2(rows)
+
+
+def parts(width: int) -> tuple[int, int]:
+    """The powers of two in which a width is read in one shot: the largest in it, and one that covers the rest, or 0."""
+    first = triton.next_power_of_2(width + 1) // 2
+    return first, triton.next_power_of_2(width - first) if width > first else 0
+
+
+def default(kind: Kind, rows: int, width: int, dtype: torch.dtype) -> Tile:
+    """Few rows: the weights that a program holds at once take about half of its threads' registers."""
+    paired = kind != "add"
+    if rows > 4:
+        deep = 256 if dtype.itemsize <= 2 else 64
+        return Tile(16, max(16, min(deep, triton.next_power_of_2(width))), 4, 4 if dtype.itemsize <= 2 else 3)
+    over = (32768 // dtype.itemsize) // (sum(parts(width)) * (2 if paired else 1))
+    return Tile(max(1, min(triton.next_power_of_2(over + 1) // 2, 2 if kind == "qkv" else 4)), 0, 4, 1)
+
+
+def candidates(kind: Kind, rows: int, width: int, dtype: torch.dtype) -> Iterable[Tile]:
+    """What tuning tries, the default first."""
+    first = default(kind, rows, width, dtype)
+    yield first
+    if rows <= 4:
+        # a program of one warp sums without shared memory, one of several reads the activations less often
+        some = [Tile(over, 0, warps, 1) for warps in (1, 2, 4, 8) for over in (1, 2, 4, 8) if warps <= 2 * over]
+    else:
+        some = [
+            Tile(over, deep, warps, stages)
+            for over in (8, 16, 32)
+            for deep, warps, stages in ((128, 4, 5), (256, 4, 3), (256, 4, 4), (512, 4, 2), (256, 8, 3))
+            if deep < 2 * width
+        ]
+    yield from (tile for tile in some if tile != first)
+
+
+def fastest(tiles: Iterable[Tile], run: Callable[[Tile], None], samples: int = 5) -> Tile:
+    """The tile with which `run` takes the least time on the current CUDA device, recorded as a graph. A tile that does
+    not compile, or needs more shared memory than there is, is passed over."""
+    best, least = None, float("inf")
+    for tile in tiles:
+        try:
+            seconds = _seconds(lambda tile=tile: run(tile), samples)  # type: ignore[misc]
+        except (RuntimeError, triton.runtime.errors.OutOfResources, triton.compiler.errors.CompilationError):
+            continue
+        if seconds < least:
+            best, least = tile, seconds
+    if best is None:
+        raise RuntimeError("no tile can be used on this device")
+    return best
+
+
+def _seconds(run: Callable[[], None], samples: int) -> float:
+    """Median seconds of a replay of `run`."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    graph.replay()
+    took = []
+    for _ in range(samples):
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+        for _ in range(10):
+            graph.replay()
+        last.record()
+        last.synchronize()
+        took.append(first.elapsed_time(last))
+    return statistics.median(took) / 1e4
+
+
+def made_for() -> dict[str, str]:
+    """What a table of tuned tiles is valid for."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {"triton": triton.__version__, "device": device}

@@ -1,0 +1,215 @@
+"""The fused kernels of a layer against float64: by Triton's interpreter without a GPU. What a kernel does not write is
+NaN (`poisoned`), and so is what it must not read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specbench.engine import ops
+from specbench.engine.masks import TreeMask
+from specbench.models.transformer import Block, BlockConfig, RMSNorm, grid_rotary, line_rotary, run_blocks
+
+pytest.importorskip("triton")
+from specbench.engine.kernels import FusedKernels, attention, block
+from specbench.engine.kernels.block import LayerKernels, Stream
+from specbench.engine.kernels.tiles import Tile, Tiles
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+#: Relative error of one rounding: half a unit of the last place in bfloat16, a whole one where Triton's interpreter
+#: cuts the places off. In float32 sums of some hundred numbers in another order count as one, of 2**-20.
+ROUNDING = {torch.bfloat16: 2.0**-8 if DEVICE == "cuda" else 2.0**-7, torch.float32: 2.0**-20}
+DTYPES = list(ROUNDING)
+
+
+@pytest.fixture(autouse=True)
+def poisoned() -> Iterator[None]:
+    """Memory that is allocated and not written holds NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def within(found: Tensor, want: Tensor, bound: Tensor) -> None:
+    """Every difference is at most the bound of its element."""
+    off = (found.double() - want).abs() - bound
+    assert bool((off <= 0).all()), f"{float(off.nan_to_num(nan=torch.inf).max())} beyond the bound"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 6, 16, 17])  # scalars, the matrix units, and more than these kernels take
+@pytest.mark.parametrize("shape", [(33, 40), (50, 600), (20, 64)])  # a width of two unlike parts, two alike, and one
+@torch.inference_mode()
+def test_products(rows: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """An output is one rounding of a sum; with a norm the matrix units take inputs that were rounded once more, and
+    cuBLAS inputs of three roundings: a relative error of every summand."""
+    (out, width), rounding = shape, ROUNDING[dtype]
+    x, residual = normal(rows, width, dtype=dtype), normal(rows, out, seed=3, dtype=dtype)
+    weight, gate = normal(out, width, seed=1, dtype=dtype) / 8, normal(out, width, seed=2, dtype=dtype) / 8
+    norm = RMSNorm(width, 1e-5).to(DEVICE, dtype)
+    norm.weight.copy_(1 + 0.1 * normal(width, seed=4))
+    kernels = LayerKernels()
+    wide, w, g = x.double(), weight.double(), gate.double()
+    normed = wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * norm.weight.double()
+    want, size = normed @ w.T, normed.abs() @ w.T.abs()
+    gated, gated_size = normed @ g.T, normed.abs() @ g.T.abs()
+    within(kernels._product(Stream(x), None, weight), wide @ w.T, 2 * rounding * (wide.abs() @ w.T.abs()))
+    within(kernels._product(Stream(x), norm, weight), want, 4 * rounding * size)
+    # SiLU's slope is at most 1.1; three roundings on the way through cuBLAS
+    bound = 4 * rounding * (1.1 * size * gated.abs() + F.silu(want).abs() * gated_size) + 3 * rounding
+    within(kernels._product(Stream(x), norm, weight, gate), F.silu(want) * gated, bound)
+    stream = Stream(residual)
+    kernels._add(x, weight, stream, None, False)
+    assert (stream.pending is None) == (rows <= 16)
+    total, size = wide @ w.T + residual.double(), wide.abs() @ w.T.abs() + residual.double().abs()
+    within(Stream.summed(stream), total, 3 * rounding * size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_a_norm_sums_what_is_pending(dtype: torch.dtype) -> None:
+    x, more, kernels = normal(3, 50, dtype=dtype), normal(3, 50, seed=1, dtype=dtype), LayerKernels()
+    norm = RMSNorm(50, 1e-5).to(DEVICE, dtype)
+    norm.weight.copy_(1 + 0.1 * normal(50, seed=4))
+    stream = Stream(x)
+    stream.pending = more
+    found = kernels._normed(stream, norm)
+    assert stream.pending is None
+    tolerance = {"rtol": 4 * ROUNDING[dtype], "atol": 4 * ROUNDING[dtype]}  # of numbers of order one
+    torch.testing.assert_close(stream.value, x + more, **tolerance)
+    torch.testing.assert_close(found, norm(stream.value), **tolerance)
+    torch.testing.assert_close(kernels.rms_norm(x, norm, more), norm(x) + more, **tolerance)
+    assert torch.equal(kernels.rms_norm(x, torch.nn.Identity()), x)
+
+
+SHAPES = [
+    # heads, kv heads, head dim, nodes, slots
+    (2, 2, 16, 1, 150),
+    (4, 2, 16, 6, 150),  # queries of a group side by side
+    (3, 3, 20, 26, 130),  # a head dim that is no power of two
+    (4, 1, 16, 33, 130),  # several blocks of queries
+    (2, 2, 32, 65, 200),  # a window of 64 and its root: two blocks of keys in the tree
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv", "dim", "nodes", "slots"), SHAPES)
+@torch.inference_mode()
+def test_attention(heads: int, kv: int, dim: int, nodes: int, slots: int, dtype: torch.dtype) -> None:
+    """Four rows with padding, at roots of their own, one at the first valid position; two trees, one of each image.
+    Weights are rounded once, and the output."""
+    q = normal(4, nodes, heads, dim, dtype=dtype)
+    start = torch.tensor([0, 7, 40, 3], device=DEVICE)
+    root = torch.tensor([slots - nodes, 30, 40, slots - nodes - 9], device=DEVICE)
+    among = normal(2, nodes, nodes, seed=3) > 0.3
+    among |= torch.eye(nodes, dtype=torch.bool, device=DEVICE)
+    mask = TreeMask(start, root, among)
+    k, v = (normal(4, kv, slots, dim, seed=seed, dtype=dtype) for seed in (1, 2))
+    seen = mask.dense(torch.arange(slots, device=DEVICE))
+    wide = [x.double() for x in (q.transpose(1, 2), k, v)]
+    plain = ops.attention(*wide, seen).transpose(1, 2)
+    size = ops.attention(*wide[:2], wide[2].abs(), seen).transpose(1, 2)
+    keys = torch.arange(slots, device=DEVICE)
+    unread = (keys < start[:, None]) | (keys >= root[:, None] + nodes)
+    for cache in (k, v):
+        cache.masked_fill_(unread[:, None, :, None], torch.nan)
+    counters = attention.Counters(64)
+    found = attention.attend(q, k, v, mask, counters, Tiles())
+    within(found, plain, 2 * ROUNDING[dtype] * size + 1e-6)
+    assert bool(counters._made)
+    assert all(not bool(made.any()) for some in counters._made.values() for made in some)
+
+
+@torch.inference_mode()
+def test_attention_to_a_part_of_a_tree_that_starts_in_the_padding() -> None:
+    """Two rows of a chain, the first two positions of one of which are padding, and two of its positions alone."""
+    q, k, v = normal(2, 4, 2, 16), normal(2, 2, 40, 16, seed=1), normal(2, 2, 40, 16, seed=2)
+    positions = torch.tensor([[10, 11, 12, 13], [10, 11, 12, 13]], device=DEVICE)
+    chain = TreeMask.chain(torch.tensor([0, 12], device=DEVICE), positions)
+    for mask, some in ((chain, q), (chain.part(1, 2), q[:, 1:3].contiguous())):
+        plain = ops.attention(some.transpose(1, 2), k, v, mask.dense(torch.arange(40, device=DEVICE))).transpose(1, 2)
+        found = attention.attend(some, k, v, mask, attention.Counters(), Tiles())
+        torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
+
+
+BLOCKS = {
+    "llamagen": BlockConfig(32, 2, 2, 48),
+    "grouped": BlockConfig(64, 4, 2, 48, rotary="halves"),
+    "odd": BlockConfig(60, 3, 3, 50, rotary="halves"),
+    "chameleon": BlockConfig(64, 4, 4, 48, rotary="halves", qk_norm=4),
+    "shared norms": BlockConfig(64, 4, 2, 48, rotary="halves", qk_norm=1),
+    "post": BlockConfig(64, 4, 4, 48, rotary="halves", qk_norm=4, post_norm=True),
+}
+
+
+class WideTiles(Tiles):
+    """Few programs, each of which the interpreter runs in milliseconds."""
+
+    def product(self, kind: str, rows: int, out: int, width: int, dtype: torch.dtype) -> Tile:
+        return replace(super().product(kind, rows, out, width, dtype), over=16)
+
+
+def _blocks(cfg: BlockConfig, first: bool, dtype: torch.dtype) -> torch.nn.ModuleList:
+    torch.manual_seed(0)
+    blocks = torch.nn.ModuleList([Block(cfg, input_norm=first), Block(cfg)]).to(DEVICE)
+    for p in blocks.parameters():
+        p.add_(0.2 * normal(*p.shape))
+    return blocks.to(dtype)
+
+
+# two rows of nodes: by sums of scalars, by the matrix units, and by cuBLAS.
+@pytest.mark.parametrize(("nodes", "large"), [(1, False), (6, False), (3, True)])
+@pytest.mark.parametrize(("name", "first"), [*((name, True) for name in BLOCKS), ("llamagen", False)])
+@torch.inference_mode()
+def test_blocks_and_their_cache(
+    name: str, first: bool, nodes: int, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg, rows, slots = BLOCKS[name], 2, 24
+    if large:
+        monkeypatch.setattr(block, "MOST_WEIGHTS", 0)
+    blocks = _blocks(cfg, first, torch.float32)
+    table = grid_rotary(4, cfg.head_dim, 2, 8) if cfg.rotary == "interleaved" else line_rotary(slots, cfg.head_dim, 1e4)
+    root = torch.tensor([4, 9], device=DEVICE)
+    at = root[:, None] + torch.arange(nodes, device=DEVICE)
+    x, mask = normal(rows, nodes, cfg.dim), TreeMask.chain(torch.tensor([0, 3], device=DEVICE), at)
+    rope = table.to(DEVICE)[at if first else at[:1]]  # of every row, or the same for all
+    plain, fused = (ops.KVCache(2, rows, cfg.n_kv_heads, slots, cfg.head_dim, x) for _ in range(2))
+    for cache in (plain, fused):
+        cache.k.copy_(normal(*cache.k.shape, seed=7))
+        cache.v.copy_(normal(*cache.v.shape, seed=8))
+    fused.kernels = FusedKernels(WideTiles())
+    found, want = (run_blocks(blocks, x, rope, mask, cache, at, (0,)) for cache in (fused, plain))
+    # float32 sums in another order: 1e-5 of numbers of order one, some hundred of them added up
+    torch.testing.assert_close((found, fused.k, fused.v), (want, plain.k, plain.v), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("nodes", [1, 6])
+@torch.inference_mode()
+def test_blocks_in_bfloat16(nodes: int) -> None:
+    """They stray from float64 no further than the plain ones do: each rounds at fewer points than PyTorch. (The
+    interpreter cuts places off: twice the error of a rounding, and all of one sign.)"""
+    cfg, rows, slots = BLOCKS["llamagen"], 2, 24
+    blocks, at = _blocks(cfg, True, torch.bfloat16), torch.tensor([[4], [9]], device=DEVICE)
+    at = at + torch.arange(nodes, device=DEVICE)
+    rope = grid_rotary(4, cfg.head_dim, 2, 8).to(DEVICE)[at]
+    mask = TreeMask.chain(torch.tensor([0, 3], device=DEVICE), at)
+    x = normal(rows, nodes, cfg.dim, dtype=torch.bfloat16)
+    outs: list[Any] = []
+    for dtype, kernels in ((torch.float64, None), (torch.bfloat16, None), (torch.bfloat16, FusedKernels(WideTiles()))):
+        cache = ops.KVCache(2, rows, cfg.n_kv_heads, slots, cfg.head_dim, x.to(dtype))
+        cache.k.copy_(normal(*cache.k.shape, seed=7, dtype=torch.bfloat16))
+        cache.v.copy_(normal(*cache.v.shape, seed=8, dtype=torch.bfloat16))
+        cache.kernels = kernels
+        outs.append(run_blocks(blocks.to(dtype), x.to(dtype), rope, mask, cache, at).double())
+    exact, plain, fused = outs
+    assert float((fused - exact).norm()) < (1.1 if DEVICE == "cuda" else 3) * float((plain - exact).norm())
