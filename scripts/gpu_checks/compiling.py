@@ -103,11 +103,13 @@ STEPS = (
     *(("7b", name, 0, 1, torch.float32) for name in ("none", "sjd")),
     *(("emu3", name, 0, 1, torch.bfloat16) for name in ("none", "sjd")),
 )
-#: The steps whose kernels are compiled for every compute capability.
+#: Those of which a quick look consists: every kernel, both formats, heads of 64 and 128, grouped heads.
 FEW = (
     ("xl", "tree", 0, 1, torch.bfloat16),
-    ("7b", "none", 0, 1, torch.bfloat16),
     ("7b", "sjd_pac", 64, 1, torch.bfloat16),
+    ("emu3", "none", 0, 1, torch.bfloat16),
+    ("7b", "none", 0, 1, torch.float32),
+    ("xl", "none", 0, 1, torch.bfloat16),
 )
 
 
@@ -188,9 +190,9 @@ def faults(row: dict[str, Any]) -> list[str]:
 
 
 def jobs() -> list[tuple[Specialisation, int]]:
-    """What is compiled: everything for Hopper, some of each kernel for the others."""
-    older, newer = ((started(FEW, c >= 90), c) for c in (80, 100))
-    return [(one, c) for some, c in ((started(), 90), older, newer) for one in some]
+    """A quick look: some steps for Hopper, and one specialisation of each of their kernels for the others."""
+    other = [(one, c) for c in (80, 100) for one in {one.kernel: one for one in started(FEW, c >= 90)}.values()]
+    return [*((one, 90) for one in started(FEW)), *other]
 
 
 def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:

@@ -75,7 +75,7 @@ def made(build: Callable[[], nn.Module], device: str, dtype: torch.dtype) -> Any
             network = build()
     finally:
         torch.set_default_dtype(before)
-    return network.eval().requires_grad_(False)
+    return network.to(device).eval().requires_grad_(False)  # what was made on the host on purpose moves, too
 
 
 def target(name: str, device: str, dtype: torch.dtype, layers: int, small: bool = False) -> Any:
