@@ -1,6 +1,6 @@
 """Measure one speed-up twice next to a process that loads a core half of the time, by two protocols.
 
-    python scripts/check_drift.py [REPEATS] [name=value ...]    # 2 runs of each protocol; method=sjd n=32
+    OMP_NUM_THREADS=1 python scripts/check_drift.py [REPEATS] [name=value ...]    # 2 runs of each; method=sjd n=32
 
 Interleaved: `specbench run` as it is, method and vanilla alternating prompt by prompt, error by block bootstrap.
 Separate passes: all prompts by the method, then all by vanilla (what the project did before), error by the delta
@@ -8,7 +8,8 @@ method over prompts. Both protocols decode the same prompts with the same pipeli
 
 The load repeats a period: busy in the first half, idle in the second. Each run begins at another point of it. Its
 length is that of a run, so that separate passes see it in different states; PERIOD= (seconds) sets another one, and
-LOADS= starts more than one process.
+LOADS= starts more than one process. Decoding has as many processors as threads, and the load is on the first of
+them: elsewhere, an idle processor would hide it.
 
 Prints each run's speed-up with its 95 % interval, and whether the runs of a protocol agree: each two differ by at most
 1.96 standard errors of the difference. Exit 1 where interleaved runs do not agree.
@@ -33,6 +34,7 @@ Found = tuple[float, float]  # a speed-up and its standard error
 
 def load(period: float, stop: Any, ready: Any) -> None:
     """Busy in the first half of every period (seconds), idle in the second."""
+    pin(1)
     began = time.monotonic()
     ready.set()
     while not stop.is_set():
@@ -40,6 +42,12 @@ def load(period: float, stop: Any, ready: Any) -> None:
             sum(range(100_000))
         else:
             time.sleep(0.01)
+
+
+def pin(count: int) -> None:
+    """Keeps this process on the first processors that it may use; a system without such calls is left alone."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
 
 
 def interleaved(overrides: list[str], pipeline: Any, out: Path) -> tuple[Found, float]:
@@ -109,6 +117,7 @@ def main() -> int:
     from specbench.harness.pipeline import Pipeline
     from specbench.rows import provenance
 
+    pin(torch.get_num_threads())
     pipeline = Pipeline.load(configuration.compose(overrides))
     period = float(os.environ.get("PERIOD", 0)) or seconds_of_run(overrides, pipeline)
     where = provenance.environment(pipeline.device)

@@ -231,13 +231,19 @@ def test_a_grid_adds_a_row_a_job(call: Call, tmp_path: Path) -> None:
 
 
 def test_vectors_are_timed_with_their_diffusion_steps(call: Call) -> None:
-    words = ("model=mar_b", "reduced=true", "weights=random", "device=cpu", "dtype=float32", "method=cspd", "gamma=2")
-    code, out, err = call("bench", *words, "diffusion_steps=3", "cfg_scale=2")
-    assert (code, err) == (0, "")
-    shown = json.loads(out.splitlines()[-1])
-    assert min(shown[f"{part}_ms"] for part in ("draft", "forward", "verify", "diffusion_step")) > 0
-    assert (shown["nodes"], shown["rows"], shown["accepted_length"]) == (3, 2, shown["tokens"] / shown["steps"])
-    assert shown["by_nodes"] is shown["context"] is None
+    """In any number format: in bfloat16 half as many bytes are read."""
+    words = ("model=mar_b", "reduced=true", "weights=random", "device=cpu", "method=cspd", "gamma=2")
+    read = {}
+    for dtype in ("float32", "bfloat16"):
+        code, out, err = call("bench", *words, "diffusion_steps=3", "cfg_scale=2", f"dtype={dtype}")
+        assert (code, err) == (0, "")
+        shown = json.loads(out.splitlines()[-1])
+        assert min(shown[f"{part}_ms"] for part in ("draft", "forward", "verify", "diffusion_step")) > 0
+        assert (shown["nodes"], shown["rows"], shown["accepted_length"]) == (3, 2, shown["tokens"] / shown["steps"])
+        assert shown["by_nodes"] is shown["context"] is None
+        assert shown["dtype"] == dtype
+        read[dtype] = shown["weights_gb"]
+    assert read["bfloat16"] == pytest.approx(read["float32"] / 2)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from specbench.bench.launches import Launches, counted, engine_on_shapes, has_triton, launches
-from specbench.bench.shapes import DEVICE, Shapes, shapes
+from specbench.bench.launches import Launches, counted, engine_on_shapes, launches
+from specbench.bench.plan import DEVICES, Memory, plan
+from specbench.bench.shapes import DEVICE, Shapes, has_triton, shapes
 from specbench.config import configuration
+from specbench.decoding.rng import RandomStreams
+from specbench.harness.pipeline import Pipeline
 from specbench.models.transformer import Block
+
+Call = Callable[..., tuple[int, str, str]]
 
 XL = ("model=llamagen_xl", "weights=random")
 REDUCED = (*XL, "reduced=true")
@@ -63,7 +71,7 @@ def test_a_count_is_of_one_step_and_repeatable(vanilla: Shapes) -> None:
     [
         ((*XL, "method=eagle1"), 775),
         (("model=lumina_mgpt", "method=sjd"), 6778),
-        (("model=emu3", "method=vanilla"), 7870),
+        (("model=anole", "method=vanilla"), 6778),
         (("model=mar_l", "method=cspd"), 479),
     ],
 )
@@ -87,3 +95,109 @@ def test_blocks_are_told_from_the_rest(vanilla: Shapes) -> None:
     assert found.layers["silu"] == 2
     assert not found.outside["silu"]
     assert engine_on_shapes("graph").kernels is None
+
+
+def bytes_of(network: torch.nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in network.parameters())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_planned_bytes_are_those_of_real_networks_and_caches(dtype: str) -> None:
+    words = (*REDUCED, "method=eagle_chain", "window=3", "batch=2", f"dtype={dtype}")
+    planned = plan(configuration.compose([*words]))
+    real = Pipeline.load(configuration.compose([*words, "device=cpu"]))
+    head = real.config.drafter.head
+    weights = {"target": real.model.target, "tokenizer": real.model.tokenizer, "drafter head": head}
+    assert planned["weights_gb"] == {name: bytes_of(network) / 1e9 for name, network in weights.items()}
+    with torch.inference_mode():
+        decoding = real.images(real.encode(["a", "b"]), RandomStreams([(0, 0), (0, 1)]))
+    caches = [decoding.session.cache, decoding.state.cache]
+    sizes = [2 * cache.k.numel() * cache.k.element_size() / 1e9 for cache in caches]
+    assert [planned["cache_gb"], planned["draft_cache_gb"]] == sizes
+    assert sum(sizes) < planned["state_gb"] < planned["peak_estimate_gb"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_planned_bytes_of_continuous_tokens(dtype: str) -> None:
+    words = ("model=mar_l", "reduced=true", "weights=random", "method=cspd", "gamma=2", f"dtype={dtype}")
+    planned = plan(configuration.compose([*words]))
+    real = Pipeline.load(configuration.compose([*words, "device=cpu"]))
+    weights = {
+        "target": real.model.target.model,
+        "tokenizer": real.model.tokenizer,
+        "drafter model": real.drafter.model,
+    }
+    assert planned["weights_gb"] == {name: bytes_of(network) / 1e9 for name, network in weights.items()}
+    assert planned["launches"]["forward"]["layers"] > 0
+    assert planned["launches"]["diffusion_step"] > 20
+
+
+def test_memory_is_counted_while_tensors_live(vanilla: Shapes) -> None:
+    memory = Memory()
+    with vanilla.entered(), memory:
+        kept = torch.zeros(10, device=DEVICE)
+        passing = torch.zeros(100, device=DEVICE)
+        view = passing[:50].view(5, 10)
+        kept.add_(1)
+        torch.zeros(1000)  # on the CPU
+        assert memory.live == 4 * 110
+        del passing
+        assert memory.live == 4 * 110  # the view holds it
+        del view
+        assert (memory.live, memory.above()) == (40, 400)
+        assert memory.above() == 0
+
+
+def test_a_plan_reads_what_a_benchmark_reads(call: Call) -> None:
+    words = (*REDUCED, "dtype=float32", "method=sjd", "window=3", "bench.context=20")
+    code, out, err = call("bench", "--plan", *words)
+    assert (code, err) == (0, "")
+    planned = json.loads(out.splitlines()[-1])
+    row = json.loads(
+        call("bench", *words, "device=cpu", "bench.steps=1", "bench.nodes=1", "bench.images=0")[1].splitlines()[-1]
+    )
+    for name in ("rows", "context", "nodes"):
+        assert planned[name] == row[name]
+    assert planned["reads_gb"]["forward"] == pytest.approx(row["weights_gb"] + row["cache_gb"], rel=1e-4)
+    h200 = planned["devices"]["h200"]
+    assert h200["step_floor_ms"] == pytest.approx(1e3 * planned["reads_gb"]["step"] / 4800)
+    assert list(planned["devices"]) == list(DEVICES)
+    assert all(name in out for name in ("peak, estimate", "launches of a step", *DEVICES))
+
+
+def test_plans_of_a_grid_and_of_a_bandwidth(call: Call) -> None:
+    words = (*REDUCED, "method=vanilla", "device=cuda:7")  # the device is not used
+    code, out, _ = call("bench", "-m", "--plan", *words, "batch=1,2", "bench.bandwidth=2e3")
+    assert code == 0
+    one, two = json.loads(out.splitlines()[-1])
+    assert (one["rows"], two["rows"]) == (2, 4)
+    assert two["cache_gb"] == 2 * one["cache_gb"]
+    assert one["devices"] == {
+        "device": {
+            "bandwidth_gb_s": 2000.0,
+            **{f"{part}_floor_ms": pytest.approx(size / 2) for part, size in one["reads_gb"].items()},
+            "fits": None,
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--plan", "bench.bandwidth=fast"), "bench.bandwidth must be GB/s"),
+        (("--plan", "bench.bandwidth=-1"), "bench.bandwidth must be GB/s"),
+        (("bench.bandwidth=h200",), "bench.bandwidth= goes with --plan"),
+        (("--plan", "bench.context=3"), "bench.context=3 is outside the image"),
+        (("--plan", "n=4"), "'n' belongs to specbench run"),
+        (("--plan", "method=sjd", "window=300"), "window drafts 300 tokens, and an image of llamagen_xl has 256"),
+        (("--plan", "model=mar_b", "engine=triton"), "engine=triton needs discrete tokens"),
+    ],
+)
+def test_bad_words_of_a_plan_cost_one_sentence(call: Call, words: tuple[str, ...], message: str) -> None:
+    start = [word for word in XL if not any(word.split("=")[0] == other.split("=")[0] for other in words)]
+    if "bench.context=3" in words:
+        start.append("reduced=true")
+    code, out, err = call("bench", *start, *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1

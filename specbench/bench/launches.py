@@ -8,20 +8,18 @@ Fused kernels are counted where they are started, `engine.kernels.launch.start`.
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from specbench.bench.shapes import Shapes, shapes
+from specbench.bench.shapes import DEVICE, Shapes, attended, attending, shapes, starting
+from specbench.decoding.continuous.trajectory import draw_trajectory
 from specbench.engine.clock import Idle
 from specbench.engine.graph import Eager, Graphs
 from specbench.models.mar import MarBlock
@@ -34,11 +32,6 @@ _NONE = frozenset(
 )
 #: Eager steps before the one that is counted, as before a recording.
 WARMUP = 2
-
-
-def has_triton() -> bool:
-    """Whether the fused kernels can be counted here."""
-    return importlib.util.find_spec("triton") is not None
 
 
 class Launches(TorchDispatchMode):
@@ -81,19 +74,15 @@ class Launches(TorchDispatchMode):
 
         def attend(*args: Any, **kwargs: Any) -> Tensor:
             self.add("scaled_dot_product_attention")
-            before, self.counting = self.counting, False
-            try:
-                return plain(*args, **kwargs)
-            finally:
-                self.counting = before
+            return attended(*args, **kwargs)
 
-        plain, hooks = F.scaled_dot_product_attention, torch.nn.modules.module
+        hooks = torch.nn.modules.module
         handles = [hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave)]
         try:
             with (
                 self,
-                mock.patch.object(F, "scaled_dot_product_attention", attend),
-                _starting(lambda kernel, *_, **__: self.add(kernel_name(kernel))),
+                attending(attend),
+                starting(lambda kernel, *_, **__: self.add(kernel_name(kernel))),
             ):
                 yield
         finally:
@@ -116,18 +105,6 @@ def kernel_name(kernel: Any) -> str:
     return str(getattr(getattr(kernel, "fn", kernel), "__name__", kernel))
 
 
-@contextmanager
-def _starting(start: Callable[..., None]) -> Iterator[None]:
-    """Replaces the one function that starts fused kernels."""
-    if not has_triton():
-        yield
-        return
-    from specbench.engine.kernels import launch
-
-    with mock.patch.object(launch, "start", start):
-        yield
-
-
 def engine_on_shapes(name: str) -> Eager | Graphs:
     """The engine of a name, for counting: it is not asked to record."""
     if name != "triton":
@@ -145,12 +122,18 @@ def launches(cfg: Mapping[str, Any], engine: str = "triton") -> dict[str, Any]:
 
 def counted(made: Shapes) -> dict[str, Any]:
     """As of `launches`, of a step after two others."""
-    found, parts = Launches(), _Parts()
-    with made.entered(), found.watching():
-        decoding = made.pipeline.images(made.conditioning, made.rng, parts)
+    clock = PartLaunches()
+    with made.entered():
+        decoding = made.pipeline.images(made.conditioning, made.rng, clock)
         for _ in range(WARMUP):
             decoding.step()
-        parts.of = found
+        return count_step(decoding, clock)
+
+
+def count_step(decoding: Any, clock: PartLaunches) -> dict[str, Any]:
+    """As of `launches`, of the next step of a decoding on fake tensors, whose clock is `clock`."""
+    found = clock.of = Launches()
+    with found.watching():
         found.counting = True
         decoding.step()
         found.counting = False
@@ -158,11 +141,32 @@ def counted(made: Shapes) -> dict[str, Any]:
         "layers": found.layers.total(),
         "outside": found.outside.total(),
         "by_kernel": dict((found.layers + found.outside).most_common()),
-        "parts": dict(parts.counts),
+        "parts": dict(clock.counts),
     }
 
 
-class _Parts(Idle):
+def count_trajectory(cfg: Mapping[str, Any]) -> int:
+    """Launches of one step of the diffusion head of a configuration of continuous tokens: the difference between
+    trajectories of five steps and of four, as one image's token is drawn."""
+    few, more = (_of_trajectory({**cfg, "diffusion_steps": steps, "drafter": "none"}) for steps in (4, 5))
+    return more - few
+
+
+def _of_trajectory(cfg: Mapping[str, Any]) -> int:
+    made, found = shapes(cfg), Launches()
+    model = made.pipeline.model.target
+    with made.entered(), found.watching():
+        session = model.open(made.conditioning, len(made.rng))
+        row = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+        tokens, at = torch.zeros(1, model.length, model.dim, device=DEVICE), row[:, None]
+        z = session.condition(tokens, tokens[..., 0] > 0, row, at, at, model.length)[:, 0]
+        noise = torch.zeros(1, model.steps + 1, model.dim, device=DEVICE)
+        found.counting = True
+        draw_trajectory(session, z, noise, made.pipeline.rule, made.pipeline.engine)
+    return found.total
+
+
+class PartLaunches(Idle):
     """A clock whose time is launches."""
 
     def __init__(self) -> None:

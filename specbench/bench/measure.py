@@ -97,7 +97,7 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
     with torch.inference_mode():
         clock = Clock(device)
         decoding = pipeline.images(conditioning, rng, clock)
-        context = _context(decoding, plan)
+        context = position_of(decoding, plan.context)
         parts = _steps(decoding, clock, plan, context)
         again = pipeline.images(conditioning, rng)
         with Passes(device, floor.passes(pipeline.config.target, drafter)) as passes:
@@ -175,10 +175,10 @@ def _before(decoding: Decoding) -> int:
     return int(session.prefix_length)
 
 
-def _context(decoding: Decoding, plan: BenchPlan) -> int:
-    """The number of positions before the root of the timed steps."""
+def position_of(decoding: Decoding, context: int | None) -> int:
+    """The number of positions before the root of the timed steps; default: the middle of the image."""
     prefix = _before(decoding)
-    context = prefix + decoding.total // 2 if plan.context is None else plan.context
+    context = prefix + decoding.total // 2 if context is None else context
     if not prefix < context < prefix + decoding.total:
         raise UsageError(
             f"bench.context={context} is outside the image: its tokens have the positions {prefix + 1} to"

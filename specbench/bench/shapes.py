@@ -3,12 +3,15 @@ tensors (PyTorch's FakeTensorMode), of which only shape, type and device exist. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -27,20 +30,49 @@ _PROMPT = "0"
 @dataclass
 class Shapes:
     """A pipeline on fake tensors. networks: by name, those that a run holds, the drafter's included; conditioning: of
-    as many prompts as were asked for. Use the pipeline within `entered`."""
+    as many prompts as were asked for; continuous: whether its tokens are. Use the pipeline within `entered`."""
 
     pipeline: Any
     networks: dict[str, nn.Module]
     conditioning: Any
     rng: RandomStreams
     mode: FakeTensorMode
+    continuous: bool = False
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Tensors that are made within are fake; no gradients. (Inference mode would hide which operations a
-        composite one consists of.)"""
-        with self.mode, torch.no_grad():
+        """Tensors that are made within are fake, no fused kernel is started, and attention takes no memory but its
+        output's, as on the device; no gradients. (Inference mode would hide which operations a composite one consists
+        of.)"""
+        with self.mode, torch.no_grad(), starting(lambda *_, **__: None), attending(attended):
             yield
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
+    """A tensor like the output of attention."""
+    return q.new_empty(*q.shape[:-1], v.shape[-1])
+
+
+def attending(attend: Callable[..., Tensor]) -> Any:
+    """A context that replaces PyTorch's attention."""
+    return mock.patch.object(F, "scaled_dot_product_attention", attend)
+
+
+def has_triton() -> bool:
+    """Whether the fused kernels can be imported here."""
+    return importlib.util.find_spec("triton") is not None
+
+
+@contextmanager
+def starting(start: Callable[..., None]) -> Iterator[None]:
+    """Replaces the one function that starts fused kernels."""
+    if not has_triton():
+        yield
+        return
+    from specbench.engine.kernels import launch
+
+    with mock.patch.object(launch, "start", start):
+        yield
 
 
 def shapes(cfg: Mapping[str, Any], engine: Eager | Graphs | None = None, rows: int | None = None) -> Shapes:
@@ -69,7 +101,7 @@ def shapes(cfg: Mapping[str, Any], engine: Eager | Graphs | None = None, rows: i
         else:
             built = build_rule(cfg, drafter.tree.height, model.codebook, _no_neighbours)
             pipeline = Pipeline.of(cfg, model, drafter, built, DEVICE, engine)
-    return Shapes(pipeline, found, conditioning, rng, mode)
+    return Shapes(pipeline, found, conditioning, rng, mode, continuous)
 
 
 def _networks(holder: Any) -> Iterator[tuple[str, nn.Module]]:

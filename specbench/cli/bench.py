@@ -21,6 +21,7 @@ ARGUMENTS = {
     "bench.images": "whole images to decode, by the method and by vanilla AR; 0: none (default: 1)",
     "forced_accept": "mean accepted length to which drafts are forced, whatever the rule decides, so that a published\n"
     "one can be timed without weights",
+    "bench.bandwidth": "with --plan: the device's, in GB/s, or the name of a known one (default: all known ones)",
     "out": "a .csv file for the rows; the figure is written next to it",
 }
 _MOST = 10**6
@@ -31,7 +32,7 @@ _UNUSED = frozenset(
 )
 
 _HELP = """\
-usage: specbench bench [-m] [name=value ...]
+usage: specbench bench [-m] [--plan] [name=value ...]
 
 Times decoding steps of any model, method and batch size, with the real loop: drafting, the target's pass, verification,
 commit and rest, at one position of the image; each next to its floor, the bytes that it must read over the measured
@@ -42,7 +43,11 @@ specbench run that belong to model, method, drafter, rule, batch and device. The
   specbench bench model=lumina_mgpt weights=random method=sjd_pac forced_accept=4.51 bench.context=2400
   specbench bench -m method=cool_sd,sjd batch=1,8 out=results/bench/mine.csv
 
+  specbench bench --plan model=emu3 method=sjd engine=triton bench.bandwidth=h200
+
   -m, --multirun  a grid: several values of a parameter, a job for each combination
+  --plan          measure nothing: what weights, caches and peak memory take, the launches and the memory floor of a
+                  step, and which devices it fits, from shapes alone; fetches nothing and needs no GPU
 """
 
 
@@ -52,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: bad arguments, or a path that cannot be written.
     """
-    line = parse_arguments("bench", arguments, ["-m", "--multirun"])
+    line = parse_arguments("bench", arguments, ["-m", "--multirun"], ["--plan"])
     if line.help:
         print(_help())
         return 0
@@ -60,6 +65,10 @@ def main(arguments: Sequence[str]) -> int:
         configuration.normalized(configuration.quote_paths(line.arguments, line.multirun, ARGUMENTS))
     )
     plan = _plan(own)
+    if line.plan:
+        return _print_plans(own, plan, configuration.grid(given, line.multirun))
+    if "bench.bandwidth" in own:
+        raise UsageError("bench.bandwidth= goes with --plan; a benchmark measures the bandwidth")
     out = writable(own["out"]) if "out" in own else None
     if out is not None:
         ROWS.read(out)  # a file of something else is refused before anything is measured
@@ -79,6 +88,23 @@ def main(arguments: Sequence[str]) -> int:
         drawn = roofline.draw(ROWS.read(out), out.with_suffix(""))
         print(f"wrote {', '.join(str(path) for path in (out, *drawn))}")
     print(json.dumps(rows[-1] if len(rows) == 1 else rows))
+    return 0
+
+
+def _print_plans(own: Mapping[str, str], bench: Any, jobs: Sequence[configuration.Job]) -> int:
+    """`--plan`: nothing is measured or written."""
+    from specbench.bench import plan
+    from specbench.harness.method import check_draft
+
+    chosen = plan.devices(own.get("bench.bandwidth"))
+    for job in jobs:
+        check_draft(job.cfg)
+    plans = []
+    for job in tqdm(jobs, desc="plan", unit="job", disable=len(jobs) == 1):
+        planned = plan.plan(job.cfg, bench.context)
+        plans.append({**planned, "devices": plan.on_devices(planned, chosen)})
+        print(plan.describe(plans[-1]))
+    print(json.dumps(plans[0] if len(plans) == 1 else plans))
     return 0
 
 

@@ -54,13 +54,18 @@ def engine_of(cfg: Mapping[str, Any], device: torch.device) -> Eager | Graphs:
         return ENGINES[name]()
     if device.type != "cuda":
         raise UsageError(f"engine={name} records CUDA graphs, and the device is {device}; use engine=eager")
-    if name == "triton" and parameters.is_continuous("model", cfg["model"]):
-        raise UsageError(
-            f"engine=triton needs discrete tokens, and {cfg['model']} has continuous tokens; use engine=graph"
-        )
+    check_engine(cfg)
     if name == "triton" and importlib.util.find_spec("triton") is None:
         raise UsageError("engine=triton needs Triton, which comes with PyTorch's CUDA builds; use engine=graph")
     return ENGINES[name]()
+
+
+def check_engine(cfg: Mapping[str, Any]) -> None:
+    """Raises UsageError where an engine cannot execute a model on any device."""
+    if cfg["engine"] == "triton" and parameters.is_continuous("model", cfg["model"]):
+        raise UsageError(
+            f"engine=triton needs discrete tokens, and {cfg['model']} has continuous tokens; use engine=graph"
+        )
 
 
 def _load_model(cfg: Mapping[str, Any]) -> tuple[torch.device, Any]:

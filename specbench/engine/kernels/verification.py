@@ -1,4 +1,5 @@
-"""Verification of drafts: acceptance, the walk along the accepted path, and the next token, in one kernel."""
+"""Verification of drafts: acceptance, the walk along the accepted path and the next token in one kernel; and what
+follows from a verdict."""
 
 from __future__ import annotations
 
@@ -135,6 +136,71 @@ def verify(
     return path, length, chosen, next_probs, first
 
 
+@triton.jit
+def _advance(
+    HISTORY, COUNT, STEPS, TOKENS, LENGTH, COUNT_BEFORE, STEPS_BEFORE, ACTIVE, total, held, reach, DEEP: tl.constexpr
+):  # fmt: skip
+    row, i = tl.program_id(0).to(tl.int64), tl.arange(0, DEEP)
+    count, steps = tl.load(COUNT + row), tl.load(STEPS + row)
+    active = count < total
+    tokens = tl.load(TOKENS + row * reach + i, mask=i < tl.where(active, reach, 0), other=0)
+    tl.store(HISTORY + row * held + count + i, tokens, mask=i < reach)
+    tl.store(COUNT_BEFORE + row, count)
+    tl.store(STEPS_BEFORE + row, steps)
+    tl.store(ACTIVE + row, active.to(tl.uint8))
+    tl.debug_barrier()  # all threads have read what is overwritten
+    tl.store(COUNT + row, tl.where(active, count + tl.load(LENGTH + row) + 1, count))
+    tl.store(STEPS + row, steps + active.to(tl.int64))
+
+
+def advance(
+    history: Tensor, count: Tensor, steps: Tensor, tokens: Tensor, length: Tensor, total: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As of `Decoding._advance`, from the tokens (B, D + 1) and the length (B,) of a verdict."""
+    rows, reach = tokens.shape
+    before, steps_before = torch.empty_like(count), torch.empty_like(steps)
+    active = torch.empty(rows, dtype=torch.bool, device=count.device)
+    launch.start(_advance, (rows,),
+        history, count, steps, tokens.contiguous(), length.contiguous(), before, steps_before, active.view(torch.uint8),
+        total, history.shape[1], reach, triton.next_power_of_2(reach), num_warps=1,
+    )  # fmt: skip
+    return before, steps_before, active
+
+
+@triton.jit
+def _keep(
+    K, V, PATH, LENGTH, COUNT, first, rows, images, heads, slots, dim, height,
+    CHUNK: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One head of one row and layer. Nodes of a path have rising numbers, so that no slot is overwritten before the
+    chunk in which it is read."""
+    here = tl.program_id(0).to(tl.int64)
+    image = here // heads % rows % images
+    length, root, d = tl.load(LENGTH + image), tl.load(COUNT + image) + first, tl.arange(0, WIDE)
+    for start in range(0, length, CHUNK):
+        i = start + tl.arange(0, CHUNK)
+        node = tl.load(PATH + image * height + i, mask=i < length, other=0)
+        moves = tl.where((i < length) & (node != i + 1), dim, 0)
+        if tl.max(moves, 0) > 0:
+            base, inside = here * slots * dim, d[None, :] < moves[:, None]
+            source = base + (root + node)[:, None] * dim + d[None, :]
+            target = base + (root + i + 1)[:, None] * dim + d[None, :]
+            k, v = tl.load(K + source, mask=inside, other=0.0), tl.load(V + source, mask=inside, other=0.0)
+            tl.debug_barrier()  # no thread writes what another one still reads
+            tl.store(K + target, k, mask=inside)
+            tl.store(V + target, v, mask=inside)
+            tl.debug_barrier()
+
+
+def keep(k: Tensor, v: Tensor, path: Tensor, length: Tensor, count: Tensor, first: int) -> None:
+    """As of `KVCache.keep`: k, v (layers, rows, heads, slots, head dim)."""
+    layers, rows, heads, slots, dim = k.shape
+    launch.start(_keep, (layers * rows * heads,),
+        k, v, path.contiguous(), length.contiguous(), count, first, rows, len(count), heads, slots, dim, path.shape[1],
+        8, triton.next_power_of_2(dim),
+    )  # fmt: skip
+
+
 def specialisations() -> list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
     """What is compiled: kernel, types of the arguments by name, constants, options of the compiler."""
     floats, longs = "P Q U OMEGA NEXT FIRST REST", "TOKENS CHILDREN SLOT PATH LENGTH CHOSEN"
@@ -145,4 +211,8 @@ def specialisations() -> list[tuple[Any, dict[str, str], dict[str, Any], dict[st
     for width, deep, optimal in ((1, 128, True), (2, 128, True), (4, 8, False), (10, 8, True)):
         size = {"WIDTH": width, "WIDE": triton.next_power_of_2(width), "DEEP": deep, "BLOCK": _BLOCK}
         made.append((_verify, types, {**size, "OPTIMAL": optimal}, _OPTIONS))
+    types |= dict.fromkeys("HISTORY COUNT STEPS COUNT_BEFORE STEPS_BEFORE".split(), "*i64") | {"ACTIVE": "*u8"}
+    types |= dict.fromkeys("total held reach first rows images heads slots dim".split(), "i32")
+    made.append((_advance, types, {"DEEP": 8}, {"num_warps": 1}))
+    made += [(_keep, types | dict.fromkeys("KV", x), {"CHUNK": 8, "WIDE": 128}, {}) for x in ("*bf16", "*fp32")]
     return made

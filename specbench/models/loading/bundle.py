@@ -39,6 +39,10 @@ class Bundle:
         if self.folder is not None:
             registry.check_weights({**cfg, "drafter": "none", "drafter_weights": None})
 
+    def absent(self) -> dict[str, int]:
+        """Networks that official weights have and random ones do without: name -> number of parameters."""
+        return {}
+
     def part(self, name: str) -> Path:
         """A sub-folder of the weights."""
         assert self.folder is not None

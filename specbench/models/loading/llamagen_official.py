@@ -23,7 +23,7 @@ from specbench.models.loading import naming, official
 from specbench.models.loading.bundle import RealModel, class_number, only
 from specbench.models.loading.files import TRAINER_TYPES, WRAPPERS
 from specbench.models.loading.image_tokenizers import load_autoencoder
-from specbench.models.loading.text_official import T5Features, hashed_features
+from specbench.models.loading.text_official import T5_XL, T5Features, hashed_features
 
 _TEXT = LlamaGenConfig()
 _CLASS = LlamaGenConfig(dim=1024, n_layer=24, n_head=16, ffn_hidden=2816, cls_token_num=1, block_size=576)
@@ -71,6 +71,10 @@ class LlamaGenModel(RealModel):
         # Only a drafter reads the hidden states of padding, and the published ones were trained on LANTERN's.
         self.target.pads_see_all = True
         self.resolution = self.target.cfg.side * self.tokenizer.cfg.downsample
+
+    def absent(self) -> dict[str, int]:
+        """As of `Bundle`: the text encoder, for whose features random ones stand in."""
+        return {"text": T5_XL} if self.text is None and not self.shape.num_classes and not self.reduced else {}
 
     def _pixels(self, folder: Path) -> vq.VQModel:
         file = only(folder, ".pt", ".safetensors")

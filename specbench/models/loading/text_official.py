@@ -31,6 +31,10 @@ from specbench.errors import UsageError
 
 _LOG = logging.getLogger("specbench")
 
+#: Parameters of Flan-T5-XL's encoder (its config.json): the table of 32,128 words, 24 layers of four 2048 x 2048
+#: matrices of attention, three of 2048 x 5120 and two norms, the biases of 32 positions by 32 heads, and a norm.
+T5_XL = 32128 * 2048 + 24 * (4 * 2048**2 + 3 * 2048 * 5120 + 2 * 2048) + 32 * 32 + 2048
+
 #: Text -> token ids, without any special token.
 Encode = Callable[[str], list[int]]
 

@@ -1,0 +1,297 @@
+"""What a configuration will need of a GPU, from shapes alone: weights, cache, peak memory, launches and the memory
+floor of a step. Nothing is fetched, and no weights are made: the real loop runs on fake tensors (`bench.shapes`)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from specbench.bench import floor
+from specbench.bench.launches import (
+    WARMUP,
+    Launches,
+    PartLaunches,
+    count_step,
+    count_trajectory,
+    engine_on_shapes,
+)
+from specbench.bench.measure import position_of
+from specbench.bench.shapes import DEVICE, Shapes, has_triton, shapes
+from specbench.config import parameters
+from specbench.engine.ops import KVCache
+from specbench.errors import UsageError
+from specbench.harness.pipeline import check_engine
+
+GB = 1e9
+#: Estimate of what every process takes on the device besides its tensors: the CUDA context, loaded kernels and the
+#: workspaces of libraries.
+RUNTIME_GB = 1.0
+
+
+@dataclass(frozen=True)
+class Device:
+    """bandwidth: GB/s of its memory; memory: GB, 0 where it is not known. Both as the maker's data sheet gives them."""
+
+    bandwidth: float
+    memory: float
+
+
+#: NVIDIA's data sheets, of the SXM form where there are several; B200 as in a DGX B200 (1,440 GB and 64 TB/s of eight).
+DEVICES = {
+    "rtx4090": Device(1008, 24),
+    "l40s": Device(864, 48),
+    "a100_40": Device(1555, 40),
+    "a100": Device(2039, 80),
+    "h100": Device(3350, 80),
+    "h200": Device(4800, 141),
+    "b200": Device(8000, 180),
+}
+
+
+class Memory(TorchDispatchMode):
+    """Bytes of the device's tensors that are made within, now and at the most. Memory that kernels take for themselves,
+    and what an allocator loses by rounding, is not seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if _on_device(t)}
+        out = func(*args, **(kwargs or {}))
+        for tensor in filter(_on_device, tree_leaves(out)):
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in given and key not in self._known:
+                self._known.add(key)
+                self._add(storage.nbytes())
+                weakref.finalize(storage, self._drop, key, storage.nbytes())
+        return out
+
+    def _add(self, size: int) -> None:
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+    def _drop(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.live -= size
+
+    def above(self) -> int:
+        """How far the peak since the last call was above what is held now."""
+        found, self.peak = self.peak - self.live, self.live
+        return found
+
+
+def _on_device(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.device.type == DEVICE.type
+
+
+@contextmanager
+def _caches() -> Iterator[list[KVCache]]:
+    """The caches that are made within, the target's first."""
+    made: list[KVCache] = []
+    make = KVCache.__init__
+
+    def noted(cache: KVCache, *args: Any, **kwargs: Any) -> None:
+        make(cache, *args, **kwargs)
+        made.append(cache)
+
+    with mock.patch.object(KVCache, "__init__", noted):
+        yield made
+
+
+def plan(cfg: Mapping[str, Any], context: int | None = None) -> dict[str, Any]:
+    """Of a checked configuration; context: positions before the step (default: the middle of the image). Bytes are in
+    GB, 1e9 of them. The parts of the peak that only a run can tell are estimates, and named so."""
+    check_engine(cfg)
+    recorded = cfg["engine"] != "eager"
+    fused = cfg["engine"] == "triton" and has_triton()
+    made = shapes(cfg, engine_on_shapes("triton" if fused else "graph"))
+    if parameters.is_continuous("model", cfg["model"]):
+        found = _continuous(cfg, made)
+    else:
+        found = _discrete(cfg, made, context)
+    weights = {name: floor.nbytes(network) / GB for name, network in made.networks.items()}
+    bytes_each = torch.empty((), dtype=made.pipeline.model.dtype).element_size()
+    weights |= {name: count * bytes_each / GB for name, count in made.pipeline.model.absent().items()}
+    above = found.pop("above")
+    state = found.pop("resident") / GB
+    held = state * (2 if recorded else 1)  # a later batch is prefilled, then copied into the recorded one's memory
+    extra = {name: size / GB for name, size in above.items()}
+    if recorded:
+        step, transient = extra["step"], max(extra["prefill"], extra["pixels"])  # a graph keeps its memory
+    else:
+        step, transient = 0.0, max(extra.values())
+    total = sum(weights.values())
+    return {
+        **{name: cfg[name] for name in ("model", "method", "drafter", "rule", "batch", "dtype", "engine")},
+        **found,
+        "weights_gb": weights,
+        "all_weights_gb": total,
+        "state_gb": state,
+        **{f"{name}_estimate_gb": size for name, size in extra.items()},
+        "runtime_estimate_gb": RUNTIME_GB,
+        "peak_estimate_gb": total + held + step + transient + RUNTIME_GB,
+    }
+
+
+def _discrete(cfg: Mapping[str, Any], made: Shapes, context: int | None) -> dict[str, Any]:
+    memory, pipeline = Memory(), made.pipeline
+    target, drafter, above = pipeline.model.target, pipeline.config.drafter, {}
+    rows = int(cfg["batch"]) * (2 if pipeline.config.sampling.guided else 1)
+    codes = target.length if target.grammar is None else len(target.grammar.free)
+    with made.entered(), _caches() as caches:
+        clock = PartLaunches()
+        with memory:
+            decoding = pipeline.images(made.conditioning, made.rng, clock)
+            above["prefill"] = memory.above()
+            for _ in range(WARMUP):
+                decoding.step()
+            above["step"] = memory.above()
+            resident = memory.live
+            _pixels(made, codes)
+            above["pixels"] = memory.above()
+        launches = count_step(decoding, clock)
+    at = position_of(decoding, context)
+    sizes = [2 * cache.k.numel() * cache.k.element_size() / GB for cache in caches]
+    read = floor.of_target(target) + floor.of_cache(target, rows, at), floor.of_drafts(drafter, target)
+    return {
+        "rows": rows,
+        "tokens": pipeline.tokens_per_image,
+        "context": at,
+        "nodes": drafter.tree.nodes,
+        "cache_gb": sizes[0],
+        "draft_cache_gb": sum(sizes[1:]),
+        "logits_gb": rows * drafter.tree.nodes * target.vocab_size * target.output.weight.element_size() / GB,
+        "launches": None if cfg["engine"] == "triton" and not has_triton() else launches,
+        "reads_gb": {"forward": read[0] / GB, "draft": read[1] / GB, "step": sum(read) / GB},
+        "resident": resident,
+        "above": above,
+    }
+
+
+def _continuous(cfg: Mapping[str, Any], made: Shapes) -> dict[str, Any]:
+    """A pass of encoder and decoder over all images with their drafts, and steps of the diffusion head."""
+    memory, pipeline, above = Memory(), made.pipeline, {}
+    model, gamma, rows = pipeline.model.target, pipeline.rule.gamma, int(cfg["batch"])
+    images, length = rows * (gamma + 1), model.length
+    found = Launches()
+    with made.entered(), memory:
+        session = model.open(made.conditioning, rows)
+        tokens = torch.zeros(images, length, model.dim, device=DEVICE)
+        row = torch.zeros(images, dtype=torch.int64, device=DEVICE)
+        at = row[:, None]
+        memory.above()
+        with found.watching():
+            found.counting = True
+            z = session.condition(tokens, tokens[..., 0] > 0, row, at, at, length)
+            found.counting = False
+        above["prefill"] = memory.above()
+        states = torch.zeros(min(8192, max(1, gamma * model.steps) * rows), model.dim, device=DEVICE)
+        index, conditions = states[:, 0].long(), z.flatten(0, 1)[:1].expand(len(states), -1)
+        session.moments(states, index, conditions)
+        above["step"] = memory.above()
+        del states, index, conditions, z
+        _pixels(made, length)
+        above["pixels"] = memory.above()
+    read = {"forward": floor.of_encoder_decoder(model.model), "diffusion_step": floor.of_head(model.model)}
+    return {
+        "rows": rows * (1 if model.scale == 1 else 2),
+        "tokens": length,
+        "nodes": gamma + 1,
+        "launches": {
+            "forward": {"layers": found.layers.total(), "outside": found.outside.total()},
+            "diffusion_step": count_trajectory(cfg),
+        },
+        "reads_gb": {name: size / GB for name, size in read.items()},
+        "resident": memory.live,
+        "above": above,
+    }
+
+
+def _pixels(made: Shapes, codes: int) -> None:
+    """Decodes the pixels of one image of so many codes; only the copy to the host is left out."""
+    model = made.pipeline.model
+    shape, dtype = ((1, codes, model.target.dim), torch.float32) if made.continuous else ((1, codes), torch.int64)
+    with mock.patch.object(Tensor, "numpy", lambda x: x):
+        model.decode_image(torch.zeros(shape, dtype=dtype, device=DEVICE))
+
+
+def on_devices(planned: Mapping[str, Any], chosen: Mapping[str, Device]) -> dict[str, dict[str, Any]]:
+    """By device: the floor in ms of what is read, and whether the peak fits (None: its memory is not known)."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, device in chosen.items():
+        floors = {f"{part}_floor_ms": 1e3 * size / device.bandwidth for part, size in planned["reads_gb"].items()}
+        fits = None if device.memory == 0 else planned["peak_estimate_gb"] <= device.memory
+        found[name] = {"bandwidth_gb_s": device.bandwidth, **floors, "fits": fits}
+    return found
+
+
+def describe(planned: Mapping[str, Any]) -> str:
+    """A plan as text, with its `devices`."""
+    p = planned
+    head = f"{p['model']}, {p['method']}, batch {p['batch']}, {p['dtype']}, engine={p['engine']}"
+    parts = ", ".join(f"{name} {size:.3f}" for name, size in p["weights_gb"].items())
+    lines = [f"{head}: {p['nodes']} nodes a step", _line("weights", p["all_weights_gb"], parts)]
+    if "cache_gb" in p:
+        lines.append(_line("cache", p["cache_gb"], f"{p['rows']} sequences at the end of the image"))
+        lines.append(_line("drafter's cache", p["draft_cache_gb"], ""))
+        lines.append(_line("logits", p["logits_gb"], "of a step"))
+    estimates = ", ".join(f"{name} {p[f'{name}_estimate_gb']:.3f}" for name in ("prefill", "step", "pixels", "runtime"))
+    lines.append(_line("peak, estimate", p["peak_estimate_gb"], f"beyond what is held: {estimates}"))
+    found = p["launches"]
+    if found is None:
+        lines.append("  launches cannot be counted: engine=triton needs Triton")
+    elif "diffusion_step" in found:
+        layers, outside = found["forward"].values()
+        lines.append(f"  launches: {layers + outside} of a pass of encoder and decoder ({layers} in the layers),")
+        lines.append(f"            {found['diffusion_step']} of a diffusion step")
+    else:
+        both = found["layers"] + found["outside"]
+        lines.append(f"  launches of a step: {both} ({found['layers']} in the layers, {found['outside']} outside)")
+    where = f" at position {p['context']}" if "context" in p else ""
+    reads = ", ".join(f"{name.replace('_', ' ')} {size:.3f}" for name, size in p["reads_gb"].items())
+    lines.append(f"  reads{where}, GB: {reads}")
+    names = list(p["reads_gb"])
+    lines.append(
+        f"  floor, ms   {'GB/s':>6}  " + "".join(f"{name.replace('_', ' '):>16}" for name in names) + "   fits"
+    )
+    for name, device in p["devices"].items():
+        floors = "".join(f"{device[f'{part}_floor_ms']:16.3f}" for part in names)
+        fits = {True: "yes", False: "no", None: ""}[device["fits"]]
+        lines.append(f"  {name:10s}  {device['bandwidth_gb_s']:6.0f}  {floors}   {fits}")
+    return "\n".join(lines)
+
+
+def _line(name: str, size: float, more: str) -> str:
+    return f"  {name:16s} {size:9.3f} GB   {more}".rstrip()
+
+
+def devices(text: str | None) -> dict[str, Device]:
+    """The devices of `bench.bandwidth=`: a known name, or GB/s of one whose memory is not known; default: all known
+    ones. Raises UsageError for anything else."""
+    if text is None:
+        return DEVICES
+    if text in DEVICES:
+        return {text: DEVICES[text]}
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    if not 0 < speed <= 1e6:
+        raise UsageError(
+            f"bench.bandwidth must be GB/s, above 0 and at most 1e6, or one of {', '.join(DEVICES)} (got {text})"
+        )
+    return {"device": Device(speed, 0)}
