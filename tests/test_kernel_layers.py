@@ -47,8 +47,14 @@ def within(found: Tensor, want: Tensor, bound: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 6, 16, 17])  # scalars, the matrix units, and more than these kernels take
-@pytest.mark.parametrize("shape", [(33, 40), (50, 600), (20, 64)])  # a width of two unlike parts, two alike, and one
+# a width of two unlike parts: scalars, the matrix units, more rows than these kernels take; two parts alike, and one
+@pytest.mark.parametrize(
+    ("rows", "shape"),
+    [
+        *((rows, (33, 40)) for rows in (1, 2, 3, 4, 6, 16, 17)),
+        *((rows, shape) for rows in (2, 6) for shape in ((20, 600), (20, 64))),
+    ],
+)
 @torch.inference_mode()
 def test_products(rows: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
     """An output is one rounding of a sum; with a norm the matrix units take inputs that were rounded once more, and
