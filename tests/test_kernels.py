@@ -46,7 +46,7 @@ def test_images_of_fused_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     torch.testing.assert_close(astuple(one.trace), astuple(two.trace), rtol=1e-5, atol=1e-3)
 
 
-SAMPLING = "_probs", "_draw", "_draw_distinct", "_uniforms"
+SAMPLING = "_probs", "_draw", "_draw_distinct", "_uniforms", "_inputs", "_newest", "_level"
 
 
 def test_every_kernel_compiles_for_hopper() -> None:

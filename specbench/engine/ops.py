@@ -59,6 +59,16 @@ class Kernels(Protocol):
         self, drafter: Any, state: Any, history: Tensor, count: Tensor, step: Tensor, tags: int, tag: int, noise: int
     ) -> Tensor: ...
 
+    def inputs(
+        self, session: Any, tokens: Tensor, positions: Tensor, count: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
+    def newest(
+        self, session: Any, head: Any, history: Tensor, count: Tensor, fresh: Tensor, known: Tensor, start: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+
+    def level(self, session: Any, head: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
     def rms_norm(self, x: Tensor, norm: Any) -> Tensor: ...
 
     def stream(self, flat: Tensor) -> Any: ...
@@ -112,6 +122,13 @@ def gelu_tanh(x: Tensor) -> Tensor:
         return F.gelu(x, approximate="tanh")
     inner = (x * x).mul_(0.044715).add_(1).mul_(x).mul_((2 / torch.pi) ** 0.5)
     return torch.tanh(inner).add_(1).mul_(x).mul_(0.5)
+
+
+def multiply_add(x: Tensor, factor: Tensor, summand: Tensor) -> Tensor:
+    """x * factor + summand; off the CPU one kernel, which rounds once."""
+    if x.device.type == "cpu" or torch.is_grad_enabled():
+        return x * factor + summand
+    return torch.addcmul(summand, x, factor)
 
 
 def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

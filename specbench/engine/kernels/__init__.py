@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.engine.kernels import sampling, verification, window
+from specbench.engine.kernels import inputs, sampling, verification, window
 from specbench.engine.kernels.block import LayerKernels, Stream
 from specbench.engine.kernels.tiles import Tiles
 from specbench.engine.kernels.tuning import tune
@@ -83,6 +83,19 @@ class FusedKernels:
         """Measure tiles for products of so many rows with the weights of some `Block`s, and keep the fastest (see
         `tiles`). Without CUDA nothing happens."""
         tune(self.layers, blocks, rows)
+
+    def inputs(
+        self, session: Any, tokens: Tensor, positions: Tensor, count: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return inputs.inputs(session, tokens, positions, count)
+
+    def newest(
+        self, session: Any, head: Any, history: Tensor, count: Tensor, fresh: Tensor, known: Tensor, start: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return inputs.newest(session, head, history, count, fresh, known, start)
+
+    def level(self, session: Any, head: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return inputs.level(session, head, *given)
 
     def rms_norm(self, x: Tensor, norm: Any) -> Tensor:
         return self.layers.rms_norm(x, norm)
