@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specbench.engine.kernels import sampling, verification, window
+from specbench.engine.kernels import inputs, sampling, verification, window
 
 HALF, FLOAT, INT, LONG, BYTE = "*bf16", "*fp32", "i32", "*i64", "*u8"
 
@@ -25,7 +25,7 @@ def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], **op
 
 
 def main() -> None:
-    every = (sampling, verification, window)
+    every = (inputs, sampling, verification, window)
     for kernel, given, constants, options in (one for module in every for one in module.specialisations()):
         compiled(kernel, given, constants, **options)
 

@@ -1,10 +1,12 @@
-"""The kernel that verifies a draft against the plain functions that specify it: compiled on CUDA, by Triton's
-interpreter elsewhere."""
+"""The kernels that verify a draft and what follows from the verdict, against the plain functions that specify them:
+compiled on CUDA, by Triton's interpreter elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tiny
@@ -12,10 +14,12 @@ import torch
 from torch import Tensor
 
 from specbench.decoding import trees
+from specbench.decoding.loop import Decoding
 from specbench.decoding.rules import Relaxed, cool, exact, uniform
 from specbench.decoding.sampling import draw_distinct
 from specbench.decoding.trees import Tree, build, chain_paths, from_parents, parse, window_paths
 from specbench.decoding.verify import Draft, Verdict, verify
+from specbench.engine.ops import KVCache
 
 pytest.importorskip("triton")
 from specbench.engine.kernels import FusedKernels
@@ -130,6 +134,20 @@ def test_a_vocabulary_of_several_blocks() -> None:
         same(judged(p, draft, rule, kernels=FusedKernels()), judged(p, draft, rule))
 
 
+def test_numbers_that_are_not_finite() -> None:
+    """They are rejected and stay in what the next token is drawn from, so that the step's statistics show them."""
+    p, draft = drafted(shared(TREE), 77, 40, None)
+    p[0] = torch.nan
+    p[3, 0, 5] = torch.nan
+    draft.probs[4] = torch.nan
+    found = judged(p, draft, cool(1.5, 3), kernels=FusedKernels())
+    plain = judged(p, draft, cool(1.5, 3))
+    assert torch.equal(found.path, plain.path)
+    torch.testing.assert_close(found.next_probs, plain.next_probs, rtol=1e-3, atol=1e-7, equal_nan=True)
+    assert found.next_probs[0].isnan().all()
+    assert found.tokens[0].max() < 77
+
+
 @pytest.mark.parametrize("tree", [
     shared(chain_paths(64)),
     shared(window_paths(64, 2, 3, "full")),
@@ -153,3 +171,42 @@ def test_topologies(tree: Tree) -> None:
         lengths += plain.length.tolist()
     assert 0 in lengths
     assert max(lengths) > min(3, tree.height - 1)
+
+
+@pytest.mark.parametrize(("paths", "dim"), [(TREE, 20), (window_paths(20, 2, 3, "full"), 16)], ids=["tree", "window"])
+def test_what_an_accepted_path_wrote_is_kept(paths: list[trees.Path], dim: int) -> None:
+    """In both halves of a guided batch, with walks of all lengths, and slots that are read and overwritten."""
+    tree, first = shared(paths), 3
+    count = torch.arange(ROWS, device=DEVICE) % 5
+    plain, fused = (KVCache(2, 2 * ROWS, 3, tree.nodes + 9, dim, count.float()) for _ in range(2))
+    for i, (a, b) in enumerate(((plain.k, fused.k), (plain.v, fused.v))):
+        a.copy_(uniforms(*a.shape, seed=i))
+        b.copy_(a)
+    fused.kernels = FusedKernels()
+    lengths: list[int] = []
+    for seed in range(3):
+        p, draft = drafted(tree, 19, 3, None)
+        verdict = judged(p, draft, exact(), seed)
+        lengths += verdict.length.tolist()
+        for cache in (plain, fused):
+            cache.keep(verdict.path, verdict.length, count, first)
+        assert torch.equal(fused.k, plain.k)
+        assert torch.equal(fused.v, plain.v)
+    assert len(set(lengths)) > 2
+
+
+def test_images_advance() -> None:
+    """Those that are complete stay as they are."""
+    tokens, length = torch.arange(1, 1 + 4 * ROWS, device=DEVICE).view(ROWS, 4), torch.arange(ROWS, device=DEVICE) % 4
+    decodings = []
+    for kernels in (None, FusedKernels()):
+        self: Any = SimpleNamespace(kernels=kernels, total=6, recorder=SimpleNamespace(offsets=torch.arange(4)))
+        self.recorder.offsets = self.recorder.offsets.to(DEVICE)
+        self.history = torch.full((ROWS, 6 + 8), 99, device=DEVICE)
+        self.count, self.steps = torch.arange(ROWS, device=DEVICE), torch.arange(ROWS, device=DEVICE) + 7
+        verdict: Any = SimpleNamespace(tokens=tokens, length=length)
+        with poisoned():
+            came = Decoding._advance(self, verdict)
+        decodings.append((*came, self.history, self.count, self.steps))
+    for plain, fused in zip(*decodings, strict=True):
+        assert torch.equal(plain, fused)

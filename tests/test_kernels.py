@@ -46,7 +46,7 @@ def test_images_of_fused_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     torch.testing.assert_close(astuple(one.trace), astuple(two.trace), rtol=1e-5, atol=1e-3)
 
 
-SAMPLING = "_probs", "_draw", "_draw_distinct", "_uniforms"
+SAMPLING = "_probs", "_draw", "_draw_distinct", "_uniforms", "_inputs", "_newest", "_level"
 
 
 def test_every_kernel_compiles_for_hopper() -> None:
@@ -56,4 +56,12 @@ def test_every_kernel_compiles_for_hopper() -> None:
     done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     names = {line.split()[0] for line in done.stdout.splitlines()}
-    assert names == {*SAMPLING, "_verify", "_choose", "_write", "_siblings"}  # those of layers: test_kernel_layers
+    assert names == {
+        *SAMPLING,
+        "_verify",
+        "_advance",
+        "_keep",
+        "_choose",
+        "_write",
+        "_siblings",
+    }  # those of layers: test_kernel_layers

@@ -203,6 +203,10 @@ class Decoding(BatchDecoding):
     def _advance(self, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
         """Add a verdict's tokens to the images that are not complete; returns `count` and `steps` from before, and
         which images these are."""
+        if self.kernels is not None:
+            return self.kernels.advance(
+                self.history, self.count, self.steps, verdict.tokens, verdict.length, self.total
+            )
         count, steps = self.count.clone(), self.steps.clone()
         active = count < self.total
         tokens = torch.where(active[:, None], verdict.tokens, 0)

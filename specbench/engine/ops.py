@@ -49,9 +49,25 @@ class Kernels(Protocol):
         self, p: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
 
+    def advance(
+        self, history: Tensor, count: Tensor, steps: Tensor, tokens: Tensor, length: Tensor, total: int
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+    def keep(self, k: Tensor, v: Tensor, path: Tensor, length: Tensor, count: Tensor, first: int) -> None: ...
+
     def window(
         self, drafter: Any, state: Any, history: Tensor, count: Tensor, step: Tensor, tags: int, tag: int, noise: int
     ) -> Tensor: ...
+
+    def inputs(
+        self, session: Any, tokens: Tensor, positions: Tensor, count: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
+    def newest(
+        self, session: Any, head: Any, history: Tensor, count: Tensor, fresh: Tensor, known: Tensor, start: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+
+    def level(self, session: Any, head: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 
     def rms_norm(self, x: Tensor, norm: Any) -> Tensor: ...
 
@@ -108,6 +124,13 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return torch.tanh(inner).add_(1).mul_(x).mul_(0.5)
 
 
+def multiply_add(x: Tensor, factor: Tensor, summand: Tensor) -> Tensor:
+    """x * factor + summand; off the CPU one kernel, which rounds once."""
+    if x.device.type == "cpu" or torch.is_grad_enabled():
+        return x * factor + summand
+    return torch.addcmul(summand, x, factor)
+
+
 def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Attention by plain matrix products: forward and backward, several times as fast as the fused CPU kernel."""
     with torch.autocast(q.device.type, enabled=False):  # it would move the softmax to float32
@@ -159,10 +182,18 @@ class KVCache:
         and `attention`."""
         return attention(q, *self.write(layer, slots, k, v), mask)
 
-    def keep(self, source: Tensor, target: Tensor) -> None:
-        """Copy slots `source` (rows, n) to slots `target` (rows, n), all layers at once: compacts an accepted path."""
+    def keep(self, path: Tensor, length: Tensor, count: Tensor, first: int) -> None:
+        """Keep what the nodes of an accepted path wrote. Node m of a draft is stored in slot `first` + count + m; those
+        of path (B, D), of which `length` (B,) are accepted, move to the slots after the root's, all layers at once.
+        Rows are B, or 2B in two halves."""
+        if self.kernels is not None:
+            self.kernels.keep(self.k, self.v, path, length, count, first)
+            return
         layers, rows, heads, _, dim = self.k.shape
-        src = source[None, :, None, :, None].expand(layers, rows, heads, -1, dim)
-        dst = target[None, :, None, :, None].expand_as(src)
+        root, offsets = count[:, None] + first, torch.arange(1, path.shape[1] + 1, device=path.device)
+        source = root + torch.where(offsets <= length[:, None], path, offsets)
+        halves = rows // len(path)
+        src = source.repeat(halves, 1)[None, :, None, :, None].expand(layers, rows, heads, -1, dim)
+        dst = (root + offsets).repeat(halves, 1)[None, :, None, :, None].expand_as(src)
         self.k.scatter_(3, dst, self.k.gather(3, src))
         self.v.scatter_(3, dst, self.v.gather(3, src))

@@ -132,12 +132,21 @@ class EagleNetwork(nn.Module):
         `rope` is as of `rope_at`; keys go to `slots`."""
         return run_blocks(self.layers, self._enter(ids, known), rope, mask, cache, slots)
 
-    def _enter(self, ids: Tensor, known: Tensor) -> Tensor:
+    def hidden_of_joined(self, x: Tensor, rope: Tensor, mask: Any, cache: KVCache, slots: Tensor) -> Tensor:
+        """As of `hidden`, from embeddings joined with what `reduced` returns, x (rows, n, 2 dim)."""
+        return run_blocks(self.layers, linear(x, self.fc.weight, self.fc.bias), rope, mask, cache, slots)
+
+    def reduced(self, known: Tensor) -> Tensor:
+        """Hidden states (..., dim) of the target, from wider ones (..., dim * (1 + layers)) where they are."""
         dim = self.cfg.dim
-        if known.shape[-1] > dim:  # residual streams grow from layer to layer, so each is scaled to unit size
-            parts = [known[..., :dim], *(F.rms_norm(x, (dim,)) for x in known[..., dim:].split(dim, -1))]
-            known = linear(torch.cat(parts, -1), self.fuse.weight)
-        return linear(torch.cat([self.embed_tokens(ids), known], -1), self.fc.weight, self.fc.bias)
+        if known.shape[-1] == dim:
+            return known
+        # residual streams grow from layer to layer, so each is scaled to unit size
+        parts = [known[..., :dim], *(F.rms_norm(x, (dim,)) for x in known[..., dim:].split(dim, -1))]
+        return linear(torch.cat(parts, -1), self.fuse.weight)
+
+    def _enter(self, ids: Tensor, known: Tensor) -> Tensor:
+        return linear(torch.cat([self.embed_tokens(ids), self.reduced(known)], -1), self.fc.weight, self.fc.bias)
 
     def readable(self, features: Tensor, kernels: Kernels | None = None) -> Tensor:
         """Outputs (..., dim) as the target's head reads them."""

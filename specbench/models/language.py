@@ -92,6 +92,11 @@ class Language(nn.Module):
         valid one."""
         raise NotImplementedError
 
+    def tables(self) -> tuple[Tensor | None, Tensor, bool]:
+        """What `ids` and `rope_at` look up, after `reserve`: the ids, None where tokens are their own; the rotary
+        table; and whether its rows count from the first valid position."""
+        raise NotImplementedError
+
     def reserve(self, positions: int) -> None:
         """Make room in rotary tables for this many positions."""
 
@@ -255,12 +260,21 @@ class LanguageSession:
 
     def feed_chain(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Logits (R, n, V) of consecutive tokens (B, n) at `positions` (B, n), each attending to all before it."""
+        if self.cache.kernels is not None:
+            x, rope, at, _ = self.cache.kernels.inputs(self, tokens, positions)
+            mask = TreeMask.chain(self.padding[:, 0], at)
+            return self.model.head(self.model.hidden(x, rope, mask, self.cache, at))
         at = self.both(positions)
         mask = TreeMask.chain(self.padding[:, 0], at)
         return self.model.head(self.feed(self.embed(tokens, positions), at, at, mask))
 
     def forward(self, tokens: Tensor, tree: Any, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (R, M, V) and hidden states (R, M, dim) of a draft tree's nodes."""
+        if self.cache.kernels is not None:
+            x, rope, slots, root = self.cache.kernels.inputs(self, tokens, tree.depth, count)
+            mask = TreeMask(self.padding[:, 0], root, tree.ancestors)
+            hidden = self.model.hidden(x, rope, mask, self.cache, slots)
+            return self.model.head(hidden), hidden
         nodes = tokens.shape[1]
         root = count[:, None] + (self.prefix_length - 1)  # (B, 1)
         positions = root + tree.depth
@@ -274,7 +288,4 @@ class LanguageSession:
     def commit(self, verdict: Any, tree: Any, count: Tensor) -> None:
         if tree.is_chain:  # a chain's accepted path is in its slots already
             return
-        root = count[:, None] + (self.prefix_length - 1)
-        offsets = torch.arange(1, verdict.path.shape[1] + 1, device=root.device).expand_as(verdict.path)
-        keep = offsets <= verdict.length[:, None]
-        self.cache.keep(self.both(root + torch.where(keep, verdict.path, offsets)), self.both(root + offsets))
+        self.cache.keep(verdict.path, verdict.length, count, self.prefix_length - 1)

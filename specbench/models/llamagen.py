@@ -125,6 +125,9 @@ class LlamaGen(Language):
         """A position's row does not depend on the padding: the prefix has none."""
         return self.rope()[positions]
 
+    def tables(self) -> tuple[Tensor | None, Tensor, bool]:
+        return None, self.rope(), False
+
     def condition(self, conditioning: Conditioning | ClassConditioning, guided: bool) -> Prefix:
         """Guidance appends the unconditional rows: under the same padding mask as the conditional ones (reference
         README (4)), or of the class that means none."""

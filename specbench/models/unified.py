@@ -106,6 +106,11 @@ class Unified(Language):
         assert self._rope is not None, "reserve() comes first"
         return self._rope[(positions - padding).clamp_min(0)]
 
+    def tables(self) -> tuple[Tensor | None, Tensor, bool]:
+        assert self._rope is not None, "reserve() comes first"
+        self._ids = self._ids.to(self._rope.device)
+        return self._ids, self._rope, True
+
     def condition(self, conditioning: Prompts, guided: bool) -> Prefix:
         ids, valid = conditioning.ids, conditioning.valid
         if guided:

@@ -46,8 +46,9 @@ class EagleState:
 @dataclass(frozen=True)
 class _Level:
     """The inner nodes of one depth. nodes (n,): their numbers; parents (n,): 0 for the root, else one more than the
-    parent's index among the expanded nodes; first: the index of the first among the expanded; kids (K,): their
-    children's numbers, and picks (K,) the index of each child's token in the flattened (n, W) candidates."""
+    parent's index among the expanded nodes (of a chain 0, since only its last outputs are kept); first: the index of
+    the first among the expanded; kids (K,): their children's numbers, and picks (K,) the index of each child's token in
+    the flattened (n, W) candidates."""
 
     nodes: Tensor
     parents: Tensor
@@ -73,7 +74,7 @@ def _levels(tree: Tree) -> list[_Level]:
         levels.append(
             _Level(
                 nodes=torch.tensor(nodes),
-                parents=torch.tensor([number[int(tree.parent[0, n])] for n in nodes]),
+                parents=torch.tensor([0 if tree.is_chain else number[int(tree.parent[0, n])] for n in nodes]),
                 kids=candidates[picks],
                 picks=picks,
                 first=number[nodes[0]] - 1,
@@ -155,6 +156,13 @@ class _Entries:
         """Feed what the last verdict made known; returns the newest entry's position (B, 1) and output (R, 1, dim)."""
         session = state.session
         last = count[:, None] + (session.prefix_length - 2)  # (B, 1): the newest entry, b - 1
+        if state.cache.kernels is not None:
+            known = self.head.reduced(state.pending)
+            x, rope, slots, root, among = state.cache.kernels.newest(
+                session, self.head, history, count, state.fresh, known, state.start
+            )
+            out = self.head.hidden_of_joined(x, rope, TreeMask(state.start, root, among), state.cache, slots)
+            return last, take(out, session.both(state.fresh)[:, None])
         positions = last - state.fresh[:, None] + self.offsets  # (B, D + 1); those beyond `last` are padding
         entries = session.both(positions)
         mask = TreeMask.chain(state.start, entries)
@@ -178,6 +186,26 @@ class _Entries:
         ids = state.session.both(state.session.model.ids(tokens))
         return self.head.hidden(ids, features, inputs.rope, inputs.mask, state.cache, inputs.slots)
 
+    def _expand_level(
+        self,
+        state: EagleState,
+        count: Tensor,
+        tokens: Tensor,
+        chosen: Tensor | None,
+        features: Tensor,
+        parents: Tensor,
+        depth: int,
+        first: int,
+        sees: Tensor,
+    ) -> Tensor:
+        """`_expand` and `_inputs` by kernels, of the nodes `chosen` (n,) of tokens (B, *), or of all, whose parents'
+        outputs are parents (n,) or (B, n) of features (R, *, dim)."""
+        kernels = state.cache.kernels
+        x, rope, slots, root = kernels.level(
+            state.session, self.head, count, tokens, chosen, features, parents, depth, first
+        )
+        return self.head.hidden_of_joined(x, rope, TreeMask(state.start, root, sees), state.cache, slots)
+
     def _distributions(
         self, state: EagleState, sampling: Sampling, features: Tensor, position: Tensor
     ) -> Distributions:
@@ -191,7 +219,8 @@ class _Entries:
 
     def commit(self, state: EagleState, outcome: Outcome) -> None:
         both = state.session.both
-        state.pending.copy_(take(outcome.hidden, both(outcome.verdict.path_with_root)))
+        index = both(outcome.verdict.path_with_root).unsqueeze(-1).expand_as(state.pending)
+        torch.gather(outcome.hidden, 1, index, out=state.pending)
         state.fresh.copy_(outcome.verdict.length)
 
 
@@ -216,9 +245,18 @@ class Eagle(_Entries):
         # a chain takes one number per depth, all of them at once
         u = state.rng.uniforms(step, DRAFT, tree.height, 1) if tree.is_chain else None
         probs = [self._children(state, 0, feature, drafted, count, step, u)]
-        inputs = self._inputs(state, last, self.depths, 0, self.sees) if self.expanded else None
+        fused = state.cache.kernels is not None
+        inputs = None if fused or not self.expanded else self._inputs(state, last, self.depths, 0, self.sees)
         features = feature  # of the root and the expanded nodes, in order; of a chain only the last one is used
         for number, level in enumerate(self.levels[1:], start=1):
+            if fused:
+                sees = self.sees[:, level.first : level.first + len(level.nodes)]
+                out = self._expand_level(
+                    state, count, drafted, level.nodes, features, level.parents, number, level.first, sees
+                )
+                features = out if tree.is_chain else torch.cat([features, out], 1)
+                probs.append(self._children(state, number, out, drafted, count, step, u))
+                continue
             assert inputs is not None
             part = inputs.part(level.first, len(level.nodes))
             if tree.is_chain:
@@ -276,8 +314,11 @@ class Eagle2(_Entries):
 
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
             nonlocal outputs
-            above = take(outputs, both(parents))
-            new = self._expand(state, tokens, above, self._inputs(state, last, depth, first, sees))
+            if state.cache.kernels is not None:
+                new = self._expand_level(state, count, tokens, None, outputs, parents, depth, first, sees)
+            else:
+                above = take(outputs, both(parents))
+                new = self._expand(state, tokens, above, self._inputs(state, last, depth, first, sees))
             outputs = torch.cat([outputs, new], 1)
             return probs(new, depth)
 

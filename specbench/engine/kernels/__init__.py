@@ -9,13 +9,15 @@ produces them; from a few million weights on cuBLAS reads faster than these prod
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from specbench.engine.kernels import sampling, verification, window
+from specbench.engine.kernels import inputs, sampling, verification, window
 from specbench.engine.kernels.block import LayerKernels, Stream
 from specbench.engine.kernels.tiles import Tiles
+from specbench.engine.kernels.tuning import tune
 
 
 class FusedKernels:
@@ -64,10 +66,36 @@ class FusedKernels:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         return verification.verify(p, draft, u, omega, optimal)
 
+    def advance(
+        self, history: Tensor, count: Tensor, steps: Tensor, tokens: Tensor, length: Tensor, total: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return verification.advance(history, count, steps, tokens, length, total)
+
+    def keep(self, k: Tensor, v: Tensor, path: Tensor, length: Tensor, count: Tensor, first: int) -> None:
+        verification.keep(k, v, path, length, count, first)
+
     def window(
         self, drafter: Any, state: Any, history: Tensor, count: Tensor, step: Tensor, tags: int, tag: int, noise: int
     ) -> Tensor:
         return window.window(drafter, state, history, count, step, tags, tag, noise)
+
+    def tune(self, blocks: Sequence[Any], rows: Iterable[int]) -> None:
+        """Measure tiles for products of so many rows with the weights of some `Block`s, and keep the fastest (see
+        `tiles`). Without CUDA nothing happens."""
+        tune(self.layers, blocks, rows)
+
+    def inputs(
+        self, session: Any, tokens: Tensor, positions: Tensor, count: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return inputs.inputs(session, tokens, positions, count)
+
+    def newest(
+        self, session: Any, head: Any, history: Tensor, count: Tensor, fresh: Tensor, known: Tensor, start: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return inputs.newest(session, head, history, count, fresh, known, start)
+
+    def level(self, session: Any, head: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return inputs.level(session, head, *given)
 
     def rms_norm(self, x: Tensor, norm: Any) -> Tensor:
         return self.layers.rms_norm(x, norm)

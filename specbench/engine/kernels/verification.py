@@ -1,4 +1,5 @@
-"""Verification of drafts: acceptance, the walk along the accepted path, and the next token, in one kernel."""
+"""Verification of drafts: acceptance, the walk along the accepted path and the next token in one kernel; and what
+follows from a verdict."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ def _left(r_row, q_row, at, vocabulary, token, sampled, omega, OPTIMAL: tl.const
     q = tl.load(q_row + at, mask=at < tl.where(sampled, vocabulary, 0), other=0.0)
     mass = r - tl.where(sampled, q, tl.where(at == token, 1.0, 0.0))
     if OPTIMAL:
-        mass = tl.maximum(mass, (1 - omega) * r)
-    return tl.maximum(mass, 0.0)
+        mass = tl.maximum(mass, (1 - omega) * r, propagate_nan=tl.PropagateNan.ALL)
+    return tl.maximum(mass, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -52,7 +53,7 @@ def _verify(
         q_token = tl.load(q_row + token, mask=sampled, other=1.0)
         live = (child >= 0) & (tl.load(VALID + here + at) != 0) & (q_token > 0)
         accept = tl.div_rn(omega * tl.load(r_row + token), tl.where(q_token > 0, q_token, 1.0))
-        accept = tl.where(live, tl.minimum(accept, 1.0), 0.0)
+        accept = tl.where(live, tl.minimum(accept, 1.0, propagate_nan=tl.PropagateNan.ALL), 0.0)
         if (length == 0) & (rank == 0):
             tl.store(FIRST + row, accept)
         accepted = live & (tl.load(U + row * u_stride + at) < accept)
@@ -99,6 +100,7 @@ def _verify(
             if rank == WIDTH:
                 which = which * 0 - 1
     if untouched > 0:
+        tl.debug_barrier()  # NEXT may have been read for the last accepted token
         for start in range(0, vocabulary, BLOCK):
             i = start + tokens
             tl.store(next_row + i, tl.load(r_row + i, mask=i < vocabulary), mask=i < vocabulary)
@@ -124,7 +126,8 @@ def verify(
     next_probs, first = p.new_empty(rows, vocabulary), p.new_empty(rows)
     rest = torch.empty_like(next_probs) if tree.width > 1 else next_probs  # not written
     valid = draft.valid.contiguous().view(torch.uint8)
-    sampled = torch.ones_like(valid) if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
+    # (that of nodes that are not valid does not matter)
+    sampled = valid if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
     launch.start(_verify, (rows,),
         p, draft.probs.contiguous(), draft.tokens.contiguous(), valid, sampled, u.contiguous(),
         tree.children.contiguous(), tree.slot.contiguous(), omega, path, length, chosen, next_probs, first, rest,
@@ -133,6 +136,71 @@ def verify(
         min(_BLOCK, triton.next_power_of_2(vocabulary)), optimal, **_OPTIONS,
     )  # fmt: skip
     return path, length, chosen, next_probs, first
+
+
+@triton.jit
+def _advance(
+    HISTORY, COUNT, STEPS, TOKENS, LENGTH, COUNT_BEFORE, STEPS_BEFORE, ACTIVE, total, held, reach, DEEP: tl.constexpr
+):  # fmt: skip
+    row, i = tl.program_id(0).to(tl.int64), tl.arange(0, DEEP)
+    count, steps = tl.load(COUNT + row), tl.load(STEPS + row)
+    active = count < total
+    tokens = tl.load(TOKENS + row * reach + i, mask=i < tl.where(active, reach, 0), other=0)
+    tl.store(HISTORY + row * held + count + i, tokens, mask=i < reach)
+    tl.store(COUNT_BEFORE + row, count)
+    tl.store(STEPS_BEFORE + row, steps)
+    tl.store(ACTIVE + row, active.to(tl.uint8))
+    tl.debug_barrier()  # all threads have read what is overwritten
+    tl.store(COUNT + row, tl.where(active, count + tl.load(LENGTH + row) + 1, count))
+    tl.store(STEPS + row, steps + active.to(tl.int64))
+
+
+def advance(
+    history: Tensor, count: Tensor, steps: Tensor, tokens: Tensor, length: Tensor, total: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As of `Decoding._advance`, from the tokens (B, D + 1) and the length (B,) of a verdict."""
+    rows, reach = tokens.shape
+    before, steps_before = torch.empty_like(count), torch.empty_like(steps)
+    active = torch.empty(rows, dtype=torch.bool, device=count.device)
+    launch.start(_advance, (rows,),
+        history, count, steps, tokens.contiguous(), length.contiguous(), before, steps_before, active.view(torch.uint8),
+        total, history.shape[1], reach, triton.next_power_of_2(reach), num_warps=1,
+    )  # fmt: skip
+    return before, steps_before, active
+
+
+@triton.jit
+def _keep(
+    K, V, PATH, LENGTH, COUNT, first, rows, images, heads, slots, dim, height,
+    CHUNK: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One head of one row and layer. Nodes of a path have rising numbers, so that no slot is overwritten before the
+    chunk in which it is read."""
+    here = tl.program_id(0).to(tl.int64)
+    image = here // heads % rows % images
+    length, root, d = tl.load(LENGTH + image), tl.load(COUNT + image) + first, tl.arange(0, WIDE)
+    for start in range(0, length, CHUNK):
+        i = start + tl.arange(0, CHUNK)
+        node = tl.load(PATH + image * height + i, mask=i < length, other=0)
+        moves = tl.where((i < length) & (node != i + 1), dim, 0)
+        if tl.max(moves, 0) > 0:
+            base, inside = here * slots * dim, d[None, :] < moves[:, None]
+            source = base + (root + node)[:, None] * dim + d[None, :]
+            target = base + (root + i + 1)[:, None] * dim + d[None, :]
+            k, v = tl.load(K + source, mask=inside, other=0.0), tl.load(V + source, mask=inside, other=0.0)
+            tl.debug_barrier()  # no thread writes what another one still reads
+            tl.store(K + target, k, mask=inside)
+            tl.store(V + target, v, mask=inside)
+            tl.debug_barrier()
+
+
+def keep(k: Tensor, v: Tensor, path: Tensor, length: Tensor, count: Tensor, first: int) -> None:
+    """As of `KVCache.keep`: k, v (layers, rows, heads, slots, head dim)."""
+    layers, rows, heads, slots, dim = k.shape
+    launch.start(_keep, (layers * rows * heads,),
+        k, v, path.contiguous(), length.contiguous(), count, first, rows, len(count), heads, slots, dim, path.shape[1],
+        8, triton.next_power_of_2(dim),
+    )  # fmt: skip
 
 
 def specialisations() -> list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
@@ -145,4 +213,8 @@ def specialisations() -> list[tuple[Any, dict[str, str], dict[str, Any], dict[st
     for width, deep, optimal in ((1, 128, True), (2, 128, True), (4, 8, False), (10, 8, True)):
         size = {"WIDTH": width, "WIDE": triton.next_power_of_2(width), "DEEP": deep, "BLOCK": _BLOCK}
         made.append((_verify, types, {**size, "OPTIMAL": optimal}, _OPTIONS))
+    types |= dict.fromkeys("HISTORY COUNT STEPS COUNT_BEFORE STEPS_BEFORE".split(), "*i64") | {"ACTIVE": "*u8"}
+    types |= dict.fromkeys("total held reach first rows images heads slots dim".split(), "i32")
+    made.append((_advance, types, {"DEEP": 8}, {"num_warps": 1}))
+    made += [(_keep, types | dict.fromkeys("KV", x), {"CHUNK": 8, "WIDE": 128}, {}) for x in ("*bf16", "*fp32")]
     return made
