@@ -34,6 +34,7 @@ from specbench.engine import clock as clocks
 from specbench.engine.clock import Clock, Passes
 from specbench.engine.graph import Action, Eager, Graphs
 from specbench.harness import pipeline
+from specbench.storage import home
 
 Call = Callable[..., tuple[int, str, str]]
 SMALL = ("model=llamagen_xl", "reduced=true", "weights=random", "device=cpu", "dtype=float32", "bench.steps=3")
@@ -306,6 +307,23 @@ def test_a_numbered_device_becomes_the_current_one(call: Call, monkeypatch: pyte
         assert (code, out) == (2, "")
         assert err == f"specbench: device={device} does not exist; the visible CUDA devices are cuda:0, cuda:1\n"
     assert chosen == [1]
+
+
+def test_fused_kernels_take_the_tiles_of_this_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path))
+    tiles = pytest.importorskip("specbench.engine.kernels.tiles")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    here = ["NVIDIA H100 80GB HBM3"]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: here[0])
+    file = home.tiles_file(here[0])
+    assert file.name == "NVIDIA-H100-80GB-HBM3.json"
+    tuned = tiles.Tiles(file)
+    tuned.tuned["add 1 rows 8 x 8 bfloat16"] = tiles.Tile(2, 0)
+    tuned.save()
+    cfg = {"engine": "triton", "model": "llamagen_xl"}
+    for tuned_here in (tuned.tuned, {}):
+        assert pipeline.engine_of(cfg, torch.device("cuda", 0)).kernels.layers.tiles.tuned == tuned_here
+        here[0] = "NVIDIA H200"
 
 
 def test_passes_are_timed_apart_from_what_is_between_them(monkeypatch: pytest.MonkeyPatch) -> None:

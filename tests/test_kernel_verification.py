@@ -134,6 +134,20 @@ def test_a_vocabulary_of_several_blocks() -> None:
         same(judged(p, draft, rule, kernels=FusedKernels()), judged(p, draft, rule))
 
 
+def test_numbers_that_are_not_finite() -> None:
+    """They are rejected and stay in what the next token is drawn from, so that the step's statistics show them."""
+    p, draft = drafted(shared(TREE), 77, 40, None)
+    p[0] = torch.nan
+    p[3, 0, 5] = torch.nan
+    draft.probs[4] = torch.nan
+    found = judged(p, draft, cool(1.5, 3), kernels=FusedKernels())
+    plain = judged(p, draft, cool(1.5, 3))
+    assert torch.equal(found.path, plain.path)
+    torch.testing.assert_close(found.next_probs, plain.next_probs, rtol=1e-3, atol=1e-7, equal_nan=True)
+    assert found.next_probs[0].isnan().all()
+    assert found.tokens[0].max() < 77
+
+
 @pytest.mark.parametrize("tree", [
     shared(chain_paths(64)),
     shared(window_paths(64, 2, 3, "full")),

@@ -9,12 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from specbench.bench.launches import Launches, counted, engine_on_shapes, launches
+from specbench.bench.launches import Launches, count_trajectory, counted, engine_on_shapes, launches
 from specbench.bench.plan import DEVICES, Memory, plan
 from specbench.bench.shapes import DEVICE, Shapes, has_triton, shapes
 from specbench.config import configuration
 from specbench.decoding.rng import RandomStreams
 from specbench.harness.pipeline import Pipeline
+from specbench.models import diffusion
 from specbench.models.transformer import Block
 
 Call = Callable[..., tuple[int, str, str]]
@@ -111,7 +112,7 @@ def test_planned_bytes_are_those_of_real_networks_and_caches(dtype: str) -> None
     assert planned["weights_gb"] == {name: bytes_of(network) / 1e9 for name, network in weights.items()}
     with torch.inference_mode():
         decoding = real.images(real.encode(["a", "b"]), RandomStreams([(0, 0), (0, 1)]))
-    caches = [decoding.session.cache, decoding.state.cache]
+    caches = [decoding.session.cache, decoding.draft_state.cache]
     sizes = [2 * cache.k.numel() * cache.k.element_size() / 1e9 for cache in caches]
     assert [planned["cache_gb"], planned["draft_cache_gb"]] == sizes
     assert sum(sizes) < planned["state_gb"] < planned["peak_estimate_gb"]
@@ -130,6 +131,12 @@ def test_planned_bytes_of_continuous_tokens(dtype: str) -> None:
     assert planned["weights_gb"] == {name: bytes_of(network) / 1e9 for name, network in weights.items()}
     assert planned["launches"]["forward"]["layers"] > 0
     assert planned["launches"]["diffusion_step"] > 20
+    assert float(diffusion.schedule(4).betas[0]) > 0  # nothing fake is left in a table
+
+
+def test_a_step_of_the_diffusion_head_starts_few_kernels() -> None:
+    """Of MAR-L's eight blocks eight launches each were; modulation and gate are one each, and no table is indexed."""
+    assert count_trajectory(configuration.compose(["model=mar_l", "method=vanilla"])) <= 73
 
 
 def test_memory_is_counted_while_tensors_live(vanilla: Shapes) -> None:

@@ -20,6 +20,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.engine.graph import Eager, Graphs
 from specbench.harness.method import build_rule
 from specbench.harness.pipeline import DTYPES, ContinuousPipeline, Pipeline, continuous_rule
+from specbench.models.mar import forget_tables
 
 #: The device of fake tensors.
 DEVICE = torch.device("cuda", 0)
@@ -44,8 +45,11 @@ class Shapes:
         """Tensors that are made within are fake, no fused kernel is started, and attention takes no memory but its
         output's, as on the device; no gradients. (Inference mode would hide which operations a composite one consists
         of.)"""
-        with self.mode, torch.no_grad(), starting(lambda *_, **__: None), attending(attended):
-            yield
+        try:
+            with self.mode, torch.no_grad(), starting(lambda *_, **__: None), attending(attended):
+                yield
+        finally:
+            forget_tables()
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -81,7 +81,7 @@ def verify(
     u, u_next = both.unbind(1)  # of the candidates and the next token
     if not tree.height:  # nothing to decide
         next_token, none = draw(p[:, 0], u_next[:, 0], kernels).unsqueeze(1), torch.zeros_like(step)
-        return Verdict(none.new_zeros(len(p), 0), none, next_token, p[:, 0], p.new_zeros(len(p)))
+        return Verdict(none.new_empty(len(p), 0), none, next_token, p[:, 0], none)
     if kernels is not None and (relaxation := rule.relaxation()) is not None:
         return Verdict(*kernels.verify(p, draft, both, *relaxation))
     decided_by = p if pre_argmax_probs is None else pre_argmax_probs

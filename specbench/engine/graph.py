@@ -10,6 +10,7 @@ import gc
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -149,18 +150,25 @@ def cuda_graphs(functions: Mapping[str, Action], device: torch.device) -> list[A
     """A `Recorder`: one graph per function, after two eager rounds on a separate stream, as CUDA requires. The rounds
     count. RunError where a function cannot be recorded; the device stays usable."""
     with torch.cuda.device(device):
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        stream = _stream(torch.cuda.current_device())
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             for _ in range(2):
                 for function in functions.values():
                     function()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(stream)
         pool = torch.cuda.graph_pool_handle()  # one for all: they are replayed in the order of their recording
-        return [_captured(name, function, pool).replay for name, function in functions.items()]
+        return [_captured(name, function, pool, stream).replay for name, function in functions.items()]
 
 
-def _captured(name: str, function: Action, pool: Any) -> torch.cuda.CUDAGraph:
+@lru_cache
+def _stream(device: int) -> torch.cuda.Stream:
+    """The stream of all recordings on a device, and of the rounds before: cuBLAS keeps a workspace for each stream,
+    which the rounds allocate outside of any graph."""
+    return torch.cuda.Stream(device)
+
+
+def _captured(name: str, function: Action, pool: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
     """A graph of what `function` does on the current device.
 
     `torch.cuda.graph` leaves its stream the current one where ending an invalid capture fails, and every later capture
@@ -170,7 +178,7 @@ def _captured(name: str, function: Action, pool: Any) -> torch.cuda.CUDAGraph:
     gc.collect()  # a graph that Python finds unused during the capture would be destroyed then, which CUDA forbids
     torch.cuda.empty_cache()
     graph, reason = torch.cuda.CUDAGraph(), ""
-    with torch.cuda.stream(torch.cuda.Stream()):
+    with torch.cuda.stream(stream):
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # other threads may use the device
         try:
             function()
@@ -205,17 +213,3 @@ def _abandon(graph: torch.cuda.CUDAGraph) -> None:
             undo()
         except (RuntimeError, AttributeError):
             continue
-
-
-def _triton() -> Graphs:
-    """Graphs of the fused kernels, which need Triton."""
-    from specbench.engine.kernels import FusedKernels
-
-    return Graphs(kernels=FusedKernels())
-
-
-ENGINES: dict[str, Callable[[], Eager | Graphs]] = {
-    "eager": Eager,
-    "graph": Graphs,
-    "triton": _triton,
-}

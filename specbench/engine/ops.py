@@ -124,6 +124,13 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return torch.tanh(inner).add_(1).mul_(x).mul_(0.5)
 
 
+def multiply_add(x: Tensor, factor: Tensor, summand: Tensor) -> Tensor:
+    """x * factor + summand; off the CPU one kernel, which rounds once."""
+    if x.device.type == "cpu" or torch.is_grad_enabled():
+        return x * factor + summand
+    return torch.addcmul(summand, x, factor)
+
+
 def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Attention by plain matrix products: forward and backward, several times as fast as the fused CPU kernel."""
     with torch.autocast(q.device.type, enabled=False):  # it would move the softmax to float32

@@ -24,9 +24,10 @@ from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trace import Trace
 from specbench.engine.clock import Clock
-from specbench.engine.graph import ENGINES, Eager, Graphs
+from specbench.engine.graph import Eager, Graphs
 from specbench.errors import NumberError, UsageError, check_choice
 from specbench.harness.method import build_rule
+from specbench.storage import home
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -51,13 +52,21 @@ def engine_of(cfg: Mapping[str, Any], device: torch.device) -> Eager | Graphs:
     """The engine that executes the steps. Raises UsageError where it cannot run here."""
     name = cfg["engine"]
     if name == "eager":
-        return ENGINES[name]()
+        return Eager()
     if device.type != "cuda":
         raise UsageError(f"engine={name} records CUDA graphs, and the device is {device}; use engine=eager")
     check_engine(cfg)
     if name == "triton" and importlib.util.find_spec("triton") is None:
         raise UsageError("engine=triton needs Triton, which comes with PyTorch's CUDA builds; use engine=graph")
-    return ENGINES[name]()
+    return _fused(device) if name == "triton" else Graphs()
+
+
+def _fused(device: torch.device) -> Graphs:
+    """The engine of fused kernels, with the tiles that were tuned for this device, where there are some."""
+    from specbench.engine.kernels import FusedKernels
+    from specbench.engine.kernels.tiles import Tiles
+
+    return Graphs(kernels=FusedKernels(Tiles.load(home.tiles_file(torch.cuda.get_device_name(device)))))
 
 
 def check_engine(cfg: Mapping[str, Any]) -> None:

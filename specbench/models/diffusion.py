@@ -19,6 +19,8 @@ from specbench.errors import UsageError
 
 #: Steps that models are trained with; sampling takes some of them.
 TRAINED_STEPS = 1000
+#: Which step: of each row (n,) int64, or one of all.
+Index = Tensor | slice
 MAX_BETA = 0.999
 _OFFSET = 0.008
 
@@ -50,21 +52,21 @@ class Schedule:
         moved = {f.name: getattr(self, f.name) for f in fields(self)}
         return Schedule(**{n: t.to(device, dtype if t.is_floating_point() else t.dtype) for n, t in moved.items()})
 
-    # x, x0, eps, noise and v are (n, D); index (n,) int64 is the step of each row.
+    # x, x0, eps, noise and v are (n, D); index (n,) int64 is the step of each row, or a slice the one of all.
 
     def noised(self, x0: Tensor, noise: Tensor, index: Tensor) -> Tensor:
         """The state x at a step, of data x0."""
         return self.sqrt_alphas_cumprod[index, None] * x0 + self.sqrt_one_minus_alphas_cumprod[index, None] * noise
 
-    def x0(self, x: Tensor, eps: Tensor, index: Tensor) -> Tensor:
+    def x0(self, x: Tensor, eps: Tensor, index: Index) -> Tensor:
         """The data x0 of a state and its noise; not clipped."""
         return self.sqrt_recip_alphas_cumprod[index, None] * x - self.sqrt_recipm1_alphas_cumprod[index, None] * eps
 
-    def mean(self, x: Tensor, x0: Tensor, index: Tensor) -> Tensor:
+    def mean(self, x: Tensor, x0: Tensor, index: Index) -> Tensor:
         """Mean of the next state, given this one and the data."""
         return self.posterior_mean_coef1[index, None] * x0 + self.posterior_mean_coef2[index, None] * x
 
-    def log_variance(self, v: Tensor, index: Tensor) -> Tensor:
+    def log_variance(self, v: Tensor, index: Index) -> Tensor:
         """Log variance of the next state at position v, the network's second half: -1 the true posterior's, 1 that of
         the forward process."""
         share = (v + 1) / 2

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench.engine.ops import attention, gelu, linear, silu, take
+from specbench.engine.ops import attention, gelu, linear, multiply_add, silu, take
 from specbench.models import diffusion
 
 _WAVES = 256  # width of a time's sinusoids
@@ -116,6 +116,12 @@ def _waves(device: torch.device) -> Tensor:
         return torch.cat([angle.cos(), angle.sin()], 1).to(device)
 
 
+def forget_tables() -> None:
+    """Drop the tables that are computed once: those made on fake tensors hold no numbers."""
+    diffusion.schedule.cache_clear()
+    _waves.cache_clear()
+
+
 class TimeEmbedding(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -143,7 +149,7 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor, modulation: Modulation) -> Tensor:
         shift, factor, gate = modulation
-        return x + gate * self.mlp(self.in_ln(x) * factor + shift)
+        return multiply_add(self.mlp(multiply_add(self.in_ln(x), factor, shift)), gate, x)
 
 
 class FinalLayer(nn.Module):
@@ -159,7 +165,7 @@ class FinalLayer(nn.Module):
 
     def forward(self, x: Tensor, modulation: Modulation) -> Tensor:
         shift, factor = modulation
-        return self.linear(self.norm(x) * factor + shift)
+        return self.linear(multiply_add(self.norm(x), factor, shift))
 
 
 class Denoiser(nn.Module):
@@ -340,11 +346,11 @@ class MAR(nn.Module):
             modulation = [tuple(part[t % at_once] for part in parts) for parts in held]
             out = net.denoise((torch.cat([x, x]) if guided else x).to(dtype), modulation).float()
             eps, v = _apply_guidance(out, scale) if guided else out.chunk(2, -1)
-            return self._moments(x, torch.full((len(x),), t, device=x.device), eps, v)
+            return self._moments(x, slice(t, t + 1), eps, v)
 
         return step
 
-    def _moments(self, x: Tensor, index: Tensor, eps: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def _moments(self, x: Tensor, index: diffusion.Index, eps: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         s = diffusion.schedule(self.cfg.steps, x.device)
         x0, limit = s.x0(x, eps, index), self.cfg.limit
         if limit is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 
@@ -28,3 +29,8 @@ def metrics_folder() -> Path:
 def data_folder(name: str) -> Path:
     """The default folder of a data set (`data_dir`)."""
     return home() / "data" / name
+
+
+def tiles_file(device: str) -> Path:
+    """How the fused kernels divide their work on a device of this name, tuned there once."""
+    return home() / "tiles" / f"{re.sub('[^A-Za-z0-9]+', '-', device).strip('-')}.json"

@@ -219,7 +219,8 @@ class _Entries:
 
     def commit(self, state: EagleState, outcome: Outcome) -> None:
         both = state.session.both
-        state.pending.copy_(take(outcome.hidden, both(outcome.verdict.path_with_root)))
+        index = both(outcome.verdict.path_with_root).unsqueeze(-1).expand_as(state.pending)
+        torch.gather(outcome.hidden, 1, index, out=state.pending)
         state.fresh.copy_(outcome.verdict.length)
 
 

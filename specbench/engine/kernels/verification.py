@@ -24,8 +24,8 @@ def _left(r_row, q_row, at, vocabulary, token, sampled, omega, OPTIMAL: tl.const
     q = tl.load(q_row + at, mask=at < tl.where(sampled, vocabulary, 0), other=0.0)
     mass = r - tl.where(sampled, q, tl.where(at == token, 1.0, 0.0))
     if OPTIMAL:
-        mass = tl.maximum(mass, (1 - omega) * r)
-    return tl.maximum(mass, 0.0)
+        mass = tl.maximum(mass, (1 - omega) * r, propagate_nan=tl.PropagateNan.ALL)
+    return tl.maximum(mass, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -53,7 +53,7 @@ def _verify(
         q_token = tl.load(q_row + token, mask=sampled, other=1.0)
         live = (child >= 0) & (tl.load(VALID + here + at) != 0) & (q_token > 0)
         accept = tl.div_rn(omega * tl.load(r_row + token), tl.where(q_token > 0, q_token, 1.0))
-        accept = tl.where(live, tl.minimum(accept, 1.0), 0.0)
+        accept = tl.where(live, tl.minimum(accept, 1.0, propagate_nan=tl.PropagateNan.ALL), 0.0)
         if (length == 0) & (rank == 0):
             tl.store(FIRST + row, accept)
         accepted = live & (tl.load(U + row * u_stride + at) < accept)
@@ -100,6 +100,7 @@ def _verify(
             if rank == WIDTH:
                 which = which * 0 - 1
     if untouched > 0:
+        tl.debug_barrier()  # NEXT may have been read for the last accepted token
         for start in range(0, vocabulary, BLOCK):
             i = start + tokens
             tl.store(next_row + i, tl.load(r_row + i, mask=i < vocabulary), mask=i < vocabulary)
@@ -125,7 +126,8 @@ def verify(
     next_probs, first = p.new_empty(rows, vocabulary), p.new_empty(rows)
     rest = torch.empty_like(next_probs) if tree.width > 1 else next_probs  # not written
     valid = draft.valid.contiguous().view(torch.uint8)
-    sampled = torch.ones_like(valid) if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
+    # (that of nodes that are not valid does not matter)
+    sampled = valid if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
     launch.start(_verify, (rows,),
         p, draft.probs.contiguous(), draft.tokens.contiguous(), valid, sampled, u.contiguous(),
         tree.children.contiguous(), tree.slot.contiguous(), omega, path, length, chosen, next_probs, first, rest,

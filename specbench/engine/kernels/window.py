@@ -110,7 +110,7 @@ def _choose(
                     previously = PROBS + before * vocabulary
                     held_token = tl.load(TOKENS + before)
                     p, q = tl.load(probs + held_token), tl.load(previously + held_token)
-                    accept = tl.where(q > 0, tl.minimum(tl.div_rn(p, tl.where(q > 0, q, 1.0)), 1.0), 1.0)
+                    accept = tl.where(q > 0, tl.div_rn(p, tl.where(q > 0, q, 1.0)), 1.0)  # not of NaN
                     if uniform(stream(key, step + tag + 1), offset) < accept:
                         token = held_token
                         kept = 1
@@ -119,7 +119,8 @@ def _choose(
                         for start in range(0, vocabulary, BLOCK):
                             at = start + tl.arange(0, BLOCK)
                             r = tl.load(probs + at, mask=at < vocabulary, other=0.0)
-                            left += tl.maximum(r - tl.load(previously + at, mask=at < vocabulary, other=0.0), 0.0)
+                            r -= tl.load(previously + at, mask=at < vocabulary, other=0.0)
+                            left += tl.maximum(r, 0.0, propagate_nan=tl.PropagateNan.ALL)
                         all_left = tl.sum(left, 0)
                         if all_left > 1e-30:
                             others, mass = vocabulary, all_left

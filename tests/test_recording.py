@@ -1,0 +1,237 @@
+"""What is recorded, without a device: captures that fail leave nothing behind, timings leave statistics out, and a
+batch declares its memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from test_engine import at_once, conditioning, configured, some_of
+
+from specbench.decoding import batch
+from specbench.decoding.loop import Decoding, decode
+from specbench.engine import clock, graph
+from specbench.engine.graph import Eager, Graphs, cuda_graphs
+from specbench.engine.state import Buffer, DecodeState
+from specbench.errors import RunError
+
+CUDA = torch.device("cuda", 1)
+STREAM_CAPTURE = "operation not permitted when stream is capturing\nCUDA kernel errors might be reported later"
+
+
+class FakeCuda:
+    """As much of `torch.cuda` as a recording uses: work on the current stream is launched or captured, and a capture
+    that failed blocks the next one unless it is ended on its own stream and its memory pool is given back."""
+
+    def __init__(self) -> None:
+        self.device, self.streams, self.capturing, self.invalid = 0, ["default"], None, False
+        self.pools: list[Any] = []
+        self.launched: list[str] = []
+        self.made_on: list[int] = []
+        self.resets = 0
+
+    def launch(self, name: str) -> None:
+        (self.launched if self.capturing is None else self.capturing.work).append(name)
+
+    def Stream(self, device: int) -> Any:
+        self.made_on.append(device)
+        return SimpleNamespace(wait_stream=lambda other: None)
+
+    @contextmanager
+    def on(self, kind: str, new: Any) -> Iterator[None]:
+        before = getattr(self, kind)
+        setattr(self, kind, [*before, new] if kind == "streams" else new.index)
+        try:
+            yield
+        finally:
+            setattr(self, kind, before)
+
+    def CUDAGraph(self) -> Any:
+        cuda = self
+
+        class Graph:
+            def __init__(self) -> None:
+                self.work: list[str] = []
+
+            def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+                assert cuda.capturing is None, "a capture is under way"
+                assert not cuda.pools, "the allocator still serves another capture"
+                cuda.capturing, self.stream, self._pool = self, cuda.streams[-1], pool
+                cuda.pools.append(pool)
+
+            def pool(self) -> Any:
+                return self._pool
+
+            def capture_end(self) -> None:
+                if cuda.capturing is not self:
+                    raise RuntimeError("capture_end() called before capture_begin()")
+                assert cuda.streams[-1] is self.stream
+                cuda.capturing = None
+                if cuda.invalid:
+                    cuda.invalid = False
+                    raise RuntimeError(STREAM_CAPTURE)  # the pool is not given back, as in PyTorch 2.9
+                cuda.pools.remove(self._pool)
+                if not self.work:
+                    warnings.warn("The CUDA Graph is empty. This usually means", stacklevel=1)
+
+            def replay(self) -> None:
+                cuda.launched.extend(self.work)
+
+            def reset(self) -> None:
+                cuda.resets += 1
+
+        return Graph()
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    for name in ("Stream", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
+    monkeypatch.setattr(torch.cuda, "stream", partial(fake.on, "streams"))
+    monkeypatch.setattr(torch.cuda, "device", partial(fake.on, "device"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: fake.device)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(wait_stream=lambda other: None))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+    def synchronize(*_: Any) -> None:
+        assert fake.capturing is None
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda device, pool: fake.pools.remove(pool), False)
+    graph._stream.cache_clear()
+    return fake
+
+
+def works(cuda: FakeCuda) -> list[Callable[[], None]]:
+    return list(cuda_graphs({"a step": lambda: cuda.launch("a"), "statistics": lambda: cuda.launch("b")}, CUDA))
+
+
+def test_functions_are_recorded_after_two_rounds_and_replayed_apart(cuda: FakeCuda) -> None:
+    step, observe = works(cuda)
+    assert cuda.launched == ["a", "b", "a", "b"]
+    step()
+    observe()
+    step()
+    assert cuda.launched[4:] == ["a", "b", "a"]
+    assert cuda.made_on == [1]  # not on the first device
+    assert cuda.device == 0
+
+
+def failing(cuda: FakeCuda, error: BaseException | None) -> Callable[[], None]:
+    """Fails in the capture alone: with an error, or only when the capture ends."""
+
+    def function() -> None:
+        cuda.launch("a")
+        if cuda.capturing is not None:
+            cuda.invalid = True
+            if error is not None:
+                raise error
+
+    return function
+
+
+@pytest.mark.parametrize("error", [RuntimeError(STREAM_CAPTURE), None, ValueError("no shape")])
+def test_a_capture_that_fails_does_not_poison_the_next(cuda: FakeCuda, error: Exception | None) -> None:
+    reason = "no shape" if isinstance(error, ValueError) else "operation not permitted when stream is capturing"
+    message = rf"recording a step as a CUDA graph failed \({reason}\); use engine=eager"
+    with pytest.raises(RunError, match=message):
+        cuda_graphs({"a step": failing(cuda, error)}, CUDA)
+    assert (cuda.capturing, cuda.streams, cuda.pools, cuda.resets) == (None, ["default"], [], 1)
+    works(cuda)[0]()
+    assert cuda.launched[-1] == "a"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_an_interruption_or_full_memory_stays_what_it_is(cuda: FakeCuda, error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        cuda_graphs({"a step": failing(cuda, error)}, CUDA)
+    works(cuda)
+
+
+def test_a_recording_without_a_kernel_is_refused(cuda: FakeCuda) -> None:
+    with pytest.raises(RunError, match=r"recording statistics as a CUDA graph failed \(it started no kernel\)"):
+        cuda_graphs({"a step": lambda: cuda.launch("a"), "statistics": lambda: None}, CUDA)
+    works(cuda)
+
+
+@pytest.mark.parametrize("engine", [Eager(), Graphs(at_once)], ids=["eager", "recorded"])
+def test_seconds_leave_the_statistics_out(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only steps (1 s) and statistics (100 s) advance; a recorder's own rounds count."""
+    now, taken = [0.0], []
+    for module in (batch, clock):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    class Timed(Decoding):
+        def step(self) -> None:
+            super().step()
+            taken.append(1)
+            now[0] += 1
+
+        def observe(self) -> None:
+            super().observe()
+            now[0] += 100
+
+    config = configured(tiny.llamagen(side=4), "sjd")
+    recorded = 100 * isinstance(engine, Graphs)
+    images = Timed(config, conditioning(2, 0), tiny.rng(2))
+    out = batch.finished(lambda: images, images.rng, engine)
+    assert out.seconds == len(taken) + recorded
+    taken.clear()
+    encode, rng = some_of(conditioning(5, 5), 0)
+    stream = batch.decode_stream(partial(Timed, config), encode, rng, 5, 2, engine)
+    assert sum(out.seconds for _, out in stream) == len(taken)
+
+
+def test_a_batch_says_which_tensor_lies_elsewhere() -> None:
+    here, there = torch.zeros(2), torch.zeros(2, device="meta")
+    with pytest.raises(ValueError, match="rule.omega lies on meta, but the batch is decoded on cpu"):
+        DecodeState(2, {"count": Buffer(here)}, {"rule.omega": there})
+    with pytest.raises(ValueError, match=r"pending lies on meta"):
+        DecodeState(2, {"count": Buffer(here), "pending": Buffer(there)}, {})
+
+
+@pytest.mark.parametrize(("buffer", "message"), [
+    (Buffer(torch.zeros(4)), r"x of shape \(4,\) does not hold 1 x 2 rows in dimension 0"),
+    (Buffer(torch.zeros(2, 3), 1, 2), r"x of shape \(2, 3\) does not hold 2 x 2 rows in dimension 1"),
+    (Buffer(torch.zeros(1).expand(2)), "x is one row expanded to several"),
+])  # fmt: skip
+def test_a_buffer_holds_every_row(buffer: Buffer, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DecodeState(2, {"x": buffer}, {})
+
+
+def test_rows_are_loaded_along_their_dimension_in_both_halves() -> None:
+    """Whatever the shapes happen to be: here every dimension is as long as another."""
+    wide = torch.arange(16.0).view(4, 4)
+    own = DecodeState(2, {"rows": Buffer(torch.zeros(2, 2)), "halves": Buffer(wide.clone(), 1, 2)}, {})
+    new = DecodeState(1, {"rows": Buffer(torch.ones(1, 2)), "halves": Buffer(-torch.ones(4, 2), 1, 2)}, {})
+    own.load_rows(new, [1])
+    assert own.buffers["rows"].tensor.tolist() == [[0, 0], [1, 1]]
+    assert own.buffers["halves"].tensor[:, [1, 3]].eq(-1).all()
+    assert torch.equal(own.buffers["halves"].tensor[:, [0, 2]], wide[:, [0, 2]])
+    both = DecodeState(2, {"rows": Buffer(torch.full((2, 2), 7.0)), "halves": Buffer(wide, 1, 2)}, {})
+    own.load_rows(both, [1, 0])
+    assert own.buffers["halves"].tensor.tolist() == wide[:, [1, 0, 3, 2]].tolist()
+    other = DecodeState(1, {"rows": Buffer(torch.ones(1, 2))}, {})
+    with pytest.raises(ValueError, match="differ in their buffers: halves"):
+        own.load_rows(other, [0])
+
+
+def test_what_a_caller_gave_is_not_overwritten() -> None:
+    """Neither prompts nor random streams, when another batch goes through the same memory."""
+    engine, config = Graphs(at_once), configured(tiny.llamagen(), "tree")
+    given, rng = conditioning(2, 0), tiny.rng(2, 0)
+    given.valid[0, 0] = False
+    kept = given.features.clone(), given.valid.clone(), rng.key.clone()
+    decode(config, given, rng, engine)
+    decode(config, conditioning(2, 1), tiny.rng(2, 1), engine)
+    assert all(map(torch.equal, kept, (given.features, given.valid, rng.key)))
