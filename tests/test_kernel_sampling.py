@@ -23,11 +23,12 @@ from specbench.engine.kernels import FusedKernels, sampling
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: Tokens that a program takes at once, made small: vocabularies of the tests are several of them and a part.
 BLOCK = 64
+REAL = {name: getattr(sampling, name) for name in ("_HELD", "_BLOCK", "_NUMBERS")}
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_HELD", "_BLOCK", "_NUMBERS"):
+    for name in REAL:
         monkeypatch.setattr(sampling, name, BLOCK)
 
 
@@ -86,6 +87,26 @@ def test_distributions(dtype: torch.dtype, top_k: int | None, scale: float, gram
     torch.testing.assert_close(found.log_prob(path, tokens), wanted.log_prob(path, tokens), rtol=1e-4, atol=1e-4)
     alone = fused.distributions(logits[::rows, 1:], where, positions[:1, 1:])
     assert torch.equal(alone.p, found.p[:1, 1:])  # in any batch
+
+
+@pytest.mark.parametrize("size", [8195, 32803])
+@torch.inference_mode()
+def test_real_vocabularies(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the blocks that are compiled: of Lumina-mGPT and Emu3, the second larger than the registers hold."""
+    for name, value in REAL.items():
+        monkeypatch.setattr(sampling, name, value)
+    logits, where = (3 * normal(2, 1, size)).bfloat16(), session([-1, size - 1], size - 3, size)
+    plain, positions = Sampling(1.0, 2000, 1.0, 3.0), torch.zeros(1, 1, dtype=torch.int64, device=DEVICE)
+    with poisoned():
+        found = replace(plain, kernels=FusedKernels()).distributions(logits, where, positions).p
+    wanted = plain.distributions(logits, where, positions).p
+    assert torch.equal(found > 0, wanted > 0)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-8)
+    one, fused, step = streams(1)
+    u = one.uniform(step, 3, 1)
+    assert torch.equal(FusedKernels().draw(found, u), draw_exactly(found, u))
+    assert torch.equal(sample_distinct(found, fused, step, 9, 4), sample_distinct(found, one, step, 9, 4))
+    assert torch.equal(fused.uniform(step, 3, size), one.uniform(step, 3, size))
 
 
 @torch.inference_mode()
