@@ -47,8 +47,14 @@ def within(found: Tensor, want: Tensor, bound: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 6, 16, 17])  # scalars, the matrix units, and more than these kernels take
-@pytest.mark.parametrize("shape", [(33, 40), (50, 600), (20, 64)])  # a width of two unlike parts, two alike, and one
+# a width of two unlike parts: scalars, the matrix units, more rows than these kernels take; two parts alike, and one
+@pytest.mark.parametrize(
+    ("rows", "shape"),
+    [
+        *((rows, (33, 40)) for rows in (1, 2, 3, 4, 6, 16, 17)),
+        *((rows, shape) for rows in (2, 6) for shape in ((20, 600), (20, 64))),
+    ],
+)
 @torch.inference_mode()
 def test_products(rows: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
     """An output is one rounding of a sum; with a norm the matrix units take inputs that were rounded once more, and
@@ -168,8 +174,14 @@ def _blocks(cfg: BlockConfig, first: bool, dtype: torch.dtype) -> torch.nn.Modul
 
 
 # two rows of nodes: by sums of scalars, by the matrix units, and by cuBLAS.
-@pytest.mark.parametrize(("nodes", "large"), [(1, False), (6, False), (3, True)])
-@pytest.mark.parametrize(("name", "first"), [*((name, True) for name in BLOCKS), ("llamagen", False)])
+@pytest.mark.parametrize(
+    ("name", "first", "nodes", "large"),
+    [
+        *((name, True, nodes, large) for name in BLOCKS for nodes, large in ((1, False), (3, True))),
+        *((name, True, 6, False) for name in BLOCKS if not BLOCKS[name].qk_norm),
+        ("llamagen", False, 1, False),
+    ],
+)
 @torch.inference_mode()
 def test_blocks_and_their_cache(
     name: str, first: bool, nodes: int, large: bool, monkeypatch: pytest.MonkeyPatch

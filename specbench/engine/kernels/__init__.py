@@ -9,6 +9,7 @@ produces them; from a few million weights on cuBLAS reads faster than these prod
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from specbench.engine.kernels import inputs, sampling, verification, window
 from specbench.engine.kernels.block import LayerKernels, Stream
 from specbench.engine.kernels.tiles import Tiles
+from specbench.engine.kernels.tuning import tune
 
 
 class FusedKernels:
@@ -76,6 +78,11 @@ class FusedKernels:
         self, drafter: Any, state: Any, history: Tensor, count: Tensor, step: Tensor, tags: int, tag: int, noise: int
     ) -> Tensor:
         return window.window(drafter, state, history, count, step, tags, tag, noise)
+
+    def tune(self, blocks: Sequence[Any], rows: Iterable[int]) -> None:
+        """Measure tiles for products of so many rows with the weights of some `Block`s, and keep the fastest (see
+        `tiles`). Without CUDA nothing happens."""
+        tune(self.layers, blocks, rows)
 
     def inputs(
         self, session: Any, tokens: Tensor, positions: Tensor, count: Tensor | None = None

@@ -144,7 +144,7 @@ def attend(
     each of which reads the keys once."""
     (rows, nodes, heads, dim), (_, kv, slots, _) = q.shape, k.shape
     queries, among = nodes * heads // kv, mask.among
-    tile = tiles.attention(queries, dim, q.dtype)
+    tile = tiles.attention(queries, dim, q.dtype, launch.can_depend(q.device))
     blocks = triton.cdiv(queries, tile.queries)
     splits = tile.waves * _PROCESSORS // (rows * kv * blocks)
     splits = max(1, min(splits, _MOST_SPLITS, triton.cdiv(slots, tile.keys)))

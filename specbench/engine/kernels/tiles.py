@@ -80,13 +80,14 @@ class Tiles:
         return self.tuned.get(self.key(kind, rows, out, width, dtype)) or default(kind, rows, width, dtype)
 
     @staticmethod
-    def attention(queries: int, dim: int, dtype: torch.dtype) -> AttentionTile:
-        """Of attention of so many queries of one row that share keys. Keys are read once up to 128 queries; in float32,
-        whose products need no matrix units and more registers, up to 32."""
+    def attention(queries: int, dim: int, dtype: torch.dtype, hopper: bool) -> AttentionTile:
+        """Of attention of so many queries of one row that share keys. Keys are read once up to 128 queries; up to 64 of
+        wide heads before Hopper, whose matrix units leave sums in shared or tensor memory; in float32, which has no
+        matrix units here, up to 32."""
         block = max(16, triton.next_power_of_2(queries))
         if dtype.itemsize > 2:
             return AttentionTile(min(block, 32 if dim <= 64 else 16), 32 if dim <= 64 else 16, 8, 2, 2)
-        block = min(block, 128)
+        block = min(block, 128 if hopper or dim <= 64 else 64)
         return AttentionTile(block, 64, 8 if block * dim > 4096 else 4, 3, 1 if block > 64 else 2)
 
 
