@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help run test tables comparisons bench train-scenes lint format docs clean
+.PHONY: help run test tables comparisons bench gpu train-scenes lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -36,6 +36,9 @@ comparisons: $(READY) ## our own comparisons on the embedded model: 75 runs of 5
 
 bench: $(READY) ## time steps at real sizes with random weights; needs a CUDA device (rows to results/bench/)
 	scripts/bench_gpu.sh "$(BIN)/specbench"
+
+gpu: $(READY) ## the first ten minutes on a GPU: kernels, recordings, gates, profiles (a dry run where there is none)
+	"$(BIN)/python" scripts/check_gpu.py $(ARGS)
 
 train-scenes: $(READY) ## rebuild the embedded models from nothing; resumes where it was stopped
 	"$(BIN)/specbench" train scenes $(ARGS)

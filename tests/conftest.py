@@ -24,6 +24,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of kernels use the device where there is one."""
+    for item in items:
+        if item.path.name.startswith("test_kernel") and torch.cuda.is_available():
+            item.add_marker(pytest.mark.gpu)
+
+
 @pytest.fixture
 def call(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -8,6 +8,7 @@ import json
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 from test_engine import at_once
 from torch import Tensor
 
-from specbench.bench import floor
+from specbench.bench import floor, measure
 from specbench.bench.measure import ForcedLength
 from specbench.bench.rows import COLUMNS, ROWS
 from specbench.cli import bench as cli
@@ -28,7 +29,7 @@ from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rules import exact
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.trees import chain_paths, parse
+from specbench.decoding.trees import build, chain_paths, parse
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine import clock as clocks
 from specbench.engine.clock import Clock, Passes
@@ -324,6 +325,24 @@ def test_fused_kernels_take_the_tiles_of_this_device(monkeypatch: pytest.MonkeyP
     for tuned_here in (tuned.tuned, {}):
         assert pipeline.engine_of(cfg, torch.device("cuda", 0)).kernels.layers.tiles.tuned == tuned_here
         here[0] = "NVIDIA H200"
+
+
+def test_tiles_are_tuned_for_the_passes_of_a_method() -> None:
+    """Of a tree with two, three and one nodes by level, of seven in all, and of the numbers of nodes that are asked
+    for, over two sequences."""
+    tuned: list[Any] = []
+    kernels = SimpleNamespace(tune=lambda *given: tuned.append(given))
+    drafter, target = SimpleNamespace(tree=build(parse(TREE))), SimpleNamespace(layers=["a block"])
+    given: Any = SimpleNamespace(
+        engine=SimpleNamespace(kernels=kernels),
+        config=SimpleNamespace(drafter=drafter),
+        model=SimpleNamespace(target=target),
+    )
+    measure._tune(given, (1, 16), 2)
+    assert tuned == [(["a block"], [2, 4, 6, 8, 14, 32])]
+    given.engine = Eager()
+    measure._tune(given, (1,), 2)
+    assert len(tuned) == 1
 
 
 def test_passes_are_timed_apart_from_what_is_between_them(monkeypatch: pytest.MonkeyPatch) -> None:

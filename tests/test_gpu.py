@@ -1,14 +1,21 @@
-"""The same on a CUDA device: skipped where there is none."""
+"""On a CUDA device: whole decodings, recordings and what a step may not do. `pytest -m gpu` selects these and the tests
+of kernels. What a test does is also done on the CPU, where nothing is recorded, unless only a device can answer it."""
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import test_continuous
 import test_engine
 import tiny
 import torch
+from fake_cuda import Lint, fake_cuda, moved, moved_drafter
 
 from specbench import cli
 from specbench.audit.tabular import codes
@@ -19,116 +26,248 @@ from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
-from specbench.engine.graph import Graphs
+from specbench.engine.graph import Eager, Graphs
+from specbench.errors import RunError
 from specbench.harness.pipeline import Pipeline
-from specbench.models.llamagen import Conditioning
+
+pytest.importorskip("triton")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+from specbench.engine.kernels import FusedKernels
 
 REAL = [name for name in parameters.choices("model") if registry.entry("model", name).parts]
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+HERE = torch.cuda.is_available()
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="no CUDA device")]
+CUDA = pytest.param("cuda", marks=GPU)
+ON_CUDA = pytest.mark.parametrize("device", [CUDA])
+ANYWHERE = pytest.mark.parametrize("device", ["cpu", CUDA])
+SAMPLING = Sampling(cfg_scale=2.0, top_k=4)
+ENGINES: dict[str, Callable[[], Any]] = {
+    "eager": Eager,
+    "graph": Graphs,
+    "triton": lambda: Graphs(kernels=FusedKernels()),
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def test_streams_are_those_of_the_cpu():
+@pytest.fixture(autouse=True)
+def device_as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that leaves the device broken, or a stream or mode behind, fails itself instead of those after it."""
+    if "device" not in request.fixturenames or request.getfixturevalue("device") != "cuda":
+        yield
+        return
+    stream = torch.cuda.current_stream()
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        left = torch.cuda.current_stream() != stream
+        torch.cuda.set_stream(stream)
+        gc.collect()
+        torch.cuda.synchronize()
+        assert not left, "another stream was left the current one"
+        assert not torch.cuda.is_current_stream_capturing()
+        assert int(torch.ones(3, device="cuda").sum()) == 3
+
+
+def test_every_test_of_a_kernel_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is a device, the tests of kernels use it."""
+    import conftest
+
+    class Item:
+        def __init__(self, name: str) -> None:
+            self.path, self.marks = Path(name), []
+
+        def add_marker(self, mark: Any) -> None:
+            self.marks.append(mark.name)
+
+    items = [Item(name) for name in ("test_kernels.py", "test_kernel_layers.py", "test_loop.py")]
+    for here in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda here=here: here)
+        conftest.pytest_collection_modifyitems(items)
+        assert [item.marks for item in items] == [["gpu"] * here, ["gpu"] * here, []]
+
+
+@ON_CUDA
+def test_streams_are_those_of_the_cpu(device: str) -> None:
     keys = [(3, i) for i in range(50)]
     step = torch.arange(50)
     here = RandomStreams(keys).uniform(step, 7, 11)
-    there = RandomStreams(keys, "cuda").uniform(step.cuda(), 7, 11)
+    there = RandomStreams(keys, device).uniform(step.to(device), 7, 11)
     assert torch.equal(there.cpu(), here)
 
 
+@pytest.mark.parametrize("engine", ["eager", "graph", "triton"])
 @pytest.mark.parametrize("drafting", [False, True])
-def test_a_target_keeps_its_distribution(drafting):
+@ON_CUDA
+def test_a_target_keeps_its_distribution(drafting: bool, engine: str, device: str) -> None:
     """Against the distribution enumerated on the CPU (chi-square)."""
     target, count = tiny.llamagen(), 4000
     cond = tiny.prompts(count, same=True)
     probs = tiny.sequence_probs(target, cond, 2.0)
-    drafter = Eagle(tiny.eagle(target).cuda(), trees.parse("[[0],[1],[0,0],[0,1]]")) if drafting else NoDraft()
-    there = Conditioning(cond.features.cuda(), cond.valid.cuda())
-    config = DecoderConfig(target.cuda(), drafter, rules.exact(), Sampling(cfg_scale=2.0))
-    out = decode(config, there, tiny.rng(count, device="cuda"))
+    drafter = Eagle(tiny.eagle(target).to(device), trees.parse("[[0],[1],[0,0],[0,1]]")) if drafting else NoDraft()
+    config = DecoderConfig(target.to(device), drafter, rules.exact(), Sampling(cfg_scale=2.0))
+    out = decode(config, moved_conditioning(cond, device), tiny.rng(count, device=device), ENGINES[engine]())
     assert tiny.fit(codes(out.tokens.cpu(), tiny.VOCAB), probs) > 1e-4
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("engine", ["eager", "triton"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model", REAL)
-def test_every_real_target_draws_pictures(model, dtype):
-    cfg = configuration.compose([f"model={model}", "weights=random", "reduced=true", f"dtype={dtype}", "device=cuda"])
-    pipeline = Pipeline.load(cfg)
+@ON_CUDA
+def test_every_real_target_draws_pictures(model: str, dtype: str, engine: str, device: str) -> None:
+    words = [f"model={model}", "weights=random", "reduced=true", f"dtype={dtype}", f"device={device}"]
+    pipeline = Pipeline.load(configuration.compose([*words, f"engine={engine}"]))
     prompts = ["7", "8"]
     out = pipeline.decode(pipeline.encode(prompts), [(0, 0), (0, 1)])
     assert out.tokens.is_cuda
     assert pipeline.pixels(out.tokens).shape == (2, pipeline.resolution, pipeline.resolution, 3)
 
 
-def there(name, rows, seed):
-    """A target, a drafter by the name it has in test_engine, and what is decoded, all on the device."""
-    target = tiny.llamagen(side=4)
+def moved_conditioning(given: Any, device: str, dtype: torch.dtype = torch.float32) -> Any:
+    return type(given)(given.features.to(device, dtype), given.valid.to(device))
+
+
+def there(name: str, device: str, dtype: torch.dtype = torch.float32, side: int = 4) -> DecoderConfig:
+    """A target and a drafter by the name it has in test_engine, on the device."""
+    target = tiny.llamagen(side=side)
     drafter = test_engine.DRAFTERS[name](target)
-    for network in ("head", "heads", "model"):
-        if isinstance(held := getattr(drafter, network, None), torch.nn.Module):
-            held.cuda()
-    given = test_engine.conditioning(rows, seed)
-    there = Conditioning(given.features.cuda(), given.valid.cuda())
-    return target.cuda(), drafter, there, tiny.rng(rows, seed, "cuda")
+    for network in vars(drafter).values():
+        if isinstance(network, torch.nn.Module):
+            network.to(device, dtype)
+    return DecoderConfig(target.to(device, dtype), drafter, rules.exact(), SAMPLING)
 
 
+def begun(config: DecoderConfig, seed: int, device: str, kernels: Any, kind: type[Decoding] = Decoding) -> Decoding:
+    dtype = config.target.output.weight.dtype
+    given = moved_conditioning(test_engine.conditioning(2, seed), device, dtype)
+    return kind(config, given, tiny.rng(2, seed, device), kernels=kernels)
+
+
+def engines(engine: str, device: str) -> tuple[Graphs, Eager]:
+    """One that records, and one that does the same kernel by kernel; on the CPU nothing is recorded."""
+    kernels = FusedKernels() if engine == "triton" else None
+    plain = Eager()
+    plain.kernels = kernels
+    return Graphs(None if device == "cuda" else test_engine.at_once, kernels), plain
+
+
+def agree(config: DecoderConfig, engine: str, device: str, batches: int = 3) -> None:
+    """Some batches by one recording and by plain steps: the same images."""
+    recorded, plain = engines(engine, device)
+    dtype = config.target.output.weight.dtype
+    for seed in range(batches):
+        given = moved_conditioning(test_engine.conditioning(2, seed), device, dtype)
+        a, b = (decode(config, given, tiny.rng(2, seed, device), one) for one in (recorded, plain))
+        assert torch.equal(a.tokens, b.tokens)
+        assert torch.equal(a.steps, b.steps)
+    assert len(recorded._kept) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("engine", ["graph", "triton"])
 @pytest.mark.parametrize("name", test_engine.DRAFTERS)
-def test_a_recorded_step_gives_what_a_plain_one_gives(name):
+@ANYWHERE
+def test_a_recorded_step_gives_what_a_plain_one_gives(name: str, engine: str, dtype: str, device: str) -> None:
     """Three batches, two of them by replays alone."""
-    engine = Graphs()
-    target, drafter, *_ = there(name, 2, 0)
-    config = DecoderConfig(target, drafter, rules.exact(), Sampling(cfg_scale=2.0, top_k=4))
-    for seed in range(3):
-        _, _, cond, rng = there(name, 2, seed)
-        recorded = decode(config, cond, rng, engine)
-        plain = decode(config, cond, rng)
-        assert torch.equal(recorded.tokens, plain.tokens)
-        assert torch.equal(recorded.steps, plain.steps)
-    assert len(engine._kept) == 1
+    if device == "cpu":
+        if dtype == "bfloat16" or (engine == "triton" and name != "sjd"):
+            pytest.skip("the interpreter is slow, and test_engine does the rest")
+        agree(there(name, device, side=2), engine, device, 1 + (engine == "graph"))
+    else:
+        agree(there(name, device, DTYPES[dtype]), engine, device)
+
+
+@pytest.mark.parametrize("rule", [name for name in test_engine.RULES if name != "exact"])
+@pytest.mark.parametrize("name", ["tree", "sjd"])
+@ANYWHERE
+def test_recorded_steps_of_every_rule(name: str, rule: str, device: str) -> None:
+    config = there(name, device, side=2 if device == "cpu" else 4)
+    ruled = DecoderConfig(config.target, config.drafter, test_engine.RULES[rule](), SAMPLING)
+    agree(ruled, "graph" if device == "cpu" else "triton", device, 2)
+
+
+@pytest.mark.parametrize("engine", ["graph", "triton"])
+@pytest.mark.parametrize("name", test_engine.DRAFTERS)
+@ON_CUDA
+@torch.inference_mode()
+def test_no_step_waits_for_the_host(name: str, engine: str, device: str) -> None:
+    kernels = FusedKernels() if engine == "triton" else None
+    steps = begun(there(name, device), 0, device, kernels)
+    steps.step()  # kernels are compiled, workspaces allocated
+    steps.observe()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    for _ in range(3):
+        steps.step()
+        steps.observe()
 
 
 @pytest.mark.parametrize("name", test_engine.DRAFTERS)
-@torch.inference_mode()
-def test_no_step_waits_for_the_host(name):
-    target, drafter, cond, rng = there(name, 2, 0)
-    steps = Decoding(DecoderConfig(target, drafter, rules.exact(), Sampling(cfg_scale=2.0, top_k=4)), cond, rng)
-    steps.step()  # what is built once may be brought from the host
-    steps.observe()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(3):
-            steps.step()
-            steps.observe()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+def test_what_these_tests_decode_lies_on_the_device(name: str) -> None:
+    """Conditioning and networks, too: fake CUDA tensors tell."""
+    config, found = there(name, "cpu"), Lint()
+    with fake_cuda():
+        moved(config.target)
+        moved_drafter(config.drafter)
+        steps = begun(config, 0, "cuda", None)
+        found.record({"a step": steps.step, "its statistics": steps.observe}, torch.device("cuda"))
+    assert not found.found
+
+
+class Asking(Decoding):
+    """Steps that need a value on the host, so that no graph can be recorded of them."""
+
+    def step(self) -> None:
+        super().step()
+        self.count.sum().item()
+
+
+@pytest.mark.parametrize("engine", ["graph", "triton"])
+@ON_CUDA
+def test_a_recording_that_fails_leaves_the_device_usable(engine: str, device: str) -> None:
+    config, recorded = there("sjd", device), ENGINES[engine]()
+    for _ in range(2):
+        with torch.inference_mode(), pytest.raises(RunError, match="recording the decode step as a CUDA graph failed"):
+            recorded.begin(begun(config, 0, device, recorded.kernels, Asking))
+        agree(config, engine, device, 1)
 
 
 @pytest.mark.parametrize("name", [name for name in test_continuous.RULES if name != "path"])
+@ON_CUDA
 @torch.inference_mode()
-def test_no_pass_of_vectors_waits_for_the_host(name):
-    images = test_continuous.under_way(test_continuous.RULES[name], 3, "cuda")
+def test_no_pass_of_vectors_waits_for_the_host(name: str, device: str) -> None:
+    images = test_continuous.under_way(test_continuous.RULES[name], 3, device)
     torch.cuda.set_sync_debug_mode("error")
-    try:
-        test_continuous.go_on(images)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    test_continuous.go_on(images)
 
 
-def test_a_benchmark_times_recorded_and_plain_steps(capsys):
-    from specbench import cli
+def checks(stage: str) -> list[Any]:
+    from importlib import import_module
 
-    arguments = "model=llamagen_xl reduced=true weights=random device=cuda dtype=bfloat16 bench.steps=5".split()
-    for engine in ("eager", "graph"):
+    return list(import_module(f"gpu_checks.{stage}").checks(True, False)) if HERE else []
+
+
+@pytest.mark.parametrize("stage", ["parity", "recording"])
+@ON_CUDA
+def test_the_checks_of_make_gpu_pass(stage: str, device: str) -> None:
+    """Kernels in bfloat16 against float64 at real sizes; recordings of wide layers."""
+    failed = [(name, found) for name, check in checks(stage) if not (found := check()).get("ok", True)]
+    assert not failed
+
+
+@ON_CUDA
+def test_a_benchmark_times_recorded_and_plain_steps(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = f"model=llamagen_xl reduced=true weights=random device={device} dtype=bfloat16 bench.steps=5".split()
+    for engine in ("eager", "graph", "triton"):
         assert cli.main(["bench", *arguments, f"engine={engine}", "method=cool_sd", "forced_accept=2"]) == 0
         row = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert row["forward_ms"] > 0
-        assert row["device"] == "cuda"
+        assert row["device"].startswith("cuda")
 
 
 @pytest.mark.parametrize("features", ["stored", "live"])
-def test_a_drafter_is_trained_and_used(tmp_path, features):
+@ON_CUDA
+def test_a_drafter_is_trained_and_used(tmp_path: Path, features: str, device: str) -> None:
     arguments = ["model=lumina_mgpt", "weights=random", "reduced=true", "data=prompts", f"prompts={tmp_path / 'a.txt'}"]
     (tmp_path / "a.txt").write_text("\n".join(f"number {i}" for i in range(12)))
     small = ["n=12", "batch=4", "steps=10", "warmup=2", "held_out=0.2", f"features={features}", "dtype=bfloat16"]

@@ -11,11 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import test_continuous
 import tiny
 import torch
+from reachable import tensors, undeclared
 from test_engine import at_once, conditioning, configured, some_of
 
 from specbench.decoding import batch
+from specbench.decoding.continuous import ContinuousDecoding
 from specbench.decoding.loop import Decoding, decode
 from specbench.engine import clock, graph
 from specbench.engine.graph import Eager, Graphs, cuda_graphs
@@ -224,6 +227,28 @@ def test_rows_are_loaded_along_their_dimension_in_both_halves() -> None:
     other = DecodeState(1, {"rows": Buffer(torch.ones(1, 2))}, {})
     with pytest.raises(ValueError, match="differ in their buffers: halves"):
         own.load_rows(other, [0])
+
+
+@pytest.mark.parametrize("name", ["exact", "path", "continue"])
+@torch.inference_mode()
+def test_what_changes_in_a_pass_of_continuous_tokens_is_declared(name: str) -> None:
+    """As `test_engine.test_what_changes_is_declared`; and buffers stay where they are."""
+    pair, rule = [test_continuous.reduced() for _ in range(2)], test_continuous.RULES[name]
+    images, other = (
+        ContinuousDecoding(*pair, rule, torch.tensor(labels), tiny.rng(2, seed))
+        for seed, labels in enumerate(([0, 1], [2, 3]))
+    )
+    before = {path: tensor.clone() for path, tensor in undeclared(images).items()}
+    assert before
+    assert tiny.equal(before, undeclared(other))
+    lie = {path: tensor.data_ptr() for path, (_, tensor) in tensors(images).items()}
+    start = images.tokens.clone()
+    for _ in range(2):
+        images.step()
+        images.observe()
+    assert tiny.equal(undeclared(images), before)
+    assert {path: tensor.data_ptr() for path, (_, tensor) in tensors(images).items()} == lie
+    assert not torch.equal(images.tokens, start)
 
 
 def test_what_a_caller_gave_is_not_overwritten() -> None:

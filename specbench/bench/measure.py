@@ -95,6 +95,7 @@ def _discrete(pipeline: Pipeline, conditioning: Any, plan: BenchPlan, rows: int)
         pipeline = pipeline.overridden(ForcedLength(plan.forced))
     vanilla = pipeline.vanilla()
     with torch.inference_mode():
+        _tune(pipeline, plan.nodes, 2 * rows if guided else rows)
         clock = Clock(device)
         decoding = pipeline.images(conditioning, rng, clock)
         context = position_of(decoding, plan.context)
@@ -167,6 +168,18 @@ def _against_floors(found: Mapping[str, Any]) -> dict[str, Any]:
         "bandwidth_share": found["forward_floor_ms"] / forward,
         "overhead": (step - forward) / forward,
     }
+
+
+def _tune(pipeline: Pipeline, nodes: Iterable[int], rows: int) -> None:
+    """Before the first measurement, lets fused kernels choose their tiles for passes over so many sequences: of the
+    given numbers of nodes, and of those that the method has. A device does this once; later runs use the tiles, too."""
+    kernels: Any = pipeline.engine.kernels
+    if kernels is None:
+        return
+    tree = pipeline.config.drafter.tree
+    levels = tree.depth[0].bincount().tolist()
+    counts = {1, tree.nodes, tree.height + 1, *levels, *nodes}
+    kernels.tune(pipeline.model.target.layers, sorted(rows * count for count in counts))
 
 
 def _before(decoding: Decoding) -> int:

@@ -260,6 +260,7 @@ def page_data(found: Found) -> dict[str, Any]:
     """The JSON from which the page draws everything."""
     rows = []
     for row in found.rows:
+        values = {name: row[name] for name in SHOWN if row[name] is not None and not withheld(row, name)}
         rows.append(
             {
                 "id": row["run_id"],
@@ -270,8 +271,8 @@ def page_data(found: Found) -> dict[str, Any]:
                 "command": row["command"],
                 "exact": row["command_exact"],
                 "file": row["file"],
-                "values": {name: row[name] for name in SHOWN if row[name] is not None and not withheld(row, name)},
-                "errors": {name: row[stderr_of(name)] for name in SHOWN if row.get(stderr_of(name)) is not None},
+                "values": values,
+                "errors": {name: row[stderr_of(name)] for name in values if row.get(stderr_of(name)) is not None},
                 "facts": {k: v for k, v in row.items() if v is not None and k not in (*_ELSEWHERE, "file")},
                 "map": _numbers(row["drafted_by_position"]),
                 "images": {

@@ -196,22 +196,3 @@ def level(
         chosen is not None, ids is not None, head.cfg.line, min(_BLOCK, triton.next_power_of_2(width)),
     )  # fmt: skip
     return x, rope, slots, root
-
-
-def specialisations() -> list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """What is compiled: kernel, types of the arguments by name, constants, options of the compiler."""
-    longs = "TOKENS POSITIONS COUNT IDS PADDING SLOTS ROOT HISTORY FRESH PREFIX_IDS START CHOSEN PARENTS"
-    numbers = "rows nodes before width half token_stride position_stride history_stride depth first held parent_stride"
-    types = dict.fromkeys(longs.split(), "*i64") | dict.fromkeys(numbers.split(), "i32")
-    types |= {"TABLE": "*fp32", "ROPE": "*fp32", "AMONG": "*u8"}
-    made: list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]] = []
-    for dtype in ("*bf16", "*fp32"):
-        given = types | dict.fromkeys(("EMBEDDINGS", "PREFIX", "KNOWN", "FEATURES", "X"), dtype)
-        for mapped in (True, False):
-            shape = {"MAPPED": mapped, "SHIFTED": mapped, "BLOCK": _BLOCK}
-            made.append((_inputs, given, {"ROOTED": True, **shape}, {}))
-            made.append((_newest, given, {"WIDE": 8, **shape}, {}))
-            made.append((_level, given, {"PICKED": True, **shape}, {}))
-    made.append((_inputs, types | dict.fromkeys(("EMBEDDINGS", "PREFIX", "X"), "*bf16"),
-                 {"ROOTED": False, "MAPPED": True, "SHIFTED": True, "BLOCK": _BLOCK}, {}))  # fmt: skip
-    return made

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -219,21 +217,3 @@ def draw_distinct(probs: Tensor, key: Tensor, step: Tensor, tags_per_step: int, 
         min(_BLOCK, triton.next_power_of_2(vocabulary)), **_OPTIONS,
     )  # fmt: skip
     return out
-
-
-def specialisations() -> list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """What is compiled: kernel, types of the arguments by name, constants, options of the compiler."""
-    longs, floats = "FORCED POSITIONS KEY STEP INDEX", "PROBS P U SCORE"
-    numbers = "nodes vocabulary row_stride node_stride without length codes top_k count p_stride u_stride"
-    numbers += " steps_tags first tag tags index_stride wanted"
-    types = dict.fromkeys(longs.split(), "*i64") | dict.fromkeys(floats.split(), "*fp32")
-    types |= dict.fromkeys(numbers.split(), "i32") | dict.fromkeys(("scale", "temperature"), "fp32")
-    made: list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]] = []
-    for logits in ("*bf16", "*fp32"):
-        for guided, grammar, cut in ((True, True, True), (True, False, True), (False, False, False)):
-            constants = {"GUIDED": guided, "GRAMMAR": grammar, "CUT": cut, "BLOCK": _HELD}
-            made.append((_probs, types | {"LOGITS": logits}, constants, _OPTIONS))
-    made.append((_draw, types | {"OUT": "*i64"}, {"BLOCK": _BLOCK}, _OPTIONS))
-    made += [(_uniforms, types | {"OUT": "*fp32"}, {"GIVEN": x, "BLOCK": _NUMBERS}, {}) for x in (True, False)]
-    made.append((_draw_distinct, types | {"OUT": "*i64"}, {"BLOCK": _BLOCK}, _OPTIONS))
-    return made

@@ -201,20 +201,3 @@ def keep(k: Tensor, v: Tensor, path: Tensor, length: Tensor, count: Tensor, firs
         k, v, path.contiguous(), length.contiguous(), count, first, rows, len(count), heads, slots, dim, path.shape[1],
         8, triton.next_power_of_2(dim),
     )  # fmt: skip
-
-
-def specialisations() -> list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """What is compiled: kernel, types of the arguments by name, constants, options of the compiler."""
-    floats, longs = "P Q U OMEGA NEXT FIRST REST", "TOKENS CHILDREN SLOT PATH LENGTH CHOSEN"
-    numbers = "nodes inner height tree_rows vocabulary deepest u_stride"
-    types = dict.fromkeys(floats.split(), "*fp32") | dict.fromkeys(longs.split(), "*i64")
-    types |= dict.fromkeys(numbers.split(), "i32") | {"VALID": "*u8", "SAMPLED": "*u8"}
-    made: list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]] = []
-    for width, deep, optimal in ((1, 128, True), (2, 128, True), (4, 8, False), (10, 8, True)):
-        size = {"WIDTH": width, "WIDE": triton.next_power_of_2(width), "DEEP": deep, "BLOCK": _BLOCK}
-        made.append((_verify, types, {**size, "OPTIMAL": optimal}, _OPTIONS))
-    types |= dict.fromkeys("HISTORY COUNT STEPS COUNT_BEFORE STEPS_BEFORE".split(), "*i64") | {"ACTIVE": "*u8"}
-    types |= dict.fromkeys("total held reach first rows images heads slots dim".split(), "i32")
-    made.append((_advance, types, {"DEEP": 8}, {"num_warps": 1}))
-    made += [(_keep, types | dict.fromkeys("KV", x), {"CHUNK": 8, "WIDE": 128}, {}) for x in ("*bf16", "*fp32")]
-    return made

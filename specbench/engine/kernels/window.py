@@ -219,19 +219,3 @@ def window(
             block, **_OPTIONS,
         )  # fmt: skip
     return draft
-
-
-def specialisations() -> list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
-    """What is compiled: kernel, types of the arguments by name, constants, options of the compiler."""
-    longs = "TOKENS PATH LENGTH HISTORY COUNT STEP KEY MAIN FIRST_CHILD FORCED DRAWN SOURCE ORIGIN DRAFT OFFSETS CHOICE"
-    numbers = "nodes height vocabulary codes side past total held branching tags tag noise_tag"
-    types = dict.fromkeys("P PROBS PAST UNIFORM".split(), "*fp32") | dict.fromkeys(longs.split(), "*i64")
-    types |= dict.fromkeys(numbers.split(), "i32") | {"STARTED": "*u8"}
-    made: list[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]] = []
-    for init, samples in ((0, False), (2, True)):
-        for coupling in _COUPLINGS.values():
-            how = {"INIT": init, "SAMPLES": samples, "COUPLING": coupling, "REFINE": True, "GRAMMAR": True}
-            made.append((_choose, types, {**how, "BLOCK": _BLOCK}, _OPTIONS))
-    made += [(_write, types, {"CHAIN": chain, "BLOCK": _BLOCK}, {"num_warps": 8}) for chain in (True, False)]
-    made.append((_siblings, types, {"WIDTH": 2, "NODES": 128, "BLOCK": _BLOCK}, _OPTIONS))
-    return made

@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""The first ten minutes on a GPU: five stages, each in a process of its own with a time limit.
+
+1 compiles every fused kernel as steps of the real sizes start it: no spills, shared memory suffices.
+2 compares the kernels in bfloat16 with float64 at the shapes of LlamaGen-XL, Lumina-mGPT 7B and Emu3.
+3 compares recorded steps with plain ones, for each drafter, rule and engine.
+4 measures the gates, from recorded replays, next to the floor of the measured bandwidth.
+5 lists the dearest kernels of three steps.
+
+Every check appends a line of JSON to a file at once; the next one goes on after a failure; a table comes last. The exit
+code is 1 if anything failed. Runs from a checkout with torch, triton and numpy; stages 4 and 5 use no more, but for
+MAR. Without a CUDA device stage 1 compiles for Hopper, stages 2 and 3 are done on small shapes by Triton's interpreter
+and without recordings, and stages 4 and 5 are skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+from gpu_checks import results  # noqa: E402
+
+STAGES = {1: "compiling", 2: "parity", 3: "recording", 4: "gates", 5: "profiles"}
+#: Seconds that a stage may take: nine minutes in all.
+LIMITS = {1: 130, 2: 120, 3: 110, 4: 120, 5: 60}
+#: Processes that a stage may lose to errors of the device.
+LOSSES = 6
+_LOST = 3  # exit code of a process that lost the device
+
+
+def main() -> int:
+    arguments = parser().parse_args()
+    file = Path(arguments.out)
+    if arguments.worker:
+        return worker(int(arguments.stages), arguments.run, file, arguments.fast, arguments.again)
+    run = uuid.uuid4().hex[:12]
+    began = time.monotonic()
+    for stage in map(int, arguments.stages.split(",")):
+        print(f"-- stage {stage}: {STAGES[stage]}", flush=True)
+        carry_out(stage, run, file, arguments.fast, LIMITS[stage] * arguments.patience)
+    lines = results.read(file, run)
+    print(f"-- summary ({time.monotonic() - began:.0f} s, lines in {file})\n{results.summary(lines)}")
+    return int(any(line["ok"] is False for line in lines) or not lines)
+
+
+def parser() -> argparse.ArgumentParser:
+    out = os.environ.get("OUT") or str(ROOT / "results" / "bench")
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--stages", default="1,2,3,4,5", help="which, in this order (default: all)")
+    made.add_argument("--out", default=f"{out}/gpu_check.jsonl", help="file of the lines (default: %(default)s)")
+    made.add_argument("--fast", action="store_true", help="a few checks of each stage")
+    made.add_argument("--patience", type=float, default=1.0, help="factor of the time limits")
+    made.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    made.add_argument("--run", default="", help=argparse.SUPPRESS)
+    made.add_argument("--again", default="", help=argparse.SUPPRESS)
+    return made
+
+
+def carry_out(stage: int, run: str, file: Path, fast: bool, limit: float) -> None:
+    """A stage in processes of its own: another one after each that lost the device, which first repeats the check that
+    failed, with kernels started one by one, so that the error names the kernel."""
+    end, again = time.monotonic() + limit, ""
+    for _ in range(LOSSES):
+        ended = _process(stage, run, file, fast, again, end)
+        last = results.read(file, run)
+        if ended == _LOST and last:
+            again = "" if again else last[-1]["check"]
+            continue
+        if ended:
+            note = f"stopped after {limit:.0f} s" if ended == "limit" else f"the process ended with exit code {ended}"
+            line = {"run": run, "stage": stage, "check": f"stage {stage}", "ok": False, "note": note}
+            results.append(file, line)
+            print(results.described(line), flush=True)
+        return
+    note = f"gave up after {LOSSES} processes lost the device"
+    results.append(file, {"run": run, "stage": stage, "check": f"stage {stage}", "ok": False, "note": note})
+
+
+def _process(stage: int, run: str, file: Path, fast: bool, again: str, end: float) -> Any:
+    """The exit code, or "limit" where the process took too long."""
+    command = [sys.executable, __file__, "--worker", f"--stages={stage}", f"--run={run}", f"--out={file}"]
+    command += ["--fast"] if fast else []
+    command += [f"--again={again}"] if again else []
+    env = os.environ | ({"CUDA_LAUNCH_BLOCKING": "1"} if again else {})
+    process = subprocess.Popen(command, env=env, start_new_session=True)
+    try:
+        return process.wait(max(1.0, end - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return "limit"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # its own processes, too
+            process.wait()
+
+
+def worker(stage: int, run: str, file: Path, fast: bool, again: str) -> int:
+    """The checks of a stage that no earlier process has done; again: the one that is repeated first."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    if stage != 1 and not cuda:
+        os.environ["TRITON_INTERPRET"] = "1"
+    if stage == 1:
+        os.environ.pop("TRITON_INTERPRET", None)
+    done = {line["check"] for line in results.read(file, run) if line["stage"] == stage}
+    checks = import_module(f"gpu_checks.{STAGES[stage]}").checks(cuda, fast)
+    try:
+        if again:
+            only = [check for check in checks if check[0] == again]
+            results.carry_out(only, stage, run, file, set(), again=True)
+            return _LOST  # the others go on in a process that starts kernels as usual
+        results.carry_out(checks, stage, run, file, done, again=False)
+    except results.DeviceLostError:
+        return _LOST
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

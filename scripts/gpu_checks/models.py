@@ -1,0 +1,128 @@
+"""Targets and drafters of the real sizes with random weights, without configuration files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specbench.decoding.drafters.draft_model import DraftModel
+from specbench.decoding.drafters.eagle import Eagle, Eagle2
+from specbench.decoding.drafters.medusa import Medusa
+from specbench.decoding.drafters.none import NoDraft
+from specbench.decoding.drafters.window import Window
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.trees import chain_paths, parse
+from specbench.models.eagle import EagleNetwork, like_shape
+from specbench.models.llamagen import Conditioning, LlamaGen, LlamaGenConfig
+from specbench.models.medusa import MedusaConfig, MedusaNetwork
+from specbench.models.unified import Prompts, Unified, UnifiedConfig, image_tokens
+
+#: LlamaGen-XL; Lumina-mGPT 7B at 768 pixels (Chameleon); Emu3 8B.
+TARGETS = ("xl", "7b", "emu3")
+SAMPLING = {
+    "xl": Sampling(1.0, 1000, cfg_scale=7.5),
+    "7b": Sampling(1.0, 2000, cfg_scale=4.0),
+    "emu3": Sampling(1.0, 2048, cfg_scale=3.0),
+}
+PROMPT = {"xl": 120, "7b": 192, "emu3": 192}
+DRAFTERS = (
+    "none",
+    "chain",
+    "tree",
+    "eagle2",
+    "medusa",
+    "draft_model",
+    "jacobi",
+    "sjd",
+    "sjd_vertical",
+    "scd",
+    "sjd_pac",
+)
+
+
+def _target(name: str, layers: int, small: bool) -> nn.Module:
+    if name == "xl":
+        cut = {"dim": 32, "n_head": 2, "ffn_hidden": 48, "vocab_size": 13, "block_size": 4, "caption_dim": 8}
+        return LlamaGen(LlamaGenConfig(n_layer=layers, **({**cut, "cls_token_num": 3} if small else {})))
+    with torch.device("cpu"):  # tables of token ids, never on the meta device
+        if small:
+            image, shape = (
+                image_tokens(torch.arange(12), 2, 2, 12, [13]),
+                (32, layers, 2, 1 if name == "emu3" else 2, 48, 20),
+            )
+        elif name == "7b":
+            image, shape = (
+                image_tokens(torch.arange(4, 8196), 48, 48, 8803, [8196]),
+                (4096, layers, 32, 32, 11008, 65536),
+            )
+        else:
+            codes = torch.arange(151854, 184622)
+            image = image_tokens(codes, 90, 90, 151846, [151847, 151853, 151850])
+            shape = (4096, layers, 32, 8, 14336, 184622)
+    return Unified(UnifiedConfig(*shape, qk_norm=int(name == "7b")), image)
+
+
+def made(build: Callable[[], nn.Module], device: str, dtype: torch.dtype) -> Any:
+    """A network with random weights, created on its device: the host never holds it."""
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            network = build()
+    finally:
+        torch.set_default_dtype(before)
+    return network.to(device).eval().requires_grad_(False)  # what was made on the host on purpose moves, too
+
+
+def target(name: str, device: str, dtype: torch.dtype, layers: int, small: bool = False) -> Any:
+    """One of `TARGETS` with so many layers; small: of a size for Triton's interpreter."""
+    return made(lambda: _target(name, layers, small), device, dtype)
+
+
+def conditioning(name: str, images: int, device: str, dtype: torch.dtype, small: bool = False) -> Any:
+    """What images of `target(name)` are conditioned on; without guidance's padding for LlamaGen, padded for others."""
+    length = 3 if small else PROMPT[name]
+    valid = torch.ones(images, length, dtype=torch.bool)
+    if name == "xl":
+        features = torch.randn(images, length, 8 if small else 2048, generator=torch.Generator().manual_seed(images))
+        return Conditioning(features.to(device, dtype), valid.to(device))
+    valid[0, 0] = False
+    ids: Tensor = torch.arange(images * length).view(images, length) % 12
+    here = [x.to(device) for x in (ids, valid, ids.flip(1), valid)]
+    return Prompts(*here)
+
+
+def drafter(name: str, model: Any, device: str, dtype: torch.dtype, small: bool = False, window: int = 0) -> Any:
+    """One of `DRAFTERS` for a target; window: the length of windows, where it is not the usual one."""
+    shape = like_shape(model)
+    tree = parse("[[0],[1],[0,0],[0,1],[1,0]]" if small else "mc_sim_7b_63")
+    window = window or (4 if small else 32)
+
+    def head() -> Any:
+        return made(lambda: EagleNetwork(shape), device, dtype)
+
+    if name == "none":
+        return NoDraft()
+    if name == "chain":
+        return Eagle(head(), chain_paths(3 if small else 5))
+    if name == "tree":
+        return Eagle(head(), tree)
+    if name == "eagle2":
+        return Eagle2(head(), *((6, 3, 2) if small else (25, 5, 4)))
+    if name == "medusa":
+        heads = MedusaConfig(model.block.dim, model.vocab_size, 5)
+        return Medusa(made(lambda: MedusaNetwork(heads), device, dtype), tree)
+    if name == "draft_model":
+        kind = "xl" if isinstance(model, LlamaGen) else "emu3" if model.block.n_kv_heads < model.block.n_heads else "7b"
+        return DraftModel(target(kind, device, dtype, 1, small), 3)
+    return Window(window, **{
+        "jacobi": {"match": True},
+        "sjd": {},
+        "sjd_vertical": {"init": "vertical_sample"},
+        "scd": {"coupling": "gumbel"},
+        "sjd_pac": {"init": "horizontal_repeat", "coupling": "maximal", "width": 2 if small else 4, "depth": 3},
+    }[name])  # fmt: skip

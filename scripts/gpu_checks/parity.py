@@ -1,0 +1,141 @@
+"""Fused kernels in bfloat16 against plain functions in float64, by passes of real networks and by whole decisions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu_checks import models, results
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.rules import cool, exact, uniform
+from specbench.decoding.sampling import draw_distinct
+from specbench.decoding.trees import build, chain_paths, parse
+from specbench.decoding.verify import Draft, verify
+from specbench.engine.kernels import FusedKernels
+
+NODES = (1, 6, 26, 33, 65)
+#: How much larger the error of a fused pass may be than that of the plain pass in the same format.
+MORE = 1.5
+
+
+def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:
+    """Passes for each target and number of nodes; distributions and verification for vocabularies, trees and chains."""
+    device = "cuda" if cuda else "cpu"
+    small = not cuda
+    for name in models.TARGETS[:1] if fast else models.TARGETS:
+        for nodes in (1, 6) if fast else NODES[: 3 if small else None]:
+            for images in (1,) if small else (1, 4):
+                check = partial(_pass, name, nodes, images, device, small)
+                yield f"pass {name}, {nodes} nodes, {images} images", check
+    sizes = (50, 97) if small else (16384, 8194, 32772, 65536)
+    for size in sizes[:1] if fast else sizes:
+        for top_k in (None, 7 if small else 2000):
+            yield f"distributions, {size} tokens, top-k {top_k}", partial(_distributions, size, top_k, device)
+        for shape in ("chain", "tree"):
+            for rule in ("exact",) if fast else ("exact", "uniform", "cool"):
+                yield f"verification, {size} tokens, {shape}, {rule}", partial(_verification, size, shape, rule, device)
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """New memory holds NaN until it is written."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@lru_cache(1)
+def _networks(name: str, device: str, small: bool) -> tuple[Any, Any]:
+    """A target of two layers in bfloat16 (float32 where Triton interprets), and the same in float64."""
+    model = models.target(name, device, torch.float32 if small else torch.bfloat16, 1 + (not small), small)
+    exactly = copy.deepcopy(model)
+    return model, exactly.double()
+
+
+def _pass(name: str, nodes: int, images: int, device: str, small: bool) -> dict[str, Any]:
+    """The distance of logits and cached keys from float64, relative to their size."""
+    model, exactly = _networks(name, device, small)
+    outputs: list[tuple[Tensor, Tensor]] = []
+    tree = build(parse("mc_sim_7b_63") if nodes == 26 else chain_paths(nodes - 1)).to(torch.device(device))
+    for network, kernels in ((exactly, None), (model, None), (model, FusedKernels())):
+        dtype = network.output.weight.dtype
+        generator = torch.Generator().manual_seed(nodes)
+        with torch.inference_mode():
+            given = models.conditioning(name, images, device, dtype, small)
+            session = network.open(given, images, True, nodes)
+            fill = torch.randn(session.cache.k[0].shape, generator=generator)
+            for held in (session.cache.k, session.cache.v):
+                for layer in held:
+                    layer.copy_(fill.to(device, torch.bfloat16))  # the same numbers in every format
+            tokens = torch.randint(0, session.codes, (images, nodes), generator=generator).to(device)
+            count = torch.full((images,), session.length // 2, device=device)
+            history = torch.zeros(images, session.length + 2 * nodes, dtype=torch.int64, device=device)
+            if kernels is None:
+                logits = session.forward(tokens, tree, history, count)[0]
+            else:
+                session.use(kernels)
+                session.forward(tokens, tree, history, count)  # what is allocated once is not poisoned
+                with poisoned():
+                    logits = session.forward(tokens, tree, history, count)[0]
+            root = session.prefix_length - 1 + int(count[0])
+            outputs.append((logits.double(), session.cache.k[:, :, :, root : root + nodes].double()))
+    exact_logits, exact_keys = outputs[0]
+    line: dict[str, Any] = {"unit": "of the plain pass's error", "gate": MORE, "ok": True}
+    errors = [((a - exact_logits).norm() / exact_logits.norm()).item() for a, _ in outputs[1:]]
+    keys = [((b - exact_keys).norm() / exact_keys.norm()).item() for _, b in outputs[1:]]
+    worst = max(found / max(plain, 2.0 ** (-18 if small else -9)) for plain, found in (errors, keys))
+    return line | {"measured": worst, "ok": worst <= MORE, "errors": errors, "errors_of_keys": keys}
+
+
+def _logits(rows: int, n: int, size: int, device: str, seed: int = 0) -> Tensor:
+    return 3 * torch.randn(rows, n, size, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+def _distributions(size: int, top_k: int | None, device: str) -> dict[str, Any]:
+    """Total variation between the kernel's distribution and that of float64."""
+    sampling = replace(models.SAMPLING["xl"], top_k=top_k, cfg_scale=1.0)
+    logits = _logits(2, 7, size, device).bfloat16().float()
+    with poisoned():
+        found = replace(sampling, kernels=FusedKernels()).probs(logits)
+    plain = sampling.probs(logits)
+    exactly = torch.where(plain > 0, logits.double(), -torch.inf).softmax(-1)
+    worst = 0.5 * (found.double() - exactly).abs().sum(-1).max().item()
+    same = torch.equal(found > 0, plain > 0)
+    return {"measured": worst, "gate": 1e-5, "unit": "total variation", "ok": same and worst <= 1e-5}
+
+
+def _verification(size: int, shape: str, rule: str, device: str) -> dict[str, Any]:
+    """The same path and the same tokens for the same uniforms."""
+    deep = 5 if size < 1000 else 64
+    tree = build(chain_paths(deep) if shape == "chain" else parse("mc_sim_7b_63")).to(torch.device(device))
+    rules = {"exact": exact(), "uniform": uniform(0.8), "cool": cool(1.3, tree.height)}
+    rows, chosen = 4, rules[rule]
+    chosen.open(torch.device(device))
+    q = _logits(rows, tree.inner.shape[1], size, device).softmax(-1)
+    p = 0.4 * _logits(rows, tree.nodes, size, device, 1).softmax(-1)
+    p[:, tree.inner[0]] += 0.6 * q
+    p /= p.sum(-1, keepdim=True)
+    tokens = torch.zeros(rows, tree.nodes, dtype=torch.int64, device=device)
+    for i, _ in enumerate(tree.inner[0].tolist()):
+        below = tree.children[0, i][tree.children[0, i] >= 0]
+        u = torch.rand(rows, size, generator=torch.Generator().manual_seed(i)).to(device)
+        tokens[:, below] = draw_distinct(q[:, i], u, len(below))
+    draft = Draft(tree, tokens, q, torch.ones_like(tokens, dtype=torch.bool))
+    rng, step = (
+        RandomStreams([(0, i) for i in range(rows)], device),
+        torch.zeros(rows, dtype=torch.int64, device=device),
+    )
+    plain = verify(p, replace(draft, probs=q.clone()), chosen, rng, step)
+    with poisoned():
+        found = verify(p.clone(), replace(draft, probs=q.clone()), chosen, rng, step, kernels=FusedKernels())
+    same = all(torch.equal(getattr(plain, what), getattr(found, what)) for what in ("path", "length", "tokens"))
+    return {"ok": same, "note": f"lengths {plain.length.tolist()}, by the kernel {found.length.tolist()}"}

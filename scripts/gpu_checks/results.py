@@ -1,0 +1,91 @@
+"""Results of checks: a JSON line each, written at once, and a table of them all."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+#: A check: its name, and a function that returns what it measured. "ok": False in it, or an exception, is a failure.
+Check = tuple[str, Callable[[], dict[str, Any]]]
+
+
+class SkippedError(Exception):
+    """A check cannot be done here; the message says why."""
+
+
+class DeviceLostError(Exception):
+    """The device gives errors, so this process can check nothing more."""
+
+
+def append(file: Path, line: dict[str, Any]) -> None:
+    """One line, which a later failure cannot take back."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as f:
+        f.write(json.dumps(line) + "\n")
+        f.flush()
+
+
+def read(file: Path, run: str) -> list[dict[str, Any]]:
+    """The lines of a run; a line that was cut off is left out."""
+    found = []
+    for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if line.get("run") == run:
+            found.append(line)
+    return found
+
+
+def carry_out(checks: Iterable[Check], stage: int, run: str, file: Path, done: set[str], again: bool) -> None:
+    """Do the checks whose names are not in `done`; a line each. again: note that kernels were started one by one.
+
+    Raises:
+        DeviceLostError: after a check whose error no later one survives.
+    """
+    for name, check in checks:
+        if name in done:
+            continue
+        began = time.perf_counter()
+        line: dict[str, Any] = {"run": run, "stage": stage, "check": name, "ok": True}
+        lost = False
+        try:
+            line |= check()
+        except SkippedError as e:
+            line |= {"ok": None, "note": f"SKIPPED: {e}"}
+        except Exception as e:
+            line |= {"ok": False, "note": f"{type(e).__name__}: {e}"[:1500]}
+            lost = "CUDA" in str(e) or "Accelerator" in type(e).__name__
+        line |= {"seconds": round(time.perf_counter() - began, 3)}
+        line |= {"launch_blocking": True} if again else {}
+        append(file, line)
+        print(described(line), flush=True)
+        if lost:
+            raise DeviceLostError(name)
+
+
+def described(line: dict[str, Any]) -> str:
+    """A line of the table: PASS, FAIL or SKIP, and for a gate what was measured, its gate and its floor."""
+    outcome = {True: "PASS", False: "FAIL", None: "SKIP"}[line["ok"]]
+    values = [f"{line['measured']:.3f} {line.get('unit', '')}".strip()] if line.get("measured") is not None else []
+    values += [f"{name} {line[name]:.3f}" for name in ("gate", "aim", "floor") if line.get(name) is not None]
+    values += [str(line["device"])] if line.get("device") else []
+    values += [str(line["note"]).splitlines()[0][:160]] if line.get("note") else []
+    return f"{outcome}  stage {line['stage']}  {line['check']:44s}  {'  '.join(values)}".rstrip()
+
+
+def summary(lines: list[dict[str, Any]]) -> str:
+    """The table of a run: what failed, every gate, and how many checks passed of each stage."""
+    # a check that was repeated, kernel by kernel, failed all the same
+    failed = [line for line in lines if line["ok"] is False]
+    gates = [line for line in lines if line["ok"] and line["stage"] == 4]
+    skipped = [line for line in lines if line["ok"] is None]
+    rows = [described(line) for line in (*failed, *gates, *skipped)]
+    for stage in sorted({line["stage"] for line in lines}):
+        of = [line["ok"] for line in lines if line["stage"] == stage]
+        rows.append(f"stage {stage}: {of.count(True)} passed, {of.count(False)} failed, {of.count(None)} skipped")
+    return "\n".join(rows)

@@ -1,0 +1,147 @@
+"""`scripts/check_gpu.py` without a GPU: what it writes, what it survives, and what it needs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+import check_gpu
+from gpu_checks import gates, results
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: Started before each of the script's processes: it has what a bare machine has, and hangs in the fourth stage.
+BARE = """
+import sys, time
+GONE = {"hydra", "omegaconf", "transformers", "huggingface_hub", "torchmetrics", "tokenizers", "pycocotools"}
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in GONE:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Gone())
+if "--worker" in sys.argv and HANGS in sys.argv:
+    time.sleep(100)
+"""
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, list[dict[str, Any]], str]]:
+    """Runs the script with arguments; `hangs`: the stage that does -> (exit code, lines, output)."""
+
+    def run_it(*arguments: str, hangs: str = "") -> tuple[int, list[dict[str, Any]], str]:
+        (tmp_path / "sitecustomize.py").write_text(BARE.replace("HANGS", repr(f"--stages={hangs}")))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+        file = tmp_path / "made" / "lines.jsonl"
+        monkeypatch.setattr(sys, "argv", ["check_gpu.py", *arguments, f"--out={file}"])
+        code = check_gpu.main()
+        captured = capfd.readouterr()
+        return code, [json.loads(line) for line in file.read_text().splitlines()], captured.out + captured.err
+
+    return run_it
+
+
+def test_a_dry_run_needs_no_gpu_and_no_package_but_torch(run: Callable[..., Any]) -> None:
+    code, lines, output = run("--fast", "--patience=3")
+    assert code == 0, output
+    assert {line["stage"] for line in lines} == {1, 2, 3, 4, 5}
+    assert all(line["ok"] for line in lines if line["stage"] < 4)
+    assert all(line["note"].startswith("SKIPPED: there is no CUDA device") for line in lines if line["stage"] > 3)
+    assert "stage 4: 0 passed, 0 failed, 8 skipped" in output.splitlines()
+    assert all(line["registers"] > 0 for line in lines if line["stage"] == 1)
+
+
+def test_a_stage_that_hangs_is_stopped_and_the_next_one_goes_on(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_gpu, "LIMITS", {4: 1, 5: 100})
+    began = time.monotonic()
+    code, lines, output = run("--stages=4,5", hangs="4")
+    assert code == 1
+    assert [line["check"] for line in lines if line["ok"] is False] == ["stage 4"]
+    assert lines[0]["note"] == "stopped after 1 s"
+    assert "FAIL  stage 4  stage 4" in output
+    assert "stage 5: 0 passed, 0 failed, 3 skipped" in output
+    assert time.monotonic() - began < 60
+
+
+def test_a_line_says_what_was_measured(tmp_path: Path) -> None:
+    file = tmp_path / "lines.jsonl"
+
+    def skipped() -> dict[str, Any]:
+        raise results.SkippedError("no such device")
+
+    checks = [
+        ("slow", lambda: {"ok": False, "measured": 1.5, "gate": 1.0, "aim": 0.7, "floor": 0.5, "unit": "ms"}),
+        ("broken", lambda: 1 / 0),
+        ("absent", skipped),
+        ("done before", lambda: 1 / 0),
+        ("fine", lambda: {"measured": 0.9, "gate": 1.0, "unit": "ms", "device": "H200"}),
+    ]
+    results.carry_out(checks, 4, "a", file, {"done before"}, again=False)
+    results.append(file, {"run": "b", "stage": 4, "check": "another run's", "ok": False})
+    with file.open("a") as f:
+        f.write('{"run": "a", "stage": 4, "che')  # cut off
+    lines = results.read(file, "a")
+    assert [line["ok"] for line in lines] == [False, False, None, True]
+    assert results.summary(lines).splitlines() == [
+        f"FAIL  stage 4  {'slow':44s}  1.500 ms  gate 1.000  aim 0.700  floor 0.500",
+        f"FAIL  stage 4  {'broken':44s}  ZeroDivisionError: division by zero",
+        f"PASS  stage 4  {'fine':44s}  0.900 ms  gate 1.000  H200",
+        f"SKIP  stage 4  {'absent':44s}  SKIPPED: no such device",
+        "stage 4: 1 passed, 2 failed, 1 skipped",
+    ]
+
+
+def test_after_an_error_of_the_device_another_process_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check that failed is repeated with kernels one by one, then the others follow."""
+    file, started = tmp_path / "lines.jsonl", []
+
+    def lost() -> dict[str, Any]:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    checks = [("a", dict), ("b", lost), ("c", dict)]
+
+    def process(stage: int, run: str, file: Path, fast: bool, again: str, end: float) -> int:
+        started.append(again)
+        done = {line["check"] for line in results.read(file, run)}
+        try:
+            some = [check for check in checks if check[0] == again] if again else checks
+            results.carry_out(some, stage, run, file, set() if again else done, bool(again))
+        except results.DeviceLostError:
+            return check_gpu._LOST
+        return check_gpu._LOST if again else 0
+
+    monkeypatch.setattr(check_gpu, "_process", process)
+    check_gpu.carry_out(2, "r", file, False, 100.0)
+    assert started == ["", "b", ""]
+    lines = results.read(file, "r")
+    assert [(line["check"], line["ok"], "launch_blocking" in line) for line in lines] == [
+        ("a", True, False), ("b", False, False), ("b", False, True), ("c", True, False),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("device", "bytes_a_second", "gate"), [
+    ("NVIDIA H200", 4.0e12, 1.0),
+    ("NVIDIA H100 80GB HBM3", 3.1e12, 1.0 + 4.3 * (1 / 3.0 - 1 / 4.3)),
+    ("NVIDIA A100", 1.5e12, 1.0 + 4.3 * (1 / 1.5 - 1 / 4.3)),
+])  # fmt: skip
+def test_a_gate_is_of_its_device(
+    device: str, bytes_a_second: float, gate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: device)
+    monkeypatch.setattr(gates, "speed", lambda: bytes_a_second)
+    good, bad = (gates.line(gate + more, 1.0, 4_300_000_000) for more in (-0.01, 0.01))
+    assert good["gate"] == pytest.approx(gate)
+    assert good["floor"] == pytest.approx(4.3e12 / bytes_a_second)
+    assert (good["ok"], bad["ok"]) == (True, False)

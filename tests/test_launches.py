@@ -1,0 +1,55 @@
+"""Budgets of kernel launches: a recorded step costs a launch about a microsecond, whatever it does, so a launch more in
+every layer is milliseconds an image. Counted at full size on fake CUDA tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from specbench.bench import launches
+from specbench.config import configuration
+from specbench.decoding.loop import Decoding
+
+pytest.importorskip("triton")
+XL, LUMINA = ("model=llamagen_xl", 36), ("model=lumina_mgpt", 32)
+#: Target and its layers, method: launches in the layers and outside, with the fused kernels.
+BUDGETS: dict[str, tuple[tuple[str, int], tuple[str, ...], int, int]] = {
+    "XL vanilla": (XL, ("method=vanilla",), 180, 20),
+    "XL EAGLE tree of 26": (XL, ("method=eagle1",), 385, 85),
+    "XL EAGLE chain": (XL, ("method=eagle_chain",), 205, 70),
+    "XL EAGLE-2": (XL, ("method=eagle2",), 401, 235),
+    "7B vanilla": (LUMINA, ("method=vanilla",), 320, 20),
+    "7B SJD 64": (LUMINA, ("method=sjd", "window=64"), 320, 22),
+    "7B SJD-PAC 64": (LUMINA, ("method=sjd_pac", "window=64"), 320, 25),
+}
+
+
+def counted(words: tuple[str, ...], engine: str = "triton") -> dict[str, Any]:
+    return launches.launches(configuration.compose([*words, "weights=random"]), engine)
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_a_step_stays_within_its_budget(name: str) -> None:
+    (model, layers), words, inside, outside = BUDGETS[name]
+    found = counted((model, *words))
+    report = f"{found['layers']} in the layers, {found['outside']} outside: {found['parts']} {found['by_kernel']}"
+    assert found["layers"] <= inside, report
+    assert found["outside"] <= outside, report
+    assert found["layers"] >= 4 * layers  # the layers are seen
+
+
+def test_one_launch_more_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("model=llamagen_xl", "reduced=true", "method=sjd")
+    before, step = counted(words), Decoding.step
+
+    def longer(decoding: Decoding) -> None:
+        step(decoding)
+        torch.add(decoding.count, 1, out=decoding.count)
+
+    monkeypatch.setattr(Decoding, "step", longer)
+    after = counted(words)
+    assert after["outside"] == before["outside"] + 1
+    assert after["layers"] == before["layers"]
+    assert after["by_kernel"]["add"] == before["by_kernel"].get("add", 0) + 1
