@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
-from specbench.engine.graph import ENGINES, Eager, Graphs
+from specbench.engine.graph import Eager, Graphs
 from specbench.errors import RunError
 from specbench.harness.pipeline import Pipeline
 
@@ -41,6 +41,11 @@ CUDA = pytest.param("cuda", marks=GPU)
 ON_CUDA = pytest.mark.parametrize("device", [CUDA])
 ANYWHERE = pytest.mark.parametrize("device", ["cpu", CUDA])
 SAMPLING = Sampling(cfg_scale=2.0, top_k=4)
+ENGINES: dict[str, Callable[[], Any]] = {
+    "eager": Eager,
+    "graph": Graphs,
+    "triton": lambda: Graphs(kernels=FusedKernels()),
+}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 

@@ -40,6 +40,7 @@ def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:
         *STEPS,
         *(f"7B pass of {nodes} nodes, of one node's" for nodes in PASSES),
         "MAR-L diffusion step",
+        "XL vanilla, a token, tiles tuned",
     ]
     if not cuda:
         for name in names:
@@ -53,6 +54,7 @@ def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:
         for nodes, gate in PASSES.items():
             yield f"7B pass of {nodes} nodes, of one node's", partial(_pass, nodes, gate)
         yield "MAR-L diffusion step", _diffusion
+        yield "XL vanilla, a token, tiles tuned", _tuned
 
 
 def _no_device() -> dict[str, Any]:
@@ -86,14 +88,16 @@ def network(name: str) -> Any:
     return models.target(name, "cuda", torch.bfloat16, LAYERS[name])
 
 
-def recorded(name: str, drafter: str, window: int = 0, context: int | None = None) -> tuple[Decoding, Any, int]:
+def recorded(
+    name: str, drafter: str, window: int = 0, context: int | None = None, kernels: FusedKernels | None = None
+) -> tuple[Decoding, Any, int]:
     """A decoding of one image and a function that replays its recorded step at the position `context` (default: the
     middle of the image); and the bytes that the step must read."""
     model = network(name)
     drafting = models.drafter(drafter, model, "cuda", torch.bfloat16, window=window)
     config = DecoderConfig(model, drafting, exact(), models.SAMPLING[name])
     given = models.conditioning(name, 1, "cuda", torch.bfloat16)
-    decoding = Decoding(config, given, RandomStreams([(0, 0)], "cuda"), kernels=FusedKernels())
+    decoding = Decoding(config, given, RandomStreams([(0, 0)], "cuda"), kernels=kernels or FusedKernels())
     before = decoding.session.prefix_length
     context = context or before + decoding.total // 2
     decoding.history.random_(0, decoding.session.codes)
@@ -117,6 +121,16 @@ def _median(call: Any) -> float:
 @torch.inference_mode()
 def _step(name: str, drafter: str, window: int, context: int | None, gate: float, aim: float | None) -> dict[str, Any]:
     _, step, read = recorded(name, drafter, window, context)
+    return line(_median(step), gate, read, aim)
+
+
+@torch.inference_mode()
+def _tuned() -> dict[str, Any]:
+    """XL vanilla once more, with the best tiles of this device."""
+    kernels = FusedKernels()
+    kernels.tune(network("xl").layers, (2,))
+    *_, gate, aim = STEPS["XL vanilla, a token"]
+    _, step, read = recorded("xl", "none", kernels=kernels)
     return line(_median(step), gate, read, aim)
 
 
