@@ -3,6 +3,11 @@ models of real classes."""
 
 from __future__ import annotations
 
+import csv
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,12 +15,16 @@ from torch import Tensor
 
 from specbench.audit import audit, sizes, statistics, tiny
 from specbench.audit.audit import LEVEL, assemble, measure
-from specbench.audit.marginals import of_grams, of_sequence
+from specbench.audit.marginals import filtered, of_grams, of_sequence
 from specbench.audit.models import Subject, built_in
 from specbench.audit.tabular import random_tables, sequence_probs
 from specbench.config import configuration
-from specbench.decoding.drafters.window import Window
+from specbench.decoding import rules
 from specbench.decoding.sampling import Sampling
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "scripts"))
+import mutants  # noqa: E402
 
 
 def drawn(probs: Tensor, samples: int, seed: int) -> Tensor:
@@ -61,6 +70,15 @@ def test_grams_of_a_markov_model_are_marginals_of_its_sequences() -> None:
     assert torch.equal(again[0].probs, full.flatten())
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(), Sampling(0.7, 3), Sampling(1.3, None, 0.8), Sampling(0.9, 4, 0.7), Sampling(0.0), Sampling(1, 9)],
+)
+def test_the_samplings_definition_is_what_sampling_does(sampling: Sampling) -> None:
+    logits = torch.randn(500, 6, generator=torch.Generator().manual_seed(1)) * 2
+    assert torch.allclose(sampling.probs(logits).double(), filtered(logits, sampling), atol=1e-6)
+
+
 def test_a_verdict_needs_a_bound() -> None:
     model = built_in("v3t5")
     assert row_of("method=sd window=2", model, 1000, margin=0.03)["verdict"] == "undecided"
@@ -70,33 +88,41 @@ def test_a_verdict_needs_a_bound() -> None:
     assert audit.verdict(LEVEL / 2, 0.0, 0.1) == "not lossless"
 
 
-def refills_with_token_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    initialise = Window._initialise
-
-    def broken(self, state, known, history, count, *rest):
-        initialise(self, state, known, history, count, *rest)
-        new = torch.arange(state.tokens.shape[1]) >= known[:, None]
-        state.tokens.masked_fill_(new & (count > 0)[:, None], 0)
-
-    monkeypatch.setattr(Window, "_initialise", broken)
-
-
-def test_a_window_that_is_refilled_wrongly_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_that_is_refilled_wrongly_is_caught() -> None:
     """A window longer than the sequence is never refilled: a sampler that was broken there had the row of the intact
     one, and windows of 16 and 64 were all that was audited."""
     model = built_in("v3t5")
     intact = row_of("method=sjd", model, 4000)
-    refills_with_token_0(monkeypatch)
-    assert row_of("method=sjd", model, 4000) == intact
-    for model in (built_in("v3t5"), built_in("m4t24")):
-        for method in ("sjd", "sjd_pac"):
-            cfg = configuration.compose([f"method={method}"])
-            caught = [
-                row_of(f"method={method} {' '.join(further)}", model, 4000)["verdict"]
-                for further in sizes.variants(cfg, {"method"}, model)
-                if "temperature=0" not in further
-            ]
-            assert "not lossless" in caught
+    with mutants.applied(mutants.named("refill_with_token_0")):
+        assert row_of("method=sjd", model, 4000) == intact
+        for model in (built_in("v3t5"), built_in("m4t24")):
+            for method in ("sjd", "sjd_pac"):
+                cfg = configuration.compose([f"method={method}"])
+                further = next(sizes.variants(cfg, {"method"}, model))
+                assert row_of(f"method={method} {' '.join(further)}", model, 4000)["verdict"] == "not lossless"
+
+
+def test_mutants_are_caught_and_undone() -> None:
+    """Of every group one; `make mutants` does all."""
+    before = {name: vars(rules.Relaxed)[name] for name in ("accept", "residual")}
+    for name in ("residual_is_target", "p_of_the_wrong_depth", "coarse_numbers", "cache_not_compacted"):
+        one = mutants.named(name)
+        model = tiny.built_in("llamagen_tiny") if "cache" in name else built_in("v8t4")
+        jobs = mutants.jobs(one.method, [model])[:2]
+        row = mutants.caught(one, jobs, [mutants.decoded(job) for job in jobs], 4000)
+        assert row["samples"] <= 4000
+    assert {name: vars(rules.Relaxed)[name] for name in before} == before
+    harmless = replace(mutants.named("residual_is_target"), apply=lambda patch: None)
+    with pytest.raises(RuntimeError, match="no longer bites"):
+        mutants.caught(harmless, jobs, [mutants.decoded(job) for job in jobs], 1000)
+
+
+def test_the_committed_mutants_are_those_of_the_script() -> None:
+    with (ROOT / "results/mutants.csv").open(newline="") as f:
+        rows = list(csv.DictReader(f))
+    assert [(row["mutant"], row["mistake"]) for row in rows] == [(m.name, m.mistake) for m in mutants.MUTANTS]
+    assert all(row["samples"] for row in rows)
+    assert len(rows) >= 20
 
 
 @pytest.mark.parametrize("name", ["m4t24", "m64t8"])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specbench.audit.tabular import Tables, codes, sequence_probs
+from specbench.decoding.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,23 @@ class Marginal:
     def prefixes(self, counts: Tensor) -> list[Tensor]:
         """Counts (or a distribution) of the part's first 1, 2 .. tokens."""
         return [counts.view(self.vocab**t, -1).sum(1) for t in range(1, self.length + 1)]
+
+
+def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The probabilities (n, V) float64 that `sampling` shall give guided logits (n, V): the definition once more, so
+    that a mistake in `Sampling` does not move what it is compared with."""
+    size = logits.shape[-1]
+    if sampling.temperature == 0:
+        return torch.nn.functional.one_hot(logits.argmax(-1), size).double()
+    probs = (logits.double() / sampling.temperature).softmax(-1)
+    ordered, index = probs.sort(dim=-1, descending=True, stable=True)
+    if sampling.top_k is not None:  # what ties with the last one stays
+        ordered = torch.where(ordered >= ordered[:, [min(sampling.top_k, size) - 1]], ordered, 0.0)
+        ordered = ordered / ordered.sum(-1, keepdim=True)
+    if sampling.top_p < 1:  # the token that reaches the share stays
+        ordered = torch.where(ordered.cumsum(-1) - ordered <= sampling.top_p, ordered, 0.0)
+    kept = torch.zeros_like(probs).scatter(-1, index, ordered)
+    return kept / kept.sum(-1, keepdim=True)
 
 
 def of_sequence(tables: Tables) -> list[Marginal]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.audit import marginals, theorem
+from specbench.audit import marginals
 from specbench.audit.marginals import Marginal
 from specbench.audit.tabular import (
     Tables,
@@ -126,8 +126,8 @@ class TabularModel:
 
     def marginals(self, sampling: Sampling) -> list[Marginal]:
         """As of `Subject`."""
-        filtered = [theorem.precise(sampling.probs(t.log())) for t in self.p]
-        return marginals.of_grams(filtered, self.grams) if self.grams else marginals.of_sequence(filtered)
+        tables = [marginals.filtered(t.log(), sampling) for t in self.p]
+        return marginals.of_grams(tables, self.grams) if self.grams else marginals.of_sequence(tables)
 
     def free(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """As of `Subject`."""

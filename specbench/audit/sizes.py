@@ -20,6 +20,7 @@ _OF_WINDOW = ("init", "refine", "coupling")
 
 _FORK = "[[0],[1],[0,0]]"
 _BUSH = "[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,1,0]]"
+_SHORT = 4  # tokens of the shortest sequences
 _LONG = 10  # tokens of sequences that are long enough for a preset's own draft
 
 #: Rules by nearness of codes, and typical acceptance, mean something where a neighbourhood, or the draft's candidates,
@@ -107,14 +108,15 @@ def _drafts(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator
         yield from _trees(cfg, given, model)
     else:
         return
-    if long > 3 and length >= _LONG and cfg.get("window", 1) < length:
+    # a relaxed rule is refuted by any draft
+    if length >= _LONG and cfg.get("window", 1) < length and cfg["rule"] == "exact":
         yield ()
     yield from _WINDOWS.get((cfg["method"], model.name), ())
 
 
 def _trees(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[tuple[str, ...]]:
     yield (f"tree={_FORK}",)
-    if model.length >= _FEWEST:
+    if model.length >= 2 * _SHORT and cfg["rule"] in ("exact", "typical"):
         yield (f"tree={_BUSH}",)
     # relaxed rules on chains: the case of Theorem 2
     if cfg["rule"] not in ("exact", "typical") and "drafter" not in given and isinstance(model, TabularModel):

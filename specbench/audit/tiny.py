@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specbench.audit.marginals import Marginal, of_sequence
+from specbench.audit.marginals import Marginal, filtered, of_sequence
 from specbench.audit.tabular import Tables
 from specbench.config import registry
 from specbench.decoding.loop import Drafter, Target
@@ -132,9 +132,7 @@ class TinyModel:
 
     def marginals(self, sampling: Sampling) -> list[Marginal]:
         """As of `models.Subject`."""
-        given = (sampling.probs(logits) for logits in self._logits(sampling.cfg_scale))
-        exact = [p.double()[:, : self.vocab] for p in given]
-        return of_sequence([p / p.sum(-1, keepdim=True) for p in exact])
+        return of_sequence([filtered(logits, sampling) for logits in self._logits(sampling.cfg_scale)])
 
     @torch.inference_mode()
     def _logits(self, scale: float) -> Tables:
@@ -154,7 +152,10 @@ class TinyModel:
             given = model.condition(self.prompts(len(part)), guided)
             before = len(given)
             hidden = model.uncached(given, (part.repeat(2, 1) if guided else part)[:, :-1])
-            logits = Sampling(cfg_scale=scale).apply_guidance(model.head(hidden[:, before - 1 :]))
+            logits = model.head(hidden[:, before - 1 :])
+            if guided:
+                given_prompt, without = logits.chunk(2)
+                logits = without + scale * (given_prompt - without)
             for table, position in zip(tables, chosen, strict=True):
                 table.append(logits[:, position, :vocab])
         # sequences that share their first t codes share the distribution of the next one

@@ -158,7 +158,7 @@ def attend(
         counters.on(q.device, rows * kv * blocks), nodes, slots, len(among), among.stride(0), among.stride(1),
         among.shape[2], dim**-0.5 * 1.4426950408889634,
         heads, kv, dim, max(16, triton.next_power_of_2(dim)), tile.queries, tile.keys, splits,
-        min(8, splits) if tile.queries * dim <= 4096 else 1,
+        min(splits, 8) if tile.queries * dim <= 2048 else 1,
     )  # fmt: skip
     launch.start(
         _attend, (rows * kv, splits, blocks), *arguments,

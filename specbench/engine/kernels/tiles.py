@@ -88,8 +88,9 @@ class Tiles:
         if dtype.itemsize > 2:
             return AttentionTile(min(block, 32 if dim <= 64 else 16), 32 if dim <= 64 else 16, 8, 2, 2)
         block = min(block, 128 if hopper or dim <= 64 else 64)
-        keys = 64 if block * dim <= 8192 else 32  # with more, registers would be spilled
-        return AttentionTile(block, keys, 8 if block * dim > 4096 else 4, 3, 1 if block > 64 else 2)
+        if block * dim > 8192:  # keys by 64 would take more registers than a thread has
+            return AttentionTile(block, 32, 8, 4, 1)
+        return AttentionTile(block, 64, 8 if block * dim > 4096 else 4, 3, 1 if block > 64 else 2)
 
 
 def _bucket(rows: int) -> int:
