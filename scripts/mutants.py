@@ -31,7 +31,7 @@ from specbench.decoding.drafters.window import Window
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Relaxed, base
 from specbench.decoding.sampling import Sampling
-from specbench.engine.ops import KVCache, take
+from specbench.engine.ops import take
 from specbench.models.language import LanguageSession
 from specbench.rows import provenance
 from specbench.rows.csv_files import csv_text
@@ -310,12 +310,15 @@ def one_noise_for_all_positions(patch: Patches) -> None:
 
 @mutant("eagle1", "the accepted path is not compacted in the cache")
 def cache_not_compacted(patch: Patches) -> None:
-    patch.set(KVCache, "keep", lambda self, source, target: None)
+    patch.set(LanguageSession, "commit", lambda self, verdict, tree, count: None)
 
 
-@mutant("eagle2", "the accepted path is compacted to one slot too far")
+@mutant("eagle2", "the cache keeps the nodes before the accepted ones")
 def cache_compacted_off_by_one(patch: Patches) -> None:
-    patch.wrap(KVCache, "keep", lambda keep, self, source, target: keep(self, source, target + 1))
+    def around(original: Any, self: Any, verdict: Any, *rest: Any) -> None:
+        original(self, replace(verdict, path=(verdict.path - 1).clamp_min(1)), *rest)
+
+    patch.wrap(LanguageSession, "commit", around)
 
 
 @mutant("eagle1", "draft nodes attend to all nodes of the tree")
