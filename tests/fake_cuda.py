@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.engine.graph import Action
+from specbench.models.mar import forget_tables
 
 #: Operations of CUDA whose kernels make the host wait, though the shape of their result is known.
 WAITING = ("multinomial", "record_stream", "pin_memory")
@@ -27,15 +28,18 @@ WAITING = ("multinomial", "record_stream", "pin_memory")
 @contextmanager
 def fake_cuda() -> Iterator[None]:
     """Tensors made in this block on "cuda" are fake, and so are the events of its streams."""
-    with (
-        mock.patch("torch.cuda.Event"),
-        mock.patch("torch.cuda.current_stream"),
-        mock.patch("torch.cuda.synchronize"),
-        torch.inference_mode(False),
-        torch.no_grad(),
-        FakeTensorMode(allow_non_fake_inputs=True),
-    ):
-        yield
+    try:
+        with (
+            mock.patch("torch.cuda.Event"),
+            mock.patch("torch.cuda.current_stream"),
+            mock.patch("torch.cuda.synchronize"),
+            torch.inference_mode(False),
+            torch.no_grad(),
+            FakeTensorMode(allow_non_fake_inputs=True),
+        ):
+            yield
+    finally:
+        forget_tables()  # later tests would compute with those made here, which hold no numbers
 
 
 def moved(network: nn.Module, dtype: torch.dtype | None = None) -> Any:

@@ -184,7 +184,8 @@ def test_the_verdict(name: str) -> None:
     chain = method.cfg["drafter"] == "draft_model"
     assert (row["tv_bound"] is not None) == (row["accepted_length_expected"] is not None) == chain
     if chain:
-        assert row["tv_low"] <= row["tv_exact"] <= row["tv_bound"] + 1e-12
+        # the loop's probabilities are float32, the bound's are not: 1e-7 for each of five tokens
+        assert row["tv_low"] <= row["tv_exact"] <= row["tv_bound"] + 5e-7
         assert row["tv_exact"] <= row["tv_high"]
         # 1.96 standard errors to the interval's end; 4.5 of them: one run in 150,000 by chance
         error = (row["accepted_length_high"] - row["accepted_length"]) / 1.96

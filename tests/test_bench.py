@@ -302,6 +302,7 @@ def test_a_numbered_device_becomes_the_current_one(call: Call, monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     assert pipeline.resolve_device("cuda:1") == torch.device("cuda", 1)
     assert pipeline.resolve_device("cuda") == torch.device("cuda")
+    assert pipeline.resolve_device("cpu:0") == torch.device("cpu", 0)  # what accelerate names a process's device
     assert chosen == [1]
     for device in ("cuda:2", "cuda:99999999999"):
         code, out, err = call("bench", *(word for word in SMALL if "device" not in word), f"device={device}")

@@ -50,6 +50,7 @@ NETWORK = "fetches gigabytes"
 #: The beginning of a command -> why it does not run here.
 NOT_RUN = {
     "make": "sets up an environment first",
+    "pytest -m gpu": "needs a GPU",
     'eval "$(specbench -sc install=bash)"': "changes the shell; test_cli has it",
     "uv pip install": NETWORK,
     "specbench fetch": NETWORK,
@@ -157,6 +158,10 @@ def _checked(line: str) -> None:
             "run": lambda: configuration.grid(overrides, "-m" in rest),
         }
         check[command]()
+    elif tool == "pytest":
+        markers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
+        assert arguments[0] == "-m"
+        assert arguments[1] in [marker.partition(":")[0] for marker in markers]
     elif tool != "eval":
         assert (ROOT / (arguments[0] if tool == "python" else tool)).is_file()
 

@@ -39,8 +39,8 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"device={name} needs CUDA, and no CUDA device is visible (use device=cpu or device=auto)")
-    number = name.partition(":")[2]
-    if number:
+    kind, _, number = name.partition(":")
+    if kind == "cuda" and number:
         if int(number) >= (count := torch.cuda.device_count()):
             there = ", ".join(f"cuda:{i}" for i in range(count))
             raise UsageError(f"device={name} does not exist; the visible CUDA devices are {there}")
