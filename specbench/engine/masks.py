@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ class TreeMask:
     start: Tensor
     root: Tensor
     among: Tensor
+    whole: tuple[TreeMask, int] | None = field(default=None, repr=False)  #: of a part: what it is a part of, and where
+    made: list[Tensor] = field(default_factory=list, repr=False, init=False)  #: the dense mask, where parts need it
 
     @classmethod
     def chain(cls, start: Tensor, positions: Tensor) -> TreeMask:
@@ -32,13 +34,24 @@ class TreeMask:
 
     def part(self, first: int, count: int) -> TreeMask:
         """That of `count` of the positions, from index `first` on."""
-        return replace(self, among=self.among[:, first : first + count])
+        return replace(self, among=self.among[:, first : first + count], whole=(self, first))
 
     def dense(self, keys: Tensor) -> Tensor:
         """The mask (R, 1, n, slots) bool over the slots of a cache, whose numbers are keys (slots,) int64."""
+        if self.whole is None:
+            return self._made(keys)
+        mask, first = self.whole  # the levels of a draft share it
+        if not mask.made:
+            mask.made.append(mask.dense(keys))
+        return mask.made[0][:, :, first : first + self.among.shape[1]]
+
+    def _made(self, keys: Tensor) -> Tensor:
         rows, nodes, wide = len(self.root), *self.among.shape[1:]
         before = (keys >= self.start[:, None]) & (keys < self.root[:, None])
-        among = self.among.repeat(rows // len(self.among), 1, 1)
-        slots = self.root[:, None] + torch.arange(wide, device=keys.device)
-        mask = before.unsqueeze(1).repeat(1, nodes, 1)
-        return mask.scatter_(2, slots.unsqueeze(1).expand_as(among), among).unsqueeze(1)
+        among = self.among  # (`repeat` takes several times as long as the rest of this function)
+        if len(among) > 1:
+            among = torch.cat([among] * (rows // len(among)))
+        slots = self.root[:, None] + keys[:wide]
+        mask = before.unsqueeze(1).expand(-1, nodes, -1).contiguous()
+        index = slots.unsqueeze(1).expand(rows, nodes, wide)
+        return mask.scatter_(2, index, among.expand(rows, nodes, wide)).unsqueeze(1)
