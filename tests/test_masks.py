@@ -19,7 +19,8 @@ def test_a_tree_after_its_committed_slots() -> None:
             seen = set(range(int(start[row]), int(root[row])))
             seen |= {int(root[row]) + j for j in range(4) if among[row % 2, i, j]}
             assert set(dense[row, 0, i].nonzero().flatten().tolist()) == seen
-    assert torch.equal(mask.part(1, 2).dense(torch.arange(14)), dense[:, :, 1:3])
+    part = TreeMask(start, root, among[:, 1:3])
+    assert torch.equal(part.dense(torch.arange(14)), dense[:, :, 1:3])
 
 
 def test_a_chain_that_starts_in_the_padding() -> None:

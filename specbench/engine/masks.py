@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,8 +20,6 @@ class TreeMask:
     start: Tensor
     root: Tensor
     among: Tensor
-    whole: tuple[TreeMask, int] | None = field(default=None, repr=False)  #: of a part: what it is a part of, and where
-    made: list[Tensor] = field(default_factory=list, repr=False, init=False)  #: the dense mask, where parts need it
 
     @classmethod
     def chain(cls, start: Tensor, positions: Tensor) -> TreeMask:
@@ -32,20 +30,8 @@ class TreeMask:
         valid = (positions >= start[:, None]).unsqueeze(1)  # (R, 1, n)
         return cls(start, root, ((order <= own) & valid) | (order == own))
 
-    def part(self, first: int, count: int) -> TreeMask:
-        """That of `count` of the positions, from index `first` on."""
-        return replace(self, among=self.among[:, first : first + count], whole=(self, first))
-
     def dense(self, keys: Tensor) -> Tensor:
         """The mask (R, 1, n, slots) bool over the slots of a cache, whose numbers are keys (slots,) int64."""
-        if self.whole is None:
-            return self._made(keys)
-        mask, first = self.whole  # the levels of a draft share it
-        if not mask.made:
-            mask.made.append(mask.dense(keys))
-        return mask.made[0][:, :, first : first + self.among.shape[1]]
-
-    def _made(self, keys: Tensor) -> Tensor:
         rows, nodes, wide = len(self.root), *self.among.shape[1:]
         before = (keys >= self.start[:, None]) & (keys < self.root[:, None])
         among = self.among  # (`repeat` takes several times as long as the rest of this function)

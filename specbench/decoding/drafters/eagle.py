@@ -86,16 +86,16 @@ def _levels(tree: Tree) -> list[_Level]:
 @dataclass(frozen=True)
 class _AttentionInputs:
     """Attention inputs of n nodes: the slots (R, n) of their keys, rotary embeddings (R, n, head_dim / 2, 2), and which
-    slots they attend to."""
+    slots they attend to, (R, 1, n, slots) bool."""
 
     slots: Tensor
     rope: Tensor
-    mask: TreeMask
+    mask: Tensor
 
     def part(self, first: int, count: int) -> _AttentionInputs:
         """The part of `count` nodes from index `first` on."""
         some = slice(first, first + count)
-        return _AttentionInputs(self.slots[:, some], self.rope[:, some], self.mask.part(first, count))
+        return _AttentionInputs(self.slots[:, some], self.rope[:, some], self.mask[:, :, some])
 
 
 class _Entries:
@@ -179,7 +179,8 @@ class _Entries:
         base = both(last) + 1
         slots = base + self.numbers[first : first + n]
         rope = self.head.rope_at(both(last + depth).expand(-1, n), state.session.padding)
-        return _AttentionInputs(slots, rope, TreeMask(state.start, base[:, 0], sees))
+        keys = torch.arange(state.cache.slots, device=base.device)
+        return _AttentionInputs(slots, rope, TreeMask(state.start, base[:, 0], sees).dense(keys))
 
     def _expand(self, state: EagleState, tokens: Tensor, features: Tensor, inputs: _AttentionInputs) -> Tensor:
         """Outputs (R, n, dim) of n draft nodes: tokens (B, n), the outputs of their parents (R, n, dim)."""
