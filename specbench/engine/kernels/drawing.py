@@ -82,7 +82,7 @@ def race(ROW, without, below, beyond, key, index, count, BLOCK: tl.constexpr):
     for start in range(0, count, BLOCK):
         at = start + tl.arange(0, BLOCK)
         p = tl.load(ROW + at, mask=at < count, other=0.0)
-        score = tl.where(at == without, 0.0, p) / exponential(uniform(key, index + at))
+        score = tl.div_rn(tl.where((p > 0) & (at != without), p, 0.0), exponential(uniform(key, index + at)))
         after = (score < below) | ((score == below) & (at > beyond))
         better = (at < count) & after & (score > best)
         best, who = tl.where(better, score, best), tl.where(better, at, who)

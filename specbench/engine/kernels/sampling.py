@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels import launch
-from specbench.engine.kernels.drawing import draw_row, exponential, stream, uniform
+from specbench.engine.kernels.drawing import draw_row, race, stream, uniform
 
 #: Tokens that a program holds in registers (`_probs`), and that it reads at once elsewhere.
 _HELD, _BLOCK = 8192, 4096
@@ -180,29 +180,15 @@ def uniforms(
 
 
 @triton.jit
-def _draw_distinct(
-    P, KEY, STEP, SCORE, OUT, steps_tags, tag, nodes, vocabulary, wanted, BLOCK: tl.constexpr
-):  # fmt: skip
+def _draw_distinct(P, KEY, STEP, OUT, steps_tags, tag, nodes, vocabulary, wanted, BLOCK: tl.constexpr):
     """The tokens after one node: those of the largest p / e, of which equal ones come in the order of their numbers."""
-    here, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    row, base = here // nodes, here * vocabulary
+    here = tl.program_id(0).to(tl.int64)
+    row = here // nodes
     key = stream(tl.load(KEY + row), tl.load(STEP + row) * steps_tags + tag)
-    for start in range(0, vocabulary, BLOCK):
-        at = start + lane
-        p = tl.load(P + base + at, mask=at < vocabulary, other=0.0)
-        noise = exponential(uniform(key, here % nodes * vocabulary + at))
-        tl.store(SCORE + base + at, tl.where(p > 0, tl.div_rn(p, noise), 0.0), mask=at < vocabulary)
-    tl.debug_barrier()
-    last = tl.full([], 0x7FFFFFFFFFFFFFFF, tl.int64)
+    token, score = tl.full([], -1, tl.int64), tl.full([], float("inf"), tl.float32)
     for i in range(wanted):
-        best = tl.full([BLOCK], -1, tl.int64)
-        for start in range(0, vocabulary, BLOCK):
-            at = start + lane
-            score = tl.load(SCORE + base + at, mask=at < vocabulary, other=0.0).to(tl.int32, bitcast=True)
-            rank = (score.to(tl.int64) << 32) + (vocabulary - 1 - at)
-            best = tl.maximum(best, tl.where((at < vocabulary) & (rank < last), rank, -1))
-        last = tl.max(best, 0)
-        tl.store(OUT + here * wanted + i, vocabulary - 1 - (last & 0xFFFFFFFF))
+        token, score = race(P + here * vocabulary, -1, score, token, key, here % nodes * vocabulary, vocabulary, BLOCK)
+        tl.store(OUT + here * wanted + i, token)
 
 
 def draw_distinct(probs: Tensor, key: Tensor, step: Tensor, tags_per_step: int, tag: int, count: int) -> Tensor:
@@ -213,7 +199,7 @@ def draw_distinct(probs: Tensor, key: Tensor, step: Tensor, tags_per_step: int, 
     probs = probs.contiguous()
     out = torch.empty(rows, nodes, count, dtype=torch.int64, device=probs.device)
     launch.start(_draw_distinct, (rows * nodes,),
-        probs, key, step, torch.empty_like(probs), out, tags_per_step, tag, nodes, vocabulary, count,
+        probs, key, step, out, tags_per_step, tag, nodes, vocabulary, count,
         min(_BLOCK, triton.next_power_of_2(vocabulary)), **_OPTIONS,
     )  # fmt: skip
     return out
