@@ -4,10 +4,10 @@ models of real classes."""
 from __future__ import annotations
 
 import csv
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+import mutants
 import numpy as np
 import pytest
 import torch
@@ -23,8 +23,6 @@ from specbench.decoding import rules
 from specbench.decoding.sampling import Sampling
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "scripts"))
-import mutants  # noqa: E402
 
 
 def drawn(probs: Tensor, samples: int, seed: int) -> Tensor:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("triton")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import check_gpu
 from gpu_checks import gates, results
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from specbench.errors import RunError
 from specbench.harness.pipeline import Pipeline
 
 pytest.importorskip("triton")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 from specbench.engine.kernels import FusedKernels
 
 REAL = [name for name in parameters.choices("model") if registry.entry("model", name).parts]

@@ -11,7 +11,6 @@ import test_engine
 import tiny
 import torch
 from test_capture import llamagen, unified
-from test_kernel_verification import poisoned
 from torch import Tensor
 
 from specbench.decoding.sampling import Sampling
@@ -20,6 +19,8 @@ from specbench.engine.masks import TreeMask
 from specbench.models import eagle
 
 pytest.importorskip("triton")
+from gpu_checks.parity import poisoned
+
 from specbench.engine.kernels import FusedKernels, inputs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

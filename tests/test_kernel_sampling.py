@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from test_kernel_verification import poisoned
 from torch import Tensor
 
 from specbench.decoding.rng import BITS, RandomStreams
@@ -18,6 +17,8 @@ from specbench.decoding.sampling import Sampling, draw_exactly, sample_distinct
 from specbench.models.language import LanguageSession
 
 pytest.importorskip("triton")
+from gpu_checks.parity import poisoned
+
 from specbench.engine.kernels import FusedKernels, sampling
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -3,8 +3,6 @@ compiled on CUDA, by Triton's interpreter elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +20,8 @@ from specbench.decoding.verify import Draft, Verdict, verify
 from specbench.engine.ops import KVCache
 
 pytest.importorskip("triton")
+from gpu_checks.parity import poisoned
+
 from specbench.engine.kernels import FusedKernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -35,16 +35,6 @@ def uniforms(*shape: int, seed: int = 0) -> Tensor:
 def peaked(*shape: int, seed: int = 0) -> Tensor:
     """Distributions (..., V)."""
     return (3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).softmax(-1).to(DEVICE)
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """In the block, memory that is allocated holds NaN and the largest integers."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def shared(paths: list[trees.Path]) -> Tree:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
+import check_golden
 import pytest
 import tiny
 import torch
@@ -32,9 +32,6 @@ from specbench.errors import UsageError
 from specbench.models.llamagen import LlamaGen, LlamaGenConfig
 from specbench.models.loading import checkpoints
 from specbench.models.transformer import run_blocks
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-import check_golden
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDENS = ROOT.parent / "shared" / "reference" / "goldens"

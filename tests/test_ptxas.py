@@ -15,7 +15,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = ROOT / "specbench" / "engine" / "kernels"
 pytest.importorskip("triton")
-sys.path.insert(0, str(ROOT / "scripts"))
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """New memory holds NaN until it is written."""
+    """In the block, memory that is allocated holds NaN and the largest integers until it is written."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
