@@ -141,7 +141,7 @@ def _figure(
 def _over_gamma(column: str) -> TableFigure:
     shown = (("released, 15 % without drafts", "cspd", _GAMMAS[::-1]), ("exact (full paths)", "exact", _EXACT_GAMMAS))
     curves = tuple(Curve(label, tuple(f"{key}_{gamma}_64" for gamma in gammas)) for label, key, gammas in shown)
-    return TableFigure("gamma", (column,), "", (Panel("batch 64", curves),))
+    return TableFigure(("gamma",), (column,), "", (Panel("batch 64", curves),))
 
 
 def _sweep(
@@ -153,7 +153,7 @@ def _sweep(
         points = [_released(**(others | {x: value})) for value in values]
         lines += points
         drawn.append(Curve(label, tuple(line.key for line in points)))
-    figure = TableFigure(x, ("acceptance_rate",), "", (Panel(panel, tuple(drawn)),))
+    figure = TableFigure((x,), ("acceptance_rate",), "", (Panel(panel, tuple(drawn)),))
     return replace(_figure(name, title, lines, figure), n=32)  # a rate over thousands of drafts
 
 
