@@ -54,7 +54,7 @@ def test_every_interpolated_cell_says_so() -> None:
     assert len(cells) == 12
     for method, (perplexity, reward, compression, _) in cells.items():
         assert notes[reward.marks[0]] == "Not measured yet."
-        if method == "front RSD, EAGLE-1, tree of 25":
+        if method == "EAGLE-1, tree of 25: front RSD":
             assert (perplexity.value, compression.value) == ("", "")
             assert "do not reach" in notes[perplexity.marks[0]]
             continue
@@ -73,6 +73,6 @@ def test_the_command_draws_the_curves_and_no_lines(tmp_path, capsys) -> None:  #
 
     assert cli.main(["rules_equal", "--no-run"], Nothing(), tmp_path, tmp_path) == 0  # type: ignore[arg-type]
     text = capsys.readouterr().out
-    assert "| UniformRSD, EAGLE-1, chain of 5 | **measured, llamagen\\_scenes** | —" in text
+    assert "| EAGLE-1, chain of 5: UniformRSD | **measured, llamagen\\_scenes** | —" in text
     assert "δ=1.1" not in text
     assert [path.name for path in sorted((tmp_path / "tables").iterdir())] == ["rules_equal.md", "rules_equal.tex"]

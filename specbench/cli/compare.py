@@ -8,7 +8,6 @@ from specbench.compare import wording
 from specbench.compare.comparison import compare
 from specbench.compare.passes import read
 from specbench.errors import UsageError, parse_arguments
-from specbench.rows.csv_files import csv_text
 from specbench.storage.files import writable, write_atomically
 
 _HELP = """\
@@ -51,6 +50,6 @@ def main(arguments: Sequence[str]) -> int:
     found = compare(read(runs[0]), read(runs[1]))
     print(wording.report(found))
     if out is not None:
-        write_atomically(out, csv_text(wording.COLUMNS, wording.rows(found)).encode())
+        write_atomically(out, wording.to_csv(found).encode())
         print(f"wrote {out}")
     return 0

@@ -11,7 +11,7 @@ from typing import Any
 from specbench.compare.comparison import Comparison, Result
 from specbench.compare.paired import LEVEL, DistributionTest, size
 from specbench.errors import plain
-from specbench.rows.csv_files import RowFile
+from specbench.rows.csv_files import RowFile, csv_text
 
 WIDTH = 120  # columns of the screen
 _LONGEST = 9  # characters of a number
@@ -198,3 +198,8 @@ def rows(found: Comparison) -> list[dict[str, Any]]:
         line |= {"test_statistic": distribution.distance, "p": distribution.p}
         lines.append({**of, **line, "sentence": distribution_sentence(extractor, distribution, found)})
     return lines
+
+
+def to_csv(found: Comparison) -> str:
+    """The comparison as CSV."""
+    return csv_text(COLUMNS, rows(found))

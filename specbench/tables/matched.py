@@ -31,7 +31,7 @@ def build(table: Table, model: str, measured: Mapping[str, Row | None], command:
     ]
     entries = [
         TableEntry(
-            f"{curve.label}, {panel.label}", "measured", model, (), _cells(panel, curve, matched, columns, rows, notes)
+            f"{panel.label}: {curve.label}", "measured", model, (), _cells(panel, curve, matched, columns, rows, notes)
         )
         for panel in figure.panels
         for curve in panel.curves
