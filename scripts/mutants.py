@@ -305,6 +305,26 @@ def one_noise_for_all_positions(patch: Patches) -> None:
     patch.wrap(Window, "_gumbel_noise", around)
 
 
+@mutant("scd", "a new token keeps the height of the one before it")
+def stale_height(patch: Patches) -> None:
+    patch.set(window, "renewed_heights", lambda keep, u, fresh, share: torch.where(keep, u * share, u))
+
+
+@mutant("scd", "the height of a new token is drawn from [0, p), not from [q, p)")
+def height_from_zero(patch: Patches) -> None:
+    patch.set(window, "renewed_heights", lambda keep, u, fresh, share: torch.where(keep, u * share, fresh))
+
+
+@mutant("scd", "a token that is kept gets a fresh height")
+def fresh_height(patch: Patches) -> None:
+    patch.set(window, "renewed_heights", lambda k, u, fresh, s: torch.where(k, fresh, s + fresh * (1 - s)))
+
+
+@mutant("scd", "a height stays the share of its token's old probability")
+def height_not_rescaled(patch: Patches) -> None:
+    patch.set(window, "renewed_heights", lambda k, u, fresh, s: torch.where(k, u, s + fresh * (1 - s)))
+
+
 # --- caches, positions, guidance, filters -----------------------------------------------------------------------------
 
 

@@ -25,7 +25,9 @@ class Draft:
     tokens (B, M) int64, the root's own token first; probs (B, I, V) float32: per inner node the distribution from which
     its children were sampled, without replacement, in the order of the children; sampled (B, M) bool or None for all:
     False marks a deterministic token (its distribution is a point mass); valid (B, M) bool: nodes that exist in this
-    step, where the ancestors of a valid node are valid.
+    step, where the ancestors of a valid node are valid. heights (B, M) float32 or None: where not negative, the number
+    in [0, 1) that decides on a node, instead of a fresh one. Given the draft it must be uniform and independent of all
+    that determines the target's distribution of the node.
     """
 
     tree: Tree
@@ -33,6 +35,7 @@ class Draft:
     probs: Tensor
     valid: Tensor
     sampled: Tensor | None = None
+    heights: Tensor | None = None
 
 
 @dataclass
@@ -78,6 +81,8 @@ def verify(
     """
     tree, nodes = draft.tree, p.shape[1]
     both = rng.uniforms(step, VERIFY, NEXT - VERIFY + 1, nodes)
+    if draft.heights is not None:
+        both[:, 0] = torch.where(draft.heights < 0, both[:, 0], draft.heights)
     u, u_next = both.unbind(1)  # of the candidates and the next token
     if not tree.height:  # nothing to decide
         next_token, none = draw(p[:, 0], u_next[:, 0], kernels).unsqueeze(1), torch.zeros_like(step)
