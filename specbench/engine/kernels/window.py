@@ -35,7 +35,8 @@ def _node(PATH, MAIN, FIRST_CHILD, length, previous, height, branching):
 @triton.jit
 def _choose(
     P, PROBS, TOKENS, HEIGHTS, PAST, UNIFORM, PATH, LENGTH, STARTED, HISTORY, COUNT, STEP, KEY, MAIN, FIRST_CHILD,
-    FORCED, DRAWN, SOURCE, ORIGIN, RAISED, nodes, height, vocabulary, codes, side, past, total, held, branching, tags, tag, noise_tag,
+    FORCED, DRAWN, SOURCE, ORIGIN, RAISED, nodes, height, vocabulary, codes, side, past, total, held, branching, tags,
+    tag, noise_tag,
     INIT: tl.constexpr, SAMPLES: tl.constexpr, COUPLING: tl.constexpr, REFINE: tl.constexpr, GRAMMAR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
