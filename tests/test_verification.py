@@ -166,7 +166,9 @@ def test_continuous_tokens_have_no_such_verification() -> None:
         configuration.compose(["model=mar_scenes", "method=cspd", "verification=block"])
 
 
-@pytest.mark.parametrize("words", ["method=sd verification=block", "method=vanilla verification=block", "method=sjd refine=false"])
+@pytest.mark.parametrize(
+    "words", ["method=sd verification=block", "method=vanilla verification=block", "method=sjd refine=false"]
+)
 def test_what_is_exact_is_allowed(words: str) -> None:
     run.check(configuration.compose(["window=4"] * (words[7:10] == "sjd") + words.split()))
 
