@@ -23,7 +23,7 @@ from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import build, chain_paths
 from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification
-from specbench.decoding.verify.block import Block
+from specbench.decoding.verify.block import BlockVerification
 from specbench.errors import UsageError
 from specbench.harness import run
 
@@ -61,7 +61,7 @@ def run_on_tables(way: Verification, drafter: Any, p: list[Tensor], images: int,
 def test_a_chain_of_one_is_verified_token_by_token() -> None:
     """The same division, the same comparison and the same residual."""
     p, draft = drafted(500, 1)
-    block, token = verified(Block(), p, draft), verified(TokenWise(), p, draft)
+    block, token = verified(BlockVerification(), p, draft), verified(TokenWise(), p, draft)
     assert equal(block, token)
     assert 0 < block.length.float().mean() < 1
 
@@ -80,7 +80,7 @@ def expected_lengths(p: list[Tensor], q: list[Tensor], length: int) -> Tensor:
 
 @pytest.mark.parametrize("length", [2, 4])
 def test_block_verification_is_lossless_and_accepts_what_the_formula_says(length: int) -> None:
-    out = run_on_tables(Block(), TabularDrafter(Q, chain_paths(length)), P, 30_000)
+    out = run_on_tables(BlockVerification(), TabularDrafter(Q, chain_paths(length)), P, 30_000)
     assert tiny.fit(coded(out.tokens, 3), sequence_probs(P)) > ALPHA
     at_least = expected_lengths(P, Q, length)
     distribution = at_least - torch.cat([at_least[1:], torch.zeros(1)])
@@ -92,7 +92,7 @@ def test_block_verification_is_lossless_and_accepts_what_the_formula_says(length
 
 def test_the_draft_of_the_target_itself_is_accepted() -> None:
     p, draft = drafted(50, 4, apart=0)
-    found = verified(Block(), p, draft)
+    found = verified(BlockVerification(), p, draft)
     assert found.length.eq(4).all()
     assert torch.equal(found.next_probs, p[:, 4])
 
@@ -101,7 +101,7 @@ def test_drafts_that_the_target_never_gives_are_rejected() -> None:
     p, draft = drafted(50, 3, vocab=4)
     p[..., :2], draft.probs[..., 2:] = 0, 0
     p, q = p / p.sum(-1, keepdim=True), draft.probs / draft.probs.sum(-1, keepdim=True)
-    found = verified(Block(), p, replace(draft, probs=q, tokens=draft.tokens % 2))
+    found = verified(BlockVerification(), p, replace(draft, probs=q, tokens=draft.tokens % 2))
     assert found.length.eq(0).all()
     torch.testing.assert_close(found.next_probs, p[:, 0])
 
@@ -111,10 +111,10 @@ def test_a_shortened_draft_is_a_shorter_chain(count: int) -> None:
     """Nodes that do not exist have tokens and distributions, which must not count."""
     p, draft = drafted(300, 4, seed=3)
     nodes = torch.arange(5)
-    found = verified(Block(), p, replace(draft, valid=draft.valid & (nodes <= count)))
+    found = verified(BlockVerification(), p, replace(draft, valid=draft.valid & (nodes <= count)))
     valid, q = draft.valid[:, : count + 1], draft.probs[:, :count]
     alone = Draft(build(chain_paths(count)), draft.tokens[:, : count + 1], q, valid)
-    shorter = verified(Block(), p[:, : count + 1], alone)
+    shorter = verified(BlockVerification(), p[:, : count + 1], alone)
     assert torch.equal(found.length, shorter.length)
     assert torch.equal(found.next_probs, shorter.next_probs)
     assert torch.equal(found.first, shorter.first.float())
@@ -128,18 +128,20 @@ def test_point_masses_gain_nothing() -> None:
     tokens = torch.cat([torch.zeros(1, 1, dtype=torch.int64), p[:, :-1].argmax(-1)], 1).expand(rows, -1)
     valid = torch.ones(rows, 4, dtype=torch.bool)
     chosen = Draft(draft.tree, tokens, draft.probs.expand(rows, -1, -1), valid, torch.zeros_like(valid))
-    found = verified(Block(), p.expand(rows, -1, -1), chosen)
+    found = verified(BlockVerification(), p.expand(rows, -1, -1), chosen)
     kept = torch.cat([torch.ones(1), p[0, :-1].gather(-1, tokens[0, 1:, None])[:, 0].cumprod(0)]).double()
     assert tiny.fit(found.length, kept - torch.cat([kept[1:], torch.zeros(1)])) > ALPHA
 
 
 def test_a_verdict_depends_on_its_row_alone() -> None:
     p, draft = drafted(40, 5, vocab=50)
-    together = verified(Block(), p, draft)
+    together = verified(BlockVerification(), p, draft)
     for row in range(0, 40, 7):
         own = slice(row, row + 1)
         one = Draft(draft.tree, draft.tokens[own], draft.probs[own], draft.valid[own])
-        alone = Block().verify(p[own], one, rules.exact(), tiny.rng([row]), torch.zeros(1, dtype=torch.int64))
+        alone = BlockVerification().verify(
+            p[own], one, rules.exact(), tiny.rng([row]), torch.zeros(1, dtype=torch.int64)
+        )
         assert equal(alone, Verdict(*(x[own] for x in vars(together).values())))
 
 
@@ -196,5 +198,5 @@ def close(out: Decoded[Any], wanted: dict[str, Any]) -> None:
 def test_chains_reach_the_reference_lengths(case: str, length: int) -> None:
     wanted = json.loads((FOLDER / "expected_block.json").read_text())[case]["chains"][f"window={length}"]
     tables = models.load(str(FOLDER / f"{case}.npz"))
-    out = run_on_tables(Block(), TabularDrafter(tables.q, chain_paths(length)), tables.p, IMAGES)
+    out = run_on_tables(BlockVerification(), TabularDrafter(tables.q, chain_paths(length)), tables.p, IMAGES)
     close(out, wanted["block"])

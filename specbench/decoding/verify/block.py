@@ -22,7 +22,7 @@ from specbench.engine.ops import Kernels, sum_last, take
 from specbench.errors import UsageError
 
 
-class Block(Verification):
+class BlockVerification(Verification):
     """Node i of a chain x_1 .. x_L has the target's distribution p_i and the drafter's q_i of the next token. With
 
         P_0 = 1,  P_i = min(1, P_{i-1} p_{i-1}(x_i) / q_{i-1}(x_i)),  R_i = sum_x (P_i p_i(x) - q_i(x))_+,
@@ -90,4 +90,4 @@ def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
             f"verification=block needs a chain, and drafter {cfg['drafter']} drafts a tree: use verification=traversal,"
             " or a drafter of chains (draft_model, eagle, eagle3)"
         )
-    return Block()
+    return BlockVerification()
