@@ -204,9 +204,8 @@ def test_a_parameter_of_another_rule_says_whose_it_is_and_what_there_is() -> Non
     with pytest.raises(UsageError) as raised:
         configuration.compose(["method=eagle1", "delta=1.1"])
     assert "method 'eagle1'" in str(raised.value)
-    assert (
-        "rule cool (method cool_sd), rule lantern (method lantern) and rule uniform (method uniform_rsd)"
-        in str(raised.value)
+    assert "rule cool (method cool_sd), rule lantern (method lantern) and rule uniform (method uniform_rsd)" in str(
+        raised.value
     )
     assert "this choice has: weights, tree, temperature" in str(raised.value)
     with pytest.raises(UsageError, match="no parameter 'delta'"):  # although the preset's own rule has it

@@ -114,7 +114,7 @@ def within(budget):
         least, most = 0.0, 40.0
         for _ in range(50):
             middle = (least + most) / 2
-            low, high = PaperBand(lambda r, q, i: middle).limits(r, q, i)
+            low, high = PaperBand(lambda r, q, i, fixed=middle: fixed).limits(r, q, i)
             e = [min(max(b, low * a), high * a) for a, b in zip(r, q)]
             spent = sum(c * math.log(c / a) for a, c in zip(r, e) if c > 0)
             least, most = (middle, most) if spent <= budget else (least, middle)

@@ -180,7 +180,10 @@ TABLE: dict[str, Parameter] = {
         "number", "relaxation of a band: log(high / low) of the last draft position; 0 is exact", low=0, high=1000
     ),
     "decay": Parameter(
-        "number", "how fast a band's relaxation falls over draft positions: about the acceptance rate", low=0, high=0.999
+        "number",
+        "how fast a band's relaxation falls over draft positions: about the acceptance rate",
+        low=0,
+        high=0.999,
     ),
     "budget": Parameter("number", "KL(emitted | target) that mentored decoding allows at a node; 0 is exact", low=0),
     "resample": Parameter(

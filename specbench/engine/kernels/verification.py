@@ -156,9 +156,7 @@ def _verify(
     tl.store(chosen + depth, token, mask=(depth >= length) & (depth <= height))
 
 
-def verify(
-    p: Tensor, draft: Any, u: Tensor, relaxation: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def verify(p: Tensor, draft: Any, u: Tensor, relaxation: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As of `decoding.verify.verify` for a rule with a `relaxation`: the fields of a Verdict. p (B, M, V) float32; u
     (B, 2, M): the uniforms of the candidates, then, first of its row, that of the next token."""
     tree, (rows, nodes, vocabulary), factors = draft.tree, p.shape, relaxation.factors
