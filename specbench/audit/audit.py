@@ -50,7 +50,7 @@ COLUMNS = {
     "model": "tables, built-in or of a file, or a built-in model of continuous tokens",
     "accepted_length_low": "lower end of the 95 % confidence interval of accepted_length",
     "accepted_length_high": "its upper end",
-    "tokens_per_step": "T / target forward passes over all steps, mean over sequences",
+    "tokens_per_step": "T / target forward passes of a sequence, mean over sequences (not T / mean passes)",
     "tv_exact": "the method's true total variation, enumerated; for chains sampled from the draft tables",
     "drafter": "the drafter; where it needs a network, the model's own drafter replaces it",
     "rule": "the acceptance rule",

@@ -36,7 +36,7 @@ from specbench.harness.scoring import (
     scoring_device,
 )
 from specbench.harness.worker import Loader, PromptDecoder
-from specbench.rows import provenance
+from specbench.rows import provenance, sample_size
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Journal
@@ -178,6 +178,8 @@ class Run:
             for name in self.cfg["metrics"]:
                 if is_unmeasured(bases[name]):
                     say(f"{name} {bases[name]}")
+                elif few := sample_size.too_few_for(name, self.cfg["n"]):
+                    say(f"{name} stays empty: {few}, this run has {self.cfg['n']:,}")
             Execution(self.cfg, self.folder, self._loader).decode_missing(records, items)
         return self._score_and_write(records, items, bases, nothing_left=complete)
 

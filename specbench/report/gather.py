@@ -15,7 +15,7 @@ from typing import Any
 from specbench.config import configuration, parameters
 from specbench.config.table import TABLE
 from specbench.errors import UsageError, plain
-from specbench.rows import provenance
+from specbench.rows import provenance, sample_size
 from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
 from specbench.rows.csv_files import csv_lines, has_runs, read_header, read_rows, to_csv
 from specbench.rows.journal import IMAGE_NAME
@@ -260,7 +260,11 @@ def page_data(found: Found) -> dict[str, Any]:
     """The JSON from which the page draws everything."""
     rows = []
     for row in found.rows:
-        values = {name: row[name] for name in SHOWN if row[name] is not None and not withheld(row, name)}
+        values = {
+            name: row[name]
+            for name in SHOWN
+            if row[name] is not None and not withheld(row, name) and not sample_size.withheld(row, name)
+        }
         rows.append(
             {
                 "id": row["run_id"],
