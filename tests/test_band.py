@@ -144,7 +144,7 @@ def test_mentored_decoding_spends_its_budget(size: int) -> None:
         torch.testing.assert_close(again, e[some], atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("size", (*SIZES, 16_384))
+@pytest.mark.parametrize("size", [*SIZES, 16_384])
 def test_float32_is_enough(size: int) -> None:
     p, q = nodes(64, size, torch.float32)
     for rule in (Band(0.1, 0.0, 1), Band(0.45, 0.0, 1), Band(5.0, 0.0, 1), Band(1e3, 0.0, 1), Mentored(0.05)):
