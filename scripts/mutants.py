@@ -25,12 +25,13 @@ from torch import Tensor
 from specbench.audit import audit
 from specbench.audit.models import Subject, TabularModel
 from specbench.cli import audit as command
-from specbench.decoding import loop, sampling, verify
+from specbench.decoding import loop, sampling
 from specbench.decoding.drafters import window
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Relaxed, base
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.verify import DRAFT, VERIFY, Verification, token
 from specbench.engine.ops import take
 from specbench.models.language import LanguageSession
 from specbench.rows import provenance
@@ -136,12 +137,11 @@ def accepts_too_often(patch: Patches) -> None:
 
 def _verified(patch: Patches, around: Callable[..., tuple[Any, ...]]) -> None:
     """Changes the arguments of `verify`: around(p, draft) -> (p, draft)."""
-    original = verify.verify
 
-    def changed(p: Tensor, draft: Any, *rest: Any, **named: Any) -> Any:
-        return original(*around(p, draft), *rest, **named)
+    def changed(original: Any, self: Any, p: Tensor, draft: Any, *rest: Any) -> Any:
+        return original(self, *around(p, draft), *rest)
 
-    patch.everywhere(original, changed)
+    patch.wrap(Verification, "verify", changed)
 
 
 @mutant("sd", "a token is tested with the q of the depth below its own")
@@ -175,12 +175,12 @@ def q_is_rounded(patch: Patches) -> None:
 
 @mutant("eagle1", "the q of the second sibling is not renormalised")
 def sibling_is_not_renormalised(patch: Patches) -> None:
-    patch.set(verify, "normalise", lambda mass, fallback: mass)
+    patch.set(token, "normalise", lambda mass, fallback: mass)
 
 
 @mutant("eagle1", "the q of the second sibling still holds the first one")
 def sibling_is_not_removed(patch: Patches) -> None:
-    patch.set(verify, "normalise", lambda mass, fallback: fallback)
+    patch.set(token, "normalise", lambda mass, fallback: fallback)
 
 
 @mutant("eagle1", "siblings are verified by falling probability, not in the order in which they were drawn")
@@ -202,7 +202,7 @@ def path_after_a_rejection(patch: Patches) -> None:
         length = (accepted_child >= 0).sum(1, keepdim=True)
         return torch.minimum(torch.arange(1, tree.height + 1), length), length
 
-    patch.wrap(verify, "_accepted_path", counted)
+    patch.wrap(token, "accepted_path", counted)
 
 
 # --- random numbers ---------------------------------------------------------------------------------------------------
@@ -212,14 +212,14 @@ def path_after_a_rejection(patch: Patches) -> None:
 def one_number_for_two_decisions(patch: Patches) -> None:
     def shared(original: Any, self: Any, step: Tensor, tag: int, tags: int, count: int, *rest: Any) -> Tensor:
         u = original(self, step, tag, tags, count, *rest)
-        return torch.stack([u[:, 0], u[:, 0].roll(-1, -1)], 1) if tag == verify.VERIFY and tags == 2 else u
+        return torch.stack([u[:, 0], u[:, 0].roll(-1, -1)], 1) if tag == VERIFY and tags == 2 else u
 
     patch.wrap(RandomStreams, "uniforms", shared)
 
 
 @mutant("sd", "all depths of a draft share one random number")
 def one_number_for_all_depths(patch: Patches) -> None:
-    patch.wrap(RandomStreams, "uniform", lambda f, self, step, tag, *shape: f(self, step, verify.DRAFT, *shape))
+    patch.wrap(RandomStreams, "uniform", lambda f, self, step, tag, *shape: f(self, step, DRAFT, *shape))
 
 
 @mutant("sd", "every step draws the same random numbers")
@@ -394,7 +394,9 @@ def decoded(job: Job) -> list[Any]:
     """What a few sequences of an audit are."""
     cfg, model = job
     method = audit.assemble(cfg, model)
-    config = loop.DecoderConfig(method.target, method.drafter, method.rule, method.sampling)
+    config = loop.DecoderConfig(
+        method.target, method.drafter, method.rule, method.sampling, verification=method.verification
+    )
     out = loop.decode(config, model.prompts(_SHOWN), RandomStreams([(0, i) for i in range(_SHOWN)]))
     return [out.tokens, out.steps, out.accepted]
 

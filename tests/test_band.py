@@ -19,7 +19,7 @@ from specbench.decoding.rules import Band, Mentored, exact
 from specbench.decoding.rules.band import build_band, lower_limit
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import build, chain_paths, parse
-from specbench.decoding.verify import Draft, verify
+from specbench.decoding.verify import Draft, TokenWise
 
 SIZES = (2, 3, 17, 256, 4096)
 
@@ -193,7 +193,7 @@ def test_no_strength_is_the_exact_rule(paths: list[tuple[int, ...]]) -> None:
     for sampled in (None, tokens % 2 == 0):
         draft = Draft(tree, tokens, q, valid, sampled)
         step = torch.zeros(rows, dtype=torch.int64)
-        one, other = (verify(p, draft, rule, tiny.rng(rows), step) for rule in (exact(), Band(0.0, 0.5, 4)))
+        one, other = (TokenWise().verify(p, draft, rule, tiny.rng(rows), step) for rule in (exact(), Band(0.0, 0.5, 4)))
         for name, value in vars(one).items():
             assert torch.equal(value, getattr(other, name))
         assert len(set(one.length.tolist())) > 1

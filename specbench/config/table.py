@@ -117,6 +117,7 @@ TABLE: dict[str, Parameter] = {
     "method": Parameter("string", "preset of a drafter, a rule and their parameters"),
     "drafter": Parameter("string", "which tokens are drafted, and from which distribution each was sampled"),
     "rule": Parameter("string", "the probability with which a drafted token is accepted"),
+    "verification": Parameter("string", "how a draft's nodes are decided together; all but token need the exact rule"),
     "window": Parameter("integer", "length L of a drafted chain, in tokens", low=1, high=DRAFT),
     "tree": Parameter("tree", "shape of a drafted tree: its name or its paths from the root; for sjd full or comb"),
     "nodes": Parameter("integer", "draft tokens of a dynamic tree (EAGLE-2's total tokens)", low=1, high=DRAFT),

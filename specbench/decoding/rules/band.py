@@ -45,7 +45,7 @@ class _Clipped(Rule):
     def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         return _residual(r, q, self.limits(r, q, depth)[0])
 
-    def decide(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+    def accept_and_residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
         """As of `Rule`; the limits are computed once."""
         low, high = self.limits(r, q, depth)
         return _accept(r, q, token, high), _residual(r, q, low)

@@ -40,7 +40,7 @@ class Rule(Protocol):
         """The residual distribution (..., V), normalised, after `token` was rejected."""
         ...
 
-    def decide(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+    def accept_and_residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
         """`accept` and `residual` together, for rules that compute something for both."""
         return self.accept(r, q, token, depth), self.residual(r, q, token, depth)
 
