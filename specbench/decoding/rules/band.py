@@ -127,7 +127,7 @@ class _Sorted:
 
     ratios (..., V): q / p; p_below, q_below, logs (..., V + 1): sums of p, q and q log(q / p) over the first tokens;
     p_above, q_above: of p and q over those from an index on; rejected (..., V): what is rejected where `high` is a
-    token's own ratio, in the reverse order, so that it ascends."""
+    token's own ratio, in the reverse order, so that it ascends; never (..., 1): mass of q where the target has none."""
 
     def __init__(self, p: Tensor, q: Tensor) -> None:
         ratios, order = torch.where(p > 0, (q / p).clamp_max(_NEVER), _NEVER).sort(-1)
@@ -136,10 +136,12 @@ class _Sorted:
         self.logs = _below(torch.xlogy(q, ratios))
         self.p_above, self.q_above = (_below(x.flip(-1)).flip(-1) for x in (p, q))
         lowered = self.q_above[..., 1:] - ratios * self.p_above[..., 1:]
+        self.never = sum_last(torch.where(p > 0, 0.0, q)).unsqueeze(-1)
         self.rejected = torch.where(ratios < _NEVER, lowered, -1.0).flip(-1)
 
     def band(self, low: Tensor) -> tuple[Tensor, Tensor]:
-        """`high` and KL(e | p) of the bands with this low, (..., 1) each."""
+        """`high` and KL(e | p) of the bands with this low, (..., 1) each. The divergence is infinite where a band would
+        accept what the target cannot give."""
         first = torch.searchsorted(self.ratios, low)
         p_raised = self.p_below.gather(-1, first)
         mass = low * p_raised - self.q_below.gather(-1, first)
@@ -147,7 +149,8 @@ class _Sorted:
         lowered = self.q_above.gather(-1, last) - mass
         high = (lowered / self.p_above.gather(-1, last).clamp_min(1e-30)).clamp(1, _NEVER)
         kept = self.logs.gather(-1, last) - self.logs.gather(-1, first)
-        return high, torch.xlogy(low * p_raised, low) + kept + lowered * high.log()
+        divergence = torch.xlogy(low * p_raised, low) + kept + lowered * high.log()
+        return high, torch.where(mass >= self.never, divergence, torch.inf)
 
 
 def _below(x: Tensor) -> Tensor:
