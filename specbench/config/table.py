@@ -133,8 +133,8 @@ TABLE: dict[str, Parameter] = {
     "refine": Parameter("flag", "renew the uncommitted positions of a Jacobi window; else they are initialised again"),
     "coupling": Parameter(
         "string",
-        "how a Jacobi window's positions are renewed: none (SJD), maximal (adaptive continuation) or gumbel",
-        choices=("none", "maximal", "gumbel"),
+        "how a Jacobi window's positions are renewed: none (SJD), maximal (adaptive continuation), gumbel or height",
+        choices=("none", "maximal", "gumbel", "height"),
     ),
     "gamma": Parameter("integer", "draft length γ of continuous speculative decoding, in tokens", low=1, high=DRAFT),
     "prefill": Parameter("number", "share of the image that the target samples before the first draft", low=0, high=1),
