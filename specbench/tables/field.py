@@ -53,8 +53,8 @@ TABLES = (
         columns=(replace(LATENCY, std_over=""), SPEEDUP, STEPS_SAVED),
         remarks=(
             "A small model on a CPU is bound by arithmetic: a pass over 16, 32 and 64 tokens takes about 1.3, 1.9 and "
-            "3.2 times as long as one over a single token (results/bench/cpu.csv), and drafting comes on top. Saved steps "
-            "are not saved seconds here, and these seconds say nothing about a GPU.",
+            "3.2 times as long as one over a single token (results/bench/cpu.csv), and drafting comes on top. Saved "
+            "steps are not saved seconds here, and these seconds say nothing about a GPU.",
         ),
     ),
 )
