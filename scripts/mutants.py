@@ -3,6 +3,8 @@ of a method runs with growing samples until its verdict is "not lossless".
 
     python scripts/mutants.py [--most 200000] [--only NAME ...] [out=results/mutants.csv]
 
+With --only the other rows of the file stay as they are.
+
 A mutant is a patch of small functions in memory; files stay as they are. One that changes no decoded sequence raises an
 error: it no longer bites. One that no audit catches ends the command with exit status 1. The mutants are in mutations/.
 """
@@ -10,10 +12,11 @@ error: it no longer bites. One that no audit catches ends the command with exit 
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +67,9 @@ def decoded(job: Job) -> list[Any]:
         out: Any = decode(model.target, model.drafter, densities.assemble(cfg).rule, None, rng)
     else:
         method = audit.assemble(cfg, model)
-        config = loop.DecoderConfig(method.target, method.drafter, method.rule, method.sampling)
+        config = loop.DecoderConfig(
+            method.target, method.drafter, method.rule, method.sampling, verification=method.verification
+        )
         out = loop.decode(config, model.prompts(_SHOWN), rng)
     return [out.tokens, out.steps, out.accepted]
 
@@ -113,6 +118,9 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     mutants = [m for m in MUTANTS if m.name in chosen.only or not chosen.only]
     models = [model for some in command._models({}, [False, True]).values() for model in some]
+    out = Path(chosen.out.removeprefix("out="))
+    with out.open(newline="") if chosen.only and out.is_file() else nullcontext([]) as file:
+        earlier: dict[str, Any] = {row["mutant"]: row for row in csv.DictReader(file)}
     rows: list[dict[str, Any]] = []
     known: dict[str, tuple[list[Job], list[list[Any]]]] = {}
     for one in mutants:
@@ -123,8 +131,9 @@ def main(arguments: Sequence[str]) -> int:
         rows.append(caught(one, *known[one.method], chosen.most))
         where = f"{rows[-1]['samples']} samples, {rows[-1]['model']}" if "samples" in rows[-1] else "NOT CAUGHT"
         print(f"{one.name}: {where} ({time.perf_counter() - begun:.0f} s)", flush=True)
-        if not chosen.only:
-            write_atomically(Path(chosen.out.removeprefix("out=")), csv_text(COLUMNS, rows).encode())
+        earlier[one.name] = rows[-1]
+        every = [earlier[m.name] for m in MUTANTS if m.name in earlier]
+        write_atomically(out, csv_text(COLUMNS, every).encode())
     missed = [row["mutant"] for row in rows if "samples" not in row]
     print(f"{len(rows) - len(missed)} of {len(rows)} mutants caught" + (f"; not {', '.join(missed)}" if missed else ""))
     return 1 if missed else 0

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from mutations import Mutant, Patches, mutant
-from specbench.decoding import sampling, verify
+from specbench.decoding import sampling
 from specbench.decoding.drafters import window
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Relaxed, base
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.verify import DRAFT, VERIFY, Verification, token
 from specbench.engine.ops import take
 from specbench.models.language import LanguageSession
 
@@ -64,12 +65,11 @@ def accepts_slightly_too_often(patch: Patches) -> None:
 
 def _verified(patch: Patches, around: Callable[..., tuple[Any, ...]]) -> None:
     """Changes the arguments of `verify`: around(p, draft) -> (p, draft)."""
-    original = verify.verify
 
-    def changed(p: Tensor, draft: Any, *rest: Any, **named: Any) -> Any:
-        return original(*around(p, draft), *rest, **named)
+    def changed(original: Any, self: Any, p: Tensor, draft: Any, *rest: Any) -> Any:
+        return original(self, *around(p, draft), *rest)
 
-    patch.everywhere(original, changed)
+    patch.wrap(Verification, "verify", changed)
 
 
 @_mutant("sd", "a token is tested with the q of the depth below its own")
@@ -103,12 +103,12 @@ def q_is_rounded(patch: Patches) -> None:
 
 @_mutant("eagle1", "the q of the second sibling is not renormalised")
 def sibling_is_not_renormalised(patch: Patches) -> None:
-    patch.set(verify, "normalise", lambda mass, fallback: mass)
+    patch.set(token, "normalise", lambda mass, fallback: mass)
 
 
 @_mutant("eagle1", "the q of the second sibling still holds the first one")
 def sibling_is_not_removed(patch: Patches) -> None:
-    patch.set(verify, "normalise", lambda mass, fallback: fallback)
+    patch.set(token, "normalise", lambda mass, fallback: fallback)
 
 
 @_mutant("eagle1", "siblings are verified by falling probability, not in the order in which they were drawn")
@@ -130,7 +130,7 @@ def path_after_a_rejection(patch: Patches) -> None:
         length = (accepted_child >= 0).sum(1, keepdim=True)
         return torch.minimum(torch.arange(1, tree.height + 1), length), length
 
-    patch.wrap(verify, "_accepted_path", counted)
+    patch.wrap(token, "accepted_path", counted)
 
 
 # --- random numbers ---------------------------------------------------------------------------------------------------
@@ -140,14 +140,14 @@ def path_after_a_rejection(patch: Patches) -> None:
 def one_number_for_two_decisions(patch: Patches) -> None:
     def shared(original: Any, self: Any, step: Tensor, tag: int, tags: int, count: int, *rest: Any) -> Tensor:
         u = original(self, step, tag, tags, count, *rest)
-        return torch.stack([u[:, 0], u[:, 0].roll(-1, -1)], 1) if tag == verify.VERIFY and tags == 2 else u
+        return torch.stack([u[:, 0], u[:, 0].roll(-1, -1)], 1) if tag == VERIFY and tags == 2 else u
 
     patch.wrap(RandomStreams, "uniforms", shared)
 
 
 @_mutant("sd", "all depths of a draft share one random number")
 def one_number_for_all_depths(patch: Patches) -> None:
-    patch.wrap(RandomStreams, "uniform", lambda f, self, step, tag, *shape: f(self, step, verify.DRAFT, *shape))
+    patch.wrap(RandomStreams, "uniform", lambda f, self, step, tag, *shape: f(self, step, DRAFT, *shape))
 
 
 @_mutant("sd", "every step draws the same random numbers")
@@ -231,6 +231,26 @@ def one_noise_for_all_positions(patch: Patches) -> None:
         return None if noise is None else noise[:, :1].expand_as(noise)
 
     patch.wrap(Window, "_gumbel_noise", around)
+
+
+@_mutant("scd", "a new token keeps the height of the one before it")
+def stale_height(patch: Patches) -> None:
+    patch.set(window, "renewed_heights", lambda keep, u, fresh, share: torch.where(keep, u * share, u))
+
+
+@_mutant("scd", "the height of a new token is drawn from [0, p), not from [q, p)")
+def height_from_zero(patch: Patches) -> None:
+    patch.set(window, "renewed_heights", lambda keep, u, fresh, share: torch.where(keep, u * share, fresh))
+
+
+@_mutant("scd", "a token that is kept gets a fresh height")
+def fresh_height(patch: Patches) -> None:
+    patch.set(window, "renewed_heights", lambda k, u, fresh, s: torch.where(k, fresh, s + fresh * (1 - s)))
+
+
+@_mutant("scd", "a height stays the share of its token's old probability")
+def height_not_rescaled(patch: Patches) -> None:
+    patch.set(window, "renewed_heights", lambda k, u, fresh, s: torch.where(k, u, s + fresh * (1 - s)))
 
 
 # --- caches, positions, guidance, filters -----------------------------------------------------------------------------

@@ -180,7 +180,7 @@ def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
                 "only models of real classes have guidance: leave cfg_scale= out, or use"
                 f" audit.model={tiny.BUILT_IN[0]}"
             )
-        own_keys = ("method", "drafter", "rule", "cfg_scale")
+        own_keys = ("method", *parameters.PARTS, "cfg_scale")
         if key.startswith(("hydra.", "hydra/")) or (key in _of_a_run() and key not in own_keys):
             instead = f"; give {_INSTEAD[key]}" if key in _INSTEAD else ""
             raise UsageError(f"'{key}' belongs to specbench run, an audit has no such parameter{instead}")
@@ -265,7 +265,9 @@ def _configuration(arguments: Sequence[str], continuous: bool) -> dict[str, Any]
         return configuration.compose([*arguments, f"model={name}", "weights=random"])  # only for the parameters
     given = {_key(argument) for argument in arguments}
     if "drafter" not in given and given & {"window", "tree"}:
-        base = configuration.compose([argument for argument in arguments if _key(argument) in ("method", "rule")])
+        base = configuration.compose(
+            [argument for argument in arguments if _key(argument) in ("method", "rule", "verification")]
+        )
         if registry.entry("drafter", base["drafter"]).assets:
             if "window" in given and "window" not in base:
                 return configuration.compose([*arguments, f"drafter={_CHAIN}"])

@@ -367,7 +367,7 @@ def check(cfg: Mapping[str, Any]) -> None:
     import torch
 
     from specbench.config import registry
-    from specbench.harness.method import build_rule, check_draft
+    from specbench.harness.method import build_rule, build_verification, check_draft
     from specbench.harness.pipeline import continuous_rule, engine_of, resolve_device
 
     check_draft(cfg)
@@ -375,5 +375,7 @@ def check(cfg: Mapping[str, Any]) -> None:
     if parameters.is_continuous("model", cfg["model"]):
         continuous_rule(cfg, 0)
     else:
-        build_rule(cfg, worker.drafter(cfg).tree.height, lambda: torch.eye(2))
+        drafter = worker.drafter(cfg)
+        build_rule(cfg, drafter.tree.height, lambda: torch.eye(2))
+        build_verification(cfg, drafter)
     registry.check_weights(cfg)
