@@ -3,6 +3,8 @@ of a method runs with growing samples until its verdict is "not lossless".
 
     python scripts/mutants.py [--most 200000] [--only NAME ...] [out=results/mutants.csv]
 
+With --only the other rows of the file stay as they are.
+
 A mutant is a patch of small functions in memory; files stay as they are. One that changes no decoded sequence raises an
 error: it no longer bites. One that no audit catches ends the command with exit status 1.
 """
@@ -10,11 +12,12 @@ error: it no longer bites. One that no audit catches ends the command with exit 
 from __future__ import annotations
 
 import argparse
+import csv
 import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -305,6 +308,26 @@ def one_noise_for_all_positions(patch: Patches) -> None:
     patch.wrap(Window, "_gumbel_noise", around)
 
 
+@mutant("scd", "a new token keeps the height of the one before it")
+def stale_height(patch: Patches) -> None:
+    patch.set(window, "renewed_heights", lambda keep, u, fresh, share: torch.where(keep, u * share, u))
+
+
+@mutant("scd", "the height of a new token is drawn from [0, p), not from [q, p)")
+def height_from_zero(patch: Patches) -> None:
+    patch.set(window, "renewed_heights", lambda keep, u, fresh, share: torch.where(keep, u * share, fresh))
+
+
+@mutant("scd", "a token that is kept gets a fresh height")
+def fresh_height(patch: Patches) -> None:
+    patch.set(window, "renewed_heights", lambda k, u, fresh, s: torch.where(k, fresh, s + fresh * (1 - s)))
+
+
+@mutant("scd", "a height stays the share of its token's old probability")
+def height_not_rescaled(patch: Patches) -> None:
+    patch.set(window, "renewed_heights", lambda k, u, fresh, s: torch.where(k, u, s + fresh * (1 - s)))
+
+
 # --- caches, positions, guidance, filters -----------------------------------------------------------------------------
 
 
@@ -445,6 +468,9 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     mutants = [m for m in MUTANTS if m.name in chosen.only or not chosen.only]
     models = [model for model in command._models({}, [False])[False] if not isinstance(model, command.DensityPair)]
+    out = Path(chosen.out.removeprefix("out="))
+    with out.open(newline="") if chosen.only and out.is_file() else nullcontext([]) as file:
+        earlier: dict[str, Any] = {row["mutant"]: row for row in csv.DictReader(file)}
     rows: list[dict[str, Any]] = []
     known: dict[str, tuple[list[Job], list[list[Any]]]] = {}
     for one in mutants:
@@ -455,8 +481,9 @@ def main(arguments: Sequence[str]) -> int:
         rows.append(caught(one, *known[one.method], chosen.most))
         where = f"{rows[-1]['samples']} samples, {rows[-1]['model']}" if "samples" in rows[-1] else "NOT CAUGHT"
         print(f"{one.name}: {where} ({time.perf_counter() - begun:.0f} s)", flush=True)
-        if not chosen.only:
-            write_atomically(Path(chosen.out.removeprefix("out=")), csv_text(COLUMNS, rows).encode())
+        earlier[one.name] = rows[-1]
+        every = [earlier[m.name] for m in MUTANTS if m.name in earlier]
+        write_atomically(out, csv_text(COLUMNS, every).encode())
     missed = [row["mutant"] for row in rows if "samples" not in row]
     print(f"{len(rows) - len(missed)} of {len(rows)} mutants caught" + (f"; not {', '.join(missed)}" if missed else ""))
     return 1 if missed else 0

@@ -206,7 +206,7 @@ class TabularDrafter:
         drawn = None
         if self.chosen or (state.sampling.temperature == 0 and not tree.is_chain and not self.replacement):
             drawn = torch.zeros_like(valid)
-        return Draft(tree, tokens, torch.stack(draft_probs, 1), valid, drawn, self.replacement)
+        return Draft(tree, tokens, torch.stack(draft_probs, 1), valid, drawn, replacement=self.replacement)
 
     def commit(self, state: TabularState, outcome: Outcome) -> None:
         pass

@@ -269,7 +269,7 @@ class Eagle(_Entries):
             probs.append(self._children(state, number, out, drafted, count, step, u))
         valid = self._after_first(count)
         sampled = torch.zeros_like(valid) if self._chosen(state.sampling) else None
-        return Draft(tree, drafted, torch.cat(probs, 1), valid, sampled, self.replacement)
+        return Draft(tree, drafted, torch.cat(probs, 1), valid, sampled, replacement=self.replacement)
 
     def _chosen(self, sampling: Sampling) -> bool:
         """Whether the tokens are deterministic: a point mass has one token, so that siblings of it are the next most

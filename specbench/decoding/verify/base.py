@@ -31,7 +31,9 @@ class Draft:
     tokens (B, M) int64, the root's own token first; probs (B, I, V) float32: per inner node the distribution from which
     its children were sampled, in the order of the children, without replacement unless `replacement`; sampled (B, M)
     bool or None for all: False marks a deterministic token (its distribution is a point mass); valid (B, M) bool: nodes
-    that exist in this step, where the ancestors of a valid node are valid.
+    that exist in this step, where the ancestors of a valid node are valid. heights (B, M) float32 or None: where not
+    negative, the number in [0, 1) that decides on a node, instead of a fresh one. Given the draft it must be uniform
+    and independent of all that determines the target's distribution of the node.
     """
 
     tree: Tree
@@ -39,6 +41,7 @@ class Draft:
     probs: Tensor
     valid: Tensor
     sampled: Tensor | None = None
+    heights: Tensor | None = None
     replacement: bool = False
 
 
@@ -86,6 +89,8 @@ class Verification(ABC):
         decides, where they are not p; the recovered or bonus token always comes from p. `kernels` replace the plain
         code where they can."""
         numbers = rng.uniforms(step, VERIFY, NEXT - VERIFY + 1, p.shape[1])
+        if draft.heights is not None:
+            numbers[:, 0] = torch.where(draft.heights < 0, numbers[:, 0], draft.heights)
         if not draft.tree.height:  # nothing to decide
             next_token, none = draw(p[:, 0], numbers[:, 1, 0], kernels).unsqueeze(1), torch.zeros_like(step)
             return Verdict(none.new_empty(len(p), 0), none, next_token, p[:, 0], none)
