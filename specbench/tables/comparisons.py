@@ -38,7 +38,7 @@ _CURVES: dict[str, tuple[str, str, Sequence[str]]] = {
     "UniformRSD": ("method=uniform_rsd", "delta", ("1.1", "1.25", "1.5", "2", "3")),
     "Cool-SD, exponential": ("method=cool_sd", "delta", ("1.1", "1.5", "2", "3", "5")),
     "Cool-SD, linear": ("method=cool_sd schedule=linear", "delta", ("1.1", "1.25", "1.5", "2", "3")),
-    "front RSD": ("method=front_rsd", "delta", ("0.3", "0.5", "1.1", "2", "4")),
+    "front RSD": ("method=cool_sd floor=1.0 nu=2.0", "delta", ("0.3", "0.5", "1.1", "2", "4")),
     "LANTERN++": ("method=lantern_pp", "lam", ("1.5", "2", "3", "5", "10")),
     "LANTERN++, optimal residual": ("method=lantern_pp resample=optimal", "lam", ("1.5", "2", "3", "5", "10")),
 }
