@@ -214,16 +214,17 @@ class Pipeline(_Base):
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
         layers = getattr(drafter, "aux_hidden_layers", ())
         target = model.target.with_aux_hidden_layers(layers) if layers else model.target
-        config = DecoderConfig(target, drafter, rule, sampling)
+        config = DecoderConfig(target, drafter, rule, sampling, emitted_draws=cfg["emitted_draws"])
         return cls(model, config, device, cfg["model"], registry.weights_label(cfg), engine)
 
     def vanilla(self) -> Pipeline:
         """The same loaded target with the empty draft: the baseline, on an engine of the same kind."""
-        return self._of(DecoderConfig(self.model.target, NoDraft(), exact(), self.config.sampling))
+        own = self.config
+        return self._of(replace(own, target=self.model.target, drafter=NoDraft(), rule=exact(), override=None))
 
     def overridden(self, override: Override) -> Pipeline:
-        """The same pipeline with verdicts that override the rule's."""
-        return self._of(replace(self.config, override=override))
+        """The same pipeline with verdicts that override the rule's; what it emits is not measured."""
+        return self._of(replace(self.config, override=override, emitted_draws=0))
 
     def _of(self, config: DecoderConfig) -> Pipeline:
         return Pipeline(self.model, config, self.device, self.name, self.weights, self.engine.fresh())
