@@ -10,10 +10,9 @@ whatever was drawn. For one candidate, kept with probability f(x), and residuals
 Siblings are drawn without replacement, so what follows a rejection of y depends on y. A node without candidates has
 e = p. The sum over rejected tokens is exact where there are few, else an average over draws (see `Emitted`).
 
-e is the distribution given all that determined p, q and the node's place in the draft. That of a prefix alone is an
-average of such e, so by convexity the mean of its divergence is at most the mean of theirs, and by the chain rule the sum
-over positions of the mean KL(e || p) bounds KL(method || target) of whole sequences. Both are equal where the prefix
-determines e.
+e is the distribution given all that determined p, q and the depth of the node. That of a prefix alone is an average of
+such e, so by convexity its divergence is at most the mean of theirs, and by the chain rule the sum over positions of the
+mean KL(e || p) is at least KL(method || target) of whole sequences. The two are equal where the prefix determines e.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ def distances(p: Tensor, e: Tensor) -> Tensor:
 @dataclass
 class Nodes:
     """n visited nodes of B rows: p, q (B, n, V), of which q is that of the children; tokens, live (B, n, K): the
-    children's tokens, and which of them exist; depth (B, n): the children's; sampled: whether the tokens were drawn from
-    q, else each is a point mass."""
+    children's tokens, and which of them exist; depth (B, n): the children's; sampled: whether the tokens were drawn
+    from q, else each is a point mass."""
 
     p: Tensor
     q: Tensor
@@ -64,8 +63,8 @@ class Nodes:
 
 
 def distributions(nodes: Nodes, rule: Rule, u: Tensor) -> Tensor:
-    """The distributions e (B, n, H, V). H is 1 where they are exact; else 2, averages over two independent halves of the
-    draws of rejected tokens, with uniforms u (B, n, K, S), S even."""
+    """The distributions e (B, n, H, V). H is 1 where they are exact; else 2, averages over two independent halves of
+    the draws of rejected tokens, with uniforms u (B, n, K, S), S even."""
     siblings, vocab, draws = nodes.tokens.shape[-1], nodes.p.shape[-1], u.shape[-1]
     followed = siblings - 1 + rule.residual_by_token if nodes.sampled else 0  # rejections after which the token counts
     exact = vocab**followed <= _EXACT

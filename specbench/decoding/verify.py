@@ -14,8 +14,8 @@ from specbench.decoding.sampling import draw
 from specbench.decoding.trees import Tree
 from specbench.engine.ops import Kernels, take
 
-# Tags of a step's random numbers, the first two drawn together; drafters use DRAFT and above. (The last one, TAGS - 1, is
-# that of windows.) EMITTED: of the statistics of what is emitted.
+# Tags of a step's random numbers, the first two drawn together; drafters use DRAFT and above, windows also the last one.
+# EMITTED: of the statistics of what is emitted.
 VERIFY, NEXT, DRAFT, EMITTED = 0, 1, 2, TAGS - 2
 
 

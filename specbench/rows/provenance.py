@@ -26,8 +26,9 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
 
     Over every parameter but `out`, `data_dir` and `metrics_dir` (file locations), `workers` and `ray_address` (which
     processes work; a row's note reports them), `timing` and `emitted_draws` (columns of the row report them) and
-    `protocol`, whose values are parameters themselves; `reference` and `drafter_weights` count if given. `batch`, `device`, `dtype`, `engine`
-    and `warmup` count, because a latency depends on them, although on a CPU they change no image.
+    `protocol`, whose values are parameters themselves; `reference` and `drafter_weights` count if given. `batch`,
+    `device`, `dtype`, `engine` and `warmup` count, because a latency depends on them, although on a CPU they change no
+    image.
     """
     left_out = {"out", "data_dir", "metrics_dir", "protocol", "workers", "ray_address", "timing", "emitted_draws"}
     left_out |= {name for name in ("reference", "drafter_weights") if cfg.get(name) is None}
