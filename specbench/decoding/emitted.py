@@ -11,13 +11,15 @@ Siblings are drawn without replacement, so what follows a rejection of y depends
 e = p. The sum over rejected tokens is exact where there are few, else an average over draws (see `Emitted`).
 
 e is the distribution given all that determined p, q and the depth of the node. That of a prefix alone is an average of
-such e, so by convexity its divergence is at most the mean of theirs, and by the chain rule the sum over positions of the
-mean KL(e || p) is at least KL(method || target) of whole sequences. The two are equal where the prefix determines e.
+such e, so by convexity its divergence is at most the mean of theirs, and by the chain rule the sum over positions of
+the mean KL(e || p) is at least KL(method || target) of whole sequences; equal to it where the prefix determines e.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor
@@ -103,10 +105,14 @@ def distributions(nodes: Nodes, rule: Rule, u: Tensor) -> Tensor:
 
 
 def _average(x: Tensor, exact: bool) -> Tensor:
-    """Of what S sequences of rejected tokens contribute (B, n, S, V): their sum, or the averages of two halves."""
+    """Of what S sequences of rejected tokens contribute (B, n, S, V): their sum, or the averages of two halves. Added
+    one after the other, so that a row's bits do not depend on the other rows."""
     if x.shape[2] == 1:
         return x
-    return x.sum(2, keepdim=True) if exact else x.unflatten(2, (2, -1)).mean(3)
+    if exact:
+        return reduce(add, x.split(1, 2))
+    halves = x.unflatten(2, (2, -1))
+    return reduce(add, halves.unbind(3)) / halves.shape[3]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from specbench.decoding.sampling import draw
 from specbench.decoding.trees import Tree
 from specbench.engine.ops import Kernels, take
 
-# Tags of a step's random numbers, the first two drawn together; drafters use DRAFT and above, windows also the last one.
+# Tags of a step's random numbers, the first two drawn together; drafters use DRAFT and above, windows also the last.
 # EMITTED: of the statistics of what is emitted.
 VERIFY, NEXT, DRAFT, EMITTED = 0, 1, 2, TAGS - 2
 
