@@ -115,7 +115,7 @@ def test_the_distribution_of_a_node(name: str, sampled: bool) -> None:
 def test_drawn_rejections_average_to_the_distribution(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """2,000 nodes, four draws each: e, and the corrected divergence, which does not see that e is an average."""
     rule, count = RULES[name], 2000
-    p, q = some(1, 1, seed=3), some(1, 1, seed=4)
+    p, q = some(1, 1, seed=32), some(1, 1, seed=132)
     nodes = Nodes(
         *(x.expand(count, 1, V) for x in (p, q)),
         torch.zeros(count, 1, 2, dtype=torch.int64),
@@ -150,8 +150,8 @@ def test_the_distances() -> None:
     assert outside.tolist() == [0, 0.5]
     for off in (1e-3, 1e-2, 0.1):  # either side of where the formula changes
         near = p[:1] * (1 + off * torch.tensor([1.0, -1, -1, 0]))
-        exact = (near[0, :3].double() * (near[0, :3].double() / p[0, :3].double()).log()).sum()
-        assert float(distances(p[:1], near)[1, 0]) == pytest.approx(float(exact), rel=1e-4)
+        a, b = near[0, :3].double(), p[0, :3].double()
+        assert float(distances(p[:1], near)[1, 0]) == pytest.approx(float((a * (a / b).log() - a + b).sum()), rel=1e-4)
 
 
 # --- whole sequences --------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def enumerated(rule: Rule, paths: list[tuple[int, ...]], chosen: bool) -> tuple[
             given = q.topk(V).indices.tolist() if chosen else None
             parts = written_out(p, q, rule, len(node) + 1, children[node], given)
             e = sum(parts)
-            expected[t] += weight * float((e * (e / p).log()).sum())
+            expected[t] += weight * float((e * (e / p).log()).nan_to_num(0).sum())
             for m, part in enumerate(parts):
                 onward = (*node, m) if m < children[node] else ()
                 for x in range(V):

@@ -167,7 +167,7 @@ def test_every_token_is_a_draft_or_a_steps_own(window: int, wished: list[int]) -
         accepted[0, steps] = min(wished[steps], int(offered[0, steps]))
         count, steps = count + int(accepted[0, steps]) + 1, steps + 1
     zeros = torch.zeros(1, total)
-    [made] = images(Trace(accepted, offered, zeros, zeros, zeros > 0, zeros > 0, zeros - 1), [steps])
+    [made] = images(Trace(accepted, offered, zeros, zeros, zeros > 0, zeros > 0, zeros - 1, *[zeros] * 3), [steps])
     assert summary.is_accepted_draft(made).sum() == accepted.sum()
     histogram = summary.accepted_histogram([made])
     assert histogram.sum() == pytest.approx(1)
