@@ -22,6 +22,7 @@ BUDGETS: dict[str, tuple[tuple[str, int], tuple[str, ...], int, int]] = {
     "XL EAGLE-2": (XL, ("method=eagle2",), 401, 235),
     "7B vanilla": (LUMINA, ("method=vanilla",), 320, 20),
     "7B SJD 64": (LUMINA, ("method=sjd", "window=64"), 320, 22),
+    "7B SCD 64, heights": (LUMINA, ("method=scd", "window=64", "coupling=height"), 320, 25),
     "7B SJD-PAC 64": (LUMINA, ("method=sjd_pac", "window=64"), 320, 25),
 }
 
@@ -38,6 +39,14 @@ def test_a_step_stays_within_its_budget(name: str) -> None:
     assert found["layers"] <= inside, report
     assert found["outside"] <= outside, report
     assert found["layers"] >= 4 * layers  # the layers are seen
+
+
+@pytest.mark.parametrize("shape", ["eagle window=5", "eagle_tree", "sjd"])
+def test_a_band_launches_no_more_than_a_factor(shape: str) -> None:
+    """The fused verification finds its limits."""
+    words = ("model=llamagen_xl", "reduced=true", "method=vanilla", *f"drafter={shape}".split())
+    band, cool = (counted((*words, f"rule={rule}")) for rule in ("band", "cool"))
+    assert band["by_kernel"] == cool["by_kernel"]
 
 
 def test_one_launch_more_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,7 @@ TABLE: dict[str, Parameter] = {
     "method": Parameter("string", "preset of a drafter, a rule and their parameters"),
     "drafter": Parameter("string", "which tokens are drafted, and from which distribution each was sampled"),
     "rule": Parameter("string", "the probability with which a drafted token is accepted"),
+    "verification": Parameter("string", "how a draft's nodes are decided together; all but token need the exact rule"),
     "window": Parameter("integer", "length L of a drafted chain, in tokens", low=1, high=DRAFT),
     "tree": Parameter("tree", "shape of a drafted tree: its name or its paths from the root; for sjd full or comb"),
     "nodes": Parameter("integer", "draft tokens of a dynamic tree (EAGLE-2's total tokens)", low=1, high=DRAFT),
@@ -132,8 +133,8 @@ TABLE: dict[str, Parameter] = {
     "refine": Parameter("flag", "renew the uncommitted positions of a Jacobi window; else they are initialised again"),
     "coupling": Parameter(
         "string",
-        "how a Jacobi window's positions are renewed: none (SJD), maximal (adaptive continuation) or gumbel",
-        choices=("none", "maximal", "gumbel"),
+        "how a Jacobi window's positions are renewed: none (SJD), maximal (adaptive continuation), gumbel or height",
+        choices=("none", "maximal", "gumbel", "height"),
     ),
     "gamma": Parameter("integer", "draft length γ of continuous speculative decoding, in tokens", low=1, high=DRAFT),
     "prefill": Parameter("number", "share of the image that the target samples before the first draft", low=0, high=1),
@@ -176,6 +177,16 @@ TABLE: dict[str, Parameter] = {
     "nu": Parameter("number", "decay ν of the relaxation over draft positions (Cool-SD Eq. 16); 0 is uniform", low=0),
     "schedule": Parameter("string", "how the relaxation decays over positions", choices=("exponential", "linear")),
     "floor": Parameter("number", "least relaxation ω of any position; 0 is the paper's schedule", low=0),
+    "strength": Parameter(
+        "number", "relaxation of a band: log(high / low) of the last draft position; 0 is exact", low=0, high=1000
+    ),
+    "decay": Parameter(
+        "number",
+        "how fast a band's relaxation falls over draft positions: about the acceptance rate",
+        low=0,
+        high=0.999,
+    ),
+    "budget": Parameter("number", "KL(emitted | target) that mentored decoding allows at a node; 0 is exact", low=0),
     "resample": Parameter(
         "string",
         "distribution sampled from after a rejection: Cool-SD Eq. 10 (optimal) or Eq. 11 (vanilla), LANTERN's paper or"
@@ -270,6 +281,7 @@ UNITS = {
     "depth": "levels",
     "width": "tokens",
     "gamma": "tokens",
+    "budget": "nats",
     "prefill": "of the image",
     "tries": "proposals",
     "k": "codes",

@@ -46,7 +46,7 @@ class Kernels(Protocol):
     ) -> Tensor: ...
 
     def verify(
-        self, p: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool
+        self, p: Tensor, draft: Any, u: Tensor, relaxation: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
 
     def advance(
@@ -57,7 +57,7 @@ class Kernels(Protocol):
 
     def window(
         self, drafter: Any, state: Any, history: Tensor, count: Tensor, step: Tensor, tags: int, tag: int, noise: int
-    ) -> Tensor: ...
+    ) -> tuple[Tensor, Tensor | None]: ...
 
     def inputs(
         self, session: Any, tokens: Tensor, positions: Tensor, count: Tensor | None = None

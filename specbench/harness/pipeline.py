@@ -26,7 +26,7 @@ from specbench.decoding.trace import Trace
 from specbench.engine.clock import Clock
 from specbench.engine.graph import Eager, Graphs
 from specbench.errors import NumberError, UsageError, check_choice
-from specbench.harness.method import build_rule
+from specbench.harness.method import build_rule, build_verification
 from specbench.storage import home
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -214,13 +214,14 @@ class Pipeline(_Base):
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
         layers = getattr(drafter, "aux_hidden_layers", ())
         target = model.target.with_aux_hidden_layers(layers) if layers else model.target
-        config = DecoderConfig(target, drafter, rule, sampling, emitted_draws=cfg["emitted_draws"])
+        draws, verification = cfg["emitted_draws"], build_verification(cfg, drafter)
+        config = DecoderConfig(target, drafter, rule, sampling, verification=verification, emitted_draws=draws)
         return cls(model, config, device, cfg["model"], registry.weights_label(cfg), engine)
 
     def vanilla(self) -> Pipeline:
         """The same loaded target with the empty draft: the baseline, on an engine of the same kind."""
-        own = self.config
-        return self._of(replace(own, target=self.model.target, drafter=NoDraft(), rule=exact(), override=None))
+        sampling, draws = self.config.sampling, self.config.emitted_draws
+        return self._of(DecoderConfig(self.model.target, NoDraft(), exact(), sampling, emitted_draws=draws))
 
     def overridden(self, override: Override) -> Pipeline:
         """The same pipeline with verdicts that override the rule's; what it emits is not measured."""

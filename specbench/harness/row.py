@@ -76,7 +76,9 @@ def _emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[s
         return []
     outside = [r.emitted_outside for r in images if r.emitted_outside is not None]
     if not outside:
-        return [f"emitted_tv and emitted_kl are not computed for rule {cfg['rule']} on trees of sampled tokens"]
+        way = cfg.get("verification", "token")
+        what = f"rule {cfg['rule']} on trees of sampled tokens" if way == "token" else f"verification={way}"
+        return [f"emitted_tv and emitted_kl are not computed for {what}"]
     if len(outside) < len(images):
         return [f"emitted_tv was not recorded of {len(images) - len(outside)} images, which an earlier process decoded"]
     share = sum(outside) / len(outside)
@@ -114,6 +116,8 @@ def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], 
 def describe(cfg: Mapping[str, Any]) -> str:
     """A method as text: "cool_sd (drafter eagle_tree, rule cool, delta 1.1)"."""
     parts = [f"drafter {cfg['drafter']}", f"rule {cfg['rule']}"]
+    if (way := cfg.get("verification", "token")) != "token":
+        parts.append(f"verification {way}")
     parts += [f"{name} {cfg[name]:g}" for name in ("window", "delta") if cfg.get(name) is not None]
     return f"{cfg['method']} ({', '.join(parts)})"
 
