@@ -20,6 +20,7 @@ from specbench.decoding.rules.band import build_band, lower_limit
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import build, chain_paths, parse
 from specbench.decoding.verify import Draft, TokenWise
+from specbench.decoding.verify.block import BlockVerification
 
 SIZES = (2, 3, 17, 256, 4096)
 
@@ -227,6 +228,24 @@ class Enumeration:
             self._follow(t + 1, code * self.size + x, kept + 1, chance * accepted)
             if e[x] > accepted:
                 self._follow(t + 1, code * self.size + x, 0, chance * (e[x] - accepted))
+
+
+def test_block_verification_emits_the_same_and_accepts_more() -> None:
+    """With the same s at all depths, and drafts that reach the end, every token has the distribution that its prefix
+    determines."""
+    p = random_tables(3, 4, seed=1, sharpness=1.5)
+    q = random_tables(3, 4, seed=2, sharpness=1.5, near=p, distance=0.7)
+    rule = Band(0.5, 0.0, 4)
+    emits = [rule.emits(a.double(), b.double(), torch.ones(len(a), dtype=torch.int64)) for a, b in zip(p, q)]
+    steps = []
+    for way in (TokenWise(), BlockVerification()):
+        drafter = TabularDrafter(q, chain_paths(4))
+        config = DecoderConfig(TabularTarget(p), drafter, rule, Sampling(), verification=way)
+        out = decode(config, None, tiny.rng(20_000))
+        assert tiny.fit(codes(out.tokens, 3), sequence_probs(emits)) > 1e-4
+        assert tiny.fit(codes(out.tokens, 3), sequence_probs(p)) < 1e-6
+        steps.append(out.steps.float().mean())
+    assert steps[1] < 0.99 * steps[0]
 
 
 @pytest.mark.parametrize(("strength", "decay", "window"), [(0.5, 0.5, 2), (1.0, 0.0, 3), (0.3, 0.9, 1)])

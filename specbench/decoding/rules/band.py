@@ -42,6 +42,11 @@ class _Clipped(Rule):
         """As of `Rule`."""
         return ratio(self.limits(r, q, depth)[1].unsqueeze(-1) * r, q)
 
+    def emits(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """As of `Rule`."""
+        low, high = self.limits(p, q, depth)
+        return q.clamp(low.unsqueeze(-1) * p, high.unsqueeze(-1) * p)
+
     def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         return _residual(r, q, self.limits(r, q, depth)[0])
 

@@ -44,6 +44,11 @@ class Rule(Protocol):
         """`accept` and `residual` together, for rules that compute something for both."""
         return self.accept(r, q, token, depth), self.residual(r, q, token, depth)
 
+    def emits(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """The distribution (..., V) of the token that follows a node whose one candidate is drawn from q, where it
+        has a closed form: block verification of a chain then gives the same distributions."""
+        raise NotImplementedError
+
     def open(self, device: torch.device) -> None:
         """Put the rule's tensors on the device of a decoding that starts: a recorded step cannot move them."""
         put(self, device)

@@ -31,6 +31,12 @@ class Relaxed(Rule):
         self.resample = resample
         self.omega = torch.tensor([1.0, *omega], dtype=torch.float32)
 
+    def emits(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """As of `Rule`, of the exact rule."""
+        if self.name != "exact":
+            return super().emits(p, q, depth)
+        return p
+
     def relaxation(self) -> Relaxation:
         """As of `Rule`."""
         return Relaxation(self.omega, self.resample)
