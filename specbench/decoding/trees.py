@@ -117,7 +117,8 @@ def window_paths(window: int, width: int, depth: int, shape: str) -> list[Path]:
 class Tree:
     """parent, depth (R, M); ancestors (R, M, M) bool, node i attends to node j (itself and the root included); inner
     (R, I): the nodes with children, the root first; slot (R, M): a node's index in `inner`, -1 for leaves; children
-    (R, I, W), -1 where none; parents_per_rank (W): how many of the first inner nodes can have a child of that rank."""
+    (R, I, W), -1 where none; parents_per_rank (W): how many of the first inner nodes can have a child of that rank;
+    widths (height): the most children that a node of depth 0, 1, ... can have."""
 
     parent: Tensor
     depth: Tensor
@@ -126,6 +127,7 @@ class Tree:
     slot: Tensor
     children: Tensor
     parents_per_rank: tuple[int, ...]
+    widths: tuple[int, ...]
     height: int
     is_chain: bool
 
@@ -177,6 +179,7 @@ def build(paths: Iterable[Path]) -> Tree:
         slot=torch.tensor([slot]),
         children=torch.tensor(children, dtype=torch.int64).reshape(1, len(inner), width),
         parents_per_rank=tuple(max(i + 1 for i, k in enumerate(children) if k[m] >= 0) for m in range(width)),
+        widths=tuple(max(len(kids[n]) for n in inner if depth[n] == d) for d in range(max(depth))),
         height=max(depth),
         is_chain=width <= 1,
     )
@@ -212,6 +215,7 @@ def from_parents(parent: Tensor, rank: Tensor, width: int, height: int, inner: i
         slot=slot,
         children=children[:, :-1].reshape(rows, inner, width),
         parents_per_rank=tuple(min(inner, 1 + (count - 2) // (m + 1)) for m in range(width)),
+        widths=(width,) * height,
         height=height,
         is_chain=False,
     )
