@@ -72,6 +72,7 @@ class TraceRecorder:
         self.steps[:2] = 1
         self.log_prob = torch.zeros(rows, total + 2 * reach, device=device)
         self.distances = torch.zeros(5, rows, total + 2 * reach if emitted else 0, device=device)
+        self.distances[4] = 1  # the ratio of vanilla
         self.offsets = torch.arange(reach, device=device)
 
     def buffers(self) -> Buffers:

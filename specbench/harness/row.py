@@ -118,7 +118,9 @@ def describe(cfg: Mapping[str, Any]) -> str:
     parts = [f"drafter {cfg['drafter']}", f"rule {cfg['rule']}"]
     if (way := cfg.get("verification", "token")) != "token":
         parts.append(f"verification {way}")
-    parts += [f"{name} {cfg[name]:g}" for name in ("window", "delta", "strength", "budget") if cfg.get(name) is not None]
+    parts += [
+        f"{name} {cfg[name]:g}" for name in ("window", "delta", "strength", "budget") if cfg.get(name) is not None
+    ]
     return f"{cfg['method']} ({', '.join(parts)})"
 
 

@@ -113,7 +113,8 @@ class Verification(ABC):
 
 
 def check_exact(cfg: Mapping[str, Any], drafter: Any, rules: tuple[str, ...] = ("exact",)) -> None:
-    """Raises UsageError for a rule, not among `rules`, or a drafter with which only token-wise verification is right."""
+    """Raises UsageError for a rule that is not among `rules`, and for a drafter with which only token-wise verification
+    is right."""
     way = f"verification={cfg['verification']}"
     if cfg["rule"] not in rules:
         raise UsageError(

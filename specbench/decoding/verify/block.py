@@ -30,9 +30,8 @@ class BlockVerification(Verification):
     node i passes where u_i < R_i / (R_i + 1 - P_i), the last one where u_L < P_L, the root always. The last node that
     passes ends the accepted path, and the next token is drawn from Norm (P_i p_i - q_i)_+, at the last node from p_L.
     The probability that node i or a later one passes is P_i, given the tokens up to x_i. With one token it is the
-    token-wise test. A rule that emits e_i at every node i, in closed form, has e_i in the place of p_i of the nodes that
-    have a draft token; given the prefix, a token then has the distribution e_i of the node that it belongs to, as
-    token-wise.
+    token-wise test. A rule that emits e_i at every node i, in closed form, has e_i in the place of p_i of the nodes
+    that have a draft token; given the prefix, a token then has the distribution e_i of its node, as token-wise.
     """
 
     name = "block"
