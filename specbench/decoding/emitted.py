@@ -150,11 +150,11 @@ class Emitted:
         rows, vocab, parts = len(path), found.p.shape[-1], []
         draws = 2 * -(-self.draws // 2)
         u = self.rng.uniform(step, EMITTED, tree.height, tree.width, draws)
-        depth, width = 0, 0
+        widths, depth = [width for _, width in tree.levels], 0
         while depth < tree.height:  # nodes of several depths together, as many as have the same width
-            width, begin = tree.widths[depth], depth
+            width, begin = widths[depth], depth
             most = max(1, _AT_ONCE // (rows * vocab * (1 if width == 1 and not self.rule.residual_by_token else draws)))
-            while depth < tree.height and tree.widths[depth] == width and depth - begin < most:
+            while depth < tree.height and widths[depth] == width and depth - begin < most:
                 depth += 1
             some = slice(begin, depth)
             nodes = _visited(draft, found.p, path[:, some], width)

@@ -118,7 +118,6 @@ class Tree:
     """parent, depth (R, M); ancestors (R, M, M) bool, node i attends to node j (itself and the root included); inner
     (R, I): the nodes with children, the root first; slot (R, M): a node's index in `inner`, -1 for leaves; children
     (R, I, W), -1 where none; parents_per_rank (W): how many of the first inner nodes can have a child of that rank;
-    widths (height): the most children that a node of depth 0, 1, ... can have;
     levels: per depth, how many inner nodes it has and how many children one of them, at most. A tree that all rows
     share has exactly so many inner nodes, in the order of their depths; then post_order (1, M) is a node's number in
     post-order, else None."""
@@ -130,7 +129,6 @@ class Tree:
     slot: Tensor
     children: Tensor
     parents_per_rank: tuple[int, ...]
-    widths: tuple[int, ...]
     height: int
     is_chain: bool
     levels: tuple[tuple[int, int], ...]
@@ -184,7 +182,6 @@ def build(paths: Iterable[Path]) -> Tree:
         slot=torch.tensor([slot]),
         children=torch.tensor(children, dtype=torch.int64).reshape(1, len(inner), width),
         parents_per_rank=tuple(max(i + 1 for i, k in enumerate(children) if k[m] >= 0) for m in range(width)),
-        widths=tuple(max(len(kids[n]) for n in inner if depth[n] == d) for d in range(max(depth))),
         height=max(depth),
         is_chain=width <= 1,
         levels=tuple(
@@ -241,7 +238,6 @@ def from_parents(
         slot=slot,
         children=children[:, :-1].reshape(rows, inner, width),
         parents_per_rank=tuple(min(inner, 1 + (count - 2) // (m + 1)) for m in range(width)),
-        widths=(width,) * height,
         height=height,
         is_chain=False,
         levels=((1, width), *[(min(inner if beam is None else beam, inner), width)] * (height - 1)),
