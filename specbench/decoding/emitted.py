@@ -180,8 +180,8 @@ class Emitted:
         depth = torch.arange(p.shape[1], device=p.device)
         on = (depth < verdict.length[:, None]).unsqueeze(-1)
         e = torch.where(on, one_hot(verdict.tokens, p.shape[-1]), p)
-        found = torch.stack([*distances(p, e), torch.full_like(p[..., 0], torch.nan), largest_ratio(p, e)])
-        return found if known else torch.full_like(found, torch.nan)
+        every = torch.stack([*distances(p, e), torch.full_like(p[..., 0], torch.nan), largest_ratio(p, e)])
+        return every if known else torch.full_like(every, torch.nan)
 
 
 def _visited(draft: Draft, p: Tensor, path: Tensor, width: int) -> Nodes:

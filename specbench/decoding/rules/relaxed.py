@@ -33,10 +33,8 @@ class Relaxed(Rule):
         self.omega = torch.tensor([1.0, *omega], dtype=torch.float32)
 
     def emits(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """As of `Rule`, of the exact rule."""
-        if self.name != "exact":
-            return super().emits(p, q, depth)
-        return p
+        """As of `Rule`."""
+        return p if self.name == "exact" else super().emits(p, q, depth)
 
     def relaxation(self) -> Relaxation:
         """As of `Rule`."""
