@@ -273,7 +273,7 @@ PERPLEXITY = row_column(
 EMITTED_KL = row_column(
     "emitted_kl",
     "Emitted KL (nats)",
-    measured_as="KL divergence of the distribution that a token is emitted from and the target's, mean over all tokens; "
+    measured_as="KL divergence between what a token is emitted from and the target, mean over all tokens: "
     "0 is lossless",
 )
 ACCEPTANCE = row_column("acceptance_rate", measured_as="accepted over verified draft tokens")
