@@ -7,23 +7,24 @@ import pkgutil
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from specbench.config import networks, parameters, registry
+from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError, install
 from specbench.harness.pipeline import Pipeline
 from specbench.models.loading import checkpoints
 from specbench.rows import provenance
+from specbench.storage import home
 from specbench.storage.files import sha256_file, write_atomically
 from specbench.training import drafter, examples
 from specbench.training.dataset import TargetHead
 from specbench.training.recipes import TABLE, WHERE, TrainingPlan, plan
-from specbench.training.trainer import Alone, Processes, Recipe, Validation, fit, processes
+from specbench.training.trainer import Alone, Checkpoints, Processes, Recipe, Validation, fit, processes
 
 _HELP = """\
 usage: specbench train drafter=KIND [model=NAME] [name=value ...]
@@ -46,11 +47,13 @@ NOTE = Path("state", "plan.json")
 
 @dataclass
 class Trained:
-    """The result of a training: the weights' file, their statistics, and the number of training examples."""
+    """The result of a training: the weights' file, their statistics, the number of training examples, and the
+    statistics of the checkpoints by their steps."""
 
     file: Path
     statistics: dict[str, float]
     examples: int
+    checkpoints: dict[int, dict[str, float]] = field(default_factory=dict)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -84,7 +87,9 @@ def train(chosen: TrainingPlan, pipeline: Pipeline, together: Processes | None =
     note = _note(chosen, pipeline.weights)
     _check_note(out, note)
     torch.manual_seed(chosen.cfg["seed"])
-    network = bundle.untrained(kind, chosen["heads"]).to(device, torch.float32).requires_grad_(True)
+    start = _start(chosen)
+    network = bundle.trained(kind, start) if start else bundle.untrained(kind, chosen["heads"])
+    network = network.to(device, torch.float32).requires_grad_(True)
     aux_hidden_layers = getattr(network.cfg, "aux_hidden_layers", ())
     target = bundle.target.with_aux_hidden_layers(aux_hidden_layers) if aux_hidden_layers else bundle.target
     target.requires_grad_(False)
@@ -102,26 +107,41 @@ def train(chosen: TrainingPlan, pipeline: Pipeline, together: Processes | None =
         training.freeze()
     terms = drafter.LossTerms(**{name: chosen[name] for name in drafter.LossTerms.__dataclass_fields__})
 
-    def statistics() -> dict[str, float]:
-        return drafter.evaluate(training, dataset, held[:HELD])
+    guidance = Sampling(cfg_scale=chosen.cfg["cfg_scale"]) if chosen["guided"] else drafter.PLAIN
 
+    def validated() -> dict[str, float]:
+        return drafter.evaluate(training, dataset, held[:HELD], sampling=guidance)
+
+    def reached(file: Path, depth: int = 1) -> dict[str, float]:
+        """Of the saved weights, under the guidance and sampling of a run."""
+        checkpoints.fill(network, checkpoints.read(file, declared.folder)[1], file.name)
+        live, sampling = found.live(target), pipeline.config.sampling
+        return drafter.evaluate(training, live, held[:HELD], depth, chosen["decode_batch"], sampling)
+
+    def write(file: Path) -> None:
+        half = torch.bfloat16 if bundle.dtype == torch.bfloat16 else torch.float16
+        checkpoints.save(network, file, declared.folder, half)
+
+    kept = {step: out / f"step-{step}" / networks.FILE for step in chosen["checkpoints"] or ()}
     recipe = recipe_of(chosen, len(rows))
     spent = fit(
         kind,
         network,
-        drafter.loss_of(training, dataset, rows, recipe.batch, terms),
+        drafter.loss_of(training, dataset, rows, recipe.batch, terms, guidance),
         recipe,
         out / "state",
-        validation=Validation(statistics, chosen["validate_every"], "" if chosen["keep"] == "last" else chosen["keep"]),
+        validation=Validation(validated, chosen["validate_every"], "" if chosen["keep"] == "last" else chosen["keep"]),
+        checkpoints=Checkpoints(kept, lambda step: write(kept[step])),
         together=together,
         board=_board(out) if chosen["tensorboard"] and together.is_main_process else None,
     )
     file = out / networks.FILE
     if not together.is_main_process:
         return Trained(file, {}, len(rows))
-    _write(network, file, declared.folder, bundle.dtype)
-    reached = drafter.evaluate(training, dataset, held[:HELD], training.evaluated)
-    return Trained(file, reached | {k: v for k, v in spent.items() if k in ("seconds", "images")}, len(rows))
+    write(file)
+    before = {step: reached(kept[step]) for step in kept}
+    spent = {name: spent[name] for name in ("seconds", "images")}
+    return Trained(file, reached(file, training.evaluated) | spent, len(rows), before)
 
 
 def recipe_of(chosen: TrainingPlan, rows: int) -> Recipe:
@@ -135,16 +155,24 @@ def recipe_of(chosen: TrainingPlan, rows: int) -> Recipe:
     return Recipe(steps=steps, betas=(chosen["beta1"], chosen["beta2"]), seed=chosen.cfg["seed"], **given)
 
 
-def _write(network: nn.Module, file: Path, kind: str, dtype: torch.dtype) -> None:
-    """Save the weights in half precision, and load them back, so that the saved weights are measured."""
-    checkpoints.save(network, file, kind, torch.bfloat16 if dtype == torch.bfloat16 else torch.float16)
-    checkpoints.fill(network, checkpoints.read(file, kind)[1], file.name)
+def _start(chosen: TrainingPlan) -> Path | None:
+    """The weights that a training starts from."""
+    if not (given := chosen["start"]):
+        return None
+    if networks.is_embedded(given):
+        return networks.NETWORKS[chosen["drafter"]].path(given)
+    path = home.expanded(given)
+    if not path.exists():
+        raise UsageError(f"start: there is no folder '{path}' of a drafter's weights")
+    return path
 
 
 def _note(chosen: TrainingPlan, weights: str) -> dict[str, Any]:
     """The identity of a training, so that a later command cannot resume another training's state."""
     names = ("model", "seed", "dtype", "data", "split", "temperature", "top_k", "top_p", "cfg_scale")
     own = {name: value for name, value in chosen.arguments.items() if name not in WHERE}
+    if start := _start(chosen):
+        own["start"] = registry.digest(*registry.drafter_files(start))
     return own | {name: chosen.cfg[name] for name in names if name in chosen.cfg} | {"weights": weights}
 
 
