@@ -41,6 +41,7 @@ the same command resumes. Several GPUs: accelerate launch --module specbench.cli
 Arguments (defaults: conf/recipes.yaml; others are those of a run: model, weights, data, seed, temperature, ...)
 
 """
+SAMPLING = ("cfg_scale", "temperature", "top_k", "top_p")
 HELD = 1000  # held-out examples of a validation, at most
 NOTE = Path("state", "plan.json")
 
@@ -48,12 +49,12 @@ NOTE = Path("state", "plan.json")
 @dataclass
 class Trained:
     """The result of a training: the weights' file, their statistics, the number of training examples, and the
-    statistics of the checkpoints by their steps."""
+    statistics of each checkpoint's file."""
 
     file: Path
     statistics: dict[str, float]
     examples: int
-    checkpoints: dict[int, dict[str, float]] = field(default_factory=dict)
+    checkpoints: dict[Path, dict[str, float]] = field(default_factory=dict)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -139,7 +140,7 @@ def train(chosen: TrainingPlan, pipeline: Pipeline, together: Processes | None =
     if not together.is_main_process:
         return Trained(file, {}, len(rows))
     write(file)
-    before = {step: reached(kept[step]) for step in kept}
+    before = {path: reached(path) for path in kept.values()}
     spent = {name: spent[name] for name in ("seconds", "images")}
     return Trained(file, reached(file, training.evaluated) | spent, len(rows), before)
 
@@ -169,7 +170,7 @@ def _start(chosen: TrainingPlan) -> Path | None:
 
 def _note(chosen: TrainingPlan, weights: str) -> dict[str, Any]:
     """The identity of a training, so that a later command cannot resume another training's state."""
-    names = ("model", "seed", "dtype", "data", "split", "temperature", "top_k", "top_p", "cfg_scale")
+    names = ("model", "seed", "dtype", "data", "split", *SAMPLING)
     own = {name: value for name, value in chosen.arguments.items() if name not in WHERE}
     if start := _start(chosen):
         own["start"] = registry.digest(*registry.drafter_files(start))
@@ -213,6 +214,8 @@ def _card(chosen: TrainingPlan, pipeline: Pipeline, done: Trained, arguments: Se
     source = {"self": "drawn by the target", "pairs": "images with captions, by the model's tokenizer"}[
         chosen["source"]
     ]
+    before = done.checkpoints
+    sampling = ", ".join(f"{name}={chosen.cfg[name]}" for name in SAMPLING)
     terms = [
         f"# {chosen['drafter']} for {chosen.cfg['model']}",
         "",
@@ -230,10 +233,12 @@ def _card(chosen: TrainingPlan, pipeline: Pipeline, done: Trained, arguments: Se
         "| statistic | value |",
         "|---|---|",
         *(f"| {name} | {value:.4g} |" for name, value in done.statistics.items()),
+        *(f"| {f.parent.name} | " + ", ".join(f"{k} {v:.4g}" for k, v in s.items()) + " |" for f, s in before.items()),
         "",
         "tv: mean total variation to the target's distribution, one token after the target's last hidden state (tv_2"
-        " and on: on the drafter's own outputs); top1_agreement, top3: the target's top-1 token is the drafter's top-1,"
-        " or among its three most probable. On held-out examples, temperature 1, no guidance.",
+        " and on: on the drafter's own outputs), with its standard error; top1_agreement, top3: the target's top-1"
+        " token is the drafter's top-1, or among its three most probable. On held-out examples, both distributions"
+        f" under {sampling}; tv_unguided: at temperature 1 without guidance and filters.",
         "",
         "| recipe | value |",
         "|---|---|",
