@@ -36,6 +36,7 @@ the same command resumes. Several GPUs: accelerate launch --module specbench.cli
   specbench train drafter=eagle                                                      the embedded target's, in minutes
   specbench train drafter=eagle model=llamagen_xl images=laion_coco                  LANTERN's recipe
   specbench train drafter=eagle model=lumina_mgpt                                    Cool-SD's: images by the target
+  specbench train drafter=eagle recipe=scenes_guided start=embedded                  labels under guidance
   specbench run method=eagle1 drafter_weights=drafters/llamagen_scenes/eagle         use the result
 
 Arguments (defaults: conf/recipes.yaml; others are those of a run: model, weights, data, seed, temperature, ...)
