@@ -138,7 +138,7 @@ def test_the_cards_of_a_training_name_guidance_and_sampling(tmp_path):
     words = [*real("lumina_mgpt", tmp_path), "drafter=eagle3", "source=self", "features=stored", "top_k=7"]
     train(*words, "checkpoints=[2]", out=tmp_path / "out")
     lines = (tmp_path / "out" / "card.md").read_text()
-    assert "both distributions under cfg_scale=3.0, temperature=1.0, top_k=7, top_p=1.0" in lines
+    assert "both distributions under cfg_scale=4.0, temperature=1.0, top_k=7, top_p=1.0" in lines
     for name in ("tv", "tv_stderr", "tv_unguided", "top1_agreement", "top3", "step-2"):
         assert f"| {name} | " in lines
 

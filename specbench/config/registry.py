@@ -143,7 +143,8 @@ def weight_files(cfg: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
 
 def own_drafter(cfg: Mapping[str, Any]) -> Path | None:
     """The path behind drafter_weights= of a configuration, if it is given."""
-    given, network = cfg.get("drafter_weights"), drafter_network(cfg["drafter"])
+    given = cfg.get("drafter_weights")
+    network = drafter_network(cfg["drafter"]) if given else None
     return network.path(given) if given and network else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +111,16 @@ class Scenes:
     def __init__(self, work: Path, assets: Path, budget: Budget, device: torch.device, distil: bool = True) -> None:
         self.work, self.assets, self.budget, self.device, self.distil = work, assets, budget, device, distil
         self.recipes = budget.recipes
-        self.train = world.load(work, "train", budget.train)
-        self.validation = world.load(work, "validation", budget.validation)
         self.statistics: dict[str, dict[str, float]] = {}
         self._made: dict[str, Any] = {}
+
+    @cached_property
+    def train(self) -> world.World:
+        return world.load(self.work, "train", self.budget.train)
+
+    @cached_property
+    def validation(self) -> world.World:
+        return world.load(self.work, "validation", self.budget.validation)
 
     def make(self, stage: str) -> Any:
         """The output of a stage; the stages it needs are made first, and none twice."""
