@@ -3,6 +3,8 @@ of a method runs with growing samples until its verdict is "not lossless".
 
     python scripts/mutants.py [--most 200000] [--only NAME ...] [out=results/mutants.csv]
 
+With --only the other rows of the file stay as they are.
+
 A mutant is a patch of small functions in memory; files stay as they are. One that changes no decoded sequence raises an
 error: it no longer bites. One that no audit catches ends the command with exit status 1.
 """
@@ -10,11 +12,12 @@ error: it no longer bites. One that no audit catches ends the command with exit 
 from __future__ import annotations
 
 import argparse
+import csv
 import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +28,13 @@ from torch import Tensor
 from specbench.audit import audit
 from specbench.audit.models import Subject, TabularModel
 from specbench.cli import audit as command
-from specbench.decoding import loop, sampling, verify
+from specbench.decoding import loop, sampling
 from specbench.decoding.drafters import window
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Relaxed, base
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.verify import DRAFT, VERIFY, Verification, token
 from specbench.engine.ops import take
 from specbench.models.language import LanguageSession
 from specbench.rows import provenance
@@ -136,12 +140,11 @@ def accepts_too_often(patch: Patches) -> None:
 
 def _verified(patch: Patches, around: Callable[..., tuple[Any, ...]]) -> None:
     """Changes the arguments of `verify`: around(p, draft) -> (p, draft)."""
-    original = verify.verify
 
-    def changed(p: Tensor, draft: Any, *rest: Any, **named: Any) -> Any:
-        return original(*around(p, draft), *rest, **named)
+    def changed(original: Any, self: Any, p: Tensor, draft: Any, *rest: Any) -> Any:
+        return original(self, *around(p, draft), *rest)
 
-    patch.everywhere(original, changed)
+    patch.wrap(Verification, "verify", changed)
 
 
 @mutant("sd", "a token is tested with the q of the depth below its own")
@@ -175,12 +178,12 @@ def q_is_rounded(patch: Patches) -> None:
 
 @mutant("eagle1", "the q of the second sibling is not renormalised")
 def sibling_is_not_renormalised(patch: Patches) -> None:
-    patch.set(verify, "normalise", lambda mass, fallback: mass)
+    patch.set(token, "normalise", lambda mass, fallback: mass)
 
 
 @mutant("eagle1", "the q of the second sibling still holds the first one")
 def sibling_is_not_removed(patch: Patches) -> None:
-    patch.set(verify, "normalise", lambda mass, fallback: fallback)
+    patch.set(token, "normalise", lambda mass, fallback: fallback)
 
 
 @mutant("eagle1", "siblings are verified by falling probability, not in the order in which they were drawn")
@@ -202,7 +205,7 @@ def path_after_a_rejection(patch: Patches) -> None:
         length = (accepted_child >= 0).sum(1, keepdim=True)
         return torch.minimum(torch.arange(1, tree.height + 1), length), length
 
-    patch.wrap(verify, "_accepted_path", counted)
+    patch.wrap(token, "accepted_path", counted)
 
 
 # --- random numbers ---------------------------------------------------------------------------------------------------
@@ -212,14 +215,14 @@ def path_after_a_rejection(patch: Patches) -> None:
 def one_number_for_two_decisions(patch: Patches) -> None:
     def shared(original: Any, self: Any, step: Tensor, tag: int, tags: int, count: int, *rest: Any) -> Tensor:
         u = original(self, step, tag, tags, count, *rest)
-        return torch.stack([u[:, 0], u[:, 0].roll(-1, -1)], 1) if tag == verify.VERIFY and tags == 2 else u
+        return torch.stack([u[:, 0], u[:, 0].roll(-1, -1)], 1) if tag == VERIFY and tags == 2 else u
 
     patch.wrap(RandomStreams, "uniforms", shared)
 
 
 @mutant("sd", "all depths of a draft share one random number")
 def one_number_for_all_depths(patch: Patches) -> None:
-    patch.wrap(RandomStreams, "uniform", lambda f, self, step, tag, *shape: f(self, step, verify.DRAFT, *shape))
+    patch.wrap(RandomStreams, "uniform", lambda f, self, step, tag, *shape: f(self, step, DRAFT, *shape))
 
 
 @mutant("sd", "every step draws the same random numbers")
@@ -303,6 +306,26 @@ def one_noise_for_all_positions(patch: Patches) -> None:
         return None if noise is None else noise[:, :1].expand_as(noise)
 
     patch.wrap(Window, "_gumbel_noise", around)
+
+
+@mutant("scd", "a new token keeps the height of the one before it")
+def stale_height(patch: Patches) -> None:
+    patch.set(window, "renewed_heights", lambda keep, u, fresh, share: torch.where(keep, u * share, u))
+
+
+@mutant("scd", "the height of a new token is drawn from [0, p), not from [q, p)")
+def height_from_zero(patch: Patches) -> None:
+    patch.set(window, "renewed_heights", lambda keep, u, fresh, share: torch.where(keep, u * share, fresh))
+
+
+@mutant("scd", "a token that is kept gets a fresh height")
+def fresh_height(patch: Patches) -> None:
+    patch.set(window, "renewed_heights", lambda k, u, fresh, s: torch.where(k, fresh, s + fresh * (1 - s)))
+
+
+@mutant("scd", "a height stays the share of its token's old probability")
+def height_not_rescaled(patch: Patches) -> None:
+    patch.set(window, "renewed_heights", lambda k, u, fresh, s: torch.where(k, u, s + fresh * (1 - s)))
 
 
 # --- caches, positions, guidance, filters -----------------------------------------------------------------------------
@@ -394,7 +417,9 @@ def decoded(job: Job) -> list[Any]:
     """What a few sequences of an audit are."""
     cfg, model = job
     method = audit.assemble(cfg, model)
-    config = loop.DecoderConfig(method.target, method.drafter, method.rule, method.sampling)
+    config = loop.DecoderConfig(
+        method.target, method.drafter, method.rule, method.sampling, verification=method.verification
+    )
     out = loop.decode(config, model.prompts(_SHOWN), RandomStreams([(0, i) for i in range(_SHOWN)]))
     return [out.tokens, out.steps, out.accepted]
 
@@ -443,6 +468,9 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     mutants = [m for m in MUTANTS if m.name in chosen.only or not chosen.only]
     models = [model for model in command._models({}, [False])[False] if not isinstance(model, command.DensityPair)]
+    out = Path(chosen.out.removeprefix("out="))
+    with out.open(newline="") if chosen.only and out.is_file() else nullcontext([]) as file:
+        earlier: dict[str, Any] = {row["mutant"]: row for row in csv.DictReader(file)}
     rows: list[dict[str, Any]] = []
     known: dict[str, tuple[list[Job], list[list[Any]]]] = {}
     for one in mutants:
@@ -453,8 +481,9 @@ def main(arguments: Sequence[str]) -> int:
         rows.append(caught(one, *known[one.method], chosen.most))
         where = f"{rows[-1]['samples']} samples, {rows[-1]['model']}" if "samples" in rows[-1] else "NOT CAUGHT"
         print(f"{one.name}: {where} ({time.perf_counter() - begun:.0f} s)", flush=True)
-        if not chosen.only:
-            write_atomically(Path(chosen.out.removeprefix("out=")), csv_text(COLUMNS, rows).encode())
+        earlier[one.name] = rows[-1]
+        every = [earlier[m.name] for m in MUTANTS if m.name in earlier]
+        write_atomically(out, csv_text(COLUMNS, every).encode())
     missed = [row["mutant"] for row in rows if "samples" not in row]
     print(f"{len(rows) - len(missed)} of {len(rows)} mutants caught" + (f"; not {', '.join(missed)}" if missed else ""))
     return 1 if missed else 0

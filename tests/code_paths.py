@@ -89,6 +89,7 @@ def images() -> Iterator[str]:
     drafters = {
         "tree": lambda: Eagle(tiny.eagle(target), parse("[[0],[1],[0,0],[0,1],[1,0]]")),
         "draft model": lambda: DraftModel(tiny.llamagen(side=4, seed=5), 3),
+        "height": lambda: Window(5, coupling="height"),
         "window": lambda: Window(7, "horizontal_repeat", coupling="maximal", width=2, depth=3),
     }
     given = tiny.prompts(len(KEYS))

@@ -50,3 +50,11 @@ def call(
         return code, out, err
 
     return run_it
+
+
+@pytest.fixture
+def any_n(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fréchet distances of any number of images: tests of their values take few."""
+    from specbench.rows import sample_size
+
+    monkeypatch.setattr(sample_size, "IMAGES_PER_FEATURE", 0)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import csv
+import multiprocessing
+import os
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from commands import Call, refused
 
-from specbench.audit import densities, models, tiny
+from specbench.audit import densities, execution, models, tiny
 from specbench.audit.audit import COLUMNS
 from specbench.audit.models import BUILT_IN, built_in
 from specbench.audit.tabular import random_tables
 from specbench.config import parameters
+from specbench.errors import RunError
 
 
 @pytest.fixture
@@ -99,6 +102,31 @@ def test_tables_of_ones_own(call: Call, tmp_path: Path) -> None:
     row = audit_row(call, "method=sd", "tree=[[0],[1],[0,0]]", *words)
     assert row["parameters"].startswith("tree=[[0],[1],[0,0]] ")
     assert row["tv_bound"] == ""
+
+
+def test_the_rows_do_not_depend_on_the_processes(call: Call, tmp_path: Path) -> None:
+    """On one core the audit of every preset took longer than it may."""
+    words = ("method=sjd", "audit.model=v3t5", "audit.samples=3000", "audit.margin=1")
+    for workers in ("1", "2"):
+        assert call(*words, f"audit.workers={workers}", f"out={workers}.csv")[0] == 0
+    one, two = ((tmp_path / f"{workers}.csv").read_text() for workers in ("1", "2"))
+    assert one == two
+    assert len(rows_of(tmp_path / "2.csv")) > 2
+
+
+def test_the_death_of_a_process_costs_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `fork`, which starts faster than `spawn`."""
+    monkeypatch.setattr(execution, "get_context", lambda method: multiprocessing.get_context("fork"))
+    job = execution.Measurement({}, cast(Any, Deadly()), 1000, 0, 0.05)
+    with pytest.raises(RunError, match=r"a process of the audit died, .* use audit\.workers=1"):
+        list(execution.rows([job, job], 2, lambda count: None))
+
+
+class Deadly:
+    """A model that ends the process that reads it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (1,)
 
 
 OF_VECTORS = ["cspd", "cspd_paper"]
@@ -214,6 +242,7 @@ def test_help(call: Call) -> None:
         (["audit.samples=999"], "audit.samples must be an integer from 1000 to 10000000 (got 999)"),
         (["audit.samples=many"], "audit.samples must be an integer from 1000 to 10000000 (got many)"),
         (["audit.samples=1000", "audit.samples=2000"], "'audit.samples' is given 2 times"),
+        (["audit.workers=0"], "audit.workers must be an integer from 1 to 256 (got 0)"),
         (["audit.seed=-1"], "audit.seed must be an integer of at least 0"),
         (
             ["audit.model=v9"],

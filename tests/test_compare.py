@@ -533,6 +533,7 @@ def test_damaged_scores_are_named(scored: tuple[str, str, np.ndarray, np.ndarray
     assert all("damaged" in line and "scores/" in line for line in untested)
 
 
+@pytest.mark.usefixtures("any_n")
 def test_a_frechet_distance_is_compared_by_influence(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     """Features of the distribution of the real images in A, of a wider one in B."""
     from specbench.data import scenes

@@ -78,7 +78,7 @@ def test_every_choice_has_a_line_and_every_parameter_is_documented() -> None:
 
 
 def test_everything_in_conf_can_be_built() -> None:
-    for kind in ("model", "drafter", "rule"):
+    for kind in ("model", *parameters.PARTS):
         for name in parameters.choices(kind):
             assert callable(registry.find(kind, name)), f"{kind} {name}"
 

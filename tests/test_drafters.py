@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import tiny
 import torch
+from scipy import stats
 from test_loop import ALPHA, PLAIN, P, Q, fit, run
 
 from specbench.audit.tabular import TabularGrower, random_tables, sequence_probs
 from specbench.decoding import rules
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.drafters.window import COUPLINGS, INITS, Window
+from specbench.decoding.loop import Outcome
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, window_paths
+from specbench.decoding.verify import Verdict
 from specbench.errors import UsageError
 
 WINDOWS = {
@@ -21,10 +28,14 @@ WINDOWS = {
     **{coupling: {"window": 3, "coupling": coupling} for coupling in COUPLINGS[1:]},
     "gumbel, repeat": {"window": 3, "coupling": "gumbel", "init": "horizontal_repeat"},
     "maximal, sample": {"window": 3, "coupling": "maximal", "init": "vertical_sample"},
+    "height, sample": {"window": 3, "coupling": "height", "init": "vertical_sample"},
+    "height, repeat": {"window": 2, "coupling": "height", "init": "horizontal_repeat"},
     "full": {"window": 8, "width": 2, "depth": 3},
     "full, maximal": {"window": 8, "width": 2, "depth": 3, "coupling": "maximal"},
     "comb": {"window": 8, "width": 3, "depth": 2, "tree": "comb"},
     "comb, maximal": {"window": 8, "width": 3, "depth": 2, "tree": "comb", "coupling": "maximal"},
+    "full, height": {"window": 8, "width": 2, "depth": 3, "coupling": "height"},
+    "comb, height": {"window": 8, "width": 3, "depth": 2, "tree": "comb", "coupling": "height"},
     "full, gumbel": {"window": 6, "width": 2, "depth": 3, "coupling": "gumbel"},
     "wider than the vocabulary": {"window": 8, "width": 6, "depth": 1, "tree": "comb", "coupling": "maximal"},
     "jacobi": {"window": 3, "match": True},
@@ -112,9 +123,41 @@ def test_coupling_and_proactive_drafts_save_steps():
     # standard errors are near 0.03 steps, the differences 0.4 and more
     plain, kept = steps(), steps(coupling="maximal")
     assert kept < plain - 0.15
+    assert steps(coupling="height") < kept + 0.15
     assert steps(coupling="gumbel") < plain - 0.15
     assert steps(width=2, depth=2, tree="comb") < plain - 0.15
     assert steps(width=2, depth=2, tree="comb", coupling="maximal") < kept - 0.15
+
+
+def test_a_height_survives_as_long_as_any_coupling_can_let_it():
+    """A position's first token under distributions p_0 (uniform) to p_4: it survives with min_j p_j(y) / p_0(y), its
+    height stays uniform below its probability, and the position has the last distribution."""
+    rows, size = 40_000, 4
+    tables = (2 * torch.randn(4, size, generator=torch.Generator().manual_seed(4))).softmax(-1)
+    drafter, count = Window(6, coupling="height"), torch.zeros(rows, dtype=torch.int64)
+    session: Any = SimpleNamespace(vocab_size=size, codes=size, width=9, forced=lambda positions: None)
+    state = drafter.open(session, None, PLAIN, tiny.rng(rows))
+    drafts, where = [], []
+    for step, table in enumerate(tables):  # every verification keeps nothing, so that the window moves on by one
+        drafts.append(drafter.propose(state, torch.zeros(rows, 12).long(), count + step, count + step))
+        path = torch.zeros(rows, 6).long()
+        p = table.expand(rows, 7, size)
+        verdict = Verdict(path, count, path, p[:, 0], p[:, 0, 0])
+        drafter.commit(state, Outcome(drafts[-1], p, p, verdict, count + step))
+        where.append(5 - step)  # the node of the position that is last at first: 5, and the height of its depth
+    drafts.append(drafter.propose(state, torch.zeros(rows, 12).long(), count + 4, count + 4))
+    where.append(1)
+    seen = torch.stack([d.tokens[:, i] for d, i in zip(drafts, where, strict=True)], 1)
+    assert tiny.fit(seen[:, -1], tables[-1].double()) > ALPHA
+    survived = (seen == seen[:, :1]).all(1)
+    for token in range(size):
+        some = survived[seen[:, 0] == token].double()
+        share = float((tables[:, token] * size).min().clamp_max(1))
+        assert abs(float(some.mean()) - share) < 4.5 * (share * (1 - share) / len(some)) ** 0.5 + 1e-6
+    for draft, node in zip(drafts, where, strict=True):
+        for token in range(size):
+            height = draft.heights[draft.tokens[:, node] == token, node].double()
+            assert stats.kstest(height.numpy(), "uniform").pvalue > ALPHA
 
 
 def test_window_trees():

@@ -48,6 +48,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "sjd_vertical": lambda target: Window(6, "vertical_sample"),
     "scd": lambda target: Window(4, coupling="gumbel"),
     "sjd_pac": lambda target: Window(7, "horizontal_repeat", coupling="maximal", width=2, depth=3),
+    "height": lambda target: Window(7, coupling="height", width=2, depth=3),
 }
 
 

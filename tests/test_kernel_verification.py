@@ -16,7 +16,7 @@ from specbench.decoding.loop import Decoding
 from specbench.decoding.rules import Relaxed, cool, exact, uniform
 from specbench.decoding.sampling import draw_distinct
 from specbench.decoding.trees import Tree, build, chain_paths, from_parents, parse, window_paths
-from specbench.decoding.verify import Draft, Verdict, verify
+from specbench.decoding.verify import Draft, TokenWise, Verdict
 from specbench.engine.ops import KVCache
 
 pytest.importorskip("triton")
@@ -86,7 +86,7 @@ def judged(p: Tensor, draft: Draft, rule: Relaxed, seed: int = 0, kernels: Fused
     step = torch.arange(ROWS, device=DEVICE)
     rule.open(step.device)
     with torch.inference_mode(), poisoned():
-        return verify(p, draft, rule, tiny.rng(ROWS, seed, DEVICE), step, kernels=kernels)
+        return TokenWise().verify(p, draft, rule, tiny.rng(ROWS, seed, DEVICE), step, kernels=kernels)
 
 
 def same(found: Verdict, plain: Verdict) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,8 +63,8 @@ def steps(drafter: Window, session: Grid, kernels: FusedKernels | None) -> list[
     count, found = torch.tensor([0, 1, 6], device=DEVICE), []
     for number in range(STEPS):
         draft = drafter.propose(state, history, count, torch.full_like(count, number))
-        seen: Any = SimpleNamespace(tokens=state.tokens.clone(), probs=state.probs.clone())
-        found.append((Draft(draft.tree, draft.tokens, draft.probs.clone(), draft.valid, draft.sampled), seen))
+        seen: Any = SimpleNamespace(**{name: getattr(state, name).clone() for name in ("tokens", "probs", "heights")})
+        found.append((replace(draft, probs=draft.probs.clone()), seen))
         p = (2 * torch.randn(ROWS, drafter.tree.nodes, session.vocab_size, generator=generator)).softmax(-1)
         paths = torch.stack([walk(drafter.tree, generator) for _ in range(ROWS)]).to(DEVICE)
         path, length = paths[:, :-1].contiguous(), paths[:, -1].contiguous()
@@ -97,6 +97,8 @@ def compare(drafter: Window, session: Grid) -> None:
             assert torch.equal(one.valid, other.valid)
             assert (one.sampled is None) == (other.sampled is None)
             torch.testing.assert_close(fused.probs, state.probs, rtol=1e-6, atol=0)
+            torch.testing.assert_close(fused.heights, state.heights, rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(other.heights, one.heights, rtol=1e-6, atol=1e-7)  # None, or those of the nodes
             torch.testing.assert_close(other.probs, one.probs, rtol=1e-6, atol=0)
 
 
@@ -115,7 +117,8 @@ def test_variants() -> None:
     grid = Grid(21, 19, grammar=False)
     compare(Window(4, refine=False), grid)
     compare(Window(4, match=True), grid)
-    compare(Window(14, width=4, depth=3, tree="comb", coupling="maximal"), grid)
+    for coupling in ("maximal", "height"):
+        compare(Window(14, width=4, depth=3, tree="comb", coupling=coupling), grid)
 
 
 def test_a_vocabulary_of_several_blocks() -> None:

@@ -22,6 +22,7 @@ BUDGETS: dict[str, tuple[tuple[str, int], tuple[str, ...], int, int]] = {
     "XL EAGLE-2": (XL, ("method=eagle2",), 401, 235),
     "7B vanilla": (LUMINA, ("method=vanilla",), 320, 20),
     "7B SJD 64": (LUMINA, ("method=sjd", "window=64"), 320, 22),
+    "7B SCD 64, heights": (LUMINA, ("method=scd", "window=64", "coupling=height"), 320, 25),
     "7B SJD-PAC 64": (LUMINA, ("method=sjd_pac", "window=64"), 320, 25),
 }
 

@@ -16,7 +16,7 @@ from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
-from specbench.decoding.verify import _accepted_path
+from specbench.decoding.verify.base import accepted_path
 
 P = random_tables(4, 4, seed=1, sharpness=1.5)
 Q = random_tables(4, 4, seed=2, sharpness=1.5, near=P, distance=0.6)
@@ -140,6 +140,6 @@ def test_the_accepted_path_of_a_chain_is_that_of_a_tree() -> None:
     tree = trees.build(trees.chain_paths(4))
     accepted_child = torch.tensor([[1, 2, 3, 4], [-1, 2, 3, 4], [1, 2, -1, 4], [1, 2, 3, -1]])
     slot = tree.slot.expand(len(accepted_child), -1)
-    chain, other = (_accepted_path(one, accepted_child, slot) for one in (tree, replace(tree, is_chain=False)))
+    chain, other = (accepted_path(one, accepted_child, slot) for one in (tree, replace(tree, is_chain=False)))
     assert all(torch.equal(a, b) for a, b in zip(chain, other, strict=True))
     assert chain[1].flatten().tolist() == [4, 0, 2, 3]

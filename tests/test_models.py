@@ -26,7 +26,7 @@ from specbench.decoding.loop import DecoderConfig, Outcome, decode
 from specbench.decoding.rng import RandomStreams, exponential
 from specbench.decoding.rules import Setting
 from specbench.decoding.sampling import Sampling, draw, draw_distinct
-from specbench.decoding.verify import verify
+from specbench.decoding.verify import TokenWise
 from specbench.engine import ops
 from specbench.errors import UsageError
 from specbench.models.llamagen import LlamaGen, LlamaGenConfig
@@ -161,7 +161,7 @@ def test_eagle_drafts_from_the_distributions_of_its_own_network(make, layers):
                 torch.testing.assert_close(draft.probs[row, i], wanted, atol=1e-4, rtol=1e-3)
                 compared += 1
         logits, hidden = session.forward(draft.tokens, draft.tree, history, count)
-        verdict = verify(sampling.probs(logits), draft, rules.exact(), rng, steps)
+        verdict = TokenWise().verify(sampling.probs(logits), draft, rules.exact(), rng, steps)
         session.commit(verdict, draft.tree, count)
         drafter.commit(state, Outcome(draft, sampling.probs(logits), hidden, verdict, count))
         history.scatter_(1, count[:, None] + torch.arange(4), verdict.tokens)

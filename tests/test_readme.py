@@ -215,8 +215,8 @@ def test_every_preset_stands_in_the_table_of_methods():
     assert sorted(first_column(ROOT / "README.md", head)) == sorted(parameters.choices("method"))
 
 
-@pytest.mark.parametrize("group", ["drafter", "rule"])
-def test_every_drafter_and_rule_stands_in_its_table_with_its_defaults(group: str) -> None:
+@pytest.mark.parametrize("group", ["drafter", "rule", "verification"])
+def test_every_part_stands_in_its_table_with_its_defaults(group: str) -> None:
     rows = table(ROOT / "docs/methods.md", f"| {group} | ")
     documented = {row[0].strip("`"): yaml.safe_load(f"{{{', '.join(_pairs(row[2]))}}}") for row in rows}
     shipped = {}

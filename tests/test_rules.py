@@ -25,7 +25,7 @@ from specbench.decoding.rules.proximity import neighbours
 from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import draw_distinct
 from specbench.decoding.trees import build, from_parents
-from specbench.decoding.verify import VERIFY, Draft, verify
+from specbench.decoding.verify import VERIFY, Draft, TokenWise
 from specbench.engine.ops import take
 from specbench.errors import UsageError
 from specbench.harness.method import cached_neighbours
@@ -547,7 +547,7 @@ def siblings_probs(p, q, width, rule, grid=500):
     valid = torch.ones(count, width + 1, dtype=torch.bool)
     draft = Draft(tree, tokens.repeat((width + 1) * grid, 1), q.expand(count, 1, size), valid)
     probs_p = p.expand(count, width + 1, size)
-    verdict = verify(probs_p, draft, rule, Given(u.flatten(0, 2)), torch.zeros(count, dtype=torch.int64))
+    verdict = TokenWise().verify(probs_p, draft, rule, Given(u.flatten(0, 2)), torch.zeros(count, dtype=torch.int64))
     kept = verdict.length.view(width + 1, grid, rows).double().mean(1)
     assert not kept[width].any()
     out, reached = torch.zeros(rows, size, dtype=torch.float64), torch.ones(rows, dtype=torch.float64)
@@ -620,7 +620,7 @@ def sampled_tokens(tree, probs, seed):
 
 
 def verified(p, draft, rule, pre_argmax_probs=None):
-    return verify(p, draft, rule, tiny.rng(len(p), 5), torch.zeros(len(p)).long(), pre_argmax_probs)
+    return TokenWise().verify(p, draft, rule, tiny.rng(len(p), 5), torch.zeros(len(p)).long(), pre_argmax_probs)
 
 
 @pytest.mark.parametrize(

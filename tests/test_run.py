@@ -446,6 +446,15 @@ def test_what_cannot_be_measured_is_told_before_an_hour_of_decoding(
     assert "hpsv2: " in row["note"]
 
 
+def test_a_statistic_of_too_few_images_is_told_before_the_decoding(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.run("metrics=scenes_fid")
+    said = capsys.readouterr().err
+    told = "scenes_fid stays empty: n < 16 x 64 features: a Fréchet distance needs 1,024 images, this run has 6"
+    assert said.index(told) < said.index("loading")
+
+
 def test_the_report_names_what_was_written(bench: Bench) -> None:
     row = bench.run()
     text = bench.outcome.report()

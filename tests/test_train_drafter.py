@@ -26,7 +26,7 @@ from specbench.decoding.drafters.eagle import Eagle as EagleDrafter
 from specbench.decoding.loop import Outcome
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.verify import verify
+from specbench.decoding.verify import TokenWise
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
 from specbench.models import eagle
@@ -70,7 +70,7 @@ def test_what_is_taught_is_what_is_drafted(family, aux_hidden_layers, layers):
         logits, hidden = session.forward(draft.tokens, draft.tree, history, count)
         places = count[:, None] + draft.tree.depth
         law = sampling.probs(session.constrain(logits, places))
-        verdict = verify(law, draft, rules.exact(), rng, torch.zeros(2).long())
+        verdict = TokenWise().verify(law, draft, rules.exact(), rng, torch.zeros(2).long())
         session.commit(verdict, draft.tree, count)
         drafter.commit(state, Outcome(draft, law, hidden, verdict, count))
         history.scatter_(1, count[:, None] + torch.arange(verdict.tokens.shape[1]), verdict.tokens)

@@ -13,7 +13,7 @@ from specbench.decoding import rules, trees
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.verify import VERIFY, Draft, Verdict, verify
+from specbench.decoding.verify import VERIFY, Draft, TokenWise, Verdict
 from specbench.engine.ops import take
 
 
@@ -52,7 +52,7 @@ def verify_in_order(p: Tensor, draft: Draft, rule: rules.Rule, numbers: Tensor) 
         slot = int(draft.tree.slot[0, node])  # -1 for a leaf
         children = [c for c in draft.tree.children[0, slot].tolist() if c >= 0] if slot >= 0 else []
         placed[0, children] = numbers[used : used + len(children)]
-        verdict = verify(p, draft, rule, Given(placed), torch.zeros(1).long())
+        verdict = TokenWise().verify(p, draft, rule, Given(placed), torch.zeros(1).long())
         if int(verdict.length) == depth:
             return verdict, used + len(children)
         node = int(verdict.path[0, depth])
@@ -88,7 +88,7 @@ def lantern_acceptance(t: Tensors, c: dict[str, Any]) -> Compared:
             if mode == "greedy":
                 p, used = Sampling(temperature=0).probs(logits), 0
                 before = logits.softmax(-1) if rule.uses_pre_argmax_probs else None
-                verdict = verify(p, draft, rule, RandomStreams([(0, 0)]), torch.zeros(1).long(), before)
+                verdict = TokenWise().verify(p, draft, rule, RandomStreams([(0, 0)]), torch.zeros(1).long(), before)
             else:
                 p = Sampling(c["temperature"], None, c.get("top_p", 1.0)).probs(logits)
                 p = Sampling(top_k=c["top_k"]).probs(p.log())  # LANTERN filters by top-p first

@@ -17,7 +17,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import cool, exact, uniform
 from specbench.decoding.sampling import draw_distinct
 from specbench.decoding.trees import build, chain_paths, parse
-from specbench.decoding.verify import Draft, verify
+from specbench.decoding.verify import Draft, TokenWise
 from specbench.engine.kernels import FusedKernels
 
 NODES = (1, 6, 26, 33, 65)
@@ -134,8 +134,10 @@ def _verification(size: int, shape: str, rule: str, device: str) -> dict[str, An
         RandomStreams([(0, i) for i in range(rows)], device),
         torch.zeros(rows, dtype=torch.int64, device=device),
     )
-    plain = verify(p, replace(draft, probs=q.clone()), chosen, rng, step)
+    plain = TokenWise().verify(p, replace(draft, probs=q.clone()), chosen, rng, step)
     with poisoned():
-        found = verify(p.clone(), replace(draft, probs=q.clone()), chosen, rng, step, kernels=FusedKernels())
+        found = TokenWise().verify(
+            p.clone(), replace(draft, probs=q.clone()), chosen, rng, step, kernels=FusedKernels()
+        )
     same = all(torch.equal(getattr(plain, what), getattr(found, what)) for what in ("path", "length", "tokens"))
     return {"ok": same, "note": f"lengths {plain.length.tolist()}, by the kernel {found.length.tolist()}"}

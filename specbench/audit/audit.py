@@ -25,7 +25,8 @@ from specbench.decoding.loop import DecoderConfig, Drafter, Target, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Rule
 from specbench.decoding.sampling import Sampling
-from specbench.harness.method import build_rule
+from specbench.decoding.verify import Verification
+from specbench.harness.method import build_rule, build_verification
 from specbench.rows import provenance
 
 #: The meaning of every column, in order: first those that DESIGN fixes, then what else identifies a row.
@@ -50,7 +51,7 @@ COLUMNS = {
     "model": "tables, built-in or of a file, or a built-in model of continuous tokens",
     "accepted_length_low": "lower end of the 95 % confidence interval of accepted_length",
     "accepted_length_high": "its upper end",
-    "tokens_per_step": "T / target forward passes over all steps, mean over sequences",
+    "tokens_per_step": "T / target forward passes of a sequence, mean over sequences (not T / mean passes)",
     "tv_exact": "the method's true total variation, enumerated; for chains sampled from the draft tables",
     "drafter": "the drafter; where it needs a network, the model's own drafter replaces it",
     "rule": "the acceptance rule",
@@ -99,11 +100,15 @@ class Method:
     drafter: Drafter
     rule: Rule
     sampling: Sampling
+    verification: Verification
 
     @property
     def chain(self) -> int | None:
-        """The length of the chain where drafts are chains sampled from the draft tables: the case of Theorem 2."""
+        """The length of the chain where chains are sampled from the draft tables and verified token by token: the case
+        of Theorem 2."""
         d = self.drafter
+        if self.verification.name != "token":
+            return None
         return d.tree.height if isinstance(d, TabularDrafter) and d.tree.is_chain and not d.chosen else None
 
 
@@ -116,7 +121,7 @@ def assemble(cfg: Mapping[str, Any], model: Subject) -> Method:
     sampling = Sampling(**{name: cfg[name] for name in SAMPLING}, cfg_scale=scale)
     target, drafter = model.parts(cfg)
     rule = build_rule(cfg, drafter.tree.height, partial(model.codebook, cfg["rule"]))
-    return Method(cfg, target, drafter, rule, sampling)
+    return Method(cfg, target, drafter, rule, sampling, build_verification(cfg, drafter))
 
 
 def measure(
@@ -206,8 +211,9 @@ def common_columns(
 
 def described(cfg: Mapping[str, Any], sampling: Sequence[str] = SAMPLING) -> dict[str, Any]:
     """The columns that name a method."""
-    own = parameters.declared("drafter", cfg["drafter"]) | parameters.declared("rule", cfg["rule"])
+    own = frozenset().union(*(parameters.declared(part, cfg[part]) for part in parameters.PARTS))
     own -= {"drafter", "rule", "drafter_weights"}  # an audit's models have drafters of their own
+    own -= {"verification"} if cfg["verification"] == "token" else set()
     given = {name: v if isinstance(v, str) else json.dumps(v, separators=(",", ":")) for name, v in cfg.items()}
     return {
         "method": cfg["method"],
@@ -242,7 +248,9 @@ def _decode(
 
     found = _SequenceCounts((zeros(), zeros()), torch.zeros(0, dtype=torch.float64))
     rows = max(1, min(_MOST_ROWS, _AT_ONCE // (method.drafter.tree.nodes * model.vocab)))
-    config = DecoderConfig(method.target, method.drafter, method.rule, method.sampling)
+    config = DecoderConfig(
+        method.target, method.drafter, method.rule, method.sampling, verification=method.verification
+    )
     steps = torch.zeros(0, dtype=torch.float64)
     for begin in range(0, samples, rows):
         numbers = range(begin, min(begin + rows, samples))

@@ -39,11 +39,16 @@ _WINDOWS: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
         ("window=4", "init=vertical_repeat"),
         ("window=4", "refine=false"),
     ),
-    ("scd", "v3t5"): (("window=2", "coupling=gumbel"), ("window=3", "coupling=gumbel")),
-    ("scd", "m4t24"): (("window=12", "coupling=gumbel"),),
+    ("scd", "v3t5"): (
+        ("window=2", "coupling=gumbel"),
+        ("window=3", "coupling=gumbel"),
+        ("window=3", "coupling=height"),
+    ),
+    ("scd", "m4t24"): (("window=12", "coupling=gumbel"), ("window=12", "coupling=height")),
     ("sjd_pac", "v4t8"): (
         ("window=4", "width=2", "depth=2", "tree=comb"),
         ("window=6", "width=2", "depth=3", "coupling=none"),
+        ("window=6", "width=2", "depth=3", "coupling=height"),
     ),
     ("sjd_pac", "m4t24"): (("window=12", "width=3", "depth=2", "tree=comb", "coupling=none"),),
 }

@@ -91,6 +91,7 @@ def row(cfg: Mapping[str, Any], found: Mapping[str, Any], forced: float | None =
 
     parts = [p for p in TABLE if p in cfg and p in _described()]
     parts = [p for p in parts if p != "drafter_weights" or cfg[p]]
+    parts = [p for p in parts if p != "verification" or cfg[p] != "token"]
     by_nodes = {str(n): round(ms, 5) for n, ms in found["by_nodes"].items()}
     least = by_nodes.get("1")
     values = {

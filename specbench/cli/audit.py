@@ -4,15 +4,17 @@ continuous tokens on models that can be sampled without limit."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from tqdm import tqdm
 
-from specbench.audit import audit, densities, models, sizes, tiny
+from specbench.audit import audit, densities, execution, models, sizes, tiny
 from specbench.audit.densities import DensityPair
+from specbench.audit.execution import Measurement, Subject, assemble
 from specbench.audit.models import TabularModel
+from specbench.audit.printing import table
 from specbench.config import configuration, parameters, registry
 from specbench.config.table import TABLE
 from specbench.errors import UsageError, integer, parse_arguments, split_own, unknown
@@ -21,6 +23,8 @@ from specbench.storage.files import writable, write_atomically
 
 SAMPLES, FEWEST, MOST = 200_000, 1000, 10_000_000
 _SLOWER = 4  # of the samples, a real model's row has one in so many
+_WORTHWHILE = 1_000_000  # sequences for which several processes are started
+_MOST_WORKERS = 256
 
 #: The arguments of an audit's own, with their meanings.
 ARGUMENTS = {
@@ -28,6 +32,8 @@ ARGUMENTS = {
     f"{_SLOWER}, unless audit.model names it",
     "audit.margin": f"the largest distance that counts as lossless (default: {audit.MARGIN})",
     "audit.seed": "seed of the random streams and of the noise floor (default: 0)",
+    "audit.workers": "processes; the rows do not depend on their number (default: one per core, or 1 for an audit\n"
+    f"of less than {_WORTHWHILE} sequences)",
     "audit.model": f"one built-in model (default: all that the method suits): {', '.join(models.BUILT_IN)};\n"
     f"of real classes {', '.join(tiny.BUILT_IN)};\n"
     f"of continuous tokens {', '.join(densities.BUILT_IN)}",
@@ -39,9 +45,6 @@ ARGUMENTS = {
 #: Parameters of a run -> the audit's own for the same.
 _INSTEAD = {"n": "audit.samples", "seed": "audit.seed", "model": "audit.model or audit.tables"}
 
-#: The models of an audit.
-Subject = models.Subject | DensityPair
-
 
 def _discrete() -> tuple[str, ...]:
     return *models.BUILT_IN, *tiny.BUILT_IN
@@ -52,21 +55,6 @@ _PARTS = ("drafter", "rule")
 
 # The draft tables replace the network of any preset: these drafters give them the requested shape.
 _CHAIN, _TREE = "eagle", "eagle_tree"
-
-_FIRST = ("method", *_PARTS, "model")
-_PRINTED = [*_FIRST, *(name for name in audit.COLUMNS if name not in _FIRST)]
-_PRINTED = _PRINTED[: _PRINTED.index("verdict") + 1]
-_PRINTED_CONTINUOUS = [*_FIRST, *"dim T samples ks ks_noise energy energy_noise p_value accepted_length".split()]
-_PRINTED_CONTINUOUS += ["acceptance_rate", "tries", "fallbacks", "verdict"]
-_FORMATS = {
-    "p_value": ".2g",
-    "accepted_length": ".3f",
-    "accepted_length_expected": ".3f",
-    "energy": ".2g",
-    "energy_noise": ".2g",
-    "acceptance_rate": ".3f",
-    "tries": ".2f",
-}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -83,33 +71,54 @@ def main(arguments: Sequence[str]) -> int:
     samples = integer("audit.samples", own.get("audit.samples", str(SAMPLES)), FEWEST, MOST)
     seed = integer("audit.seed", own.get("audit.seed", "0"), 0)
     margin = _share("audit.margin", own.get("audit.margin", str(audit.MARGIN)))
+    workers = integer("audit.workers", own["audit.workers"], 1, _MOST_WORKERS) if "audit.workers" in own else None
     kinds = [False, True] if parsed.all else _kinds(given)
     chosen = _models(own, kinds)
     out = writable(own["out"]) if "out" in own else None
     jobs = _presets(given, chosen) if parsed.all else _jobs(given, chosen, kinds)
     for cfg, model in jobs:
-        _assemble(cfg, model)  # a mistake costs no decoding
+        assemble(cfg, model)  # a mistake costs no decoding
     counts = [
         samples if _quick(model) or "audit.model" in own else max(FEWEST, samples // _SLOWER) for _, model in jobs
     ]
-    rows: list[dict[str, Any]] = []
-    measured: dict[Any, dict[str, Any]] = {}
-    with tqdm(total=sum(counts), unit="sequence", unit_scale=True) as bar:
-        for (cfg, model), count in zip(jobs, counts, strict=True):
-            bar.set_description(f"{cfg['method']} on {model.name}")
-            same = (model.name, sizes.same_drafts(cfg) if isinstance(model, TabularModel) else len(rows))
-            if (row := measured.get(same)) is None:
-                row = measured[same] = _assemble(cfg, model)(count, seed, bar.update, margin)
-            elif row["method"] != cfg["method"]:
-                row = {**row, **audit.described(cfg), "same_as": row["method"]}
-                bar.update(count)
-            rows.append(row)
-            if out is not None:
-                write_atomically(out, csv_text(audit.COLUMNS, rows).encode())
+    measurements = [
+        Measurement(cfg, model, count, seed, margin) for (cfg, model), count in zip(jobs, counts, strict=True)
+    ]
+    rows = []
+    for row in _rows(measurements, workers):
+        rows.append(row)
+        if out is not None:
+            write_atomically(out, csv_text(audit.COLUMNS, rows).encode())
     print(table(rows))
     if out is not None:
         print(f"wrote {out}")
     return 0
+
+
+def _rows(measurements: Sequence[Measurement], workers: int | None) -> Iterator[dict[str, Any]]:
+    """A row of each measurement, in order. On tables, presets with the same drafts are measured once."""
+    keys = [
+        (job.model.name, sizes.same_drafts(job.cfg) if isinstance(job.model, TabularModel) else number)
+        for number, job in enumerate(measurements)
+    ]
+    first: dict[Any, Measurement] = {}
+    for key, job in zip(keys, measurements, strict=True):
+        first.setdefault(key, job)
+    total = sum(job.samples for job in first.values())
+    if workers is None:
+        workers = execution.cores() if total >= _WORTHWHILE else 1
+    rows: dict[Any, dict[str, Any]] = {}
+    with (
+        tqdm(total=total, unit="sequence", unit_scale=True) as bar,
+        closing(execution.rows(list(first.values()), workers, bar.update)) as found,
+    ):
+        for key, job in zip(keys, measurements, strict=True):
+            bar.set_description(f"{job.cfg['method']} on {job.model.name}")
+            if key not in rows:
+                rows[key] = next(found)
+            row = rows[key]
+            same = row["method"] == job.cfg["method"]
+            yield row if same else {**row, **audit.described(job.cfg), "same_as": row["method"]}
 
 
 def _quick(model: Subject) -> bool:
@@ -171,7 +180,7 @@ def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
                 "only models of real classes have guidance: leave cfg_scale= out, or use"
                 f" audit.model={tiny.BUILT_IN[0]}"
             )
-        own_keys = ("method", "drafter", "rule", "cfg_scale")
+        own_keys = ("method", *parameters.PARTS, "cfg_scale")
         if key.startswith(("hydra.", "hydra/")) or (key in _of_a_run() and key not in own_keys):
             instead = f"; give {_INSTEAD[key]}" if key in _INSTEAD else ""
             raise UsageError(f"'{key}' belongs to specbench run, an audit has no such parameter{instead}")
@@ -255,7 +264,9 @@ def _configuration(arguments: Sequence[str], continuous: bool) -> dict[str, Any]
         return configuration.compose([*arguments, f"model={name}", "weights=random"])  # only for the parameters
     given = {_key(argument) for argument in arguments}
     if "drafter" not in given and given & {"window", "tree"}:
-        base = configuration.compose([argument for argument in arguments if _key(argument) in ("method", "rule")])
+        base = configuration.compose(
+            [argument for argument in arguments if _key(argument) in ("method", "rule", "verification")]
+        )
         if registry.entry("drafter", base["drafter"]).assets:
             if "window" in given and "window" not in base:
                 return configuration.compose([*arguments, f"drafter={_CHAIN}"])
@@ -333,65 +344,5 @@ def _presets(
 def _fitting(arguments: Sequence[str], model: Subject) -> dict[str, Any]:
     """The configuration of these arguments, whose parts go together and can be built for the model."""
     cfg = _configuration(arguments, True) if isinstance(model, DensityPair) else configuration.compose(arguments)
-    _assemble(cfg, model)
+    assemble(cfg, model)
     return cfg
-
-
-def _assemble(cfg: Mapping[str, Any], model: Subject) -> Callable[..., dict[str, Any]]:
-    """The function that measures a configuration on a model, given the samples, the seed, the progress callback and the
-    margin."""
-    if isinstance(model, DensityPair):
-        return partial(densities.measure, densities.assemble(cfg), model)
-    return partial(audit.measure, audit.assemble(cfg, model), model)
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The columns up to the verdict, aligned, those of continuous tokens in a table of their own; a cell that does not
-    apply is empty. The parameters of every audited method follow."""
-    kinds = (_PRINTED, [r for r in rows if r["dim"] is None]), (_PRINTED_CONTINUOUS, [r for r in rows if r["dim"]])
-    audited = dict.fromkeys(f"{row['method']}: {_audited(row)}" for row in rows)
-    return "\n\n".join([*(_aligned(names, some) for names, some in kinds if some), "\n".join(audited), summary(rows)])
-
-
-def summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line per method and rule: the verdict over all audited models and drafts, with the largest upper limit, which
-    holds for the largest distance of all."""
-    lines = []
-    for method, rule in dict.fromkeys((row["method"], row["rule"]) for row in rows):
-        mine = [row for row in rows if (row["method"], row["rule"]) == (method, rule)]
-        verdicts = [row["verdict"] for row in mine]
-        verdict = next((v for v in ("not lossless", "undecided") if v in verdicts), "lossless")
-        limits = (
-            f"{name} <= {max(found):.4f} at 95 %"
-            for name, column in (("TV", "tv_high"), ("KS", "ks_high"))
-            if (found := [row[column] for row in mine if row[column] is not None])
-        )
-        worst = min(row["p_value"] for row in mine)
-        lines.append(
-            f"{method} (rule {rule}): {verdict}, {', '.join(limits)}; {len(mine)} rows, smallest p {worst:.2g}"
-        )
-    return "\n".join(lines)
-
-
-def _audited(row: Mapping[str, Any]) -> str:
-    """The decoding parts as command-line arguments: not the preset alone, whose parts the arguments may override."""
-    return " ".join([*(f"{part}={row[part]}" for part in _PARTS), row["parameters"]])
-
-
-def _aligned(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    cells = [names, *([_cell(name, row[name]) for name in names] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    texts = {*_FIRST, "verdict"}
-    lines = []
-    for line in cells:
-        parts = [
-            cell.ljust(width) if name in texts else cell.rjust(width) for name, cell, width in zip(names, line, widths)
-        ]
-        lines.append("  ".join(parts).rstrip())
-    return "\n".join(lines)
-
-
-def _cell(name: str, value: Any) -> str:
-    if value is None:
-        return ""
-    return format(value, _FORMATS.get(name, ".4f")) if isinstance(value, float) else str(value)

@@ -76,7 +76,7 @@ def _sections(cfg: Mapping[str, Any]) -> dict[str, list[str]]:
 def _section(name: str) -> str:
     if name in _SAMPLING:
         return "sampling"
-    if name in ("method", "drafter", "rule") or name in parameters.method_parameters():
+    if name == "method" or name in parameters.method_parameters():
         return "method"
     for group, others in (("model", _MODEL), ("data", _DATA)):
         declared = (parameters.declared(group, choice) for choice in parameters.choices(group))

@@ -301,12 +301,17 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 def _value_and_influences(metric: Metric, outputs: np.ndarray, items: Sequence[data.Item]) -> tuple[float, np.ndarray]:
     """The value of a metric of all images together, and the influence of each. UsageError where it has none."""
-    influences, value = metric.influences(outputs, items), metric.score(outputs, items)[0].value
-    if influences is None or value is None:
+    score, influences = metric.score(outputs, items)[0], metric.influences(outputs, items)
+    if score.value is None or influences is None:
         raise UsageError(
-            f"a statistic of all images together, and {len(items)} pairs are too few for an interval of its difference"
+            "a statistic of all images together, and "
+            + (
+                score.note
+                if score.value is None
+                else f"{len(items)} pairs are too few for an interval of its difference"
+            )
         )
-    return value, influences
+    return score.value, influences
 
 
 def _context(one: ScoredPass) -> metrics.ScoringContext:

@@ -88,7 +88,7 @@ def _config(path: Path) -> dict[str, Any]:
     except Exception:  # a hostile file can make YAML and OmegaConf raise anything
         found = None
     if isinstance(found, dict) and all(isinstance(found.get(name), str) for name in ("method", "drafter", "rule")):
-        return {str(name): value for name, value in found.items()}
+        return {"verification": "token"} | {str(name): value for name, value in found.items()}  # older ones lack it
     raise UsageError(f"{path} is not the configuration of a run; compare folders as specbench run wrote them")
 
 
@@ -150,7 +150,7 @@ def _facts(one: ScoredPass, mine: Sequence[Record]) -> dict[str, str]:
     """What determines the images and timings of a pass besides its method: name -> value, printable."""
     from specbench.harness.folder import MAY_CHANGE
 
-    other = {*parameters.method_parameters(), *MAY_CHANGE, "method", "drafter", "rule", "weights", "prompts", "seed"}
+    other = {*parameters.method_parameters(), *MAY_CHANGE, "method", "weights", "prompts", "seed"}
     facts: dict[str, Any] = {name: value for name, value in one.cfg.items() if name not in other}
     sessions = [one.sessions[name] for name in sorted({r.session for r in mine}) if name in one.sessions]
     for name in _FACTS:

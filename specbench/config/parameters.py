@@ -23,7 +23,10 @@ from specbench.errors import UsageError, unknown
 from specbench.storage import home
 
 #: The groups of conf/ whose chosen file declares parameters, in the order in which a row names them.
-PARAMETER_GROUPS = ("model", "data", "engine", "drafter", "rule")
+PARAMETER_GROUPS = ("model", "data", "engine", "drafter", "rule", "verification")
+
+#: The groups of which a method consists.
+PARTS = ("drafter", "rule", "verification")
 
 
 #: Keys of the files under conf/ that describe a choice and are not parameters of a run.
@@ -99,8 +102,8 @@ def common() -> frozenset[str]:
 
 @cache
 def method_parameters() -> frozenset[str]:
-    """The parameters that a drafter or a rule declares: those of a method, without the model and the sampling."""
-    parts = (declared(group, name) for group in ("drafter", "rule") for name in choices(group))
+    """The parameters that a part of a method declares: those of a method, without the model and the sampling."""
+    parts = (declared(group, name) for group in PARTS for name in choices(group))
     return frozenset().union(*parts)
 
 
@@ -230,9 +233,14 @@ def is_continuous(group: str, name: str) -> bool:
 
 
 def _check_kinds(cfg: Mapping[str, Any]) -> None:
-    """UsageError unless drafter and rule fit the model: discrete ones need discrete tokens, continuous ones continuous
-    tokens."""
+    """UsageError unless drafter, rule and verification fit the model: discrete ones need discrete tokens, continuous
+    ones continuous tokens."""
     mine = kind("model", cfg["model"])
+    if kind("verification", cfg["verification"]) not in (mine, "any"):
+        raise UsageError(
+            f"{cfg['model']} has {mine} tokens, which verification={cfg['verification']} does not support: use"
+            " verification=token"
+        )
     parts = {group: cfg[group] for group in ("drafter", "rule") if kind(group, cfg[group]) != "any"}
     kinds = {kind(group, name) for group, name in parts.items()}
     if kinds <= {mine} and (mine == "discrete" or len(parts) != 1):

@@ -1,7 +1,8 @@
 """The implementation and the weight files behind each name that can be chosen. A look-up imports nothing heavy.
 
 A rule is the function `build` of specbench/decoding/rules/NAME.py, a drafter `build` of specbench/decoding/drafters/
-NAME.py, a model `load` of specbench/models/NAME.py. To add one, write the module and conf/GROUP/NAME.yaml. This file
+NAME.py, a verification `build` of specbench/decoding/verify/NAME.py, a model `load` of specbench/models/NAME.py. To add
+one, write the module and conf/GROUP/NAME.yaml. This file
 lists only names that share a module, and names that need weights.
 """
 
@@ -39,6 +40,13 @@ _BUILD = "specbench.decoding.drafters.build"
 def _real(bundle: str, *parts: str) -> Entry:
     return Entry(f"specbench.models.loading.{bundle}", parts=("target", "tokenizer", *parts))
 
+
+_FOLDERS = {
+    "model": "specbench.models",
+    "drafter": "specbench.decoding.drafters",
+    "rule": "specbench.decoding.rules",
+    "verification": "specbench.decoding.verify",
+}
 
 _LISTED: dict[str, dict[str, Entry]] = {
     "model": {
@@ -90,8 +98,8 @@ def entry(kind: str, name: str) -> Entry:
     """The entry of a model, drafter or rule. Raises UsageError with the valid names."""
     if name not in parameters.choices(kind):
         raise unknown(kind, name, parameters.choices(kind))
-    own = f"specbench.models.{name}:load" if kind == "model" else f"specbench.decoding.{kind}s.{name}:build"
-    found = _LISTED[kind].get(name) or Entry(own)
+    own = f"{_FOLDERS[kind]}.{name}:{'load' if kind == 'model' else 'build'}"
+    found = _LISTED.get(kind, {}).get(name) or Entry(own)
     if kind == "drafter" and (network := drafter_network(name)):
         found = replace(found, assets=(network.asset,), parts=(network.folder,))
     return found

@@ -6,6 +6,10 @@ One metric declares a column; the other metrics that fill it only name it:
       fid: {title: Fréchet distance, better: lower, decimals: 2}
 
     columns: [fid]
+
+A metric that estimates a covariance of features also declares their number, by the name of their extractor in backends:
+
+    features: {scenes-classifier: 64}
 """
 
 from __future__ import annotations
@@ -45,6 +49,22 @@ def of_metrics() -> dict[str, ShownColumn]:
             " better: and decimals:"
         )
     return found
+
+
+def features(metric: str) -> dict[str, int]:
+    """Feature extractor -> number of features, of a metric that estimates their covariance; empty for another metric.
+    UsageError, naming the file, for a wrong declaration."""
+    declared = parameters.default("metrics", metric, metric).get("features", {})
+    if not isinstance(declared, Mapping) or not all(type(d) is int and d > 0 for d in declared.values()):
+        raise UsageError(f"conf/metrics/{metric}.yaml: features needs EXTRACTOR: INTEGER (got {declared!r})")
+    return {str(name): d for name, d in declared.items()}
+
+
+@cache
+def features_of(column: str) -> dict[str, int]:
+    """The same of all metrics that fill a column."""
+    metrics = [one for one in parameters.single_metrics() if column in parameters.metric_columns(one)]
+    return {name: d for metric in metrics for name, d in features(metric).items()}
 
 
 def _shown(metric: str, name: str, keys: Mapping[str, object]) -> ShownColumn:

@@ -122,6 +122,7 @@ TABLE: dict[str, Parameter] = {
     "method": Parameter("string", "preset of a drafter, a rule and their parameters"),
     "drafter": Parameter("string", "which tokens are drafted, and from which distribution each was sampled"),
     "rule": Parameter("string", "the probability with which a drafted token is accepted"),
+    "verification": Parameter("string", "how a draft's nodes are decided together; all but token need the exact rule"),
     "window": Parameter("integer", "length L of a drafted chain, in tokens", low=1, high=DRAFT),
     "tree": Parameter("tree", "shape of a drafted tree: its name or its paths from the root; for sjd full or comb"),
     "nodes": Parameter("integer", "draft tokens of a dynamic tree (EAGLE-2's total tokens)", low=1, high=DRAFT),
@@ -137,8 +138,8 @@ TABLE: dict[str, Parameter] = {
     "refine": Parameter("flag", "renew the uncommitted positions of a Jacobi window; else they are initialised again"),
     "coupling": Parameter(
         "string",
-        "how a Jacobi window's positions are renewed: none (SJD), maximal (adaptive continuation) or gumbel",
-        choices=("none", "maximal", "gumbel"),
+        "how a Jacobi window's positions are renewed: none (SJD), maximal (adaptive continuation), gumbel or height",
+        choices=("none", "maximal", "gumbel", "height"),
     ),
     "gamma": Parameter("integer", "draft length γ of continuous speculative decoding, in tokens", low=1, high=DRAFT),
     "prefill": Parameter("number", "share of the image that the target samples before the first draft", low=0, high=1),

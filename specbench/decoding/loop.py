@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +15,7 @@ from specbench.decoding.rules.base import Rule
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trace import Taken, Trace, TraceRecorder
 from specbench.decoding.trees import Tree
-from specbench.decoding.verify import Draft, Verdict, verify
+from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.graph import Eager, Graphs
 from specbench.engine.ops import Kernels
@@ -92,7 +92,11 @@ class DraftState(Protocol):
 
 class Drafter(Protocol):
     """Proposes drafts. `tree` is the topology of its drafts (for sizing: its node count and height); `passes`: forward
-    passes of a drafter network in a step. `open` puts what a step reads on the device."""
+    passes of a drafter network in a step. `open` puts what a step reads on the device.
+
+    A drafter whose drafts depend on more than the committed tokens and the step's own random numbers also has
+    `carries_over` = True: token-wise verification alone is exact then.
+    """
 
     tree: Tree
     passes: int
@@ -114,13 +118,15 @@ Override = Callable[[Verdict, Draft, Tensor], Verdict]
 
 @dataclass(frozen=True, eq=False)
 class DecoderConfig:
-    """Decoder configuration: the target, its drafter, how the drafts are verified, and how the target is sampled."""
+    """Decoder configuration: the target, its drafter, the rule and the way by which drafts are verified, and how the
+    target is sampled."""
 
     target: Target
     drafter: Drafter
     rule: Rule
     sampling: Sampling
     override: Override | None = None
+    verification: Verification = field(default_factory=TokenWise)
 
 
 class Decoding(BatchDecoding):
@@ -189,7 +195,9 @@ class Decoding(BatchDecoding):
         found = sampling.distributions(logits, session, count[:, None] + draft.tree.depth)
         before = config.rule.uses_pre_argmax_probs and sampling.temperature == 0
         pre_argmax_probs = found.unfiltered() if before else None
-        verdict = verify(found.p, draft, config.rule, self.rng, self.steps, pre_argmax_probs, self.kernels)
+        verdict = config.verification.verify(
+            found.p, draft, config.rule, self.rng, self.steps, pre_argmax_probs, self.kernels
+        )
         if config.override is not None:
             verdict = config.override(verdict, draft, self.steps)
         clock.lap("verify")

@@ -57,7 +57,7 @@ class Kernels(Protocol):
 
     def window(
         self, drafter: Any, state: Any, history: Tensor, count: Tensor, step: Tensor, tags: int, tag: int, noise: int
-    ) -> Tensor: ...
+    ) -> tuple[Tensor, Tensor | None]: ...
 
     def inputs(
         self, session: Any, tokens: Tensor, positions: Tensor, count: Tensor | None = None

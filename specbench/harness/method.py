@@ -14,6 +14,7 @@ from specbench.config import registry
 from specbench.decoding.rules import Rule, Setting
 from specbench.decoding.rules.proximity import neighbours
 from specbench.decoding.trees import parse
+from specbench.decoding.verify import Verification
 from specbench.errors import UsageError
 from specbench.storage import home
 from specbench.storage.files import atomic_path, sha256
@@ -28,6 +29,12 @@ def build_rule(
     near: computes tables of neighbours (default: `cached_neighbours`)."""
     setting = Setting(height, codebook, cfg["temperature"] == 0, near or cached_neighbours)
     built: Rule = registry.find("rule", cfg["rule"])(cfg, setting)
+    return built
+
+
+def build_verification(cfg: Mapping[str, Any], drafter: Any) -> Verification:
+    """The verification of a configuration, for this drafter. Raises UsageError where it is not exact."""
+    built: Verification = registry.find("verification", cfg["verification"])(cfg, drafter)
     return built
 
 

@@ -26,7 +26,7 @@ from specbench.decoding.trace import Trace
 from specbench.engine.clock import Clock
 from specbench.engine.graph import Eager, Graphs
 from specbench.errors import NumberError, UsageError, check_choice
-from specbench.harness.method import build_rule
+from specbench.harness.method import build_rule, build_verification
 from specbench.storage import home
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -214,7 +214,8 @@ class Pipeline(_Base):
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
         layers = getattr(drafter, "aux_hidden_layers", ())
         target = model.target.with_aux_hidden_layers(layers) if layers else model.target
-        config = DecoderConfig(target, drafter, rule, sampling)
+        verification = build_verification(cfg, drafter)
+        config = DecoderConfig(target, drafter, rule, sampling, verification=verification)
         return cls(model, config, device, cfg["model"], registry.weights_label(cfg), engine)
 
     def vanilla(self) -> Pipeline:

@@ -91,6 +91,8 @@ def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], 
 def describe(cfg: Mapping[str, Any]) -> str:
     """A method as text: "cool_sd (drafter eagle_tree, rule cool, delta 1.1)"."""
     parts = [f"drafter {cfg['drafter']}", f"rule {cfg['rule']}"]
+    if (way := cfg.get("verification", "token")) != "token":
+        parts.append(f"verification {way}")
     parts += [f"{name} {cfg[name]:g}" for name in ("window", "delta") if cfg.get(name) is not None]
     return f"{cfg['method']} ({', '.join(parts)})"
 

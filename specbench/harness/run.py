@@ -36,7 +36,7 @@ from specbench.harness.scoring import (
     scoring_device,
 )
 from specbench.harness.worker import Loader, PromptDecoder
-from specbench.rows import provenance
+from specbench.rows import provenance, sample_size
 from specbench.rows.columns import COLUMNS
 from specbench.rows.csv_files import as_read
 from specbench.rows.journal import Journal
@@ -178,6 +178,8 @@ class Run:
             for name in self.cfg["metrics"]:
                 if is_unmeasured(bases[name]):
                     say(f"{name} {bases[name]}")
+                elif few := sample_size.too_few_for(name, self.cfg["n"]):
+                    say(f"{name} stays empty: {few}, this run has {self.cfg['n']:,}")
             Execution(self.cfg, self.folder, self._loader).decode_missing(records, items)
         return self._score_and_write(records, items, bases, nothing_left=complete)
 
@@ -365,7 +367,7 @@ def check(cfg: Mapping[str, Any]) -> None:
     import torch
 
     from specbench.config import registry
-    from specbench.harness.method import build_rule, check_draft
+    from specbench.harness.method import build_rule, build_verification, check_draft
     from specbench.harness.pipeline import continuous_rule, engine_of, resolve_device
 
     check_draft(cfg)
@@ -373,5 +375,7 @@ def check(cfg: Mapping[str, Any]) -> None:
     if parameters.is_continuous("model", cfg["model"]):
         continuous_rule(cfg, 0)
     else:
-        build_rule(cfg, worker.drafter(cfg).tree.height, lambda: torch.eye(2))
+        drafter = worker.drafter(cfg)
+        build_rule(cfg, drafter.tree.height, lambda: torch.eye(2))
+        build_verification(cfg, drafter)
     registry.check_weights(cfg)

@@ -61,7 +61,8 @@ def choice(name: str) -> Choice:
     if name not in known:
         raise errors.unknown("metric", name, known)
     options = dict(parameters.default("metrics", name, name))
-    del options["columns"]
+    for declared in ("columns", "features"):  # see config.shown_columns
+        options.pop(declared, None)
     return Choice(name, known[name], options.pop("metric"), options)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from specbench.metrics.base import PromptItem, Score
 from specbench.metrics.inception import FEATURES, ComparedMetric, features, order
+from specbench.rows import sample_size
 
 
 class FID(ComparedMetric):
@@ -23,9 +24,8 @@ class FID(ComparedMetric):
 
         from specbench.metrics import frechet
 
-        n = len(outputs)
-        if n < 2:
-            return (Score.unmeasured("a Fréchet distance needs at least two images", self.backend()),)
+        if few := sample_size.too_few(len(outputs), FEATURES):
+            return (Score.unmeasured(few, self.backend()),)
         reference = self.reference
         found = features(outputs[order(outputs, items)])
         moments = frechet.Moments.of(found)
@@ -35,8 +35,7 @@ class FID(ComparedMetric):
             verbose=False,
         )[KEY_METRIC_FID]
         mean, covariance = torch.from_numpy(reference.mean), torch.from_numpy(reference.covariance)
-        note = "; ".join(filter(None, [self.against(), frechet.warning(n, FEATURES)]))
-        return (Score(value, frechet.standard_error(found, mean, covariance), self.backend(), note),)
+        return (Score(value, frechet.standard_error(found, mean, covariance), self.backend(), self.against()),)
 
     def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
         import torch

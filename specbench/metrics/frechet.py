@@ -3,7 +3,7 @@
     d^2 = |mu - mu_r|^2 + Tr(S + S_r - 2 (S S_r)^{1/2})
 
 What every such distance shares, whichever network the features come from: moments in float64, the distance itself by
-torchmetrics, its standard error, and the warning where there are too few images.
+torchmetrics, and its standard error. `rows.sample_size` says how many images it needs.
 """
 
 from __future__ import annotations
@@ -112,11 +112,3 @@ def standard_error(features: Tensor, mean: Tensor, covariance: Tensor) -> float 
     """
     found = influences(features, mean, covariance)
     return None if found is None else float(found.square().sum().sqrt() / len(found))
-
-
-def warning(n: int, d: int) -> str:
-    """A caution for a distance of `n` images; empty where there are enough for `d` features."""
-    if n >= 16 * d:  # an estimated covariance is biased as 1 / n
-        return ""
-    far = "far " if n <= d else ""
-    return f"n = {n} for {d} features: biased {far}upwards, compare only runs of the same n"

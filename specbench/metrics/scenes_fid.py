@@ -12,6 +12,7 @@ import numpy as np
 
 from specbench.metrics.base import PromptItem, Score
 from specbench.metrics.embedded import EmbeddedMetric, EmbeddedScorer, of_classes, of_scenes
+from specbench.rows import sample_size
 
 if TYPE_CHECKING:
     from specbench.metrics.scenes_reference import ScenesReference
@@ -31,21 +32,20 @@ class ScenesFID(EmbeddedMetric):
 
     def score(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> tuple[Score, ...]:
         n, d = outputs.shape
-        if n < 2:
-            return (Score.unmeasured("a Fréchet distance needs at least two images", self.cache_key),)
+        if few := sample_size.too_few(n, d):
+            return (Score.unmeasured(few, self.cache_key),)
         import torch
 
         from specbench.metrics import frechet
 
         reference, single = self._reference(items)
         notes = [f"against {reference.count} real validation images{' of one object' if single else ''}"]
-        notes.append(frechet.warning(n, d))
         if strangers := sum(not of_scenes(item) for item in items):
             notes.append(f"{strangers} of {n} prompts are not of scenes, the real images are")
         features = torch.from_numpy(outputs).double()
         value = frechet.distance(features, reference)
         stderr = frechet.standard_error(features, reference.mean, reference.covariance)
-        return (Score(value, stderr, reference.backend, "; ".join(filter(None, notes))),)
+        return (Score(value, stderr, reference.backend, "; ".join(notes)),)
 
     def influences(self, outputs: np.ndarray, items: Sequence[PromptItem]) -> np.ndarray | None:
         import torch

@@ -15,7 +15,7 @@ from typing import Any
 from specbench.config import configuration, parameters
 from specbench.config.table import TABLE
 from specbench.errors import UsageError, plain
-from specbench.rows import provenance
+from specbench.rows import provenance, sample_size
 from specbench.rows.columns import COLUMNS, SHOWN, stderr_of
 from specbench.rows.csv_files import csv_lines, has_runs, read_header, read_rows, to_csv
 from specbench.rows.journal import IMAGE_NAME
@@ -161,12 +161,12 @@ def command(row: Mapping[str, Any]) -> tuple[str, bool]:
     arguments = [f"model={row['model']}", f"method={row['method']}"]
     try:
         preset = _composed(tuple(arguments))
-        for part in ("drafter", "rule"):
+        for part in parameters.PARTS:
             if row[part] and row[part] != preset[part]:
                 arguments.append(f"{part}={row[part]}")
         preset = _composed(tuple(arguments))
         for name, value in preset.items():
-            in_row = name in row and name not in ("model", "method", "drafter", "rule", "device", "weights")
+            in_row = name in row and name not in ("model", "method", *parameters.PARTS, "device", "weights")
             if in_row and _text(row[name]) != _text(value):
                 arguments.append(f"{name}={_text(row[name])}")
         if row["weights"] == "random":
@@ -260,7 +260,11 @@ def page_data(found: Found) -> dict[str, Any]:
     """The JSON from which the page draws everything."""
     rows = []
     for row in found.rows:
-        values = {name: row[name] for name in SHOWN if row[name] is not None and not withheld(row, name)}
+        values = {
+            name: row[name]
+            for name in SHOWN
+            if row[name] is not None and not withheld(row, name) and not sample_size.withheld(row, name)
+        }
         rows.append(
             {
                 "id": row["run_id"],
@@ -312,11 +316,11 @@ def label(row: Mapping[str, Any]) -> str:
     except UsageError:
         return str(row["method"])
     of_method = {*parameters.method_parameters(), "temperature", "top_k", "top_p", "cfg_scale"}
-    parts = [name for name in ("drafter", "rule") if row[name] and row[name] != preset[name]]
+    parts = [name for name in parameters.PARTS if row[name] and row[name] != preset[name]]
     own = [
         name
         for name in of_method
-        if name in preset and name not in ("drafter", "rule") and _text(row.get(name)) != _text(preset[name])
+        if name in preset and name not in parameters.PARTS and _text(row.get(name)) != _text(preset[name])
     ]
     # a parameter without a value does not belong to this method's drafter or rule
     parameters_ = [f"{name}={_short(row[name])}" for name in (*parts, *sorted(own)) if row.get(name) is not None]

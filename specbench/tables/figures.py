@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.rows.columns import stderr_of
 from specbench.tables.definitions import AXES, Column, Maps, Series, Stack, Table, TableFigure
-from specbench.tables.layout import NORMAL95
+from specbench.tables.layout import NORMAL95, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,8 @@ _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
 
 
 def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) -> list[Path]:
-    """Draw the table's figure from its measured rows; what has no row is left out. Returns the files written.
+    """Draw the table's figure from its measured rows; what has no row, or a table does not print, is left out. Returns
+    the files written.
 
     Bars are 95 % intervals.
     """
@@ -46,7 +47,7 @@ def draw(table: Table, rows: Mapping[str, Row | None], folder: Path, stem: str) 
     }  # the same file from the same rows
     import matplotlib.pyplot as plt
 
-    figure = table.figure
+    figure, (rows, _) = table.figure, printable(table, rows)
     if isinstance(figure, TableFigure):
         drawn = _curves(figure, table, rows)
     elif isinstance(figure, Series):
@@ -81,9 +82,11 @@ def _finish(drawn: Figure, axis: Axes, across: int) -> Figure:
 
 def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -> Figure:
     columns = {c.key: c for c in table.columns}
-    drawn, axes = _axes(len(figure.panels), len(figure.y), sharex="row")
+    lines = {name for panel in figure.panels for curve in panel.curves for name in curve.lines}
+    shown = [key for key in figure.y if any((rows.get(name) or {}).get(key) for name in lines)] or figure.y
+    drawn, axes = _axes(len(figure.panels), len(shown), sharex="row")
     for panel, line in zip(figure.panels, axes, strict=True):
-        for key, axis in zip(figure.y, line, strict=True):
+        for key, axis in zip(shown, line, strict=True):
             base = rows.get(panel.baseline or figure.baseline)
             if base is not None and base.get(key):
                 _band(axis, base, columns[key])
@@ -102,7 +105,7 @@ def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -
             axis.set_ylabel(f"{columns[key].label}\n({columns[key].better} is better)")
             axis.set_title(panel.label, fontsize=10)
             axis.grid(alpha=0.25)
-    return _finish(drawn, axes[0][0], len(figure.y))
+    return _finish(drawn, axes[0][0], len(shown))
 
 
 def pareto_front(points: Sequence[tuple[float, float]], down: bool) -> list[tuple[float, float]]:

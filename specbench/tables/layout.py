@@ -13,6 +13,7 @@ from string import ascii_lowercase
 
 from specbench.config import shown_columns
 from specbench.errors import UsageError
+from specbench.rows import sample_size
 from specbench.rows.columns import COLUMNS, stderr_of
 from specbench.rows.seconds import common_machine, elsewhere, is_timed, withheld
 from specbench.tables.catalog import TABLES
@@ -136,9 +137,7 @@ def build(
     notes = _Notes()
     rows = {line.key: measured.get(line.key) for line in table.lines}
     table = replace(table, columns=(*table.columns, *_new_metrics(rows)))
-    reasons = _withheld(table, rows)
-    for key, name in reasons:
-        rows[key] = {**(rows[key] or {}), name: ""}
+    rows, reasons = printable(table, rows)
     headers = tuple(_header(c, table, rows, notes, bool(published)) for c in table.columns)
     printed_models = list(dict.fromkeys(p.model for p in published))
     entries = []
@@ -199,18 +198,23 @@ def _header(column: Column, table: Table, rows: Mapping[str, Row | None], notes:
     return Header(column.label, column.better, mark)
 
 
-def _withheld(table: Table, rows: Mapping[str, Row | None]) -> dict[tuple[str, str], str]:
-    """(line key, column key) -> why a row's seconds are not printed: they are those of another machine than the other
-    lines', or a speed-up that does not hold."""
-    timed = [column.key for column in table.columns if is_timed(column.key, table.rows_of == "bench")]
-    present = {key: row for key, row in rows.items() if row is not None}
+def printable(table: Table, rows: Mapping[str, Row | None]) -> tuple[dict[str, Row | None], dict[tuple[str, str], str]]:
+    """The rows without the values that do not hold next to the others; and why, by (line key, column key): seconds of
+    another machine than the other lines', a speed-up that does not hold, or a statistic of too few images."""
+    keys = [column.key for column in table.columns]
+    timed = [key for key in keys if is_timed(key, table.rows_of == "bench")]
+    present = {name: row for name, row in rows.items() if row is not None}
     common = common_machine(present.values(), timed)
-    found = {}
-    for key, row in present.items():
-        for column in timed:
-            if row.get(column) and common and (why := withheld(row, column) or elsewhere(row, column, common)):
-                found[key, column] = why
-    return found
+    found, kept = {}, dict(rows)
+    for name, row in present.items():
+        for key in keys:
+            why = sample_size.withheld(row, key)
+            if key in timed and row.get(key) and common:
+                why = withheld(row, key) or elsewhere(row, key, common)
+            if why:
+                found[name, key] = why
+                kept[name] = {**(kept[name] or {}), key: ""}
+    return kept, found
 
 
 def _measured(
@@ -229,7 +233,9 @@ def _measured(
     cells = tuple(
         _measured_cell(table, column, row, reasons.get((line.key, column.key), ""), notes) for column in table.columns
     )
-    note = _relevant_note(row.get("note", ""), {column.key for column in table.columns})
+    note = _relevant_note(
+        row.get("note", ""), {column.key for column in table.columns if (line.key, column.key) not in reasons}
+    )
     marks = (notes.mark(f"From the row: {note}."),) if note else ()
     return TableEntry(line.label, "measured", model, marks, cells, row_id=row.get("run_id", ""))
 

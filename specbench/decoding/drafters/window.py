@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.loop import Outcome
@@ -29,9 +30,16 @@ from specbench.engine.state import Buffer, Buffers, put
 from specbench.errors import check_choice
 
 INITS = ("random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample")
-COUPLINGS = ("none", "maximal", "gumbel")
-_TOKEN, _KEEP, _INIT, _SIBLING = range(DRAFT, DRAFT + 4)  # tags of a step's random numbers
+COUPLINGS = ("none", "maximal", "gumbel", "height")
+#: Tags of a step's random numbers. _KEEP: whether a token is kept or, under height coupling, a new height.
+_TOKEN, _KEEP, _INIT, _SIBLING = range(DRAFT, DRAFT + 4)
 _GUMBEL = TAGS - 1  # of step 0: the noise of a position is the same at every step
+
+
+def renewed_heights(keep: Tensor, u: Tensor, fresh: Tensor, share: Tensor) -> Tensor:
+    """Heights of tokens y after a step from distribution q to p, as shares of p(y): of those kept (`keep`, bool) the
+    height u q(y); of new ones one of [q(y), p(y)), by a uniform number `fresh`. share: q(y) / p(y). All (B, H)."""
+    return torch.where(keep, u * share, share + fresh * (1 - share))
 
 
 @dataclass
@@ -46,6 +54,7 @@ class WindowState:
     behind: Tensor  # (K,): 1 .. K
     tokens: Tensor  # (B, H): the window along the draft's first path
     probs: Tensor  # (B, H, V): the distribution each was drawn from
+    heights: Tensor  # (B, H) in [0, 1): the token's height, as a share of its probability; (B, 0) without them
     past: Tensor  # (B, K, V): distributions of the K positions committed last, oldest first; K = 0 unless drawn from
     # Of the last step, where a row had one (`started` (B,) bool): the target's distributions (B, M, V) and the accepted
     # path.
@@ -57,7 +66,7 @@ class WindowState:
     constants = ("uniform", "valid", "sampled", "behind")
 
     def buffers(self) -> Buffers:
-        names = ("tokens", "probs", "past", "started", "p", "path", "length")
+        names = ("tokens", "probs", "heights", "past", "started", "p", "path", "length")
         return {name: Buffer(getattr(self, name)) for name in names}
 
 
@@ -70,8 +79,12 @@ class Window:
     committed; without it they are initialised again (SJD, appendix H). coupling: how a position is renewed from
     distribution q to p. "none" draws again (SJD), "maximal" keeps the token with min(1, p / q) and draws from
     Norm([p - q]_+) otherwise (SJD-PAC's adaptive continuation), "gumbel" takes the arg max of log p + G with one noise
-    G per position for all steps. width, depth, tree: see `trees.window_paths`. match: a token is a deterministic
-    proposal, kept with p(x), as if the target's draw had to match it (Jacobi's prefix match).
+    G per position for all steps. "height" is a maximal coupling without a fresh random number a step: a position holds
+    a point (y, g) that is uniform under the graph of its distribution, 0 <= g < q(y), and keeps it while g < p(y);
+    else y is drawn from Norm([p - q]_+), and g from [q(y), p(y)). Verification is the same test, of the same g. So a
+    token survives all steps with min_j p_j(y) / p_0(y), the most that any coupling can give. width, depth, tree: see
+    `trees.window_paths`. match: a token is a deterministic proposal, kept with p(x), as if the target's draw had to
+    match it (Jacobi's prefix match).
     """
 
     passes = 0
@@ -91,6 +104,7 @@ class Window:
         check_choice("init", init, INITS)
         check_choice("coupling", coupling, COUPLINGS)
         self.init, self.refine, self.coupling, self.width, self.match = init, refine, coupling, width, match
+        self.carries_over = refine or coupling == "gumbel"
         paths = window_paths(window, width, depth, tree)
         self.tree = build_tree(paths)
         ordered = in_order(paths)
@@ -121,6 +135,7 @@ class Window:
             torch.arange(1, keep + 1, device=device),
             torch.zeros(rows, height, dtype=torch.int64, device=device),
             uniform.expand(rows, height, -1).clone(),
+            torch.zeros(rows, height if self.coupling == "height" else 0, device=device),
             uniform.expand(rows, keep, -1).clone(),
             torch.zeros(rows, dtype=torch.bool, device=device),
             torch.zeros(rows, self.tree.nodes, size, device=device),
@@ -130,12 +145,15 @@ class Window:
 
     def propose(self, state: WindowState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         if (kernels := state.sampling.kernels) is not None:
-            tokens = kernels.window(self, state, history, count, step, TAGS, _TOKEN, _GUMBEL)
+            tokens, heights = kernels.window(self, state, history, count, step, TAGS, _TOKEN, _GUMBEL)
             probs = state.probs if self.width == 1 else state.probs[:, self.of_inner]
-            return Draft(self.tree, tokens, probs, state.valid, state.sampled)
+            return Draft(self.tree, tokens, probs, state.valid, state.sampled, heights)
         noise = self._gumbel_noise(state, count)
         known, tokens, probs = self._renew(state, count, step, noise)
         self._initialise(state, known, tokens, probs, history, count, step, noise)
+        heights = None
+        if self.coupling == "height":
+            heights = F.pad(torch.where(self.choice == 0, state.heights[:, self.offsets], -1.0), (1, 0), value=-1.0)
         first = state.tokens.unsqueeze(-1)
         candidates = first.expand(-1, -1, self.width)
         if self.width > 1:
@@ -147,7 +165,7 @@ class Window:
             candidates[:, :n, 1 : 1 + others.shape[-1]] = others
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
         tokens = torch.cat([root, candidates[:, self.offsets, self.choice]], 1)
-        return Draft(self.tree, tokens, state.probs[:, self.of_inner], state.valid, state.sampled)
+        return Draft(self.tree, tokens, state.probs[:, self.of_inner], state.valid, state.sampled, heights)
 
     def commit(self, state: WindowState, outcome: Outcome) -> None:
         verdict = outcome.verdict
@@ -173,7 +191,7 @@ class Window:
         self, state: WindowState, count: Tensor, step: Tensor, noise: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Shift the window past what was committed and renew the positions that stay: their number (B,), and the new
-        window's tokens (B, H) and distributions (B, H, V)."""
+        window's tokens (B, H) and distributions (B, H, V). Heights are written where they belong."""
         p, path, length = state.p, state.path, state.length
         height = state.tokens.shape[1]
         committed = length + 1
@@ -186,14 +204,19 @@ class Window:
         known = (height - length).clamp_min(0) * state.started if self.refine else torch.zeros_like(count)
         if noise is not None:
             token = (probs / noise).argmax(-1)
-        elif self.coupling == "maximal":
+        elif self.coupling in ("maximal", "height"):
             before = (previous + 1).clamp_max(height - 1)
             token = state.tokens.gather(1, before)
             q = take(state.probs, before)
             had = offsets < (known - 1)[:, None]  # the last known position has a distribution, but no token yet
-            keep = had & (state.rng.uniform(step, _KEEP, height) < ratio(at(probs, token), at(q, token)))
+            fresh = state.rng.uniform(step, _KEEP, height)
+            u = state.heights.gather(1, before) if self.coupling == "height" else fresh
+            keep = had & (u < ratio(at(probs, token), at(q, token)))
             source = torch.where(had.unsqueeze(-1), normalise((probs - q).clamp_min(0), probs), probs)
             token = torch.where(keep, token, draw(source, state.rng.uniform(step, _TOKEN, height)))
+            if self.coupling == "height":
+                share = at(q, token) / at(probs, token)
+                torch.where(had, renewed_heights(keep, u, fresh, share), fresh, out=state.heights)
         else:
             token = draw(probs, state.rng.uniform(step, _TOKEN, height))
         return known, token, probs

@@ -34,13 +34,14 @@ def _node(PATH, MAIN, FIRST_CHILD, length, previous, height, branching):
 
 @triton.jit
 def _choose(
-    P, PROBS, TOKENS, PAST, UNIFORM, PATH, LENGTH, STARTED, HISTORY, COUNT, STEP, KEY, MAIN, FIRST_CHILD, FORCED,
-    DRAWN, SOURCE, ORIGIN, nodes, height, vocabulary, codes, side, past, total, held, branching, tags, tag, noise_tag,
+    P, PROBS, TOKENS, HEIGHTS, PAST, UNIFORM, PATH, LENGTH, STARTED, HISTORY, COUNT, STEP, KEY, MAIN, FIRST_CHILD,
+    FORCED, DRAWN, SOURCE, ORIGIN, RAISED, nodes, height, vocabulary, codes, side, past, total, held, branching, tags,
+    tag, noise_tag,
     INIT: tl.constexpr, SAMPLES: tl.constexpr, COUPLING: tl.constexpr, REFINE: tl.constexpr, GRAMMAR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One position of a row. DRAWN: its token, unless it repeats that of the offset SOURCE; ORIGIN: where its
-    distribution comes from."""
+    distribution comes from; RAISED: its height."""
     row, offset = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     length, count, key = tl.load(LENGTH + row), tl.load(COUNT + row), tl.load(KEY + row)
     step = tl.load(STEP + row) * tags  # the number of its first random stream
@@ -51,6 +52,8 @@ def _choose(
     origin = _node(PATH + row * height, MAIN, FIRST_CHILD, length, previous, height, branching)
     position, source, token = count + offset, offset, offset * 0
     probs, drawn = P + (row * nodes + origin) * vocabulary, 1  # whether the token is drawn from `probs`
+    fresh = uniform(stream(key, step + tag + 1), offset)
+    height_now = fresh
     if offset >= known:
         last = count + known - 1
         given, orphan = position, position >= 0
@@ -101,17 +104,19 @@ def _choose(
             noise = stream(key, step * 0 + noise_tag)  # the same at every step
             token, _ = race(probs, -1, float("inf"), -1, noise, position * vocabulary, vocabulary, BLOCK)
         else:
-            kept = 0
+            kept, u = 0, fresh
             others, mass = vocabulary * 0, 1.0
             previously = PROBS
-            if COUPLING == 1:  # noqa: SIM102  (a constant of the compiler)
+            if (COUPLING == 1) or (COUPLING == 3):  # noqa: SIM102  (a constant of the compiler)
                 if offset < known - 1:  # the last known position has a distribution, but no token yet
                     before = row * height + tl.minimum(previous + 1, height - 1)
                     previously = PROBS + before * vocabulary
                     held_token = tl.load(TOKENS + before)
                     p, q = tl.load(probs + held_token), tl.load(previously + held_token)
                     accept = tl.where(q > 0, tl.div_rn(p, tl.where(q > 0, q, 1.0)), 1.0)  # not of NaN
-                    if uniform(stream(key, step + tag + 1), offset) < accept:
+                    if COUPLING == 3:
+                        u = tl.load(HEIGHTS + before)
+                    if u < accept:
                         token = held_token
                         kept = 1
                     else:
@@ -125,20 +130,26 @@ def _choose(
                         if all_left > 1e-30:
                             others, mass = vocabulary, all_left
             if kept == 0:
-                u = uniform(stream(key, step + tag), offset)
-                token = draw_residual(probs, previously, others, mass, u, vocabulary, COUPLING == 1, BLOCK)
+                place = uniform(stream(key, step + tag), offset)
+                token = draw_residual(probs, previously, others, mass, place, vocabulary, COUPLING % 2 == 1, BLOCK)
+            if COUPLING == 3:  # noqa: SIM102
+                if offset < known - 1:
+                    share = tl.div_rn(tl.load(previously + token), tl.load(probs + token))
+                    height_now = tl.where(kept > 0, u * share, share + fresh * (1 - share))
     cell = row * height + offset
     tl.store(DRAWN + cell, token)
     tl.store(SOURCE + cell, source)
     tl.store(ORIGIN + cell, origin)
+    if COUPLING == 3:
+        tl.store(RAISED + cell, height_now)
 
 
 @triton.jit
 def _write(
-    P, PAST, UNIFORM, HISTORY, COUNT, DRAWN, SOURCE, ORIGIN, TOKENS, PROBS, DRAFT, nodes, height, vocabulary, past,
-    held, CHAIN: tl.constexpr, BLOCK: tl.constexpr,
+    P, PAST, UNIFORM, HISTORY, COUNT, DRAWN, SOURCE, ORIGIN, RAISED, TOKENS, PROBS, HEIGHTS, DRAFT, LEVELS, nodes,
+    height, vocabulary, past, held, CHAIN: tl.constexpr, HIGH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A block of the distribution of one position of a row, and its token; of a chain, the draft's tokens."""
+    """A block of the distribution of one position of a row, its token and height; of a chain, those of the draft."""
     row, offset, at = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     cell = row * height + offset
     origin = tl.load(ORIGIN + cell)
@@ -153,20 +164,26 @@ def _write(
     tl.store(PROBS + cell * vocabulary + at, known, mask=at < vocabulary)
     if tl.program_id(2) == 0:
         tl.store(TOKENS + cell, token)
+        if HIGH:
+            tl.store(HEIGHTS + cell, tl.load(RAISED + cell))
         if CHAIN:
             tl.store(DRAFT + cell + row + 1, token)
+            if HIGH:
+                tl.store(LEVELS + cell + row + 1, tl.load(RAISED + cell))
             if offset == 0:
+                if HIGH:
+                    tl.store(LEVELS + row * nodes, -1.0)
                 root = tl.maximum(tl.load(COUNT + row) - 1, 0)
                 tl.store(DRAFT + row * nodes, tl.load(HISTORY + row * held + root))
 
 
 @triton.jit
 def _siblings(
-    TOKENS, PROBS, HISTORY, COUNT, STEP, KEY, OFFSETS, CHOICE, DRAFT, nodes, height, vocabulary, held, branching, tags,
-    tag, WIDTH: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr,
+    TOKENS, PROBS, HEIGHTS, HISTORY, COUNT, STEP, KEY, OFFSETS, CHOICE, DRAFT, LEVELS, nodes, height, vocabulary, held,
+    branching, tags, tag, WIDTH: tl.constexpr, HIGH: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """All candidates of one position of a row: its token, and others drawn without replacement from the rest of its
-    distribution; into the tokens of the draft's nodes."""
+    distribution; into the tokens and heights of the draft's nodes."""
     row, offset = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     first, i = tl.load(TOKENS + row * height + offset), tl.arange(0, NODES)
     inside = i < nodes - 1
@@ -181,41 +198,49 @@ def _siblings(
             token, score = race(probs, first, score, token, noise, offset * vocabulary, vocabulary, BLOCK)
             tokens = tl.where(choice == rank, token, tokens)
     tl.store(DRAFT + row * nodes + 1 + i, tokens, mask=here)
+    if HIGH:
+        level = tl.where(choice == 0, tl.load(HEIGHTS + row * height + offset), -1.0)
+        tl.store(LEVELS + row * nodes + 1 + i, level, mask=here)
+        if offset == 0:
+            tl.store(LEVELS + row * nodes, -1.0)
     if offset == 0:
         root = tl.maximum(tl.load(COUNT + row) - 1, 0)
         tl.store(DRAFT + row * nodes, tl.load(HISTORY + row * held + root))
 
 
 _INITS = {"random": 0, "horizontal_repeat": 1, "horizontal_sample": 1, "vertical_repeat": 2, "vertical_sample": 2}
-_COUPLINGS = {"none": 0, "maximal": 1, "gumbel": 2}
+_COUPLINGS = {"none": 0, "maximal": 1, "gumbel": 2, "height": 3}
 
 
 def window(
     drafter: Any, state: Any, history: Tensor, count: Tensor, step: Tensor, tags: int, tag: int, noise: int
-) -> Tensor:
+) -> tuple[Tensor, Tensor | None]:
     """As of `decoding.drafters.window.Window`: renews and initialises the window of its `state` in place; the tokens
-    (B, M) of the draft. tags: of a step; tag: the first of this drafter's; noise: that of the Gumbel noise."""
+    (B, M) and the heights (B, M) of the draft. tags: of a step; tag: the first of this drafter's; noise: that of the
+    Gumbel noise."""
     (rows, height, size), nodes, session = state.probs.shape, drafter.tree.nodes, state.session
     drawn, source, origin = torch.empty(3, rows, height, dtype=torch.int64, device=count.device)
-    draft = torch.empty(rows, nodes, dtype=torch.int64, device=count.device)
+    draft, high = torch.empty(rows, nodes, dtype=torch.int64, device=count.device), drafter.coupling == "height"
+    raised = torch.empty_like(state.heights)
+    levels = torch.empty(rows, nodes, device=count.device) if high else raised
     forced, block = session.forced_tokens, min(_BLOCK, triton.next_power_of_2(size))
     past, key, chain = state.past.shape[1], state.rng.key, drafter.width == 1
     launch.start(_choose, (rows, height),
-        state.p, state.probs, state.tokens, state.past, state.uniform, state.path, state.length,
+        state.p, state.probs, state.tokens, state.heights, state.past, state.uniform, state.path, state.length,
         state.started.view(torch.uint8), history, count, step, key, drafter.main, drafter.first_child,
-        count if forced is None else forced, drawn, source, origin, nodes, height, size, session.codes, state.side,
-        past, 0 if forced is None else len(forced), history.shape[1], drafter.branching, tags, tag, noise,
+        count if forced is None else forced, drawn, source, origin, raised, nodes, height, size, session.codes,
+        state.side, past, 0 if forced is None else len(forced), history.shape[1], drafter.branching, tags, tag, noise,
         _INITS[drafter.init], drafter.init.endswith("sample"), _COUPLINGS[drafter.coupling], drafter.refine,
         forced is not None, block, **_OPTIONS,
     )  # fmt: skip
     launch.start(_write, (rows, height, triton.cdiv(size, block)),
-        state.p, state.past, state.uniform, history, count, drawn, source, origin, state.tokens, state.probs, draft,
-        nodes, height, size, past, history.shape[1], chain, block, num_warps=8,
+        state.p, state.past, state.uniform, history, count, drawn, source, origin, raised, state.tokens, state.probs,
+        state.heights, draft, levels, nodes, height, size, past, history.shape[1], chain, high, block, num_warps=8,
     )  # fmt: skip
     if not chain:
         launch.start(_siblings, (rows, height),
-            state.tokens, state.probs, history, count, step, key, drafter.offsets, drafter.choice, draft, nodes, height,
-            size, history.shape[1], drafter.branching, tags, tag + 3, drafter.width, triton.next_power_of_2(nodes),
-            block, **_OPTIONS,
+            state.tokens, state.probs, state.heights, history, count, step, key, drafter.offsets, drafter.choice, draft,
+            levels, nodes, height, size, history.shape[1], drafter.branching, tags, tag + 3, drafter.width, high,
+            triton.next_power_of_2(nodes), block, **_OPTIONS,
         )  # fmt: skip
-    return draft
+    return draft, levels if high else None

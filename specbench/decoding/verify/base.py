@@ -1,0 +1,158 @@
+"""Verification: what a draft and a verdict are, and the interface of the ways to decide on a draft's nodes.
+
+Each way is a module of its own. `token` serves every rule; the others are exact and serve the exact rule only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.rules.base import Rule
+from specbench.decoding.sampling import draw
+from specbench.decoding.trees import Tree
+from specbench.engine.ops import Kernels
+from specbench.errors import UsageError
+
+# Tags of a step's random numbers, the first two drawn together; drafters use DRAFT and above.
+VERIFY, NEXT, DRAFT = 0, 1, 2
+
+
+@dataclass
+class Draft:
+    """What a drafter proposes for B rows.
+
+    tokens (B, M) int64, the root's own token first; probs (B, I, V) float32: per inner node the distribution from which
+    its children were sampled, without replacement, in the order of the children; sampled (B, M) bool or None for all:
+    False marks a deterministic token (its distribution is a point mass); valid (B, M) bool: nodes that exist in this
+    step, where the ancestors of a valid node are valid. heights (B, M) float32 or None: where not negative, the number
+    in [0, 1) that decides on a node, instead of a fresh one. Given the draft it must be uniform and independent of all
+    that determines the target's distribution of the node.
+    """
+
+    tree: Tree
+    tokens: Tensor
+    probs: Tensor
+    valid: Tensor
+    sampled: Tensor | None = None
+    heights: Tensor | None = None
+
+
+@dataclass
+class Verdict:
+    """path (B, D) int64: the accepted nodes by depth (beyond `length`: the last of them); length (B,) int64: accepted
+    draft tokens; tokens (B, D + 1): the accepted tokens and, at `length`, the recovered or bonus token; next_probs
+    (B, V): the distribution of that token; first (B,): the probability with which the rule accepts the first candidate,
+    0 where there is none."""
+
+    path: Tensor
+    length: Tensor
+    tokens: Tensor
+    next_probs: Tensor
+    first: Tensor
+
+    @property
+    def path_with_root(self) -> Tensor:
+        """The accepted path (B, D + 1) with the root in front."""
+        return torch.cat([torch.zeros_like(self.length)[:, None], self.path], 1)
+
+
+def one_hot(token: Tensor, size: int) -> Tensor:
+    return torch.zeros(*token.shape, size, device=token.device).scatter_(-1, token.unsqueeze(-1), 1.0)
+
+
+class Verification(ABC):
+    """A way to decide on the nodes of a draft, and on the distribution of the token that follows. `name` is that of its
+    file under conf/verification."""
+
+    name: str
+
+    def verify(
+        self,
+        p: Tensor,
+        draft: Draft,
+        rule: Rule,
+        rng: RandomStreams,
+        step: Tensor,
+        pre_argmax_probs: Tensor | None = None,
+        kernels: Kernels | None = None,
+    ) -> Verdict:
+        """Accept or reject the draft's nodes against the target's distributions p (B, M, V); `step` (B,) keys the
+        random numbers. `pre_argmax_probs` (B, M, V) are the distributions by which a rule with `uses_pre_argmax_probs`
+        decides, where they are not p; the recovered or bonus token always comes from p. `kernels` replace the plain
+        code where they can."""
+        numbers = rng.uniforms(step, VERIFY, NEXT - VERIFY + 1, p.shape[1])
+        if draft.heights is not None:
+            numbers[:, 0] = torch.where(draft.heights < 0, numbers[:, 0], draft.heights)
+        if not draft.tree.height:  # nothing to decide
+            next_token, none = draw(p[:, 0], numbers[:, 1, 0], kernels).unsqueeze(1), torch.zeros_like(step)
+            return Verdict(none.new_empty(len(p), 0), none, next_token, p[:, 0], none)
+        return self.decide(p, draft, rule, numbers, pre_argmax_probs, kernels)
+
+    @abstractmethod
+    def decide(
+        self,
+        p: Tensor,
+        draft: Draft,
+        rule: Rule,
+        numbers: Tensor,
+        pre_argmax_probs: Tensor | None,
+        kernels: Kernels | None,
+    ) -> Verdict:
+        """`verify` of a draft with nodes. numbers (B, 2, M): a uniform for every node, then as many of which the first
+        draws the next token."""
+
+
+def check_exact(cfg: Mapping[str, Any], drafter: Any) -> None:
+    """Raises UsageError for a rule or a drafter with which only token-wise verification is right."""
+    way = f"verification={cfg['verification']}"
+    if cfg["rule"] != "exact":
+        raise UsageError(
+            f"{way} is defined for the exact rule alone, and the method has rule {cfg['rule']}: use verification=token,"
+            " or rule=exact"
+        )
+    if getattr(drafter, "carries_over", False):
+        raise UsageError(
+            f"{way} decides by all draft tokens of a step, so tokens that drafter {cfg['drafter']} carries over to the"
+            " next step would no longer have the distribution they were drawn from: use verification=token"
+        )
+
+
+def concluded(
+    draft: Draft,
+    path: Tensor,
+    length: Tensor,
+    next_probs: Tensor,
+    first: Tensor,
+    u: Tensor,
+    kernels: Kernels | None,
+) -> Verdict:
+    """The verdict of an accepted path (B, D) of `length` (B, 1), whose next token is drawn from next_probs (B, 1, V)
+    with u (B, 1)."""
+    next_token = draw(next_probs, u, kernels)
+    tokens = torch.cat([draft.tokens.gather(1, path), next_token], 1).scatter(1, length, next_token)
+    return Verdict(path, length.squeeze(1), tokens, next_probs.squeeze(1), first)
+
+
+def accepted_path(tree: Tree, accepted_child: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
+    """The accepted nodes by depth (B, D), beyond the end the last of them, and their number (B, 1), from the accepted
+    child of each inner node (B, I), -1 for none; slot (B, M): a node's index among the inner ones."""
+    if tree.is_chain:  # node d + 1 is the child of node d
+        length = (accepted_child >= 0).long().cumprod(1).sum(1, keepdim=True)
+        return torch.minimum(torch.arange(1, tree.height + 1, device=length.device), length), length
+    node = length = accepted_child.new_zeros(len(accepted_child), 1)
+    path: list[Tensor] = []
+    for _ in range(tree.height):
+        at_slot = slot.gather(1, node)
+        child = torch.where(at_slot >= 0, accepted_child.gather(1, at_slot.clamp_min(0)), at_slot)
+        accepted = (child >= 0) & (length == len(path))
+        node = torch.where(accepted, child, node)
+        length = length + accepted
+        path.append(node)
+    return torch.cat(path, 1), length

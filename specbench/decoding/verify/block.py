@@ -1,0 +1,93 @@
+"""Block verification (arXiv 2403.10444): a chain is accepted up to the last node that passes, not up to the first that
+fails. It is lossless, and no verification that leaves the target alone accepts more of a chain in expectation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.rules.base import Rule, at, normalise
+from specbench.decoding.verify.base import (
+    Draft,
+    Verdict,
+    Verification,
+    check_exact,
+    concluded,
+    one_hot,
+)
+from specbench.engine.ops import Kernels, sum_last, take
+from specbench.errors import UsageError
+
+
+class BlockVerification(Verification):
+    """Node i of a chain x_1 .. x_L has the target's distribution p_i and the drafter's q_i of the next token. With
+
+        P_0 = 1,  P_i = min(1, P_{i-1} p_{i-1}(x_i) / q_{i-1}(x_i)),  R_i = sum_x (P_i p_i(x) - q_i(x))_+,
+
+    node i passes where u_i < R_i / (R_i + 1 - P_i), the last one where u_L < P_L, the root always. The last node that
+    passes ends the accepted path, and the next token is drawn from Norm (P_i p_i - q_i)_+, at the last node from p_L.
+    The probability that node i or a later one passes is P_i, given the tokens up to x_i. With one token it is the
+    token-wise test.
+    """
+
+    name = "block"
+
+    def decide(
+        self,
+        p: Tensor,
+        draft: Draft,
+        rule: Rule,
+        numbers: Tensor,
+        pre_argmax_probs: Tensor | None,
+        kernels: Kernels | None,
+    ) -> Verdict:
+        """As of `Verification`."""
+        token, q = draft.tokens[:, 1:], draft.probs
+        if draft.sampled is not None:
+            q = torch.where(draft.sampled[:, 1:, None], q, one_hot(token, q.shape[-1]))
+        before = p[:, :-1]
+        live, ratio = ratios(at(before, token), at(q, token), draft.valid[:, 1:])
+        mass = masses(ratio)
+        left = (before * mass[:, :-1, None]).sub_(q).clamp_min_(0)
+        passes = torch.cat([torch.where(live, passing(sum_last(left), mass[:, :-1]), mass[:, :-1]), mass[:, -1:]], 1)
+        passed = numbers[:, 0] < passes
+        passed[:, 0] = True
+        nodes = torch.arange(p.shape[1], device=p.device)
+        length = (nodes * passed).amax(1, keepdim=True)
+        here, end = take(p, length), length.clamp_max(token.shape[1] - 1)
+        goes_on = ((length == end) & live.gather(1, end)).unsqueeze(-1)
+        next_probs = torch.where(goes_on, normalise(take(left, end), here), here)
+        path = torch.minimum(nodes[1:], length)
+        return concluded(draft, path, length, next_probs, ratio[:, 0].clamp_max(1), numbers[:, 1, :1], kernels)
+
+
+def ratios(p: Tensor, q: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Which tokens exist, and p / q of those, else 0, given the probabilities p and q (...) of drafted tokens."""
+    live = valid & (q > 0)
+    return live, torch.where(live, (p / torch.where(live, q, 1)).clamp_max(1e30), 0)
+
+
+def masses(ratio: Tensor) -> Tensor:
+    """P_0 .. P_L (B, L + 1) from p / q of the tokens of a chain (B, L). P_i is the running product over its largest
+    value so far, or over 1."""
+    product = torch.cat([torch.ones_like(ratio[:, :1]), ratio], 1).cumprod(1)
+    return product / product.cummax(1).values
+
+
+def passing(left: Tensor, mass: Tensor) -> Tensor:
+    """The probability R / (R + 1 - P) with which a node passes, 0 / 0 = 1: left, mass (...) are R and P."""
+    among = left + (1 - mass)
+    return torch.where(among == 0, 1, left / among)
+
+
+def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
+    check_exact(cfg, drafter)
+    if not drafter.tree.is_chain:
+        raise UsageError(
+            f"verification=block needs a chain, and drafter {cfg['drafter']} drafts a tree: use verification=traversal,"
+            " or a drafter of chains (draft_model, eagle, eagle3)"
+        )
+    return BlockVerification()

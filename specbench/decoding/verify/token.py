@@ -1,0 +1,116 @@
+"""Token-wise verification: recursive rejection sampling over a draft tree, as tensor code without a host round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specbench.decoding.rules.base import Rule, at, normalise
+from specbench.decoding.verify.base import Draft, Verdict, Verification, accepted_path, concluded, one_hot
+from specbench.engine.ops import Kernels, take
+
+
+class TokenWise(Verification):
+    """The children of all inner nodes are verified in parallel (their random numbers are independent), sibling after
+    sibling; then the accepted path is read off. For exact rules the tokens have the target's distribution (Cool-SD,
+    Theorem 1, for chains; by recursion over siblings drawn without replacement, for trees)."""
+
+    name = "token"
+
+    def decide(
+        self,
+        p: Tensor,
+        draft: Draft,
+        rule: Rule,
+        numbers: Tensor,
+        pre_argmax_probs: Tensor | None,
+        kernels: Kernels | None,
+    ) -> Verdict:
+        """As of `Verification`."""
+        if kernels is not None and (relaxation := rule.relaxation()) is not None:
+            return Verdict(*kernels.verify(p, draft, numbers, *relaxation))
+        u, u_next = numbers.unbind(1)  # of the candidates and the next token
+        decided_by = p if pre_argmax_probs is None else pre_argmax_probs
+        accepted_child, residual, first = _decide(decided_by, draft, rule, u)
+        slot = draft.tree.slot.expand(len(p), -1)
+        path, length = accepted_path(draft.tree, accepted_child, slot)
+        last = path[:, -1:]
+        next_probs = take(p, last)
+        if not rule.deterministic:
+            at_slot = slot.gather(1, last)
+            next_probs = torch.where(at_slot.unsqueeze(-1) >= 0, take(residual, at_slot.clamp_min(0)), next_probs)
+        return concluded(draft, path, length, next_probs, first, u_next[:, :1], kernels)
+
+
+def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
+    return TokenWise()
+
+
+def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The accepted child of each inner node (B, I), -1 for none; the residual distribution of each inner node
+    (B, I, V); and the probability of accepting the first candidate (B,). u (B, M) uniforms."""
+    tree = draft.tree
+    rows, nodes, vocab = p.shape
+    inner = tree.inner.expand(rows, -1)
+    residual, q = take(p, inner), draft.probs
+    children, depths = tree.children.expand(rows, -1, -1), tree.depth.expand(rows, -1)
+    accepted_child = torch.full_like(inner, -1)
+    first = p.new_zeros(rows)
+    passed: list[Tensor] = []  # per sibling, the candidates that the rule keeps
+    for m, parents in enumerate(tree.parents_per_rank):  # the inner nodes that may have an m-th child
+        child = _head(children, parents)[:, :, m]
+        node = child.clamp_min(0)
+        token, depth = draft.tokens.gather(1, node), depths.gather(1, node)
+        r, q_m, undecided = _head(residual, parents), _head(q, parents), _head(accepted_child, parents)
+        live = (child >= 0) & draft.valid.gather(1, node) & (undecided < 0)
+        if draft.sampled is not None:
+            sampled = draft.sampled.gather(1, node)
+            q_m = torch.where(sampled.unsqueeze(-1), q_m, one_hot(token, vocab))
+        live &= at(q_m, token) > 0  # a distribution with fewer tokens than children has no more candidates
+        accept = rule.accept(r, q_m, token, depth)
+        accepted = live & (u.gather(1, node) < accept)
+        if m == 0:  # the root is the first inner node
+            first = torch.where(live[:, 0], accept[:, 0], first)
+        if rule.deterministic:  # siblings do not compete: the longest path is accepted
+            passed.append(F.pad(torch.where(accepted, child, -1), (0, inner.shape[1] - parents), value=-1))
+            continue
+        accepted_child = _with_head(accepted_child, torch.where(accepted, child, undecided))
+        rejected = (live & ~accepted).unsqueeze(-1)
+        residual = _with_head(residual, torch.where(rejected, rule.residual(r, q_m, token, depth), r))
+        if m + 1 < tree.width:  # the next sibling was drawn from the rest
+            q, token, rejected = (_head(x, tree.parents_per_rank[m + 1]) for x in (q, token, rejected))
+            q = torch.where(rejected, normalise(q.scatter(-1, token.unsqueeze(-1), 0.0), q), q)
+    if passed:
+        accepted_child = _longest(torch.stack(passed, -1), inner, nodes, tree.height)
+    return accepted_child, residual, first
+
+
+def _head(x: Tensor, count: int) -> Tensor:
+    """x[:, :count], or x itself where that is all of it."""
+    return x if x.shape[1] == count else x[:, :count]
+
+
+def _with_head(x: Tensor, head: Tensor) -> Tensor:
+    """x with its first entries replaced, perhaps in place."""
+    if x.shape == head.shape:
+        return head
+    x[:, : head.shape[1]] = head
+    return x
+
+
+def _longest(passed: Tensor, inner: Tensor, nodes: int, height: int) -> Tensor:
+    """Per inner node (B, I), of its children that passed (B, I, W; -1 else), the one with the longest passed path below
+    it, the earlier one at a tie; -1 where none passed."""
+    reach = torch.zeros(len(passed), nodes, dtype=torch.int64, device=passed.device)
+    below = passed.clamp_min(0).flatten(1)
+    gain = torch.full_like(passed, -1)
+    for _ in range(height):
+        gain = torch.where(passed >= 0, reach.gather(1, below).view_as(passed) + 1, 0)
+        reach = reach.scatter(1, inner, gain.amax(-1))
+    order = torch.arange(passed.shape[-1], device=passed.device)
+    best = (gain * len(order) - order).argmax(-1, keepdim=True)
+    return passed.gather(-1, best).squeeze(-1)

@@ -1,0 +1,105 @@
+"""A Fréchet distance needs 16 images for each feature, wherever a value would be computed, printed or drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specbench import metrics
+from specbench.config import parameters, shown_columns
+from specbench.config.registry import ASSETS
+from specbench.data import Item, scenes
+from specbench.errors import UsageError
+from specbench.metrics import inception
+from specbench.metrics.scenes_fid import ScenesFID
+from specbench.models import evaluators as ev
+from specbench.report import gather
+from specbench.rows import sample_size
+from specbench.rows.columns import COLUMNS
+from specbench.tables import figures, layout
+from specbench.tables.catalog import TABLES
+from specbench.tables.definitions import TableFigure
+
+BACKEND = "scenes-classifier@1a2b3c4d"
+FEW = "n < 16 x 64 features: a Fréchet distance needs 1,024 images"
+
+
+def test_there_is_no_frechet_distance_of_few_images() -> None:
+    """There was a value with a caution. Features of noise, as no picture is needed."""
+    one = ScenesFID(metrics.ScoringContext(ASSETS, ASSETS), {})
+    features = np.random.default_rng(0).normal(size=(1024, 64)).astype(np.float32)
+    label = (0,) * len(scenes.ATTRIBUTES)
+    items = [Item(i, "", label) for i in range(1024)]
+    [enough], [few] = one.score(features, items), one.score(features[1:], items[1:])
+    assert enough.value is not None
+    assert enough.value > 0
+    assert (few.value, few.stderr, few.note, few.backend) == (None, None, FEW, enough.backend)
+
+
+def test_metrics_declare_the_features_of_their_networks() -> None:
+    """Tables and the warning before a run read the declaration; a metric, the width of its network's output."""
+    declared = {name: d for name in parameters.single_metrics() if (d := shown_columns.features(name))}
+    inceptions = ("fid", "fid_clean", "fid_clean_256", "fid_pytorch")
+    classifier = ev.load(ASSETS / ev.CLASSIFIER, ev.Classifier)
+    assert declared == {
+        **{name: {"inception-v3": inception.FEATURES} for name in inceptions},
+        "scenes_fid": {"scenes-classifier": classifier.num_features},
+    }
+    context = metrics.ScoringContext(ASSETS, ASSETS)
+    assert metrics.metric("scenes_fid", context).cache_key.startswith("scenes-classifier@")  # of the rows' backends
+
+
+@pytest.mark.parametrize("wrong", [64, {"scenes-classifier": "many"}, {"scenes-classifier": 0}])
+def test_a_wrong_declaration_is_named(wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameters, "default", lambda *_: {"columns": ["fid"], "features": wrong})
+    with pytest.raises(UsageError, match="conf/metrics/any.yaml: features needs EXTRACTOR: INTEGER"):
+        shown_columns.features("any")
+
+
+def test_older_rows_keep_values_that_are_not_printed() -> None:
+    assert sample_size.withheld({"n": "1023", "fid": "9", "fid_backend": BACKEND}, "fid") == f"Not printed: {FEW}."
+    assert sample_size.withheld({"n": 5000, "fid_backend": "inception-v3@67, tf resize"}, "fid").count("32,768") == 1
+    assert not sample_size.withheld({"n": 1024, "fid": 9.0, "fid_backend": BACKEND}, "fid")
+    assert not sample_size.withheld({"n": 2, "kid": 9.0, "kid_backend": "inception-v3@67, tf resize"}, "kid")
+    assert not sample_size.withheld({"n": 2, "clip_score": 0.9, "clip_score_backend": BACKEND}, "clip_score")
+
+
+def _rows(n: int) -> dict[str, dict[str, str]]:
+    """A row of n images for each line of a figure, as text."""
+    lines = TABLES["coolsd_fig4"].lines
+    values = {"n": str(n), "fid_backend": BACKEND, "note": "fid: against 2000 real images; clip_score: good"}
+    return {
+        line.key: {"accepted_length_mean": f"{1 + i / 10}", "fid": f"{9 + i}", "clip_score": "0.9", **values}
+        for i, line in enumerate(lines)
+    }
+
+
+def test_a_table_has_an_empty_cell_and_the_reason() -> None:
+    table = TABLES["coolsd_fig4"]
+    fid = [column.key for column in table.columns].index("fid")
+    for n, empty in ((500, True), (1024, False)):
+        sheet = layout.build(table, table.model, _rows(n), [], {}, "")
+        cells, notes = [entry.cells[fid] for entry in sheet.entries], dict(sheet.notes)
+        assert all((cell.value == "") == empty for cell in cells)
+        assert (f"Not printed: {FEW}." in notes.values()) == empty
+        assert ("From the row: clip_score: good." in notes.values()) == empty  # nothing on a distance that is not shown
+
+
+def test_a_figure_leaves_the_axis_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = TABLES["coolsd_fig4"]
+    assert isinstance(table.figure, TableFigure)
+    drawn: list[int] = []
+    axes = figures._axes
+    monkeypatch.setattr(figures, "_axes", lambda down, across, **shared: (drawn.append(across), axes(down, across))[1])
+    for n in (500, 1024):
+        figures.draw(table, _rows(n), tmp_path, "any")
+    assert drawn[1] - drawn[0] == 1
+
+
+def test_the_report_leaves_it_out() -> None:
+    row = dict.fromkeys(COLUMNS) | {"run_id": "1", "model": "llamagen_scenes", "method": "vanilla", "command": ""}
+    row |= {"command_exact": True, "file": "", "clip_score": 0.5, "fid": 9.0, "fid_backend": BACKEND}
+    pages = [gather.page_data(gather.Found(rows=[row | {"n": n}])) for n in (500, 1024)]
+    assert [sorted(page["rows"][0]["values"]) for page in pages] == [["clip_score"], ["clip_score", "fid"]]
