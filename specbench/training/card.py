@@ -67,7 +67,7 @@ def drafter_statistics(assets: Path, device: torch.device, count: int) -> dict[s
     images, captions, _ = scenes.render("validation", range(count))
     with torch.inference_mode():
         codes = torch.cat([model.codes(part) for part in scenes.to_float(images).split(BATCH)]).cpu().numpy()
-    found = {}
+    conditions, found = Encoded(pipeline, captions), {}
     for name, (kind, given) in DRAFTERS.items():
         network, path = networks.NETWORKS[kind], assets / networks.NETWORKS[kind].path(given).name
         if not path.is_file():
@@ -75,7 +75,7 @@ def drafter_statistics(assets: Path, device: torch.device, count: int) -> dict[s
         drafts = model.trained(kind, path)
         target = model.target.with_aux_hidden_layers(getattr(drafts.cfg, "aux_hidden_layers", ()))
         training = pkgutil.resolve_name(network.training)(drafts, TargetHead(target))
-        data = LiveDataset(target, codes, Encoded(pipeline, captions))
+        data = LiveDataset(target, codes, conditions)
         used = {"cfg_scale": sampling.cfg_scale, "temperature": sampling.temperature}
         found[name] = used | drafter.evaluate(training, data, range(count), batch_size=BATCH, sampling=sampling)
     return found
