@@ -96,7 +96,7 @@ BUDGETS = {
         variants=("steps=4", "batch=4", "warmup=1", "checkpoints=[1,2]"),
         train=120,
         validation=24,
-        drafted=4,
+        drafted=2,
         trial=card.Trial(count=2, drafted=1, gamma=2, scales=(2.0,), overrides=("diffusion_steps=3",)),
     ),
 }
