@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.loop import Outcome
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.sampling import Sampling, draw, draw_distinct
+from specbench.decoding.sampling import Sampling, draw, draw_distinct, draw_several
 from specbench.decoding.trees import Path, build
 from specbench.decoding.verify import DRAFT, Draft, Verdict
 from specbench.engine.state import Buffers
@@ -150,14 +150,22 @@ class TabularState:
 
 
 class TabularDrafter:
-    """Drafts a chain or static tree from its own tables: children sampled without replacement or, with `chosen`, the
-    most probable tokens. `rounds` limits how many steps draft: with rounds=1 the target alone samples everything after
-    the first round, the virtual extension of Cool-SD's Theorem 2."""
+    """Drafts a chain or static tree from its own tables: children sampled without replacement, with `replacement`, or,
+    with `chosen`, the most probable tokens. `rounds` limits how many steps draft: with rounds=1 the target alone
+    samples everything after the first round, the virtual extension of Cool-SD's Theorem 2."""
 
     passes = 0
 
-    def __init__(self, tables: Tables, paths: list[Path], chosen: bool = False, rounds: int | None = None) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        paths: list[Path],
+        chosen: bool = False,
+        rounds: int | None = None,
+        replacement: bool = False,
+    ) -> None:
         self.lookup, self.tree, self.chosen, self.rounds = _Lookup(tables), build(paths), chosen, rounds
+        self.replacement = replacement
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> TabularState:
         return TabularState(sampling, rng)
@@ -175,8 +183,10 @@ class TabularDrafter:
             probs = state.sampling.probs(given.log())
             draft_probs.append(probs)
             kids = [k for k in tree.children[0, i].tolist() if k >= 0]
-            wanted = min(len(kids), size)
-            if self.chosen or (state.sampling.temperature == 0 and not tree.is_chain):
+            wanted = len(kids) if self.replacement else min(len(kids), size)
+            if self.replacement:
+                picks = draw_several(probs, state.rng.uniform(step, DRAFT + i, wanted))
+            elif self.chosen or (state.sampling.temperature == 0 and not tree.is_chain):
                 picks = given.topk(wanted, dim=-1).indices
             elif len(kids) == 1:
                 picks = draw(probs, state.rng.uniform(step, DRAFT + i, 1)[:, 0])[:, None]
@@ -190,13 +200,13 @@ class TabularDrafter:
         state.steps += 1
         valid = torch.full((len(count), tree.nodes), live)
         valid[:, 0] = True
-        for i in range(len(inner)):  # a vocabulary has no more candidates than tokens
+        for i in range(0 if self.replacement else len(inner)):  # a vocabulary has no more candidates than tokens
             kids = [k for k in tree.children[0, i].tolist() if k >= 0]
             valid[:, kids[size:]] = False
         drawn = None
-        if self.chosen or (state.sampling.temperature == 0 and not tree.is_chain):
+        if self.chosen or (state.sampling.temperature == 0 and not tree.is_chain and not self.replacement):
             drawn = torch.zeros_like(valid)
-        return Draft(tree, tokens, torch.stack(draft_probs, 1), valid, drawn)
+        return Draft(tree, tokens, torch.stack(draft_probs, 1), valid, drawn, replacement=self.replacement)
 
     def commit(self, state: TabularState, outcome: Outcome) -> None:
         pass

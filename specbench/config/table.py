@@ -123,6 +123,14 @@ TABLE: dict[str, Parameter] = {
     "drafter": Parameter("string", "which tokens are drafted, and from which distribution each was sampled"),
     "rule": Parameter("string", "the probability with which a drafted token is accepted"),
     "verification": Parameter("string", "how a draft's nodes are decided together; all but token need the exact rule"),
+    "select": Parameter(
+        "number",
+        "probability of following the sibling with the largest p/q, not the first; auto: what accepts most",
+        low=0,
+        high=1,
+        also=("auto",),
+    ),
+    "select_grid": Parameter("integer", "select=auto tries 0, 1/select_grid .. 1", low=1, high=1000),
     "window": Parameter("integer", "length L of a drafted chain, in tokens", low=1, high=DRAFT),
     "tree": Parameter("tree", "shape of a drafted tree: its name or its paths from the root; for sjd full or comb"),
     "nodes": Parameter("integer", "draft tokens of a dynamic tree (EAGLE-2's total tokens)", low=1, high=DRAFT),
@@ -182,6 +190,16 @@ TABLE: dict[str, Parameter] = {
     "nu": Parameter("number", "decay ν of the relaxation over draft positions (Cool-SD Eq. 16); 0 is uniform", low=0),
     "schedule": Parameter("string", "how the relaxation decays over positions", choices=("exponential", "linear")),
     "floor": Parameter("number", "least relaxation ω of any position; 0 is the paper's schedule", low=0),
+    "strength": Parameter(
+        "number", "relaxation of a band: log(high / low) of the last draft position; 0 is exact", low=0, high=1000
+    ),
+    "decay": Parameter(
+        "number",
+        "how fast a band's relaxation falls over draft positions: about the acceptance rate",
+        low=0,
+        high=0.999,
+    ),
+    "budget": Parameter("number", "KL(emitted | target) that mentored decoding allows at a node; 0 is exact", low=0),
     "resample": Parameter(
         "string",
         "distribution sampled from after a rejection: Cool-SD Eq. 10 (optimal) or Eq. 11 (vanilla), LANTERN's paper or"
@@ -271,6 +289,7 @@ UNITS = {
     "depth": "levels",
     "width": "tokens",
     "gamma": "tokens",
+    "budget": "nats",
     "prefill": "of the image",
     "tries": "proposals",
     "k": "codes",
