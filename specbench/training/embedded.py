@@ -60,7 +60,7 @@ class Budget:
     variants: tuple[str, ...] = ()
     train: int = 80_000
     validation: int = 2_000
-    drafted: int = 300
+    drafted: int = 150
     trial: card.Trial = field(default_factory=card.Trial)
 
 
