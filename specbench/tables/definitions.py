@@ -184,6 +184,7 @@ class Table:
     figure: TableFigure | Series | Maps | Stack | None = None
     matched: Matched | None = None  # what is printed of the figure's curves, instead of the lines
     tests: tuple[TableTest, ...] = ()
+    needs: tuple[str, ...] = ()  # columns without which a row of an older version is measured again
     rows_of: Literal["run", "bench", "probe"] = "run"  # the command whose rows it shows
     on_request: bool = False
     model: str = DEFAULT_MODEL  # measured unless another is asked for
@@ -268,6 +269,12 @@ FIRST_ACCEPT = row_column(
 QUALITY_AGAINST = ("accepted_length_mean", "step_compression")
 PERPLEXITY = row_column(
     "perplexity", measured_as="of the emitted tokens under the guided target, before top-k and top-p"
+)
+EMITTED_KL = row_column(
+    "emitted_kl",
+    "Emitted KL (nats)",
+    measured_as="KL divergence between what a token is emitted from and the target, mean over all tokens: "
+    "0 is lossless",
 )
 ACCEPTANCE = row_column("acceptance_rate", measured_as="accepted over verified draft tokens")
 #: Of a probe.
