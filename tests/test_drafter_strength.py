@@ -178,10 +178,14 @@ def test_a_card_states_every_drafter_under_guidance(tmp_path):
     made.add(found, "here", ["eagle3", *card.DRAFTERS])
     (tmp_path / "card.md").write_text(made.render())
     assert card.Card.read(tmp_path / "card.md").render() == made.render()
-    for statistics in found.values():
+    for name, statistics in found.items():
         assert statistics["cfg_scale"] == cfg_scale
-        assert statistics["tv"] > statistics["tv_unguided"]
-        assert statistics["tv_stderr"] > 0
-    committed = card.Card.read(ROOT / "results" / "embedded_models.md")
-    for name, statistics in found.items():  # four scenes of the same split, within five of their standard errors
-        assert committed.statistics[name]["tv"] == pytest.approx(statistics["tv"], abs=5 * statistics["tv_stderr"])
+        if name != "tv_eagle_guided":  # guidance multiplies the errors of logits that were trained without
+            assert statistics["tv"] > statistics["tv_unguided"]
+    default, guided = found["tv_eagle"], found["tv_eagle_guided"]
+    assert (guided["tv"] < default["tv"], guided["tv_unguided"] > default["tv_unguided"]) == (True, True)
+    # The card's standard error is of 150 scenes; the mean of the first four lies within four of its own.
+    committed = card.Card.read(ROOT / "results" / "embedded_models.md").statistics
+    for name, statistics in found.items():
+        bound = 4 * committed[name]["tv_stderr"] * (150 / 4) ** 0.5
+        assert committed[name]["tv"] == pytest.approx(statistics["tv"], abs=bound)
