@@ -28,7 +28,6 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trace import Trace
 from specbench.decoding.trees import chain_paths, parse
-from specbench.harness.row import emitted_remarks
 from specbench.harness.trace import of_images
 from specbench.rows import summary
 from specbench.rows.columns import _ESTIMATES, _NUMBERS, COLUMNS, stderr_of
@@ -126,32 +125,6 @@ def test_the_columns_of_a_row() -> None:
     assert row["acceptance_by_step"] is None  # discrete tokens are generated in the order of their positions
     others = {"acceptance_by_depth", "accepted_histogram", "drafted_by_position", "acceptance_by_step"}
     assert {*expected, *errors, *others} == set(row) <= set(COLUMNS)
-
-
-def test_an_infinite_divergence_is_no_value() -> None:
-    made = images(trace(outside=0.09), [4, 9])
-    assert [(r.emitted_tv, r.emitted_kl) for r in made] == [(0.25, None), (0.0, 0.0)]
-    assert made[0].emitted_outside == pytest.approx(0.01)
-    row = summary.columns(made)
-    assert (row["emitted_tv"], row["emitted_kl"], row["emitted_kl_stderr"]) == (0.125, None, None)
-    cfg = {"rule": "lantern", "emitted_draws": 8}
-    assert emitted_remarks(cfg, made) == ["emitted_kl: infinite, as the target never gives 0.005 of the emitted tokens"]
-    assert emitted_remarks(cfg, images(trace(), [4, 9])) == []
-
-
-def test_what_was_not_measured_is_no_value() -> None:
-    given = trace()
-    for absent in (torch.zeros(2, 0), torch.full((2, 9), torch.nan)):
-        names = dict.fromkeys(["emitted_tv", "emitted_kl", "emitted_outside"], absent)
-        row = summary.columns(images(replace(given, **names), [4, 9]))
-        assert [row[c] for c in ("emitted_tv", "emitted_tv_stderr", "emitted_kl", "emitted_kl_stderr")] == [None] * 4
-        made, cfg = images(replace(given, **names), [4, 9]), {"rule": "typical", "emitted_draws": 8}
-        why = "emitted_kl: like emitted_tv not computed for "
-        assert emitted_remarks(cfg, made) == [why + "rule typical on trees of sampled tokens"]
-        assert emitted_remarks(cfg | {"verification": "block"}, made) == [why + "verification=block"]
-        assert emitted_remarks(cfg | {"emitted_draws": 0}, made) == []
-        mixed = [made[0], images(given, [4, 9])[1]]
-        assert emitted_remarks(cfg, mixed) == ["emitted_kl: not recorded of 1 images, which an earlier process decoded"]
 
 
 def test_means_are_over_steps_not_over_images() -> None:
