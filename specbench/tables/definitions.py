@@ -33,6 +33,7 @@ class Column:
     name: str = ""
     std_over: str | None = ""
     published_spread: str = ""  # the published files' name of the spread, where that is not `spread`
+    rounding: float = 0.0  # smaller values are errors of floating point, printed as 0
 
     @property
     def spread(self) -> str:
@@ -270,6 +271,13 @@ QUALITY_AGAINST = ("accepted_length_mean", "step_compression")
 EMITTED_KL = row_column("emitted_kl", measured_as="of what the method emits at each token, from the target")
 PERPLEXITY = row_column(
     "perplexity", measured_as="of the emitted tokens under the guided target, before top-k and top-p"
+)
+EMITTED_KL = row_column(
+    "emitted_kl",
+    "Emitted KL (nats)",
+    measured_as="KL divergence between what a token is emitted from and the target, mean over all tokens: "
+    "0 is lossless",
+    rounding=1e-6,  # of exact methods 1e-14, from sums of float32 probabilities
 )
 ACCEPTANCE = row_column("acceptance_rate", measured_as="accepted over verified draft tokens")
 #: Of a probe.
