@@ -175,7 +175,8 @@ def test_an_infinite_divergence_is_no_value() -> None:
 def test_what_was_not_measured_is_no_value() -> None:
     given = trace()
     for absent in (torch.zeros(2, 0), torch.full((2, 9), torch.nan)):
-        names = dict.fromkeys(["emitted_tv", "emitted_kl", "emitted_outside"], absent)
+        five = ["emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal", "emitted_ratio"]
+        names = dict.fromkeys(five, absent)
         row = summary.columns(images(replace(given, **names), [4, 9]))
         assert [row[c] for c in ("emitted_tv", "emitted_tv_stderr", "emitted_kl", "emitted_kl_stderr")] == [None] * 4
         made, cfg = images(replace(given, **names), [4, 9]), {"rule": "typical", "emitted_draws": 8}

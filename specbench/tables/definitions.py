@@ -145,7 +145,7 @@ class Stack:
 
 
 #: Names of parameters in print.
-SYMBOLS = {"cfg_scale": "guidance", "delta": "δ", "gamma": "γ", "lam": "λ"}
+SYMBOLS = {"cfg_scale": "guidance", "delta": "δ", "gamma": "γ", "lam": "λ", "epsilon": "ε"}
 #: Names of parameters on an axis.
 AXES = {
     "cfg_scale": "guidance scale",
