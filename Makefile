@@ -32,7 +32,7 @@ tables: $(READY) ## run what the tables still need, then draw them (ARGS="--list
 	"$(BIN)/specbench" tables $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 comparisons: $(READY) ## our own comparisons on the embedded model: 75 runs of 500 images, hours on a CPU
-	"$(BIN)/specbench" tables rules_tradeoff jacobi_windows eagle3_gain $(ARGS)
+	"$(BIN)/specbench" tables rules_tradeoff rules_equal jacobi_windows eagle3_gain $(ARGS)
 
 bench: $(READY) ## time steps at real sizes with random weights; needs a CUDA device (rows to results/bench/)
 	scripts/bench_gpu.sh "$(BIN)/specbench"

@@ -33,7 +33,7 @@ MAY_IMPORT = {
         "models",
         "data",
     },
-    "tables": {"bench", "probe", "harness"},
+    "tables": {"bench", "probe", "compare", "harness"},
     "training": {"harness", "metrics", "models", "data"},
     "compare": {"harness", "metrics", "data"},
     "bench": {"harness", "models", "data", "decoding", "engine"},

@@ -246,6 +246,8 @@ RULES: dict[str, Callable[[int], rules.Rule]] = {
     "exact": lambda window: rules.exact(),
     "uniform": lambda window: rules.uniform(1.5),
     "cool": lambda window: rules.cool(1.1, window),
+    "band": lambda window: rules.Band(0.5, 0.5, window),
+    "mentored": lambda window: rules.Mentored(0.05),
     "cool, vanilla residual": lambda window: rules.cool(1.1, window, resample="vanilla"),
     "lantern": lambda window: Lantern("lantern", NEAR, 1, "tvd", 0.3),
     "lantern, released": lambda window: Lantern("lantern", NEAR, 1, "tvd", 0.3, "released"),

@@ -238,6 +238,8 @@ def test_a_row_of_vectors() -> None:
         "tv_noise",
         "tv_bound",
         "tv_exact",
+        "kl_exact",
+        "kl_bound",
         "accepted_length_expected",
         "same_as",
     }

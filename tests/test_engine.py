@@ -24,7 +24,7 @@ from specbench.decoding.drafters.none import NoDraft
 from specbench.decoding.drafters.window import Window
 from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.rules import Rule, cool, exact
+from specbench.decoding.rules import Band, Mentored, Rule, cool, exact
 from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.typical import Typical
@@ -193,6 +193,8 @@ NEAR = torch.tensor([[(i + j) % tiny.VOCAB for j in range(1, 4)] for i in range(
 RULES: dict[str, Callable[[], Rule]] = {
     "exact": exact,
     "cool": lambda: cool(1.3, 3, 0.5, "exponential"),
+    "band": lambda: Band(0.5, 0.5, 3),
+    "mentored": lambda: Mentored(0.05),
     "lantern": lambda: Lantern("lantern", NEAR, 2, "tvd", 0.2),
     "lantern, released": lambda: Lantern("lantern", NEAR, 2, "jsd", 0.2, "released"),
     "lantern++": lambda: Lantern("lantern_pp", NEAR, 2, "total", 2.0, "optimal"),

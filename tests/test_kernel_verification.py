@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specbench.decoding import trees
 from specbench.decoding.loop import Decoding
-from specbench.decoding.rules import Relaxed, cool, exact, uniform
+from specbench.decoding.rules import Band, Rule, cool, exact, uniform
 from specbench.decoding.sampling import draw_distinct
 from specbench.decoding.trees import Tree, build, chain_paths, from_parents, parse, window_paths
 from specbench.decoding.verify import Draft, TokenWise, Verdict
@@ -82,7 +82,7 @@ def drafted(tree: Tree, size: int, support: int, sampled: Tensor | None) -> tupl
     return p, Draft(tree, tokens[:, :-1].contiguous(), q, valid, sampled)
 
 
-def judged(p: Tensor, draft: Draft, rule: Relaxed, seed: int = 0, kernels: FusedKernels | None = None) -> Verdict:
+def judged(p: Tensor, draft: Draft, rule: Rule, seed: int = 0, kernels: FusedKernels | None = None) -> Verdict:
     step = torch.arange(ROWS, device=DEVICE)
     rule.open(step.device)
     with torch.inference_mode(), poisoned():
@@ -101,10 +101,11 @@ CHAIN, TREE = chain_paths(3), parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0]]")
 
 @pytest.mark.parametrize("rule", [
     exact(), uniform(0.8), uniform(1.5, "vanilla"), cool(1.5, 3), cool(1.5, 3, resample="vanilla"),
-], ids=lambda r: f"{r.name}-{r.resample}")  # fmt: skip
+    Band(0.45, 0.5, 3), Band(6.0, 0.0, 3),
+], ids=lambda r: f"{r.name}-{r.relaxation().residual}")  # fmt: skip
 @pytest.mark.parametrize("paths", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("kind", ["sampled", "mixed", "deterministic"])
-def test_rules(paths: list[trees.Path], rule: Relaxed, kind: str) -> None:
+def test_rules(paths: list[trees.Path], rule: Rule, kind: str) -> None:
     """The same path and the same token for the same uniforms, over a vocabulary that no 16 divide."""
     tree = shared(paths)
     number = torch.arange(tree.nodes, device=DEVICE).expand(ROWS, -1)
@@ -120,18 +121,27 @@ def test_rules(paths: list[trees.Path], rule: Relaxed, kind: str) -> None:
 
 def test_a_vocabulary_of_several_blocks() -> None:
     p, draft = drafted(shared(TREE), 9001, 3000, None)
-    for rule in (exact(), cool(1.5, 3)):
+    for rule in (exact(), cool(1.5, 3), Band(0.45, 0.5, 3)):
         same(judged(p, draft, rule, kernels=FusedKernels()), judged(p, draft, rule))
 
 
-def test_numbers_that_are_not_finite() -> None:
+def test_a_band_of_no_strength_is_the_exact_rule() -> None:
+    """Bit for bit: the kernel computes the same."""
+    p, draft = drafted(shared(TREE), 77, 40, None)
+    found, wanted = (judged(p, draft, rule, kernels=FusedKernels()) for rule in (Band(0.0, 0.5, 3), exact()))
+    for name, value in vars(wanted).items():
+        assert torch.equal(getattr(found, name), value)
+
+
+@pytest.mark.parametrize("rule", [cool(1.5, 3), Band(0.45, 0.5, 3)], ids=lambda r: r.name)
+def test_numbers_that_are_not_finite(rule: Rule) -> None:
     """They are rejected and stay in what the next token is drawn from, so that the step's statistics show them."""
     p, draft = drafted(shared(TREE), 77, 40, None)
     p[0] = torch.nan
     p[3, 0, 5] = torch.nan
     draft.probs[4] = torch.nan
-    found = judged(p, draft, cool(1.5, 3), kernels=FusedKernels())
-    plain = judged(p, draft, cool(1.5, 3))
+    found = judged(p, draft, rule, kernels=FusedKernels())
+    plain = judged(p, draft, rule)
     assert torch.equal(found.path, plain.path)
     torch.testing.assert_close(found.next_probs, plain.next_probs, rtol=1e-3, atol=1e-7, equal_nan=True)
     assert found.next_probs[0].isnan().all()

@@ -41,6 +41,14 @@ def test_a_step_stays_within_its_budget(name: str) -> None:
     assert found["layers"] >= 4 * layers  # the layers are seen
 
 
+@pytest.mark.parametrize("shape", ["eagle window=5", "eagle_tree", "sjd"])
+def test_a_band_launches_no_more_than_a_factor(shape: str) -> None:
+    """The fused verification finds its limits."""
+    words = ("model=llamagen_xl", "reduced=true", "method=vanilla", *f"drafter={shape}".split())
+    band, cool = (counted((*words, f"rule={rule}")) for rule in ("band", "cool"))
+    assert band["by_kernel"] == cool["by_kernel"]
+
+
 def test_one_launch_more_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("model=llamagen_xl", "reduced=true", "method=sjd")
     before, step = counted(words), Decoding.step

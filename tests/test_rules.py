@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from specbench.decoding import rules
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.rules import gsd, lantern, proximity, typical
+from specbench.decoding.rules import band, gsd, lantern, proximity, typical
 from specbench.decoding.rules.base import Setting
 from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
@@ -80,6 +80,47 @@ def grouped(order, size, resample="vanilla"):
         return over(sum(r[y] for y in group), sum(q[y] for y in group))
 
     return Paper(keep, resample)
+
+
+class PaperBand:
+    """Keep with min(1, k p / q), else Norm[k' p - q]_+, where k / k' is given and clip(q, k' p, k p) sums to 1."""
+
+    deterministic = False
+
+    def __init__(self, log_ratio):
+        self.log_ratio = log_ratio
+
+    def limits(self, r, q, i):
+        s = math.exp(self.log_ratio(r, q, min(i, HEIGHT)))
+        least, most = 1 / s, 1.0
+        for _ in range(60):
+            low = (least + most) / 2
+            total = sum(min(max(b, low * a), s * low * a) for a, b in zip(r, q))
+            least, most = (least, low) if total >= 1 else (low, most)
+        return most, s * most
+
+    def accept(self, r, q, x, i):
+        return over(self.limits(r, q, i)[1] * r[x], q[x])
+
+    def residual(self, r, q, x, i):
+        low = self.limits(r, q, i)[0]
+        return norm([low * a - b for a, b in zip(r, q)], r)
+
+
+def within(budget):
+    """The logarithm of the largest k / k' whose divergence is at most `budget`."""
+
+    def log_ratio(r, q, i):
+        least, most = 0.0, 40.0
+        for _ in range(50):
+            middle = (least + most) / 2
+            low, high = PaperBand(lambda r, q, i, fixed=middle: fixed).limits(r, q, i)
+            e = [min(max(b, low * a), high * a) for a, b in zip(r, q)]
+            spent = sum(c * math.log(c / a) for a, c in zip(r, e) if c > 0)
+            least, most = (middle, most) if spent <= budget else (least, middle)
+        return least
+
+    return log_ratio
 
 
 class PaperTypical:
@@ -191,6 +232,12 @@ def pair(name, size):
     if family == "linear":
         rule = rules.cool(float(rest[0]), HEIGHT, schedule="linear", resample=rest[1])
         return rule, relaxed(linear(float(rest[0])), rest[1])
+    if family == "band":
+        strength, decay = float(rest[0]), float(rest[1])
+        ratios = [strength * sum(decay**j for j in range(HEIGHT - i + 1)) for i in range(1, HEIGHT + 1)]
+        return rules.Band(strength, decay, HEIGHT), PaperBand(lambda r, q, i: ratios[i - 1])
+    if family == "mentored":
+        return rules.Mentored(float(rest[0])), PaperBand(within(float(rest[0])))
     if family == "typical":
         return Typical(float(rest[0]), float(rest[1])), PaperTypical(float(rest[0]), float(rest[1]))
     if family == "gsd":
@@ -211,6 +258,9 @@ RULES = [
     "linear 0.8 vanilla",
     "floored 1.1 optimal",
     "floored 2 vanilla",
+    *(f"band {s}" for s in ("0.1 0", "0.45 0.5", "3 0.9")),
+    "mentored 0.02",
+    "mentored 0.5",
     "typical 0.09 0.3",
     "typical 0.25 2",
     "typical 1 1",
@@ -356,7 +406,7 @@ def test_the_exact_rule_gives_the_target_back(case):
 
 
 UNRELAXED = [
-    *("uniform 1 optimal", "uniform 1 vanilla", "gsd 1 optimal", "gsd 1 vanilla"),
+    *("band 0 0.5", "mentored 0", "uniform 1 optimal", "uniform 1 vanilla", "gsd 1 optimal", "gsd 1 vanilla"),
     *(f"lantern {b} 50 1e-12 {r}" for b, r in itertools.product(("tvd", "jsd"), ("paper", "optimal"))),
     *(f"lantern_pp {b} {r}" for b, r in itertools.product(("total 50 1", "neighbours 50 0"), ("paper", "optimal"))),
 ]
@@ -392,6 +442,8 @@ def test_rules_are_built_from_their_parameters():
         "lantern jsd 50 0.25 paper": lantern.build_lantern({**near, "bound": "jsd", "delta": 0.25}, setting),
         "lantern_pp total 50 2 paper": lantern.build_lantern_pp(total, setting),
         "lantern_pp total 50 2 paper greedy": lantern.build_lantern_pp(total, greedy),
+        "band 0.45 0.5": band.build_band({"strength": 0.45, "decay": 0.5}, setting),
+        "mentored 0.02": band.build_mentored({"budget": 0.02}, setting),
         "gsd 1 vanilla": gsd.build({"group": 1, "proximity": "l2", "resample": "vanilla"}, setting),
         "gsd 50 optimal": gsd.build({"group": 50, "proximity": "l2", "resample": "optimal"}, setting),
         "typical 0.25 2": typical.build({"epsilon": 0.25, "alpha": 2.0}, setting),

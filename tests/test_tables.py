@@ -21,6 +21,7 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from specbench.cli import tables as cli
+from specbench.compare.comparison import STATISTICS
 from specbench.config import configuration, registry
 from specbench.errors import UsageError
 from specbench.rows.columns import COLUMNS
@@ -67,6 +68,9 @@ class FakeBench:
         backends = {f"{name}_backend": f"scenes {scorer}" for name, scorer in scorers.items()}
         model = {"model": "llamagen_scenes"}
         return dict.fromkeys(COLUMNS) | model | run | origin | scores | backends | length | speed | self.cells
+
+    def compare(self, a: Path, b: Path) -> Sequence[Mapping[str, Any]]:
+        return ()
 
     def row_of(self, command: str, overrides: Sequence[str]) -> Mapping[str, Any]:
         self.ran.append((list(overrides), Path()))
@@ -170,11 +174,11 @@ def test_a_table_names_columns_and_lines_that_there_are(table: definitions.Table
     known = {*(COLUMNS if table.rows_of == "run" else measure.ROW_FILES[table.rows_of].columns)}
     assert {name for c in table.columns for name in (c.key, c.backend or c.key)} <= known
     assert all(c.spread in known for c in table.columns if c.std_over)
-    assert {test.key for test in table.tests} <= {c.key for c in table.columns}
+    assert {test.statistic for test in table.tests} <= {statistic.name for statistic in STATISTICS}
     lines = {line.key for line in table.lines}
     assert len(lines) == len(table.lines)
     if isinstance(table.figure, definitions.TableFigure):
-        assert {table.figure.x, *table.figure.y} <= known
+        assert {*table.figure.x, *table.figure.y} <= known
         assert {key for panel in table.figure.panels for curve in panel.curves for key in curve.lines} <= lines
         assert {table.figure.baseline, *(panel.baseline for panel in table.figure.panels)} <= {*lines, ""}
     elif isinstance(table.figure, definitions.Stack):
@@ -202,23 +206,6 @@ def test_a_table_is_filled_by_another_command(
     assert "**2.50**" in text  # step_ms, entropy
     assert all(f"specbench {command} model=llamagen_scenes {run}{more}" in text for run in runs)
     assert (tmp_path / "results" / "tables" / f"{name}.svg").is_file()
-
-
-def test_a_test_is_computed_from_rows_next_to_the_printed_one() -> None:
-    table = TABLES["coolsd_significance"]
-    rows = {
-        key: _row(accepted_length_mean=mean, accepted_length_std=std, n="500")
-        for key, mean, std in (("cool_sd_1.1", "2.5", "0.3"), ("lantern_pp", "2.4", "0.4"))
-    }
-    [remark, *_] = layout.build(table, "llamagen_scenes", rows, literature.load(table.id), {}, "").remarks
-    # 0.1 / sqrt((0.09 + 0.16) / 500) = 4.472
-    assert "Cool-SD (δ=1.1) minus LANTERN++ (λ=2, k=10): measured (llamagen_scenes) +0.100, t = 4.47 (Welch" in remark
-    assert "published (Lumina-mGPT 7B) t = 18.11, p < 1e-60; published (LlamaGen-XL) t = 7.31, p < 1e-12." in remark
-    [remark, *_] = layout.build(table, "llamagen_scenes", {}, [], {}, "").remarks
-    assert remark.endswith("not measured yet.")
-    rows["lantern_pp"]["n"] = "many"
-    with pytest.raises(UsageError, match="n of row .* is no number"):
-        layout.build(table, "llamagen_scenes", rows, [], {}, "")
 
 
 def test_a_line_of_two_tables_is_measured_once(tables: Tables, tmp_path: Path) -> None:
@@ -331,7 +318,7 @@ def test_an_interval_is_of_the_rows_own_error_or_of_what_older_rows_have() -> No
     for row, error in ((older, 0.2 / 8), (older | {"accepted_length_stderr": "0.5"}, 0.5)):
         expected = (1.11, 0.7101, layout.NORMAL95 * error, layout.NORMAL95 * 0.0123)
         assert figures._point(row, length, quality) == pytest.approx(expected)
-    assert figures._stderr(_row(), "fid") == 0
+    assert figures.stderr(_row(), "fid") == 0
 
 
 def test_a_spread_that_older_rows_lack_is_shown_where_it_is() -> None:
@@ -455,7 +442,7 @@ def test_of_a_rows_note_stands_what_is_about_the_table() -> None:
 
 
 def test_more_notes_than_letters() -> None:
-    notes = layout._Notes()
+    notes = layout.Notes()
     marks = [notes.mark(f"note {i}") for i in range(60)]
     assert (marks[0], marks[25:29], len(set(marks))) == ("a", ["z", "aa", "ab", "ac"], 60)
     assert notes.mark("note 3") == "d"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpu_checks import models, results
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.rules import cool, exact, uniform
+from specbench.decoding.rules import Band, Rule, cool, exact, uniform
 from specbench.decoding.sampling import draw_distinct
 from specbench.decoding.trees import build, chain_paths, parse
 from specbench.decoding.verify import Draft, TokenWise
@@ -39,7 +39,7 @@ def checks(cuda: bool, fast: bool) -> Iterator[results.Check]:
         for top_k in (None, 7 if small else 2000):
             yield f"distributions, {size} tokens, top-k {top_k}", partial(_distributions, size, top_k, device)
         for shape in ("chain", "tree"):
-            for rule in ("exact",) if fast else ("exact", "uniform", "cool"):
+            for rule in ("exact",) if fast else ("exact", "uniform", "cool", "band"):
                 yield f"verification, {size} tokens, {shape}, {rule}", partial(_verification, size, shape, rule, device)
 
 
@@ -117,7 +117,8 @@ def _verification(size: int, shape: str, rule: str, device: str) -> dict[str, An
     """The same path and the same tokens for the same uniforms."""
     deep = 5 if size < 1000 else 64
     tree = build(chain_paths(deep) if shape == "chain" else parse("mc_sim_7b_63")).to(torch.device(device))
-    rules = {"exact": exact(), "uniform": uniform(0.8), "cool": cool(1.3, tree.height)}
+    rules: dict[str, Rule] = {"exact": exact(), "uniform": uniform(0.8), "cool": cool(1.3, tree.height)}
+    rules["band"] = Band(0.45, 0.5, tree.height)
     rows, chosen = 4, rules[rule]
     chosen.open(torch.device(device))
     q = _logits(rows, tree.inner.shape[1], size, device).softmax(-1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from gpu_checks import models, results
 from specbench.decoding.loop import Decoded, DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.rules import Rule, cool, exact, uniform
+from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
 from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
 from specbench.decoding.rules.typical import Typical
@@ -28,6 +28,8 @@ def _near(size: int) -> Tensor:
 RULES: dict[str, Callable[[int], Rule]] = {
     "uniform": lambda size: uniform(0.8),
     "cool": lambda size: cool(1.3, 3),
+    "band": lambda size: Band(0.45, 0.5, 3),
+    "mentored": lambda size: Mentored(0.05),
     "lantern": lambda size: Lantern("lantern", _near(size), 4, "tvd", 0.2),
     "lantern, optimal": lambda size: Lantern("lantern_pp", _near(size), 4, "total", 2.0, "optimal"),
     "gsd": lambda size: Grouped(_near(size), "optimal"),

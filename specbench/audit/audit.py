@@ -53,6 +53,9 @@ COLUMNS = {
     "accepted_length_high": "its upper end",
     "tokens_per_step": "T / target forward passes of a sequence, mean over sequences (not T / mean passes)",
     "tv_exact": "the method's true total variation, enumerated; for chains sampled from the draft tables",
+    "kl_exact": "KL(method || target) of whole sequences, in nats, enumerated; for the same chains",
+    "kl_bound": "the sum over positions of the mean of log(largest emitted probability / target's), which it cannot\n"
+    "exceed; for the same chains",
     "drafter": "the drafter; where it needs a network, the model's own drafter replaces it",
     "rule": "the acceptance rule",
     "parameters": "the flat parameters of drafter, rule and sampling",
@@ -179,6 +182,8 @@ def _theorem(method: Method, model: TabularModel, target_probs: Tensor) -> dict[
         "tv_bound": chain.bound,
         "accepted_length_expected": chain.expected,
         "tv_exact": 0.5 * float((chain.probs - target_probs).abs().sum()),
+        "kl_exact": float(torch.xlogy(chain.probs, torch.where(chain.probs > 0, chain.probs / target_probs, 1)).sum()),
+        "kl_bound": chain.kl_bound,
     }
 
 

@@ -40,11 +40,15 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
         mine = [row for row in rows if (row["method"], row["rule"]) == (method, rule)]
         verdicts = [row["verdict"] for row in mine]
         verdict = next((v for v in ("not lossless", "undecided") if v in verdicts), "lossless")
-        limits = (
-            f"{name} <= {max(found):.4f} at 95 %"
+        limits = [
+            f"{name} <= {max(highs):.4f} at 95 %"
             for name, column in (("TV", "tv_high"), ("KS", "ks_high"))
-            if (found := [row[column] for row in mine if row[column] is not None])
-        )
+            if (highs := [row[column] for row in mine if row[column] is not None])
+        ]
+        chains = [row for row in mine if row["kl_bound"] is not None]
+        if chains and verdict == "not lossless":
+            far = max(chains, key=lambda row: row["kl_exact"])
+            limits.append(f"KL {far['kl_exact']:.4f} <= {far['kl_bound']:.4f} nats, the sum of log(largest e / p)")
         worst = min(row["p_value"] for row in mine)
         lines.append(
             f"{method} (rule {rule}): {verdict}, {', '.join(limits)}; {len(mine)} rows, smallest p {worst:.2g}"

@@ -35,12 +35,14 @@ _AT_ONCE = 1 << 22  # entries of (prefixes, rejected token, V)
 class ChainStatistics:
     """expected: E[min(tau, T) + 1] of the first round (Eq. 7 where the draft is not longer than the sequence); first:
     Eq. 8 of the first round; bound: its sum over all rounds; probs (V**T,) float64: the distribution of the sequences
-    themselves."""
+    themselves; kl_bound: by convexity and the chain rule KL(method || target) is at most the sum over positions of the
+    mean of log(largest e / p), e being what is emitted after a prefix at the depth at which the token is verified."""
 
     expected: float
     first: float
     bound: float
     probs: Tensor
+    kl_bound: float
 
 
 def chain_statistics(
@@ -48,7 +50,7 @@ def chain_statistics(
 ) -> ChainStatistics:
     """The statistics of decoding with chains of `window` drafts. p, q: the distributions, filters applied;
     pre_argmax: those by which the rule decides, where they are not p (`verify.verify`)."""
-    expected, first, bound = 1.0, 0.0, 0.0
+    expected, first, bound, kl_bound = 1.0, 0.0, 0.0, 0.0
     # per depth at which the next token will be verified: the probability of every prefix; window + 1 is the bonus token
     # after a fully accepted chain
     reach = {1: torch.ones(1, dtype=torch.float64)}
@@ -62,6 +64,9 @@ def chain_statistics(
                 accepted, recovered = _verified(rule, p_t, q_t, pre_argmax_t, depth)
                 off = 0.5 * float((weight * (accepted + recovered - p_t).abs().sum(-1)).sum())
                 bound += off
+                emitted = accepted + recovered
+                largest = torch.where(emitted > 0, emitted / p_t, 0.0).amax(-1)
+                kl_bound += float(torch.xlogy(weight, largest.clamp_min(1)).sum())
                 if depth == t + 1:  # only the first round is as deep as that
                     first += off
                     expected += float((weight[:, None] * accepted).sum())
@@ -73,7 +78,7 @@ def chain_statistics(
                 mass = (weight[:, None] * part).flatten()
                 following[below] = following[below] + mass if below in following else mass
         reach = following
-    return ChainStatistics(expected, first, min(bound, 1.0), reach[1])
+    return ChainStatistics(expected, first, min(bound, 1.0), reach[1], kl_bound)
 
 
 def round_statistics(p: Tables, q: Tables, rule: Rule, window: int) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from specbench.config import parameters
 from specbench.errors import Parser, UsageError, unknown
 from specbench.storage.files import write_atomically
-from specbench.tables import figures, layout, literature, render
+from specbench.tables import figures, layout, literature, matched, render
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import DEFAULT_MODEL, Table
 from specbench.tables.measure import Bench, LocalBench, RunPlan, collect, plan
@@ -96,15 +96,24 @@ def _command(table: Table | None, args: argparse.Namespace) -> str:
 
 def _state(table: Table, todo: RunPlan, args: argparse.Namespace) -> str:
     have, need = len(todo.rows) - len(todo.missing), len(todo.rows)
-    state = "complete" if have == need else "partial" if have else "no rows"
+    state = "complete" if have == need and not todo.untested else "partial" if have else "no rows"
     if not need:  # no line has a run on this model
-        state = "published only" if table.id in literature.available() else "needs --model"
+        state = (
+            "published only"
+            if table.id in literature.available()
+            else "other models"
+            if args.model
+            else "needs --model"
+        )
     return f"{table.id:20} {state:14} {f'{have}/{need}':>5} rows  {table.title}"
 
 
 def _draw(table: Table, todo: RunPlan, args: argparse.Namespace, formats: Sequence[str], results: Path) -> None:
     printed = literature.load(table.id) if table.id in literature.available() else []
-    drawn = layout.build(table, todo.model, todo.rows, printed, todo.commands, _command(table, args))
+    if table.matched:
+        drawn = matched.build(table, todo.model, todo.rows, _command(table, args))
+    else:
+        drawn = layout.build(table, todo.model, todo.rows, printed, todo.commands, _command(table, args), todo.compared)
     folder = results / "tables"
     stem = table.id if todo.model == table.model else f"{table.id}.{todo.model}"
     print(render.markdown(drawn))
@@ -113,6 +122,6 @@ def _draw(table: Table, todo: RunPlan, args: argparse.Namespace, formats: Sequen
         path = folder / f"{stem}.{ending}"
         write_atomically(path, renderer(drawn).encode())
         print(f"wrote {path}")
-    if table.figure and any(todo.rows.values()):
+    if table.figure and not table.matched and any(todo.rows.values()):
         for path in figures.draw(table, todo.rows, folder, stem):
             print(f"wrote {path}")

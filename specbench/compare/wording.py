@@ -11,7 +11,7 @@ from typing import Any
 from specbench.compare.comparison import Comparison, Result
 from specbench.compare.paired import LEVEL, DistributionTest, size
 from specbench.errors import plain
-from specbench.rows.csv_files import csv_text
+from specbench.rows.csv_files import RowFile, csv_text
 
 WIDTH = 120  # columns of the screen
 _LONGEST = 9  # characters of a number
@@ -44,6 +44,9 @@ COLUMNS = {
     "tests": "number of tested statistics",
     "sentence": "the result as a sentence",
 }
+
+
+ROWS = RowFile(COLUMNS, "comparisons")
 
 
 def sentence(result: Result, found: Comparison) -> str:
@@ -167,9 +170,9 @@ def _cells(result: Result) -> list[str]:
     return [*means, _range(test.low, test.high, decimals), *shown, d_z]
 
 
-def to_csv(found: Comparison) -> str:
-    """The comparison as CSV, with the columns of `COLUMNS`."""
-    rows: list[dict[str, Any]] = []
+def rows(found: Comparison) -> list[dict[str, Any]]:
+    """The comparison as rows with the columns of `COLUMNS`, one for each statistic."""
+    lines: list[dict[str, Any]] = []
     of = {"a": found.names[0], "b": found.names[1], "run_a": found.a.run_id, "run_b": found.b.run_id}
     for result in found.results:
         p, test = result.paired, result.paired.test
@@ -189,9 +192,14 @@ def to_csv(found: Comparison) -> str:
             line |= {"p": test.p, "p_holm": result.p_holm}
             line |= {"p_wilcoxon": test.wilcoxon, "p_wilcoxon_holm": result.wilcoxon_holm}
             line |= {"d_z": test.d_z, "effect": None if test.d_z is None else size(test.d_z)}
-        rows.append(line)
+        lines.append(line)
     for extractor, distribution in found.distribution_tests.items():
         line = {"statistic": "distribution", "scorer": extractor, "pairs": distribution.n}
         line |= {"test_statistic": distribution.distance, "p": distribution.p}
-        rows.append({**of, **line, "sentence": distribution_sentence(extractor, distribution, found)})
-    return csv_text(COLUMNS, rows)
+        lines.append({**of, **line, "sentence": distribution_sentence(extractor, distribution, found)})
+    return lines
+
+
+def to_csv(found: Comparison) -> str:
+    """The comparison as CSV."""
+    return csv_text(COLUMNS, rows(found))

@@ -89,6 +89,8 @@ _LISTED: dict[str, dict[str, Entry]] = {
         "exact": Entry("specbench.decoding.rules.relaxed:build_exact"),
         "uniform": Entry("specbench.decoding.rules.relaxed:build_uniform"),
         "cool": Entry("specbench.decoding.rules.relaxed:build_cool"),
+        "band": Entry("specbench.decoding.rules.band:build_band"),
+        "mentored": Entry("specbench.decoding.rules.band:build_mentored"),
         "lantern": Entry("specbench.decoding.rules.lantern:build_lantern"),
         "lantern_pp": Entry("specbench.decoding.rules.lantern:build_lantern_pp"),
         "density": Entry("specbench.harness.pipeline:continuous_rule"),

@@ -180,6 +180,16 @@ TABLE: dict[str, Parameter] = {
     "nu": Parameter("number", "decay ν of the relaxation over draft positions (Cool-SD Eq. 16); 0 is uniform", low=0),
     "schedule": Parameter("string", "how the relaxation decays over positions", choices=("exponential", "linear")),
     "floor": Parameter("number", "least relaxation ω of any position; 0 is the paper's schedule", low=0),
+    "strength": Parameter(
+        "number", "relaxation of a band: log(high / low) of the last draft position; 0 is exact", low=0, high=1000
+    ),
+    "decay": Parameter(
+        "number",
+        "how fast a band's relaxation falls over draft positions: about the acceptance rate",
+        low=0,
+        high=0.999,
+    ),
+    "budget": Parameter("number", "KL(emitted | target) that mentored decoding allows at a node; 0 is exact", low=0),
     "resample": Parameter(
         "string",
         "distribution sampled from after a rejection: Cool-SD Eq. 10 (optimal) or Eq. 11 (vanilla), LANTERN's paper or"
@@ -267,6 +277,7 @@ UNITS = {
     "depth": "levels",
     "width": "tokens",
     "gamma": "tokens",
+    "budget": "nats",
     "prefill": "of the image",
     "tries": "drafts",
     "k": "codes",

@@ -46,7 +46,7 @@ class Kernels(Protocol):
     ) -> Tensor: ...
 
     def verify(
-        self, p: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool
+        self, p: Tensor, draft: Any, u: Tensor, relaxation: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
 
     def advance(

@@ -97,12 +97,21 @@ class Panel:
 
 @dataclass(frozen=True)
 class TableFigure:
-    """Columns `y` against `x`, a column or a parameter of the runs (`AXES`), next to the line `baseline`, if any."""
+    """Columns `y` against each of `x`, columns or parameters of the runs (`AXES`), next to the line `baseline`."""
 
-    x: str
+    x: tuple[str, ...]
     y: tuple[str, ...]
     baseline: str
     panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Columns `y` of a figure's curves at equal values of other columns, interpolated between a curve's lines: `at` has
+    (column, value) pairs by the label of a panel, the same columns in every panel."""
+
+    y: tuple[str, ...]
+    at: Mapping[str, tuple[tuple[str, float], ...]]
 
 
 @dataclass(frozen=True)
@@ -149,10 +158,11 @@ AXES = {
 
 @dataclass(frozen=True)
 class TableTest:
-    """Whether the means of a column differ between two lines, by Welch's t-test from the rows alone."""
+    """Whether a statistic of the images, as `specbench compare` calls it, differs between the runs of two lines: by the
+    paired t-test over the images of the same prompts."""
 
-    key: str
-    spread: str  # the column with the standard deviation over images
+    statistic: str
+    label: str
     line: str
     other: str
 
@@ -172,6 +182,7 @@ class Table:
     lines: tuple[Line, ...]
     remarks: tuple[str, ...] = ()
     figure: TableFigure | Series | Maps | Stack | None = None
+    matched: Matched | None = None  # what is printed of the figure's curves, instead of the lines
     tests: tuple[TableTest, ...] = ()
     rows_of: Literal["run", "bench", "probe"] = "run"  # the command whose rows it shows
     on_request: bool = False
@@ -253,6 +264,8 @@ FIRST_ACCEPT = row_column(
     published_as="mean acceptance probability of the first draft token",
     name="acceptance_rate",
 )
+#: What quality is drawn against: an accepted length is a mean of ratios, a step compression the ratio of means.
+QUALITY_AGAINST = ("accepted_length_mean", "step_compression")
 PERPLEXITY = row_column(
     "perplexity", measured_as="of the emitted tokens under the guided target, before top-k and top-p"
 )

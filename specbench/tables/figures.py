@@ -84,24 +84,25 @@ def _curves(figure: TableFigure, table: Table, rows: Mapping[str, Row | None]) -
     columns = {c.key: c for c in table.columns}
     lines = {name for panel in figure.panels for curve in panel.curves for name in curve.lines}
     shown = [key for key in figure.y if any((rows.get(name) or {}).get(key) for name in lines)] or figure.y
-    drawn, axes = _axes(len(figure.panels), len(shown), sharex="row")
-    for panel, line in zip(figure.panels, axes, strict=True):
+    rows_of_axes = [(panel, x) for panel in figure.panels for x in figure.x]
+    drawn, axes = _axes(len(rows_of_axes), len(shown), sharex="row")
+    for (panel, x_key), line in zip(rows_of_axes, axes, strict=True):
         for key, axis in zip(shown, line, strict=True):
             base = rows.get(panel.baseline or figure.baseline)
             if base is not None and base.get(key):
                 _band(axis, base, columns[key])
             seen = []
             for curve, (colour, marker) in zip(panel.curves, _STYLES, strict=False):
-                points = [p for name in curve.lines if (p := _point(rows.get(name), figure.x, columns[key]))]
+                points = [p for name in curve.lines if (p := _point(rows.get(name), x_key, columns[key]))]
                 if points:
                     seen += [(x, y) for x, y, _, _ in points]
                     x, y, dx, dy = zip(*points, strict=True)
                     axis.errorbar(
                         x, y, dy, dx, color=colour, marker=marker, ms=5, lw=1.2, elinewidth=0.7, label=curve.label
                     )
-            if figure.x not in AXES:
+            if x_key not in AXES:
                 _front(axis, pareto_front(seen, down=columns[key].better == "lower"))
-            axis.set_xlabel(AXES.get(figure.x) or f"{columns[figure.x].label.lower()} (tokens per target pass)")
+            axis.set_xlabel(AXES.get(x_key) or columns[x_key].label.lower())
             axis.set_ylabel(f"{columns[key].label}\n({columns[key].better} is better)")
             axis.set_title(panel.label, fontsize=10)
             axis.grid(alpha=0.25)
@@ -202,7 +203,7 @@ def _list(row: Row | None, key: str) -> list[float]:
 
 def _band(axis: Axes, row: Row, column: Column) -> None:
     """The baseline as a line, its 95 % interval as a band."""
-    value, spread = float(row[column.key]), _stderr(row, column.key)
+    value, spread = float(row[column.key]), stderr(row, column.key)
     axis.axhline(value, color="0.45", lw=1, ls="--", label="vanilla")
     axis.axhspan(value - NORMAL95 * spread, value + NORMAL95 * spread, color="0.85", zorder=0)
 
@@ -211,10 +212,10 @@ def _point(row: Row | None, x: str, y: Column) -> tuple[float, float, float, flo
     """(x, y, half-width of x, half-width of y); None where the row does not have both."""
     if row is None or not row.get(x) or not row.get(y.key):
         return None
-    return float(row[x]), float(row[y.key]), NORMAL95 * _stderr(row, x), NORMAL95 * _stderr(row, y.key)
+    return float(row[x]), float(row[y.key]), NORMAL95 * stderr(row, x), NORMAL95 * stderr(row, y.key)
 
 
-def _stderr(row: Row, key: str) -> float:
+def stderr(row: Row, key: str) -> float:
     """The standard error of a column, 0 of a parameter; rows of older versions have the standard deviation over their
     images, or neither, which counts as 0."""
     if text := row.get(stderr_of(key)):

@@ -16,7 +16,9 @@ from specbench.tables.definitions import (
     FIRST_ACCEPT,
     OTHER_MODELS,
     POINTS_ONLY,
+    QUALITY_AGAINST,
     SPEEDUP,
+    STEPS_SAVED,
     TOGETHER,
     Curve,
     Line,
@@ -92,10 +94,10 @@ def _grid() -> Table:
     return _together(
         "lantern_fig5",
         "LANTERN, Fig 5: quality against accepted length over k and δ",
-        columns=(ACCEPTED_LENGTH, _FID, CLIP),
+        columns=(ACCEPTED_LENGTH, STEPS_SAVED, _FID, CLIP),
         lines=tuple(replace(line, published=None) for line in lines),
         remarks=(POINTS_ONLY, _NEIGHBOURS),
-        figure=TableFigure("accepted_length_mean", ("fid", "clip_score"), "vanilla_1", tuple(panels)),
+        figure=TableFigure(QUALITY_AGAINST, ("fid", "clip_score"), "vanilla_1", tuple(panels)),
     )
 
 

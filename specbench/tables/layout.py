@@ -19,6 +19,7 @@ from specbench.rows.seconds import common_machine, elsewhere, is_timed, withheld
 from specbench.tables.catalog import TABLES
 from specbench.tables.definitions import Column, Line, Table, TableTest, row_column
 from specbench.tables.literature import PublishedRow
+from specbench.tables.measure import compared
 
 Row = Mapping[str, str]
 #: Half a 95 % interval, in standard errors: scipy.special.ndtri(0.975), whose import takes half a second.
@@ -84,7 +85,7 @@ class TableSheet:
 
 
 @dataclass
-class _Notes:
+class Notes:
     """One mark per distinct text: a, b, ..., z, aa, ab, ..."""
 
     texts: list[str] = field(default_factory=list)
@@ -96,7 +97,7 @@ class _Notes:
 
     @staticmethod
     def _letter(i: int) -> str:
-        return ascii_lowercase[i] if i < 26 else _Notes._letter(i // 26 - 1) + ascii_lowercase[i % 26]
+        return ascii_lowercase[i] if i < 26 else Notes._letter(i // 26 - 1) + ascii_lowercase[i % 26]
 
     def all(self) -> tuple[tuple[str, str], ...]:
         return tuple((self._letter(i), text) for i, text in enumerate(self.texts))
@@ -127,14 +128,16 @@ def build(
     published: Sequence[PublishedRow],
     commands: Mapping[str, str],
     command: str,
+    comparisons: Sequence[Row] = (),
 ) -> TableSheet:
     """Put the measured rows (line key -> row, None = not measured) next to the printed ones.
 
-    `commands` maps a line's key to the command of its run, `command` is the one that fills the whole table. Every line
-    of the definition appears once as measured for `model`, then once for each model that the paper prints, and with
-    its difference where that is `model` itself.
+    `commands` maps a line's key to the command of its run, `command` is the one that fills the whole table,
+    `comparisons` are the rows of `specbench compare` that its tests need. Every line of the definition appears once as
+    measured for `model`, then once for each model that the paper prints, and with its difference where that is `model`
+    itself.
     """
-    notes = _Notes()
+    notes = Notes()
     rows = {line.key: measured.get(line.key) for line in table.lines}
     table = replace(table, columns=(*table.columns, *_new_metrics(rows)))
     rows, reasons = printable(table, rows)
@@ -150,7 +153,8 @@ def build(
                 if printed is not None and printed.of == model and rows[line.key] is not None:
                     entries.append(_difference(table, line, rows[line.key] or {}, printed, notes))
     present = [r for r in rows.values() if r is not None]
-    remarks = [*(_tested(table, test, model, rows, published) for test in table.tests), *table.remarks]
+    remarks = [_tested(table, test, model, rows, comparisons, published) for test in table.tests]
+    remarks += table.remarks
     for label, names in (("devices", ("device_name", "device")), ("commits", ("commit",))):
         if len({tuple(r.get(k, "") for k in names) for r in present}) > 1:
             remarks.insert(0, f"The measured lines come from different {label}: compare them with care.")
@@ -158,7 +162,7 @@ def build(
         table.id,
         table.title,
         table.paper,
-        (*_facts(present), ("Command", command)),
+        (*facts(present), ("Command", command)),
         headers,
         tuple(entries),
         notes.all(),
@@ -175,7 +179,7 @@ def _new_metrics(rows: Mapping[str, Row | None]) -> list[Column]:
     return [row_column(name) for name in shown_columns.of_metrics() if name in present - papers]
 
 
-def _header(column: Column, table: Table, rows: Mapping[str, Row | None], notes: _Notes, printed: bool) -> Header:
+def _header(column: Column, table: Table, rows: Mapping[str, Row | None], notes: Notes, printed: bool) -> Header:
     """The header's note names what computed the measured values, what their spread is, and what the paper printed."""
     parts = []
     if column.backend:
@@ -224,7 +228,7 @@ def _measured(
     row: Row | None,
     command: str,
     reasons: Mapping[tuple[str, str], str],
-    notes: _Notes,
+    notes: Notes,
 ) -> TableEntry:
     if row is None:
         why = line.without if line.overrides is None else f"Not measured yet; to measure it: {command}"
@@ -246,7 +250,7 @@ def _relevant_note(note: str, shown: Collection[str]) -> str:
     return "; ".join(piece for piece, about in pieces if about in shown or about not in COLUMNS)
 
 
-def _measured_cell(table: Table, column: Column, row: Row, reason: str, notes: _Notes) -> TableCell:
+def _measured_cell(table: Table, column: Column, row: Row, reason: str, notes: Notes) -> TableCell:
     text = row.get(column.key, "")
     if not text:
         return TableCell(marks=(notes.mark(reason or "The run did not measure this."),))
@@ -271,7 +275,7 @@ def _printed(table: Table, line: Line, model: str, published: Sequence[Published
     return found[0] if found else None
 
 
-def _published(table: Table, line: Line, model: str, row: PublishedRow | None, notes: _Notes) -> TableEntry:
+def _published(table: Table, line: Line, model: str, row: PublishedRow | None, notes: Notes) -> TableEntry:
     if row is None:
         gap = TableCell(marks=(notes.mark("Not in the paper's table."),))
         return TableEntry(line.label, "published", model, (), (gap,) * len(table.columns))
@@ -285,7 +289,7 @@ def _published(table: Table, line: Line, model: str, row: PublishedRow | None, n
     return TableEntry(line.label, "published", model, marks, tuple(cells), row.row_id, row.evidence)
 
 
-def _difference(table: Table, line: Line, row: Row, printed: PublishedRow, notes: _Notes) -> TableEntry:
+def _difference(table: Table, line: Line, row: Row, printed: PublishedRow, notes: Notes) -> TableEntry:
     """Measured minus published, of one model; its interval is the measured value's, papers print no standard errors."""
     cells = []
     for column in table.columns:
@@ -303,39 +307,35 @@ def _difference(table: Table, line: Line, row: Row, printed: PublishedRow, notes
 
 
 def _tested(
-    table: Table, test: TableTest, model: str, rows: Mapping[str, Row | None], published: Sequence[PublishedRow]
+    table: Table,
+    test: TableTest,
+    model: str,
+    rows: Mapping[str, Row | None],
+    comparisons: Sequence[Row],
+    published: Sequence[PublishedRow],
 ) -> str:
     """The result of a test as a sentence, next to the printed ones."""
     labels = {line.key: line.label for line in table.lines}
-    what = next(column.label for column in table.columns if column.key == test.key)
-    pair = [rows.get(key) for key in (test.line, test.other)]
-    text = f"{what}, {labels[test.line]} minus {labels[test.other]}: "
-    values = [_number(row, name) for row in pair if row is not None for name in (test.key, test.spread, "n")]
-    if len(values) < 6:
+    text = f"{test.label}, {labels[test.line]} minus {labels[test.other]}: "
+    found = compared(test, rows, comparisons)
+    if found is None:
         text += "not measured yet"
+    elif not found["p"]:
+        text += f"measured ({model}) {float(found['difference']):+.3f} in each of {found['pairs']} pairs of images"
     else:
-        from scipy import stats
-
-        found = stats.ttest_ind_from_stats(*values, equal_var=False)
-        p = f"p = {found.pvalue:.2g}" if found.pvalue > 0 else "p < 1e-300"
-        text += f"measured ({model}) {values[0] - values[3]:+.3f}, t = {found.statistic:.2f} (Welch's t-test), {p}"
+        low, high, difference = (f"{float(found[name]):+.3f}" for name in ("low", "high", "difference"))
+        p = f"p = {float(found['p']):.2g}" if float(found["p"]) > 0 else "p < 1e-300"
+        text += f"measured ({model}) {difference} (95 % interval {low} to {high}), paired t({found['df']}) = "
+        text += f"{float(found['test_statistic']):.2f}, {p}, over {found['pairs']} pairs of the same prompt"
     printed: dict[str, list[str]] = {}
-    for row in published:
+    for row in published if test.statistic == "accepted_length" else ():
         sign = {"t_statistic": "t = ", "p_value_upper_bound": "p < "}.get(row.cells.get("value_name", ""))
         if sign:
             printed.setdefault(row.model, []).append(sign + row.cells["value"])
     return "; ".join([text, *(f"published ({name}) {', '.join(found)}" for name, found in printed.items())]) + "."
 
 
-def _number(row: Row, name: str) -> float:
-    try:
-        return float(row.get(name, ""))
-    except ValueError:
-        where = f"row {row.get('run_id', '?')}"
-        raise UsageError(f"{name} of {where} is no number: remove that row and try again") from None
-
-
-def _facts(rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
+def facts(rows: Sequence[Row]) -> tuple[tuple[str, str], ...]:
     """The provenance of the measured rows: each distinct value of each provenance column, in order."""
     facts = []
     for label, names in _PROVENANCE:

@@ -23,7 +23,7 @@ from specbench.rows import provenance
 from specbench.rows.csv_files import append_row, has_runs, read_rows
 from specbench.rows.seconds import is_timed
 from specbench.storage.files import sha256, state
-from specbench.tables.definitions import Line, Table
+from specbench.tables.definitions import Line, Table, TableTest
 
 Row = Mapping[str, str]
 
@@ -57,6 +57,9 @@ class Bench(Protocol):
     def row_of(self, command: str, overrides: Sequence[str]) -> Mapping[str, Any]:
         """The row of `specbench bench` or `specbench probe`."""
 
+    def compare(self, a: Path, b: Path) -> Sequence[Mapping[str, Any]]:
+        """The rows of `specbench compare` for two folders of runs."""
+
 
 class LocalBench:
     """The harness in this process."""
@@ -80,6 +83,11 @@ class LocalBench:
         from specbench.bench import measure
 
         return benchmarks.row(cfg, measure.measure(cfg, measure.BenchPlan(images=0)))
+
+    def compare(self, a: Path, b: Path) -> Sequence[Mapping[str, Any]]:
+        from specbench.compare import comparison, passes, wording
+
+        return wording.rows(comparison.compare(passes.read(str(a)), passes.read(str(b))))
 
 
 def _weights(cfg: Mapping[str, Any]) -> str | None:
@@ -115,11 +123,12 @@ class Need:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The measured lines of one table for one model."""
+    """The measured lines of one table for one model; compared: the rows of `specbench compare` for its tests."""
 
     table: Table
     model: str
     needs: tuple[Need, ...]
+    compared: tuple[Row, ...] = ()
 
     @property
     def missing(self) -> list[Need]:
@@ -132,9 +141,28 @@ class RunPlan:
         return {need.line.key: need.row for need in self.needs}
 
     @property
+    def untested(self) -> list[TableTest]:
+        """The tests of which both lines have a run, and the comparison of these two runs is not there."""
+        rows = self.rows
+        runs = [test for test in self.table.tests if {test.line, test.other} <= rows.keys()]
+        return [test for test in runs if compared(test, rows, self.compared) is None]
+
+    @property
     def commands(self) -> dict[str, str]:
         """Line key -> the command of its run."""
         return {need.line.key: need.command for need in self.needs}
+
+
+def compared(test: TableTest, rows: Mapping[str, Row | None], comparisons: Sequence[Row]) -> Row | None:
+    """The comparison of the very runs behind the rows of a test's two lines; None where there is none."""
+    runs = [(rows.get(key) or {}).get("run_id") for key in (test.other, test.line)]
+    same = (r for r in reversed(comparisons) if (r["statistic"], r["run_a"], r["run_b"]) == (test.statistic, *runs))
+    return next(same, None)
+
+
+def comparisons(table: Table, results: Path) -> Path:
+    """The file with the rows of `specbench compare` for the tests of a table."""
+    return results / f"{table.id}_test.csv"
 
 
 def store(table: Table, results: Path) -> Path:
@@ -165,7 +193,15 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
         identity = replace(identity, timed=identity.timed and shows_seconds)
         row = next((r for r in reversed(rows) if identity.fits(r)), None)
         needs.append(Need(line, tuple(overrides), identity, row, table.rows_of))
-    return RunPlan(table, model, tuple(needs))
+    return RunPlan(table, model, tuple(needs), _compared(table, results))
+
+
+def _compared(table: Table, results: Path) -> tuple[Row, ...]:
+    if not table.tests:
+        return ()
+    from specbench.compare import wording
+
+    return tuple(wording.ROWS.read(comparisons(table, results)))
 
 
 def _read(path: Path) -> Sequence[Row]:
@@ -182,23 +218,46 @@ def _rows(path: Path, state: tuple[int, ...]) -> tuple[Row, ...]:
 
 
 def collect(todo: RunPlan, results: Path, runs: Path, bench: Bench, say: Callable[[str], None]) -> RunPlan:
-    """Run what is missing, one run after the other, so that no run spoils another's latency; returns the filled plan.
+    """Run what is missing, one run after the other, so that no run spoils another's latency, and compare the runs of a
+    test image by image; returns the filled plan.
 
     Each row is appended as soon as it is there, and each run goes on in its own folder under `runs`/tables: whatever
     stops this function, calling it again loses and repeats nothing.
     """
-    needs = []
+    needs = {need.line.key: need for need in todo.needs}
+
+    def folder(need: Need) -> Path:
+        return runs / "tables" / todo.table.id / todo.model / need.folder
+
+    def measure(need: Need) -> None:
+        of_run = need.rows_of == "run"
+        row = bench.run(need.overrides, folder(need)) if of_run else bench.row_of(need.rows_of, need.overrides)
+        text = {k: "" if v is None else str(v) for k, v in row.items()}
+        if not need.identity.fits(text):  # it would be run again by every later call
+            raise UsageError(
+                f"the row in {folder(need)} is not that of {need.command}: remove the folder and try again"
+            )
+        append = append_row if of_run else ROW_FILES[need.rows_of].append
+        append(store(todo.table, results), row)
+        needs[need.line.key] = replace(need, row=text)
+
     for i, need in enumerate(todo.needs, 1):
         if need.row is None:
             say(f"{todo.table.id}: line {i} of {len(todo.needs)}, {need.line.label}: {need.command}")
-            folder = runs / "tables" / todo.table.id / todo.model / need.folder
-            of_run = need.rows_of == "run"
-            row = bench.run(need.overrides, folder) if of_run else bench.row_of(need.rows_of, need.overrides)
-            text = {k: "" if v is None else str(v) for k, v in row.items()}
-            if not need.identity.fits(text):  # it would be run again by every later call
-                raise UsageError(f"the row in {folder} is not that of {need.command}: remove the folder and try again")
-            append = append_row if of_run else ROW_FILES[need.rows_of].append
-            append(store(todo.table, results), row)
-            need = replace(need, row=text)
-        needs.append(need)
-    return RunPlan(todo.table, todo.model, tuple(needs))
+            measure(need)
+    for test in replace(todo, needs=tuple(needs.values())).untested:
+        if compared(test, {key: need.row for key, need in needs.items()}, _compared(todo.table, results)) is not None:
+            continue  # with another test of the same lines
+        pair = [needs[key] for key in (test.other, test.line)]
+        say(f"{todo.table.id}: {pair[1].line.label} and {pair[0].line.label}, image by image")
+        for need in pair:  # the images of a row that came without them are decoded again
+            measure(need)
+        for row in bench.compare(*map(folder, pair)):
+            _append_comparison(comparisons(todo.table, results), row)
+    return RunPlan(todo.table, todo.model, tuple(needs.values()), _compared(todo.table, results))
+
+
+def _append_comparison(path: Path, row: Mapping[str, Any]) -> None:
+    from specbench.compare import wording
+
+    wording.ROWS.append(path, row)

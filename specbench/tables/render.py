@@ -62,7 +62,7 @@ def markdown(sheet: TableSheet) -> str:
         previous = e.method
     out += ["", *[f"- <sup>{m}</sup> {markdown_text(text)}" for m, text in sheet.notes]]
     out += ["", *[f"{markdown_text(text)}\n" for text in sheet.remarks]]
-    out += ["The run behind each measured line:", ""]
+    out += ["The run behind each measured line:", ""] if sheet.commands else []
     out += [f"- {markdown_text(label)}: {_code(command)}" for label, command in sheet.commands]
     return "\n".join(out).rstrip() + "\n"
 

@@ -64,7 +64,7 @@ def _over_top_k(decoders: Sequence[tuple[str, str]], printed: bool = False) -> t
 
 
 def _compression(x: str, panel: str, curves: Sequence[Curve]) -> TableFigure:
-    return TableFigure(x, ("step_compression",), "", (Panel(panel, tuple(curves)),))
+    return TableFigure((x,), ("step_compression",), "", (Panel(panel, tuple(curves)),))
 
 
 TABLES = (

@@ -1,6 +1,21 @@
 """Acceptance rules: pure functions of tensors, one module per family."""
 
-from specbench.decoding.rules.base import Rule, Setting, at, normalise, ratio
+from specbench.decoding.rules.band import Band, Mentored
+from specbench.decoding.rules.base import Relaxation, Rule, Setting, at, normalise, ratio
 from specbench.decoding.rules.relaxed import Relaxed, cool, cool_schedule, exact, uniform
 
-__all__ = ["Relaxed", "Rule", "Setting", "at", "cool", "cool_schedule", "exact", "normalise", "ratio", "uniform"]
+__all__ = [
+    "Band",
+    "Mentored",
+    "Relaxation",
+    "Relaxed",
+    "Rule",
+    "Setting",
+    "at",
+    "cool",
+    "cool_schedule",
+    "exact",
+    "normalise",
+    "ratio",
+    "uniform",
+]

@@ -40,14 +40,27 @@ class Rule(Protocol):
         """The residual distribution (..., V), normalised, after `token` was rejected."""
         ...
 
+    def accept_and_residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+        """`accept` and `residual` together, for rules that compute something for both."""
+        return self.accept(r, q, token, depth), self.residual(r, q, token, depth)
+
     def open(self, device: torch.device) -> None:
         """Put the rule's tensors on the device of a decoding that starts: a recorded step cannot move them."""
         put(self, device)
 
-    def relaxation(self) -> tuple[Tensor, bool] | None:
-        """Of a rule min(1, omega r / q): omega by depth, from 0 on, the last one for deeper positions, and whether the
-        residual distribution is that of Cool-SD's Eq. 10. The fused kernel computes such rules; None: it cannot."""
+    def relaxation(self) -> Relaxation | None:
+        """What the fused kernel needs in order to compute the rule; None: it cannot."""
         return None
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """A rule min(1, factor r / q). factors: by depth, from 0 on, the last one for deeper positions; residual: what is
+    sampled after a rejection, Cool-SD's Eq. 10 ("optimal") or Eq. 11 ("vanilla"). Where it is "band", the factors are
+    high / low of `rules.band`, whose `high` is the rule's factor and whose residual is Norm[low r - q]_+."""
+
+    factors: Tensor
+    residual: str
 
 
 @dataclass(frozen=True)

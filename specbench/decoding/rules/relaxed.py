@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.rules.base import Rule, Setting, at, normalise, ratio
+from specbench.decoding.rules.base import Relaxation, Rule, Setting, at, normalise, ratio
 from specbench.errors import UsageError, check_choice
 
 
@@ -31,9 +31,9 @@ class Relaxed(Rule):
         self.resample = resample
         self.omega = torch.tensor([1.0, *omega], dtype=torch.float32)
 
-    def relaxation(self) -> tuple[Tensor, bool]:
+    def relaxation(self) -> Relaxation:
         """As of `Rule`."""
-        return self.omega, self.resample == "optimal"
+        return Relaxation(self.omega, self.resample)
 
     def _omega(self, depth: Tensor) -> Tensor:
         return self.omega[depth.clamp_max(len(self.omega) - 1)]

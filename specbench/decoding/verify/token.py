@@ -32,7 +32,7 @@ class TokenWise(Verification):
     ) -> Verdict:
         """As of `Verification`."""
         if kernels is not None and (relaxation := rule.relaxation()) is not None:
-            return Verdict(*kernels.verify(p, draft, numbers, *relaxation))
+            return Verdict(*kernels.verify(p, draft, numbers, relaxation))
         u, u_next = numbers.unbind(1)  # of the candidates and the next token
         decided_by = p if pre_argmax_probs is None else pre_argmax_probs
         accepted_child, residual, first = _decide(decided_by, draft, rule, u)
@@ -71,7 +71,7 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
             sampled = draft.sampled.gather(1, node)
             q_m = torch.where(sampled.unsqueeze(-1), q_m, one_hot(token, vocab))
         live &= at(q_m, token) > 0  # a distribution with fewer tokens than children has no more candidates
-        accept = rule.accept(r, q_m, token, depth)
+        accept, left = rule.accept_and_residual(r, q_m, token, depth)
         accepted = live & (u.gather(1, node) < accept)
         if m == 0:  # the root is the first inner node
             first = torch.where(live[:, 0], accept[:, 0], first)
@@ -80,7 +80,7 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
             continue
         accepted_child = _with_head(accepted_child, torch.where(accepted, child, undecided))
         rejected = (live & ~accepted).unsqueeze(-1)
-        residual = _with_head(residual, torch.where(rejected, rule.residual(r, q_m, token, depth), r))
+        residual = _with_head(residual, torch.where(rejected, left, r))
         if m + 1 < tree.width:  # the next sibling was drawn from the rest
             q, token, rejected = (_head(x, tree.parents_per_rank[m + 1]) for x in (q, token, rejected))
             q = torch.where(rejected, normalise(q.scatter(-1, token.unsqueeze(-1), 0.0), q), q)

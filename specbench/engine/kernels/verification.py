@@ -18,10 +18,43 @@ _BLOCK, _OPTIONS = 4096, {"num_warps": 16, "maxnreg": 128}
 
 
 @triton.jit
-def _left(r_row, q_row, at, vocabulary, token, sampled, omega, OPTIMAL: tl.constexpr):
+def _lower_limit(r_row, q_row, vocabulary, spread, BLOCK: tl.constexpr):
+    """As of `rules.band.lower_limit`. A pass over the row sums what is raised, kept and lowered at `low`; the root that
+    these would have is the next `low`, and the solution once it no longer moves. Where it leaves the interval of the
+    root, and from the ninth pass on every second time, the interval is halved."""
+    tokens, passes = tl.arange(0, BLOCK), tl.full([], 0, tl.int32)
+    low = tl.full([], 1.0, tl.float32)
+    least, most = tl.div_rn(low, spread), low
+    if spread > 1:
+        low = tl.sqrt(least)
+    else:
+        passes += 64
+    while passes < 64:
+        moved, kept = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+        for start in range(0, vocabulary, BLOCK):
+            r = tl.load(r_row + start + tokens, mask=start + tokens < vocabulary, other=0.0)
+            q = tl.load(q_row + start + tokens, mask=start + tokens < vocabulary, other=0.0)
+            raised, lowered = q < low * r, q > spread * (low * r)
+            moved += tl.where(raised, r, tl.where(lowered, spread * r, 0.0))
+            kept += tl.where(raised | lowered, 0.0, q + 0 * r)  # NaN stays
+        slope, same = tl.sum(moved, 0), tl.sum(kept, 0)
+        root = tl.div_rn(1.0 - same, tl.maximum(slope, 1e-30))
+        enough = low * slope + same >= 1
+        least, most = tl.where(enough, least, low), tl.where(enough, low, most)
+        done = (tl.abs(root - low) <= 1e-7 * low) | (most - least <= 1e-7 * most) | (slope == 0) | (root != root)
+        halve = (root <= least) | (root >= most) | ((passes >= 8) & (passes % 2 == 0))
+        low = tl.where(done, tl.where(root != root, 1.0, low), tl.where(halve, tl.sqrt(least * most), root))
+        passes = tl.where(done, 64, passes + 1)
+    return low
+
+
+@triton.jit
+def _left(r_row, q_row, at, vocabulary, token, sampled, omega, low, OPTIMAL: tl.constexpr, BAND: tl.constexpr):
     """The residual mass of tokens `at` after `token` was rejected, not normalised."""
     r = tl.load(r_row + at, mask=at < vocabulary, other=0.0)
     q = tl.load(q_row + at, mask=at < tl.where(sampled, vocabulary, 0), other=0.0)
+    if BAND:
+        r = low * r
     mass = r - tl.where(sampled, q, tl.where(at == token, 1.0, 0.0))
     if OPTIMAL:
         mass = tl.maximum(mass, (1 - omega) * r, propagate_nan=tl.PropagateNan.ALL)
@@ -32,7 +65,8 @@ def _left(r_row, q_row, at, vocabulary, token, sampled, omega, OPTIMAL: tl.const
 def _verify(
     P, Q, TOKENS, VALID, SAMPLED, U, CHILDREN, SLOT, OMEGA, PATH, LENGTH, CHOSEN, NEXT, FIRST, REST,
     nodes, inner, height, tree_rows, vocabulary, deepest, u_stride,
-    WIDTH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, BLOCK: tl.constexpr, OPTIMAL: tl.constexpr,
+    WIDTH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, BLOCK: tl.constexpr,
+    OPTIMAL: tl.constexpr, BAND: tl.constexpr,
 ):  # fmt: skip
     """One image, from the root down, sibling after sibling. NEXT holds the residual distribution of the node whose
     children are being tried, once one of them was rejected; REST the distribution that the next sibling was drawn
@@ -52,6 +86,14 @@ def _verify(
         omega = tl.load(OMEGA + tl.minimum(length + 1, deepest))
         q_token = tl.load(q_row + token, mask=sampled, other=1.0)
         live = (child >= 0) & (tl.load(VALID + here + at) != 0) & (q_token > 0)
+        low = tl.full([], 1.0, tl.float32)
+        if BAND:
+            if live:
+                if sampled:
+                    low = _lower_limit(r_row, q_row, vocabulary, omega, BLOCK)
+                else:
+                    low = tl.div_rn(low, 1 + (omega - 1) * tl.load(r_row + token))
+            omega = omega * low
         accept = tl.div_rn(omega * tl.load(r_row + token), tl.where(q_token > 0, q_token, 1.0))
         accept = tl.where(live, tl.minimum(accept, 1.0, propagate_nan=tl.PropagateNan.ALL), 0.0)
         if (length == 0) & (rank == 0):
@@ -70,13 +112,13 @@ def _verify(
                 total = tl.zeros([BLOCK], tl.float32)
                 for start in range(0, vocabulary, BLOCK):
                     i = start + tokens
-                    total += _left(r_row, q_row, i, vocabulary, token, sampled, omega, OPTIMAL)
+                    total += _left(r_row, q_row, i, vocabulary, token, sampled, omega, low, OPTIMAL, BAND)
                 mass = tl.sum(total, 0)
                 tl.debug_barrier()  # no thread writes what another one still reads
                 if mass > 1e-30:
                     for start in range(0, vocabulary, BLOCK):
                         i = start + tokens
-                        left = _left(r_row, q_row, i, vocabulary, token, sampled, omega, OPTIMAL)
+                        left = _left(r_row, q_row, i, vocabulary, token, sampled, omega, low, OPTIMAL, BAND)
                         tl.store(next_row + i, left / mass, mask=i < vocabulary)
                     r_row = next_row
                     untouched = untouched * 0
@@ -114,12 +156,10 @@ def _verify(
     tl.store(chosen + depth, token, mask=(depth >= length) & (depth <= height))
 
 
-def verify(
-    p: Tensor, draft: Any, u: Tensor, omega: Tensor, optimal: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def verify(p: Tensor, draft: Any, u: Tensor, relaxation: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As of `decoding.verify.verify` for a rule with a `relaxation`: the fields of a Verdict. p (B, M, V) float32; u
     (B, 2, M): the uniforms of the candidates, then, first of its row, that of the next token."""
-    tree, (rows, nodes, vocabulary) = draft.tree, p.shape
+    tree, (rows, nodes, vocabulary), factors = draft.tree, p.shape, relaxation.factors
     inner, height, p = tree.children.shape[1], tree.height, p.contiguous()
     path = draft.tokens.new_empty(rows, height)
     length, chosen = draft.tokens.new_empty(rows), draft.tokens.new_empty(rows, height + 1)
@@ -130,10 +170,11 @@ def verify(
     sampled = valid if draft.sampled is None else draft.sampled.contiguous().view(torch.uint8)
     launch.start(_verify, (rows,),
         p, draft.probs.contiguous(), draft.tokens.contiguous(), valid, sampled, u.contiguous(),
-        tree.children.contiguous(), tree.slot.contiguous(), omega, path, length, chosen, next_probs, first, rest,
-        nodes, inner, height, len(tree.children), vocabulary, len(omega) - 1, 2 * nodes,
+        tree.children.contiguous(), tree.slot.contiguous(), factors, path, length, chosen, next_probs, first, rest,
+        nodes, inner, height, len(tree.children), vocabulary, len(factors) - 1, 2 * nodes,
         tree.width, triton.next_power_of_2(tree.width), triton.next_power_of_2(height + 1),
-        min(_BLOCK, triton.next_power_of_2(vocabulary)), optimal, **_OPTIONS,
+        min(_BLOCK, triton.next_power_of_2(vocabulary)), relaxation.residual == "optimal",
+        relaxation.residual == "band", **_OPTIONS,
     )  # fmt: skip
     return path, length, chosen, next_probs, first
 

@@ -1,0 +1,167 @@
+"""The draft's distribution, clipped to a band around the target's: at a given acceptance no other emitted distribution
+is nearer to the target's, whatever f-divergence measures it (docs/band.md).
+
+The emitted distribution is e = clip(q, low p, high p), low <= 1 <= high, with sum e = 1. A token drawn from q is
+accepted with min(1, high p / q), and after a rejection Norm[low p - q]_+ is sampled: together that emits e.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specbench.decoding.rules.base import Relaxation, Rule, Setting, at, normalise, ratio
+from specbench.engine.ops import sum_last
+
+#: The largest log(high / low). At this ratio nearly all that is rejected are tokens that the target cannot give.
+_MOST = 40.0
+#: The relative precision of `low`: float32's.
+_PRECISION = 6e-8
+#: q / p of a token that the target cannot give: no `high` reaches it.
+_NEVER = 1e30
+
+
+class _Clipped(Rule):
+    """A rule that emits clip(q, low p, high p)."""
+
+    residual_by_token = False
+
+    def limits(self, r: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+        """low and high (...) of the nodes whose candidates at `depth` were drawn from q."""
+        raise NotImplementedError
+
+    def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        return _accept(r, q, token, self.limits(r, q, depth)[1])
+
+    def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """As of `Rule`."""
+        return ratio(self.limits(r, q, depth)[1].unsqueeze(-1) * r, q)
+
+    def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        return _residual(r, q, self.limits(r, q, depth)[0])
+
+    def accept_and_residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+        """As of `Rule`; the limits are computed once."""
+        low, high = self.limits(r, q, depth)
+        return _accept(r, q, token, high), _residual(r, q, low)
+
+
+def _accept(r: Tensor, q: Tensor, token: Tensor, high: Tensor) -> Tensor:
+    return ratio(high * at(r, token), at(q, token))
+
+
+def _residual(r: Tensor, q: Tensor, low: Tensor) -> Tensor:
+    return normalise((low.unsqueeze(-1) * r - q).clamp_min(0), r)
+
+
+class Band(_Clipped):
+    """Depth i has its own s_i = high / low = exp(strength (1 + decay + .. + decay^(L - i))): keeping an early token
+    saves more, because those behind it can then be kept, too. strength 0 is exact speculative sampling."""
+
+    name = "band"
+    constants = ("spread",)
+
+    def __init__(self, strength: float, decay: float, length: int) -> None:
+        """length: L, the height of the drafts; deeper positions use s_L."""
+        exponents = [strength * sum(decay**j for j in range(length - i + 1)) for i in range(1, length + 1)]
+        exponents = [min(_MOST, x) for x in exponents]
+        self.halvings = math.ceil(max(0.0, math.log2(max(exponents) / _PRECISION))) if strength else 0
+        self.spread = torch.tensor([1.0, *map(math.exp, exponents)])
+
+    def relaxation(self) -> Relaxation | None:
+        """As of `Rule`."""
+        return Relaxation(self.spread, "band")
+
+    def limits(self, r: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+        """As of `_Clipped`."""
+        spread = self.spread[depth.clamp_max(len(self.spread) - 1)]
+        low = lower_limit(r, q, spread, self.halvings)
+        return low, spread * low
+
+
+def lower_limit(p: Tensor, q: Tensor, spread: Tensor, halvings: int) -> Tensor:
+    """The root (...) of sum clip(q, low p, spread low p) = 1, which grows in low, by bisection from [1 / spread, 1];
+    spread (...)."""
+    spread = spread.unsqueeze(-1)
+    least, most = 1 / spread, torch.ones_like(spread)
+    for _ in range(halvings):
+        low = (least * most).sqrt()
+        raised = low * p
+        enough = sum_last(q.clamp(raised, spread * raised)).unsqueeze(-1) >= 1
+        least, most = torch.where(enough, least, low), torch.where(enough, low, most)
+    return most.squeeze(-1)
+
+
+class Mentored(_Clipped):
+    """Mentored decoding (V. Tran-Thien 2023): at every node the widest band with KL(e | p) <= budget, in nats.
+
+    With the tokens in the order of q / p, a band raises the first ones to low p and lowers the last ones to high p; it
+    rejects as much as it raises. So sums over the sorted tokens give `high` and the divergence of any `low`, and both
+    grow as it falls from 1.
+    """
+
+    name = "mentored"
+
+    def __init__(self, budget: float) -> None:
+        self.budget, self.halvings = budget, math.ceil(-math.log2(_PRECISION)) if budget else 0
+
+    def limits(self, r: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+        """As of `_Clipped`."""
+        nodes = _Sorted(r, q)
+        least, most = nodes.ratios[..., :1].clamp_max(1), torch.ones_like(r[..., :1])
+        for _ in range(self.halvings):
+            low = (least + most) / 2
+            inside = nodes.band(low)[1] <= self.budget
+            least, most = torch.where(inside, least, low), torch.where(inside, low, most)
+        high = torch.where(most < 1, nodes.band(most)[0], 1.0)
+        return most.squeeze(-1), high.squeeze(-1)
+
+
+class _Sorted:
+    """Nodes with their tokens in the order of q / p.
+
+    ratios (..., V): q / p; p_below, q_below, logs (..., V + 1): sums of p, q and q log(q / p) over the first tokens;
+    p_above, q_above: of p and q over those from an index on; rejected (..., V): what is rejected where `high` is a
+    token's own ratio, in the reverse order, so that it ascends; never (..., 1): mass of q where the target has none."""
+
+    def __init__(self, p: Tensor, q: Tensor) -> None:
+        ratios, order = torch.where(p > 0, (q / p).clamp_max(_NEVER), _NEVER).sort(-1)
+        p, q = p.gather(-1, order), q.gather(-1, order)
+        self.ratios, self.p_below, self.q_below = ratios, _below(p), _below(q)
+        self.logs = _below(torch.xlogy(q, ratios))
+        self.p_above, self.q_above = (_below(x.flip(-1)).flip(-1) for x in (p, q))
+        lowered = self.q_above[..., 1:] - ratios * self.p_above[..., 1:]
+        self.never = sum_last(torch.where(p > 0, 0.0, q)).unsqueeze(-1)
+        self.rejected = torch.where(ratios < _NEVER, lowered, -1.0).flip(-1)
+
+    def band(self, low: Tensor) -> tuple[Tensor, Tensor]:
+        """`high` and KL(e | p) of the bands with this low, (..., 1) each. The divergence is infinite where a band would
+        accept what the target cannot give."""
+        first = torch.searchsorted(self.ratios, low)
+        p_raised = self.p_below.gather(-1, first)
+        mass = low * p_raised - self.q_below.gather(-1, first)
+        last = self.ratios.shape[-1] - torch.searchsorted(self.rejected, mass, right=True)
+        lowered = self.q_above.gather(-1, last) - mass
+        high = (lowered / self.p_above.gather(-1, last).clamp_min(1e-30)).clamp(1, _NEVER)
+        kept = self.logs.gather(-1, last) - self.logs.gather(-1, first)
+        divergence = torch.xlogy(low * p_raised, low) + kept + lowered * high.log()
+        return high, torch.where(mass >= self.never, divergence, torch.inf)
+
+
+def _below(x: Tensor) -> Tensor:
+    """Sums (..., V + 1) of the first 0, 1, .. entries of x (..., V)."""
+    return F.pad(x.cumsum(-1), (1, 0))
+
+
+def build_band(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+    """The height of the drafts is the schedule's L."""
+    return Band(cfg["strength"], cfg["decay"], max(1, setting.height))
+
+
+def build_mentored(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+    return Mentored(cfg["budget"])

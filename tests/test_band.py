@@ -1,0 +1,247 @@
+"""The band and mentored decoding: the theorem's properties on random nodes, the limits against another way to compute
+them, and whole sequences against an enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+from specbench.audit import theorem
+from specbench.audit.tabular import TabularDrafter, TabularTarget, codes, random_tables, sequence_probs
+from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.rules import Band, Mentored, exact
+from specbench.decoding.rules.band import build_band, lower_limit
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.trees import build, chain_paths, parse
+from specbench.decoding.verify import Draft, TokenWise
+
+SIZES = (2, 3, 17, 256, 4096)
+
+
+def nodes(count: int, size: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """p, q (N, V): near and far, with zeros in either, points, and equal ones."""
+    g = torch.Generator().manual_seed(size)
+    p = (3 * torch.randn(count, size, generator=g)).softmax(-1)
+    far = torch.rand(count, 1, generator=g) * 3
+    q = (p.log() + far * torch.randn(count, size, generator=g)).softmax(-1)
+    for x, first in ((p, 1), (q, 2)):  # of eight nodes two have zeros, one of them in both
+        for some in (x[first::8], x[3::8]):
+            some *= torch.rand(some.shape, generator=g) < 0.6
+            some[:, 0] += 1e-3
+    point = torch.eye(size)[torch.randint(size, (count,), generator=g)]
+    p[4::32], q[5::32] = point[4::32], point[5::32]
+    q[6::32] = p[6::32]
+    p, q = p.to(dtype), q.to(dtype)
+    return p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+
+
+def emitted(rule: Band | Mentored, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """e (N, V) and the acceptance (N,)."""
+    depth = torch.ones(len(p), dtype=torch.int64)
+    kept = q * rule.acceptance(p, q, depth)
+    accepted = kept.sum(-1, keepdim=True)
+    return kept + (1 - accepted) * rule.residual(p, q, depth, depth), accepted[:, 0]
+
+
+def uniform_rsd(p: Tensor, q: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:
+    """As `emitted`, of Cool-SD's Eqs. 13 and 11."""
+    kept = torch.minimum(q, omega * p)
+    accepted, left = kept.sum(-1, keepdim=True), (p - q).clamp_min(0)
+    mass = left.sum(-1, keepdim=True)
+    return kept + (1 - accepted) * torch.where(mass > 1e-12, left / mass, p), accepted[:, 0]
+
+
+def divergence(e: Tensor, p: Tensor) -> Tensor:
+    return torch.xlogy(e, torch.where(p > 0, e / p, 1.0)).sum(-1)
+
+
+def by_breakpoints(p: Tensor, q: Tensor, spread: float) -> float:
+    """`low` of one node from its definition: the sum is linear between breakpoints, which are q / p and q / (s p)."""
+    ratios = (q / p)[p > 0]
+    points = torch.cat([ratios, ratios / spread, torch.tensor([1.0, 1 / spread], dtype=p.dtype)])
+    points = points[(points >= 1 / spread) & (points <= 1)].sort().values
+
+    def total(low: Tensor) -> Tensor:
+        raised = low[:, None] * p
+        return torch.minimum(torch.maximum(q, raised), spread * raised).sum(-1)
+
+    sums = total(points)
+    after = int((sums < 1).sum().clamp(1, len(points) - 1))
+    (a, b), (x, y) = sums[after - 1 : after + 1].tolist(), points[after - 1 : after + 1].tolist()
+    return x + (1 - a) / (b - a) * (y - x) if b > a else y
+
+
+@pytest.mark.parametrize("size", [2, 5, 40])
+@pytest.mark.parametrize("strength", [0.01, 0.45, 3.0, 12.0])
+def test_the_limits_against_breakpoints(size: int, strength: float) -> None:
+    """By what is emitted: where p and q agree up to the limits, several limits give the same."""
+    p, q = nodes(32, size)
+    rule = Band(strength, 0.0, 1)
+    spread = float(rule.spread[1])
+    low = rule.limits(p, q, torch.ones(32, dtype=torch.int64))[0]
+    for n in range(32):
+        wanted = by_breakpoints(p[n], q[n], spread)
+        for x, y in itertools.pairwise([float(low[n]), wanted]):
+            one, other = (torch.minimum(torch.maximum(q[n], z * p[n]), spread * z * p[n]) for z in (x, y))
+            assert (
+                float((one - other).abs().sum()) < 1e-6
+            )  # float32's precision of `low`, the sum's slope up to 1 / low
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_emitted_lies_in_the_band_and_is_optimal(size: int) -> None:
+    """A thousand nodes in all. UniformRSD with factor `high` accepts exactly as much, and diverges no less."""
+    count = 200
+    p, q = nodes(count, size)
+    before = 1 - 0.5 * (p - q).abs().sum(-1)
+    for strength in (0.0, 0.1, 0.45, 1.5, 6.0):
+        rule = Band(strength, 0.0, 1)
+        low, high = rule.limits(p, q, torch.ones(count, dtype=torch.int64))
+        e, accepted = emitted(rule, p, q)
+        torch.testing.assert_close(e.sum(-1), torch.ones(count, dtype=e.dtype), atol=1e-12, rtol=0)
+        # `low` has float32's precision, and what it raises is that of a rejection up to the same absolute error
+        assert (e <= high[:, None] * p + 1e-6).all()
+        assert (e >= low[:, None] * p - 1e-6).all()
+        assert (low <= 1).all()
+        assert (high >= 1 - 1e-12).all()
+        assert (accepted >= before - 1e-6).all()  # does not decrease in strength
+        before = accepted
+        other, level = uniform_rsd(p, q, high[:, None])
+        torch.testing.assert_close(level, accepted, atol=1e-6, rtol=0)
+        assert (divergence(e, p) <= divergence(other, p) + 1e-5).all()
+        assert (divergence(e, p) <= high.log() + 1e-6).all()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_mentored_decoding_spends_its_budget(size: int) -> None:
+    """From sums over sorted tokens; the band of the same s, by bisection over the vocabulary, has the same limits."""
+    count = 64
+    p, q = nodes(count, size)
+    one = torch.ones(count, dtype=torch.int64)
+    every = emitted(Band(1e3, 0.0, 1), p, q)[1]
+    before = torch.zeros(count)
+    for budget in (0.0, 0.003, 0.05, 0.4):
+        rule = Mentored(budget)
+        low, high = rule.limits(p, q, one)
+        e, accepted = emitted(rule, p, q)
+        spent = divergence(e, p)
+        torch.testing.assert_close(e.sum(-1), torch.ones(count, dtype=e.dtype), atol=1e-12, rtol=0)
+        assert (spent <= budget + 1e-6).all()
+        assert ((spent >= budget - 1e-5) | (accepted >= every - 1e-6)).all()  # the widest: or nothing is left to accept
+        assert (accepted >= before - 1e-6).all()
+        before = accepted
+        some = low > 0.01  # float32's precision of `low` suffices for s
+        spread = (high / low)[some]
+        same = lower_limit(p[some], q[some], spread, 30)[:, None]
+        again = torch.minimum(torch.maximum(q[some], same * p[some]), spread[:, None] * same * p[some])
+        assert int(some.sum()) > count / 2
+        torch.testing.assert_close(again, e[some], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("size", [*SIZES, 16_384])
+def test_float32_is_enough(size: int) -> None:
+    p, q = nodes(64, size, torch.float32)
+    for rule in (Band(0.1, 0.0, 1), Band(0.45, 0.0, 1), Band(5.0, 0.0, 1), Band(1e3, 0.0, 1), Mentored(0.05)):
+        e, _ = emitted(rule, p, q)
+        exactly, _ = emitted(rule, p.double(), q.double())
+        assert ((e - exactly).abs().sum(-1) < 1e-5).all()
+        assert not e[p == 0].any()
+
+
+def test_a_deterministic_token_has_a_closed_form() -> None:
+    p, _ = nodes(32, 17)
+    token = p.argmax(-1)
+    point = torch.eye(17, dtype=p.dtype)[token]
+    one = torch.ones_like(token)
+    for strength in (0.0, 0.45, 3.0):
+        rule = Band(strength, 0.0, 1)
+        s, own = math.exp(strength), p.gather(1, token[:, None])[:, 0]
+        torch.testing.assert_close(rule.accept(p, point, token, one), s * own / (1 + (s - 1) * own), atol=1e-6, rtol=0)
+        left = p * (1 - point)
+        rest = left.sum(-1, keepdim=True)
+        some = rest[:, 0] > 1e-6
+        torch.testing.assert_close(rule.residual(p, point, token, one)[some], (left / rest)[some], atol=1e-6, rtol=0)
+
+
+def test_strength_by_depth() -> None:
+    rule = Band(0.4, 0.5, 3)
+    depths = torch.tensor([1, 2, 3, 9])
+    wanted = torch.tensor([0.4 * 1.75, 0.4 * 1.5, 0.4, 0.4]).exp()
+    p, q = torch.tensor([0.5, 0.5]).expand(4, 2), torch.tensor([1.0, 0.0]).expand(4, 2)
+    low, high = rule.limits(p, q, depths)
+    torch.testing.assert_close(high / low, wanted)
+    setting: object = SimpleNamespace(height=3)
+    built = build_band({"strength": 0.4, "decay": 0.5}, setting)  # type: ignore[arg-type]
+    assert isinstance(built, Band)
+    assert torch.equal(built.spread, rule.spread)
+
+
+@pytest.mark.parametrize("paths", [chain_paths(4), parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0]]")])
+def test_no_strength_is_the_exact_rule(paths: list[tuple[int, ...]]) -> None:
+    """Bit for bit, on chains and trees, for sampled and deterministic tokens."""
+    tree, rows, size = build(paths), 64, 9
+    p = nodes(rows * tree.nodes, size, torch.float32)[0].view(rows, tree.nodes, size)
+    q = nodes(rows * tree.inner.shape[1], size, torch.float32)[1].view(rows, -1, size)
+    tokens = torch.randint(size, (rows, tree.nodes), generator=torch.Generator().manual_seed(0))
+    valid = torch.ones(rows, tree.nodes, dtype=torch.bool)
+    for sampled in (None, tokens % 2 == 0):
+        draft = Draft(tree, tokens, q, valid, sampled)
+        step = torch.zeros(rows, dtype=torch.int64)
+        one, other = (TokenWise().verify(p, draft, rule, tiny.rng(rows), step) for rule in (exact(), Band(0.0, 0.5, 4)))
+        for name, value in vars(one).items():
+            assert torch.equal(value, getattr(other, name))
+        assert len(set(one.length.tolist())) > 1
+
+
+class Enumeration:
+    """The distribution of the sequences of a chain of `window`, token after token: independent of the rule's code, by
+    `by_breakpoints`."""
+
+    def __init__(self, p: list[Tensor], q: list[Tensor], strength: float, decay: float, window: int) -> None:
+        self.p, self.q, self.window = p, q, window
+        self.log_s = [strength * sum(decay**j for j in range(window - i + 1)) for i in range(1, window + 1)]
+        self.size = p[0].shape[1]
+        self.probs = torch.zeros(self.size ** len(p), dtype=torch.float64)
+        self._follow(0, 0, 0, 1.0)
+
+    def _follow(self, t: int, code: int, kept: int, chance: float) -> None:
+        if t == len(self.p):
+            self.probs[code] += chance
+            return
+        p, q = self.p[t][code].double(), self.q[t][code].double()
+        if kept == self.window:
+            for x in range(self.size):
+                self._follow(t + 1, code * self.size + x, 0, chance * float(p[x]))
+            return
+        s = math.exp(self.log_s[kept])
+        low = by_breakpoints(p, q, s)
+        e = [min(max(float(b), low * float(a)), s * low * float(a)) for a, b in zip(p, q, strict=True)]
+        for x in range(self.size):
+            accepted = min(float(q[x]), e[x])
+            self._follow(t + 1, code * self.size + x, kept + 1, chance * accepted)
+            if e[x] > accepted:
+                self._follow(t + 1, code * self.size + x, 0, chance * (e[x] - accepted))
+
+
+@pytest.mark.parametrize(("strength", "decay", "window"), [(0.5, 0.5, 2), (1.0, 0.0, 3), (0.3, 0.9, 1)])
+def test_sequences_are_those_of_the_enumeration(strength: float, decay: float, window: int) -> None:
+    """The audit's own enumeration; and the real loop: its counts of 8 sequences are a sample of that distribution."""
+    p = random_tables(2, 3, seed=1, sharpness=1.5)
+    q = random_tables(2, 3, seed=2, sharpness=1.5, near=p, distance=0.7)
+    wanted = Enumeration(p, q, strength, decay, window).probs
+    rule = Band(strength, decay, window)
+    found = theorem.chain_statistics(p, q, rule, window)
+    assert float((found.probs - wanted).abs().max()) < 1e-6
+    off = 0.5 * float((wanted - sequence_probs(p)).abs().sum())
+    assert 0.01 < off <= found.bound + 1e-6
+    samples = 20_000
+    config = DecoderConfig(TabularTarget(p), TabularDrafter(q, chain_paths(window)), rule, Sampling())
+    tokens = decode(config, None, tiny.rng(samples)).tokens
+    assert tiny.fit(codes(tokens, 2), wanted) > 1e-6
+    assert tiny.fit(codes(tokens, 2), sequence_probs(p)) < 1e-6

@@ -1,0 +1,133 @@
+"""Tests between the lines of a table are paired, image by image, by the runs behind the rows that the table shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specbench.cli import tables as cli
+from specbench.compare import wording
+from specbench.compare.comparison import STATISTICS, Comparison, Result
+from specbench.compare.paired import paired
+from specbench.rows.columns import COLUMNS
+from specbench.rows.csv_files import read_rows
+from specbench.tables import layout, literature, measure
+from specbench.tables.catalog import TABLES
+from specbench.tables.measure import Identity
+
+TABLE = TABLES["coolsd_significance"]
+LINES = {line.key: line for line in TABLE.lines}
+N = 40
+
+
+def lengths(seed: int) -> np.ndarray:
+    """Accepted lengths (N,) of the same prompts: what prompts have in common, and little of a method's own."""
+    prompt, own = np.random.default_rng(0).normal(2.5, 0.4, N), np.random.default_rng(seed).normal(0.0, 0.02, N)
+    return prompt + own + 0.02 * seed
+
+
+class Bench:
+    """Decodes nothing: a run leaves its number in its folder, and a comparison takes the lengths of these numbers."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def identify(self, overrides: Sequence[str]) -> Identity:
+        return Identity(" ".join(overrides), "embedded:1")
+
+    def run(self, overrides: Sequence[str], out: Path) -> Mapping[str, Any]:
+        out.mkdir(parents=True, exist_ok=True)
+        name = out / "run_id"
+        if not name.exists():
+            self.ran.append(out.name)
+            name.write_text(f"run{len(self.ran)}")
+        run = {"run_id": name.read_text(), "config_hash": " ".join(overrides), "weights": "embedded:1", "n": N}
+        values = lengths(int(name.read_text().removeprefix("run")))
+        speed = {"accepted_length_mean": values.mean(), "accepted_length_std": values.std(ddof=1)}
+        return dict.fromkeys(COLUMNS) | {"model": "llamagen_scenes"} | run | speed
+
+    def row_of(self, command: str, overrides: Sequence[str]) -> Mapping[str, Any]:
+        raise AssertionError
+
+    def compare(self, a: Path, b: Path) -> Sequence[Mapping[str, Any]]:
+        names = [(one / "run_id").read_text() for one in (a, b)]
+        x, y = (lengths(int(name.removeprefix("run"))) for name in names)
+
+        class Pass:
+            def __init__(self, run_id: str) -> None:
+                self.run_id = run_id
+
+        results = [
+            Result(s, "", paired(x, y), p_holm=1.0) for s in STATISTICS if s.name in ("accepted_length", "steps")
+        ]
+        return wording.rows(Comparison(Pass(names[0]), Pass(names[1]), ("A", "B"), N, (), tuple(results), ()))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def drawn(tmp_path: Path) -> Any:
+    def call(bench: Bench, *words: str) -> str:
+        assert cli.main([TABLE.id, *words], bench, tmp_path / "results", tmp_path / "runs") == 0
+        return (tmp_path / f"results/tables/{TABLE.id}.md").read_text()
+
+    return call
+
+
+def test_a_test_takes_the_pairs(drawn: Any, tmp_path: Path) -> None:
+    """The former test saw means and standard deviations only: t = 0.2 where the pairs give 5 and more."""
+    bench = Bench()
+    text = drawn(bench)
+    # run 1 is Cool-SD, run 2 LANTERN++, of lengths greater by 0.02 but for noise of 0.02 * sqrt(2)
+    test = paired(lengths(2), lengths(1)).test
+    assert test is not None
+    assert test.statistic < -2.5
+    difference = (lengths(1) - lengths(2)).mean()
+    expected = (
+        f"{difference:+.3f} (95 % interval {test.low:+.3f} to {test.high:+.3f}), paired t(39) = {test.statistic:.2f}"
+    )
+    assert (
+        f"Accepted length, Cool-SD (δ=1.1) minus LANTERN++ (λ=2, k=10): measured (llamagen\\_scenes) {expected}" in text
+    )
+    assert "published (Lumina-mGPT 7B) t = 18.11, p \\< 1e-60" in text
+    assert "Steps of an image, Cool-SD" in text
+    assert len(bench.ran) == 2
+    assert drawn(bench) == text  # nothing is decoded or compared a second time
+    assert len(bench.ran) == 2
+    assert len(wording.ROWS.read(tmp_path / f"results/{TABLE.id}_test.csv")) == 2
+
+
+def test_rows_without_their_images_are_decoded_again(drawn: Any, tmp_path: Path) -> None:
+    """Committed rows have no pairs; a comparison of other runs than the rows' does not count."""
+    bench = Bench()
+    drawn(bench)
+    comparisons = tmp_path / f"results/{TABLE.id}_test.csv"
+    for path in (tmp_path / "runs").rglob("run_id"):
+        path.unlink()
+    comparisons.write_text(comparisons.read_text().replace("run2", "older"))
+    plan = measure.plan(TABLE, TABLE.model, None, tmp_path / "results", bench)
+    assert not plan.missing
+    assert len(plan.untested) == 2
+    assert "not measured yet" in drawn(bench, "--no-run")
+    text = drawn(bench)
+    assert len(bench.ran) == 4
+    assert "not measured yet" not in text
+    assert {row["run_id"] for row in read_rows(tmp_path / f"results/{TABLE.id}.csv")} == {
+        "run1",
+        "run2",
+        "run3",
+        "run4",
+    }
+    assert not measure.plan(TABLE, TABLE.model, None, tmp_path / "results", bench).untested
+
+
+def test_equal_pairs_have_no_test() -> None:
+    rows = {"cool_sd_1.1": {"run_id": "b"}, "lantern_pp": {"run_id": "a"}}
+    cells = {"statistic": "steps", "run_a": "a", "run_b": "b", "pairs": "9", "difference": "-2.0", "p": ""}
+    [_, steps, *_] = layout.build(TABLE, "m", rows, literature.load(TABLE.id), {}, "", [cells]).remarks
+    assert steps.startswith(
+        "Steps of an image, Cool-SD (δ=1.1) minus LANTERN++ (λ=2, k=10): measured (m) -2.000 in each "
+    )
+    assert steps.endswith("of 9 pairs of images.")
