@@ -111,7 +111,9 @@ class TabularModel:
         if "nodes" in cfg:
             return TabularGrower(self.q, cfg["nodes"], cfg["depth"], cfg["width"])
         if "tree" in cfg:
-            return TabularDrafter(self.q, parse(cfg["tree"]), chosen=name == "medusa")
+            chosen = name == "medusa"
+            replacement = cfg["verification"] == "selected" and not chosen
+            return TabularDrafter(self.q, parse(cfg["tree"]), chosen, replacement=replacement)
         return TabularDrafter(self.q, chain_paths(cfg["window"]))
 
     def prompts(self, rows: int) -> Any:

@@ -95,7 +95,8 @@ class Drafter(Protocol):
     passes of a drafter network in a step. `open` puts what a step reads on the device.
 
     A drafter whose drafts depend on more than the committed tokens and the step's own random numbers also has
-    `carries_over` = True: token-wise verification alone is exact then.
+    `carries_over` = True: token-wise verification alone is exact then. One that samples siblings with replacement has
+    `replacement` = True.
     """
 
     tree: Tree

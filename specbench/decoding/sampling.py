@@ -53,6 +53,14 @@ def _drawn(cdf: Tensor, wanted: Tensor) -> Tensor:
     return torch.searchsorted(cdf, wanted, right=True).squeeze(-1).clamp_max(cdf.shape[-1] - 1)
 
 
+def draw_several(probs: Tensor, u: Tensor, kernels: Kernels | None = None) -> Tensor:
+    """Tokens (..., K) drawn from distributions (..., V) with replacement, as `draw` does, with uniforms u (..., K)."""
+    if kernels is None and probs.device.type == "cpu":
+        cdf = probs.cumsum(-1)
+        return torch.searchsorted(cdf, u * cdf[..., -1:], right=True).clamp_max(cdf.shape[-1] - 1)
+    return draw(probs.unsqueeze(-2).expand(*u.shape, -1), u, kernels)
+
+
 def draw_distinct(probs: Tensor, u: Tensor, count: int) -> Tensor:
     """`count` tokens (..., count) drawn without replacement from distributions (..., V), in the order drawn (Gumbel
     top-k with exponentials: the smallest of e_i / p_i come first). u (..., V) uniforms.

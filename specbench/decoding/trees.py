@@ -117,7 +117,10 @@ def window_paths(window: int, width: int, depth: int, shape: str) -> list[Path]:
 class Tree:
     """parent, depth (R, M); ancestors (R, M, M) bool, node i attends to node j (itself and the root included); inner
     (R, I): the nodes with children, the root first; slot (R, M): a node's index in `inner`, -1 for leaves; children
-    (R, I, W), -1 where none; parents_per_rank (W): how many of the first inner nodes can have a child of that rank."""
+    (R, I, W), -1 where none; parents_per_rank (W): how many of the first inner nodes can have a child of that rank;
+    levels: per depth, how many inner nodes it has and how many children one of them, at most. A tree that all rows
+    share has exactly so many inner nodes, in the order of their depths; then post_order (1, M) is a node's number in
+    post-order, else None."""
 
     parent: Tensor
     depth: Tensor
@@ -128,6 +131,8 @@ class Tree:
     parents_per_rank: tuple[int, ...]
     height: int
     is_chain: bool
+    levels: tuple[tuple[int, int], ...]
+    post_order: Tensor | None = None
 
     @property
     def nodes(self) -> int:
@@ -179,13 +184,34 @@ def build(paths: Iterable[Path]) -> Tree:
         parents_per_rank=tuple(max(i + 1 for i, k in enumerate(children) if k[m] >= 0) for m in range(width)),
         height=max(depth),
         is_chain=width <= 1,
+        levels=tuple(
+            (len(some), max(len(kids[n]) for n in some))
+            for d in range(max(depth))
+            for some in [[n for n in inner if depth[n] == d]]
+        ),
+        post_order=torch.tensor([_post_order(kids)]),
     )
 
 
-def from_parents(parent: Tensor, rank: Tensor, width: int, height: int, inner: int | None = None) -> Tree:
+def _post_order(kids: list[list[int]]) -> list[int]:
+    """The number of every node in post-order: its children first, in their order."""
+    order: list[int] = []
+    waiting = [0]
+    while waiting:  # the reverse: a node, then its children from the last on
+        order.append(waiting.pop())
+        waiting += kids[order[-1]]
+    number = [0] * len(kids)
+    for i, node in enumerate(reversed(order)):
+        number[node] = i
+    return number
+
+
+def from_parents(
+    parent: Tensor, rank: Tensor, width: int, height: int, inner: int | None = None, beam: int | None = None
+) -> Tree:
     """A topology per row, on the device. parent (B, M) int64, M > 1, with parents before children and 0 for the root
     itself; rank (B, M): a node's number among its siblings, from 0 on, below `width`; height: the largest depth there
-    may be; inner: the most nodes with children, if that is known."""
+    may be; inner, beam: the most nodes with children, in all and of one depth, if that is known."""
     rows, count = parent.shape
     nodes = torch.arange(count, device=parent.device)
     edge = torch.zeros(rows, count, count, device=parent.device).scatter_(2, parent.unsqueeze(-1), 1.0)
@@ -214,4 +240,5 @@ def from_parents(parent: Tensor, rank: Tensor, width: int, height: int, inner: i
         parents_per_rank=tuple(min(inner, 1 + (count - 2) // (m + 1)) for m in range(width)),
         height=height,
         is_chain=False,
+        levels=((1, width), *[(min(inner if beam is None else beam, inner), width)] * (height - 1)),
     )

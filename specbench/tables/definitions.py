@@ -184,6 +184,7 @@ class Table:
     figure: TableFigure | Series | Maps | Stack | None = None
     matched: Matched | None = None  # what is printed of the figure's curves, instead of the lines
     tests: tuple[TableTest, ...] = ()
+    needs: tuple[str, ...] = ()  # columns without which a row of an older version is measured again
     rows_of: Literal["run", "bench", "probe"] = "run"  # the command whose rows it shows
     on_request: bool = False
     model: str = DEFAULT_MODEL  # measured unless another is asked for

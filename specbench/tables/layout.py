@@ -194,7 +194,9 @@ def _header(column: Column, table: Table, rows: Mapping[str, Row | None], notes:
             parts += [f"measured by {name} ({', '.join(lines)})" for name, lines in backends.items()]
     if column.measured_as:
         parts.append(f"measured: {column.measured_as}")
-    if column.spread and any(row is not None and row.get(column.spread) for row in rows.values()):
+    if column.spread and any(
+        row is not None and row.get(column.key) and row.get(column.spread) for row in rows.values()
+    ):
         parts.append(f"± its {column.spread_is}")
     if column.published_as and printed:
         parts.append(f"published: {column.published_as}")

@@ -94,7 +94,7 @@ class Grower:
         rank = torch.where(kept < width, kept, (kept - width) % width)
         zero = torch.zeros_like(root)
         tree = from_parents(
-            torch.cat([zero, parent], 1), torch.cat([zero, rank], 1), width, self.depth, 1 + self.expanded
+            torch.cat([zero, parent], 1), torch.cat([zero, rank], 1), width, self.depth, 1 + self.expanded, width
         )
         of_node = torch.cat([zero, torch.cat(homes, 1).gather(1, kept)], 1)
         given = take(torch.cat(all_probs, 1), of_node.gather(1, tree.inner))

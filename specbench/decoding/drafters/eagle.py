@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.loop import Outcome
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.sampling import Distributions, Sampling, draw, sample_distinct
+from specbench.decoding.sampling import Distributions, Sampling, draw, draw_several, sample_distinct
 from specbench.decoding.trees import Path, Tree, build
 from specbench.decoding.verify import DRAFT, Draft
 from specbench.engine.masks import TreeMask
@@ -226,13 +226,14 @@ class _Entries:
 
 
 class Eagle(_Entries):
-    """EAGLE-1 over a chain or a static tree."""
+    """EAGLE-1 over a chain or a static tree. replacement: siblings are sampled with replacement."""
 
     constants = (*_Entries.constants, "levels", "depths", "sees")
 
-    def __init__(self, head: Any, paths: list[Path]) -> None:
+    def __init__(self, head: Any, paths: list[Path], replacement: bool = False) -> None:
         tree = build(paths)
         super().__init__(head, tree, tree.inner.shape[1] - 1)
+        self.replacement = replacement
         self.passes = tree.height
         self.levels = _levels(tree)
         nodes = tree.inner[0, 1:]  # the expanded ones
@@ -267,8 +268,13 @@ class Eagle(_Entries):
                 features = torch.cat([features, out], 1)
             probs.append(self._children(state, number, out, drafted, count, step, u))
         valid = self._after_first(count)
-        sampled = torch.zeros_like(valid) if state.sampling.temperature == 0 and not tree.is_chain else None
-        return Draft(tree, drafted, torch.cat(probs, 1), valid, sampled)
+        sampled = torch.zeros_like(valid) if self._chosen(state.sampling) else None
+        return Draft(tree, drafted, torch.cat(probs, 1), valid, sampled, replacement=self.replacement)
+
+    def _chosen(self, sampling: Sampling) -> bool:
+        """Whether the tokens are deterministic: a point mass has one token, so that siblings of it are the next most
+        probable."""
+        return sampling.temperature == 0 and not self.tree.is_chain and not self.replacement
 
     def _children(
         self,
@@ -288,10 +294,14 @@ class Eagle(_Entries):
         if u is not None:
             drafted[:, number + 1 : number + 2] = draw(probs, u[:, number], sampling.kernels)
             return probs
-        if sampling.temperature == 0:  # a point mass has one token: the next most probable are deterministic
-            tokens = found.logits.topk(self.tree.width, dim=-1).indices
+        width = self.tree.width
+        if self.replacement:
+            u = state.rng.uniform(step, DRAFT + number, probs.shape[1], width)
+            tokens = draw_several(probs, u, sampling.kernels)
+        elif self._chosen(sampling):
+            tokens = found.logits.topk(width, dim=-1).indices
         else:
-            tokens = sample_distinct(probs, state.rng, step, DRAFT + number, self.tree.width)
+            tokens = sample_distinct(probs, state.rng, step, DRAFT + number, width)
         drafted[:, level.kids] = tokens.flatten(1)[:, level.picks]
         return probs
 

@@ -104,7 +104,7 @@ class Window:
         check_choice("init", init, INITS)
         check_choice("coupling", coupling, COUPLINGS)
         self.init, self.refine, self.coupling, self.width, self.match = init, refine, coupling, width, match
-        self.carries_over = refine or coupling == "gumbel"
+        self.carries_over = refine or coupling in ("gumbel", "height")
         paths = window_paths(window, width, depth, tree)
         self.tree = build_tree(paths)
         ordered = in_order(paths)

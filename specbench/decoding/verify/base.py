@@ -17,7 +17,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import Rule
 from specbench.decoding.sampling import draw
 from specbench.decoding.trees import Tree
-from specbench.engine.ops import Kernels
+from specbench.engine.ops import Kernels, take
 from specbench.errors import UsageError
 
 # Tags of a step's random numbers, the first two drawn together; drafters use DRAFT and above.
@@ -29,11 +29,11 @@ class Draft:
     """What a drafter proposes for B rows.
 
     tokens (B, M) int64, the root's own token first; probs (B, I, V) float32: per inner node the distribution from which
-    its children were sampled, without replacement, in the order of the children; sampled (B, M) bool or None for all:
-    False marks a deterministic token (its distribution is a point mass); valid (B, M) bool: nodes that exist in this
-    step, where the ancestors of a valid node are valid. heights (B, M) float32 or None: where not negative, the number
-    in [0, 1) that decides on a node, instead of a fresh one. Given the draft it must be uniform and independent of all
-    that determines the target's distribution of the node.
+    its children were sampled, in the order of the children, without replacement unless `replacement`; sampled (B, M)
+    bool or None for all: False marks a deterministic token (its distribution is a point mass); valid (B, M) bool: nodes
+    that exist in this step, where the ancestors of a valid node are valid. heights (B, M) float32 or None: where not
+    negative, the number in [0, 1) that decides on a node, instead of a fresh one. Given the draft it must be uniform
+    and independent of all that determines the target's distribution of the node.
     """
 
     tree: Tree
@@ -42,6 +42,7 @@ class Draft:
     valid: Tensor
     sampled: Tensor | None = None
     heights: Tensor | None = None
+    replacement: bool = False
 
 
 @dataclass
@@ -138,6 +139,13 @@ def concluded(
     next_token = draw(next_probs, u, kernels)
     tokens = torch.cat([draft.tokens.gather(1, path), next_token], 1).scatter(1, length, next_token)
     return Verdict(path, length.squeeze(1), tokens, next_probs.squeeze(1), first)
+
+
+def remaining(p: Tensor, left: Tensor, slot: Tensor, node: Tensor) -> Tensor:
+    """The distributions (B, n, V) that follow nodes (B, n): of an inner node left (B, I, V), else p (B, M, V). slot
+    (B, M): a node's index among the inner ones."""
+    at_slot = slot.gather(1, node)
+    return torch.where(at_slot.unsqueeze(-1) >= 0, take(left, at_slot.clamp_min(0)), take(p, node))
 
 
 def accepted_path(tree: Tree, accepted_child: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:

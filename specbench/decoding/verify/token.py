@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, at, normalise
-from specbench.decoding.verify.base import Draft, Verdict, Verification, accepted_path, concluded, one_hot
+from specbench.decoding.verify.base import Draft, Verdict, Verification, accepted_path, concluded, one_hot, remaining
 from specbench.engine.ops import Kernels, take
 
 
@@ -31,7 +31,7 @@ class TokenWise(Verification):
         kernels: Kernels | None,
     ) -> Verdict:
         """As of `Verification`."""
-        if kernels is not None and (relaxation := rule.relaxation()) is not None:
+        if kernels is not None and not draft.replacement and (relaxation := rule.relaxation()) is not None:
             return Verdict(*kernels.verify(p, draft, numbers, relaxation))
         u, u_next = numbers.unbind(1)  # of the candidates and the next token
         decided_by = p if pre_argmax_probs is None else pre_argmax_probs
@@ -39,10 +39,7 @@ class TokenWise(Verification):
         slot = draft.tree.slot.expand(len(p), -1)
         path, length = accepted_path(draft.tree, accepted_child, slot)
         last = path[:, -1:]
-        next_probs = take(p, last)
-        if not rule.deterministic:
-            at_slot = slot.gather(1, last)
-            next_probs = torch.where(at_slot.unsqueeze(-1) >= 0, take(residual, at_slot.clamp_min(0)), next_probs)
+        next_probs = take(p, last) if rule.deterministic else remaining(p, residual, slot, last)
         return concluded(draft, path, length, next_probs, first, u_next[:, :1], kernels)
 
 
@@ -81,7 +78,7 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
         accepted_child = _with_head(accepted_child, torch.where(accepted, child, undecided))
         rejected = (live & ~accepted).unsqueeze(-1)
         residual = _with_head(residual, torch.where(rejected, left, r))
-        if m + 1 < tree.width:  # the next sibling was drawn from the rest
+        if m + 1 < tree.width and not draft.replacement:  # the next sibling was drawn from the rest
             q, token, rejected = (_head(x, tree.parents_per_rank[m + 1]) for x in (q, token, rejected))
             q = torch.where(rejected, normalise(q.scatter(-1, token.unsqueeze(-1), 0.0), q), q)
     if passed:

@@ -1,0 +1,148 @@
+"""Selected-path block verification: of several siblings one is followed, and the path is verified as a chain whose
+tokens were drawn from the distribution that the selection gives them. Lossless; related to arXiv 2602.16961."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.rules.base import Rule, at, normalise
+from specbench.decoding.sampling import PROBABILITY_BITS
+from specbench.decoding.verify.base import Draft, Verdict, Verification, check_exact, concluded, one_hot
+from specbench.decoding.verify.block import passing, ratios
+from specbench.engine.ops import Kernels, sum_last, take
+from specbench.errors import UsageError
+
+#: What sums of probabilities must differ by to count as different.
+_SAME = 1e-6
+
+
+class Selected(Verification):
+    """At a node with K children, drawn with replacement from q, the child with the largest p / q is followed with
+    probability lam, else the first one. It has the distribution e = (1 - lam) q + lam b, where b is that of the best of
+    K draws. The path from the root to a leaf is verified as by `block.BlockVerification`, with e for q. lam may depend
+    on all that is known above the children: `select` None takes, of 0, 1 / grid .. 1, the one with the largest
+    sum min(P p, e).
+    """
+
+    name = "selected"
+
+    def __init__(self, select: float | None = None, grid: int = 8) -> None:
+        self.select, self.grid = select, grid
+
+    def decide(
+        self,
+        p: Tensor,
+        draft: Draft,
+        rule: Rule,
+        numbers: Tensor,
+        pre_argmax_probs: Tensor | None,
+        kernels: Kernels | None,
+    ) -> Verdict:
+        """As of `Verification`. The numbers of the next token's tag choose the children, from the second on."""
+        tree, rows, height = draft.tree, len(p), draft.tree.height
+        if tree.width > 1 and not draft.replacement:
+            raise ValueError("selection needs siblings that were drawn with replacement")
+        slot, children = tree.slot.expand(rows, -1), tree.children.expand(rows, -1, -1)
+        u, u_next = numbers.unbind(1)
+        node = length = torch.zeros_like(draft.tokens[:, :1])
+        mass, ended = torch.ones_like(u[:, :1]), torch.zeros_like(draft.valid[:, :1])
+        next_probs, first = p[:, 0], torch.zeros_like(mass)
+        visited = [node]
+        for depth in range(height + 1):
+            here, passes, goes_on = take(p, node).squeeze(1), mass, torch.zeros_like(ended)
+            left = here
+            if depth < height:
+                which = slot.gather(1, node)
+                kids = take(children, which.clamp_min(0)).squeeze(1)  # (B, W)
+                kids = torch.where((which >= 0) & draft.valid.gather(1, kids.clamp_min(0)), kids, -1)
+                goes_on = ~ended & (kids >= 0).any(1, keepdim=True)
+                q = take(draft.probs, which.clamp_min(0)).squeeze(1)
+                tokens = draft.tokens.gather(1, kids.clamp_min(0))
+                if draft.sampled is not None:
+                    sampled = draft.sampled.gather(1, kids[:, :1].clamp_min(0))
+                    q = torch.where(sampled, q, one_hot(tokens[:, 0], q.shape[-1]))
+                if depth == 0:
+                    _, ratio = ratios(at(here, tokens[:, 0])[:, None], at(q, tokens[:, 0])[:, None], kids[:, :1] >= 0)
+                    first = ratio.clamp_max(1)
+                child, e = self._select(here, q, mass, kids, tokens, u_next[:, depth + 1 : depth + 2])
+                token = draft.tokens.gather(1, child)
+                live, ratio = ratios(here.gather(1, token), e.gather(1, token), goes_on)
+                left = (here * mass).sub_(e).clamp_min_(0)
+                passes = torch.where(goes_on, passing(sum_last(left)[:, None], mass), mass)
+            passed = ~ended & (u.gather(1, node) < passes)
+            if depth:
+                length = torch.where(passed, depth, length)
+            if depth < height:
+                left = torch.where(goes_on, normalise(left, here), here)
+            next_probs = left if depth == 0 else torch.where(passed, left, next_probs)
+            ended = ~goes_on
+            if depth < height:
+                mass = torch.where(live, (mass * ratio).clamp_max(1), 0)
+                node = torch.where(goes_on, child, node)
+                visited.append(node)
+        steps = torch.arange(1, height + 1, device=p.device)
+        path = torch.cat(visited, 1).gather(1, torch.minimum(steps, length))
+        return concluded(draft, path, length, next_probs.unsqueeze(1), first.squeeze(1), u_next[:, :1], kernels)
+
+    def _select(
+        self, p: Tensor, q: Tensor, mass: Tensor, kids: Tensor, tokens: Tensor, u: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The child that is followed (B, 1) and its distribution e (B, V). p, q (B, V); mass, u (B, 1); kids, tokens
+        (B, W), -1 for none."""
+        exists = kids >= 0
+        ranks = torch.arange(kids.shape[1], device=p.device)
+        if kids.shape[1] == 1:
+            return kids.clamp_min(0), q
+        count = exists.sum(1, keepdim=True)
+        order = torch.where(q > 0, p / q, torch.inf).sort(dim=-1, stable=True).indices
+        best = best_of(q, order, count, kids.shape[1])
+        share = self._share(p, q, best, mass)
+        e = torch.where(count > 1, q + share * (best - q), q)
+        place = torch.empty_like(order).scatter_(1, order, torch.arange(p.shape[1], device=p.device).expand_as(order))
+        place = torch.where(exists, place.gather(1, tokens), -1)
+        wanted = torch.where(u < share, exists & (place == place.amax(1, keepdim=True)), exists)
+        rank = torch.where(wanted, ranks, kids.shape[1]).amin(1, keepdim=True)
+        return kids.gather(1, rank.clamp_max(kids.shape[1] - 1)).clamp_min(0), e
+
+    def _share(self, p: Tensor, q: Tensor, best: Tensor, mass: Tensor) -> Tensor:
+        """lam (B, 1)."""
+        if self.select is not None:
+            return torch.full_like(mass, self.select)
+        weighted, more = p * mass, best - q
+        shares = torch.arange(self.grid + 1, device=p.device) / self.grid
+        kept = torch.stack([sum_last(torch.minimum(weighted, q + share * more)) for share in shares], 1)
+        level = kept >= kept.amax(1, keepdim=True) - _SAME  # of equal ones the smallest
+        return torch.where(level, shares, 1).amin(1, keepdim=True)
+
+
+def best_of(q: Tensor, order: Tensor, count: Tensor, most: int) -> Tensor:
+    """The distribution (B, V) of that of `count` (B, 1) <= `most` tokens drawn from q (B, V), with replacement, which
+    comes last in `order` (B, V).
+
+    With c the cumulative q up to and with a token and c' without it, b = q sum_{j < K} c^j c'^(K - 1 - j). The
+    probabilities are integers, as in `sampling.draw_exactly`: their sums depend on no order of summation."""
+    parts = (q * 2.0**PROBABILITY_BITS).long().gather(1, order)
+    after = parts.cumsum(1)
+    total = after[:, -1:].double()
+    upto, before = after / total, (after - parts) / total
+    power = factor = torch.ones_like(upto)
+    for k in range(1, most):
+        power = power * upto
+        factor = torch.where(k < count, factor * before + power, factor)
+    found = (parts / total * factor).float()
+    return torch.empty_like(found).scatter_(1, order, found)
+
+
+def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
+    check_exact(cfg, drafter)
+    if not drafter.tree.is_chain and not getattr(drafter, "replacement", False):
+        raise UsageError(
+            f"verification=selected needs siblings that are sampled with replacement, and drafter {cfg['drafter']} does"
+            " not sample them so: use verification=traversal, or drafter=eagle_tree or eagle3_tree"
+        )
+    select = None if cfg["select"] == "auto" else cfg["select"]
+    return Selected(select, cfg["select_grid"])

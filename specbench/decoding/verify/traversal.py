@@ -1,0 +1,153 @@
+"""Traversal verification of trees (arXiv 2505.12398): nodes are decided from the leaves up, and a subtree is given up
+only as a whole. Lossless; on a chain it is block verification."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.rules.base import Rule, at, normalise
+from specbench.decoding.trees import Tree
+from specbench.decoding.verify.base import (
+    Draft,
+    Verdict,
+    Verification,
+    check_exact,
+    concluded,
+    one_hot,
+    remaining,
+)
+from specbench.decoding.verify.block import passing, ratios
+from specbench.engine.ops import Kernels, sum_last, take
+
+
+class Traversal(Verification):
+    """Every node has a mass a, the root 1, and p and q, the distributions of the token that follows. Its children are
+    tried in the order drawn. Child x is entered with mass min(1, a p(x) / q(x)). If its whole subtree is rejected,
+
+        a, p <- R / (R + 1 - a), m / R    where m = (a p - q)_+ and R = sum m,
+
+    and q becomes the distribution of the next child. After the last child the node itself passes with the a that is
+    left, the root always, and the next token is drawn from the p that is left. Of the nodes that pass, the first in
+    post-order ends the accepted path.
+
+    All of this is a function of the drafted tokens alone, so that it is computed level by level, and decided once.
+    """
+
+    name = "traversal"
+
+    def decide(
+        self,
+        p: Tensor,
+        draft: Draft,
+        rule: Rule,
+        numbers: Tensor,
+        pre_argmax_probs: Tensor | None,
+        kernels: Kernels | None,
+    ) -> Verdict:
+        """As of `Verification`."""
+        tree, slot = draft.tree, draft.tree.slot.expand(len(p), -1)
+        leave, left, first = _masses(p, draft)
+        passed = numbers[:, 0] < leave
+        passed[:, 0] = True
+        order = post_order(tree)
+        at_end = torch.where(passed, order, p.shape[1])
+        node = (at_end == at_end.amin(1, keepdim=True)).long().argmax(1, keepdim=True)
+        path, length = path_to(tree, node)
+        next_probs = remaining(p, left, slot, node)
+        return concluded(draft, path, length, next_probs, first, numbers[:, 1, :1], kernels)
+
+
+def _masses(p: Tensor, draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
+    """The probability with which each node passes once its children are rejected (B, M), the distribution of the token
+    that then follows an inner node (B, I, V), and min(1, p / q) of the first candidate (B,)."""
+    tree, rows = draft.tree, len(p)
+    inner, children = tree.inner.expand(rows, -1), tree.children.expand(rows, -1, -1)
+    left, first = take(p, inner), p.new_zeros(rows)
+    leave = torch.ones_like(p[..., 0])  # for now the mass with which a node is entered
+    for depth, (slots, inside) in enumerate(_levels(tree, rows)):
+        r, q, kids, above = (_part(x, slots) for x in (left, draft.probs, children, inner))
+        mass = leave.gather(1, above)
+        for m in range(tree.levels[depth][1]):
+            child = kids[:, :, m]
+            node = child.clamp_min(0)
+            token, exists = draft.tokens.gather(1, node), (child >= 0) & inside
+            q_m = q
+            if draft.sampled is not None:
+                sampled = draft.sampled.gather(1, node)
+                q_m = torch.where(sampled.unsqueeze(-1), q, one_hot(token, q.shape[-1]))
+            live, ratio = ratios(at(r, token), at(q_m, token), exists & draft.valid.gather(1, node))
+            entered = (mass * ratio).clamp_max(1)
+            leave.scatter_(1, node, torch.where(exists, entered, leave.gather(1, node)))
+            if depth == m == 0:
+                first = entered[:, 0]
+            rest = (r * mass.unsqueeze(-1)).sub_(q_m).clamp_min_(0)
+            kept = sum_last(rest)
+            r = torch.where(live.unsqueeze(-1), normalise(rest, r), r)
+            mass = torch.where(live, passing(kept, mass), mass)
+            if m + 1 < tree.levels[depth][1] and not draft.replacement:
+                rest = normalise(q.scatter(-1, token.unsqueeze(-1), 0.0), q)
+                q = torch.where(live.unsqueeze(-1), rest, q)
+        if isinstance(slots, slice):
+            left[:, slots] = r
+            leave.scatter_(1, above, mass)
+        else:
+            left.scatter_(1, slots.unsqueeze(-1).expand_as(r), r)
+            leave.scatter_(1, above, torch.where(inside, mass, leave.gather(1, above)))
+    return leave, left, first
+
+
+def _levels(tree: Tree, rows: int) -> list[tuple[slice | Tensor, Tensor]]:
+    """Per depth, which of the inner nodes (I) are of it: a slice where rows share a topology, else indices (B, n); and
+    (B or 1, n) bool, which of these really are."""
+    found: list[tuple[slice | Tensor, Tensor]] = []
+    depths = tree.depth.gather(1, tree.inner).expand(rows, -1)
+    begin = 0
+    for depth, (count, _) in enumerate(tree.levels):
+        if tree.post_order is not None:
+            some = slice(begin, begin + count)
+            found.append((some, depths[:, some] == depth))
+            begin += count
+        else:
+            mine = depths == depth
+            index = mine.int().sort(dim=1, descending=True, stable=True).indices[:, :count]
+            found.append((index, mine.gather(1, index)))
+    return found
+
+
+def _part(x: Tensor, slots: slice | Tensor) -> Tensor:
+    """Entries `slots` of x (B, I, ...)."""
+    if isinstance(slots, slice):
+        return x[:, slots]
+    return x.gather(1, slots) if x.dim() == 2 else take(x, slots)
+
+
+def post_order(tree: Tree) -> Tensor:
+    """The number of every node in post-order (R, M)."""
+    if tree.post_order is not None:
+        return tree.post_order
+    size, nodes = tree.ancestors.sum(1), torch.arange(tree.nodes, device=tree.parent.device)  # size of a subtree
+    ranks = torch.arange(tree.width, device=nodes.device).expand_as(tree.children).flatten(1)
+    rank = torch.zeros_like(tree.parent).scatter_(1, tree.children.clamp_min(0).flatten(1), ranks)
+    siblings = (tree.parent.unsqueeze(1) == tree.parent.unsqueeze(2)) & (nodes > 0)  # the root is none
+    elder = siblings & (rank.unsqueeze(1) < rank.unsqueeze(2))
+    before = (1 + (elder * size.unsqueeze(1)).sum(2)) * (nodes > 0)
+    return (tree.ancestors * before.unsqueeze(1)).sum(2) - tree.depth + size - 1
+
+
+def path_to(tree: Tree, node: Tensor) -> tuple[Tensor, Tensor]:
+    """The nodes by depth (B, D) on the path to a node (B, 1), beyond its end the node itself, and their number
+    (B, 1)."""
+    length = tree.depth.expand(len(node), -1).gather(1, node)
+    above = tree.ancestors.expand(len(node), -1, -1).gather(1, node.unsqueeze(-1).expand(-1, -1, tree.nodes))
+    depths = torch.arange(1, tree.height + 1, device=node.device)
+    of_depth = tree.depth.unsqueeze(1) == torch.minimum(depths, length).unsqueeze(-1)
+    return (above & of_depth).long().argmax(-1), length
+
+
+def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
+    check_exact(cfg, drafter)
+    return Traversal()

@@ -1,0 +1,30 @@
+"""The rows in results/, and the tables that show them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specbench.config import configuration
+from specbench.rows.csv_files import has_runs, read_rows
+from specbench.tables.catalog import TABLES
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+
+
+def test_no_row_stands_next_to_one_of_newer_weights() -> None:
+    """Rows of weights that had been trained again stood in coolsd_table1.csv, where no table showed them."""
+    for path in sorted(RESULTS.glob("*.csv")):
+        if path.stem not in TABLES or not has_runs(path):
+            continue
+        weights: dict[tuple[str, str], set[str]] = {}
+        for row in read_rows(path):
+            weights.setdefault((row["model"], row["config_hash"]), set()).add(row["weights"])
+        assert not [labels for labels in weights.values() if len(labels) > 1], path.name
+
+
+def test_lines_of_quality_end_the_diffusion_alike() -> None:
+    """The target alone sampled its last step, and CSpD took its mean."""
+    table = TABLES["cspd_table2"]
+    lines = [configuration.compose(table.overrides(line, table.model) or []) for line in table.lines]
+    assert {one["method"] for one in lines} == {"vanilla", "cspd_paper"}
+    assert len({one["final_noise"] for one in lines}) == 1
