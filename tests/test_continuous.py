@@ -78,8 +78,14 @@ RULES = {
     "parallel": ContinuousRule(gamma=3, verify="parallel"),
     "continue": ContinuousRule(gamma=3, on_reject="continue"),
     "released": ContinuousRule(gamma=3, prefill=0.05, final_noise=False, **RELEASED),
+    "block": ContinuousRule(gamma=3, verification="block"),
+    "block of paths": ContinuousRule(gamma=3, verification="block", criterion="path"),
+    "layers": ContinuousRule(gamma=3, tries=2),
+    "layers of paths": ContinuousRule(gamma=2, tries=3, criterion="path"),
     "vanilla": ContinuousRule(),
 }
+#: Their passes never wait for the host.
+HOSTLESS = [name for name in RULES if name not in ("path", "block", "block of paths", "layers", "layers of paths")]
 
 
 def test_log_normal_is_scipys() -> None:
@@ -400,7 +406,7 @@ def go_on(images: ContinuousDecoding) -> None:
         images.observe()
 
 
-@pytest.mark.parametrize("name", [name for name in RULES if name != "path"])
+@pytest.mark.parametrize("name", HOSTLESS)
 @torch.inference_mode()
 def test_no_pass_waits_for_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "compacts", lambda device: False)
@@ -627,6 +633,6 @@ def test_models_that_do_not_go_together() -> None:
 
 def test_which_rules_are_exact() -> None:
     exact = {name for name, rule in RULES.items() if rule.exact}
-    assert exact == {"exact", "not aligned", "path", "vanilla"}
+    assert exact == {"exact", "not aligned", "path", "block", "block of paths", "layers", "layers of paths", "vanilla"}
     assert not any(ContinuousRule(gamma=1, **x).exact for x in ({"inner_temperature": 2.0}, {"final_noise": False}))
     assert ContinuousRule(final_noise=False, inner_temperature=42.0).exact  # the target alone

@@ -268,7 +268,8 @@ def test_the_first_draft_is_counted_wherever_it_begins() -> None:
 
 
 def test_vanilla_decoding_of_vectors() -> None:
-    cfg = {"method": "vanilla", "drafter": "none", "rule": "exact", "temperature": 0.7, "final_noise": False}
+    cfg = {"method": "vanilla", "drafter": "none", "rule": "exact", "verification": "token"}
+    cfg |= {"temperature": 0.7, "final_noise": False}
     row = measure(assemble(cfg), built_in("d1t5"), 8000, margin=1.0)
     assert (row["verdict"], row["accepted_length"], row["tokens_per_step"]) == ("lossless", 1, 1)
     assert row["acceptance_rate"] is row["proposals"] is row["fallbacks"] is None

@@ -50,7 +50,7 @@ def verify(
             break
         streams, key, tag = rng.rows(rows), step[rows], RETRY + 2 * attempt
         u = streams.uniform(key, tag + 1, gamma + 1).double()
-        stays = (u[:, :gamma] < mass[rows, :gamma].exp()) & (offsets <= at[rows, None])  # P_0 = 1 always does
+        stays = (u[:, 1:] < mass[rows, :gamma].exp()) & (offsets <= at[rows, None])  # P_0 = 1 always does
         at[rows] = (offsets * stays).amax(1)
         here = rows * gamma + at[rows]
         if compared.own is None:
@@ -61,7 +61,7 @@ def verify(
             y, log_ratio = verifier.last_steps(compared.own.rows(here), drafts.paths.rows(here), fresh)
             y, log_ratio = y[:, 0], log_ratio[:, 0]
         log_ratio = log_ratio + mass[rows, at[rows]]
-        kept = ~(u[:, gamma] >= -torch.expm1(-log_ratio))  # NaN is not proposed again
+        kept = ~(u[:, 0] >= -torch.expm1(-log_ratio))  # NaN is not proposed again
         token[rows] = y
         proposals[rows] += 1
         rows = rows[~kept]

@@ -14,17 +14,19 @@ from specbench.decoding.rng import RandomStreams
 def decide(
     verifier: Verifier, compared: Compared, rng: RandomStreams, length: int
 ) -> tuple[Compared, Tensor, Decision]:
-    """The draft of each image that is followed; how many (A,) other first tokens were tried; and the decision. rng: of
-    the batch; length: tokens of an image."""
+    """The draft of each image that is followed; how many (A,) other drafted tokens had a part in it: first tokens that
+    were tried and, of a block, those behind a rejection; and the decision. rng: of the batch; length: tokens of an
+    image."""
     rule, room = verifier.rule, compared.drafts.room
     chosen = others = torch.zeros_like(room[:: rule.tries])
     if rule.tries > 1:
         heads = (x[:, 0].unflatten(0, (-1, rule.tries)) for x in (compared.log_ratio, compared.u))
         chosen, tried = layers.choose(*heads)
         compared = compared.of(torch.arange(len(chosen), device=room.device) * rule.tries + chosen)
-        others = tried - 1
+        others = (tried - 1) * (compared.drafts.room > 0)
     if rule.verification == "block":
-        return compared, others, _by_block(verifier, compared, rng, length)
+        decision = _by_block(verifier, compared, rng, length)
+        return compared, room - decision.verified.sum(1), decision
     return compared, others, _by_token(verifier, compared, chosen, rng, length)
 
 
@@ -42,7 +44,7 @@ def _by_token(verifier: Verifier, compared: Compared, layer: Tensor, rng: Random
         offsets = torch.arange(gamma, device=valid.device)
         verified, kept = (offsets <= advance[:, None]) & valid, offsets < advance[:, None]
     rejected = verified & ~kept
-    if verifier.compact:
+    if verifier.compact or rule.tries > 1:
         some = rejected.flatten().nonzero().flatten()
     else:  # reading the device's values costs time
         some = _after(advance, gamma) if stop else torch.arange(rejected.numel(), device=valid.device)
@@ -70,9 +72,8 @@ def _by_block(verifier: Verifier, compared: Compared, rng: RandomStreams, length
     key = keyed(drafts.number[:, 0].clamp_max(length - 1), drafts.series, length)
     advance, *found = block.verify(verifier, compared, rng.rows(drafts.row), key)
     offsets = torch.arange(gamma, device=valid.device)
-    replaced = (offsets == advance[:, None]) & valid
-    new = Replacement(_after(advance, gamma), *found)
-    return Decision(offsets < advance[:, None], valid, replaced, advance, new)
+    kept, verified = offsets < advance[:, None], (offsets <= advance[:, None]) & valid
+    return Decision(kept, verified, verified & ~kept, advance, Replacement(_after(advance, gamma), *found))
 
 
 def _after(advance: Tensor, gamma: int) -> Tensor:

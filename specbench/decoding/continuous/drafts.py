@@ -14,8 +14,8 @@ from specbench.decoding.continuous.trajectory import Trajectory
 class Drafts:
     """A drafts: `row` (A,) of the batch, whose drafts lie next to each other; indices `number` (A, gamma) in the order
     of generation, of which those inside the image are `valid`, `room` (A,) of them; `series` (A,) of their random
-    numbers, as of `keyed`; values (A, L + 1, D) at all positions, including the drafts; the drafter's trajectories and z,
-    of A * gamma tokens."""
+    numbers, as of `keyed`; values (A, L + 1, D) at all positions, including the drafts; the drafter's trajectories and
+    z, of A * gamma tokens."""
 
     row: Tensor
     number: Tensor
@@ -76,8 +76,8 @@ class Replacement:
 
 @dataclass
 class Decision:
-    """Of drafted tokens (A, gamma) bool: which are kept, which were verified, and which are replaced; `advance` (A,): how
-    many tokens of a draft count, and the replacement, `new`, of tokens among which are all that are replaced."""
+    """Of drafted tokens (A, gamma) bool: which are kept, which were verified, and which are replaced; `advance` (A,):
+    how many tokens of a draft count; and `new` tokens, those that replace others among them."""
 
     kept: Tensor
     verified: Tensor
@@ -92,7 +92,8 @@ def of_tokens(index: Tensor, gamma: int) -> Tensor:
 
 
 def keyed(number: Tensor, series: Tensor | int, length: int) -> Tensor:
-    """The step (n,) of `RandomStreams` that keys the random numbers of tokens `number` (n,) in a series, of images of so
-    many tokens. Series 0 is that of vanilla decoding. Under block verification every pass has its own (see block.py);
-    else the k-th draft of an image has series k at every pass, since a token behind a rejected one decides nothing."""
+    """The step (n,) of `RandomStreams` that keys the random numbers of tokens `number` (n,) in a series, for images of
+    `length` tokens. Series 0 is that of vanilla decoding. Under block verification every pass has its own (see
+    block.py); else the k-th draft of an image has series k at every pass, since a token behind a rejected one decides
+    nothing."""
     return number + (length + 1) * series

@@ -62,8 +62,8 @@ def decode(
 
 @dataclass
 class _Taken:
-    """What a pass leaves for its statistics: which drafted tokens were accepted and which verified, (A, gamma) bool; the
-    probability (A,) of accepting the first; and how many (A,) other first tokens were tried."""
+    """What a pass leaves for its statistics: which drafted tokens were accepted and which verified, (A, gamma) bool;
+    the probability (A,) of accepting the first; and how many (A,) other drafted tokens had a part in that."""
 
     drafts: Drafts
     kept: Tensor

@@ -31,8 +31,9 @@ class ContinuousRule:
     `paper`); inner_temperature: divides the distance from a mean before densities are compared (the released code's 42;
     1 is off); verification: of drafts token by token, or as a block (see block.py); tries: how many drafts have a first
     token of their own, each tried after the ones before were rejected (see layers.py); proposals: the most proposals
-    for the token after a rejection, after which the last one, a sample of the target, is used; temperature: of every step's noise, but not of x_T; final_noise: the last step is drawn too, since a density needs
-    it. MAR's own sampler ends with a mean.
+    for the token after a rejection, after which the last one, a sample of the target, is used; temperature: of
+    every step's noise, but not of x_T; final_noise: the last step is drawn too, since a density needs it. MAR's own
+    sampler ends with a mean.
     """
 
     tokens_per_pass: tuple[int, ...] = ()

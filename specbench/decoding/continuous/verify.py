@@ -108,8 +108,8 @@ class Verifier:
     def sample(
         self, by_target: bool, z: Tensor, z_draft: Tensor, noise: Callable[[int], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Tokens (n, D) that the target draws, or the drafter, and log p / q (n,) of all that was drawn: of the path or,
-        under the criterion `exact`, of the last step given the noise of both models. noise: as of `log_ratios`."""
+        """Tokens (n, D) that the target draws, or the drafter, and log p / q (n,) of all that was drawn: of the path
+        or, under the criterion `exact`, of the last step given the noise of both models. noise: as of `log_ratios`."""
         rule = self.rule
         if rule.criterion == "path":
             one, other = (self.target, self.drafter) if by_target else (self.drafter, self.target)
