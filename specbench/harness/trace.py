@@ -67,7 +67,17 @@ def _of_image(trace: dict[str, np.ndarray], steps: int, passes: int) -> dict[str
             for field, name in of_draft.items()
         },
         "draft_passes": passes * steps,
+        **_emitted(trace),
     }
+
+
+def _emitted(trace: dict[str, np.ndarray]) -> dict[str, float | None]:
+    """Means over an image's tokens: None where they were not computed, and an infinite divergence."""
+    names = ("emitted_tv", "emitted_kl", "emitted_outside")
+    tv, kl, outside = (float(trace[name].mean(dtype=np.float64)) if trace[name].size else np.nan for name in names)
+    if np.isnan(tv):
+        return dict.fromkeys(names)
+    return dict(zip(names, (_rounded(tv), None if outside > 0 else _rounded(kl), _rounded(outside)), strict=True))
 
 
 def _rounded(value: float) -> float:

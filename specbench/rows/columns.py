@@ -9,10 +9,12 @@ from specbench.config.shown_columns import ShownColumn
 from specbench.config.table import TABLE
 
 # The order of the metrics' columns; those that conf/metrics declares and that are not named here follow.
-_ORDER = ("fid", "clip_score", "image_reward", "hpsv2", "inception_score", "kid", "precision", "recall", "perplexity")
+_ORDER = ("fid", "clip_score", "image_reward", "hpsv2", "inception_score", "kid", "precision", "recall")
+#: Columns of quality that records give, and no metric.
+OF_RECORDS = ("perplexity", "emitted_tv", "emitted_kl")
 
 #: Columns of every metric; each also has the columns `_stderr` and `_backend`.
-METRICS = tuple(dict.fromkeys((*_ORDER, *shown_columns.of_metrics())))
+METRICS = tuple(dict.fromkeys((*_ORDER, *OF_RECORDS, *shown_columns.of_metrics())))
 
 #: Column -> how tables and the report show it, in the report's order. conf/metrics declares those of metrics.
 SHOWN: dict[str, ShownColumn] = {
@@ -30,6 +32,8 @@ SHOWN: dict[str, ShownColumn] = {
     "draft_top1": ShownColumn("Top-1 agreement", "higher", 3),
     "draft_top3": ShownColumn("Top-3 agreement", "higher", 3),
     "log_prob_mean": ShownColumn("Log-probability of a token (nats)", "higher", 3),
+    "emitted_kl": ShownColumn("KL(emitted, target) of a token (nats)", "lower", 4),
+    "emitted_tv": ShownColumn("Total variation of emitted and target", "lower", 4),
     "perplexity": ShownColumn("Perplexity", "lower", 2),
     **shown_columns.of_metrics(),
     "residual_tries": ShownColumn("Tries of a residual", "lower", 2),
@@ -193,7 +197,19 @@ COLUMNS["n"] = "number of prompts, and of images"
 COLUMNS["prompts"] = "file of prompts, as given; prompts_hash identifies its content"
 
 
-COLUMNS["perplexity"] = "exp(-log_prob_mean)"
+COLUMNS["perplexity"] = "exp(-log_prob_mean); no distance: it falls below vanilla's where a method sharpens"
+
+
+COLUMNS["emitted_tv"] = (
+    "total variation between the distribution that a token is emitted from and the target's, mean over all tokens; see"
+    " decoding.emitted"
+)
+
+
+COLUMNS["emitted_kl"] = (
+    "KL divergence of the same in nats, KL(emitted || target), mean over all tokens; empty where it is infinite (the"
+    " note says so)"
+)
 
 
 COLUMNS["timing"] = "whether the seconds were measured; the columns in seconds are empty where they were not"

@@ -151,7 +151,14 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
         assert log_prob.value is not None
         perplexity = math.exp(-log_prob.value)
         off = None if log_prob.stderr is None else perplexity * log_prob.stderr  # delta method, d exp(-m) / dm
-        columns = _with_errors({"perplexity": Estimate(perplexity, off), "log_prob_mean": log_prob})
+        columns = _with_errors(
+            {
+                "perplexity": Estimate(perplexity, off),
+                "log_prob_mean": log_prob,
+                "emitted_tv": _over_tokens(images, [r.emitted_tv for r in images]),
+                "emitted_kl": _over_tokens(images, [r.emitted_kl for r in images]),
+            }
+        )
         columns["log_prob_std"] = std
     elif any(r.tries for r in images):
         counts = [len(r.tries or ()) for r in images]
@@ -210,6 +217,13 @@ def _mean_over_drafts(images: Sequence[Record], statistic: Callable[[Record], fl
     """Mean over all steps with a draft of all images; None where there is none, or no such statistic."""
     given = [((r.verified_by_depth or [0])[0], statistic(r)) for r in images]  # a draft offers a token at depth 1
     return ratio([n * (f or 0.0) for n, f in given], [0 if f is None else n for n, f in given])
+
+
+def _over_tokens(images: Sequence[Record], means: Sequence[float | None]) -> Estimate:
+    """Mean over all tokens of all images, of which `means` are given; None where an image lacks its own."""
+    tokens = [r.tokens for r in images]
+    known = [n * m for n, m in zip(tokens, means, strict=True) if m is not None]
+    return ratio(known, tokens) if len(known) == len(tokens) else Estimate(None, None)
 
 
 def log_probability(images: Sequence[Record]) -> tuple[Estimate, float]:

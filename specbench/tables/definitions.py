@@ -270,6 +270,12 @@ QUALITY_AGAINST = ("accepted_length_mean", "step_compression")
 PERPLEXITY = row_column(
     "perplexity", measured_as="of the emitted tokens under the guided target, before top-k and top-p"
 )
+EMITTED_KL = row_column(
+    "emitted_kl",
+    "Emitted KL (nats)",
+    measured_as="KL divergence between what a token is emitted from and the target, mean over all tokens: "
+    "0 is lossless",
+)
 ACCEPTANCE = row_column("acceptance_rate", measured_as="accepted over verified draft tokens")
 #: Of a probe.
 ENTROPY = Column("entropy", "Entropy (nats)", "lower", 2, "of the guided distribution of a token, mean over tokens")

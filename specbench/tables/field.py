@@ -11,6 +11,7 @@ from functools import partial
 from specbench.tables.definitions import (
     ACCEPTED_LENGTH,
     ALONE,
+    EMITTED_KL,
     LATENCY,
     REWARD,
     SPEEDUP,
@@ -42,7 +43,7 @@ TABLES = (
         "Steps and quality: exact and relaxed methods on the embedded model",
         n=500,
         protocol=TOGETHER,
-        columns=(STEPS_SAVED, replace(ACCEPTED_LENGTH, std_over=""), REWARD),
+        columns=(STEPS_SAVED, replace(ACCEPTED_LENGTH, std_over=""), EMITTED_KL, REWARD),
         remarks=("SJD, SCD, SJD-PAC and EAGLE-1 are exact, the last three lines are not (specbench audit).",),
     ),
     _table(

@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.rng import RandomStreams
+from specbench.decoding.rng import TAGS, RandomStreams
 from specbench.decoding.rules.base import Rule
 from specbench.decoding.sampling import draw
 from specbench.decoding.trees import Tree
 from specbench.engine.ops import Kernels, take
 from specbench.errors import UsageError
 
-# Tags of a step's random numbers, the first two drawn together; drafters use DRAFT and above.
-VERIFY, NEXT, DRAFT = 0, 1, 2
+# Tags of a step's random numbers, the first two drawn together; drafters use DRAFT and above, windows also the last.
+# EMITTED: of the statistics of what is emitted.
+VERIFY, NEXT, DRAFT, EMITTED = 0, 1, 2, TAGS - 2
 
 
 @dataclass

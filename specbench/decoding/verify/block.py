@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, at, normalise
@@ -72,9 +73,9 @@ def ratios(p: Tensor, q: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
 
 def masses(ratio: Tensor) -> Tensor:
     """P_0 .. P_L (B, L + 1) from p / q of the tokens of a chain (B, L). P_i is the running product over its largest
-    value so far, or over 1."""
-    product = torch.cat([torch.ones_like(ratio[:, :1]), ratio], 1).cumprod(1)
-    return product / product.cummax(1).values
+    value so far, or over 1; in logarithms, since a product of a few ratios can leave the range of numbers."""
+    product = F.pad(ratio.double().log().cumsum(1), (1, 0))
+    return (product - product.cummax(1).values).exp().to(ratio.dtype)
 
 
 def passing(left: Tensor, mass: Tensor) -> Tensor:
