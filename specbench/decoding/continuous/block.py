@@ -13,8 +13,6 @@ beyond the accepted ones is no longer distributed as noise.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -54,8 +52,8 @@ def verify(
         at[rows] = (offsets * stays).amax(1)
         here = rows * gamma + at[rows]
         if compared.own is None:
-            noise = partial(normal, streams, key, tag, after, dim)
-            y, log_ratio = verifier.sample(True, compared.z[here], drafts.z[here], lambda _, noise=noise: noise())
+            noise = normal(streams, key, tag, after, dim)
+            y, log_ratio = verifier.propose_path(compared.z[here], drafts.z[here], noise)
         else:
             fresh = normal(streams, key, tag, 1, dim)
             y, log_ratio = verifier.last_steps(compared.own.rows(here), drafts.paths.rows(here), fresh)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -84,8 +83,8 @@ class Verifier:
         for start in range(0, most, at_once):
             streams, count, tag = rng.rows(rows), min(at_once, most - start), RETRY + 2 * start
             if own is None:
-                noise = partial(normal, streams, number[rows], tag, *drafts.shape)
-                x, log_ratio = self.sample(True, z[rows], z_draft[rows], lambda _, noise=noise: noise())
+                noise = normal(streams, number[rows], tag, *drafts.shape)
+                x, log_ratio = self.propose_path(z[rows], z_draft[rows], noise)
                 x, log_ratio = x[:, None], log_ratio[:, None]
             else:
                 noise = normal_quantile(streams.uniforms(number[rows], tag, 2 * count, token.shape[1])[:, ::2])
@@ -104,6 +103,10 @@ class Verifier:
                 if not len(rows):
                     break
         return token, tries, unfinished
+
+    def propose_path(self, z: Tensor, z_draft: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """`sample` of the target's tokens from noise (n, T + 1, D), under the criterion `path`."""
+        return self.sample(True, z, z_draft, lambda tag: noise)
 
     def sample(
         self, by_target: bool, z: Tensor, z_draft: Tensor, noise: Callable[[int], Tensor]
