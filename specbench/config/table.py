@@ -193,7 +193,7 @@ TABLE: dict[str, Parameter] = {
     ),
     "decay": Parameter(
         "number",
-        "how fast a band's relaxation falls over draft positions: about the acceptance rate",
+        "how fast a band's relaxation falls over draft positions: about first_accept",
         low=0,
         high=0.999,
     ),

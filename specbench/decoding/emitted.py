@@ -9,7 +9,7 @@ whatever was drawn. For one candidate, kept with probability f(x), and residuals
 
 Siblings are drawn without replacement, so what follows a rejection of y depends on y. A node without candidates has
 e = p. The sum over rejected tokens is exact where there are few, else an average over draws (see `Emitted`). This is
-token-wise verification; the other ways are exact, and decide on several nodes together.
+token-wise verification; block verification of a chain emits the same, and the other ways are exact.
 
 e is the distribution given all that determined p, q and the depth of the node. That of a prefix alone is an average of
 such e, so by convexity its divergence is at most the mean of theirs, and by the chain rule the sum over positions of
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rng import RandomStreams
+from specbench.decoding.rules.band import least_divergence
 from specbench.decoding.rules.base import Rule, normalise
 from specbench.decoding.sampling import Distributions, draw
 from specbench.decoding.verify import EMITTED, Draft, Verdict, one_hot
@@ -35,6 +36,8 @@ from specbench.engine.ops import sum_last, take
 _EXACT = 64
 #: Entries of (rows, nodes, draws, V) that are held at once.
 _AT_ONCE = 1 << 22
+#: Masses up to this, which may be rounding of float32, do not count in the largest ratio.
+_ROUNDING = 1e-6
 
 
 def distances(p: Tensor, e: Tensor) -> Tensor:
@@ -49,6 +52,11 @@ def distances(p: Tensor, e: Tensor) -> Tensor:
     far = e * (e.clamp_min(1e-38) / p.clamp_min(1e-38)).log() - change
     kl = torch.where(there, torch.where(relative.abs() < 1e-2, near, far), 0.0)
     return torch.stack([0.5 * sum_last(change.abs()), sum_last(kl), sum_last(torch.where(there, 0.0, e))])
+
+
+def largest_ratio(p: Tensor, e: Tensor) -> Tensor:
+    """The largest e / p (...) of tokens with p > 0, at least 1."""
+    return torch.where(p > 0, (e - _ROUNDING) / p, 0.0).amax(-1).clamp_min(1)
 
 
 @dataclass
@@ -131,9 +139,10 @@ class Emitted:
     draws: int
 
     def step(self, draft: Draft, verdict: Verdict, found: Distributions, step: Tensor) -> Tensor:
-        """The `distances` (3, B, D + 1) of the nodes of the accepted path, the root first; of the entries beyond its
-        end, anything. NaN where they are not computed: a deterministic rule on sampled trees. `step` (B,) keys the
-        random numbers."""
+        """Of the nodes of the accepted path, the root first (5, B, D + 1): the `distances`; the least divergence with
+        which the node's token could be accepted as often (`least_divergence`); and the `largest_ratio`. Of the entries
+        beyond its end, anything. NaN where they are not computed: a deterministic rule on sampled trees; the least
+        divergence of several candidates and of deterministic ones. `step` (B,) keys the random numbers."""
         tree, path = draft.tree, verdict.path_with_root
         sampled = draft.sampled is None and found.sampling.temperature > 0
         if self.rule.deterministic and not (tree.is_chain and sampled):
@@ -150,9 +159,18 @@ class Emitted:
             some = slice(begin, depth)
             nodes = _visited(draft, found.p, path[:, some], width)
             e = distributions(nodes, self.rule, u[:, some, :width])
-            parts.append(_corrected(nodes.p, e))
-        none = parts[0].new_zeros(3, rows, 1)  # after a full draft the target's own distribution
+            least = self._least(nodes)
+            parts.append(torch.cat([_corrected(nodes.p, e), torch.stack([least, largest_ratio(nodes.p, e.mean(2))])]))
+        none = torch.zeros_like(parts[0][..., :1])  # after a full draft the target's own distribution
+        none[4] = 1
         return torch.cat([*parts, none], 2)
+
+    def _least(self, nodes: Nodes) -> Tensor:
+        """The least divergence (B, n) of the nodes' acceptance."""
+        if nodes.tokens.shape[-1] > 1 or not nodes.sampled:
+            return torch.full_like(nodes.p[..., 0], torch.nan)
+        accepted = sum_last(nodes.q * self.rule.acceptance(nodes.p, nodes.q, nodes.depth))
+        return torch.where(nodes.live[..., 0], least_divergence(nodes.p, nodes.q, accepted), 0.0)
 
     @staticmethod
     def _longest(verdict: Verdict, found: Distributions, known: bool) -> Tensor:
@@ -162,7 +180,8 @@ class Emitted:
         depth = torch.arange(p.shape[1], device=p.device)
         on = (depth < verdict.length[:, None]).unsqueeze(-1)
         e = torch.where(on, one_hot(verdict.tokens, p.shape[-1]), p)
-        return distances(p, e) if known else torch.full_like(distances(p, e), torch.nan)
+        every = torch.stack([*distances(p, e), torch.full_like(p[..., 0], torch.nan), largest_ratio(p, e)])
+        return every if known else torch.full_like(every, torch.nan)
 
 
 def _visited(draft: Draft, p: Tensor, path: Tensor, width: int) -> Nodes:

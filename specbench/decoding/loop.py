@@ -17,6 +17,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.trace import Taken, Trace, TraceRecorder
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification
+from specbench.decoding.verify.block import BlockVerification
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.graph import Eager, Graphs
 from specbench.engine.ops import Kernels
@@ -163,7 +164,7 @@ class Decoding(BatchDecoding):
         self.history = torch.zeros(rows, self.total + 2 * self.reach, dtype=torch.int64, device=device)
         self.count, self.steps, self.drafted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
         draws = config.emitted_draws
-        measured = draws and isinstance(config.verification, TokenWise)
+        measured = draws and isinstance(config.verification, TokenWise | BlockVerification)
         emitted = Emitted(config.rule, self.rng, draws) if measured else None
         self.recorder = TraceRecorder(rows, self.total, self.reach, device, emitted)
         self.taken: Taken | None = None  # from a step to its statistics

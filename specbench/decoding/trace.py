@@ -25,8 +25,8 @@ class Trace:
     (offered > 0).
     log_prob (B, T): of every emitted token, its natural-log probability under the target, with guidance and temperature
     but before top-k and top-p (at temperature 0: at temperature 1).
-    emitted_tv, emitted_kl, emitted_outside (B, T): of every emitted token, how far the distribution that it was emitted
-    from is from the target's, see `emitted.distances`; (B, 0) without `Emitted`.
+    emitted_tv, emitted_kl, emitted_outside, emitted_kl_optimal, emitted_ratio (B, T): of every emitted token, how far
+    the distribution that it was emitted from is from the target's, see `emitted.Emitted.step`; (B, 0) without it.
     """
 
     accepted: Tensor
@@ -39,6 +39,8 @@ class Trace:
     emitted_tv: Tensor
     emitted_kl: Tensor
     emitted_outside: Tensor
+    emitted_kl_optimal: Tensor
+    emitted_ratio: Tensor
 
 
 #: How far the sum of a distribution may be from 1. (float32 over 200,000 tokens is exact to about 1e-5.)
@@ -69,7 +71,8 @@ class TraceRecorder:
         self.steps = torch.zeros(8, rows, total + 1, device=device)
         self.steps[:2] = 1
         self.log_prob = torch.zeros(rows, total + 2 * reach, device=device)
-        self.distances = torch.zeros(3, rows, total + 2 * reach if emitted else 0, device=device)
+        self.distances = torch.zeros(5, rows, total + 2 * reach if emitted else 0, device=device)
+        self.distances[4] = 1  # the ratio of vanilla
         self.offsets = torch.arange(reach, device=device)
 
     def buffers(self) -> Buffers:
@@ -91,7 +94,7 @@ class TraceRecorder:
         self.log_prob.scatter_(1, positions, torch.where(kept, of_token, 0.0))
         if self.emitted is not None and taken.draft.tree.height:  # vanilla emits the target's own distribution
             found = self.emitted.step(taken.draft, verdict, taken.found, taken.steps)
-            self.distances.scatter_(2, positions.expand(3, -1, -1), torch.where(kept, found, 0.0))
+            self.distances.scatter_(2, positions.expand(5, -1, -1), torch.where(kept, found, 0.0))
 
     def _statistics(self, taken: Taken) -> list[Tensor]:
         """A step's statistics for the trace, (B,) each."""

@@ -118,7 +118,9 @@ def describe(cfg: Mapping[str, Any]) -> str:
     parts = [f"drafter {cfg['drafter']}", f"rule {cfg['rule']}"]
     if (way := cfg.get("verification", "token")) != "token":
         parts.append(f"verification {way}")
-    parts += [f"{name} {cfg[name]:g}" for name in ("window", "delta") if cfg.get(name) is not None]
+    parts += [
+        f"{name} {cfg[name]:g}" for name in ("window", "delta", "strength", "budget") if cfg.get(name) is not None
+    ]
     return f"{cfg['method']} ({', '.join(parts)})"
 
 
@@ -147,7 +149,7 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
 
     lines = [
         ("accepted length", value("accepted_length_mean", " tokens a step")),
-        ("acceptance rate", value("acceptance_rate")),
+        ("acceptance rate", f"{value('acceptance_rate')}, of the first draft token {value('first_accept')}"),
         ("perplexity", f"{value('perplexity')}, drafts' total variation {value('draft_tv', digits=3)}"),
         (
             "emitted",

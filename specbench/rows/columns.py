@@ -34,6 +34,8 @@ SHOWN: dict[str, ShownColumn] = {
     "log_prob_mean": ShownColumn("Log-probability of a token (nats)", "higher", 3),
     "emitted_kl": ShownColumn("KL(emitted, target) of a token (nats)", "lower", 4),
     "emitted_tv": ShownColumn("Total variation of emitted and target", "lower", 4),
+    "emitted_kl_ratio": ShownColumn("KL(emitted, target) / the least possible", "lower", 3),
+    "emitted_ratio_max": ShownColumn("Largest emitted / target probability", "lower", 2),
     "perplexity": ShownColumn("Perplexity", "lower", 2),
     **shown_columns.of_metrics(),
     "residual_tries": ShownColumn("Tries of a residual", "lower", 2),
@@ -65,6 +67,7 @@ _STRINGS = (
     "accepted_histogram",
     "drafted_by_position",
     "acceptance_by_step",
+    "emitted_log_ratio",
     "timing_valid",
 )  # the columns of _STATISTICS that hold text
 
@@ -77,6 +80,13 @@ _LIKELIHOOD = {
     "log_prob_mean": "natural-log probability of a token under the target, with guidance and temperature (1 where it is"
     " 0) but before top-k and top-p, mean over all tokens of all images",
     "log_prob_std": "its standard deviation over all tokens of all images",
+    "emitted_kl_optimal": "the least emitted_kl with which as much could be accepted at every node, in nats: that of"
+    " rule=band (docs/band.md); for chains of sampled tokens",
+    "emitted_kl_ratio": "emitted_kl / emitted_kl_optimal: 1 is the frontier",
+    "emitted_ratio_max": "largest ratio of an emitted token's probability to the target's that was met at a node, over"
+    " all tokens that could have been emitted and all images",
+    "emitted_log_ratio": "JSON list over the depths 1, 2, ... of a draft: natural logarithm of that ratio, mean over"
+    " nodes (the log k of a band)",
 }
 
 
@@ -131,7 +141,7 @@ _SPEED = {
 _ESTIMATES = frozenset(
     "log_prob_mean accepted_length_mean steps step_compression acceptance_rate first_accept draft_tv draft_top1"
     " draft_top3 draft_passes residual_tries proposals_mean latency_s_mean tokens_per_s images_per_s text_s pixels_s"
-    " speedup_latency speedup_throughput speedup_step baseline_latency_s".split()
+    " speedup_latency speedup_throughput speedup_step baseline_latency_s emitted_kl_optimal emitted_kl_ratio".split()
 )
 
 

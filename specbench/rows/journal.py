@@ -62,6 +62,12 @@ class Record:
     emitted_tv: float | None = None
     emitted_kl: float | None = None
     emitted_outside: float | None = None
+    # Of chains of sampled tokens, nats: the least KL divergence with which as much could be accepted, mean over tokens;
+    # and the largest ratio of a token's emitted probability to the target's: over all tokens, and by the depth at which
+    # they were verified, from 1 on, the mean of its natural logarithm.
+    emitted_kl_optimal: float | None = None
+    emitted_ratio_max: float | None = None
+    emitted_log_ratio: list[float] | None = None
     draft_passes: int  # forward passes of a drafter network in its steps
     # Of models with continuous tokens. In order of generation: the positions of the tokens, and for each "1" an
     # accepted draft, "0" a rejected one, "." no verified draft.
@@ -162,6 +168,10 @@ def fault(record: Record) -> str:
                 return f"has {name} {value}"
         elif kind == "str" and not isinstance(value, str):
             return f"has no text as {name}"
+        elif kind == "list[float]" and not (
+            isinstance(value, list) and all(type(v) in (int, float) and abs(v) < _LARGEST for v in value)
+        ):
+            return f"has no list of numbers as {name}"
         elif kind == "list[int]" and not (
             isinstance(value, list) and all(type(v) is int and 0 <= v < 2**53 for v in value)
         ):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
@@ -157,8 +158,10 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
                 "log_prob_mean": log_prob,
                 "emitted_tv": _over_tokens(images, [r.emitted_tv for r in images]),
                 "emitted_kl": _over_tokens(images, [r.emitted_kl for r in images]),
+                "emitted_kl_optimal": _over_tokens(images, [r.emitted_kl_optimal for r in images]),
             }
         )
+        columns |= _frontier(images, columns)
         columns["log_prob_std"] = std
     elif any(r.tries for r in images):
         counts = [len(r.tries or ()) for r in images]
@@ -184,6 +187,23 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
             "acceptance_by_step": _list(acceptance_by_step(images)) if images[0].drafts is not None else None,
         }
     )
+
+
+def _frontier(images: Sequence[Record], found: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of what is emitted next to the least divergence, and of the largest ratios. found: the columns that
+    are means."""
+    columns: dict[str, Any] = {}
+    if found["emitted_kl"] is not None and found["emitted_kl_optimal"]:
+        spent = [r.tokens * (r.emitted_kl or 0) for r in images]
+        least = [r.tokens * (r.emitted_kl_optimal or 0) for r in images]
+        columns |= _with_errors({"emitted_kl_ratio": ratio(spent, least)})
+    largest = [r.emitted_ratio_max for r in images]
+    if None not in largest:
+        columns["emitted_ratio_max"] = max(x for x in largest if x is not None)
+        depths = [r.emitted_log_ratio or [] for r in images]
+        by_depth = [[x for x in some if x is not None] for some in zip_longest(*depths)]
+        columns["emitted_log_ratio"] = _list(np.array([np.mean(some) for some in by_depth]))
+    return columns
 
 
 def expected_speedup(images: Sequence[Record], vanilla: Sequence[Record], gamma: int) -> dict[str, float]:

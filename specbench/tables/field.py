@@ -44,6 +44,7 @@ TABLES = (
         n=500,
         protocol=TOGETHER,
         columns=(STEPS_SAVED, replace(ACCEPTED_LENGTH, std_over=""), EMITTED_KL, REWARD),
+        needs=("emitted_tv",),
         remarks=("SJD, SCD, SJD-PAC and EAGLE-1 are exact, the last three lines are not (specbench audit).",),
     ),
     _table(

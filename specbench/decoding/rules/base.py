@@ -53,6 +53,13 @@ class Rule(Protocol):
         """`accept` and `residual` together, for rules that compute something for both."""
         return self.accept(r, q, token, depth), self.residual(r, q, token, depth)
 
+    def emits(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """The distribution (..., V) of the token that follows a node whose one candidate is drawn from q, of a rule
+        whose residual does not depend on the rejected token."""
+        kept = q * self.acceptance(p, q, depth)
+        token = torch.zeros_like(depth)  # any
+        return kept + (1 - sum_last(kept)).unsqueeze(-1) * self.residual(p, q, token, depth)
+
     def open(self, device: torch.device) -> None:
         """Put the rule's tensors on the device of a decoding that starts: a recorded step cannot move them."""
         put(self, device)

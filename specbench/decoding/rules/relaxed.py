@@ -32,6 +32,10 @@ class Relaxed(Rule):
         self.resample = resample
         self.omega = torch.tensor([1.0, *omega], dtype=torch.float32)
 
+    def emits(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """As of `Rule`."""
+        return p if self.name == "exact" else super().emits(p, q, depth)
+
     def relaxation(self) -> Relaxation:
         """As of `Rule`."""
         return Relaxation(self.omega, self.resample)

@@ -31,7 +31,8 @@ class BlockVerification(Verification):
     node i passes where u_i < R_i / (R_i + 1 - P_i), the last one where u_L < P_L, the root always. The last node that
     passes ends the accepted path, and the next token is drawn from Norm (P_i p_i - q_i)_+, at the last node from p_L.
     The probability that node i or a later one passes is P_i, given the tokens up to x_i. With one token it is the
-    token-wise test.
+    token-wise test. A rule that emits e_i at every node i, in closed form, has e_i in the place of p_i of the nodes
+    that have a draft token; given the prefix, a token then has the distribution e_i of its node, as token-wise.
     """
 
     name = "block"
@@ -49,7 +50,7 @@ class BlockVerification(Verification):
         token, q = draft.tokens[:, 1:], draft.probs
         if draft.sampled is not None:
             q = torch.where(draft.sampled[:, 1:, None], q, one_hot(token, q.shape[-1]))
-        before = p[:, :-1]
+        before = rule.emits(p[:, :-1], q, draft.tree.depth[:, 1:].expand_as(token))
         live, ratio = ratios(at(before, token), at(q, token), draft.valid[:, 1:])
         mass = masses(ratio)
         left = (before * mass[:, :-1, None]).sub_(q).clamp_min_(0)
@@ -85,7 +86,7 @@ def passing(left: Tensor, mass: Tensor) -> Tensor:
 
 
 def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
-    check_exact(cfg, drafter)
+    check_exact(cfg, drafter, ("exact", "band", "mentored"))
     if not drafter.tree.is_chain:
         raise UsageError(
             f"verification=block needs a chain, and drafter {cfg['drafter']} drafts a tree: use verification=traversal,"
