@@ -66,8 +66,8 @@ def _conditions(row: Mapping[str, Any]) -> str:
 
 def _sampling(row: Mapping[str, Any]) -> str:
     """How the target is sampled: ", temperature 1, top_k 100"."""
-    filters = [f"{name} {row[name]:g}" for name, off in (("top_k", None), ("top_p", 1)) if row[name] != off]
-    return ", ".join(["", f"temperature {row['temperature']:g}", *filters])
+    given = (("temperature", None), ("top_k", None), ("top_p", 1))
+    return "".join(f", {name} {row[name]:g}" for name, off in given if row[name] not in (None, off))
 
 
 def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[str]:
