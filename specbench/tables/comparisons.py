@@ -130,7 +130,7 @@ def _frontier() -> Table:
         columns=(
             STEPS_SAVED,
             ACCEPTED_LENGTH,
-            row_column("emitted_kl"),
+            EMITTED_KL,
             row_column("emitted_kl_ratio"),
             row_column("emitted_ratio_max", std_over=None),
             REWARD,

@@ -268,7 +268,6 @@ FIRST_ACCEPT = row_column(
 )
 #: What quality is drawn against: an accepted length is a mean of ratios, a step compression the ratio of means.
 QUALITY_AGAINST = ("accepted_length_mean", "step_compression")
-EMITTED_KL = row_column("emitted_kl", measured_as="of what the method emits at each token, from the target")
 PERPLEXITY = row_column(
     "perplexity", measured_as="of the emitted tokens under the guided target, before top-k and top-p"
 )
