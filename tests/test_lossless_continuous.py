@@ -49,11 +49,11 @@ def noise_is_carried_over(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_clamp(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(block, "log_mass", lambda x: torch.nn.functional.pad(x.cumsum(1), (1, 0)))
+    patch.setattr(block, "log_masses", lambda x: torch.nn.functional.pad(x.cumsum(1), (1, 0)))
 
 
 def mass_of_clamped_ratios(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(block, "log_mass", lambda x: torch.nn.functional.pad(x.clamp_max(0).cumsum(1), (1, 0)))
+    patch.setattr(block, "log_masses", lambda x: torch.nn.functional.pad(x.clamp_max(0).cumsum(1), (1, 0)))
 
 
 def the_rejected_runs_own_number(patch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_a_wrong_version_is_caught(wrong: Any, monkeypatch: pytest.MonkeyPatch) 
 def test_the_mass_of_a_block() -> None:
     """By the definition, one token after the other."""
     x = 2 * torch.randn(50, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = block.log_mass(x).exp()
+    found = block.log_masses(x).exp()
     p = torch.ones(50, dtype=torch.float64)
     for i in range(7):
         torch.testing.assert_close(found[:, i], p)
@@ -120,7 +120,7 @@ def test_the_length_and_the_proposals_of_a_block(criterion: str, monkeypatch: py
 
     def around(verifier: Any, compared: Any, *rest: Any) -> Any:
         found = plain(verifier, compared, *rest)
-        seen.append((block.log_mass(compared.log_ratio).exp(), found[0], found[2]))
+        seen.append((block.log_masses(compared.log_ratio).exp(), found[0], found[2]))
         return found
 
     monkeypatch.setattr(block, "verify", around)

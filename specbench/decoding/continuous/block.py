@@ -14,19 +14,13 @@ beyond the accepted ones is no longer distributed as noise.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.continuous.drafts import Compared
 from specbench.decoding.continuous.trajectory import normal
 from specbench.decoding.continuous.verify import ACCEPT, RETRY, Verifier
 from specbench.decoding.rng import RandomStreams
-
-
-def log_mass(log_ratio: Tensor) -> Tensor:
-    """log P (A, gamma + 1) from log p / q (A, gamma): a running sum that falls back to 0 whenever it exceeds it."""
-    total = F.pad(log_ratio.cumsum(1), (1, 0))
-    return total - total.cummax(1).values
+from specbench.decoding.verify.block import log_masses
 
 
 def verify(
@@ -36,7 +30,7 @@ def verify(
     the number of proposals (A,); and which (A,) are the last proposal because these ran out. rng: of the drafts'
     images; step (A,) keys the random numbers of this pass."""
     drafts, (count, gamma) = compared.drafts, compared.log_ratio.shape
-    mass = log_mass(compared.log_ratio)
+    mass = log_masses(compared.log_ratio)
     after, dim = drafts.paths.shape
     complete = rng.uniform(step, ACCEPT, 1)[:, 0] < mass.gather(1, drafts.room[:, None])[:, 0].exp()
     at = torch.where(complete, drafts.room, drafts.room - 1)  # how many drafts are accepted if the loop stops now
