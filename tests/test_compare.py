@@ -41,6 +41,7 @@ def image(index: int, steps: int, **changes: Any) -> Record:
     """The record of an image of 256 tokens; it took a second a step."""
     values = {"tokens": 256, "steps": steps, "drafted": 5 * steps, "accepted": 256 - steps}
     values |= {"accepted_length": 256 / steps, "latency_s": float(steps), "decode_s": float(steps)}
+    values |= {"emitted_kl": 0.0, "emitted_tv": 0.0, "emitted_outside": 0.0}
     return replace(record(index), id=str(index), **(values | changes))
 
 
@@ -209,10 +210,10 @@ def test_every_statistic_of_the_records(two: tuple[str, str]) -> None:
         "acceptance_rate": lambda s: (256 - s) / (5 * s),
         "latency_s": float,
     }
-    assert [r.statistic.name for r in found.results] == [*expected, "log_prob_mean"]
+    assert [r.statistic.name for r in found.results] == [*expected, "log_prob_mean", "emitted_kl", "emitted_tv"]
     for name, value in expected.items():
         assert of(found, name) == paired([value(s) for s in a], [value(s) for s in b])
-    assert found.tests == 4  # the log-probabilities are identical
+    assert found.tests == 4  # the others are identical
     tests = [(r, r.paired.test) for r in found.results if r.paired.test]
     assert [r.p_holm for r, _ in tests] == holm([test.p for _, test in tests])
     assert [r.wilcoxon_holm for r, _ in tests] == holm([test.wilcoxon or 0 for _, test in tests])

@@ -6,11 +6,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import tiny
 import torch
+from test_summary import images, trace
 from torch import Tensor
 
 from specbench.audit import audit, models, sizes, theorem
@@ -27,6 +29,8 @@ from specbench.decoding.rules.proximity import neighbours
 from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths
+from specbench.harness.row import emitted_remarks
+from specbench.rows import summary
 
 NEAR = neighbours(torch.randn(4, 2, generator=torch.Generator().manual_seed(0)), 2)
 RULES: dict[str, Rule] = {
@@ -152,6 +156,36 @@ def test_the_distances() -> None:
         near = p[:1] * (1 + off * torch.tensor([1.0, -1, -1, 0]))
         a, b = near[0, :3].double(), p[0, :3].double()
         assert float(distances(p[:1], near)[1, 0]) == pytest.approx(float((a * (a / b).log() - a + b).sum()), rel=1e-4)
+
+
+# --- images and rows ------------------------------------------------------------------------------------------------
+
+
+def test_an_infinite_divergence_is_no_value() -> None:
+    made = images(trace(outside=0.09), [4, 9])
+    assert [(r.emitted_tv, r.emitted_kl) for r in made] == [(0.25, None), (0.0, 0.0)]
+    assert made[0].emitted_outside == pytest.approx(0.01)
+    row = summary.columns(made)
+    assert (row["emitted_tv"], row["emitted_kl"], row["emitted_kl_stderr"]) == (0.125, None, None)
+    cfg = {"rule": "lantern", "emitted_draws": 8}
+    assert emitted_remarks(cfg, made) == ["emitted_kl: infinite, as the target never gives 0.005 of the emitted tokens"]
+    assert emitted_remarks(cfg, images(trace(), [4, 9])) == []
+
+
+def test_what_was_not_measured_is_no_value() -> None:
+    given = trace()
+    for absent in (torch.zeros(2, 0), torch.full((2, 9), torch.nan)):
+        five = ["emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal", "emitted_ratio"]
+        names = dict.fromkeys(five, absent)
+        row = summary.columns(images(replace(given, **names), [4, 9]))
+        assert [row[c] for c in ("emitted_tv", "emitted_tv_stderr", "emitted_kl", "emitted_kl_stderr")] == [None] * 4
+        made, cfg = images(replace(given, **names), [4, 9]), {"rule": "typical", "emitted_draws": 8}
+        why = "emitted_kl: like emitted_tv not computed for "
+        assert emitted_remarks(cfg, made) == [why + "rule typical on trees of sampled tokens"]
+        assert emitted_remarks(cfg | {"verification": "block"}, made) == [why + "verification=block"]
+        assert emitted_remarks(cfg | {"emitted_draws": 0}, made) == []
+        mixed = [made[0], images(given, [4, 9])[1]]
+        assert emitted_remarks(cfg, mixed) == ["emitted_kl: not recorded of 1 images, which an earlier process decoded"]
 
 
 # --- whole sequences --------------------------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ def test_train_all_trains_what_is_missing_and_nothing_else(tmp_path: Path, monke
     assert sorted(p.name for p in assets.iterdir()) == sorted(files)
     wanted = {"classifier_accuracy", "fid_of_real", "reader_accuracy", "reader_accuracy_fill2", "two_tower_top1"}
     assert wanted | {"reader_seconds"} <= set(statistics)
-    assert all(math.isfinite(value) for value in statistics.values())
+    assert {name for name, value in statistics.items() if not math.isfinite(value)} == {"fid_of_real"}  # of 20 images
     reference = ScenesReference.load(assets / FILE)
     assert (reference.backend, reference.count) == (ev.backend(assets / ev.CLASSIFIER), 20)
 

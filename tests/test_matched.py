@@ -45,15 +45,17 @@ def test_every_interpolated_cell_says_so() -> None:
     rows |= {f"front_rsd_{delta}_tree": None for delta in ("1.1", "2", "4")}  # up to 2.4
     sheet = matched.build(TABLE, "m", rows, "specbench tables rules_equal")
     assert [h.label for h in sheet.headers] == [
-        f"{y} at equal {x}" for x in ("accepted length", "step compression") for y in ("Perplexity", "Reward")
+        f"{y} at equal {x}"
+        for x in ("accepted length", "step compression")
+        for y in ("Emitted KL (nats)", "Perplexity", "Reward")
     ]
     notes = dict(sheet.notes)
     length = notes[sheet.headers[0].marks[0]]
     assert "2.2 with EAGLE-1, chain of 5, 2.65 with EAGLE-1, tree of 25" in length
     cells = {entry.method: entry.cells for entry in sheet.entries}
     assert len(cells) == 12
-    for method, (perplexity, reward, compression, _) in cells.items():
-        assert notes[reward.marks[0]] == "The runs did not measure this."
+    for method, (divergence, perplexity, reward, _, compression, _) in cells.items():
+        assert notes[reward.marks[0]] == notes[divergence.marks[0]] == "The runs did not measure this."
         if method == "EAGLE-1, tree of 25: front RSD":
             assert (perplexity.value, compression.value) == ("", "")
             assert "do not reach" in notes[perplexity.marks[0]]

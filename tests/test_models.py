@@ -176,6 +176,8 @@ RULES = {
     "typical": {"epsilon": 0.09, "alpha": 0.3},
     "lantern": {"delta": 0.3, "k": 1000, "bound": "jsd", "proximity": "l2", "resample": "optimal"},
     "lantern_pp": {"lam": 3.0, "k": 2, "bound": "total", "proximity": "cosine", "resample": "paper"},
+    "band": {"strength": 0.5, "decay": 0.5},
+    "mentored": {"budget": 0.1},
     "gsd": {"group": 3, "proximity": "l2", "resample": "vanilla"},
 }
 

@@ -152,23 +152,6 @@ def test_the_columns_of_a_row() -> None:
     assert {*expected, *errors, *others} == set(row) <= set(COLUMNS)
 
 
-def test_an_infinite_divergence_is_no_value() -> None:
-    made = images(trace(outside=0.09), [4, 9])
-    assert [(r.emitted_tv, r.emitted_kl) for r in made] == [(0.25, None), (0.0, 0.0)]
-    assert made[0].emitted_outside == pytest.approx(0.01)
-    row = summary.columns(made)
-    assert (row["emitted_tv"], row["emitted_kl"], row["emitted_kl_stderr"]) == (0.125, None, None)
-
-
-def test_what_was_not_measured_is_no_value() -> None:
-    given = trace()
-    for absent in (torch.zeros(2, 0), torch.full((2, 9), torch.nan)):
-        five = ["emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal", "emitted_ratio"]
-        names = dict.fromkeys(five, absent)
-        row = summary.columns(images(replace(given, **names), [4, 9]))
-        assert [row[c] for c in ("emitted_tv", "emitted_tv_stderr", "emitted_kl", "emitted_kl_stderr")] == [None] * 4
-
-
 def test_means_are_over_steps_not_over_images() -> None:
     often, seldom = images(trace(), [4, 9])[0], images(trace(), [4, 9])[0]
     seldom = replace(seldom, verified_by_depth=[1], accepted_by_depth=[0], first_accept=0.15)

@@ -164,8 +164,10 @@ def test_what_would_not_be_exact_is_refused(words: str, sentence: str) -> None:
 
 
 def test_continuous_tokens_have_no_such_verification() -> None:
-    with pytest.raises(UsageError, match="mar_scenes has continuous tokens, which verification=block does not support"):
-        configuration.compose(["model=mar_scenes", "method=cspd", "verification=block"])
+    with pytest.raises(
+        UsageError, match="mar_scenes has continuous tokens, which verification=traversal does not support"
+    ):
+        configuration.compose(["model=mar_scenes", "method=cspd", "verification=traversal"])
 
 
 @pytest.mark.parametrize(

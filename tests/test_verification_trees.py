@@ -48,7 +48,9 @@ def drafted_tree(paths: Any, mode: str = "without", rows: int = 100, vocab: int 
     there = tree.children[0] >= 0
     tokens[:, tree.children[0][there]] = drawn[:, there]
     valid = torch.ones(rows, tree.nodes, dtype=torch.bool)
-    return p, Draft(tree, tokens, q, valid, torch.zeros_like(valid) if mode == "chosen" else None, mode == "with")
+    return p, Draft(
+        tree, tokens, q, valid, torch.zeros_like(valid) if mode == "chosen" else None, replacement=mode == "with"
+    )
 
 
 def sequential(p: Tensor, draft: Draft, row: int, u: Tensor) -> tuple[int, Tensor]:

@@ -92,12 +92,15 @@ def image(out: Decoded[Any], row: int) -> list[Any]:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Bit for bit: tensors, and lists and dictionaries of them."""
+    """Bit for bit: tensors, and lists and dictionaries of them; a NaN, which stands for what was not computed, equals
+    another one."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(equal(a[name], b[name]) for name in a)
     if isinstance(a, list):
         return len(a) == len(b) and all(map(equal, a, b))
-    return torch.equal(a, b) if isinstance(a, Tensor) else a == b
+    if isinstance(a, Tensor):
+        return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    return a == b
 
 
 def fit(found: Tensor, probs: Tensor) -> float:

@@ -109,8 +109,9 @@ def residual_of_the_wrong_step(patch: Patches) -> None:
 
 @_mutant("cspd", "the bonus token is drawn under the condition of the last drafted token")
 def bonus_under_the_condition_before(patch: Patches) -> None:
-    def around(original: Any, self: Any, drafts: Any, kept: Tensor, z: Tensor) -> None:
-        original(self, drafts, kept, torch.cat([z[:, :1], z[:, :-1]], 1))
+    def around(original: Any, self: Any, compared: Any, kept: Tensor) -> None:
+        z = compared.z_after
+        original(self, replace(compared, z_after=torch.cat([z[:, :1], z[:, :-1]], 1)), kept)
 
     patch.wrap(ContinuousDecoding, "_draw_bonus", around)
 

@@ -151,12 +151,12 @@ class Emitted:
         draws = 2 * -(-self.draws // 2)
         u = self.rng.uniform(step, EMITTED, tree.height, tree.width, draws)
         widths, depth = [width for _, width in tree.levels], 0
-        while depth < tree.height:  # nodes of several depths together, as many as have the same width
-            width, begin = widths[depth], depth
-            most = max(1, _AT_ONCE // (rows * vocab * (1 if width == 1 and not self.rule.residual_by_token else draws)))
-            while depth < tree.height and widths[depth] == width and depth - begin < most:
+        while depth < tree.height:  # nodes of several depths together, but not single candidates with siblings
+            begin, siblings = depth, widths[depth] > 1
+            most = max(1, _AT_ONCE // (rows * vocab * (draws if siblings or self.rule.residual_by_token else 1)))
+            while depth < tree.height and (widths[depth] > 1) == siblings and depth - begin < most:
                 depth += 1
-            some = slice(begin, depth)
+            some, width = slice(begin, depth), max(widths[begin:depth])
             nodes = _visited(draft, found.p, path[:, some], width)
             e = distributions(nodes, self.rule, u[:, some, :width])
             least = self._least(nodes)

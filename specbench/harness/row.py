@@ -51,7 +51,7 @@ def build_row(
             row |= summary.expected_speedup(mine, reference, cfg["gamma"])
         row["baseline_run_id"] = memory["run_id"] + ("" if is_vanilla(cfg) else "/baseline")
     row |= {name: value for name, value in quality.items() if name != "note"}
-    remarks = _remarks(cfg, sessions, row) + _emitted_remarks(cfg, mine)
+    remarks = _remarks(cfg, sessions, row) + emitted_remarks(cfg, mine)
     if smallest := memory.get("smallest_batch"):
         remarks.append(f"for want of memory some images were decoded in batches of {smallest}")
     row["note"] = "; ".join(filter(None, [*remarks, quality.get("note", "")]))
@@ -66,11 +66,11 @@ def _conditions(row: Mapping[str, Any]) -> str:
 
 def _sampling(row: Mapping[str, Any]) -> str:
     """How the target is sampled: ", temperature 1, top_k 100"."""
-    filters = [f"{name} {row[name]:g}" for name, off in (("top_k", None), ("top_p", 1)) if row[name] != off]
-    return ", ".join(["", f"temperature {row['temperature']:g}", *filters])
+    given = (("temperature", None), ("top_k", None), ("top_p", 1))
+    return "".join(f", {name} {row[name]:g}" for name, off in given if row[name] not in (None, off))
 
 
-def _emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[str]:
+def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[str]:
     """Why a row lacks emitted_tv or emitted_kl."""
     if images[0].drafts is not None or not cfg["emitted_draws"]:
         return []
@@ -78,11 +78,11 @@ def _emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[s
     if not outside:
         way = cfg.get("verification", "token")
         what = f"rule {cfg['rule']} on trees of sampled tokens" if way == "token" else f"verification={way}"
-        return [f"emitted_tv and emitted_kl are not computed for {what}"]
+        return [f"emitted_kl: like emitted_tv not computed for {what}"]
     if len(outside) < len(images):
-        return [f"emitted_tv was not recorded of {len(images) - len(outside)} images, which an earlier process decoded"]
+        return [f"emitted_kl: not recorded of {len(images) - len(outside)} images, which an earlier process decoded"]
     share = sum(outside) / len(outside)
-    return [f"emitted_kl is infinite: the target gives {share:.2g} of the emitted tokens no probability"] * (share > 0)
+    return [f"emitted_kl: infinite, as the target never gives {share:.2g} of the emitted tokens"] * (share > 0)
 
 
 def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], row: Mapping[str, Any]) -> list[str]:

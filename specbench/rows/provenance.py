@@ -34,6 +34,8 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
     left_out |= {"verification"} if cfg.get("verification") == "token" else set()  # older rows lack it
     left_out |= {name for name in ("reference", "drafter_weights") if cfg.get(name) is None}
     kept: dict[str, Any] = {name: value for name, value in cfg.items() if name not in left_out}
+    if "proposals" in kept:  # older rows call it `tries`, which now counts the drafts of a first token
+        kept |= {"tries": kept.pop("proposals")} | ({"drafts": cfg["tries"]} if cfg["tries"] > 1 else {})
     kept["metrics"] = [_HASHED_AS.get(name, name) for name in cfg["metrics"]]
     return sha256(json.dumps(kept, sort_keys=True), 12)
 

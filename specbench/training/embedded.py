@@ -110,6 +110,7 @@ class Scenes:
 
     def __init__(self, work: Path, assets: Path, budget: Budget, device: torch.device, distil: bool = True) -> None:
         self.work, self.assets, self.budget, self.device, self.distil = work, assets, budget, device, distil
+        work.mkdir(parents=True, exist_ok=True)
         self.recipes = budget.recipes
         self.statistics: dict[str, dict[str, float]] = {}
         self._made: dict[str, Any] = {}

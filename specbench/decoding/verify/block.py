@@ -73,10 +73,15 @@ def ratios(p: Tensor, q: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def masses(ratio: Tensor) -> Tensor:
-    """P_0 .. P_L (B, L + 1) from p / q of the tokens of a chain (B, L). P_i is the running product over its largest
-    value so far, or over 1; in logarithms, since a product of a few ratios can leave the range of numbers."""
-    product = F.pad(ratio.double().log().cumsum(1), (1, 0))
-    return (product - product.cummax(1).values).exp().to(ratio.dtype)
+    """P_0 .. P_L (B, L + 1) from p / q of the tokens of a chain (B, L); in logarithms, since a product of a few ratios
+    can leave the range of numbers."""
+    return log_masses(ratio.double().log()).exp().to(ratio.dtype)
+
+
+def log_masses(log_ratio: Tensor) -> Tensor:
+    """log P_0 .. log P_L (B, L + 1) from log p / q (B, L): the running sum, less its largest value so far, or 0."""
+    total = F.pad(log_ratio.cumsum(1), (1, 0))
+    return total - total.cummax(1).values
 
 
 def passing(left: Tensor, mass: Tensor) -> Tensor:
