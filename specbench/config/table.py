@@ -44,7 +44,10 @@ class Parameter:
         elif self.kind == "integers":
             text = f"a list of rising integers of at least {self.low:g}, such as [100,400]"
         elif self.kind == "tree":
-            text = f"a tree's name or a list of paths such as [[0],[1],[0,0]], at most {DRAFT} of at most {DEEP} each"
+            text = (
+                "a tree's name, its children by depth such as 4-2-1, or a list of paths such as [[0],[1],[0,0]], at"
+                f" most {DRAFT} of at most {DEEP} each"
+            )
         elif self.kind in ("string", "text", "path"):
             text = self.line if self.pattern else f"a {self.kind}"
         else:
@@ -132,7 +135,11 @@ TABLE: dict[str, Parameter] = {
     ),
     "select_grid": Parameter("integer", "select=auto tries 0, 1/select_grid .. 1", low=1, high=1000),
     "window": Parameter("integer", "length L of a drafted chain, in tokens", low=1, high=DRAFT),
-    "tree": Parameter("tree", "shape of a drafted tree: its name or its paths from the root; for sjd full or comb"),
+    "tree": Parameter(
+        "tree",
+        "shape of a drafted tree: its name, the children of every node by depth (4-2-1), or its paths from the root;"
+        " for sjd full or comb",
+    ),
     "nodes": Parameter("integer", "draft tokens of a dynamic tree (EAGLE-2's total tokens)", low=1, high=DRAFT),
     "depth": Parameter(
         "integer", "levels of a drafted tree; for sjd with tree=full the root is one of them", low=1, high=DEEP
