@@ -125,7 +125,11 @@ TABLE: dict[str, Parameter] = {
     "method": Parameter("string", "preset of a drafter, a rule and their parameters"),
     "drafter": Parameter("string", "which tokens are drafted, and from which distribution each was sampled"),
     "rule": Parameter("string", "the probability with which a drafted token is accepted"),
-    "verification": Parameter("string", "how a draft's nodes are decided together; all but token need the exact rule"),
+    "verification": Parameter(
+        "string",
+        "how a draft's nodes are decided together; token is for every rule, the others for exact, block and selected also"
+        " for bands",
+    ),
     "select": Parameter(
         "number",
         "probability of following the sibling with the largest p/q, not the first; auto: what accepts most",
