@@ -290,8 +290,8 @@ def test_block_verification_emits_the_same_and_accepts_more() -> None:
 
 
 def test_selected_siblings_are_relaxed_against_what_the_selection_proposes() -> None:
-    """With the same s at all depths, drafts that reach the end, and always the best of two siblings, every token has the
-    distribution clip(b, low p, high p), b that of the best of two."""
+    """With the same s at all depths, drafts that reach the end, and always the best of two siblings, every token has
+    the distribution clip(b, low p, high p), b that of the best of two."""
     p = random_tables(3, 3, seed=1, sharpness=1.5)
     q = random_tables(3, 3, seed=2, sharpness=1.5, near=p, distance=0.7)
     rule, emits, steps = Band(0.5, 0.0, 3), [], []

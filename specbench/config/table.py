@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from specbench.errors import UsageError
 
-Kind = Literal["integer", "integers", "number", "string", "text", "flag", "names", "tree", "path"]
+Kind = Literal["integer", "integers", "number", "numbers", "string", "text", "flag", "names", "tree", "path"]
 
 #: Bounds of counts that a run holds in memory before its work starts; a legitimate run stays well below.
 PROMPTS = 1_000_000
@@ -56,6 +56,7 @@ class Parameter:
                 text += f" {'above' if self.above else 'of at least'} {self.low:g}"
             if self.high is not None:  # every parameter with an upper end has a lower one
                 text += f" and at most {self.high if isinstance(self.high, int) else f'{self.high:g}'}"
+            text += ", or a list of such numbers" if self.kind == "numbers" else ""
         text += "".join(f", or {word}" for word in self.also)
         return text + (f", or null ({self.null})" if self.null else "")
 
@@ -67,11 +68,15 @@ class Parameter:
             return None
         if isinstance(value, str) and value in self.also:
             return value
+        if self.kind == "numbers" and isinstance(value, list | tuple):
+            if any(isinstance(one, list | tuple) for one in value):
+                raise ValueError
+            return [self.read(one) for one in value]
         if self.kind == "flag":
             ok = isinstance(value, bool)
         elif self.kind == "integer":
             ok = isinstance(value, int) and not isinstance(value, bool)
-        elif self.kind == "number":
+        elif self.kind in ("number", "numbers"):
             ok = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
             value = float(value) if ok else value
         elif self.kind == "names":
@@ -89,7 +94,7 @@ class Parameter:
             ok = isinstance(value, str)
         else:
             ok = isinstance(value, str) and bool(value)
-        if ok and self.kind in ("integer", "number"):
+        if ok and self.kind in ("integer", "number", "numbers"):
             ok = (self.low is None or value > self.low or (value == self.low and not self.above)) and (
                 self.high is None or value <= self.high
             )
@@ -127,8 +132,8 @@ TABLE: dict[str, Parameter] = {
     "rule": Parameter("string", "the probability with which a drafted token is accepted"),
     "verification": Parameter(
         "string",
-        "how a draft's nodes are decided together; token is for every rule, the others for exact, block and selected also"
-        " for bands",
+        "how a draft's nodes are decided together; token is for every rule, the others for exact, block and selected"
+        " also for bands",
     ),
     "select": Parameter(
         "number",
@@ -208,8 +213,8 @@ TABLE: dict[str, Parameter] = {
         "number", "relaxation of a band: log(high / low) of the last draft position; 0 is exact", low=0, high=1000
     ),
     "decay": Parameter(
-        "number",
-        "how fast a band's relaxation falls over draft positions: about first_accept",
+        "numbers",
+        "how fast a band's relaxation falls over draft positions: about first_accept; a list: by position",
         low=0,
         high=0.999,
     ),
