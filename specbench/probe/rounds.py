@@ -2,15 +2,16 @@
 same nodes, and the strengths by depth of a band that the full dynamic programme gives.
 
 An exact run draws its prefixes from the target. At each of its rounds the drafted chain x_1 .. x_L has distributions
-p_i and q_i at every depth i. A rule reaches depth i with probability f_1 .. f_{i-1}, f_j its acceptance of x_j; there it
-accepts a token drawn from q_i with probability a_i and emits e_i. So the round has 1 + sum_i f_1 .. f_{i-1} a_i tokens
-and a divergence of sum_i f_1 .. f_{i-1} KL(e_i || p_i), given the chain: only chains are sampled, no decision. What is
+p_i and q_i at every depth i. A rule reaches depth i with probability f_1 .. f_{i-1}, f_j its acceptance of x_j; there
+it accepts a token drawn from q_i with probability a_i and emits e_i. So the round has 1 + sum_i f_1 .. f_{i-1} a_i
+tokens and a divergence of sum_i f_1 .. f_{i-1} KL(e_i || p_i), given the chain: only chains are sampled, no decision. What is
 left out is that a relaxed rule would reach other prefixes.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -29,6 +30,7 @@ from specbench.decoding.verify import Draft, TokenWise, Verdict
 from specbench.engine.ops import Kernels, sum_last
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
+from specbench.probe.measure import load
 
 #: log(high / low) of bands, and log(omega) of UniformRSD, between which curves are interpolated.
 _GRID = (0.0, *np.geomspace(0.02, 12, 40).tolist())
@@ -74,6 +76,7 @@ def joined(parts: Sequence[Replayed]) -> Replayed:
 
 def replayed(rule: Rule, rounds: Rounds) -> Replayed:
     """For rules whose residual does not depend on the rejected token."""
+    rule.open(rounds.p.device)
     depth = torch.arange(1, rounds.tokens.shape[1] + 1, device=rounds.p.device).expand_as(rounds.tokens)
     acceptance = rule.acceptance(rounds.p, rounds.q, depth)
     emitted = rule.emits(rounds.p, rounds.q, depth)
@@ -102,7 +105,8 @@ class Curves:
             below = int(np.clip(np.searchsorted(_GRID, value, side="right") - 1, 0, len(_GRID) - 2))
             share = min(1.0, (value - _GRID[below]) / (_GRID[below + 1] - _GRID[below]))
             pair = self.parts[below], self.parts[below + 1]
-            columns.append([torch.lerp(*(getattr(x, f.name)[:, depth] for x in pair), share) for f in fields(Replayed)])
+            ends = [[getattr(x, field.name)[:, depth] for x in pair] for field in fields(Replayed)]
+            columns.append([torch.lerp(low, high, share) for low, high in ends])
         return Replayed(*(torch.stack(column, 1) for column in zip(*columns, strict=True)))
 
     def schedule(self, strength: float) -> list[float]:
@@ -154,63 +158,49 @@ class _Watched(TokenWise):
 def measure(cfg: Mapping[str, Any], strengths: Sequence[float]) -> list[dict[str, Any]]:
     """The rows of a checked configuration with a drafter of chains (`rows.ROUNDS`): exact decoding of its `n` images,
     replayed under UniformRSD, Cool-SD and bands of these strengths."""
-    pipeline = Pipeline.load({**cfg, "rule": "exact", "verification": "token", "engine": "eager", "emitted_draws": 0})
+    pipeline = load({**cfg, "emitted_draws": 0})
     drafter = pipeline.config.drafter
     if not drafter.tree.is_chain or getattr(drafter, "carries_over", False) or cfg["temperature"] == 0:
         raise UsageError(
             f"rounds can be replayed of chains that are sampled anew in every step, and drafter={cfg['drafter']} at"
             f" temperature={cfg['temperature']:g} has none: choose draft_model, eagle or eagle3"
         )
-    length, watched, parts = drafter.tree.height, _Watched(), []
-    own = Pipeline(
-        pipeline.model,
-        replace(pipeline.config, verification=watched),
-        pipeline.device,
-        pipeline.name,
-        pipeline.weights,
-        pipeline.engine,
-    )
-    rules = [exact(), *map(uniform, _UNIFORM), *(cool(delta, length) for delta in _COOL)]
-    labels = [("exact", "")]
-    labels += [(name, f"delta={x:g}") for name, deltas in (("uniform", _UNIFORM), ("cool", _COOL)) for x in deltas]
+    length, watched = drafter.tree.height, _Watched()
+    watching = replace(pipeline.config, verification=watched)
+    own = Pipeline(pipeline.model, watching, pipeline.device, pipeline.name, pipeline.weights, pipeline.engine)
+    rules: dict[tuple[str, str], Rule] = {("exact", ""): exact()}
+    rules |= {("uniform", f"delta={delta:g}"): uniform(delta) for delta in _UNIFORM}
+    rules |= {("cool", f"delta={delta:g}"): cool(delta, length) for delta in _COOL}
+    bands, factors, others = [], [], []
     with torch.inference_mode():
-        for rule in rules:
-            rule.open(pipeline.device)
         for item in tqdm(data.load(cfg), desc="probe", unit="image"):
             own.decode(own.encode([item.prompt]), [(cfg["seed"], item.index)])
             rounds = watched.rounds()
-            bands, factors = (
-                Curves.of(lambda x, of=of: _opened(of(x), pipeline.device), rounds)
-                for of in (lambda x: Band(x, 0.0, 1), lambda x: uniform(float(np.exp(x))))
-            )
-            parts.append((bands, factors, [replayed(rule, rounds) for rule in rules]))
-    sizes = [len(bands.parts[0].keeps) for bands, _, _ in parts]
-    image = np.repeat(np.arange(len(parts)), sizes)
-    bands, factors = (Curves.joined([part[i] for part in parts]) for i in (0, 1))  # type: ignore[misc]
-    others = [joined([part[2][i] for part in parts]) for i in range(len(rules))]
-    first = float(others[0].accepts[:, 0].mean())
-    level = np.stack([_per_image(factors.at([x] * length), image) for x in _GRID])
-    rows = [(*label, None, other) for label, other in zip(labels, others, strict=True)]
-    for strength, decay in itertools.product(strengths, (0.0, round(first, 3), None)):
-        values = bands.schedule(strength) if decay is None else log_ratios(strength, decay, length)
-        rows.append(("band", f"strength={strength:g}", values, bands.at(values)))
+            bands.append(Curves.of(lambda x: Band(x, 0.0, 1), rounds))
+            factors.append(Curves.of(lambda x: uniform(math.exp(x)), rounds))
+            others.append([replayed(rule, rounds) for rule in rules.values()])
+    image = np.repeat(np.arange(len(bands)), [len(one.parts[0].keeps) for one in bands])
+    band, factor = Curves.joined(bands), Curves.joined(factors)
+    level = np.stack([_per_image(factor.at([x] * length), image) for x in _GRID])
+    found: list[tuple[str, str, list[float] | None, Replayed]] = [
+        (*label, None, joined(parts)) for label, parts in zip(rules, zip(*others, strict=True), strict=True)
+    ]
+    first = round(float(found[0][3].accepts[:, 0].mean()), 3)
+    for strength, decay in itertools.product(strengths, (0.0, first, None)):
+        values = band.schedule(strength) if decay is None else log_ratios(strength, decay, length)
+        found.append(("band", f"strength={strength:g}", decays(values), band.at(values)))
     return [
         {
-            "images": len(parts),
+            "images": len(bands),
             "weights": pipeline.weights,
             "window": length,
             "rule": rule,
             "parameters": parameters,
-            "decay": None if values is None else decays(values),
-            **_statistics(_per_image(found, image), level),
+            "decay": decay,
+            **_statistics(_per_image(replay, image), level),
         }
-        for rule, parameters, values, found in rows
+        for rule, parameters, decay, replay in found
     ]
-
-
-def _opened(rule: Rule, device: torch.device) -> Rule:
-    rule.open(device)
-    return rule
 
 
 def decays(values: Sequence[float]) -> list[float]:
