@@ -3,9 +3,9 @@ same nodes, and the strengths by depth of a band that the full dynamic programme
 
 An exact run draws its prefixes from the target. At each of its rounds the drafted chain x_1 .. x_L has distributions
 p_i and q_i at every depth i. A rule reaches depth i with probability f_1 .. f_{i-1}, f_j its acceptance of x_j; there
-it accepts a token drawn from q_i with probability a_i and emits e_i. So, given the chain, the round has 1 + sum_i f_1 ..
-f_{i-1} a_i tokens and a divergence of sum_i f_1 .. f_{i-1} KL(e_i || p_i): chains are sampled, decisions are not. What
-is left out is that a relaxed rule would reach other prefixes.
+it accepts a token drawn from q_i with probability a_i and emits e_i. Given the chain, the round has in expectation
+1 + sum_i f_1 .. f_{i-1} a_i tokens and a divergence of sum_i f_1 .. f_{i-1} KL(e_i || p_i): chains are sampled,
+decisions are not. What is left out is that a relaxed rule would reach other prefixes.
 """
 
 from __future__ import annotations
