@@ -149,8 +149,8 @@ def _frontier() -> Table:
         lines=tuple(lines),
         remarks=(
             "With 32 images the error of a step compression hides differences below a fifth in KL at equal steps. The "
-            "ratio to the least possible KL is of the same nodes at the same acceptance, and has no such error. At equal "
-            "steps: the table frontier_equal, and `specbench probe drafter=eagle`.",
+            "ratio to the least possible KL is of the same nodes at the same acceptance, and has no such error. For "
+            "equal steps: the table frontier_equal, and specbench probe drafter=eagle.",
         ),
         figure=TableFigure(("step_compression",), ("emitted_kl", "emitted_kl_ratio"), "", tuple(panels)),
     )
