@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from test_tables import FakeBench
 
 from specbench.cli import tables as cli
@@ -37,15 +36,12 @@ def test_the_lines_are_runs(line) -> None:  # type: ignore[no-untyped-def]
     assert not identity.timed
 
 
-def test_the_figures_have_a_curve_for_each_way(tmp_path: Path) -> None:
+def test_the_figure_has_a_curve_for_each_way(tmp_path: Path) -> None:
     bench = FakeBench(steps=120.0, step_compression=2.1, step_compression_stderr=0.02, draft_tokens=14.0, draft_tv=0.5)
-    for table in (SHAPES, GAIN):
-        assert cli.main([table.id], bench, tmp_path / "results", tmp_path / "runs") == 0
-        text = (tmp_path / f"results/tables/{table.id}.md").read_text()
-        assert "2.10 ± 0.02" in text
-        picture = (tmp_path / f"results/tables/{table.id}.svg").read_text()
-        for scheme in ("chain, token", "chain, block", "tree, token", "tree, traversal", "tree, selected"):
-            assert scheme in picture
-        with Image.open(tmp_path / f"results/tables/{table.id}.png") as opened:
-            assert opened.height > 400
+    assert cli.main([GAIN.id], bench, tmp_path / "results", tmp_path / "runs") == 0
+    text = (tmp_path / f"results/tables/{GAIN.id}.md").read_text()
+    assert "2.10 ± 0.02" in text
     assert "Steps, default: chain, block, 14 minus default: chain, token, 14" in text
+    picture = (tmp_path / f"results/tables/{GAIN.id}.svg").read_text()
+    for scheme in ("chain, token", "chain, block", "tree, token", "tree, traversal", "tree, selected"):
+        assert scheme in picture

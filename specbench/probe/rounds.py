@@ -33,7 +33,7 @@ from specbench.harness.pipeline import Pipeline
 from specbench.probe.measure import load
 
 #: log(high / low) of bands, and log(omega) of UniformRSD, between which curves are interpolated.
-_GRID = (0.0, *np.geomspace(0.02, 12, 40).tolist())
+_GRID = (0.0, *np.geomspace(0.03, 8, 60).tolist())
 _UNIFORM = (1.1, 1.3, 1.7, 2.6, 4.0)  # factors
 _COOL = (0.8, 1.1, 1.5, 2.0, 3.0)  # mean factors
 #: Passes in which a schedule and the chains that reach a depth under it settle.
