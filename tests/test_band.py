@@ -315,10 +315,11 @@ def test_selection_of_bands_agrees_with_block_and_exact() -> None:
     step = torch.zeros(rows, dtype=torch.int64)
 
     def verdict(paths: str | list[tuple[int, ...]], way: Verification, rule: Rule) -> Verdict:
-        tree = build(parse(paths))
+        tree, g = build(parse(paths)), torch.Generator().manual_seed(0)
         p = nodes(rows * tree.nodes, size, torch.float32)[0].view(rows, tree.nodes, size)
         q = nodes(rows * tree.inner.shape[1], size, torch.float32)[1].view(rows, -1, size)
-        tokens = torch.randint(size, (rows, tree.nodes), generator=torch.Generator().manual_seed(0))
+        above = q[:, tree.slot[0, tree.parent[0]]].flatten(0, 1)
+        tokens = torch.multinomial(above, 1, generator=g).view(rows, -1)
         draft = Draft(tree, tokens, q, torch.ones(rows, tree.nodes, dtype=torch.bool), replacement=True)
         return way.verify(p, draft, rule, tiny.rng(rows), step)
 
@@ -330,6 +331,7 @@ def test_selection_of_bands_agrees_with_block_and_exact() -> None:
         a, b = verdict(paths, *one), verdict(paths, *other)
         assert torch.equal(a.path, b.path)
         assert torch.equal(a.tokens, b.tokens)
+        assert torch.equal(a.first, b.first)
         assert len(set(a.length.tolist())) > 1
 
 

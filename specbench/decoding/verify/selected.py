@@ -67,8 +67,8 @@ class Selected(Verification):
                     sampled = draft.sampled.gather(1, kids[:, :1].clamp_min(0))
                     q = torch.where(sampled, q, one_hot(tokens[:, 0], q.shape[-1]))
                 if depth == 0:
-                    _, ratio = ratios(at(here, tokens[:, 0])[:, None], at(q, tokens[:, 0])[:, None], kids[:, :1] >= 0)
-                    first = ratio.clamp_max(1)
+                    kept = rule.accept(here, q, tokens[:, 0], torch.ones_like(length[:, 0]))
+                    first = torch.where((kids[:, 0] >= 0) & (at(q, tokens[:, 0]) > 0), kept, 0)[:, None]
                 child, e = self._select(here, q, mass, kids, tokens, u_next[:, depth + 1 : depth + 2])
                 token = draft.tokens.gather(1, child)
                 emits = rule.emits(here, e, torch.full_like(length[:, 0], depth + 1))
