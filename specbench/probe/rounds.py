@@ -27,7 +27,6 @@ from specbench.decoding.rules import Band, Rule, cool, exact, uniform
 from specbench.decoding.rules.band import log_ratios
 from specbench.decoding.rules.base import at
 from specbench.decoding.verify import Draft, TokenWise, Verdict
-from specbench.engine.ops import Kernels, sum_last
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
 from specbench.probe.measure import load
@@ -80,7 +79,7 @@ def replayed(rule: Rule, rounds: Rounds) -> Replayed:
     depth = torch.arange(1, rounds.tokens.shape[1] + 1, device=rounds.p.device).expand_as(rounds.tokens)
     acceptance = rule.acceptance(rounds.p, rounds.q, depth)
     emitted = rule.emits(rounds.p, rounds.q, depth)
-    found = (at(acceptance, rounds.tokens), sum_last(rounds.q * acceptance), distances(rounds.p, emitted)[1])
+    found = (at(acceptance, rounds.tokens), (rounds.q * acceptance).sum(-1), distances(rounds.p, emitted)[1])
     return Replayed(*(torch.where(rounds.live, x, 0).double() for x in found))
 
 
@@ -134,19 +133,11 @@ class _Watched(TokenWise):
     def __init__(self) -> None:
         self.seen: list[Rounds] = []
 
-    def decide(
-        self,
-        p: Tensor,
-        draft: Draft,
-        rule: Rule,
-        numbers: Tensor,
-        pre_argmax_probs: Tensor | None,
-        kernels: Kernels | None,
-    ) -> Verdict:
+    def decide(self, p: Tensor, draft: Draft, *arguments: Any) -> Verdict:
         """As of `Verification`."""
         noted = p[:, :-1], draft.probs, draft.tokens[:, 1:], draft.valid[:, 1:]
         self.seen.append(Rounds(*(x.clone() for x in noted)))
-        return super().decide(p, draft, rule, numbers, pre_argmax_probs, kernels)
+        return super().decide(p, draft, *arguments)
 
     def rounds(self) -> Rounds:
         """All since the last call."""
