@@ -140,8 +140,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
     tokens = {(row["rule"], row["parameters"]): float(row["tokens_per_round"]) for row in rows}
     assert 1 < tokens["exact", ""] < tokens["uniform", "delta=1.7"] < tokens["uniform", "delta=4"] < 3
     for wrong, sentence in (
-        (["drafter=sjd"], "sampled anew in every step"),
-        (["drafter=eagle_tree"], "sampled anew in every step"),
+        (["drafter=sjd"], "sampled again in every step"),
+        (["drafter=eagle_tree"], "sampled again in every step"),
         (["drafter=eagle", "probe.offsets=3"], "probe.offsets= is for a probe without drafter="),
         (["probe.strengths=1"], "probe.strengths= is for a probe with drafter="),
         (["drafter=eagle", "probe.strengths=a"], "numbers with commas"),

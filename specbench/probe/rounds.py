@@ -153,7 +153,7 @@ def measure(cfg: Mapping[str, Any], strengths: Sequence[float]) -> list[dict[str
     drafter = pipeline.config.drafter
     if not drafter.tree.is_chain or getattr(drafter, "carries_over", False) or cfg["temperature"] == 0:
         raise UsageError(
-            f"rounds can be replayed of chains that are sampled anew in every step, and drafter={cfg['drafter']} at"
+            f"rounds can be replayed of chains that are sampled again in every step, and drafter={cfg['drafter']} at"
             f" temperature={cfg['temperature']:g} has none: choose draft_model, eagle or eagle3"
         )
     length, watched = drafter.tree.height, _Watched()
