@@ -45,6 +45,8 @@ class BlockVerification(Verification):
         kernels: Kernels | None,
     ) -> Verdict:
         """As of `Verification`."""
+        if kernels is not None:
+            return Verdict(*kernels.verify_block(p, draft, numbers))
         token, q = draft.tokens[:, 1:], draft.probs
         if draft.sampled is not None:
             q = torch.where(draft.sampled[:, 1:, None], q, one_hot(token, q.shape[-1]))
