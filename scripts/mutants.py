@@ -6,421 +6,71 @@ of a method runs with growing samples until its verdict is "not lossless".
 With --only the other rows of the file stay as they are.
 
 A mutant is a patch of small functions in memory; files stay as they are. One that changes no decoded sequence raises an
-error: it no longer bites. One that no audit catches ends the command with exit status 1.
+error: it no longer bites. One that no audit catches ends the command with exit status 1. The mutants are in mutations/.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import inspect
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from mutations import Mutant, Patches, continuous, discrete
 
-from specbench.audit import audit
-from specbench.audit.models import Subject, TabularModel
+from specbench.audit import audit, densities, execution
+from specbench.audit.densities import DensityPair
+from specbench.audit.execution import Subject
+from specbench.audit.models import TabularModel
 from specbench.cli import audit as command
-from specbench.decoding import loop, sampling
-from specbench.decoding.drafters import window
-from specbench.decoding.drafters.window import Window
+from specbench.decoding import loop
+from specbench.decoding.continuous import decode
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.rules import Relaxed, base
-from specbench.decoding.sampling import Sampling
-from specbench.decoding.verify import DRAFT, VERIFY, Verification, token
-from specbench.engine.ops import take
-from specbench.models.language import LanguageSession
 from specbench.rows import provenance
 from specbench.rows.csv_files import csv_text
 from specbench.storage.files import write_atomically
 
-COLUMNS = ("mutant", "mistake", "method", "samples", "model", "parameters", "p_value", "tv", "commit")
+COLUMNS = ("mutant", "mistake", "method", "samples", "model", "parameters", "p_value", "tv", "tv_exact", "ks", "commit")
 LADDER = (250, 1000, 4000, 16_000, 64_000, 200_000)
 _SHOWN = 300  # sequences in which a mutant must change something
+MUTANTS = [*discrete.MUTANTS, *continuous.MUTANTS]
 Job = tuple[dict[str, Any], Subject]
-
-
-class Patches:
-    """Replaces attributes until `undo`."""
-
-    def __init__(self) -> None:
-        self._old: list[tuple[Any, str, Any]] = []
-
-    def set(self, owner: Any, name: str, new: Any) -> None:
-        """Raises AttributeError where there is no such attribute to replace."""
-        getattr(owner, name)
-        self._old.append((owner, name, vars(owner)[name]))  # as it is: a static method, too
-        setattr(owner, name, new)
-
-    def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        """around(original, *args) replaces a function or method."""
-        original = getattr(owner, name)
-
-        def wrapped(*args: Any, **named: Any) -> Any:
-            return around(original, *args, **named)
-
-        self.set(owner, name, wrapped)
-
-    def everywhere(self, original: Any, new: Any) -> None:
-        """Replaces a function under its name in every module of the project that imported it."""
-        for module in [m for n, m in list(sys.modules.items()) if n.startswith("specbench.")]:
-            if getattr(module, original.__name__, None) is original:
-                self.set(module, original.__name__, new)
-
-    def undo(self) -> None:
-        for owner, name, old in reversed(self._old):
-            setattr(owner, name, old)
-        self._old.clear()
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """method: the preset whose default audit shall catch it."""
-
-    name: str
-    mistake: str
-    method: str
-    apply: Callable[[Patches], None]
-
-
-MUTANTS: list[Mutant] = []
-
-
-def mutant(method: str, mistake: str) -> Callable[[Callable[[Patches], None]], Callable[[Patches], None]]:
-    def add(apply: Callable[[Patches], None]) -> Callable[[Patches], None]:
-        MUTANTS.append(Mutant(apply.__name__, mistake, method, apply))
-        return apply
-
-    return add
 
 
 def named(name: str) -> Mutant:
     return next(m for m in MUTANTS if m.name == name)
 
 
-# --- rules and verification -------------------------------------------------------------------------------------------
-
-
-@mutant("sd", "after a rejection the target's distribution instead of the residual one")
-def residual_is_target(patch: Patches) -> None:
-    patch.wrap(Relaxed, "residual", lambda _, self, r, q, token, depth: r)
-
-
-@mutant("sd", "the residual distribution is Norm(|p - q|), not Norm([p - q]_+)")
-def residual_is_absolute(patch: Patches) -> None:
-    patch.wrap(Relaxed, "residual", lambda _, self, r, q, token, depth: base.normalise((r - q).abs(), r))
-
-
-@mutant("sd", "the residual distribution is Norm([q - p]_+)")
-def residual_is_reversed(patch: Patches) -> None:
-    patch.wrap(Relaxed, "residual", lambda _, self, r, q, token, depth: base.normalise((q - r).clamp_min(0), r))
-
-
-@mutant("sd", "a token is accepted with min(1, q / p)")
-def ratio_is_reversed(patch: Patches) -> None:
-    patch.wrap(Relaxed, "accept", lambda _, self, r, q, token, depth: base.ratio(base.at(q, token), base.at(r, token)))
-
-
-@mutant("sd", "a token is accepted with p, as if the draft were deterministic")
-def ratio_forgets_the_draft(patch: Patches) -> None:
-    patch.wrap(Relaxed, "accept", lambda _, self, r, q, token, depth: base.at(r, token))
-
-
-@mutant("eagle_chain", "a token is accepted 5 % too often")
-def accepts_too_often(patch: Patches) -> None:
-    patch.wrap(Relaxed, "accept", lambda accept, *args: (1.05 * accept(*args)).clamp_max(1))
-
-
-def _verified(patch: Patches, around: Callable[..., tuple[Any, ...]]) -> None:
-    """Changes the arguments of `verify`: around(p, draft) -> (p, draft)."""
-
-    def changed(original: Any, self: Any, p: Tensor, draft: Any, *rest: Any) -> Any:
-        return original(self, *around(p, draft), *rest)
-
-    patch.wrap(Verification, "verify", changed)
-
-
-@mutant("sd", "a token is tested with the q of the depth below its own")
-def q_of_the_wrong_depth(patch: Patches) -> None:
-    _verified(patch, lambda p, d: (p, replace(d, probs=torch.cat([d.probs[:, 1:], d.probs[:, -1:]], 1))))
-
-
-@mutant("sd", "a token is tested with the p of the depth below its own")
-def p_of_the_wrong_depth(patch: Patches) -> None:
-    _verified(patch, lambda p, d: (torch.cat([p[:, 1:], p[:, -1:]], 1), d) if d.tree.height else (p, d))
-
-
-@mutant("sd", "the bonus token comes from the distribution of the last drafted token")
-def bonus_from_the_node_above(patch: Patches) -> None:
-    def moved(p: Tensor, d: Any) -> tuple[Tensor, Any]:
-        leaf = (d.tree.slot < 0).expand(len(p), -1).unsqueeze(-1)
-        return torch.where(leaf, take(p, d.tree.parent.expand(len(p), -1)), p), d
-
-    _verified(patch, moved)
-
-
-@mutant("eagle2", "deterministic draft tokens are verified as if they had been sampled")
-def chosen_tokens_count_as_sampled(patch: Patches) -> None:
-    _verified(patch, lambda p, d: (p, replace(d, sampled=None)))
-
-
-@mutant("sd", "the drafter's probabilities are rounded to multiples of 1/32")
-def q_is_rounded(patch: Patches) -> None:
-    _verified(patch, lambda p, d: (p, replace(d, probs=(d.probs * 32).round().clamp_min(1) / 32)))
-
-
-@mutant("eagle1", "the q of the second sibling is not renormalised")
-def sibling_is_not_renormalised(patch: Patches) -> None:
-    patch.set(token, "normalise", lambda mass, fallback: mass)
-
-
-@mutant("eagle1", "the q of the second sibling still holds the first one")
-def sibling_is_not_removed(patch: Patches) -> None:
-    patch.set(token, "normalise", lambda mass, fallback: fallback)
-
-
-@mutant("eagle1", "siblings are verified by falling probability, not in the order in which they were drawn")
-def siblings_are_sorted(patch: Patches) -> None:
-    original = sampling.draw_distinct
-
-    def ordered(probs: Tensor, *rest: Any, **named: Any) -> Tensor:
-        tokens = original(probs, *rest, **named)
-        return tokens.gather(-1, probs.gather(-1, tokens).argsort(-1, descending=True))
-
-    patch.everywhere(original, ordered)
-
-
-@mutant("eagle_chain", "a chain goes on after a rejected token")
-def path_after_a_rejection(patch: Patches) -> None:
-    def counted(original: Any, tree: Any, accepted_child: Tensor, slot: Tensor) -> tuple[Tensor, Tensor]:
-        if not tree.is_chain:
-            return original(tree, accepted_child, slot)
-        length = (accepted_child >= 0).sum(1, keepdim=True)
-        return torch.minimum(torch.arange(1, tree.height + 1), length), length
-
-    patch.wrap(token, "accepted_path", counted)
-
-
-# --- random numbers ---------------------------------------------------------------------------------------------------
-
-
-@mutant("sd", "the next token is drawn with the number that tested the first candidate")
-def one_number_for_two_decisions(patch: Patches) -> None:
-    def shared(original: Any, self: Any, step: Tensor, tag: int, tags: int, count: int, *rest: Any) -> Tensor:
-        u = original(self, step, tag, tags, count, *rest)
-        return torch.stack([u[:, 0], u[:, 0].roll(-1, -1)], 1) if tag == VERIFY and tags == 2 else u
-
-    patch.wrap(RandomStreams, "uniforms", shared)
-
-
-@mutant("sd", "all depths of a draft share one random number")
-def one_number_for_all_depths(patch: Patches) -> None:
-    patch.wrap(RandomStreams, "uniform", lambda f, self, step, tag, *shape: f(self, step, DRAFT, *shape))
-
-
-@mutant("sd", "every step draws the same random numbers")
-def the_same_numbers_each_step(patch: Patches) -> None:
-    patch.wrap(RandomStreams, "uniforms", lambda f, self, step, *rest: f(self, torch.zeros_like(step), *rest))
-
-
-@mutant("vanilla", "the images of a batch share their random numbers in pairs")
-def images_share_numbers(patch: Patches) -> None:
-    def paired(original: Any, self: Any, keys: Any, *rest: Any) -> None:
-        original(self, keys, *rest)
-        self.key = self.key[torch.arange(len(self.key)) // 2 * 2]
-
-    patch.wrap(RandomStreams, "__init__", paired)
-
-
-@mutant("vanilla", "random numbers have six bits")
-def coarse_numbers(patch: Patches) -> None:
-    numbers = RandomStreams._numbers
-    patch.set(RandomStreams, "_numbers", staticmethod(lambda *args: (numbers(*args) * 64).floor() / 64))
-
-
-# --- windows ----------------------------------------------------------------------------------------------------------
-
-
-def _begun(patch: Patches, change: Callable[[Any, Tensor], None]) -> None:
-    """change(state, new (B, H)) after the positions that begin after the first step were initialised."""
-    names = list(inspect.signature(Window._initialise).parameters)
-
-    def around(original: Any, *args: Any) -> None:
-        original(*args)
-        given = dict(zip(names, args, strict=True))
-        new = torch.arange(given["state"].tokens.shape[1]) >= given["known"][:, None]
-        change(given["state"], new & (given["count"] > 0)[:, None])
-
-    patch.wrap(Window, "_initialise", around)
-
-
-@mutant("sjd", "positions that begin after the first step hold token 0")
-def refill_with_token_0(patch: Patches) -> None:
-    _begun(patch, lambda state, new: state.tokens.masked_fill_(new, 0))
-
-
-@mutant("sjd_isp", "a repeated token counts as drawn from the uniform distribution")
-def refill_counts_as_random(patch: Patches) -> None:
-    _begun(patch, lambda state, new: state.probs.copy_(torch.where(new.unsqueeze(-1), state.uniform, state.probs)))
-
-
-@mutant("sjd", "renewed tokens keep the distributions of the tokens before")
-def stale_distribution(patch: Patches) -> None:
-    def around(original: Any, self: Any, state: Any, *rest: Any) -> Any:
-        known, tokens, probs = original(self, state, *rest)
-        return known, tokens, torch.where(state.started[:, None, None], state.probs, probs)
-
-    patch.wrap(Window, "_renew", around)
-
-
-@mutant("sjd", "the tokens of a window are shifted by one position more than their distributions")
-def window_off_by_one(patch: Patches) -> None:
-    def around(original: Any, self: Any, state: Any, *rest: Any) -> Any:
-        known, tokens, probs = original(self, state, *rest)
-        return known, tokens.roll(-1, 1), probs
-
-    patch.wrap(Window, "_renew", around)
-
-
-@mutant("scd", "a token that is not kept is drawn from p, not from the residual distribution")
-def coupling_with_a_fresh_draw(patch: Patches) -> None:
-    patch.set(window, "normalise", lambda mass, fallback: fallback)
-
-
-@mutant("scd", "a token is kept with min(1, q / p)")
-def coupling_is_reversed(patch: Patches) -> None:
-    patch.set(window, "ratio", lambda p, q: base.ratio(q, p))
-
-
-@mutant("scd", "the Gumbel noise is one for all positions")
-def one_noise_for_all_positions(patch: Patches) -> None:
-    def around(original: Any, self: Any, state: Any, count: Tensor) -> Tensor | None:
-        noise = original(self, state, torch.zeros_like(count))
-        return None if noise is None else noise[:, :1].expand_as(noise)
-
-    patch.wrap(Window, "_gumbel_noise", around)
-
-
-@mutant("scd", "a new token keeps the height of the one before it")
-def stale_height(patch: Patches) -> None:
-    patch.set(window, "renewed_heights", lambda keep, u, fresh, share: torch.where(keep, u * share, u))
-
-
-@mutant("scd", "the height of a new token is drawn from [0, p), not from [q, p)")
-def height_from_zero(patch: Patches) -> None:
-    patch.set(window, "renewed_heights", lambda keep, u, fresh, share: torch.where(keep, u * share, fresh))
-
-
-@mutant("scd", "a token that is kept gets a fresh height")
-def fresh_height(patch: Patches) -> None:
-    patch.set(window, "renewed_heights", lambda k, u, fresh, s: torch.where(k, fresh, s + fresh * (1 - s)))
-
-
-@mutant("scd", "a height stays the share of its token's old probability")
-def height_not_rescaled(patch: Patches) -> None:
-    patch.set(window, "renewed_heights", lambda k, u, fresh, s: torch.where(k, u, s + fresh * (1 - s)))
-
-
-# --- caches, positions, guidance, filters -----------------------------------------------------------------------------
-
-
-@mutant("eagle1", "the accepted path is not compacted in the cache")
-def cache_not_compacted(patch: Patches) -> None:
-    patch.set(LanguageSession, "commit", lambda self, verdict, tree, count: None)
-
-
-@mutant("eagle2", "the cache keeps the nodes before the accepted ones")
-def cache_compacted_off_by_one(patch: Patches) -> None:
-    def around(original: Any, self: Any, verdict: Any, *rest: Any) -> None:
-        original(self, replace(verdict, path=(verdict.path - 1).clamp_min(1)), *rest)
-
-    patch.wrap(LanguageSession, "commit", around)
-
-
-@mutant("eagle1", "draft nodes attend to all nodes of the tree")
-def tree_without_a_mask(patch: Patches) -> None:
-    def around(original: Any, self: Any, tokens: Tensor, tree: Any, *rest: Any) -> Any:
-        return original(self, tokens, replace(tree, ancestors=torch.ones_like(tree.ancestors)), *rest)
-
-    patch.wrap(LanguageSession, "forward", around)
-
-
-@mutant("sjd", "image tokens are rotated by the next position")
-def position_off_by_one(patch: Patches) -> None:
-    def around(original: Any, self: Any, x: Tensor, positions: Tensor, *rest: Any) -> Any:
-        # not during the prefill, which the session's constructor does
-        return original(self, x, positions + hasattr(self, "prefix_hidden"), *rest)
-
-    patch.wrap(LanguageSession, "feed", around)
-
-
-@mutant("sd", "the padding of the prompt is attended to")
-def padding_is_seen(patch: Patches) -> None:
-    def around(original: Any, self: Any, *args: Any) -> None:
-        original(self, *args)
-        self.padding = torch.zeros_like(self.padding)
-
-    patch.wrap(LanguageSession, "__init__", around)
-
-
-@mutant("vanilla", "guidance mixes probabilities instead of logits")
-def guidance_after_softmax(patch: Patches) -> None:
-    def mixed(self: Sampling, logits: Tensor) -> Tensor:
-        if not self.guided:
-            return logits.float()
-        cond, uncond = logits.float().softmax(-1).chunk(2)
-        return (uncond + self.cfg_scale * (cond - uncond)).clamp_min(1e-9).log()
-
-    patch.set(Sampling, "apply_guidance", mixed)
-
-
-@mutant("vanilla", "the rows with and without a prompt are exchanged in guidance")
-def guidance_is_reversed(patch: Patches) -> None:
-    patch.wrap(Sampling, "apply_guidance", lambda f, self, x: f(self, x.roll(len(x) // 2, 0) if self.guided else x))
-
-
-@mutant("sjd", "the image grammar is not applied")
-def grammar_is_ignored(patch: Patches) -> None:
-    patch.wrap(LanguageSession, "constrain", lambda _, self, logits, positions: logits)
-
-
-@mutant("vanilla", "the temperature is applied twice")
-def temperature_twice(patch: Patches) -> None:
-    patch.wrap(Sampling, "probs", lambda f, self, x: f(self, x / self.temperature if self.temperature else x))
-
-
-@mutant("vanilla", "top-k keeps one token more")
-def top_k_keeps_one_more(patch: Patches) -> None:
-    def around(original: Any, self: Sampling, x: Tensor) -> Tensor:
-        return original(replace(self, top_k=self.top_k + 1) if self.top_k else self, x)
-
-    patch.wrap(Sampling, "probs", around)
-
-
-# --- the audits -------------------------------------------------------------------------------------------------------
-
-
 def jobs(method: str, models: Sequence[Subject]) -> list[Job]:
-    """The default audit of a method, shortest first."""
-    found = list(command._audits([f"method={method}"], models))
-    return sorted(found, key=lambda job: (not isinstance(job[1], TabularModel), job[1].vocab > 8))
+    """The default audit of a method, shortest first; of the models, on those that suit it."""
+    continuous, *_ = command._kinds([f"method={method}"])
+    suited = [model for model in models if isinstance(model, DensityPair) == continuous]
+    found = list(command._audits([f"method={method}"], suited))
+    return sorted(found, key=_cost)
+
+
+def _cost(job: Job) -> tuple[bool, bool]:
+    model = job[1]
+    return not isinstance(model, TabularModel), isinstance(model, TabularModel) and model.vocab > 8
 
 
 def decoded(job: Job) -> list[Any]:
     """What a few sequences of an audit are."""
     cfg, model = job
-    method = audit.assemble(cfg, model)
-    config = loop.DecoderConfig(
-        method.target, method.drafter, method.rule, method.sampling, verification=method.verification
-    )
-    out = loop.decode(config, model.prompts(_SHOWN), RandomStreams([(0, i) for i in range(_SHOWN)]))
+    rng = RandomStreams([(0, i) for i in range(_SHOWN)])
+    if isinstance(model, DensityPair):
+        out: Any = decode(model.target, model.drafter, densities.assemble(cfg).rule, None, rng)
+    else:
+        method = audit.assemble(cfg, model)
+        config = loop.DecoderConfig(
+            method.target, method.drafter, method.rule, method.sampling, verification=method.verification
+        )
+        out = loop.decode(config, model.prompts(_SHOWN), rng)
     return [out.tokens, out.steps, out.accepted]
 
 
@@ -450,12 +100,12 @@ def caught(one: Mutant, audits: Sequence[Job], intact: Sequence[list[Any]], most
             if samples > most:
                 break
             for cfg, model in changed:
-                found = audit.measure(audit.assemble(cfg, model), model, samples)
+                found = execution.assemble(cfg, model)(samples)
                 if found["verdict"] == "not lossless":
                     return row | {
                         "samples": samples,
                         "model": model.name,
-                        **{name: found[name] for name in ("parameters", "p_value", "tv")},
+                        **{name: found[name] for name in ("parameters", "p_value", "tv", "tv_exact", "ks")},
                     }
     return row
 
@@ -467,7 +117,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("out", nargs="?", default="out=results/mutants.csv")
     chosen = parser.parse_args(arguments)
     mutants = [m for m in MUTANTS if m.name in chosen.only or not chosen.only]
-    models = [model for model in command._models({}, [False])[False] if not isinstance(model, command.DensityPair)]
+    models = [model for some in command._models({}, [False, True]).values() for model in some]
     out = Path(chosen.out.removeprefix("out="))
     with out.open(newline="") if chosen.only and out.is_file() else nullcontext([]) as file:
         earlier: dict[str, Any] = {row["mutant"]: row for row in csv.DictReader(file)}

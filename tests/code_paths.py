@@ -96,9 +96,9 @@ def images() -> Iterator[str]:
     for name, drafter in drafters.items():
 
         def decoded(a: int, b: int, make: Any = drafter) -> list[Tensor]:
-            config = DecoderConfig(target, make(), rules.cool(2.0, 3), Sampling(cfg_scale=2.0))
+            config = DecoderConfig(target, make(), rules.cool(2.0, 3), Sampling(cfg_scale=2.0), emitted_draws=4)
             out = decode(config, given.rows(a, b), RandomStreams(KEYS[a:b]))
-            return [out.tokens, out.steps, out.accepted, out.trace.log_prob]
+            return [out.tokens, out.steps, out.accepted, out.trace.log_prob, out.trace.emitted_kl]
 
         yield from (f"{name}, images {part}" for part in differing(decoded))
     for model, criterion in product(("d1t5", "d2t4"), ("exact", "path")):

@@ -44,6 +44,11 @@ def trace(steps: list[int], indices: list[int], empty: bool) -> Trace:
         top1=drafts & (position % 2 == 0),
         top3=drafts,
         log_prob=-1.0 - (index % 4) - 0.5 * (position % 2),
+        emitted_tv=0.125 * (1 + index % 2 + position * 0) * (not empty),
+        emitted_kl=0.25 * (1 + index % 2 + position * 0) * (not empty),
+        emitted_outside=torch.zeros(len(steps), TOKENS),
+        emitted_kl_optimal=0.125 * (1 + index % 2 + position * 0) * (not empty),
+        emitted_ratio=torch.full((len(steps), TOKENS), 1.0 if empty else 2.0),
     )
 
 

@@ -14,12 +14,18 @@ from torch import Tensor
 
 from specbench.audit import theorem
 from specbench.audit.tabular import TabularDrafter, TabularTarget, codes, random_tables, sequence_probs
+from specbench.decoding.emitted import distances
 from specbench.decoding.loop import DecoderConfig, decode
-from specbench.decoding.rules import Band, Mentored, exact
-from specbench.decoding.rules.band import build_band, lower_limit
+from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
+from specbench.decoding.rules.band import build_band, least_divergence, lower_limit
+from specbench.decoding.rules.gsd import Grouped
+from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.proximity import neighbours
+from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import build, chain_paths, parse
 from specbench.decoding.verify import Draft, TokenWise
+from specbench.decoding.verify.block import BlockVerification
 
 SIZES = (2, 3, 17, 256, 4096)
 
@@ -154,6 +160,41 @@ def test_float32_is_enough(size: int) -> None:
         assert not e[p == 0].any()
 
 
+@pytest.mark.parametrize("size", [2, 3, 17, 256])
+def test_no_rule_is_nearer_than_the_band_of_its_acceptance(size: int) -> None:
+    """At every node: the ratio is at least 1, and 1 for the bands. Only tokens that the target can give are drafted:
+    rules by nearness accept others, at an infinite divergence."""
+    p, q = nodes(60, size)
+    q = torch.where(p > 0, q, 0.0)
+    p, q = (x[q.sum(-1) > 0.01] for x in (p, q))
+    q = q / q.sum(-1, keepdim=True)
+    depth = torch.ones(len(p), dtype=torch.int64)
+    near = neighbours(torch.randn(size, 3, generator=torch.Generator().manual_seed(0)), 4)
+    rules: dict[str, Rule] = {
+        "exact": exact(),
+        "uniform": uniform(1.5),
+        "uniform, strict": uniform(0.7),
+        "cool": cool(2.0, 3, 1.5),
+        "gsd": Grouped(near[:, :2], "optimal"),
+        "lantern": Lantern("lantern", near, 3, "tvd", 0.2, "optimal"),
+        "lantern++": Lantern("lantern_pp", near, 3, "total", 2.0, "optimal"),
+        "typical": Typical(0.3, 0.9),
+        "band": Band(0.45, 0.5, 3),
+        "mentored": Mentored(0.05),
+    }
+    for name, rule in rules.items():
+        kept = q * rule.acceptance(p, q, depth)
+        accepted = kept.sum(-1)
+        e = kept + (1 - accepted)[:, None] * rule.residual(p, q, depth, depth)
+        spent, least = distances(p, e)[1], least_divergence(p, q, accepted)
+        assert (least >= 0).all()
+        assert (spent >= least - 1e-6).all(), name
+        if name in ("exact", "band", "mentored"):
+            torch.testing.assert_close(spent, least, atol=1e-6, rtol=1e-5)
+        elif size > 3 and name != "uniform, strict":  # that one is exact, with Eq. 10
+            assert (spent > least + 1e-4).any(), name
+
+
 def test_a_deterministic_token_has_a_closed_form() -> None:
     p, _ = nodes(32, 17)
     token = p.argmax(-1)
@@ -227,6 +268,24 @@ class Enumeration:
             self._follow(t + 1, code * self.size + x, kept + 1, chance * accepted)
             if e[x] > accepted:
                 self._follow(t + 1, code * self.size + x, 0, chance * (e[x] - accepted))
+
+
+def test_block_verification_emits_the_same_and_accepts_more() -> None:
+    """With the same s at all depths, and drafts that reach the end, every token has the distribution that its prefix
+    determines."""
+    p = random_tables(3, 4, seed=1, sharpness=1.5)
+    q = random_tables(3, 4, seed=2, sharpness=1.5, near=p, distance=0.7)
+    rule = Band(0.5, 0.0, 4)
+    emits = [rule.emits(a.double(), b.double(), torch.ones(len(a), dtype=torch.int64)) for a, b in zip(p, q)]
+    steps = []
+    for way in (TokenWise(), BlockVerification()):
+        drafter = TabularDrafter(q, chain_paths(4))
+        config = DecoderConfig(TabularTarget(p), drafter, rule, Sampling(), verification=way)
+        out = decode(config, None, tiny.rng(20_000))
+        assert tiny.fit(codes(out.tokens, 3), sequence_probs(emits)) > 1e-4
+        assert tiny.fit(codes(out.tokens, 3), sequence_probs(p)) < 1e-6
+        steps.append(out.steps.float().mean())
+    assert steps[1] < 0.99 * steps[0]
 
 
 @pytest.mark.parametrize(("strength", "decay", "window"), [(0.5, 0.5, 2), (1.0, 0.0, 3), (0.3, 0.9, 1)])

@@ -91,7 +91,7 @@ class Case:
         kernels = FusedKernels() if self.engine == "triton" else None
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(launch, "start", found.start)
-            config = DecoderConfig(self.target, self.drafter, rule, sampling, verification=way)
+            config = DecoderConfig(self.target, self.drafter, rule, sampling, verification=way, emitted_draws=2)
             decoding = kind(config, self.given, RandomStreams([(0, 0), (0, 1)], "cuda"), kernels=kernels)
             for owner, name in ((decoding.session, "forward"), (self.drafter, "propose")):
                 patch.setattr(owner, name, self._kept(name, getattr(owner, name), again), raising=False)

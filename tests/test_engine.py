@@ -71,7 +71,7 @@ def some_of(given: Any, seed: int) -> tuple[Callable[[list[int]], Any], Callable
 
 
 def configured(target: Any, name: str, rule: str = "exact", sampling: Sampling = GUIDED) -> DecoderConfig:
-    return DecoderConfig(target, DRAFTERS[name](target), RULES[rule](), sampling)
+    return DecoderConfig(target, DRAFTERS[name](target), RULES[rule](), sampling, emitted_draws=2)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -53,7 +53,7 @@ def test_every_interpolated_cell_says_so() -> None:
     cells = {entry.method: entry.cells for entry in sheet.entries}
     assert len(cells) == 12
     for method, (perplexity, reward, compression, _) in cells.items():
-        assert notes[reward.marks[0]] == "Not measured yet."
+        assert notes[reward.marks[0]] == "The runs did not measure this."
         if method == "EAGLE-1, tree of 25: front RSD":
             assert (perplexity.value, compression.value) == ("", "")
             assert "do not reach" in notes[perplexity.marks[0]]

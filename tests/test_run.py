@@ -133,6 +133,9 @@ def test_the_figures_of_a_row(bench: Bench) -> None:
         "perplexity_stderr": np.exp(-np.mean(LOG_PROB)) * stderr(np.reshape(LOG_PROB, (6, -1)).mean(1)),
         "log_prob_stderr": stderr(np.reshape(LOG_PROB, (6, -1)).mean(1)),
         "perplexity_backend": "target:llamagen_scenes@0, cfg_scale 3, temperature 1",
+        "emitted_tv": 0.1875, "emitted_kl": 0.375, "emitted_kl_stderr": stderr([0.25, 0.5] * 3),
+        "emitted_kl_optimal": 0.1875, "emitted_kl_ratio": 2.0, "emitted_kl_ratio_stderr": 0.0, "emitted_ratio_max": 2.0,
+        "emitted_kl_backend": "target:llamagen_scenes@0, cfg_scale 3, temperature 1",
     }  # fmt: skip
     assert {name: row[name] for name in expected} == pytest.approx(expected)
     assert row["baseline_run_id"] == f"{row['run_id']}/baseline"
@@ -148,6 +151,7 @@ def test_vanilla_is_its_own_baseline(bench: Bench) -> None:
     assert row["baseline_run_id"] == row["run_id"]
     assert row["perplexity"] == pytest.approx(np.exp(-np.mean(LOG_PROB)))
     assert (row["accepted_histogram"], row["draft_passes"]) == ("[1.0]", 0)
+    assert row["emitted_tv"] == row["emitted_kl"] == 0
     drafted = "acceptance_rate acceptance_by_depth drafted_by_position first_accept draft_tv draft_top1 draft_top3"
     assert [row[c] for c in drafted.split()] == [None] * 7  # nothing was
     assert not (bench.out / "baseline").exists()
@@ -464,6 +468,7 @@ def test_the_report_names_what_was_written(bench: Bench) -> None:
     assert f"3.10 ± {row['speedup_latency_stderr']:.2f}x in latency, 3.10 ± 0.29x in steps" in text
     assert "drift            +0.0% over 6 pairs with vanilla: the timing holds" in text
     assert f"perplexity       {row['perplexity']:.2f} ± {row['perplexity_stderr']:.2f}, drafts' total variation" in text
+    assert "emitted          KL to the target 0.3750 ± 0.0559 nats, TV 0.1875 ± 0.0280 (a token)" in text
     assert "not measured in latency, " in replace(bench.outcome, row=row | {"speedup_latency": None}).report()
 
 

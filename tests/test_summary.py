@@ -34,9 +34,10 @@ from specbench.rows.columns import _ESTIMATES, _NUMBERS, COLUMNS, stderr_of
 from specbench.rows.journal import Record, _from_line, _to_line
 
 
-def trace() -> Trace:
+def trace(outside: float = 0.0) -> Trace:
     """Two images of 3x3 tokens. The first takes four steps: two tokens kept of three; no draft; one kept; three kept,
-    which is the image's end. The second has no draft at all."""
+    which is the image's end; its last token has mass `outside` where the target has none. The second has no draft at
+    all."""
     accepted, offered, first, tv = torch.zeros(4, 2, 9)
     accepted[0, :4] = torch.tensor([2, 0, 1, 3])
     offered[0, :4] = torch.tensor([3, 0, 3, 3])
@@ -46,7 +47,11 @@ def trace() -> Trace:
     top1[0, 0] = True
     top3[0, :3:2] = True
     log_prob = torch.stack([-torch.arange(1.0, 10), torch.full((9,), -2.0)])
-    return Trace(accepted.long(), offered.long(), first, tv, top1, top3, log_prob)
+    distances = torch.zeros(5, 2, 9)
+    distances[:4, 0] = torch.tensor([0.25, 0.5, 0, 0.25])[:, None]
+    distances[2, 0, 8] = outside
+    distances[4] = torch.tensor([[2.0, 4, 8, 1, 2, 4, 2, 4, 8], [1] * 9])  # two to the power of the depth
+    return Trace(accepted.long(), offered.long(), first, tv, top1, top3, log_prob, *distances)
 
 
 def images(of: Trace, steps: list[int], passes: int = 0) -> list[Record]:
@@ -70,6 +75,12 @@ def test_the_fields_of_a_record() -> None:
         "first_accept": 0.75,
         "draft_top1": pytest.approx(1 / 3, rel=1e-5),
         "draft_top3": pytest.approx(2 / 3, rel=1e-5),
+        "emitted_tv": 0.25,
+        "emitted_kl": 0.5,
+        "emitted_outside": 0.0,
+        "emitted_kl_optimal": 0.25,
+        "emitted_ratio_max": 8.0,
+        "emitted_log_ratio": [0.6931, 1.3863, 2.0794],
         "draft_passes": 20,
     }
     assert plain == dict.fromkeys(drafted) | {
@@ -78,6 +89,9 @@ def test_the_fields_of_a_record() -> None:
         "verified_by_depth": [],
         "log_prob_mean": -2.0,
         "log_prob_std": 0.0,
+        **dict.fromkeys(["emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal"], 0.0),
+        "emitted_ratio_max": 1.0,
+        "emitted_log_ratio": [],
         "draft_passes": 45,
     }
     for fields in (drafted, plain):
@@ -93,6 +107,11 @@ def test_the_columns_of_a_row() -> None:
         "perplexity": math.exp(3.5),
         "log_prob_mean": -3.5,
         "log_prob_std": np.std(every),
+        "emitted_tv": 0.125,
+        "emitted_kl": 0.25,
+        "emitted_kl_optimal": 0.125,
+        "emitted_kl_ratio": 2.0,
+        "emitted_ratio_max": 8.0,
         "first_accept": 0.75,  # over the three steps with a draft; the second image has none
         "draft_tv": 0.875 / 3,
         "draft_top1": 1 / 3,
@@ -105,14 +124,49 @@ def test_the_columns_of_a_row() -> None:
     errors = {
         "log_prob_stderr": 1.5,  # of -5 and -2
         "perplexity_stderr": 1.5 * math.exp(3.5),
+        "emitted_tv_stderr": 0.125,
+        "emitted_kl_stderr": 0.25,
+        "emitted_kl_optimal_stderr": 0.125,
         "draft_passes_stderr": 12.5,  # of 20 and 45
-        **dict.fromkeys(["first_accept_stderr", "draft_tv_stderr", "draft_top1_stderr", "draft_top3_stderr"]),
+        **dict.fromkeys(
+            [
+                "emitted_kl_ratio_stderr",
+                "first_accept_stderr",
+                "draft_tv_stderr",
+                "draft_top1_stderr",
+                "draft_top3_stderr",
+            ]
+        ),
     }  # only one image has drafts
     assert {k: row[k] for k in errors} == pytest.approx(errors)
     assert row["drafted_by_position"] == [0.5, 0.5, 0, 0, 0.5, 0, 0.5, 0.5, 0.5]  # all of the first image
     assert row["acceptance_by_step"] is None  # discrete tokens are generated in the order of their positions
-    others = {"acceptance_by_depth", "accepted_histogram", "drafted_by_position", "acceptance_by_step"}
+    assert row["emitted_log_ratio"] == [0.6931, 1.3863, 2.0794]
+    others = {
+        "emitted_log_ratio",
+        "acceptance_by_depth",
+        "accepted_histogram",
+        "drafted_by_position",
+        "acceptance_by_step",
+    }
     assert {*expected, *errors, *others} == set(row) <= set(COLUMNS)
+
+
+def test_an_infinite_divergence_is_no_value() -> None:
+    made = images(trace(outside=0.09), [4, 9])
+    assert [(r.emitted_tv, r.emitted_kl) for r in made] == [(0.25, None), (0.0, 0.0)]
+    assert made[0].emitted_outside == pytest.approx(0.01)
+    row = summary.columns(made)
+    assert (row["emitted_tv"], row["emitted_kl"], row["emitted_kl_stderr"]) == (0.125, None, None)
+
+
+def test_what_was_not_measured_is_no_value() -> None:
+    given = trace()
+    for absent in (torch.zeros(2, 0), torch.full((2, 9), torch.nan)):
+        five = ["emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal", "emitted_ratio"]
+        names = dict.fromkeys(five, absent)
+        row = summary.columns(images(replace(given, **names), [4, 9]))
+        assert [row[c] for c in ("emitted_tv", "emitted_tv_stderr", "emitted_kl", "emitted_kl_stderr")] == [None] * 4
 
 
 def test_means_are_over_steps_not_over_images() -> None:
@@ -139,7 +193,9 @@ def test_every_token_is_a_draft_or_a_steps_own(window: int, wished: list[int]) -
         accepted[0, steps] = min(wished[steps], int(offered[0, steps]))
         count, steps = count + int(accepted[0, steps]) + 1, steps + 1
     zeros = torch.zeros(1, total)
-    [made] = images(Trace(accepted, offered, zeros, zeros, zeros > 0, zeros > 0, zeros - 1), [steps])
+    [made] = images(
+        Trace(accepted, offered, zeros, zeros, zeros > 0, zeros > 0, zeros - 1, *[zeros] * 4, zeros + 1), [steps]
+    )
     assert summary.is_accepted_draft(made).sum() == accepted.sum()
     histogram = summary.accepted_histogram([made])
     assert histogram.sum() == pytest.approx(1)

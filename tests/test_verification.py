@@ -23,7 +23,7 @@ from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import build, chain_paths
 from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification
-from specbench.decoding.verify.block import BlockVerification
+from specbench.decoding.verify.block import BlockVerification, masses
 from specbench.errors import UsageError
 from specbench.harness import run
 
@@ -200,3 +200,10 @@ def test_chains_reach_the_reference_lengths(case: str, length: int) -> None:
     tables = models.load(str(FOLDER / f"{case}.npz"))
     out = run_on_tables(BlockVerification(), TabularDrafter(tables.q, chain_paths(length)), tables.p, IMAGES)
     close(out, wanted["block"])
+
+
+def test_masses_of_ratios_whose_product_overflows() -> None:
+    """P is min(1, P p / q), step by step, whatever the size of the ratios."""
+    ratio = torch.tensor([[1e30, 1e30, 1e30, 0.5, 0.5], [1e-30, 1e-30, 1e20, 1e30, 1e30], [0.5, 0.0, 1e30, 1e30, 2.0]])
+    expected = [[1, 1, 1, 1, 0.5, 0.25], [1, 1e-30, 1e-60, 1e-40, 1e-10, 1], [1, 0.5, 0, 0, 0, 0]]
+    torch.testing.assert_close(masses(ratio), torch.tensor(expected), rtol=1e-5, atol=1e-38)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from specbench.audit import densities
+from specbench.audit.densities import DensityPair
 from specbench.audit.models import Subject, TabularModel
 from specbench.config import parameters, registry
 from specbench.decoding.trees import parse
@@ -54,6 +56,16 @@ _WINDOWS: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
 }
 
 
+#: How CSpD is audited, in addition to its own draft of 8 tokens, on models of 3 to 5: its other exact criterion, and
+#: what its drafts and densities depend on.
+_DENSITIES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "d1t4": (("gamma=2",), ("gamma=2", "criterion=exact")),
+    "d1t5": (("gamma=2", "prefill=0.4"), ("gamma=3", "criterion=exact")),
+    "d2t3": (("gamma=1",), ("gamma=1", "temperature=0.7")),
+    "d2t4": (("gamma=2",), ("gamma=2", "criterion=exact", "align=false")),
+}
+
+
 def meaningful(cfg: Mapping[str, Any], model: Subject) -> bool:
     """Whether an audit of all models includes this one: see `_NEARNESS`; the real models serve exact rules only, since
     their drafters, not their rules, differ from those of tables."""
@@ -72,6 +84,15 @@ def variants(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterato
     sampled = _SAMPLED.get(model.name, ())
     if cfg["rule"] == "exact" and sampled and not given & {"temperature", "top_k", "top_p"}:
         yield [*fixed, *drafts[-1], *sampled]
+
+
+def of_densities(cfg: Mapping[str, Any], given: set[str], model: DensityPair) -> Iterator[list[str]]:
+    """As `variants`, on a model of continuous tokens. A rule that is not exact is refuted by any draft."""
+    yield []
+    rule = densities.assemble(cfg).rule
+    if rule.gamma and rule.exact and "gamma" not in given:
+        for further in _DENSITIES[model.name]:
+            yield [argument for argument in further if argument.split("=")[0] not in given]
 
 
 def _rule(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[str]:

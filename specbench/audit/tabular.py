@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from specbench.decoding.drafters.dynamic import Grower
 from specbench.decoding.loop import Outcome
@@ -66,28 +67,40 @@ class _Lookup:
         self.length, self.size = len(tables), tables[0].shape[1]
         uniform = torch.full((1, self.size), 1.0 / self.size)  # beyond the end, where results are cut anyway
         self.table = torch.cat([*tables, uniform])
+        self.logits = self.table.log()
         starts = [0]
         for table in tables:
             starts.append(starts[-1] + len(table))
         self.starts = torch.tensor(starts)
         self.contexts = max(map(len, tables))  # codes of what the next token may depend on
+        self.memory = round(math.log(self.contexts, self.size))  # tokens that it may depend on
 
     def root(self, history: Tensor, count: Tensor) -> Tensor:
         """Codes (B,) of the committed tokens."""
         code = torch.zeros_like(count)
-        for t in range(self.length):
-            code = torch.where(count > t, self.after(code, history[:, t]), code)
+        for before in range(self.memory, 0, -1):
+            index = count - before
+            token = history.gather(1, index.clamp_min(0)[:, None])[:, 0]
+            code = torch.where(index >= 0, self.after(code, token), code)
         return code
 
     def after(self, code: Tensor, token: Tensor) -> Tensor:
         """The codes of prefixes of these codes, each followed by a token. A Markov model forgets the earlier ones."""
-        return (code * self.size + token) % self.contexts
+        below = code * self.size + token
+        if self.contexts & (self.contexts - 1) == 0:  # a power of two: as below, but fast
+            return below & (self.contexts - 1)
+        return below % self.contexts
 
     def nodes(self, root: Tensor, tokens: Tensor, parent: Tensor, depth: Tensor, height: int) -> Tensor:
         """Codes (B, M) of draft nodes: the committed tokens, then the path from the root down to the node itself. The
-        codes of nodes beyond the model's length are arbitrary."""
-        code = root[:, None].expand_as(tokens)
-        for d in range(1, min(height, self.length) + 1):
+        codes of nodes beyond the model's length are arbitrary. parent, depth (B or 1, M): of the tree."""
+        code, levels = root[:, None].expand_as(tokens).clone(), range(1, min(height, self.length) + 1)
+        if len(depth) == 1:  # all rows have one tree
+            for level in ((depth[0] == d).nonzero().flatten() for d in levels):
+                code[:, level] = self.after(code[:, parent[0, level]], tokens[:, level])
+            return code
+        parent = parent.expand_as(tokens)
+        for d in levels:
             code = torch.where(depth == d, self.after(code.gather(1, parent), tokens), code)
         return code
 
@@ -95,9 +108,9 @@ class _Lookup:
         """The row of the distribution of the tokens of this index (from 0), after prefixes of these codes."""
         return self.starts[number.clamp_max(self.length)] + torch.where(number < self.length, code, 0)
 
-    def probs(self, code: Tensor, number: Tensor) -> Tensor:
-        """The distribution (..., V) itself."""
-        return self.table[self.row(code, number)]
+    def of(self, values: Tensor, code: Tensor, number: Tensor) -> Tensor:
+        """The rows (..., V) of `table`, `logits`, or what was computed from them, after such prefixes."""
+        return embedding(self.row(code, number), values)
 
 
 class TabularTarget:
@@ -125,9 +138,10 @@ class TabularSession:
         return logits
 
     def forward(self, tokens: Tensor, tree: Any, history: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        parent, depth = tree.parent.expand_as(tokens), tree.depth.expand_as(tokens)
-        code = self.lookup.nodes(self.lookup.root(history, count), tokens, parent, depth, tree.height)
-        return self.lookup.probs(code, count[:, None] + depth).log(), tokens.unsqueeze(-1).float()
+        root = self.lookup.root(history, count)
+        code = self.lookup.nodes(root, tokens, tree.parent, tree.depth, tree.height)
+        logits = self.lookup.of(self.lookup.logits, code, count[:, None] + tree.depth)
+        return logits, tokens.unsqueeze(-1).float()
 
     def buffers(self) -> Buffers:
         return {}
@@ -141,8 +155,11 @@ class TabularSession:
 
 @dataclass
 class TabularState:
+    """probs: of all rows of the draft tables, as they are sampled."""
+
     sampling: Sampling
     rng: RandomStreams
+    probs: Tensor
     steps: int = 0
 
     def buffers(self) -> Buffers:
@@ -168,7 +185,7 @@ class TabularDrafter:
         self.replacement = replacement
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> TabularState:
-        return TabularState(sampling, rng)
+        return TabularState(sampling, rng, sampling.probs(self.lookup.logits))
 
     def propose(self, state: TabularState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         tree, lookup, size = self.tree, self.lookup, self.lookup.size
@@ -179,15 +196,15 @@ class TabularDrafter:
         inner, depth = tree.inner[0].tolist(), tree.depth[0].tolist()
         codes = {0: start}  # of inner nodes
         for i, node in enumerate(inner):
-            given = lookup.probs(codes[node], (count + depth[node]))
-            probs = state.sampling.probs(given.log())
+            number = count + depth[node]
+            probs = lookup.of(state.probs, codes[node], number)
             draft_probs.append(probs)
             kids = [k for k in tree.children[0, i].tolist() if k >= 0]
             wanted = len(kids) if self.replacement else min(len(kids), size)
             if self.replacement:
                 picks = draw_several(probs, state.rng.uniform(step, DRAFT + i, wanted))
             elif self.chosen or (state.sampling.temperature == 0 and not tree.is_chain):
-                picks = given.topk(wanted, dim=-1).indices
+                picks = lookup.of(lookup.table, codes[node], number).topk(wanted, dim=-1).indices
             elif len(kids) == 1:
                 picks = draw(probs, state.rng.uniform(step, DRAFT + i, 1)[:, 0])[:, None]
             else:
@@ -222,7 +239,7 @@ class TabularGrower:
         self.tree = self.grower.sizing
 
     def open(self, session: Any, conditioning: Any, sampling: Sampling, rng: RandomStreams) -> TabularState:
-        return TabularState(sampling, rng)
+        return TabularState(sampling, rng, sampling.unfiltered.probs(self.lookup.logits))
 
     def propose(self, state: TabularState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
         """A grown tree is deterministic: rows with the same prefix have the same tree, so it is grown once."""
@@ -241,8 +258,7 @@ class TabularGrower:
         codes = lookup.root(history, count)[:, None]  # of the root and the expanded nodes, in order
 
         def probs(code: Tensor, depth: int) -> Tensor:
-            logits = lookup.probs(code, (count[:, None] + depth).expand_as(code)).log()
-            return state.sampling.unfiltered.probs(logits)
+            return lookup.of(state.probs, code, (count[:, None] + depth).expand_as(code))
 
         def expand(tokens: Tensor, parents: Tensor, depth: int, first: int, sees: Tensor) -> Tensor:
             nonlocal codes

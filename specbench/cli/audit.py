@@ -251,7 +251,8 @@ def _audits(arguments: Sequence[str], suited: Sequence[Subject]) -> Iterator[tup
     for model in suited:
         cfg = _configuration(arguments, isinstance(model, DensityPair))
         if isinstance(model, DensityPair):
-            yield cfg, model
+            for further in sizes.of_densities(cfg, given, model):
+                yield _configuration([*arguments, *further], True), model
         elif len(suited) == 1 or sizes.meaningful(cfg, model):
             for further in sizes.variants(cfg, given, model):
                 yield _configuration([*arguments, *further], False), model

@@ -73,6 +73,18 @@ STATISTICS = (
         "the mean log-probability of a token is {d} {more} with {b} than with {a}",
         ("higher", "lower"),
     ),
+    Statistic(
+        "emitted_kl",
+        lambda r: r.emitted_kl,
+        "the KL divergence of what is emitted from the target is {d} nats a token {more} with {b} than with {a}",
+        ("larger", "smaller"),
+    ),
+    Statistic(
+        "emitted_tv",
+        lambda r: r.emitted_tv,
+        "the total variation of what is emitted and the target is {d} {more} with {b} than with {a}",
+        ("larger", "smaller"),
+    ),
 )
 
 

@@ -190,7 +190,7 @@ TABLE: dict[str, Parameter] = {
     ),
     "decay": Parameter(
         "number",
-        "how fast a band's relaxation falls over draft positions: about the acceptance rate",
+        "how fast a band's relaxation falls over draft positions: about first_accept",
         low=0,
         high=0.999,
     ),
@@ -263,6 +263,13 @@ TABLE: dict[str, Parameter] = {
         "measure seconds, method and vanilla AR alternating; false leaves the columns in seconds empty",
         null="true where one process decodes one image at a time",
     ),
+    "emitted_draws": Parameter(
+        "integer",
+        "draws of the tokens rejected at a node, for emitted_tv and emitted_kl where they are not exact (discrete"
+        " tokens); an even number, 0: neither is measured",
+        low=0,
+        high=1024,
+    ),
     "workers": Parameter(
         "integer",
         "decoding processes: one per GPU, or of one thread each on a CPU; more than one need Ray",
@@ -293,6 +300,7 @@ UNITS = {
     "n": "prompts",
     "batch": "images",
     "warmup": "images",
+    "emitted_draws": "draws",
     "workers": "processes",
 }
 

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.batch import BatchDecoding, Decoded, finished
+from specbench.decoding.emitted import Emitted
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules.base import Rule
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trace import Taken, Trace, TraceRecorder
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification
+from specbench.decoding.verify.block import BlockVerification
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.graph import Eager, Graphs
 from specbench.engine.ops import Kernels
@@ -120,7 +122,7 @@ Override = Callable[[Verdict, Draft, Tensor], Verdict]
 @dataclass(frozen=True, eq=False)
 class DecoderConfig:
     """Decoder configuration: the target, its drafter, the rule and the way by which drafts are verified, and how the
-    target is sampled."""
+    target is sampled; emitted_draws: as of `Emitted`, which measures what is emitted; 0: it is not measured."""
 
     target: Target
     drafter: Drafter
@@ -128,6 +130,7 @@ class DecoderConfig:
     sampling: Sampling
     override: Override | None = None
     verification: Verification = field(default_factory=TokenWise)
+    emitted_draws: int = 0
 
 
 class Decoding(BatchDecoding):
@@ -160,7 +163,10 @@ class Decoding(BatchDecoding):
         self.total, self.reach = self.session.length, tree.height + 1
         self.history = torch.zeros(rows, self.total + 2 * self.reach, dtype=torch.int64, device=device)
         self.count, self.steps, self.drafted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
-        self.recorder = TraceRecorder(rows, self.total, self.reach, device)
+        draws = config.emitted_draws
+        measured = draws and isinstance(config.verification, TokenWise | BlockVerification)
+        emitted = Emitted(config.rule, self.rng, draws) if measured else None
+        self.recorder = TraceRecorder(rows, self.total, self.reach, device, emitted)
         self.taken: Taken | None = None  # from a step to its statistics
         self.state = DecodeState(
             rows,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specbench.decoding.emitted import Emitted
 from specbench.decoding.sampling import Distributions
 from specbench.decoding.verify import Draft, Verdict
 from specbench.engine.ops import sum_last
@@ -24,6 +25,8 @@ class Trace:
     (offered > 0).
     log_prob (B, T): of every emitted token, its natural-log probability under the target, with guidance and temperature
     but before top-k and top-p (at temperature 0: at temperature 1).
+    emitted_tv, emitted_kl, emitted_outside, emitted_kl_optimal, emitted_ratio (B, T): of every emitted token, how far
+    the distribution that it was emitted from is from the target's, see `emitted.Emitted.step`; (B, 0) without it.
     """
 
     accepted: Tensor
@@ -33,6 +36,11 @@ class Trace:
     top1: Tensor
     top3: Tensor
     log_prob: Tensor
+    emitted_tv: Tensor
+    emitted_kl: Tensor
+    emitted_outside: Tensor
+    emitted_kl_optimal: Tensor
+    emitted_ratio: Tensor
 
 
 #: How far the sum of a distribution may be from 1. (float32 over 200,000 tokens is exact to about 1e-5.)
@@ -56,17 +64,20 @@ class TraceRecorder:
     """Fills a trace without a host round trip, and checks the distributions: for every step it records the product of
     the sums of those that were used, which is 1 where each sums to 1, and NaN where one is not finite."""
 
-    def __init__(self, rows: int, total: int, reach: int, device: torch.device) -> None:
-        self.total = total
+    def __init__(self, rows: int, total: int, reach: int, device: torch.device, emitted: Emitted | None = None) -> None:
+        self.total, self.emitted = total, emitted
         # the sums of the target's and the drafter's distributions, then the six of a trace, which vanilla does not
         # need; finished rows write to the last column
         self.steps = torch.zeros(8, rows, total + 1, device=device)
         self.steps[:2] = 1
         self.log_prob = torch.zeros(rows, total + 2 * reach, device=device)
+        self.distances = torch.zeros(5, rows, total + 2 * reach if emitted else 0, device=device)
+        self.distances[4] = 1  # the ratio of vanilla
         self.offsets = torch.arange(reach, device=device)
 
     def buffers(self) -> Buffers:
-        return {"steps": Buffer(self.steps, 1), "log_prob": Buffer(self.log_prob)}
+        own = {"steps": Buffer(self.steps, 1), "log_prob": Buffer(self.log_prob)}
+        return own | {"distances": Buffer(self.distances, 1)} if self.emitted else own
 
     def record(self, taken: Taken) -> None:
         verdict, count, active = taken.verdict, taken.count, taken.active
@@ -79,7 +90,11 @@ class TraceRecorder:
         self.steps[: len(row)].scatter_(2, index, torch.stack([x.float() for x in row]).unsqueeze(-1))
         of_token = taken.found.log_prob(path, verdict.tokens)
         kept = active[:, None] & (self.offsets <= verdict.length[:, None])
-        self.log_prob.scatter_(1, count[:, None] + self.offsets, torch.where(kept, of_token, 0.0))
+        positions = count[:, None] + self.offsets
+        self.log_prob.scatter_(1, positions, torch.where(kept, of_token, 0.0))
+        if self.emitted is not None and taken.draft.tree.height:  # vanilla emits the target's own distribution
+            found = self.emitted.step(taken.draft, verdict, taken.found, taken.steps)
+            self.distances.scatter_(2, positions.expand(5, -1, -1), torch.where(kept, found, 0.0))
 
     def _statistics(self, taken: Taken) -> list[Tensor]:
         """A step's statistics for the trace, (B,) each."""
@@ -123,4 +138,5 @@ class TraceRecorder:
     def trace(self) -> Trace:
         accepted, offered, first, tv, top1, top3 = self.steps[2:, :, : self.total].clone()
         log_prob = self.log_prob[:, : self.total].clone()
-        return Trace(accepted.long(), offered.long(), first, tv, top1 > 0, top3 > 0, log_prob)
+        distances = self.distances[:, :, : self.total].clone()
+        return Trace(accepted.long(), offered.long(), first, tv, top1 > 0, top3 > 0, log_prob, *distances)

@@ -34,6 +34,7 @@ MAY_CHANGE = (
     "out",
     "data_dir",
     "timing",
+    "emitted_draws",
     "workers",
     "ray_address",
 )
@@ -210,7 +211,8 @@ def stored(path: Path) -> dict[str, Any]:
         theirs = _read_yaml(file)
     except Exception:
         raise UsageError(f"cannot read {file}" if file.exists() else f"{path} holds no run") from None
-    return parameters.validate({"timing": None, **theirs, "out": None})  # older versions had no timing=
+    older = {"timing": None, "emitted_draws": 0}  # versions without these parameters
+    return parameters.validate({**older, **theirs, "out": None})
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

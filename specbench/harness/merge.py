@@ -11,10 +11,10 @@ from typing import Any
 
 from specbench.config import parameters
 from specbench.metrics import Score
-from specbench.rows.columns import COLUMNS, METRICS
+from specbench.rows.columns import COLUMNS, METRICS, OF_RECORDS
 
 #: The columns that a metric can fill.
-SCORES = tuple(name for name in METRICS if name != "perplexity")
+SCORES = tuple(name for name in METRICS if name not in OF_RECORDS)
 
 _UNNAMED = ("note", "protocol", "commit")  # columns that are not measurements and may become empty
 

@@ -214,17 +214,18 @@ class Pipeline(_Base):
         sampling = Sampling(cfg["temperature"], cfg["top_k"], cfg["top_p"], cfg["cfg_scale"])
         layers = getattr(drafter, "aux_hidden_layers", ())
         target = model.target.with_aux_hidden_layers(layers) if layers else model.target
-        verification = build_verification(cfg, drafter)
-        config = DecoderConfig(target, drafter, rule, sampling, verification=verification)
+        draws, verification = cfg["emitted_draws"], build_verification(cfg, drafter)
+        config = DecoderConfig(target, drafter, rule, sampling, verification=verification, emitted_draws=draws)
         return cls(model, config, device, cfg["model"], registry.weights_label(cfg), engine)
 
     def vanilla(self) -> Pipeline:
         """The same loaded target with the empty draft: the baseline, on an engine of the same kind."""
-        return self._of(DecoderConfig(self.model.target, NoDraft(), exact(), self.config.sampling))
+        sampling, draws = self.config.sampling, self.config.emitted_draws
+        return self._of(DecoderConfig(self.model.target, NoDraft(), exact(), sampling, emitted_draws=draws))
 
     def overridden(self, override: Override) -> Pipeline:
-        """The same pipeline with verdicts that override the rule's."""
-        return self._of(replace(self.config, override=override))
+        """The same pipeline with verdicts that override the rule's; what it emits is not measured."""
+        return self._of(replace(self.config, override=override, emitted_draws=0))
 
     def _of(self, config: DecoderConfig) -> Pipeline:
         return Pipeline(self.model, config, self.device, self.name, self.weights, self.engine.fresh())

@@ -13,6 +13,7 @@ from specbench.harness import sheet
 from specbench.harness.folder import RunFolder, RunRecords, is_vanilla
 from specbench.rows import provenance, summary, timing
 from specbench.rows.columns import COLUMNS, DRIFT_BOUND, stderr_of
+from specbench.rows.journal import Record
 
 
 def build_row(
@@ -40,24 +41,48 @@ def build_row(
     row["timing"] = timing.was_timed([*mine, *(reference or [])])
     row |= summary.speed(mine) | summary.columns(mine)
     if row["perplexity"] is not None:
-        row["perplexity_backend"] = _perplexity_conditions(row)
+        row["perplexity_backend"] = _conditions(row) + f", temperature {row['temperature'] or 1:g}"
+    for name in ("emitted_tv", "emitted_kl"):
+        if row[name] is not None:
+            row[f"{name}_backend"] = _conditions(row) + _sampling(row)
     if reference:
         row |= summary.versus(mine, reference)
         if "gamma" in cfg:
             row |= summary.expected_speedup(mine, reference, cfg["gamma"])
         row["baseline_run_id"] = memory["run_id"] + ("" if is_vanilla(cfg) else "/baseline")
     row |= {name: value for name, value in quality.items() if name != "note"}
-    remarks = _remarks(cfg, sessions, row)
+    remarks = _remarks(cfg, sessions, row) + _emitted_remarks(cfg, mine)
     if smallest := memory.get("smallest_batch"):
         remarks.append(f"for want of memory some images were decoded in batches of {smallest}")
     row["note"] = "; ".join(filter(None, [*remarks, quality.get("note", "")]))
     return row
 
 
-def _perplexity_conditions(row: Mapping[str, Any]) -> str:
-    """The conditions of a row's perplexity: "target:llamagen_scenes@1a2b3c4d, cfg_scale 3, temperature 1"."""
+def _conditions(row: Mapping[str, Any]) -> str:
+    """What a row's likelihoods are measured by: "target:llamagen_scenes@1a2b3c4d, cfg_scale 3"."""
     digest = row["weights"].rpartition(":")[2].partition("+")[0]  # the target's; see registry.weights_label
-    return f"target:{row['model']}@{digest}, cfg_scale {row['cfg_scale']:g}, temperature {row['temperature'] or 1:g}"
+    return f"target:{row['model']}@{digest}, cfg_scale {row['cfg_scale']:g}"
+
+
+def _sampling(row: Mapping[str, Any]) -> str:
+    """How the target is sampled: ", temperature 1, top_k 100"."""
+    filters = [f"{name} {row[name]:g}" for name, off in (("top_k", None), ("top_p", 1)) if row[name] != off]
+    return ", ".join(["", f"temperature {row['temperature']:g}", *filters])
+
+
+def _emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[str]:
+    """Why a row lacks emitted_tv or emitted_kl."""
+    if images[0].drafts is not None or not cfg["emitted_draws"]:
+        return []
+    outside = [r.emitted_outside for r in images if r.emitted_outside is not None]
+    if not outside:
+        way = cfg.get("verification", "token")
+        what = f"rule {cfg['rule']} on trees of sampled tokens" if way == "token" else f"verification={way}"
+        return [f"emitted_tv and emitted_kl are not computed for {what}"]
+    if len(outside) < len(images):
+        return [f"emitted_tv was not recorded of {len(images) - len(outside)} images, which an earlier process decoded"]
+    share = sum(outside) / len(outside)
+    return [f"emitted_kl is infinite: the target gives {share:.2g} of the emitted tokens no probability"] * (share > 0)
 
 
 def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], row: Mapping[str, Any]) -> list[str]:
@@ -93,7 +118,9 @@ def describe(cfg: Mapping[str, Any]) -> str:
     parts = [f"drafter {cfg['drafter']}", f"rule {cfg['rule']}"]
     if (way := cfg.get("verification", "token")) != "token":
         parts.append(f"verification {way}")
-    parts += [f"{name} {cfg[name]:g}" for name in ("window", "delta") if cfg.get(name) is not None]
+    parts += [
+        f"{name} {cfg[name]:g}" for name in ("window", "delta", "strength", "budget") if cfg.get(name) is not None
+    ]
     return f"{cfg['method']} ({', '.join(parts)})"
 
 
@@ -122,8 +149,12 @@ def report(row: Mapping[str, Any], cfg: Mapping[str, Any]) -> str:
 
     lines = [
         ("accepted length", value("accepted_length_mean", " tokens a step")),
-        ("acceptance rate", value("acceptance_rate")),
+        ("acceptance rate", f"{value('acceptance_rate')}, of the first draft token {value('first_accept')}"),
         ("perplexity", f"{value('perplexity')}, drafts' total variation {value('draft_tv', digits=3)}"),
+        (
+            "emitted",
+            f"KL to the target {value('emitted_kl', ' nats', 4)}, TV {value('emitted_tv', digits=4)} (a token)",
+        ),
         ("latency", value("latency_s_mean", " s an image", 3)),
         ("throughput", value("tokens_per_s", " tokens/s", 1)),
         ("speed-up", f"{value('speedup_latency', 'x')} in latency, {value('speedup_step', 'x')} in steps"),

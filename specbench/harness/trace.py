@@ -67,6 +67,29 @@ def _of_image(trace: dict[str, np.ndarray], steps: int, passes: int) -> dict[str
             for field, name in of_draft.items()
         },
         "draft_passes": passes * steps,
+        **_emitted(trace, accepted, offered),
+    }
+
+
+def _emitted(trace: dict[str, np.ndarray], accepted: np.ndarray, offered: np.ndarray) -> dict[str, Any]:
+    """What an image's tokens were emitted from: None where it was not computed, and an infinite divergence. accepted,
+    offered: of each step."""
+    names = ("emitted_tv", "emitted_kl", "emitted_outside", "emitted_kl_optimal")
+    tv, kl, outside, least = (
+        float(trace[name].mean(dtype=np.float64)) if trace[name].size else np.nan for name in names
+    )
+    more = ("emitted_ratio_max", "emitted_log_ratio")
+    if np.isnan(tv):
+        return dict.fromkeys((*names, *more))
+    means = _rounded(tv), None if outside > 0 else _rounded(kl), _rounded(outside)
+    depth = np.concatenate([np.arange(1, a + 2) for a in accepted])[: len(trace["emitted_ratio"])]
+    drafted = depth <= np.repeat(offered, accepted + 1)[: len(depth)]  # a bonus token has no draft
+    logs = np.log(trace["emitted_ratio"].astype(np.float64))
+    by_depth = [logs[drafted & (depth == d)].mean() for d in range(1, depth[drafted].max(initial=0) + 1)]
+    return {
+        **dict(zip(names, (*means, None if np.isnan(least) else _rounded(least)), strict=True)),
+        more[0]: _rounded(trace["emitted_ratio"].max()),
+        more[1]: [round(float(x), 4) for x in by_depth],
     }
 
 

@@ -9,10 +9,12 @@ from specbench.config.shown_columns import ShownColumn
 from specbench.config.table import TABLE
 
 # The order of the metrics' columns; those that conf/metrics declares and that are not named here follow.
-_ORDER = ("fid", "clip_score", "image_reward", "hpsv2", "inception_score", "kid", "precision", "recall", "perplexity")
+_ORDER = ("fid", "clip_score", "image_reward", "hpsv2", "inception_score", "kid", "precision", "recall")
+#: Columns of quality that records give, and no metric.
+OF_RECORDS = ("perplexity", "emitted_tv", "emitted_kl")
 
 #: Columns of every metric; each also has the columns `_stderr` and `_backend`.
-METRICS = tuple(dict.fromkeys((*_ORDER, *shown_columns.of_metrics())))
+METRICS = tuple(dict.fromkeys((*_ORDER, *OF_RECORDS, *shown_columns.of_metrics())))
 
 #: Column -> how tables and the report show it, in the report's order. conf/metrics declares those of metrics.
 SHOWN: dict[str, ShownColumn] = {
@@ -30,6 +32,10 @@ SHOWN: dict[str, ShownColumn] = {
     "draft_top1": ShownColumn("Top-1 agreement", "higher", 3),
     "draft_top3": ShownColumn("Top-3 agreement", "higher", 3),
     "log_prob_mean": ShownColumn("Log-probability of a token (nats)", "higher", 3),
+    "emitted_kl": ShownColumn("KL(emitted, target) of a token (nats)", "lower", 4),
+    "emitted_tv": ShownColumn("Total variation of emitted and target", "lower", 4),
+    "emitted_kl_ratio": ShownColumn("KL(emitted, target) / the least possible", "lower", 3),
+    "emitted_ratio_max": ShownColumn("Largest emitted / target probability", "lower", 2),
     "perplexity": ShownColumn("Perplexity", "lower", 2),
     **shown_columns.of_metrics(),
     "residual_tries": ShownColumn("Tries of a residual", "lower", 2),
@@ -61,6 +67,7 @@ _STRINGS = (
     "accepted_histogram",
     "drafted_by_position",
     "acceptance_by_step",
+    "emitted_log_ratio",
     "timing_valid",
 )  # the columns of _STATISTICS that hold text
 
@@ -73,6 +80,13 @@ _LIKELIHOOD = {
     "log_prob_mean": "natural-log probability of a token under the target, with guidance and temperature (1 where it is"
     " 0) but before top-k and top-p, mean over all tokens of all images",
     "log_prob_std": "its standard deviation over all tokens of all images",
+    "emitted_kl_optimal": "the least emitted_kl with which as much could be accepted at every node, in nats: that of"
+    " rule=band (docs/band.md); for chains of sampled tokens",
+    "emitted_kl_ratio": "emitted_kl / emitted_kl_optimal: 1 is the frontier",
+    "emitted_ratio_max": "largest ratio of an emitted token's probability to the target's that was met at a node, over"
+    " all tokens that could have been emitted and all images",
+    "emitted_log_ratio": "JSON list over the depths 1, 2, ... of a draft: natural logarithm of that ratio, mean over"
+    " nodes (the log k of a band)",
 }
 
 
@@ -125,7 +139,7 @@ _SPEED = {
 _ESTIMATES = frozenset(
     "log_prob_mean accepted_length_mean steps step_compression acceptance_rate first_accept draft_tv draft_top1"
     " draft_top3 draft_passes residual_tries latency_s_mean tokens_per_s images_per_s text_s pixels_s speedup_latency"
-    " speedup_throughput speedup_step baseline_latency_s".split()
+    " speedup_throughput speedup_step baseline_latency_s emitted_kl_optimal emitted_kl_ratio".split()
 )
 
 
@@ -191,7 +205,19 @@ COLUMNS["n"] = "number of prompts, and of images"
 COLUMNS["prompts"] = "file of prompts, as given; prompts_hash identifies its content"
 
 
-COLUMNS["perplexity"] = "exp(-log_prob_mean)"
+COLUMNS["perplexity"] = "exp(-log_prob_mean); no distance: it falls below vanilla's where a method sharpens"
+
+
+COLUMNS["emitted_tv"] = (
+    "total variation between the distribution that a token is emitted from and the target's, mean over all tokens; see"
+    " decoding.emitted"
+)
+
+
+COLUMNS["emitted_kl"] = (
+    "KL divergence of the same in nats, KL(emitted || target), mean over all tokens; empty where it is infinite (the"
+    " note says so)"
+)
 
 
 COLUMNS["timing"] = "whether the seconds were measured; the columns in seconds are empty where they were not"

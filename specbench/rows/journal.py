@@ -57,6 +57,17 @@ class Record:
     first_accept: float | None = None  # probability with which the rule keeps the first candidate, mean of drafts
     draft_top1: float | None = None  # share of drafts whose top-1 next token is the target's top-1
     draft_top3: float | None = None  # share of drafts with the target's top-1 in their top-3
+    # How far the distributions that its tokens were emitted from are from the target's (see `decoding.emitted`), means
+    # over tokens: total variation; KL divergence in nats, None where it is infinite; mass where the target has none.
+    emitted_tv: float | None = None
+    emitted_kl: float | None = None
+    emitted_outside: float | None = None
+    # Of chains of sampled tokens, nats: the least KL divergence with which as much could be accepted, mean over tokens;
+    # and the largest ratio of a token's emitted probability to the target's: over all tokens, and by the depth at which
+    # they were verified, from 1 on, the mean of its natural logarithm.
+    emitted_kl_optimal: float | None = None
+    emitted_ratio_max: float | None = None
+    emitted_log_ratio: list[float] | None = None
     draft_passes: int  # forward passes of a drafter network in its steps
     # Of models with continuous tokens. In order of generation: the positions of the tokens, and for each "1" an
     # accepted draft, "0" a rejected one, "." no verified draft.
@@ -151,10 +162,16 @@ def fault(record: Record) -> str:
             number = type(value) is int or (kind == "float" and type(value) is float)
             if not number or not abs(value) < _LARGEST:
                 return f"has no {'integer' if kind == 'int' else 'number'} as {name} ({plain(value):.40})"
-            if name != "log_prob_mean" and value < (name in ("tokens", "steps", "batch")):
+            if name not in ("log_prob_mean", "emitted_tv", "emitted_kl") and value < (
+                name in ("tokens", "steps", "batch")
+            ):
                 return f"has {name} {value}"
         elif kind == "str" and not isinstance(value, str):
             return f"has no text as {name}"
+        elif kind == "list[float]" and not (
+            isinstance(value, list) and all(type(v) in (int, float) and abs(v) < _LARGEST for v in value)
+        ):
+            return f"has no list of numbers as {name}"
         elif kind == "list[int]" and not (
             isinstance(value, list) and all(type(v) is int and 0 <= v < 2**53 for v in value)
         ):

@@ -25,12 +25,12 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
     """Hash of a checked configuration: equal for equal measurements.
 
     Over every parameter but `out`, `data_dir` and `metrics_dir` (file locations), `workers` and `ray_address` (which
-    processes work; a row's note reports them), `timing` (a column of the row reports it) and `protocol`, whose values
-    are parameters themselves; `reference` and `drafter_weights` count if given, `verification` if it is not token-wise.
-    `batch`, `device`, `dtype`, `engine` and `warmup` count, because a latency depends on them, although on a CPU they
-    change no image.
+    processes work; a row's note reports them), `timing` and `emitted_draws` (columns of the row report them) and
+    `protocol`, whose values are parameters themselves; `reference` and `drafter_weights` count if given, `verification`
+    if it is not token-wise. `batch`, `device`, `dtype`, `engine` and `warmup` count, because a latency depends on them,
+    although on a CPU they change no image.
     """
-    left_out = {"out", "data_dir", "metrics_dir", "protocol", "workers", "ray_address", "timing"}
+    left_out = {"out", "data_dir", "metrics_dir", "protocol", "workers", "ray_address", "timing", "emitted_draws"}
     left_out |= {"verification"} if cfg.get("verification") == "token" else set()  # older rows lack it
     left_out |= {name for name in ("reference", "drafter_weights") if cfg.get(name) is None}
     kept: dict[str, Any] = {name: value for name, value in cfg.items() if name not in left_out}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
@@ -151,7 +152,16 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
         assert log_prob.value is not None
         perplexity = math.exp(-log_prob.value)
         off = None if log_prob.stderr is None else perplexity * log_prob.stderr  # delta method, d exp(-m) / dm
-        columns = _with_errors({"perplexity": Estimate(perplexity, off), "log_prob_mean": log_prob})
+        columns = _with_errors(
+            {
+                "perplexity": Estimate(perplexity, off),
+                "log_prob_mean": log_prob,
+                "emitted_tv": _over_tokens(images, [r.emitted_tv for r in images]),
+                "emitted_kl": _over_tokens(images, [r.emitted_kl for r in images]),
+                "emitted_kl_optimal": _over_tokens(images, [r.emitted_kl_optimal for r in images]),
+            }
+        )
+        columns |= _frontier(images, columns)
         columns["log_prob_std"] = std
     elif any(r.tries for r in images):
         counts = [len(r.tries or ()) for r in images]
@@ -174,6 +184,23 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
             "acceptance_by_step": _list(acceptance_by_step(images)) if images[0].drafts is not None else None,
         }
     )
+
+
+def _frontier(images: Sequence[Record], found: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of what is emitted next to the least divergence, and of the largest ratios. found: the columns that
+    are means."""
+    columns: dict[str, Any] = {}
+    if found["emitted_kl"] is not None and found["emitted_kl_optimal"]:
+        spent = [r.tokens * (r.emitted_kl or 0) for r in images]
+        least = [r.tokens * (r.emitted_kl_optimal or 0) for r in images]
+        columns |= _with_errors({"emitted_kl_ratio": ratio(spent, least)})
+    largest = [r.emitted_ratio_max for r in images]
+    if None not in largest:
+        columns["emitted_ratio_max"] = max(x for x in largest if x is not None)
+        depths = [r.emitted_log_ratio or [] for r in images]
+        by_depth = [[x for x in some if x is not None] for some in zip_longest(*depths)]
+        columns["emitted_log_ratio"] = _list(np.array([np.mean(some) for some in by_depth]))
+    return columns
 
 
 def expected_speedup(images: Sequence[Record], vanilla: Sequence[Record], gamma: int) -> dict[str, float]:
@@ -207,6 +234,13 @@ def _mean_over_drafts(images: Sequence[Record], statistic: Callable[[Record], fl
     """Mean over all steps with a draft of all images; None where there is none, or no such statistic."""
     given = [((r.verified_by_depth or [0])[0], statistic(r)) for r in images]  # a draft offers a token at depth 1
     return ratio([n * (f or 0.0) for n, f in given], [0 if f is None else n for n, f in given])
+
+
+def _over_tokens(images: Sequence[Record], means: Sequence[float | None]) -> Estimate:
+    """Mean over all tokens of all images, of which `means` are given; None where an image lacks its own."""
+    tokens = [r.tokens for r in images]
+    known = [n * m for n, m in zip(tokens, means, strict=True) if m is not None]
+    return ratio(known, tokens) if len(known) == len(tokens) else Estimate(None, None)
 
 
 def log_probability(images: Sequence[Record]) -> tuple[Estimate, float]:

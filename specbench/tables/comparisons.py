@@ -79,6 +79,66 @@ def _tradeoff() -> Table:
     )
 
 
+#: As `_CURVES`, on chains of 5.
+_RELAXED: dict[str, tuple[str, str, Sequence[str]]] = {
+    "UniformRSD": ("rule=uniform", "delta", ("1.1", "1.3", "1.7", "2.6", "4")),
+    "Cool-SD, exponential": ("rule=cool", "delta", ("0.8", "1.1", "1.5", "2", "3")),
+    "Cool-SD, exponential, Eq. 11": ("rule=cool resample=vanilla", "delta", ("0.8", "1.1", "1.5", "2", "3")),
+    "Cool-SD, linear": ("rule=cool schedule=linear", "delta", ("1.1", "1.25", "1.5", "2", "3")),
+    "Cool-SD, linear, Eq. 11": (
+        "rule=cool schedule=linear resample=vanilla",
+        "delta",
+        ("1.1", "1.25", "1.5", "2", "3"),
+    ),
+    "LANTERN++": ("rule=lantern_pp", "lam", ("1.5", "2", "3", "5", "10")),
+    "typical": ("rule=typical", "epsilon", ("0.3", "0.2", "0.09", "0.03", "0.01")),
+    "GSD": ("rule=gsd", "group", ("2", "3", "5", "10", "20")),
+    "mentored": ("rule=mentored", "budget", ("0.01", "0.03", "0.06", "0.12", "0.25")),
+    "band, decay 0": ("rule=band decay=0.0", "strength", ("0.3", "0.5", "0.7", "1.1", "1.6")),
+    "band": ("rule=band decay=0.5", "strength", ("0.15", "0.25", "0.45", "0.8", "1.2")),
+    "band, block verification": (
+        "rule=band decay=0.5 verification=block",
+        "strength",
+        ("0.15", "0.25", "0.45", "0.8", "1.2"),
+    ),
+}
+
+
+def _frontier() -> Table:
+    exact = Line("exact", "exact", "method=eagle_chain")
+    lines, curves = [exact], []
+    for label, (rule, name, values) in _RELAXED.items():
+        points = [
+            Line(
+                _key(f"{label}_{value}".replace("+", "p").replace(".", "")),
+                f"{label}, {SYMBOLS.get(name, name)}={value}",
+                f"method=eagle_chain {rule} {name}={value}",
+            )
+            for value in values
+        ]
+        lines += points
+        curves.append(Curve(label, (exact.key, *(line.key for line in points))))
+    return _table(
+        "frontier",
+        "The frontier of relaxed rules: divergence against steps saved on chains of 5 on the embedded model",
+        columns=(
+            STEPS_SAVED,
+            ACCEPTED_LENGTH,
+            row_column("emitted_kl"),
+            row_column("emitted_kl_ratio"),
+            row_column("emitted_ratio_max", std_over=None),
+            REWARD,
+        ),
+        lines=tuple(lines),
+        figure=TableFigure(
+            ("step_compression",),
+            ("emitted_kl", "emitted_kl_ratio"),
+            exact.key,
+            (Panel("EAGLE-1, chain of 5", tuple(curves)),),
+        ),
+    )
+
+
 _WINDOWS = {
     "vanilla": "method=vanilla",
     "jacobi": "method=jacobi",
@@ -111,6 +171,7 @@ TABLES = (
         title="Which rule pays, at equal accepted length and at equal step compression",
         matched=Matched(("perplexity", "image_reward"), _EQUAL),
     ),
+    _frontier(),
     _table(
         "jacobi_windows",
         "What Jacobi windows save: lossless decoding without a drafter network on the embedded model",

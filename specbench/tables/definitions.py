@@ -33,6 +33,7 @@ class Column:
     name: str = ""
     std_over: str | None = ""
     published_spread: str = ""  # the published files' name of the spread, where that is not `spread`
+    rounding: float = 0.0  # smaller values are errors of floating point, printed as 0
 
     @property
     def spread(self) -> str:
@@ -144,7 +145,7 @@ class Stack:
 
 
 #: Names of parameters in print.
-SYMBOLS = {"cfg_scale": "guidance", "delta": "δ", "gamma": "γ", "lam": "λ"}
+SYMBOLS = {"cfg_scale": "guidance", "delta": "δ", "gamma": "γ", "lam": "λ", "epsilon": "ε"}
 #: Names of parameters on an axis.
 AXES = {
     "cfg_scale": "guidance scale",
@@ -184,6 +185,7 @@ class Table:
     figure: TableFigure | Series | Maps | Stack | None = None
     matched: Matched | None = None  # what is printed of the figure's curves, instead of the lines
     tests: tuple[TableTest, ...] = ()
+    needs: tuple[str, ...] = ()  # columns without which a row of an older version is measured again
     rows_of: Literal["run", "bench", "probe"] = "run"  # the command whose rows it shows
     on_request: bool = False
     model: str = DEFAULT_MODEL  # measured unless another is asked for
@@ -268,6 +270,13 @@ FIRST_ACCEPT = row_column(
 QUALITY_AGAINST = ("accepted_length_mean", "step_compression")
 PERPLEXITY = row_column(
     "perplexity", measured_as="of the emitted tokens under the guided target, before top-k and top-p"
+)
+EMITTED_KL = row_column(
+    "emitted_kl",
+    "Emitted KL (nats)",
+    measured_as="KL divergence between what a token is emitted from and the target, mean over all tokens: "
+    "0 is lossless",
+    rounding=1e-6,  # of exact methods 1e-14, from sums of float32 probabilities
 )
 ACCEPTANCE = row_column("acceptance_rate", measured_as="accepted over verified draft tokens")
 #: Of a probe.

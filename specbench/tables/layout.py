@@ -260,6 +260,7 @@ def _measured_cell(table: Table, column: Column, row: Row, reason: str, notes: N
     try:
         if spread and not math.isfinite(float(spread)):
             raise ValueError(spread)
+        text = "0" if abs(float(text)) < column.rounding else text
         decimals = _decimals(text, column.decimals)
         return TableCell(number(text, column.decimals), f"{float(spread):.{decimals}f}" if spread else "")
     except ValueError as e:

@@ -72,7 +72,8 @@ def _cells(
             points = sorted(point for row in lines if (point := _point(row, x, y)))
             found = interpolated(points, value)
             if found is None:
-                why = "The measured lines of the curve do not reach this value." if points else "Not measured yet."
+                reach = "The measured lines of the curve do not reach this value."
+                why = reach if points else "The runs did not measure this." if lines else "Not measured yet."
                 cells.append(TableCell(marks=(notes.mark(why),)))
             else:
                 decimals = max(columns[y].decimals, -math.floor(math.log10(found[1])) if found[1] > 0 else 0)

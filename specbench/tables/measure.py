@@ -38,11 +38,12 @@ class Identity:
     config_hash: str
     weights: str | None
     timed: bool = False  # whether its seconds are needed
+    needs: tuple[str, ...] = ()  # columns that it fills, which rows of older versions may lack
 
     def fits(self, row: Row) -> bool:
         """Whether `row` came from such a run."""
         same = row.get("config_hash") == self.config_hash and self.weights in (None, row.get("weights"))
-        return same and not (self.timed and row.get("timing") == "false")
+        return same and not (self.timed and row.get("timing") == "false") and all(row.get(name) for name in self.needs)
 
 
 class Bench(Protocol):
@@ -190,7 +191,7 @@ def plan(table: Table, model: str, n: int | None, results: Path, bench: Bench) -
         if overrides is None:
             continue
         identity = bench.identify(overrides)
-        identity = replace(identity, timed=identity.timed and shows_seconds)
+        identity = replace(identity, timed=identity.timed and shows_seconds, needs=table.needs)
         row = next((r for r in reversed(rows) if identity.fits(r)), None)
         needs.append(Need(line, tuple(overrides), identity, row, table.rows_of))
     return RunPlan(table, model, tuple(needs), _compared(table, results))

@@ -42,6 +42,11 @@ class _Clipped(Rule):
         """As of `Rule`."""
         return ratio(self.limits(r, q, depth)[1].unsqueeze(-1) * r, q)
 
+    def emits(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """As of `Rule`."""
+        low, high = self.limits(p, q, depth)
+        return q.clamp(low.unsqueeze(-1) * p, high.unsqueeze(-1) * p)
+
     def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         return _residual(r, q, self.limits(r, q, depth)[0])
 
@@ -112,7 +117,7 @@ class Mentored(_Clipped):
 
     def limits(self, r: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
         """As of `_Clipped`."""
-        nodes = _Sorted(r, q)
+        nodes = SortedNodes(r, q)
         least, most = nodes.ratios[..., :1].clamp_max(1), torch.ones_like(r[..., :1])
         for _ in range(self.halvings):
             low = (least + most) / 2
@@ -122,7 +127,14 @@ class Mentored(_Clipped):
         return most.squeeze(-1), high.squeeze(-1)
 
 
-class _Sorted:
+def least_divergence(p: Tensor, q: Tensor, accepted: Tensor) -> Tensor:
+    """The least KL(e | p) (...) with which a node can accept a token drawn from q with probability `accepted` (...):
+    that of the band which accepts as much, 0 where the exact rule does; at most that of the band which accepts all
+    that the target can give."""
+    return SortedNodes(p, q).divergence((1 - accepted).unsqueeze(-1)).squeeze(-1).clamp_min(0)
+
+
+class SortedNodes:
     """Nodes with their tokens in the order of q / p.
 
     ratios (..., V): q / p; p_below, q_below, logs (..., V + 1): sums of p, q and q log(q / p) over the first tokens;
@@ -143,8 +155,22 @@ class _Sorted:
         """`high` and KL(e | p) of the bands with this low, (..., 1) each. The divergence is infinite where a band would
         accept what the target cannot give."""
         first = torch.searchsorted(self.ratios, low)
+        return self._band(first, low, low * self.p_below.gather(-1, first) - self.q_below.gather(-1, first))
+
+    def divergence(self, mass: Tensor) -> Tensor:
+        """KL(e | p) (..., 1) of the bands that reject this mass (..., 1), as far as bands reach."""
+        one = torch.ones_like(mass)
+        last = torch.searchsorted(self.ratios, one)
+        most = self.p_below.gather(-1, last) - self.q_below.gather(-1, last)  # what the exact rule rejects
+        mass = torch.maximum(torch.minimum(mass, most), self.never)
+        raised = self.ratios * self.p_below[..., :-1] - self.q_below[..., :-1]  # where `low` is a token's own ratio
+        first = torch.searchsorted(raised, mass)
+        low = (mass + self.q_below.gather(-1, first)) / self.p_below.gather(-1, first).clamp_min(1e-30)
+        return self._band(first, torch.minimum(low, one), mass)[1]
+
+    def _band(self, first: Tensor, low: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+        """As `band`, of bands that raise the first tokens to low p and so reject `mass`."""
         p_raised = self.p_below.gather(-1, first)
-        mass = low * p_raised - self.q_below.gather(-1, first)
         last = self.ratios.shape[-1] - torch.searchsorted(self.rejected, mass, right=True)
         lowered = self.q_above.gather(-1, last) - mass
         high = (lowered / self.p_above.gather(-1, last).clamp_min(1e-30)).clamp(1, _NEVER)

@@ -24,17 +24,26 @@ class Rule(Protocol):
 
     `deterministic` rules leave the distribution as it is; of the paths that they accept, the longest counts. At
     temperature 0 a rule with `uses_pre_argmax_probs` decides by the distribution before the arg max. `constants` names
-    the attributes that hold tensors.
+    the attributes that hold tensors. `residual_by_token`: whether the residual depends on the token that was rejected.
     """
 
     name: str
     deterministic: bool = False
     uses_pre_argmax_probs: bool = False
     constants: tuple[str, ...] = ()
+    residual_by_token: bool = True
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Probability (...) of accepting `token`."""
         ...
+
+    def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """Probability (..., V) of accepting each token of the vocabulary: `accept`, token by token. For statistics of a
+        step, not for the step itself."""
+        shape, size = r.shape, r.shape[-1]
+        token = torch.arange(size, device=r.device).expand(shape)
+        r, q = (x.unsqueeze(-2).expand(*shape, size) for x in (r, q))
+        return self.accept(r, q, token, depth.unsqueeze(-1).expand(shape))
 
     def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """The residual distribution (..., V), normalised, after `token` was rejected."""
@@ -43,6 +52,13 @@ class Rule(Protocol):
     def accept_and_residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
         """`accept` and `residual` together, for rules that compute something for both."""
         return self.accept(r, q, token, depth), self.residual(r, q, token, depth)
+
+    def emits(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """The distribution (..., V) of the token that follows a node whose one candidate is drawn from q, of a rule
+        whose residual does not depend on the rejected token."""
+        kept = q * self.acceptance(p, q, depth)
+        token = torch.zeros_like(depth)  # any
+        return kept + (1 - sum_last(kept)).unsqueeze(-1) * self.residual(p, q, token, depth)
 
     def open(self, device: torch.device) -> None:
         """Put the rule's tensors on the device of a decoding that starts: a recorded step cannot move them."""

@@ -21,6 +21,7 @@ class Grouped(Rule):
 
     name = "gsd"
     constants = ("members",)
+    residual_by_token = False
 
     def __init__(self, near: Tensor, resample: str = "vanilla") -> None:
         """near (V, group - 1) int64: the other members of every code's group."""
@@ -32,9 +33,13 @@ class Grouped(Rule):
         group = self.members[token]
         return ratio(r.gather(-1, group).sum(-1), q.gather(-1, group).sum(-1))
 
+    def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """As of `Rule`."""
+        return ratio(r[..., self.members].sum(-1), q[..., self.members].sum(-1))
+
     def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         if self.resample == "optimal":
-            q = q * ratio(r[..., self.members].sum(-1), q[..., self.members].sum(-1))
+            q = q * self.acceptance(r, q, depth)
         return normalise((r - q).clamp_min(0), r)
 
 

@@ -44,6 +44,7 @@ class Lantern(Rule):
         self.name, self.bound, self.limit, self.resample = name, bound, limit, resample
         self.near, self.k = near[:, : k + 1], min(k, near.shape[1])  # the released code clears one more than counts
         self.deterministic = self.uses_pre_argmax_probs = greedy
+        self.residual_by_token = not greedy and resample != "optimal"
 
     def moved(self, r: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The neighbours of x (..., k), the mass of each that moves onto x (..., k), all or none, and which count."""
@@ -71,7 +72,7 @@ class Lantern(Rule):
         if self.deterministic:
             return r
         if self.resample == "optimal":
-            return normalise((r - q * self._accept_all(r, q)).clamp_min(0), r)
+            return normalise((r - q * self.acceptance(r, q, depth)).clamp_min(0), r)
         near, gain, inside = self.moved(r, token)
         if self.resample == "paper":
             return normalise((self._shifted(r, token, near, gain) - q).clamp_min(0), r)
@@ -87,8 +88,10 @@ class Lantern(Rule):
         """r' (..., V): the mass of A on x."""
         return r.scatter_add(-1, near, -gain).scatter_add(-1, token.unsqueeze(-1), gain.sum(-1, keepdim=True))
 
-    def _accept_all(self, r: Tensor, q: Tensor) -> Tensor:
-        """The probability of accepting each token of the vocabulary, (..., V)."""
+    def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """As of `Rule`."""
+        if self.deterministic:
+            return super().acceptance(r, q, depth)
         size, k = len(self.near), self.k
         flat_r, flat_q = r.reshape(-1, size), q.reshape(-1, size)
         every = torch.arange(size, device=r.device)

@@ -23,6 +23,7 @@ class Relaxed(Rule):
     """
 
     constants = ("omega",)
+    residual_by_token = False
 
     def __init__(self, name: str, omega: list[float], resample: str = "optimal") -> None:
         """omega[i - 1] is that of depth i; deeper positions use the last one."""
@@ -30,6 +31,10 @@ class Relaxed(Rule):
         self.name = name
         self.resample = resample
         self.omega = torch.tensor([1.0, *omega], dtype=torch.float32)
+
+    def emits(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """As of `Rule`."""
+        return p if self.name == "exact" else super().emits(p, q, depth)
 
     def relaxation(self) -> Relaxation:
         """As of `Rule`."""
@@ -40,6 +45,10 @@ class Relaxed(Rule):
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         return ratio(self._omega(depth) * at(r, token), at(q, token))
+
+    def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """As of `Rule`."""
+        return ratio(self._omega(depth).unsqueeze(-1) * r, q)
 
     def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         mass = r - q

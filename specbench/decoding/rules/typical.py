@@ -22,14 +22,23 @@ class Typical(Rule):
 
     name = "typical"
     deterministic = True
+    residual_by_token = False
 
     def __init__(self, epsilon: float = 0.09, alpha: float = 0.3) -> None:
         self.epsilon, self.alpha = epsilon, alpha
 
     def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        own, least = at(r, token), self._least(r)
+        return ((own > least) | (own >= 1)).to(r.dtype)
+
+    def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """As of `Rule`."""
+        return ((r > self._least(r).unsqueeze(-1)) | (r >= 1)).to(r.dtype)
+
+    def _least(self, r: Tensor) -> Tensor:
+        """The probability (...) that a token must exceed."""
         entropy = sum_last(torch.special.entr(r))
-        own = at(r, token)
-        return ((own > (self.alpha * (-entropy).exp()).clamp_max(self.epsilon)) | (own >= 1)).to(r.dtype)
+        return (self.alpha * (-entropy).exp()).clamp_max(self.epsilon)
 
     def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         return r

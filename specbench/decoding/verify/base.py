@@ -1,6 +1,7 @@
 """Verification: what a draft and a verdict are, and the interface of the ways to decide on a draft's nodes.
 
-Each way is a module of its own. `token` serves every rule; the others are exact and serve the exact rule only.
+Each way is a module of its own. `token` serves every rule; the others serve the exact rule and, `block`, rules whose
+emitted distribution has a closed form.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.rng import RandomStreams
+from specbench.decoding.rng import TAGS, RandomStreams
 from specbench.decoding.rules.base import Rule
 from specbench.decoding.sampling import draw
 from specbench.decoding.trees import Tree
 from specbench.engine.ops import Kernels, take
 from specbench.errors import UsageError
 
-# Tags of a step's random numbers, the first two drawn together; drafters use DRAFT and above.
-VERIFY, NEXT, DRAFT = 0, 1, 2
+# Tags of a step's random numbers, the first two drawn together; drafters use DRAFT and above, windows also the last.
+# EMITTED: of the statistics of what is emitted.
+VERIFY, NEXT, DRAFT, EMITTED = 0, 1, 2, TAGS - 2
 
 
 @dataclass
@@ -110,13 +112,14 @@ class Verification(ABC):
         draws the next token."""
 
 
-def check_exact(cfg: Mapping[str, Any], drafter: Any) -> None:
-    """Raises UsageError for a rule or a drafter with which only token-wise verification is right."""
+def check_exact(cfg: Mapping[str, Any], drafter: Any, rules: tuple[str, ...] = ("exact",)) -> None:
+    """Raises UsageError for a rule that is not among `rules`, and for a drafter with which only token-wise verification
+    is right."""
     way = f"verification={cfg['verification']}"
-    if cfg["rule"] != "exact":
+    if cfg["rule"] not in rules:
         raise UsageError(
-            f"{way} is defined for the exact rule alone, and the method has rule {cfg['rule']}: use verification=token,"
-            " or rule=exact"
+            f"{way} is defined for rule {' or '.join(rules)} alone, and the method has rule {cfg['rule']}: use"
+            f" verification=token, or rule={rules[0]}"
         )
     if getattr(drafter, "carries_over", False):
         raise UsageError(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.rules.base import Rule, at, normalise
@@ -30,7 +31,8 @@ class BlockVerification(Verification):
     node i passes where u_i < R_i / (R_i + 1 - P_i), the last one where u_L < P_L, the root always. The last node that
     passes ends the accepted path, and the next token is drawn from Norm (P_i p_i - q_i)_+, at the last node from p_L.
     The probability that node i or a later one passes is P_i, given the tokens up to x_i. With one token it is the
-    token-wise test.
+    token-wise test. A rule that emits e_i at every node i, in closed form, has e_i in the place of p_i of the nodes
+    that have a draft token; given the prefix, a token then has the distribution e_i of its node, as token-wise.
     """
 
     name = "block"
@@ -45,12 +47,14 @@ class BlockVerification(Verification):
         kernels: Kernels | None,
     ) -> Verdict:
         """As of `Verification`."""
-        if kernels is not None:
-            return Verdict(*kernels.verify_block(p, draft, numbers))
         token, q = draft.tokens[:, 1:], draft.probs
+        if kernels is not None and rule.name == "exact":
+            return Verdict(*kernels.verify_block(p, draft, numbers))
         if draft.sampled is not None:
             q = torch.where(draft.sampled[:, 1:, None], q, one_hot(token, q.shape[-1]))
-        before = p[:, :-1]
+        before = rule.emits(p[:, :-1], q, draft.tree.depth[:, 1:].expand_as(token))
+        if kernels is not None:
+            return Verdict(*kernels.verify_block(torch.cat([before, p[:, -1:]], 1), draft, numbers))
         live, ratio = ratios(at(before, token), at(q, token), draft.valid[:, 1:])
         mass = masses(ratio)
         left = (before * mass[:, :-1, None]).sub_(q).clamp_min_(0)
@@ -74,9 +78,9 @@ def ratios(p: Tensor, q: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
 
 def masses(ratio: Tensor) -> Tensor:
     """P_0 .. P_L (B, L + 1) from p / q of the tokens of a chain (B, L). P_i is the running product over its largest
-    value so far, or over 1."""
-    product = torch.cat([torch.ones_like(ratio[:, :1]), ratio], 1).cumprod(1)
-    return product / product.cummax(1).values
+    value so far, or over 1; in logarithms, since a product of a few ratios can leave the range of numbers."""
+    product = F.pad(ratio.double().log().cumsum(1), (1, 0))
+    return (product - product.cummax(1).values).exp().to(ratio.dtype)
 
 
 def passing(left: Tensor, mass: Tensor) -> Tensor:
@@ -86,7 +90,7 @@ def passing(left: Tensor, mass: Tensor) -> Tensor:
 
 
 def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
-    check_exact(cfg, drafter)
+    check_exact(cfg, drafter, ("exact", "band", "mentored"))
     if not drafter.tree.is_chain:
         raise UsageError(
             f"verification=block needs a chain, and drafter {cfg['drafter']} drafts a tree: use verification=traversal,"

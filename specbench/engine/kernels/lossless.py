@@ -105,9 +105,9 @@ def _masses(
     live = drafted & (tl.load(VALID + row * nodes + 1 + d, mask=drafted, other=0) != 0) & (q > 0)
     ratio = tl.minimum(tl.div_rn(p, tl.where(live, q, 1.0)), 1e30, propagate_nan=tl.PropagateNan.ALL)
     ratio = tl.where(live, ratio, 0.0)
-    # the least product of ratios that end here, or 1
-    products = tl.cumprod(tl.where(d < node, ratio, 1.0), 0, reverse=True)
-    mass = tl.minimum(_least(products), 1.0, propagate_nan=tl.PropagateNan.ALL)
+    # the least product of ratios that end here, or 1; in logarithms, since a product can leave the range of numbers
+    logs = tl.cumsum(tl.where(d < node, tl.log(ratio.to(tl.float64)), 0.0), 0, reverse=True)
+    mass = tl.exp(tl.minimum(_least(logs), 0.0, propagate_nan=tl.PropagateNan.ALL)).to(tl.float32)
     if node == 0:
         first = tl.sum(tl.where(d == 0, ratio, 0.0), 0)
         tl.store(FIRST + row, tl.minimum(first, 1.0, propagate_nan=tl.PropagateNan.ALL))

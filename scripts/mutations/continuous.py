@@ -1,0 +1,131 @@
+"""Mistakes in continuous speculative decoding."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mutations import Mutant, Patches, mutant
+from specbench.decoding.continuous import verify
+from specbench.decoding.continuous.loop import ContinuousDecoding
+from specbench.decoding.continuous.trajectory import Trajectory, log_density, log_normal, own_log_density
+from specbench.decoding.continuous.verify import Verifier
+
+MUTANTS: list[Mutant] = []
+_mutant = partial(mutant, MUTANTS)
+
+
+def _ruled(patch: Patches, **changes: Any) -> None:
+    """Drafts are verified by a changed rule."""
+
+    def around(original: Any, self: Any, model: Any, drafter: Any, rule: Any, *rest: Any) -> None:
+        original(self, model, drafter, replace(rule, **changes) if rule.gamma else rule, *rest)
+
+    patch.wrap(ContinuousDecoding, "__init__", around)
+
+
+@_mutant("cspd", "by the criterion of whole paths, the densities of the last step alone are compared")
+def path_is_its_last_step(patch: Patches) -> None:
+    def last(path: Trajectory) -> Trajectory:
+        return Trajectory(path.states[:, :2], path.mean[:, :1], path.log_variance[:, :1])
+
+    patch.set(verify, "log_density", lambda session, path, z, rule: log_density(session, last(path), z, rule))
+    patch.set(verify, "own_log_density", lambda path, rule: own_log_density(last(path), rule))
+
+
+@_mutant("cspd", "the paper's factor multiplies the exact ratio of the last step")
+def factor_of_the_paper(patch: Patches) -> None:
+    def around(original: Any, self: Verifier, *args: Any) -> Any:
+        kept = self.rule
+        if kept.criterion == "exact":
+            self.rule = replace(kept, criterion="paper")
+        found = original(self, *args)
+        self.rule = kept
+        return found
+
+    patch.wrap(Verifier, "log_ratios", around)
+
+
+@_mutant("cspd", "a drafted vector is accepted with min(1, q / p)")
+def density_ratio_is_reversed(patch: Patches) -> None:
+    def around(original: Any, *args: Any) -> Any:
+        ratio, own, sigma = original(*args)
+        return -ratio, own, sigma
+
+    patch.wrap(Verifier, "log_ratios", around)
+
+
+@_mutant("cspd", "the target verifies drafts without the drafted tokens before them")
+def verified_without_the_drafts(patch: Patches) -> None:
+    def around(original: Any, self: ContinuousDecoding, drafts: Any) -> Any:
+        _, bonus = original(self, drafts)
+        kept, self.rule = self.rule, replace(self.rule, verify="parallel")
+        z, _ = original(self, drafts)
+        self.rule = kept
+        return z, bonus
+
+    patch.wrap(ContinuousDecoding, "_target_conditioning", around)
+
+
+@_mutant("cspd", "verification goes on after a rejected token")
+def drafts_after_a_rejection(patch: Patches) -> None:
+    _ruled(patch, on_reject="continue")
+
+
+@_mutant("cspd", "after a rejection a sample of the target instead of the residual distribution")
+def rejected_token_is_the_targets(patch: Patches) -> None:
+    _ruled(patch, tries=1)
+
+
+@_mutant("cspd", "after a rejection the target's own trajectory, with the noise of the draft")
+def residual_reuses_the_noise(patch: Patches) -> None:
+    patch.wrap(Verifier, "_tokens", lambda f, self, *args: f(self, *args[:-1], verify.NOISE))
+
+
+@_mutant("cspd", "a proposal for the residual is accepted with 1 - p / q")
+def residual_ratio_is_reversed(patch: Patches) -> None:
+    for name in ("_tokens", "_last_steps"):
+
+        def around(original: Any, *args: Any) -> Any:
+            x, log_ratio = original(*args)
+            return x, -log_ratio
+
+        patch.wrap(Verifier, name, around)
+
+
+@_mutant("cspd", "the residual compares proposals with the draft's first step instead of its last")
+def residual_of_the_wrong_step(patch: Patches) -> None:
+    def around(original: Any, self: Any, own: Trajectory, drafts: Trajectory, noise: Tensor) -> Any:
+        wrong = Trajectory(drafts.states, drafts.mean.flip(1), drafts.log_variance.flip(1))
+        return original(self, own, wrong, noise)
+
+    patch.wrap(Verifier, "_last_steps", around)
+
+
+@_mutant("cspd", "the bonus token is drawn under the condition of the last drafted token")
+def bonus_under_the_condition_before(patch: Patches) -> None:
+    def around(original: Any, self: Any, drafts: Any, kept: Tensor, z: Tensor) -> None:
+        original(self, drafts, kept, torch.cat([z[:, :1], z[:, :-1]], 1))
+
+    patch.wrap(ContinuousDecoding, "_draw_bonus", around)
+
+
+@_mutant("cspd", "densities forget the temperature")
+def density_forgets_the_temperature(patch: Patches) -> None:
+    patch.everywhere(
+        log_normal, lambda x, mean, log_variance, temperature, *inner: log_normal(x, mean, log_variance, 1.0, *inner)
+    )
+
+
+@_mutant("cspd", "the noise is counted from the first token, and again from the first after the prefill")
+def prefill_shares_its_noise(patch: Patches) -> None:
+    def around(original: Any, self: ContinuousDecoding, row: Tensor, number: Tensor, tag: int) -> Tensor:
+        first = math.ceil(round(self.rule.prefill * self.length, 6))
+        return original(self, row, torch.where(number >= first, number - first, number), tag)
+
+    patch.wrap(ContinuousDecoding, "noise", around)

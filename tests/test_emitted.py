@@ -1,0 +1,299 @@
+"""What a method emits at a node against verification written out, candidate by candidate; and over whole sequences
+against their enumerated distribution, by the chain rule."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+from specbench.audit import audit, models, sizes, theorem
+from specbench.audit.tabular import TabularDrafter, TabularTarget, codes, random_tables, sequence_probs
+from specbench.config import configuration, parameters
+from specbench.decoding import emitted, rules
+from specbench.decoding.batch import Decoded
+from specbench.decoding.emitted import Nodes, distances, distributions
+from specbench.decoding.loop import DecoderConfig, decode
+from specbench.decoding.rules import Rule
+from specbench.decoding.rules.gsd import Grouped
+from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.proximity import neighbours
+from specbench.decoding.rules.typical import Typical
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.trees import chain_paths
+
+NEAR = neighbours(torch.randn(4, 2, generator=torch.Generator().manual_seed(0)), 2)
+RULES: dict[str, Rule] = {
+    "exact": rules.exact(),
+    "uniform": rules.uniform(2.0),
+    "uniform, vanilla residual": rules.uniform(2.0, "vanilla"),
+    "cool": rules.cool(1.5, 3),
+    "gsd": Grouped(NEAR[:, :1]),
+    "gsd, optimal": Grouped(NEAR[:, :1], "optimal"),
+    "lantern": Lantern("lantern", NEAR, 1, "tvd", 0.2),
+    "lantern, released": Lantern("lantern", NEAR, 1, "tvd", 0.2, "released"),
+    "lantern_pp": Lantern("lantern_pp", NEAR, 2, "total", 2.0),
+    "lantern_pp, optimal": Lantern("lantern_pp", NEAR, 2, "total", 2.0, "optimal"),
+    "typical": Typical(),
+    "lantern, greedy": Lantern("lantern", NEAR, 2, "tvd", 0.3, greedy=True),
+}
+STOCHASTIC = {name: rule for name, rule in RULES.items() if not rule.deterministic}
+V = 4
+
+
+def some(*shape: int, seed: int = 0) -> Tensor:
+    """Distributions (*shape, V)."""
+    return (1.5 * torch.randn(*shape, V, generator=torch.Generator().manual_seed(seed))).softmax(-1)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_acceptance_of_every_token(name: str) -> None:
+    rule, r, q = RULES[name], some(5, 3, seed=1), some(5, 3, seed=2)
+    r[0, 0], q[0, 1], q[1, 1] = torch.eye(V)[2], torch.eye(V)[1], torch.tensor([0.5, 0.5, 0, 0])
+    depth = torch.tensor([1, 2, 9]).expand(5, 3)
+    every = rule.acceptance(r, q, depth)
+    for x in range(V):
+        torch.testing.assert_close(every[..., x], rule.accept(r, q, torch.full((5, 3), x), depth))
+    torch.testing.assert_close(every, Rule.acceptance(rule, r, q, depth))  # what a rule without its own has
+
+
+def written_out(p: Tensor, q: Tensor, rule: Rule, depth: int, siblings: int, given: list[int] | None) -> list[Tensor]:
+    """The probabilities (V,) with which a node emits each token by its 1st, 2nd, ... candidate, and last by the
+    recovered token: verification candidate by candidate, for all that can be drawn. given: deterministic candidates."""
+    out = [torch.zeros(V, dtype=torch.float64) for _ in range(siblings + 1)]
+    level = torch.tensor(depth)
+
+    def follow(m: int, r: Tensor, q: Tensor | None, reached: float) -> None:
+        if m == siblings or q is None:
+            out[siblings].add_(reached * r.double())
+            return
+        if given is not None:
+            q = torch.eye(V)[given[m]]
+        for x in (q > 0).nonzero().flatten().tolist():
+            token, here = torch.tensor(x), reached * float(q[x])
+            keep = float(rule.accept(r, q, token, level))
+            out[m][x] += here * keep
+            rest = q.index_fill(0, token, 0.0)
+            left = rest / rest.sum() if rest.sum() > 0 else q if given is not None else None
+            if keep < 1:
+                follow(m + 1, rule.residual(r, q, token, level), left, here * (1 - keep))
+
+    follow(0, p, q, 1.0)
+    return out
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+@pytest.mark.parametrize("name", STOCHASTIC)
+def test_the_distribution_of_a_node(name: str, sampled: bool) -> None:
+    """Of four rows and nodes of three, two, one and no candidates; in one the drafter has two tokens only. With V = 4
+    the sum over rejected tokens is exact."""
+    rule, p, q = RULES[name], some(4, 4, seed=3), some(4, 4, seed=4)
+    q[1] = q[1] * torch.tensor([1.0, 1, 0, 0])
+    q[1] /= q[1].sum(-1, keepdim=True)
+    tokens = torch.tensor([2, 0, 3]).expand(4, 4, 3)
+    live = torch.arange(3) < torch.tensor([3, 2, 1, 0])[:, None]
+    depth = torch.tensor([1, 2, 3, 9]).expand(4, 4)
+    nodes = Nodes(p, q, tokens, live.expand(4, 4, 3), depth, sampled)
+    found = distributions(nodes, rule, torch.zeros(4, 4, 3, 2))
+    assert found.shape == (4, 4, 1, V)
+    for row in range(4):
+        for n, count in enumerate((3, 2, 1, 0)):
+            given = None if sampled else [2, 0, 3]
+            expected = sum(written_out(p[row, n], q[row, n], rule, int(depth[row, n]), count, given))
+            torch.testing.assert_close(found[row, n, 0].double(), expected, rtol=0, atol=1e-6)
+    exact = torch.equal(live.any(-1), torch.tensor([True, True, True, False])) and name == "exact"
+    assert ((found[:, :, 0] - p).abs().amax(-1) < 1e-6).all() == exact
+
+
+@pytest.mark.parametrize("name", STOCHASTIC)
+def test_drawn_rejections_average_to_the_distribution(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 nodes, four draws each: e, and the corrected divergence, which does not see that e is an average."""
+    rule, count = RULES[name], 2000
+    p, q = some(1, 1, seed=32), some(1, 1, seed=132)
+    nodes = Nodes(
+        *(x.expand(count, 1, V) for x in (p, q)),
+        torch.zeros(count, 1, 2, dtype=torch.int64),
+        torch.ones(count, 1, 2, dtype=torch.bool),
+        torch.ones(count, 1, dtype=torch.int64),
+        sampled=True,
+    )
+    monkeypatch.setattr(emitted, "_EXACT", 1)
+    found = distributions(nodes, rule, tiny.rng(count).uniform(torch.zeros(count, dtype=torch.int64), 0, 1, 2, 4))
+    expected = sum(written_out(p[0, 0], q[0, 0], rule, 1, 2, None))
+    every = found[:, 0].double()
+    assert every.shape == (count, 2, V)
+    # five standard errors, and float32
+    near = 5 * every.flatten(0, 1).std(0) / math.sqrt(2 * count) + 1e-6
+    assert ((every.mean((0, 1)) - expected).abs() < near).all()
+    tv, kl, outside = emitted._corrected(nodes.p, found)[:, :, 0].double()
+    exact = distances(p[0, 0].double(), expected)
+    assert abs(float(kl.mean() - exact[1])) < 5 * float(kl.std()) / math.sqrt(count) + 1e-6
+    assert float(outside.abs().max()) == 0
+    if name == "exact":
+        assert float(torch.stack([tv, kl]).abs().max()) < 1e-6  # not only on average
+    else:
+        assert float(exact[1]) > 1e-3
+
+
+def test_the_distances() -> None:
+    p = torch.tensor([[0.5, 0.25, 0.25, 0.0], [1.0, 0.0, 0.0, 0.0]])
+    e = torch.tensor([[0.25, 0.25, 0.5, 0.0], [0.5, 0.25, 0.0, 0.25]])
+    tv, kl, outside = distances(p, e)
+    assert tv.tolist() == [0.25, 0.5]
+    assert float(kl[0]) == pytest.approx(0.25 * math.log(0.5) + 0.5 * math.log(2))
+    assert outside.tolist() == [0, 0.5]
+    for off in (1e-3, 1e-2, 0.1):  # either side of where the formula changes
+        near = p[:1] * (1 + off * torch.tensor([1.0, -1, -1, 0]))
+        a, b = near[0, :3].double(), p[0, :3].double()
+        assert float(distances(p[:1], near)[1, 0]) == pytest.approx(float((a * (a / b).log() - a + b).sum()), rel=1e-4)
+
+
+# --- whole sequences --------------------------------------------------------------------------------------------------
+
+T = 4
+P = random_tables(V, T, seed=1, sharpness=1.5)
+Q = random_tables(V, T, seed=2, sharpness=1.5, near=P, distance=0.6)
+TARGET = sequence_probs(P)
+COUNT = 20_000
+
+
+def decoded(rule: Rule, paths: Any, chosen: bool = False, count: int = COUNT, draws: int = 4) -> Decoded[Any]:
+    drafter = TabularDrafter(Q, paths, chosen)
+    config = DecoderConfig(TabularTarget(P), drafter, rule, Sampling(), emitted_draws=draws)
+    return decode(config, None, tiny.rng(count))
+
+
+def kl_of(probs: Tensor) -> float:
+    return float((probs * (probs / TARGET).log()).nan_to_num(0).sum())
+
+
+def enumerated(rule: Rule, paths: list[tuple[int, ...]], chosen: bool) -> tuple[Tensor, Tensor]:
+    """The distribution (V**T,) of the sequences, and the expected KL(e || p) at every position (T,)."""
+    children = {path: sum(other[:-1] == path for other in paths if other) for path in [(), *paths]}
+    states: dict[tuple[int, tuple[int, ...]], float] = {(0, ()): 1.0}  # (code of the prefix, node): probability
+    expected = torch.zeros(T, dtype=torch.float64)
+    for t in range(T):
+        following: dict[tuple[int, tuple[int, ...]], float] = defaultdict(float)
+        for (prefix, node), weight in states.items():
+            p, q = P[t][prefix], Q[t][prefix]
+            given = q.topk(V).indices.tolist() if chosen else None
+            parts = written_out(p, q, rule, len(node) + 1, children[node], given)
+            e = sum(parts)
+            expected[t] += weight * float((e * (e / p).log()).nan_to_num(0).sum())
+            for m, part in enumerate(parts):
+                onward = (*node, m) if m < children[node] else ()
+                for x in range(V):
+                    following[prefix * V + x, onward] += weight * float(part[x])
+        states = following
+    probs = torch.zeros(V**T, dtype=torch.float64)
+    for (prefix, _), weight in states.items():
+        probs[prefix] += weight
+    return probs, expected
+
+
+FORK = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
+COMB = [(0,), (1,), (2,), (0, 0)]
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+@pytest.mark.parametrize("paths", [chain_paths(2), FORK, COMB], ids=["chain", "fork", "comb"])
+@pytest.mark.parametrize("name", ["exact", "uniform", "cool", "gsd", "lantern_pp"])
+def test_the_sum_over_positions_bounds_the_divergence_of_sequences(name: str, paths: Any, chosen: bool) -> None:
+    """Everything enumerated: the decoded sequences follow the enumerated distribution, the recorded divergences have
+    the enumerated mean at every position, and its sum is at least the divergence of that distribution."""
+    if chosen and name == "lantern_pp" and paths != FORK:
+        pytest.skip("one of them suffices")
+    out = decoded(RULES[name], paths, chosen, 3000)
+    probs, expected = enumerated(RULES[name], paths, chosen)
+    assert tiny.fit(codes(out.tokens, V), probs / probs.sum()) > 1e-4
+    kl = out.trace.emitted_kl.double()
+    near = 5 * kl.std(0) / math.sqrt(len(kl)) + 1e-6
+    assert ((kl.mean(0) - expected).abs() < near).all()
+    total, divergence = float(expected.sum()), kl_of(probs)
+    assert total >= divergence - 1e-6
+    assert (total > 1e-3) == (name != "exact")
+
+
+@pytest.mark.parametrize("name", ["uniform", "gsd", "lantern_pp", "lantern"])
+def test_the_chain_rule_is_an_equation_where_the_prefix_determines_what_is_emitted(name: str) -> None:
+    """Chains as long as the image, and a rule without depth: at every position, in whichever step and at whichever
+    depth it comes, the same e."""
+    out = decoded(RULES[name], chain_paths(T))
+    divergence = kl_of(theorem.chain_statistics(P, Q, RULES[name], T).probs)
+    total = out.trace.emitted_kl.double().sum(1)
+    assert float(total.mean()) == pytest.approx(divergence, abs=5 * float(total.std()) / math.sqrt(COUNT))
+    assert divergence > 0.05
+
+
+def test_the_chain_rule_is_a_bound_where_it_does_not() -> None:
+    """Cool-SD's acceptance depends on the depth, which the prefix does not determine."""
+    out = decoded(RULES["cool"], chain_paths(T))
+    divergence = kl_of(theorem.chain_statistics(P, Q, RULES["cool"], T).probs)
+    total = out.trace.emitted_kl.double().sum(1)
+    assert float(total.mean()) > divergence + 5 * float(total.std()) / math.sqrt(COUNT)
+
+
+def test_the_divergence_grows_with_the_relaxation() -> None:
+    """Of UniformRSD, on a chain and on a tree: from nothing, and each by more than the noise of both."""
+    for paths in (chain_paths(3), FORK):
+        found = [decoded(rules.uniform(d), paths, count=2000).trace.emitted_kl.mean() for d in (1.0, 1.2, 1.5, 2, 4)]
+        assert abs(found[0]) < 1e-6
+        assert all(b > a + 0.005 for a, b in itertools.pairwise(found))
+
+
+def test_a_deterministic_rule() -> None:
+    """The longest accepted path counts: a point mass where it goes on, the target at its end."""
+    out = decoded(Typical(0.3, 0.9), FORK, chosen=True, count=300)
+    tables = torch.stack([P[t][codes(out.tokens[:, :t], V)] for t in range(T)], 1)
+    own = tables.gather(2, out.tokens.unsqueeze(-1)).squeeze(-1)
+    ends = (out.trace.accepted + 1).cumsum(1) - 1  # the position of each step's own token
+    last = torch.zeros(len(own), 3 * T).scatter_(1, torch.where(torch.arange(T) < out.steps[:, None], ends, 2 * T), 1)
+    on = last[:, :T] == 0
+    assert 0 < on.float().mean() < 1
+    torch.testing.assert_close(out.trace.emitted_tv, torch.where(on, 1 - own, 0.0))
+    torch.testing.assert_close(out.trace.emitted_kl, torch.where(on, -own.log(), 0.0))
+    assert out.trace.emitted_outside.abs().max() == 0
+
+
+def test_a_deterministic_rule_on_sampled_drafts() -> None:
+    """On chains as for any rule; on trees it is not computed."""
+    rule = Typical(0.3, 0.9)
+    out = decoded(rule, chain_paths(T))
+    total = out.trace.emitted_kl.double().sum(1)
+    divergence = kl_of(theorem.chain_statistics(P, Q, rule, T).probs)
+    assert float(total.mean()) == pytest.approx(divergence, abs=5 * float(total.std()) / math.sqrt(COUNT))
+    assert decoded(rule, FORK, count=3).trace.emitted_kl.isnan().any(1).all()
+
+
+def test_without_draws_nothing_is_measured() -> None:
+    assert decoded(RULES["cool"], FORK, count=3, draws=0).trace.emitted_kl.shape == (3, 0)
+
+
+def test_an_image_does_not_depend_on_the_draws() -> None:
+    one, two = (decoded(RULES["cool"], FORK, count=50, draws=draws) for draws in (0, 8))
+    assert torch.equal(one.tokens, two.tokens)
+
+
+PRESETS = [name for name in parameters.choices("method") if parameters.kind("method", name) != "continuous"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_an_exact_preset_emits_the_targets_distribution(preset: str) -> None:
+    """On a tabular model, with every draft that its audit tries; a relaxed preset does not. V = 8, so that the rejected
+    tokens of some nodes are drawn."""
+    model, words = models.built_in("v8t4"), [f"method={preset}"]
+    cfg = configuration.compose(words)
+    for more in sizes.variants(cfg, {"method"}, model):
+        cfg = configuration.compose([*words, *more])
+        method = audit.assemble(cfg, model)
+        parts = (method.target, method.drafter, method.rule, method.sampling)
+        out = decode(DecoderConfig(*parts, emitted_draws=2), None, tiny.rng(40))
+        largest = max(float(x.abs().max()) for x in (out.trace.emitted_tv, out.trace.emitted_kl))
+        assert out.trace.emitted_outside.abs().max() == 0
+        assert largest < 1e-6 if cfg["rule"] == "exact" else largest > 1e-3, more

@@ -1,0 +1,37 @@
+"""The README's table, and that of its seconds."""
+
+from __future__ import annotations
+
+from specbench.rows.seconds import is_timed
+from specbench.tables import layout
+from specbench.tables.catalog import TABLES
+from specbench.tables.measure import Identity
+
+
+def test_seconds_stand_in_a_table_of_their_own() -> None:
+    steps, seconds = TABLES["field"], TABLES["field_seconds"]
+    assert [line.key for line in steps.lines] == [line.key for line in seconds.lines]
+    assert not any(is_timed(column.key) for column in steps.columns)
+    assert any(is_timed(column.key) for column in seconds.columns)
+    assert all(column.spread.endswith("_stderr") for table in (steps, seconds) for column in table.columns)
+    assert "bound by arithmetic" in seconds.remarks[0]
+
+
+def test_a_row_without_a_column_that_a_table_needs_is_measured_again() -> None:
+    row = {"config_hash": "h", "weights": "w", "fid": "1.0", "kid": ""}
+    assert Identity("h", "w").fits(row)
+    assert Identity("h", "w", needs=("fid",)).fits(row)
+    assert not Identity("h", "w", needs=("fid", "kid")).fits(row)
+    assert not Identity("h", "w", needs=("emitted_tv",)).fits(row)
+
+
+def test_errors_of_floating_point_print_as_zero() -> None:
+    """What an exact method emits has a KL divergence of 1e-14 from the target, which became eight decimals."""
+    table = TABLES["field"]
+    cells = {"n": "500", "emitted_kl": "1.023868e-14", "emitted_kl_stderr": "7.7e-16", "emitted_tv": "4e-08"}
+    rows = {"eagle1": cells, "cool_sd": {**cells, "emitted_kl": "0.0423491", "emitted_kl_stderr": "0.00252"}}
+    sheet = layout.build(table, table.model, rows, [], {}, "")
+    kl = [column.key for column in table.columns].index("emitted_kl")
+    shown = {entry.method: (entry.cells[kl].value, entry.cells[kl].spread) for entry in sheet.entries}
+    assert shown["EAGLE-1"] == ("0.0000", "0.0000")
+    assert shown["Cool-SD (δ=1.1)"] == ("0.0423", "0.0025")
