@@ -34,7 +34,7 @@ MAY_IMPORT = {
         "data",
     },
     "tables": {"bench", "probe", "compare", "harness"},
-    "training": {"harness", "metrics", "models", "data"},
+    "training": {"harness", "metrics", "models", "data", "decoding"},
     "compare": {"harness", "metrics", "data"},
     "bench": {"harness", "models", "data", "decoding", "engine"},
     "probe": {"harness", "models", "data", "decoding"},

@@ -302,10 +302,14 @@ def test_mistakes_cost_one_sentence(tmp_path):
 def test_the_embedded_drafters_come_from_this_very_command(tmp_path):
     """`train scenes`, in seconds: tokenizer, text encoder and target, then every drafter on the same examples."""
     folders = ["--work", str(tmp_path / "work"), "--assets", str(tmp_path / "assets"), "--card", str(tmp_path / "c.md")]
-    stages = "tokenizer,text,target,draft,eagle,eagle3,medusa"
+    first, drafters = ["tokenizer", "text", "target"], ["draft", "eagle", "eagle3", "medusa"]
+    stages = ",".join([*first, *drafters, "eagle_steps", "eagle_guided", "drafters"])
     assert cli.main(["train", "scenes", "--budget", "smoke", "--only", stages, *folders]) == 0
-    assert {p.stem for p in (tmp_path / "assets").iterdir()} == {f"scenes_{stage}" for stage in stages.split(",")}
-    assert "| eagle3 | tv " in (tmp_path / "c.md").read_text()
+    drafters += [f"eagle_{name}" for name in networks.NETWORKS["eagle"].variants]
+    assert {p.stem for p in (tmp_path / "assets").iterdir()} == {f"scenes_{name}" for name in [*first, *drafters]}
+    assert len({registry.digest(p) for p in (tmp_path / "assets").iterdir()}) == len([*first, *drafters])
+    for name in drafters:
+        assert f"| tv_{name} | cfg_scale 3, temperature 1, tv 0." in (tmp_path / "c.md").read_text()
     words = [f"weights={tmp_path / 'assets'}", "n=1", "metrics=none", "warmup=0", "baseline=false"]
     for method in ("sd", "medusa", "eagle_chain"):
         assert cli.main(["run", *words, f"method={method}", f"out={tmp_path / method}"]) == 0

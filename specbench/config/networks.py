@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from specbench.errors import UsageError, unknown
+
+#: The weights that the project carries.
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
 #: A drafter trained here, in this project's own format, in its folder.
 FILE = "specbench.safetensors"
 
@@ -19,24 +24,51 @@ class DrafterNetwork:
     """folder: of its weights next to a real target's, and the kind in its file's metadata; stem: of its file among the
     embedded weights, where that is not the folder's name; loader: a `models.loading.drafters.NetworkLoader`, where the
     target's bundle does not load the network itself; training: a `training.drafter.Training`, where `specbench train`
-    trains it; method: the preset that uses what was trained. Classes are given as "module:name"."""
+    trains it; method: the preset that uses what was trained; variants: names of further embedded weights, of another
+    training or length of training. Classes are given as "module:name"."""
 
     folder: str
     loader: str = ""
     training: str = ""
     method: str = ""
     stem: str = ""
+    variants: tuple[str, ...] = ()
 
     @property
     def asset(self) -> str:
         """Its file among the embedded weights."""
         return f"scenes_{self.stem or self.folder}.safetensors"
 
+    def path(self, given: str) -> Path:
+        """The folder or file that drafter_weights= names: `embedded` and embedded:NAME are the project's own.
+        UsageError for a NAME that does not exist."""
+        if not is_embedded(given):
+            return Path(given)
+        name = given.partition(":")[2]
+        if not name:
+            return ASSETS / self.asset
+        if name not in self.variants:
+            if self.variants:
+                raise unknown(f"{self.folder} weights", name, self.variants)
+            raise UsageError(f"drafter_weights={given}: {self.folder} has no embedded weights but the default ones")
+        return ASSETS / self.asset.replace(".safetensors", f"_{name}.safetensors")
+
+
+def is_embedded(given: str) -> bool:
+    """Whether drafter_weights= names the project's own weights."""
+    return given.partition(":")[0] == "embedded"
+
 
 _LOADING, _TRAINING = "specbench.models.loading.drafters", "specbench.training.drafter"
 NETWORKS = {
     "draft_model": DrafterNetwork("draft", f"{_LOADING}:DraftModelLoader", f"{_TRAINING}:DraftModelTraining", "sd"),
-    "eagle": DrafterNetwork("eagle", f"{_LOADING}:EagleLoader", f"{_TRAINING}:EagleTraining", "eagle1"),
+    "eagle": DrafterNetwork(
+        "eagle",
+        f"{_LOADING}:EagleLoader",
+        f"{_TRAINING}:EagleTraining",
+        "eagle1",
+        variants=("steps60", "steps150", "steps300", "guided"),
+    ),
     "eagle3": DrafterNetwork("eagle3", f"{_LOADING}:Eagle3Loader", f"{_TRAINING}:EagleTraining", "eagle3"),
     "medusa": DrafterNetwork("medusa", f"{_LOADING}:MedusaLoader", f"{_TRAINING}:MedusaTraining", "medusa"),
     "mar_draft": DrafterNetwork("draft", stem="mar_draft"),

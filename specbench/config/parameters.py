@@ -17,6 +17,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from specbench.config import networks
 from specbench.config.table import TABLE, check_value
 from specbench.errors import UsageError, unknown
 from specbench.storage import home
@@ -199,7 +200,9 @@ def located(cfg: Mapping[str, Any]) -> dict[str, Any]:
         if not folder.is_dir():
             raise UsageError(f"weights must be {own}, random or an existing folder (there is no folder '{folder}')")
         found["weights"] = str(folder)
-    if given := cfg.get("drafter_weights"):
+    if (given := cfg.get("drafter_weights")) and networks.is_embedded(given):
+        networks.declared(default("drafter", cfg["drafter"], "network")).path(given)  # or a UsageError
+    elif given:
         path = home.expanded(given)
         if not path.exists():
             raise UsageError(

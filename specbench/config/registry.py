@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from specbench.config import networks, parameters
+from specbench.config.networks import ASSETS as ASSETS
 from specbench.config.networks import DrafterNetwork
 from specbench.errors import UsageError, unknown
 from specbench.storage import home, sources
 from specbench.storage.files import LARGE, cached_sha256, state
-
-#: The weights that the project carries.
-ASSETS = Path(__file__).resolve().parents[1] / "assets"
 
 
 @dataclass(frozen=True)
@@ -147,10 +145,17 @@ def weight_files(cfg: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
 
     Raises FileNotFoundError if a folder is missing.
     """
-    folder, own = weights_folder(cfg), cfg.get("drafter_weights")
+    folder, own = weights_folder(cfg), own_drafter(cfg)
     entries = entry("model", cfg["model"]), entry("drafter", cfg["drafter"])
     target, drafter = (_files(folder, e, bool(entries[0].parts)) if folder else [] for e in entries)
-    return target, drafter_files(Path(own)) if own else drafter
+    return target, drafter_files(own) if own else drafter
+
+
+def own_drafter(cfg: Mapping[str, Any]) -> Path | None:
+    """The path behind drafter_weights= of a configuration, if it is given."""
+    given = cfg.get("drafter_weights")
+    network = drafter_network(cfg["drafter"]) if given else None
+    return network.path(given) if given and network else None
 
 
 def _files(folder: Path, e: Entry, real: bool) -> list[Path]:
@@ -166,7 +171,7 @@ def _held(folder: Path) -> list[Path]:
 def drafter_files(path: Path) -> list[Path]:
     """The files behind drafter_weights=; of a folder that `specbench train` wrote, only the weights."""
     own = path / networks.FILE
-    return [own] if own.is_file() else [path] if path.is_file() else _held(path)
+    return [own] if own.is_file() else [path] if path.is_file() or path.parent == ASSETS else _held(path)
 
 
 def check_weights(cfg: Mapping[str, Any]) -> None:

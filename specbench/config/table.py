@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from specbench.errors import UsageError
 
-Kind = Literal["integer", "number", "string", "text", "flag", "names", "tree", "path"]
+Kind = Literal["integer", "integers", "number", "string", "text", "flag", "names", "tree", "path"]
 
 #: Bounds of counts that a run holds in memory before its work starts; a legitimate run stays well below.
 PROMPTS = 1_000_000
@@ -41,6 +41,8 @@ class Parameter:
             text = "true or false"
         elif self.kind == "names":
             text = "a list of names"
+        elif self.kind == "integers":
+            text = f"a list of rising integers of at least {self.low:g}, such as [100,400]"
         elif self.kind == "tree":
             text = f"a tree's name or a list of paths such as [[0],[1],[0,0]], at most {DRAFT} of at most {DEEP} each"
         elif self.kind in ("string", "text", "path"):
@@ -72,6 +74,9 @@ class Parameter:
         elif self.kind == "names":
             ok = isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
             value = list(value) if ok else value
+        elif self.kind == "integers":
+            ok = isinstance(value, list) and all(type(v) is int for v in value) and value == sorted(set(value))
+            ok = ok and bool(value) and (self.low or 0) <= value[0] and value[-1] <= (self.high or sys.maxsize)
         elif self.kind == "tree":
             ok = (isinstance(value, str) and bool(value)) or _is_tree(value)
         elif self.kind == "path":
@@ -218,7 +223,9 @@ TABLE: dict[str, Parameter] = {
     "diffusion_steps": Parameter("integer", "steps in which the diffusion head samples a token", low=2, high=1000),
     "final_noise": Parameter("flag", "also sample the head's last step; MAR's own sampler ends with its mean"),
     "drafter_weights": Parameter(
-        "path", "folder of a drafter's weights, as `specbench train` writes it", null="those next to the target's"
+        "path",
+        "folder of a drafter's weights, as `specbench train` writes it, or embedded:NAME (`specbench list drafters`)",
+        null="those next to the target's",
     ),
     "protocol": Parameter(
         "string", "protocol that the run follows, name@version", pattern=r"[a-z0-9_]+@[0-9]+", null="none"

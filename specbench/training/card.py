@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +14,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from specbench.config import registry
+from specbench.config import networks, registry
 from specbench.data import Item, scenes, scenes_classes
 from specbench.harness.pipeline import ContinuousPipeline, Pipeline
 from specbench.models import evaluators as ev
 from specbench.rows import provenance
+from specbench.training import drafter
+from specbench.training.dataset import LiveDataset, TargetHead
+from specbench.training.examples import Encoded
 
 SAMPLES, BATCH = 256, 16
 
@@ -44,6 +48,37 @@ def sample_statistics(assets: Path, device: torch.device) -> dict[str, float]:
         "reader_accuracy_tokenized": _read(reader, again, labels),
         "reader_accuracy_vanilla": _read(reader, np.concatenate(images), labels),
     }
+
+
+#: Name in the card -> network and weights of every drafter of discrete tokens, as drafter_weights= takes them.
+DRAFTERS = {
+    f"tv_{network.folder}{variant and f'_{variant}'}": (name, f"embedded{variant and f':{variant}'}")
+    for name, network in networks.NETWORKS.items()
+    if network.training
+    for variant in ("", *network.variants)
+}
+
+
+def drafter_statistics(assets: Path, device: torch.device, count: int) -> dict[str, dict[str, float]]:
+    """Of every drafter in the folder: the model's default guidance and temperature, and the drafter's distance from the
+    target under these on `count` validation scenes (see `drafter.evaluate`)."""
+    pipeline = _pipeline(assets, device, "model=llamagen_scenes", "method=vanilla", "dtype=float32")
+    model, sampling = pipeline.model, pipeline.config.sampling
+    images, captions, _ = scenes.render("validation", range(count))
+    with torch.inference_mode():
+        codes = torch.cat([model.codes(part) for part in scenes.to_float(images).split(BATCH)]).cpu().numpy()
+    conditions, found = Encoded(pipeline, captions), {}
+    for name, (kind, given) in DRAFTERS.items():
+        network, path = networks.NETWORKS[kind], assets / networks.NETWORKS[kind].path(given).name
+        if not path.is_file():
+            continue
+        drafts = model.trained(kind, path)
+        target = model.target.with_aux_hidden_layers(getattr(drafts.cfg, "aux_hidden_layers", ()))
+        training = pkgutil.resolve_name(network.training)(drafts, TargetHead(target))
+        data = LiveDataset(target, codes, conditions)
+        used = {"cfg_scale": sampling.cfg_scale, "temperature": sampling.temperature}
+        found[name] = used | drafter.evaluate(training, data, range(count), batch_size=BATCH, sampling=sampling)
+    return found
 
 
 def weights_argument(assets: Path) -> str:
@@ -156,7 +191,8 @@ GOALS: list[tuple[str, str, str, float, float]] = [
     ("tokenizer", "psnr_db", "tokenizer PSNR on validation renders, dB", 26.0, np.inf),
     ("tokenizer", "codes_used", "share of the codebook in use", 0.80, 1.0),
     ("target", "top1_probability", "mean top-1 probability of the target", 0.25, 0.55),
-    ("eagle", "tv", "total variation between EAGLE drafter and target", 0.15, 0.45),
+    ("tv_eagle", "tv", "total variation between EAGLE drafter and target, under the guidance in use", 0.35, 0.55),
+    ("tv_eagle", "tv_unguided", "the same without guidance", 0.15, 0.45),
     ("evaluators", "reader_accuracy", "attributes read from real renders", 0.97, 1.0),
     ("samples", "reader_accuracy_vanilla", "attributes read from vanilla samples, guidance 3", 0.85, 1.0),
     ("kl", "psnr_db", "KL autoencoder's PSNR on validation renders of one object, dB", 26.0, np.inf),
@@ -175,7 +211,7 @@ class Card:
     def read(cls, path: Path) -> Card:
         """The card in a file; an empty one where there is none."""
         text = path.read_text() if path.is_file() else ""
-        runs = [(stages.split(", "), source) for stages, source in re.findall(r"^- ([a-z_, ]+): (.+)$", text, re.M)]
+        runs = [(stages.split(", "), source) for stages, source in re.findall(r"^- ([a-z0-9_, ]+): (.+)$", text, re.M)]
         statistics = {
             stage: {name: float(value) for name, value in (one.split(" ") for one in row.split(", "))}
             for stage, row in re.findall(r"^\| (\w+) \| (\w+ [-+.\w]+(?:, \w+ [-+.\w]+)*) \|$", text, re.M)

@@ -7,23 +7,24 @@ import pkgutil
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from specbench.config import networks, parameters, registry
+from specbench.decoding.sampling import Sampling
 from specbench.errors import UsageError, install
 from specbench.harness.pipeline import Pipeline
 from specbench.models.loading import checkpoints
 from specbench.rows import provenance
+from specbench.storage import home
 from specbench.storage.files import sha256_file, write_atomically
 from specbench.training import drafter, examples
 from specbench.training.dataset import TargetHead
 from specbench.training.recipes import TABLE, WHERE, TrainingPlan, plan
-from specbench.training.trainer import Alone, Processes, Recipe, Validation, fit, processes
+from specbench.training.trainer import Alone, Checkpoints, Processes, Recipe, Validation, fit, processes
 
 _HELP = """\
 usage: specbench train drafter=KIND [model=NAME] [name=value ...]
@@ -35,22 +36,26 @@ the same command resumes. Several GPUs: accelerate launch --module specbench.cli
   specbench train drafter=eagle                                                      the embedded target's, in minutes
   specbench train drafter=eagle model=llamagen_xl images=laion_coco                  LANTERN's recipe
   specbench train drafter=eagle model=lumina_mgpt                                    Cool-SD's: images by the target
+  specbench train drafter=eagle recipe=scenes_guided start=embedded                  labels under guidance
   specbench run method=eagle1 drafter_weights=drafters/llamagen_scenes/eagle         use the result
 
 Arguments (defaults: conf/recipes.yaml; others are those of a run: model, weights, data, seed, temperature, ...)
 
 """
+SAMPLING = ("cfg_scale", "temperature", "top_k", "top_p")
 HELD = 1000  # held-out examples of a validation, at most
 NOTE = Path("state", "plan.json")
 
 
 @dataclass
 class Trained:
-    """The result of a training: the weights' file, their statistics, and the number of training examples."""
+    """The result of a training: the weights' file, their statistics, the number of training examples, and the
+    statistics of each checkpoint's file."""
 
     file: Path
     statistics: dict[str, float]
     examples: int
+    checkpoints: dict[Path, dict[str, float]] = field(default_factory=dict)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -84,7 +89,9 @@ def train(chosen: TrainingPlan, pipeline: Pipeline, together: Processes | None =
     note = _note(chosen, pipeline.weights)
     _check_note(out, note)
     torch.manual_seed(chosen.cfg["seed"])
-    network = bundle.untrained(kind, chosen["heads"]).to(device, torch.float32).requires_grad_(True)
+    start = _start(chosen)
+    network = bundle.trained(kind, start) if start else bundle.untrained(kind, chosen["heads"])
+    network = network.to(device, torch.float32).requires_grad_(True)
     aux_hidden_layers = getattr(network.cfg, "aux_hidden_layers", ())
     target = bundle.target.with_aux_hidden_layers(aux_hidden_layers) if aux_hidden_layers else bundle.target
     target.requires_grad_(False)
@@ -102,26 +109,41 @@ def train(chosen: TrainingPlan, pipeline: Pipeline, together: Processes | None =
         training.freeze()
     terms = drafter.LossTerms(**{name: chosen[name] for name in drafter.LossTerms.__dataclass_fields__})
 
-    def statistics() -> dict[str, float]:
-        return drafter.evaluate(training, dataset, held[:HELD])
+    guidance = Sampling(cfg_scale=chosen.cfg["cfg_scale"]) if chosen["guided"] else drafter.PLAIN
 
+    def validated() -> dict[str, float]:
+        return drafter.evaluate(training, dataset, held[:HELD], sampling=guidance)
+
+    def reached(file: Path, depth: int = 1) -> dict[str, float]:
+        """Of the saved weights, under the guidance and sampling of a run."""
+        checkpoints.fill(network, checkpoints.read(file, declared.folder)[1], file.name)
+        live, sampling = found.live(target), pipeline.config.sampling
+        return drafter.evaluate(training, live, held[:HELD], depth, chosen["decode_batch"], sampling)
+
+    def write(file: Path) -> None:
+        half = torch.bfloat16 if bundle.dtype == torch.bfloat16 else torch.float16
+        checkpoints.save(network, file, declared.folder, half)
+
+    kept = {step: out / f"step-{step}" / networks.FILE for step in chosen["checkpoints"] or ()}
     recipe = recipe_of(chosen, len(rows))
     spent = fit(
         kind,
         network,
-        drafter.loss_of(training, dataset, rows, recipe.batch, terms),
+        drafter.loss_of(training, dataset, rows, recipe.batch, terms, guidance),
         recipe,
         out / "state",
-        validation=Validation(statistics, chosen["validate_every"], "" if chosen["keep"] == "last" else chosen["keep"]),
+        validation=Validation(validated, chosen["validate_every"], "" if chosen["keep"] == "last" else chosen["keep"]),
+        checkpoints=Checkpoints(kept, lambda step: write(kept[step])),
         together=together,
         board=_board(out) if chosen["tensorboard"] and together.is_main_process else None,
     )
     file = out / networks.FILE
     if not together.is_main_process:
         return Trained(file, {}, len(rows))
-    _write(network, file, declared.folder, bundle.dtype)
-    reached = drafter.evaluate(training, dataset, held[:HELD], training.evaluated)
-    return Trained(file, reached | {k: v for k, v in spent.items() if k in ("seconds", "images")}, len(rows))
+    write(file)
+    before = {path: reached(path) for path in kept.values()}
+    spent = {name: spent[name] for name in ("seconds", "images")}
+    return Trained(file, reached(file, training.evaluated) | spent, len(rows), before)
 
 
 def recipe_of(chosen: TrainingPlan, rows: int) -> Recipe:
@@ -135,16 +157,24 @@ def recipe_of(chosen: TrainingPlan, rows: int) -> Recipe:
     return Recipe(steps=steps, betas=(chosen["beta1"], chosen["beta2"]), seed=chosen.cfg["seed"], **given)
 
 
-def _write(network: nn.Module, file: Path, kind: str, dtype: torch.dtype) -> None:
-    """Save the weights in half precision, and load them back, so that the saved weights are measured."""
-    checkpoints.save(network, file, kind, torch.bfloat16 if dtype == torch.bfloat16 else torch.float16)
-    checkpoints.fill(network, checkpoints.read(file, kind)[1], file.name)
+def _start(chosen: TrainingPlan) -> Path | None:
+    """The weights that a training starts from."""
+    if not (given := chosen["start"]):
+        return None
+    if networks.is_embedded(given):
+        return networks.NETWORKS[chosen["drafter"]].path(given)
+    path = home.expanded(given)
+    if not path.exists():
+        raise UsageError(f"start: there is no folder '{path}' of a drafter's weights")
+    return path
 
 
 def _note(chosen: TrainingPlan, weights: str) -> dict[str, Any]:
     """The identity of a training, so that a later command cannot resume another training's state."""
-    names = ("model", "seed", "dtype", "data", "split", "temperature", "top_k", "top_p", "cfg_scale")
+    names = ("model", "seed", "dtype", "data", "split", *SAMPLING)
     own = {name: value for name, value in chosen.arguments.items() if name not in WHERE}
+    if start := _start(chosen):
+        own["start"] = registry.digest(*registry.drafter_files(start))
     return own | {name: chosen.cfg[name] for name in names if name in chosen.cfg} | {"weights": weights}
 
 
@@ -185,6 +215,8 @@ def _card(chosen: TrainingPlan, pipeline: Pipeline, done: Trained, arguments: Se
     source = {"self": "drawn by the target", "pairs": "images with captions, by the model's tokenizer"}[
         chosen["source"]
     ]
+    before = done.checkpoints
+    sampling = ", ".join(f"{name}={chosen.cfg[name]}" for name in SAMPLING)
     terms = [
         f"# {chosen['drafter']} for {chosen.cfg['model']}",
         "",
@@ -202,10 +234,12 @@ def _card(chosen: TrainingPlan, pipeline: Pipeline, done: Trained, arguments: Se
         "| statistic | value |",
         "|---|---|",
         *(f"| {name} | {value:.4g} |" for name, value in done.statistics.items()),
+        *(f"| {f.parent.name} | " + ", ".join(f"{k} {v:.4g}" for k, v in s.items()) + " |" for f, s in before.items()),
         "",
         "tv: mean total variation to the target's distribution, one token after the target's last hidden state (tv_2"
-        " and on: on the drafter's own outputs); top1_agreement, top3: the target's top-1 token is the drafter's top-1,"
-        " or among its three most probable. On held-out examples, temperature 1, no guidance.",
+        " and on: on the drafter's own outputs), with its standard error; top1_agreement, top3: the target's top-1"
+        " token is the drafter's top-1, or among its three most probable. On held-out examples, both distributions"
+        f" under {sampling}; tv_unguided: at temperature 1 without guidance and filters.",
         "",
         "| recipe | value |",
         "|---|---|",

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench.decoding.sampling import Sampling
 from specbench.models.eagle import EagleNetwork
 from specbench.models.language import Language
 from specbench.models.medusa import MedusaNetwork
@@ -141,8 +142,26 @@ class Order:
         return int(self._permuted[within])
 
 
-def loss_of(training: Training, dataset: Dataset, rows: np.ndarray, batch_size: int, terms: LossTerms) -> Loss:
-    """The loss of a training over the examples `rows`; see `LossTerms`."""
+PLAIN = Sampling()  # temperature 1, no guidance, no filter
+
+
+def _batch(dataset: Dataset, rows: np.ndarray, drop: np.ndarray, sampling: Sampling) -> Batch:
+    """Of examples `rows` (n,); with guidance 2n sequences: all with their prompt, then all without, and no `drop`."""
+    if not sampling.guided:
+        return dataset.batch(rows, drop)
+    return dataset.batch(np.tile(rows, 2), np.repeat([False, True], len(rows)))
+
+
+def loss_of(
+    training: Training,
+    dataset: Dataset,
+    rows: np.ndarray,
+    batch_size: int,
+    terms: LossTerms,
+    guidance: Sampling = PLAIN,
+) -> Loss:
+    """The loss of a training over the examples `rows`; see `LossTerms`. With guidance the cross-entropy is that of the
+    drafter's guided distribution to the target's."""
     head, free = training.head, training.head.free
     order: Order | None = None
 
@@ -151,7 +170,7 @@ def loss_of(training: Training, dataset: Dataset, rows: np.ndarray, batch_size: 
         order = order or Order(len(rows), batch_size, micro_step.seed)
         picks, drop = rows[order(micro_step.step)], micro_step.rng.uniform(size=batch_size) < terms.dropout
         own = slice(micro_step.part, None, micro_step.parts)
-        batch = dataset.batch(picks[own], drop[own])
+        batch = _batch(dataset, picks[own], drop[own], guidance)
         noisy = batch
         if terms.noise:
             like = batch.hidden
@@ -161,32 +180,33 @@ def loss_of(training: Training, dataset: Dataset, rows: np.ndarray, batch_size: 
             noisy = Batch(batch.tokens, like + (2 * shake - 1) * terms.noise, batch.ids, batch.valid, batch.given)
         total, statistics = torch.zeros((), device=free.device), dict[str, float]()
         for j, drafted in enumerate(training.draft(noisy, training.depth(terms.unroll_steps))):
-            wanted, probs, where = _wanted(batch, drafted, head, free)
-            log_q = drafted.logits.log_softmax(-1)
+            wanted, probs, where = _wanted(batch, drafted, head, free, guidance)
+            log_q = guidance.apply_guidance(drafted.logits).log_softmax(-1)
             if terms.labels == "distribution":
                 cross = -(probs * log_q).sum(-1)
             else:  # the grammar's own tokens are masked; any code will do there
-                held = batch.tokens[:, drafted.first : drafted.first + log_q.shape[1]]
+                held = batch.tokens[: len(log_q), drafted.first : drafted.first + log_q.shape[1]]
                 cross = -log_q.gather(-1, held.clamp_max(log_q.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
             value = terms.cross * _mean(cross, where)
             if terms.regression and drafted.features is not None:
                 value = value + terms.regression * F.smooth_l1_loss(drafted.features.float(), wanted.float())
             total = total + terms.decay**j * value
             if j == 0:
-                tv = 0.5 * (probs - log_q.detach().exp()).abs().sum(-1)
-                statistics["tv"] = float(_mean(tv, where))
+                statistics["tv"] = float(_mean(_tv(probs, log_q.detach().exp()), where))
         return total, {"loss": float(total.detach()), **statistics}
 
     return loss
 
 
-def _wanted(batch: Batch, drafted: DraftLogits, head: TargetHead, free: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _wanted(
+    batch: Batch, drafted: DraftLogits, head: TargetHead, free: Tensor, sampling: Sampling
+) -> tuple[Tensor, Tensor, Tensor]:
     """The target's hidden states and distributions at the positions of a guess, and which of these hold codes."""
     start = batch.valid.shape[1] - 1 + drafted.first
     n = drafted.logits.shape[1]
     with torch.no_grad():
         hidden = batch.hidden[:, start : start + n, : head.target.block.dim]
-        probs = head.logits(hidden).softmax(-1)
+        probs = sampling.probs(sampling.apply_guidance(head.logits(hidden)))
     return hidden, probs, free[drafted.first : drafted.first + n]
 
 
@@ -197,34 +217,48 @@ def _mean(values: Tensor, where: Tensor) -> Tensor:
 
 @torch.no_grad()
 def evaluate(
-    training: Training, dataset: Dataset, rows: Sequence[int] | np.ndarray, depth: int = 1, batch_size: int = 64
+    training: Training,
+    dataset: Dataset,
+    rows: Sequence[int] | np.ndarray,
+    depth: int = 1,
+    batch_size: int = 64,
+    sampling: Sampling = PLAIN,
 ) -> dict[str, float]:
-    """The distance of a drafter from the target at temperature 1 without guidance, one token after the target's last
-    hidden state:
+    """The distance of a drafter from the target, both under `sampling`, one token after the target's last hidden state:
 
-    tv: mean total variation of their distributions; top1_agreement, top3: the target's top-1 token is the drafter's
-    top-1, or among its three most probable. With depth > 1 also tv_2 ...: the same at later positions, on the drafter's
-    own outputs along the given sequence.
+    tv: mean total variation of their distributions, tv_stderr: its standard error over the examples; top1_agreement,
+    top3: the target's top-1 token is the drafter's top-1, or among its three most probable. With depth > 1 also tv_2
+    ...: the total variation at later positions, on the drafter's own outputs along the given sequence. tv_unguided, of
+    another sampling than `PLAIN`: the first total variation at temperature 1 without guidance and filters.
     """
     head, free = training.head, training.head.free
-    sums: dict[str, list[float]] = {}
-    weights: list[int] = []
+    values: dict[str, list[Tensor]] = {}
     rows = np.asarray(rows)
     for i in range(0, len(rows), batch_size):
         some = rows[i : i + batch_size]
-        batch = dataset.batch(some, np.zeros(len(some), dtype=bool))
-        found: dict[str, Any] = {}
+        batch = _batch(dataset, some, np.zeros(len(some), dtype=bool), sampling)
+        found: dict[str, Tensor] = {}
         for j, drafted in enumerate(training.draft(batch, depth)):
-            _, p, where = _wanted(batch, drafted, head, free)
-            q = drafted.logits.softmax(-1)
-            found["tv" if j == 0 else f"tv_{j + 1}"] = _mean(0.5 * (p - q).abs().sum(-1), where)
+            _, p, where = _wanted(batch, drafted, head, free, sampling)
+            guided = sampling.apply_guidance(drafted.logits)
+            found["tv" if j == 0 else f"tv_{j + 1}"] = _each(_tv(p, sampling.probs(guided)), where)
             if j == 0:
-                hits = q.topk(min(3, q.shape[-1]), dim=-1).indices == p.argmax(-1, keepdim=True)
-                found |= {
-                    "top1_agreement": _mean(hits[..., 0].float(), where),
-                    "top3": _mean(hits.any(-1).float(), where),
-                }
-        weights.append(len(some))
-        for name, value in found.items():
-            sums.setdefault(name, []).append(float(value))
-    return {name: float(np.average(values, weights=weights)) for name, values in sums.items()}
+                hits = guided.topk(min(3, guided.shape[-1]), dim=-1).indices == p.argmax(-1, keepdim=True)
+                found["top1_agreement"], found["top3"] = _each(hits[..., 0], where), _each(hits.any(-1), where)
+                if sampling != PLAIN:
+                    plain = _wanted(batch, drafted, head, free, PLAIN)[1]
+                    found["tv_unguided"] = _each(_tv(plain, PLAIN.probs(drafted.logits)), where)[: len(some)]
+        for name, each in found.items():
+            values.setdefault(name, []).append(each)
+    together = {name: torch.cat(parts).double() for name, parts in values.items()}
+    means = {name: float(each.mean()) for name, each in together.items()}
+    return means | {"tv_stderr": float(together["tv"].std() / len(rows) ** 0.5) if len(rows) > 1 else 0.0}
+
+
+def _tv(p: Tensor, q: Tensor) -> Tensor:
+    return 0.5 * (p - q).abs().sum(-1)
+
+
+def _each(values: Tensor, where: Tensor) -> Tensor:
+    """Means (N,) of values (N, n) over the positions `where` (n,) bool."""
+    return (values * where).sum(1) / where.sum().clamp_min(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +29,38 @@ from specbench.storage.files import write_atomically
 from specbench.training import card, command, mar, recipes, target, tokenizer, world
 from specbench.training.trainer import Recipe
 
-#: Stage -> the drafter network that it trains.
-DRAFTERS = {networks.NETWORKS[name].folder: name for name in networks.TRAINED}
+
+@dataclass(frozen=True)
+class DrafterStage:
+    """The training of a drafter network: by a recipe of its own, from the weights of another stage, if given.
+    outputs: the weights that it writes, those of its checkpoints before the last ones."""
+
+    network: str
+    outputs: tuple[str, ...]
+    recipe: str = ""
+    start: str = ""
+
+
+DRAFTERS = {
+    **{f: DrafterStage(name, (f,)) for name in networks.TRAINED for f in [networks.NETWORKS[name].folder]},
+    "eagle_steps": DrafterStage("eagle", ("eagle_steps60", "eagle_steps150", "eagle_steps300"), "scenes_steps"),
+    "eagle_guided": DrafterStage("eagle", ("eagle_guided",), "scenes_guided", start="eagle"),
+}
 
 
 @dataclass(frozen=True)
 class Budget:
     """Recipes of the stages, the stages that need none, the arguments that override the drafters' recipe
-    (conf/recipes.yaml), the number of scenes of each split, and the samples of the continuous pair."""
+    (conf/recipes.yaml), and those of recipes of their own, the number of scenes of each split, how many of them measure
+    a drafter, and the samples of the continuous pair."""
 
     recipes: dict[str, Recipe]
-    measured: tuple[str, ...] = (*DRAFTERS, "evaluators", "samples", "mar_samples")
+    measured: tuple[str, ...] = (*DRAFTERS, "drafters", "evaluators", "samples", "mar_samples")
     drafters: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
     train: int = 80_000
     validation: int = 2_000
+    drafted: int = 150
     trial: card.Trial = field(default_factory=card.Trial)
 
 
@@ -73,14 +91,16 @@ BUDGETS = {
             name: Recipe(steps=4, batch=4, lr=1e-3, warmup=1, ema=0.5)
             for name in ("tokenizer", "text", "target", "kl", "mar", "mar_draft")
         },
-        measured=(*DRAFTERS, "mar_samples"),
+        measured=(*DRAFTERS, "drafters", "mar_samples"),
         drafters=("steps=4", "batch=4", "warmup=1"),
+        variants=("steps=4", "batch=4", "warmup=1", "checkpoints=[1,2]"),
         train=120,
         validation=24,
+        drafted=2,
         trial=card.Trial(count=2, drafted=1, gamma=2, scales=(2.0,), overrides=("diffusion_steps=3",)),
     ),
 }
-DISCRETE = ("tokenizer", "text", "target", *DRAFTERS, "evaluators", "samples")
+DISCRETE = ("tokenizer", "text", "target", *DRAFTERS, "drafters", "evaluators", "samples")
 CONTINUOUS = ("kl", "mar", "mar_draft", "mar_samples")
 STAGES = (*DISCRETE, *CONTINUOUS)
 
@@ -91,10 +111,16 @@ class Scenes:
     def __init__(self, work: Path, assets: Path, budget: Budget, device: torch.device, distil: bool = True) -> None:
         self.work, self.assets, self.budget, self.device, self.distil = work, assets, budget, device, distil
         self.recipes = budget.recipes
-        self.train = world.load(work, "train", budget.train)
-        self.validation = world.load(work, "validation", budget.validation)
         self.statistics: dict[str, dict[str, float]] = {}
         self._made: dict[str, Any] = {}
+
+    @cached_property
+    def train(self) -> world.World:
+        return world.load(self.work, "train", self.budget.train)
+
+    @cached_property
+    def validation(self) -> world.World:
+        return world.load(self.work, "validation", self.budget.validation)
 
     def make(self, stage: str) -> Any:
         """The output of a stage; the stages it needs are made first, and none twice."""
@@ -174,17 +200,29 @@ class Scenes:
         return model
 
     def _drafter(self, stage: str) -> None:
-        """By the public command, on examples that all drafters share."""
-        for needed in ("tokenizer", "text", "target"):
+        """By the public command, on examples that drafters share."""
+        of = DRAFTERS[stage]
+        for needed in ("tokenizer", "text", "target", *filter(None, [of.start])):
             self.make(needed)
-        arguments = [f"drafter={DRAFTERS[stage]}", f"n={self.budget.train}", *self.budget.drafters]
+        own = recipes.settings(of.recipe, of.network)["n"] if of.recipe else self.budget.train
+        n = min(own, self.budget.train)
+        arguments = [f"drafter={of.network}", f"n={n}"]
+        arguments += [f"recipe={of.recipe}", *self.budget.variants] if of.recipe else self.budget.drafters
         arguments += [f"weights={card.weights_argument(self.assets)}", f"device={self.device}"]
-        chosen = recipes.plan(arguments).replaced(out=str(self.work / stage), examples=str(self.work / "examples"))
+        chosen = recipes.plan(arguments).replaced(
+            out=str(self.work / stage),
+            examples=str(self.work / f"examples-{n}"),
+            start=str(self.path(of.start)) if of.start else None,
+        )
         pipeline = Pipeline.load(chosen.cfg)
         assert isinstance(pipeline, Pipeline)
         done = command.train(chosen, pipeline)
-        write_atomically(self.path(stage), done.file.read_bytes())
-        self.statistics[stage] = done.statistics
+        for name, file in zip(of.outputs, [*done.checkpoints, done.file], strict=False):
+            write_atomically(self.path(name), file.read_bytes())
+        self.statistics[stage] = {name: done.statistics[name] for name in ("seconds", "images")}
+
+    def drafters(self) -> None:
+        self.statistics |= card.drafter_statistics(self.assets, self.device, self.budget.drafted)
 
     def evaluators(self) -> None:
         from specbench.training import evaluators
@@ -301,7 +339,7 @@ def main(arguments: Sequence[str]) -> int:
         stages.make(stage)
     date = time.strftime("%Y-%m-%d", time.gmtime())
     found = card.Card.read(args.card)
-    found.add(stages.statistics, card.origin(device, args.budget, date), STAGES)
+    found.add(stages.statistics, card.origin(device, args.budget, date), [*STAGES, *card.DRAFTERS])
     args.card.parent.mkdir(parents=True, exist_ok=True)
     args.card.write_text(found.render())
     for stage, statistics in stages.statistics.items():

@@ -141,7 +141,7 @@ def make(plan: TrainingPlan, pipeline: Pipeline, aux_hidden_layers: tuple[int, .
     live = LiveDataset(
         target.with_aux_hidden_layers(aux_hidden_layers),
         np.zeros((0, target.length)),
-        _Encoded(pipeline, [p.prompt for p in found]),
+        Encoded(pipeline, [p.prompt for p in found]),
     )
     size = _bytes(target, pipeline, found[0], aux_hidden_layers) if plan["features"] == "stored" else 4 * target.length
     each = max(1, min(SHARD, LARGEST // size))
@@ -286,7 +286,7 @@ def _prefix_ids(batch: Batch) -> Tensor:
     return batch.ids[:, : batch.valid.shape[1] - 1]
 
 
-class _Encoded:
+class Encoded:
     """Conditioning of prompts, each encoded once and cached up to `room` bytes."""
 
     def __init__(self, pipeline: Pipeline, prompts: Sequence[str], room: int = 1 << 31) -> None:
@@ -333,9 +333,11 @@ class Examples:
 
     def dataset(self, target: Language) -> Dataset:
         """The batches of training; `target`: with its hidden layers selected."""
-        if self.stored:
-            return _StoredDataset(self, target)
-        return LiveDataset(target, self.tokens, _Encoded(self.pipeline, self.prompts))
+        return _StoredDataset(self, target) if self.stored else self.live(target)
+
+    def live(self, target: Language) -> LiveDataset:
+        """Batches with or without their prompts, as asked for, whatever is stored."""
+        return LiveDataset(target, self.tokens, Encoded(self.pipeline, self.prompts))
 
     def split(self, share: float) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the examples to train on and of those to validate on: the last ones."""

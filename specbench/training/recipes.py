@@ -21,6 +21,9 @@ TABLE: dict[str, Parameter] = {
     "recipe": Parameter("string", "the recipe in conf/recipes.yaml with the defaults of the other arguments"),
     "out": Parameter("path", "folder of the weights, their card, the curves, the examples and the state for resuming"),
     "examples": Parameter("path", "folder of the examples, for trainings that share them", null="examples/ in out"),
+    "start": Parameter(
+        "path", "weights that the training starts from, as drafter.weights= takes them", null="untrained ones"
+    ),
     "images": Parameter(
         "path",
         "folder of images: those that data= names, or each with its caption in a .txt next to it; for a"
@@ -68,11 +71,17 @@ TABLE: dict[str, Parameter] = {
     "labels": Parameter(
         "string", "the cross-entropy is to the target's distribution or to the token", choices=("distribution", "token")
     ),
+    "guided": Parameter(
+        "flag", "drafter and target are compared under the guidance cfg_scale, which takes two passes an example"
+    ),
     "heads": Parameter("integer", "Medusa heads", low=1, high=16),
     "keep": Parameter(
         "string",
         "the weights with the best top-3 agreement on the held-out examples, or the last ones",
         choices=("top3", "last"),
+    ),
+    "checkpoints": Parameter(
+        "integers", "steps after which weights are kept too, in step-N/ in out", low=1, high=10**9, null="none"
     ),
     "validate_every": Parameter("integer", "steps between validations", low=1, high=10**9),
     "save_every": Parameter("integer", "steps between saved states", low=1, high=10**9),
@@ -137,6 +146,8 @@ def plan(arguments: Sequence[str]) -> TrainingPlan:
         raise UsageError("images= are for source=pairs; with source=self the target draws them")
     if kind == "draft_model" and settled["features"] == "stored":
         raise UsageError("a draft model learns from prompts, not from hidden states: use features=live")
+    if settled["guided"] and settled["features"] == "stored":
+        raise UsageError("guided=true needs each example with its prompt and without: use features=live")
     elsewhere = settled["images"] or {"data", "prompts"} & set(parameters_of)
     defaults = [] if elsewhere else [f"{k}={v}" for k, v in run.items() if k not in parameters_of]
     n = [] if settled["images"] else [f"n={settled['n']}"]
@@ -183,7 +194,7 @@ def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _checked(name: str, value: Any) -> Any:
-    if isinstance(value, str) and TABLE[name].kind in ("integer", "number", "flag"):
+    if isinstance(value, str) and TABLE[name].kind in ("integer", "integers", "number", "flag"):
         value = _read(value)
     elif value == "null":
         value = None
@@ -191,7 +202,7 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def _read(text: Any) -> Any:
-    """A number or a truth value as YAML reads it: 100, 1e-4, true."""
+    """A number, a list or a truth value as YAML reads it: 100, 1e-4, [1, 2], true."""
     import yaml
 
     if not isinstance(text, str):

@@ -11,7 +11,7 @@ import io
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +91,14 @@ class Validation:
     statistics: Callable[[], dict[str, float]]
     every: int
     best: str = ""
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """write(step) after each of `steps`, while the module has the weights it would have if training ended there."""
+
+    steps: Collection[int]
+    write: Callable[[int], None]
 
 
 class Processes(Protocol):
@@ -217,6 +225,7 @@ def fit(
     work: Path,
     after_step: Callable[[int], None] | None = None,
     validation: Validation | None = None,
+    checkpoints: Checkpoints | None = None,
     together: Processes | None = None,
     board: Any = None,
 ) -> dict[str, float]:
@@ -276,6 +285,9 @@ def fit(
                 _log(run.curve, {"step": done, "lr": recipe.lr_at(step), **run.statistics}, board, name)
         if validation and together.is_main_process and (done % validation.every == 0 or last):
             _log(run.held, {"step": done, **run.validate(validation)}, board, f"{name}-validation")
+        if checkpoints and together.is_main_process and done in checkpoints.steps:
+            with run.averaged():
+                checkpoints.write(done)
         if together.is_main_process and (done % recipe.save_every == 0 or last):
             run.save(run.seconds + time.perf_counter() - began)
     together.wait_for_everyone()

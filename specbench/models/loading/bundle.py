@@ -34,7 +34,7 @@ class Bundle:
         self.name: str = cfg["model"]
         self.reduced: bool = cfg["reduced"]
         self.device, self.dtype = device, dtype
-        self.drafter_weights = Path(given) if (given := cfg.get("drafter_weights")) else None
+        self.drafter_weights = registry.own_drafter(cfg)
         self.folder = registry.weights_folder(cfg)
         if self.folder is not None:
             registry.check_weights({**cfg, "drafter": "none", "drafter_weights": None})

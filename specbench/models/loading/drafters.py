@@ -65,6 +65,11 @@ class Drafters:
         network: nn.Module = self._loader(name).untrained(heads)
         return network
 
+    def trained(self, name: str, path: Path) -> nn.Module:
+        """The drafter network in a folder or file."""
+        network: nn.Module = self._loader(name).read(path)
+        return network
+
     def _loader(self, name: str | Mapping[str, Any]) -> NetworkLoader[Any]:
         network = networks.declared(name)
         loader: NetworkLoader[Any] = pkgutil.resolve_name(network.loader)(self, network.folder)
@@ -97,6 +102,10 @@ class NetworkLoader(Generic[N]):
         if path is None:
             random: N = self.bundle.random_network(self.untrained, self.seed)
             return random
+        return self.read(path)
+
+    def read(self, path: Path) -> N:
+        """The network in a folder or file. UsageError where it does not fit the target."""
         own = own_file(path)
         read = self.bundle.ready(self._own(own)) if own is not None else self.read_official(path)
         if not self.fits(read):

@@ -1,0 +1,191 @@
+"""A drafter's card states its distance under the guidance in use; drafters of several strengths can be chosen."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from commands import ROOT
+from safetensors.torch import load_file
+from test_train_drafter import FAST, SMALL, real, same, train, trained
+
+from specbench import cli
+from specbench.config import configuration, networks, parameters, registry
+from specbench.decoding.drafters.eagle import Eagle
+from specbench.decoding.loop import Outcome
+from specbench.decoding.rng import RandomStreams
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.trees import chain_paths
+from specbench.errors import UsageError
+from specbench.harness.pipeline import Pipeline
+from specbench.training import card, drafter
+from specbench.training.dataset import LiveDataset, TargetHead
+from specbench.training.trainer import Checkpoints, MicroStep, Recipe, fit
+
+
+def small_world(count=4, seed=3):
+    """A target, its drafter, and sequences with their prompts."""
+    target = tiny.llamagen(side=3, vocab=7)
+    rng = torch.Generator().manual_seed(seed)
+    features = torch.randn(count, tiny.PREFIX, 8, generator=rng)
+    tokens = torch.randint(0, 7, (count, 9), generator=rng)
+
+    def conditions(rows):
+        return tiny.Conditioning(features[rows], torch.ones(len(rows), tiny.PREFIX, dtype=torch.bool))
+
+    training = drafter.EagleTraining(tiny.eagle(target), TargetHead(target))
+    return training, LiveDataset(target, tokens.numpy(), conditions)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("sampling", [Sampling(cfg_scale=3.0), Sampling(0.8, top_k=3, cfg_scale=2.0), Sampling()])
+def test_the_stated_distance_is_the_one_between_the_distributions_of_a_decoding(sampling):
+    """Sequences are decoded token by token, with draft and target as a run has them."""
+    training, data = small_world()
+    target, chain = training.head.target, Eagle(training.network, chain_paths(1))
+    rows, rng = np.arange(4), RandomStreams([(0, i) for i in range(4)])
+    session = target.open(data.conditions(rows), 4, sampling.guided, chain.tree.nodes)
+    state = chain.open(session, data.conditions(rows), sampling, rng)
+    history, apart, first = torch.as_tensor(data.tokens), [], []
+    for c in range(target.length):
+        count = torch.full((4,), c)
+        draft = chain.propose(state, history, count, count)
+        logits, hidden = session.forward(draft.tokens, draft.tree, history, count)
+        p = sampling.distributions(logits, session, count[:, None] + draft.tree.depth).p[:, 0]
+        if c > 0:
+            apart.append(0.5 * (p - draft.probs[:, 0]).abs().sum(-1))
+            first.append(p.argmax(-1) == draft.probs[:, 0].argmax(-1))
+        rejected = SimpleNamespace(path_with_root=torch.zeros(4, 2, dtype=torch.int64), length=torch.zeros(4).long())
+        chain.commit(state, Outcome(draft, p, hidden, rejected, count))
+    found = drafter.evaluate(training, data, rows, batch_size=3, sampling=sampling)
+    each = torch.stack(apart).mean(0)
+    assert found["tv"] == pytest.approx(float(each.mean()), abs=1e-5)
+    assert found["tv_stderr"] == pytest.approx(float(each.std()) / 2, abs=1e-5)
+    assert found["top1_agreement"] == pytest.approx(float(torch.stack(first).float().mean()))
+    plain = drafter.evaluate(training, data, rows)
+    assert found.get("tv_unguided", plain["tv"]) == pytest.approx(plain["tv"], abs=1e-6)
+    assert "tv_unguided" not in plain
+
+
+def test_under_guidance_the_label_is_the_targets_guided_distribution():
+    training, data = small_world()
+    sampling, rows = Sampling(cfg_scale=3.0), np.arange(4)
+    terms = drafter.LossTerms(noise=0.0, regression=0.0)
+    loss, logged = drafter.loss_of(training, data, rows, 4, terms, sampling)(MicroStep(0, 0))
+    assert logged["tv"] == pytest.approx(drafter.evaluate(training, data, rows, sampling=sampling)["tv"], abs=1e-5)
+    plain, _ = drafter.loss_of(training, data, rows, 4, terms)(MicroStep(0, 0))
+    assert abs(float(loss) - float(plain)) > 0.1
+
+
+def test_a_checkpoint_has_the_weights_of_a_training_that_ends_there(tmp_path):
+    """With the average, which replaces the weights at the end; the step after it starts from the weights themselves."""
+
+    def ended(steps, kept=()):
+        torch.manual_seed(0)
+        module, found = torch.nn.Linear(3, 1), {}
+
+        def loss(micro_step):
+            x = torch.as_tensor(micro_step.rng.standard_normal((8, 3)), dtype=torch.float32)
+            value = (module(x)[:, 0] - x.sum(1)).pow(2).mean()
+            return value, {"loss": float(value.detach())}
+
+        recipe = Recipe(steps=steps, batch=8, lr=1e-2, warmup=100, ema=0.5, precision="float32")  # the rate still rises
+        keep = Checkpoints(kept, lambda step: found.update({step: module.weight.detach().clone()}))
+        fit("small", module, loss, recipe, tmp_path / str(steps), checkpoints=keep)
+        return module.weight.detach(), found
+
+    last, kept = ended(7, kept=(3, 5))
+    assert set(kept) == {3, 5}
+    for step, weight in kept.items():
+        assert torch.equal(weight, ended(step)[0])
+    (tmp_path / "7").rename(tmp_path / "before")
+    assert torch.equal(last, ended(7)[0])
+
+
+def test_a_training_starts_from_given_weights_and_keeps_checkpoints(tmp_path):
+    words = [*real("llamagen_xl", tmp_path), "drafter=eagle", "source=self", *FAST, f"examples={tmp_path / 'examples'}"]
+    first = trained([*words, *SMALL, f"out={tmp_path / 'first'}", "checkpoints=[5,10]"])
+    same(first, load_file(tmp_path / "first" / "step-10" / networks.FILE))
+    middle = load_file(tmp_path / "first" / "step-5" / networks.FILE)
+    assert not torch.equal(middle["fc.weight"], first["fc.weight"])
+    still = [word for word in SMALL if not word.startswith("steps")] + ["steps=1", "lr=1e-12", "weight_decay=0"]
+    still = [*(word for word in words if not word.startswith("lr=")), *still, f"out={tmp_path / 'second'}"]
+    same(middle, trained([*still, f"start={tmp_path / 'first' / 'step-5'}"]))
+    with pytest.raises(UsageError, match="has a training with start="):
+        trained([*still, f"start={tmp_path / 'first' / 'step-10'}"])
+    with pytest.raises(UsageError, match="start: there is no folder"):
+        trained([*still, f"start={tmp_path / 'none'}"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["guided=true", "features=stored"], "guided=true needs each example with its prompt and without"),
+        (["checkpoints=[3,2]"], "checkpoints must be a list of rising integers of at least 1"),
+        (["checkpoints=5"], "checkpoints must be a list of rising integers"),
+        (["start=embedded:strongest"], "unknown eagle weights 'strongest' (choose from: "),
+    ],
+)
+def test_a_mistake_costs_one_sentence(words, sentence, capsys):
+    assert cli.main(["train", "drafter=eagle", *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_the_cards_of_a_training_name_guidance_and_sampling(tmp_path):
+    words = [*real("lumina_mgpt", tmp_path), "drafter=eagle3", "source=self", "features=stored", "top_k=7"]
+    train(*words, "checkpoints=[2]", out=tmp_path / "out")
+    lines = (tmp_path / "out" / "card.md").read_text()
+    assert "both distributions under cfg_scale=4.0, temperature=1.0, top_k=7, top_p=1.0" in lines
+    for name in ("tv", "tv_stderr", "tv_unguided", "top1_agreement", "top3", "step-2"):
+        assert f"| {name} | " in lines
+
+
+def test_embedded_drafters_are_chosen_by_name(capsys):
+    network = networks.NETWORKS["eagle"]
+    for name in network.variants:
+        cfg = configuration.compose(["method=eagle1", f"drafter.weights=embedded:{name}"])
+        assert cfg["drafter_weights"] == f"embedded:{name}"  # no path of this machine: rows and hashes name it
+        file = registry.ASSETS / f"scenes_eagle_{name}.safetensors"
+        assert registry.weights_label(cfg).endswith(f"+{registry.digest(file)}")
+    default = configuration.compose(["method=eagle1", "drafter.weights=embedded"])
+    assert registry.weights_label(default) == registry.weights_label(configuration.compose(["method=eagle1"]))
+    for method, given, sentence in (
+        ("eagle1", "embedded:steps61", "unknown eagle weights 'steps61' (choose from: "),
+        ("medusa", "embedded:steps60", "medusa has no embedded weights but the default ones"),
+    ):
+        with pytest.raises(UsageError, match=sentence.replace("(", r"\(")):
+            configuration.compose([f"method={method}", f"drafter.weights={given}"])
+    assert cli.main(["list", "drafters"]) == 0
+    assert f"Also drafter.weights=embedded:{'|'.join(network.variants)}." in capsys.readouterr().out
+
+
+def test_weights_of_another_target_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="was trained for another target than llamagen_xl"):
+        Pipeline.load(
+            configuration.compose([*real("llamagen_xl", tmp_path), "method=eagle1", "drafter.weights=embedded:steps60"])
+        )
+
+
+def test_a_card_states_every_drafter_under_guidance(tmp_path):
+    found = card.drafter_statistics(registry.ASSETS, torch.device("cpu"), 4)
+    assert set(found) == set(card.DRAFTERS)
+    cfg_scale = parameters.default("model", "llamagen_scenes", "cfg_scale")
+    made = card.Card()
+    made.add({"eagle3": {"seconds": 1.0}}, "elsewhere", ["eagle3"])
+    made.add(found, "here", ["eagle3", *card.DRAFTERS])
+    (tmp_path / "card.md").write_text(made.render())
+    assert card.Card.read(tmp_path / "card.md").render() == made.render()
+    for name, statistics in found.items():
+        assert statistics["cfg_scale"] == cfg_scale
+        if name != "tv_eagle_guided":  # guidance multiplies the errors of logits that were trained without
+            assert statistics["tv"] > statistics["tv_unguided"]
+    default, guided = found["tv_eagle"], found["tv_eagle_guided"]
+    assert (guided["tv"] < default["tv"], guided["tv_unguided"] > default["tv_unguided"]) == (True, True)
+    # The card's standard error is of 150 scenes; the mean of the first four lies within four of its own.
+    committed = card.Card.read(ROOT / "results" / "embedded_models.md").statistics
+    for name, statistics in found.items():
+        bound = 4 * committed[name]["tv_stderr"] * (150 / 4) ** 0.5
+        assert committed[name]["tv"] == pytest.approx(statistics["tv"], abs=bound)
