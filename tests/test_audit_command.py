@@ -154,7 +154,7 @@ def test_every_preset_can_be_audited(call: Call, tmp_path: Path, monkeypatch: py
     assert list(dict.fromkeys(continuous)) == OF_VECTORS
     assert len(continuous) > len(OF_VECTORS)  # drafts shorter than a sequence
     for row in rows:
-        own = ("dim", "ks", "ks_noise", "energy", "energy_noise", "acceptance_rate", "tries", "fallbacks")
+        own = ("dim", "ks", "ks_noise", "energy", "energy_noise", "acceptance_rate", "proposals", "fallbacks")
         assert {bool(row[name]) for name in own} == {row["model"] == "d2t4"}
         assert {bool(row[name]) for name in ("V", "tv", "tv_low", "tv_noise")} == {row["model"] == "v3t5"}
     tables, vectors, audited, limits = (part.splitlines() for part in out.split("\n\n"))  # a table of each kind
@@ -185,10 +185,8 @@ def test_one_model_leaves_out_other_presets(call: Call, tmp_path: Path, monkeypa
 
 
 def test_a_method_of_vectors(call: Call, tmp_path: Path) -> None:
-    words = (
-        "gamma=3 prefill=0.3 align=false tries=50 temperature=0.7 audit.samples=3000 audit.margin=1 out=a.csv".split()
-    )
-    code, out, _ = call("method=cspd", "criterion=path", *words)
+    words = "gamma=3 prefill=0.3 align=false proposals=50 temperature=0.7 audit.samples=3000 audit.margin=1".split()
+    code, out, _ = call("method=cspd", "criterion=path", *words, "out=a.csv")
     assert code == 0
     rows = rows_of(tmp_path / "a.csv")
     assert list(rows[0]) == list(COLUMNS)
@@ -196,8 +194,8 @@ def test_a_method_of_vectors(call: Call, tmp_path: Path) -> None:
     assert found == [(name, name[1], "lossless") for name in densities.BUILT_IN]
     assert len(out.splitlines()) == 1 + len(rows) + 5
     assert rows[0]["parameters"] == (
-        "gamma=3 prefill=0.3 align=false criterion=path verify=causal on_reject=stop inner_temperature=1.0 tries=50"
-        " temperature=0.7 final_noise=true"
+        "gamma=3 prefill=0.3 align=false criterion=path verify=causal on_reject=stop inner_temperature=1.0 tries=1"
+        " proposals=50 temperature=0.7 final_noise=true"
     )
     lossy = ("verify=parallel", "on_reject=continue", "inner_temperature=42", "audit.model=d2t4", "audit.seed=7")
     row = audit_row(call, "method=cspd", *lossy, "audit.samples=3000")

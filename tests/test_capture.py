@@ -197,7 +197,7 @@ def test_what_cannot_be_recorded_is_found(fault: str) -> None:
     assert reported in found, dict(found)
 
 
-@pytest.mark.parametrize("name", [name for name in test_continuous.RULES if name != "path"])
+@pytest.mark.parametrize("name", test_continuous.HOSTLESS)
 def test_a_pass_of_continuous_tokens_leaves_the_host_alone(name: str) -> None:
     rule = test_continuous.RULES[name]
     rule = replace(rule, prefill=0.1) if rule.gamma else ContinuousRule(tokens_per_pass=(1, 2))

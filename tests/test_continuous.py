@@ -78,8 +78,14 @@ RULES = {
     "parallel": ContinuousRule(gamma=3, verify="parallel"),
     "continue": ContinuousRule(gamma=3, on_reject="continue"),
     "released": ContinuousRule(gamma=3, prefill=0.05, final_noise=False, **RELEASED),
+    "block": ContinuousRule(gamma=3, verification="block"),
+    "block of paths": ContinuousRule(gamma=3, verification="block", criterion="path"),
+    "layers": ContinuousRule(gamma=3, tries=2),
+    "layers of paths": ContinuousRule(gamma=2, tries=3, criterion="path"),
     "vanilla": ContinuousRule(),
 }
+#: Their passes never wait for the host.
+HOSTLESS = [name for name in RULES if name not in ("path", "block", "block of paths", "layers", "layers of paths")]
 
 
 def test_log_normal_is_scipys() -> None:
@@ -176,7 +182,7 @@ def test_one_token_against_integrals(name: str) -> None:
     fresh = out.tokens[~accepted].flatten().numpy()
     assert stats.kstest(fresh, lambda t: np.interp(t, x, cdf)).pvalue > 1e-4  # one seed in 10,000
     # the number of proposals is geometric: its mean is 1 / mass, its deviation sqrt(1 - mass) / mass
-    tries = torch.tensor([some[0] for some in out.trace.tries if some]).double()
+    tries = torch.tensor([some[0] for some in out.trace.proposals if some]).double()
     assert len(tries) == len(fresh)
     if mass > 0.1:  # fewer than 1 in 10**4 come near the bound of 100
         assert float(tries.mean()) == pytest.approx(1 / mass, abs=4.5 * math.sqrt(1 - mass) / mass / len(tries) ** 0.5)
@@ -215,13 +221,13 @@ def test_few_tries_leave_the_targets_own_proposal() -> None:
     """With one try a rejected token is the target's sample, whatever became of it, and a fallback is counted for
     those that would have been proposed again."""
     target, drafter = Chain(1, [0.0], [P[1]], P[0]), Chain(1, [0.0], [Q[1]], Q[0])
-    out = decode(target, drafter, ContinuousRule(gamma=1, tries=1), None, rng(20_000))
+    out = decode(target, drafter, ContinuousRule(gamma=1, proposals=1), None, rng(20_000))
     fresh = out.tokens[~out.trace.kept[:, 0]].flatten().numpy()
     assert stats.kstest(fresh, stats.norm(P[0], math.exp(P[1] / 2)).cdf).pvalue > 1e-4
-    assert {some[0] for some in out.trace.tries if some} == {1}
-    full = decode(target, drafter, ContinuousRule(gamma=1, tries=1000), None, rng(20_000))
+    assert {some[0] for some in out.trace.proposals if some} == {1}
+    full = decode(target, drafter, ContinuousRule(gamma=1, proposals=1000), None, rng(20_000))
     assert int(full.trace.fallbacks.sum()) == 0
-    assert out.trace.fallbacks.tolist() == [int(some != [] and some[0] > 1) for some in full.trace.tries]
+    assert out.trace.fallbacks.tolist() == [int(some != [] and some[0] > 1) for some in full.trace.proposals]
 
 
 def simulate(target: Chain, drafter: Chain, rule: ContinuousRule, n: int) -> np.ndarray:
@@ -345,7 +351,7 @@ def test_a_drafter_that_is_the_target_is_vanilla(criterion: str, gamma: int) -> 
             before = math.ceil(prefill * model.length)
             passes = before + math.ceil((model.length - before) / (gamma + 1))  # a token behind each draft is free
             assert out.steps.tolist() == [passes] * 9
-            assert sum(map(len, out.trace.tries)) == 0
+            assert sum(map(len, out.trace.proposals)) == 0
 
 
 @pytest.mark.parametrize("prefill", [0.0, 0.3])
@@ -400,7 +406,7 @@ def go_on(images: ContinuousDecoding) -> None:
         images.observe()
 
 
-@pytest.mark.parametrize("name", [name for name in RULES if name != "path"])
+@pytest.mark.parametrize("name", HOSTLESS)
 @torch.inference_mode()
 def test_no_pass_waits_for_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "compacts", lambda device: False)
@@ -418,7 +424,7 @@ def test_no_pass_waits_for_the_host(name: str, monkeypatch: pytest.MonkeyPatch) 
 def test_rows_that_are_done_take_the_next_image(name: str, compact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven images of classes of their own through three rows: each is what it is alone, and takes no more passes."""
     monkeypatch.setattr(loop, "compacts", lambda device: compact)
-    target, drafter, rule, count = reduced(), reduced(), replace(RULES[name], prefill=0.2, tries=4), 7
+    target, drafter, rule, count = reduced(), reduced(), replace(RULES[name], prefill=0.2, proposals=4), 7
     labels, seen = torch.tensor([2, 0, 3, 1, 1, 2, 0]), []
     start = partial(ContinuousDecoding, target, drafter, rule)
     for which, out in decode_stream(start, lambda some: labels[some], partial(rng, seed=9), count, 3):
@@ -452,7 +458,7 @@ def test_many_copies_are_seen_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["exact", "path", "paper", "parallel", "continue", "released"])
 def test_every_token_is_accounted_for(name: str, gamma: int, prefill: float) -> None:
     pair = built_in("d1t5")
-    length, rule = pair.length, replace(RULES[name], gamma=gamma, prefill=prefill, tries=6)
+    length, rule = pair.length, replace(RULES[name], gamma=gamma, prefill=prefill, proposals=6)
     out = of_pair(pair, rule, rng(60))
     trace = out.trace
     before = math.ceil(prefill * length)
@@ -491,9 +497,9 @@ def test_every_token_is_accounted_for(name: str, gamma: int, prefill: float) -> 
         else:
             assert trace.verified[i].tolist() == [number >= before for number in range(length)]
         assert int(trace.made[i]) == sum(offered)
-        assert len(trace.tries[i]) == residuals
-        assert all(1 <= t <= 6 for t in trace.tries[i])
-        assert int(trace.fallbacks[i]) <= sum(t == 6 for t in trace.tries[i])
+        assert len(trace.proposals[i]) == residuals
+        assert all(1 <= t <= 6 for t in trace.proposals[i])
+        assert int(trace.fallbacks[i]) <= sum(t == 6 for t in trace.proposals[i])
     assert prefill == 1 or 0 < int(out.accepted.sum()) < int(out.drafted.sum())
     assert sorted(trace.order[0].tolist()) == list(range(length))
 
@@ -544,7 +550,7 @@ def test_sixteen_dimensions_and_drafts_of_32_stay_finite() -> None:
         "too sure, the full path": (forgetful, Chain(length, keep, [-9.0] * steps, **aside), "path", 0),
     }
     for name, (model, drafter, criterion, sign) in cases.items():
-        rule = ContinuousRule(gamma=32, criterion=criterion, tries=3)
+        rule = ContinuousRule(gamma=32, criterion=criterion, proposals=3)
         noise = torch.randn(n, steps + 1, 16, generator=torch.Generator().manual_seed(0))
         verifier, z = verify.Verifier(model, drafter, rule, Eager()), torch.zeros(n, 16)
         gain, _, _ = verifier.log_ratios(draw_trajectory(drafter, z, noise, rule, Eager()), z, lambda tag, x=noise: x)
@@ -607,7 +613,7 @@ def test_the_token_behind_a_draft_is_watched_too() -> None:
         ({"gamma": 2, "tokens_per_pass": (3, 2)}, "use iterations=null"),
         ({"gamma": 2, "temperature": 0.0}, "temperature=0 leaves no densities to compare; use method=vanilla"),
         ({"gamma": 2, "criterion": "path", "final_noise": False}, "use final_noise=true"),
-        ({"tries": 1001}, "tries must be at most 1000 (got 1001)"),
+        ({"proposals": 1001}, "proposals must be at most 1000 (got 1001)"),
     ],
 )
 def test_parameters_that_do_not_go_together(parameters: dict[str, Any], sentence: str) -> None:
@@ -627,6 +633,6 @@ def test_models_that_do_not_go_together() -> None:
 
 def test_which_rules_are_exact() -> None:
     exact = {name for name, rule in RULES.items() if rule.exact}
-    assert exact == {"exact", "not aligned", "path", "vanilla"}
+    assert exact == {"exact", "not aligned", "path", "block", "block of paths", "layers", "layers of paths", "vanilla"}
     assert not any(ContinuousRule(gamma=1, **x).exact for x in ({"inner_temperature": 2.0}, {"final_noise": False}))
     assert ContinuousRule(final_noise=False, inner_temperature=42.0).exact  # the target alone

@@ -171,7 +171,7 @@ def test_an_exact_method_is_called_lossless(kind: int, gamma: int, prefill: floa
     assert row["ks"] < 1.8 * row["ks_noise"]  # both are the largest of the same distances for equal distributions
     assert row["energy"] < 4 * row["energy_noise"]
     assert 0 < row["acceptance_rate"] < 1
-    assert row["tries"] > 1
+    assert row["proposals"] > 1
     assert row["fallbacks"] < 0.01 * row["samples"]
 
 
@@ -219,7 +219,7 @@ def test_a_residual_that_forgets_the_draft_is_caught(criterion: str, monkeypatch
     residual = continuous.verify.Verifier.residual
 
     def forgetful(self, *args):
-        self.rule = replace(self.rule, tries=1)  # the first proposal is taken, whatever it is
+        self.rule = replace(self.rule, proposals=1)  # the first proposal is taken, whatever it is
         return residual(self, *args)
 
     monkeypatch.setattr(continuous.verify.Verifier, "residual", forgetful)
@@ -264,12 +264,13 @@ def test_the_first_draft_is_counted_wherever_it_begins() -> None:
         assert row["acceptance_rate"] == pytest.approx(float(out.accepted.sum() / out.drafted.sum()))
     row = row_of("d1t4", 1000, prefill=1.0)
     assert (row["accepted_length"], row["tokens_per_step"], row["fallbacks"]) == (1, 1, 0)
-    assert row["acceptance_rate"] is row["tries"] is None
+    assert row["acceptance_rate"] is row["proposals"] is None
 
 
 def test_vanilla_decoding_of_vectors() -> None:
-    cfg = {"method": "vanilla", "drafter": "none", "rule": "exact", "temperature": 0.7, "final_noise": False}
+    cfg = {"method": "vanilla", "drafter": "none", "rule": "exact", "verification": "token"}
+    cfg |= {"temperature": 0.7, "final_noise": False}
     row = measure(assemble(cfg), built_in("d1t5"), 8000, margin=1.0)
     assert (row["verdict"], row["accepted_length"], row["tokens_per_step"]) == ("lossless", 1, 1)
-    assert row["acceptance_rate"] is row["tries"] is row["fallbacks"] is None
+    assert row["acceptance_rate"] is row["proposals"] is row["fallbacks"] is None
     assert row["parameters"] == "temperature=0.7 final_noise=false"

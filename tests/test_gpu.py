@@ -230,7 +230,7 @@ def test_a_recording_that_fails_leaves_the_device_usable(engine: str, device: st
         agree(config, engine, device, 1)
 
 
-@pytest.mark.parametrize("name", [name for name in test_continuous.RULES if name != "path"])
+@pytest.mark.parametrize("name", test_continuous.HOSTLESS)
 @ON_CUDA
 @torch.inference_mode()
 def test_no_pass_of_vectors_waits_for_the_host(name: str, device: str) -> None:

@@ -229,7 +229,7 @@ def test_rows_are_loaded_along_their_dimension_in_both_halves() -> None:
         own.load_rows(other, [0])
 
 
-@pytest.mark.parametrize("name", ["exact", "path", "continue"])
+@pytest.mark.parametrize("name", ["exact", "path", "continue", "block", "layers"])
 @torch.inference_mode()
 def test_what_changes_in_a_pass_of_continuous_tokens_is_declared(name: str) -> None:
     """As `test_engine.test_what_changes_is_declared`; and buffers stay where they are."""

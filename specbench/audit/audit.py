@@ -73,8 +73,9 @@ COLUMNS = {
     "energy_noise": "standard deviation of energy where both sets are the target's",
     "dim": "numbers of a token",
     "acceptance_rate": "accepted / verified draft tokens",
-    "tries": "proposals a token sampled after a rejection, mean",
-    "fallbacks": "tokens sampled after a rejection for which tries= did not suffice",
+    "proposals": "proposals for a token sampled after a rejection, mean",
+    "proposals_max": "the most for one token",
+    "fallbacks": "tokens sampled after a rejection for which proposals= did not suffice",
 }
 
 #: A p-value below it is "not lossless". `--all` tests some 200 true hypotheses, so 1e-5 rejects one of them by chance

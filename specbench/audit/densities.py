@@ -234,15 +234,16 @@ def measure(
         "energy_noise": energy_noise,
         "dim": pair.dim,
         "acceptance_rate": counted.accepted / counted.verified if counted.verified else None,
-        "tries": counted.tries / counted.residuals if counted.residuals else None,
+        "proposals": counted.proposals / counted.residuals if counted.residuals else None,
+        "proposals_max": counted.most or None,
         "fallbacks": counted.fallbacks if method.rule.gamma else None,
     }
 
 
 @dataclass
 class _Counts:
-    """first (T + 1,): histogram of the accepted tokens of an image's first draft; per_step: mean of T / steps; tries:
-    the proposals of all residuals."""
+    """first (T + 1,): histogram of the accepted tokens of an image's first draft; per_step: mean of T / steps;
+    proposals: those for all tokens after a rejection; most: for one of them."""
 
     sequences: Sequences
     first: Tensor
@@ -250,7 +251,8 @@ class _Counts:
     verified: int = 0
     accepted: int = 0
     residuals: int = 0
-    tries: int = 0
+    proposals: int = 0
+    most: int = 0
     fallbacks: int = 0
 
 
@@ -267,8 +269,9 @@ def _decode(method: DensityMethod, pair: DensityPair, samples: int, seed: int, p
         found.per_step += float((length / out.steps.double()).sum()) / samples
         found.verified += int(out.drafted.sum())
         found.accepted += int(out.accepted.sum())
-        found.residuals += sum(map(len, trace.tries))
-        found.tries += sum(map(sum, trace.tries))
+        found.residuals += sum(map(len, trace.proposals))
+        found.proposals += sum(map(sum, trace.proposals))
+        found.most = max(found.most, *(max(image, default=0) for image in trace.proposals))
         found.fallbacks += int(trace.fallbacks.sum())
         tokens.append(out.tokens)
         orders.append(trace.order)

@@ -12,7 +12,7 @@ _FIRST = ("method", *_PARTS, "model")
 _PRINTED = [*_FIRST, *(name for name in COLUMNS if name not in _FIRST)]
 _PRINTED = _PRINTED[: _PRINTED.index("verdict") + 1]
 _PRINTED_CONTINUOUS = [*_FIRST, *"dim T samples ks ks_noise energy energy_noise p_value accepted_length".split()]
-_PRINTED_CONTINUOUS += ["acceptance_rate", "tries", "fallbacks", "verdict"]
+_PRINTED_CONTINUOUS += ["acceptance_rate", "proposals", "fallbacks", "verdict"]
 _FORMATS = {
     "p_value": ".2g",
     "accepted_length": ".3f",
@@ -20,7 +20,7 @@ _FORMATS = {
     "energy": ".2g",
     "energy_noise": ".2g",
     "acceptance_rate": ".3f",
-    "tries": ".2f",
+    "proposals": ".2f",
 }
 
 

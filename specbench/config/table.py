@@ -169,7 +169,10 @@ TABLE: dict[str, Parameter] = {
     "inner_temperature": Parameter(
         "number", "divides distances before densities are compared; 1 is off", low=0, above=True
     ),
-    "tries": Parameter("integer", "most proposals for the token after a rejection", low=1, high=1000),
+    "tries": Parameter(
+        "integer", "drafts of continuous tokens, each tried after the ones before were rejected", low=1, high=16
+    ),
+    "proposals": Parameter("integer", "most proposals for the continuous token after a rejection", low=1, high=1000),
     "delta": Parameter(
         "number",
         "relaxation budget δ (1 with the uniform rule is exact); LANTERN's bound on the distribution",
@@ -298,7 +301,7 @@ UNITS = {
     "gamma": "tokens",
     "budget": "nats",
     "prefill": "of the image",
-    "tries": "proposals",
+    "tries": "drafts",
     "k": "codes",
     "group": "codes",
     "top_k": "tokens",

@@ -256,7 +256,7 @@ def continuous_rule(cfg: Mapping[str, Any], length: int) -> continuous.Continuou
         return continuous.ContinuousRule(tokens_per_pass=pass_sizes, **common)
     if cfg["iterations"]:
         raise UsageError(f"method {cfg['method']} verifies token by token: leave iterations= out, or give null")
-    names = ("gamma", "prefill", "align", "criterion", "verify", "on_reject", "inner_temperature", "tries")
+    names = "gamma prefill align criterion verify on_reject inner_temperature verification tries proposals".split()
     return continuous.ContinuousRule(**{name: cfg[name] for name in names}, **common)
 
 

@@ -25,7 +25,7 @@ def of_images(trace: Trace | ContinuousTrace, steps: Sequence[int], passes: int)
         return [_of_image({k: v[b] for k, v in on_host.items()}, steps[b], passes) for b in rows]
     return [
         _of_continuous({k: v[b] for k, v in on_host.items()}, steps[b], passes)
-        | {"tries": given["tries"][b], "draft_s": given["draft_s"] / len(steps)}
+        | {"tries": given["proposals"][b], "draft_s": given["draft_s"] / len(steps)}
         for b in rows
     ]
 

@@ -166,6 +166,9 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
     elif any(r.tries for r in images):
         counts = [len(r.tries or ()) for r in images]
         columns = _with_errors({"residual_tries": ratio([sum(r.tries or ()) for r in images], counts)})
+        verified = [sum(r.verified_by_depth) for r in images]
+        columns |= _with_errors({"proposals_mean": ratio([sum(r.tries or ()) for r in images], verified)})
+        columns["proposals_max"] = max(max(r.tries or (0,)) for r in images)
         columns["residual_fallbacks"] = sum(r.fallbacks or 0 for r in images)
     drafts: dict[str, Callable[[Record], float | None]] = {
         "first_accept": lambda r: r.first_accept,

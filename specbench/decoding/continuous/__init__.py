@@ -7,11 +7,13 @@ and the target verifies them in one pass; vanilla decoding is the same loop with
 - session.py: the protocols of the models. rule.py: how drafts are made and verified.
 - trajectory.py: trajectories of the diffusion head, their noise and their densities.
 - verify.py: the two models' densities of a drafted token compared, and the residual distribution.
-- loop.py: the decoding of images, pass by pass, and its trace.
+- block.py, layers.py: block verification, and several drafts. decide.py: which tokens are accepted.
+- drafts.py: drafts and the target's side of them. loop.py: the decoding of images, pass by pass; trace.py: its trace.
 """
 
-from specbench.decoding.continuous.loop import ContinuousDecoding, ContinuousTrace, decode
+from specbench.decoding.continuous.loop import ContinuousDecoding, decode
 from specbench.decoding.continuous.rule import ContinuousRule
 from specbench.decoding.continuous.session import ContinuousModel, ContinuousSession
+from specbench.decoding.continuous.trace import ContinuousTrace
 
 __all__ = ["ContinuousDecoding", "ContinuousModel", "ContinuousRule", "ContinuousSession", "ContinuousTrace", "decode"]

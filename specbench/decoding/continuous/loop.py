@@ -2,7 +2,8 @@
 
 On the CPU a pass computes what it needs. Elsewhere the host does not synchronize to find out what that is: a pass
 computes what every image could need, and writes the surplus to an index that is never read. The images are the same.
-(A residual by `criterion="path"` synchronizes on every device: each of its tries is a trajectory.)
+(What is proposed after a rejection by `criterion="path"`, several drafts or a block synchronizes on every device: each
+proposal is a trajectory.)
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.decoding.batch import BatchDecoding, Decoded, finished
+from specbench.decoding.continuous.decide import decide
+from specbench.decoding.continuous.drafts import Compared, Drafts, keyed
 from specbench.decoding.continuous.rule import ContinuousRule
 from specbench.decoding.continuous.session import ContinuousModel, ContinuousSession
+from specbench.decoding.continuous.trace import ContinuousTrace
 from specbench.decoding.continuous.trajectory import Trajectory, draw_trajectory, normal
 from specbench.decoding.continuous.verify import ACCEPT, NOISE, ORDER, Verifier
 from specbench.decoding.rng import RandomStreams
@@ -33,32 +37,6 @@ _NO_FAULT = 2**62
 
 #: Rows of a network that are computed at once.
 CHUNK = 512
-
-
-@dataclass
-class ContinuousTrace:
-    """Per-step statistics. accepted, offered, first, start, reach (B, L), by step, zero beyond `steps`: draft tokens
-    accepted, draft tokens that could be verified, the probability of accepting the first, its index in the order of
-    generation, and how many were verified.
-
-    order (B, L): the positions of the tokens in the order of generation. kept, verified (B, L) bool, in that order:
-    whether a token was an accepted draft, and whether a draft was verified for it. tries: of every residual that was
-    sampled, the number of proposals, by image; fallbacks (B,): residuals for which they did not suffice. draft_s:
-    seconds spent on drafting; made (B,): tokens drafted, including those that were never verified.
-    """
-
-    accepted: Tensor
-    offered: Tensor
-    first: Tensor
-    start: Tensor
-    reach: Tensor
-    order: Tensor
-    kept: Tensor
-    verified: Tensor
-    tries: list[list[int]]
-    fallbacks: Tensor
-    draft_s: float
-    made: Tensor
 
 
 def compacts(device: torch.device) -> bool:
@@ -83,29 +61,15 @@ def decode(
 
 
 @dataclass
-class _Drafts:
-    """Drafts of A images: `row` (A,) of the batch; indices `number` (A, gamma) in the order of generation, of which
-    those inside the image are `valid`, `room` (A,) of them; values (A, L + 1, D) at all positions, including the
-    drafts; the drafter's trajectories and z, of A * gamma tokens."""
-
-    row: Tensor
-    number: Tensor
-    valid: Tensor
-    room: Tensor
-    values: Tensor
-    paths: Trajectory
-    z: Tensor
-
-
-@dataclass
 class _Taken:
-    """What a pass leaves for its statistics: which drafts were accepted and which verified, (A, gamma) bool, and the
-    probability (A,) of accepting the first."""
+    """What a pass leaves for its statistics: which drafted tokens were accepted and which verified, (A, gamma) bool;
+    the probability (A,) of accepting the first; and how many (A,) other drafted tokens had a part in that."""
 
-    drafts: _Drafts
+    drafts: Drafts
     kept: Tensor
     verified: Tensor
     first: Tensor
+    others: Tensor
 
 
 class ContinuousDecoding(BatchDecoding):
@@ -154,7 +118,7 @@ class ContinuousDecoding(BatchDecoding):
         self.fault = torch.full_like(zero, _NO_FAULT)
         self.by_step = torch.zeros(5, rows, self.length + 1, device=self.device)  # the first five of a trace
         self.kept, self.verified = torch.zeros(2, rows, self.length + 1, dtype=torch.bool, device=self.device)
-        self.tries = torch.zeros_like(self.order)
+        self.proposals = torch.zeros_like(self.order)
         self.target: ContinuousSession = model.open(conditioning, rows)
         self.verifier: Verifier | None = None
         if drafter is not None and rule.gamma:
@@ -171,7 +135,7 @@ class ContinuousDecoding(BatchDecoding):
         names = ("rank", "order", "tokens", "count", "passes", "drafted", "accepted", "fallbacks", "made", "fault")
         drafter = self.verifier.drafter.buffers() if self.verifier is not None else {}
         return {
-            **{name: Buffer(getattr(self, name)) for name in (*names, "kept", "verified", "tries")},
+            **{name: Buffer(getattr(self, name)) for name in (*names, "kept", "verified", "proposals")},
             "by_step": Buffer(self.by_step, 1),
             **within("rng", self.rng.buffers()),
             **within("target", self.target.buffers()),
@@ -191,9 +155,14 @@ class ContinuousDecoding(BatchDecoding):
         self.most = max(count)
         return [self.length - n for n in count]
 
-    def noise(self, row: Tensor, number: Tensor, tag: int) -> Tensor:
+    def series(self, row: Tensor) -> Tensor | int:
+        """The series (n,) of the first drafts of images `row` (n,) in this pass, and of what the target draws: see
+        `drafts.keyed`."""
+        return self.passes[row] if self.rule.verification == "block" else 0
+
+    def noise(self, row: Tensor, key: Tensor, tag: int) -> Tensor:
         """Noise of complete trajectories: (n, T + 1, D)."""
-        return normal(self.rng.rows(row), number, tag, self.steps + 1, self.dim)
+        return normal(self.rng.rows(row), key, tag, self.steps + 1, self.dim)
 
     def positions(self, row: Tensor, number: Tensor) -> Tensor:
         """Positions of the tokens `number` (n, k)."""
@@ -221,19 +190,25 @@ class ContinuousDecoding(BatchDecoding):
         self.passes += active
         drafts = self._draft(self.verifier.drafter, row)
         self.clock.lap("draft")
-        z, z_with_bonus = self._target_conditioning(drafts)
+        z, z_after = self._target_conditioning(drafts)
         self.clock.lap("forward")
-        kept, advance = self._verify(self.verifier, drafts, z)
+        compared = self._compare(self.verifier, drafts, z, z_after)
+        compared, kept, advance = self._verify(self.verifier, compared)
         self.count[row] += advance
         self.clock.lap("verify")
-        if z_with_bonus is not None:
-            self._draw_bonus(drafts, kept, z_with_bonus)
+        if compared.z_after is not None:
+            self._draw_bonus(compared, kept)
             self.clock.lap("head")
         self.most = min(self.length, self.most + self.reach)
 
-    def _draft(self, drafter: ContinuousSession, row: Tensor) -> _Drafts:
-        """Draft tokens one after the other, each conditioned on the ones before."""
+    def _draft(self, drafter: ContinuousSession, row: Tensor) -> Drafts:
+        """Draft tokens of images `row` (A,) one after the other, each conditioned on the ones before; of several drafts
+        of an image all first tokens have the same condition."""
         self.drafting.begin()
+        tries = self.rule.tries
+        each = torch.arange(len(row), device=self.device).repeat_interleave(tries)
+        series = self.series(row[each]) + torch.arange(tries, device=self.device).repeat(len(row))
+        row = row[each]
         first = self.count[row]
         room = (self.length - first).clamp_max(self.rule.gamma)
         offsets = self.numbers[: int(room.max()) if self.compact else self.rule.gamma]
@@ -242,79 +217,77 @@ class ContinuousDecoding(BatchDecoding):
         paths, z_all = [], []
         for i in range(len(offsets)):
             at = number[:, i : i + 1]
-            z = self._condition(drafter, values, row, at[:, 0], at, at, self.most + i)[:, 0]
-            path = draw_trajectory(drafter, z, self.noise(row, at[:, 0], NOISE), self.rule, self.engine)
+            one = slice(None, None, tries if i == 0 else 1)
+            z = self._condition(drafter, values[one], row[one], at[one, 0], at[one], at[one], self.most + i)[:, 0]
+            z = z[each] if len(z) < len(row) else z
+            noise = self.noise(row, keyed(at[:, 0], series, self.length), NOISE)
+            path = draw_trajectory(drafter, z, noise, self.rule, self.engine)
             self._record_faults(path.token, row, valid[:, i], by_target=False)
             values.scatter_(1, positions[:, i, None, None].expand(-1, 1, self.dim), path.token[:, None])
             paths.append(path)
             z_all.append(z)
         self.drafting.lap("draft")
-        self.made[row] += room
-        return _Drafts(row, number, valid, room, values, Trajectory.stacked(paths), torch.stack(z_all, 1).flatten(0, 1))
+        self.made.index_add_(0, row, room)
+        z = torch.stack(z_all, 1).flatten(0, 1)
+        return Drafts(row, number, valid, room, series, values, Trajectory.stacked(paths), z)
 
-    def _target_conditioning(self, drafts: _Drafts) -> tuple[Tensor, Tensor | None]:
+    def _target_conditioning(self, drafts: Drafts) -> tuple[Tensor, Tensor | None]:
         """The target's z (A * gamma, E) of drafted tokens; and, where each is conditioned on the ones before it,
         (A, gamma + 1, E) with that of the bonus token."""
-        row, gamma = drafts.row, drafts.number.shape[1]
+        row, tries, gamma = drafts.row, self.rule.tries, drafts.number.shape[1]
         first = drafts.number[:, 0]
         if self.rule.verify == "parallel":
             z = self._condition(self.target, self.tokens[row], row, first, drafts.number, drafts.number, self.most)
             return z.flatten(0, 1), None
-        # A copy of the image for every token, and one for the bonus token.
-        known = (first[:, None] + self.numbers[: gamma + 1]).flatten()
-        copies, values = row.repeat_interleave(gamma + 1), drafts.values.repeat_interleave(gamma + 1, 0)
-        number = known[:, None]
-        z = self._condition(self.target, values, copies, known, number, number, self.most + gamma)
-        z = z.view(len(row), gamma + 1, -1)
+
+        def condition(of: Tensor, known: Tensor) -> Tensor:
+            number, values = known.flatten()[:, None], drafts.values[of].repeat_interleave(known.shape[1], 0)
+            copies, most = row[of].repeat_interleave(known.shape[1]), self.most + gamma
+            z = self._condition(self.target, values, copies, known.flatten(), number, number, most)
+            return z.view(*known.shape, -1)
+
+        # A copy of the image for every token, and one for the bonus token. Several first tokens share a copy.
+        known, every = first[:, None] + self.numbers[: gamma + 1], torch.arange(len(row), device=self.device)
+        z = condition(every, known[:, tries > 1 :])
+        if tries > 1:
+            z = torch.cat([condition(every[::tries], known[::tries, :1]).repeat_interleave(tries, 0), z], 1)
         return z[:, :gamma].flatten(0, 1), z if self.rule.on_reject == "stop" else None
 
-    def _verify(self, verifier: Verifier, drafts: _Drafts, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Verify drafts and commit the resulting tokens; returns which drafts were accepted (A, gamma), and how far
-        every image advances."""
-        row, room, valid = drafts.row, drafts.room, drafts.valid
-        shape, gamma = valid.shape, valid.shape[1]
-        image = row.repeat_interleave(gamma)  # of every draft
-        number = drafts.number.flatten().clamp_max(self.length - 1)
-        log_ratio, own, sigma = verifier.log_ratios(drafts.paths, z, partial(self.noise, image, number))
-        self._record_faults(log_ratio[:, None], image, valid.flatten(), by_target=True)
-        accept = log_ratio.clamp_max(0).exp().view(shape)
-        u = self.rng.rows(image).uniform(number, ACCEPT, 1).view(shape).double()
-        kept = (u < accept) & valid
-        verified, advance, stop = valid, room, self.rule.on_reject == "stop"
-        if stop:
-            advance = kept.long().cumprod(1).sum(1)
-            offsets = self.numbers[:gamma]
-            verified, kept = (offsets <= advance[:, None]) & valid, offsets < advance[:, None]
-        rejected, token = verified & ~kept, drafts.paths.token.clone()
-        if stop and not self.compact:  # at most one per image
-            some = torch.arange(len(row), device=self.device) * gamma + advance.clamp_max(gamma - 1)
-        else:
-            some = self._needed(rejected.flatten())
-        if len(some):
-            wanted, of = rejected.flatten()[some], image[some]
-            new, tries, exhausted = verifier.residual(
-                drafts.paths.rows(some),
-                own.rows(some) if own is not None else None,
-                sigma[some],
-                z[some],
-                drafts.z[some],
-                self.rng.rows(of),
-                number[some],
-            )
-            self._record_faults(new, of, wanted, by_target=True)
-            token[some] = torch.where(wanted[:, None], new, token[some])
-            self.tries[of, torch.where(wanted, number[some], self.length)] = tries
-            self.fallbacks.index_add_(0, of, (exhausted & wanted).long())
-        positions = torch.where(kept | rejected, self.positions(row, drafts.number), self.length)
-        self.tokens[row[:, None], positions] = token.view(*shape, -1)
-        self.taken = _Taken(drafts, kept, verified, accept[:, 0])
-        return kept, advance + (advance < room)
+    def _compare(self, verifier: Verifier, drafts: Drafts, z: Tensor, z_after: Tensor | None) -> Compared:
+        """Drafts with the target's side of them."""
+        shape = drafts.valid.shape
+        image = drafts.row.repeat_interleave(shape[1])
+        key = keyed(drafts.number.clamp_max(self.length - 1), drafts.series[:, None], self.length).flatten()
+        log_ratio, own, sigma = verifier.log_ratios(drafts.paths, z, partial(self.noise, image, key))
+        self._record_faults(log_ratio[:, None], image, drafts.valid.flatten(), by_target=True)
+        u = self.rng.rows(image).uniform(key, ACCEPT, 1).view(shape).double()
+        return Compared(drafts, z, z_after, log_ratio.view(shape), own, sigma, u)
 
-    def _draw_bonus(self, drafts: _Drafts, kept: Tensor, z: Tensor) -> None:
-        """Draw the bonus token after a fully accepted draft; z (A, gamma + 1, E): the target's."""
+    def _verify(self, verifier: Verifier, compared: Compared) -> tuple[Compared, Tensor, Tensor]:
+        """Verify drafts and commit the resulting tokens; returns the drafts that were followed, one per image, which of
+        their tokens were accepted (A, gamma), and how far every image advances."""
+        first = compared.log_ratio[:: self.rule.tries, 0].clamp_max(0).exp()
+        compared, others, result = decide(verifier, compared, self.rng, self.length)
+        drafts = compared.drafts
+        row, token = drafts.row, drafts.paths.token.clone()
+        if (new := result.new) is not None:
+            replaced, of = result.replaced.flatten()[new.at], row[new.at // drafts.valid.shape[1]]
+            self._record_faults(new.token, of, replaced, by_target=True)
+            token[new.at] = torch.where(replaced[:, None], new.token, token[new.at])
+            number = drafts.number.flatten()[new.at].clamp_max(self.length - 1)
+            self.proposals[of, torch.where(replaced, number, self.length)] = new.proposals
+            self.fallbacks.index_add_(0, of, (new.exhausted & replaced).long())
+        positions = torch.where(result.kept | result.replaced, self.positions(row, drafts.number), self.length)
+        self.tokens[row[:, None], positions] = token.view(*positions.shape, -1)
+        self.taken = _Taken(drafts, result.kept, result.verified, first, others)
+        return compared, result.kept, result.advance + (result.advance < drafts.room)
+
+    def _draw_bonus(self, compared: Compared, kept: Tensor) -> None:
+        """Draw the bonus token after a fully accepted draft."""
+        drafts, z = compared.drafts, compared.z_after
         complete = (kept.sum(1) == drafts.room) & (self.count[drafts.row] < self.length)
         some = self._needed(complete)
-        if len(some):
+        if z is not None and len(some):
             row, wanted = drafts.row[some], complete[some]
             z = take(z[some], drafts.room[some][:, None])[:, 0]
             self._draw(z, row, torch.where(wanted, self.count[row], self.length))
@@ -335,7 +308,7 @@ class ContinuousDecoding(BatchDecoding):
         for i, values in enumerate((kept.sum(1), drafts.room, first, start, verified.sum(1))):
             self.by_step[i, row, step] = values.float()
         self.accepted[row] += kept.sum(1)
-        self.drafted[row] += verified.sum(1)
+        self.drafted[row] += verified.sum(1) + taken.others
         number = drafts.number.clamp_max(self.length)
         for of, flags in ((self.kept, kept), (self.verified, verified)):
             of[row] = of[row].scatter(1, number, flags)
@@ -362,7 +335,8 @@ class ContinuousDecoding(BatchDecoding):
 
     def _draw(self, z: Tensor, row: Tensor, number: Tensor) -> None:
         """Draw the target's own tokens `number` (n,)."""
-        path = draw_trajectory(self.target, z, self.noise(row, number, NOISE), self.rule, self.engine)
+        noise = self.noise(row, keyed(number, self.series(row), self.length), NOISE)
+        path = draw_trajectory(self.target, z, noise, self.rule, self.engine)
         self._record_faults(path.token, row, number < self.length, by_target=True)
         self.tokens[row, self.order[row, number]] = path.token
 
@@ -390,7 +364,7 @@ class ContinuousDecoding(BatchDecoding):
             order=of(self.order),
             kept=of(self.kept),
             verified=of(self.verified),
-            tries=[[count for count in row if count] for row in of(self.tries).tolist()],
+            proposals=[[count for count in row if count] for row in of(self.proposals).tolist()],
             fallbacks=of(self.fallbacks),
             draft_s=draft_s,
             made=of(self.made),

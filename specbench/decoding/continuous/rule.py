@@ -19,7 +19,8 @@ from specbench.errors import UsageError, check_choice
 CRITERIA = ("exact", "paper", "path")
 VERIFY = ("causal", "parallel")
 ON_REJECT = ("stop", "continue")
-_MOST_TRIES = 1000  # proposals for a residual; see `verify.RETRY`
+VERIFICATION = ("token", "block")
+_MOST_PROPOSALS = 1000  # for the token after a rejection; see `verify.RETRY`
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,11 @@ class ContinuousRule:
     several at once, independently of each other, which is another distribution). gamma: tokens per draft; prefill:
     share of the image that the target draws alone beforehand; align: the two models share their noise (of `exact` and
     `paper`); inner_temperature: divides the distance from a mean before densities are compared (the released code's 42;
-    1 is off); tries: the most proposals for a residual, after which the last one, a sample of the target, is used;
-    temperature: of every step's noise, but not of x_T; final_noise: the last step is drawn too, since a density needs
-    it. MAR's own sampler ends with a mean.
+    1 is off); verification: of drafts token by token, or as a block (see block.py); tries: how many drafts have a first
+    token of their own, each tried after the ones before were rejected (see layers.py); proposals: the most proposals
+    for the token after a rejection, after which the last one, a sample of the target, is used; temperature: of
+    every step's noise, but not of x_T; final_noise: the last step is drawn too, since a density needs it. MAR's own
+    sampler ends with a mean.
     """
 
     tokens_per_pass: tuple[int, ...] = ()
@@ -41,12 +44,15 @@ class ContinuousRule:
     verify: str = "causal"
     on_reject: str = "stop"
     inner_temperature: float = 1.0
-    tries: int = 100
+    verification: str = "token"
+    tries: int = 1
+    proposals: int = 100
     temperature: float = 1.0
     final_noise: bool = True
 
     def __post_init__(self) -> None:
-        for name, choices in (("criterion", CRITERIA), ("verify", VERIFY), ("on_reject", ON_REJECT)):
+        allowed = {"criterion": CRITERIA, "verify": VERIFY, "on_reject": ON_REJECT, "verification": VERIFICATION}
+        for name, choices in allowed.items():
             check_choice(name, getattr(self, name), choices)
         if self.gamma and self.tokens_per_pass:
             raise UsageError("a draft is verified token by token: use iterations=null with it")
@@ -56,8 +62,16 @@ class ContinuousRule:
             )
         if self.gamma and self.criterion == "path" and not self.final_noise:
             raise UsageError("criterion=path also needs a density of the last step: use final_noise=true")
-        if self.tries > _MOST_TRIES:
-            raise UsageError(f"tries must be at most {_MOST_TRIES} (got {self.tries})")
+        if self.proposals > _MOST_PROPOSALS:
+            raise UsageError(f"proposals must be at most {_MOST_PROPOSALS} (got {self.proposals})")
+        several, block = self.tries > 1, self.verification == "block"
+        if several and block:
+            raise UsageError("verification=block decides on one draft: use tries=1 with it")
+        if (several or block) and not self.exact:
+            raise UsageError(
+                f"{f'tries={self.tries}' if several else 'verification=block'} needs a rule that is exact:"
+                " criterion=path or exact, verify=causal, on_reject=stop, inner_temperature=1 and final_noise=true"
+            )
 
     @property
     def exact(self) -> bool:

@@ -50,6 +50,12 @@ class Trajectory:
     def token(self) -> Tensor:
         return self.states[:, 0]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of a token's noise, (T + 1, D)."""
+        after, dim = self.states.shape[1:]
+        return after, dim
+
     def rows(self, index: Tensor) -> Trajectory:
         return Trajectory(self.states[index], self.mean[index], self.log_variance[index])
 

@@ -76,17 +76,19 @@ class Verifier:
         """Tokens (n, D) from Norm([p - q]_+) by acceptance-rejection with the target as proposal (Eq. 10): accept a
         proposal with max(0, 1 - q / p). Also the number of proposals (n,) of each, and which (n,) are the last proposal
         because the tries ran out."""
-        most, at_once = self.rule.tries, _AT_ONCE if own is not None else 1
+        most, at_once = self.rule.proposals, _AT_ONCE if own is not None else 1
         token, tries = torch.zeros_like(drafts.token), torch.zeros_like(number)
         unfinished = torch.ones(len(z), dtype=torch.bool, device=z.device)
         rows = torch.arange(len(z), device=z.device)
         for start in range(0, most, at_once):
             streams, count, tag = rng.rows(rows), min(at_once, most - start), RETRY + 2 * start
             if own is None:
-                x, log_ratio = self._tokens(drafts.rows(rows), z[rows], z_draft[rows], streams, number[rows], tag)
+                noise = normal(streams, number[rows], tag, *drafts.shape)
+                x, log_ratio = self.propose_path(z[rows], z_draft[rows], noise)
+                x, log_ratio = x[:, None], log_ratio[:, None]
             else:
                 noise = normal_quantile(streams.uniforms(number[rows], tag, 2 * count, token.shape[1])[:, ::2])
-                x, log_ratio = self._last_steps(own.rows(rows), drafts.rows(rows), noise)
+                x, log_ratio = self.last_steps(own.rows(rows), drafts.rows(rows), noise)
                 log_ratio = log_ratio + sigma[rows, None]
             u = streams.uniforms(number[rows], tag, 2 * count, 1)[:, 1::2, 0].double()
             accepted = ~(u >= -torch.expm1(-log_ratio))  # 1 - q / p; negative where q > p; NaN is not tried again
@@ -102,16 +104,28 @@ class Verifier:
                     break
         return token, tries, unfinished
 
-    def _tokens(
-        self, drafts: Trajectory, z: Tensor, z_draft: Tensor, rng: RandomStreams, number: Tensor, tag: int
-    ) -> tuple[Tensor, Tensor]:
-        """A token (n, 1, D) of the target, and the log p / q (n, 1) of its trajectory."""
-        after, dim = drafts.states.shape[1:]
-        path = draw_trajectory(self.target, z, normal(rng, number, tag, after, dim), self.rule, self.engine)
-        log_ratio = own_log_density(path, self.rule) - log_density(self.drafter, path, z_draft, self.rule)
-        return path.token[:, None], log_ratio[:, None]
+    def propose_path(self, z: Tensor, z_draft: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """`sample` of the target's tokens from noise (n, T + 1, D), under the criterion `path`."""
+        return self.sample(True, z, z_draft, lambda tag: noise)
 
-    def _last_steps(self, own: Trajectory, drafts: Trajectory, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(
+        self, by_target: bool, z: Tensor, z_draft: Tensor, noise: Callable[[int], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens (n, D) that the target draws, or the drafter, and log p / q (n,) of all that was drawn: of the path
+        or, under the criterion `exact`, of the last step given the noise of both models. noise: as of `log_ratios`."""
+        rule = self.rule
+        if rule.criterion == "path":
+            one, other = (self.target, self.drafter) if by_target else (self.drafter, self.target)
+            here, there = (z, z_draft) if by_target else (z_draft, z)
+            path = draw_trajectory(one, here, noise(NOISE), rule, self.engine)
+            log_ratio = own_log_density(path, rule) - log_density(other, path, there, rule)
+            return path.token, log_ratio if by_target else -log_ratio
+        drafts = draw_trajectory(self.drafter, z_draft, noise(NOISE), rule, self.engine)
+        own = draw_trajectory(self.target, z, noise(NOISE if rule.align else OWN_NOISE), rule, self.engine)
+        token = own.token if by_target else drafts.token
+        return token, self._last_step(token[:, None], own, drafts)[:, 0]
+
+    def last_steps(self, own: Trajectory, drafts: Trajectory, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens (n, k, D) of the target by other last steps of its trajectories, and their log p / q (n, k) but for
         Sigma; noise (n, k, D)."""
         spread = torch.exp(0.5 * own.log_variance[:, :1]) * self.rule.temperature

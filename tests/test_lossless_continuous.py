@@ -1,0 +1,203 @@
+"""Block verification and layered acceptance of drafts of continuous tokens: lossless, as long as their formulas say;
+wrong versions are seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import test_densities
+import torch
+from scipy import integrate, stats
+from test_continuous import Chain, of_pair
+from test_densities import row_of
+from tiny import rng
+
+from specbench.audit.audit import LEVEL
+from specbench.audit.densities import BUILT_IN, built_in
+from specbench.decoding.continuous import ContinuousRule, block, decode, layers, loop
+from specbench.errors import UsageError
+
+few_pairs = test_densities.few_pairs
+BLOCK: dict[str, Any] = {"verification": "block"}
+SCHEMES: dict[str, dict[str, Any]] = {
+    "block": BLOCK | {"gamma": 4, "criterion": "path"},
+    "block of last steps": BLOCK | {"gamma": 3},
+    "block, not aligned": BLOCK | {"gamma": 2, "align": False},
+    "layers": {"tries": 3, "gamma": 2, "criterion": "path"},
+    "layers of last steps": {"tries": 2, "gamma": 3},
+    "layers, not aligned": {"tries": 2, "gamma": 1, "align": False},
+}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_scheme_is_lossless(name: str) -> None:
+    """The models alternate; `specbench audit` tries all of them, with more samples. Lossy by chance once in 10,000."""
+    number = list(SCHEMES).index(name)
+    words = {"temperature": 0.7 if number % 2 else 1.0, "prefill": 0.3 if number % 3 == 2 else 0.0}
+    row = row_of(BUILT_IN[(number + 1) % 4], 8000, **SCHEMES[name], **words)
+    assert row["verdict"] == "lossless"
+    assert row["fallbacks"] < 0.01 * row["samples"]
+    assert row["proposals_max"] >= row["proposals"] >= 1
+
+
+def noise_is_carried_over(patch: pytest.MonkeyPatch) -> None:
+    """Keyed by the position alone, as token-wise verification may have it."""
+    patch.setattr(loop.ContinuousDecoding, "series", lambda images, row: 0)
+
+
+def no_clamp(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(block, "log_mass", lambda x: torch.nn.functional.pad(x.cumsum(1), (1, 0)))
+
+
+def mass_of_clamped_ratios(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(block, "log_mass", lambda x: torch.nn.functional.pad(x.clamp_max(0).cumsum(1), (1, 0)))
+
+
+def the_rejected_runs_own_number(patch: pytest.MonkeyPatch) -> None:
+    """N = K for every proposal, which needs no other run: it takes the place of one that keeps nothing."""
+    plain = layers.layer
+    patch.setattr(layers, "layer", lambda x, number: plain(x, number) * torch.is_tensor(number))
+
+
+def one_run_for_all_proposals(patch: pytest.MonkeyPatch) -> None:
+    plain = layers.residual
+
+    def around(verifier: Any, z: Any, z_draft: Any, tries: Any, streams: Any, shape: Any) -> Any:
+        most = verifier.rule.tries
+        once = lambda some, number: streams(some, number % most or number)  # noqa: E731
+        return plain(verifier, z, z_draft, tries, once, shape)
+
+    patch.setattr(layers, "residual", around)
+
+
+WRONG = {
+    noise_is_carried_over: BLOCK | {"gamma": 3},
+    no_clamp: BLOCK | {"gamma": 3},
+    mass_of_clamped_ratios: BLOCK | {"gamma": 3},
+    the_rejected_runs_own_number: {"tries": 2, "gamma": 1},
+    one_run_for_all_proposals: {"tries": 4, "gamma": 1},
+}
+
+
+def worst(words: dict[str, Any]) -> float:
+    """The smallest p-value of three tokens, each N(0, 1) under the target and N(1, 1) under the drafter, and of their
+    sums."""
+    target, drafter = Chain(3, [0.0], [0.0]), Chain(3, [0.0], [0.0], 1.0)
+    out = decode(target, drafter, ContinuousRule(criterion="path", **words), None, rng(20_000))
+    x = out.tokens[..., 0].gather(1, out.trace.order)
+    numbers = [*x.unbind(1), *((x[:, 1:] + x[:, :-1]) / 2**0.5).unbind(1)]
+    return min(float(stats.kstest(number.numpy(), "norm").pvalue) for number in numbers)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_version_is_caught(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is right fails once in 2,000 seeds."""
+    assert worst(WRONG[wrong]) > 1e-4
+    wrong(monkeypatch)
+    assert worst(WRONG[wrong]) < LEVEL / 10
+
+
+def test_the_mass_of_a_block() -> None:
+    """By the definition, one token after the other."""
+    x = 2 * torch.randn(50, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = block.log_mass(x).exp()
+    p = torch.ones(50, dtype=torch.float64)
+    for i in range(7):
+        torch.testing.assert_close(found[:, i], p)
+        if i < 6:
+            p = (p * x[:, i].exp()).clamp_max(1)
+
+
+@pytest.mark.parametrize("criterion", ["path", "exact"])
+def test_the_length_and_the_proposals_of_a_block(criterion: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first pass: on average the accepted tokens are the sum of P_1 to P_L, and the proposals that of P_0 to
+    P_(L-1), at most one a position. Both within 4.5 standard errors of the difference."""
+    seen: list[tuple[Any, Any, Any]] = []
+    plain = block.verify
+
+    def around(verifier: Any, compared: Any, *rest: Any) -> Any:
+        found = plain(verifier, compared, *rest)
+        seen.append((block.log_mass(compared.log_ratio).exp(), found[0], found[2]))
+        return found
+
+    monkeypatch.setattr(block, "verify", around)
+    of_pair(built_in("d1t5"), ContinuousRule(gamma=4, criterion=criterion, verification="block"), rng(20_000))
+    mass, length, proposals = seen[0]
+    for wanted, found in ((mass[:, 1:].sum(1), length.double()), (mass[:, :-1].sum(1), proposals.double())):
+        off = found - wanted
+        assert abs(float(off.mean())) < 4.5 * float(off.std()) / 20_000**0.5
+    token = of_pair(built_in("d1t5"), ContinuousRule(gamma=4, criterion=criterion), rng(20_000))
+    first = token.trace.accepted[:, 0].double()
+    assert float(length.double().mean() - first.mean()) > 0.02  # a block is longer, by 5 standard errors
+
+
+P, Q = (0.4, -0.3), (-0.2, 0.2)  # mean and log variance of the only step of target and drafter
+
+
+@pytest.mark.parametrize("tries", [2, 4])
+def test_layers_against_integrals(tries: int) -> None:
+    """One token whose distributions are known: how often one of the drafts is kept, its distribution, and one proposal
+    of the target per image on average."""
+    n, x = 40_000, np.linspace(-9, 9, 20_001)
+    target, drafter = (Chain(1, [0.0], [level], mean) for mean, level in (P, Q))
+    p, q = (stats.norm.pdf(x, mean, np.exp(level / 2)) for mean, level in (P, Q))
+    kept = [integrate.trapezoid(q * np.clip(p / q - k, 0, 1), x) for k in range(tries)]
+    wanted = 1 - np.prod(1 - np.array(kept))
+    assert wanted > kept[0] + 0.02
+    out = decode(target, drafter, ContinuousRule(gamma=1, tries=tries, criterion="path", proposals=1000), None, rng(n))
+    share = float(out.trace.kept[:, 0].double().mean())
+    assert share == pytest.approx(wanted, abs=4.5 * (wanted * (1 - wanted) / n) ** 0.5)
+    assert stats.kstest(out.tokens.flatten().numpy(), stats.norm(P[0], np.exp(P[1] / 2)).cdf).pvalue > 1e-4
+    proposals = torch.tensor([sum(image) for image in out.trace.proposals]).double()
+    assert float(proposals.mean()) == pytest.approx(1, abs=4.5 * float(proposals.std()) / n**0.5)
+    # the drafts that were tried: k + 1 of them where k were rejected and the next was kept or all were rejected
+    reached = np.cumprod([1.0, *(1 - k for k in kept[:-1])]).sum()
+    assert float(out.drafted.double().mean()) == pytest.approx(reached, abs=4.5 * tries / n**0.5)
+
+
+@pytest.mark.parametrize("words", [SCHEMES["block"], SCHEMES["layers"]])
+def test_every_token_is_accounted_for(words: dict[str, Any]) -> None:
+    pair, rule = built_in("d1t5"), ContinuousRule(**words)
+    out = of_pair(pair, rule, rng(300))
+    trace, per_pass = out.trace, out.trace.accepted + 1
+    replaced = torch.tensor([len(image) for image in trace.proposals])
+    bonus = ((trace.offered > 0) & (trace.accepted == trace.offered)).sum(1)
+    ends = ((trace.start + trace.accepted == 5) & (trace.offered > 0)).sum(1)  # no token follows
+    assert torch.equal(out.accepted + replaced + bonus - ends, torch.full((300,), 5))
+    assert torch.equal((per_pass * (trace.offered > 0)).sum(1) - ends, torch.full((300,), 5))
+    assert torch.equal(trace.reach, torch.minimum(per_pass, trace.offered) * (trace.offered > 0))
+    assert torch.equal(trace.kept.sum(1), out.accepted)
+    assert torch.equal(trace.made, rule.tries * trace.offered.sum(1))
+    if rule.verification == "block":  # all drafted tokens have a part in the decision
+        assert torch.equal(out.drafted, trace.offered.sum(1))
+    else:
+        others = out.drafted - trace.reach.sum(1)
+        assert ((others >= 0) & (others <= (rule.tries - 1) * out.steps)).all()
+
+
+def test_a_drafter_that_is_the_target_is_always_right() -> None:
+    model = built_in("d2t4").target
+    for words in SCHEMES.values():
+        out = decode(model, model, replace(ContinuousRule(**words), align=True), None, rng(50))
+        assert torch.equal(out.accepted, out.trace.offered.sum(1))
+        assert sum(map(len, out.trace.proposals)) == 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        (BLOCK | {"tries": 2, "criterion": "path"}, "verification=block decides on one draft: use tries=1"),
+        (BLOCK | {"criterion": "paper"}, "verification=block needs a rule that is exact: criterion=path"),
+        (BLOCK | {"verify": "parallel"}, "verify=causal"),
+        ({"tries": 3, "on_reject": "continue"}, "tries=3 needs a rule that is exact"),
+        ({"tries": 3, "final_noise": False}, "final_noise=true"),
+        ({"verification": "traversal"}, "verification=traversal is unknown (choose from: token, block)"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(parameters: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError) as e:
+        ContinuousRule(gamma=2, **parameters)
+    assert sentence in str(e.value)
