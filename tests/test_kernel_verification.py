@@ -16,7 +16,7 @@ from specbench.decoding.loop import Decoding
 from specbench.decoding.rules import Band, Rule, cool, exact, uniform
 from specbench.decoding.sampling import draw_distinct
 from specbench.decoding.trees import Tree, build, chain_paths, from_parents, parse, window_paths
-from specbench.decoding.verify import Draft, TokenWise, Verdict
+from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification
 from specbench.engine.ops import KVCache
 
 pytest.importorskip("triton")
@@ -26,6 +26,7 @@ from specbench.engine.kernels import FusedKernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = 8
+TOKEN = TokenWise()
 
 
 def uniforms(*shape: int, seed: int = 0) -> Tensor:
@@ -82,11 +83,18 @@ def drafted(tree: Tree, size: int, support: int, sampled: Tensor | None) -> tupl
     return p, Draft(tree, tokens[:, :-1].contiguous(), q, valid, sampled)
 
 
-def judged(p: Tensor, draft: Draft, rule: Rule, seed: int = 0, kernels: FusedKernels | None = None) -> Verdict:
+def judged(
+    p: Tensor,
+    draft: Draft,
+    rule: Rule,
+    seed: int = 0,
+    kernels: FusedKernels | None = None,
+    way: Verification = TOKEN,
+) -> Verdict:
     step = torch.arange(ROWS, device=DEVICE)
     rule.open(step.device)
     with torch.inference_mode(), poisoned():
-        return TokenWise().verify(p, draft, rule, tiny.rng(ROWS, seed, DEVICE), step, kernels=kernels)
+        return way.verify(p, draft, rule, tiny.rng(ROWS, seed, DEVICE), step, kernels=kernels)
 
 
 def same(found: Verdict, plain: Verdict) -> None:
@@ -148,14 +156,17 @@ def test_numbers_that_are_not_finite(rule: Rule) -> None:
     assert found.tokens[0].max() < 77
 
 
-@pytest.mark.parametrize("tree", [
-    shared(chain_paths(64)),
-    shared(window_paths(64, 2, 3, "full")),
-    shared(window_paths(64, 4, 3, "comb")),
-    shared(parse("mc_sim_7b_63")),
-    grown(65, 6, 10),
-    grown(9, 3, 2),
-], ids=["chain", "pac", "comb", "eagle", "grown", "small"])  # fmt: skip
+TOPOLOGIES = {
+    "chain": shared(chain_paths(64)),
+    "pac": shared(window_paths(64, 2, 3, "full")),
+    "comb": shared(window_paths(64, 4, 3, "comb")),
+    "eagle": shared(parse("mc_sim_7b_63")),
+    "grown": grown(65, 6, 10),
+    "small": grown(9, 3, 2),
+}
+
+
+@pytest.mark.parametrize("tree", TOPOLOGIES.values(), ids=TOPOLOGIES)
 def test_topologies(tree: Tree) -> None:
     """With 65 nodes, walks that end at the deepest level, and more siblings than the drafter has tokens."""
     lengths: list[int] = []

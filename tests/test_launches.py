@@ -19,6 +19,8 @@ BUDGETS: dict[str, tuple[tuple[str, int], tuple[str, ...], int, int]] = {
     "XL vanilla": (XL, ("method=vanilla",), 180, 20),
     "XL EAGLE tree of 26": (XL, ("method=eagle1",), 385, 85),
     "XL EAGLE chain": (XL, ("method=eagle_chain",), 205, 70),
+    "XL EAGLE chain, block": (XL, ("method=eagle_chain", "verification=block"), 205, 72),
+    "XL EAGLE tree of 26, traversal": (XL, ("method=eagle1", "verification=traversal"), 385, 91),
     "XL EAGLE-2": (XL, ("method=eagle2",), 401, 235),
     "7B vanilla": (LUMINA, ("method=vanilla",), 320, 20),
     "7B SJD 64": (LUMINA, ("method=sjd", "window=64"), 320, 22),

@@ -50,10 +50,12 @@ class Traversal(Verification):
     ) -> Verdict:
         """As of `Verification`."""
         tree, slot = draft.tree, draft.tree.slot.expand(len(p), -1)
+        order = post_order(tree)
+        if kernels is not None:
+            return Verdict(*kernels.traverse(p, draft, numbers, order))
         leave, left, first = _masses(p, draft)
         passed = numbers[:, 0] < leave
         passed[:, 0] = True
-        order = post_order(tree)
         at_end = torch.where(passed, order, p.shape[1])
         node = (at_end == at_end.amin(1, keepdim=True)).long().argmax(1, keepdim=True)
         path, length = path_to(tree, node)
