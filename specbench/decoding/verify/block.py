@@ -48,13 +48,15 @@ class BlockVerification(Verification):
     ) -> Verdict:
         """As of `Verification`."""
         token, q = draft.tokens[:, 1:], draft.probs
-        if kernels is not None and rule.name == "exact":
-            return Verdict(*kernels.verify_block(p, draft, numbers))
-        if draft.sampled is not None:
+        if draft.sampled is not None and (kernels is None or rule.name != "exact"):
             q = torch.where(draft.sampled[:, 1:, None], q, one_hot(token, q.shape[-1]))
-        before = rule.emits(p[:, :-1], q, draft.tree.depth[:, 1:].expand_as(token))
+        if rule.name != "exact":  # the nodes that have a draft token emit what the rule emits
+            live = draft.valid[:, 1:] & (at(q, token) > 0)
+            before = rule.emits(p[:, :-1], q, draft.tree.depth[:, 1:].expand_as(token))
+            p = torch.cat([torch.where(live.unsqueeze(-1), before, p[:, :-1]), p[:, -1:]], 1)
         if kernels is not None:
-            return Verdict(*kernels.verify_block(torch.cat([before, p[:, -1:]], 1), draft, numbers))
+            return Verdict(*kernels.verify_block(p, draft, numbers))
+        before = p[:, :-1]
         live, ratio = ratios(at(before, token), at(q, token), draft.valid[:, 1:])
         mass = masses(ratio)
         left = (before * mass[:, :-1, None]).sub_(q).clamp_min_(0)
