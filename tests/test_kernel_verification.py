@@ -61,9 +61,7 @@ def grown(nodes: int, height: int, width: int, rows: int = ROWS) -> Tree:
     return from_parents(torch.tensor(parents, device=DEVICE), torch.tensor(ranks, device=DEVICE), width, height)
 
 
-def drafted(
-    tree: Tree, size: int, support: int, sampled: Tensor | None, rows: int = ROWS
-) -> tuple[Tensor, Draft]:
+def drafted(tree: Tree, size: int, support: int, sampled: Tensor | None, rows: int = ROWS) -> tuple[Tensor, Draft]:
     """The target's distributions (B, M, V) and a draft whose distributions have `support` tokens: near enough to each
     other that the walks end at all depths."""
     inner, children = tree.inner.expand(rows, -1), tree.children.expand(rows, -1, -1)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rng import TAGS, RandomStreams
-from specbench.decoding.rules.base import Rule
+from specbench.decoding.rules.base import Rule, normalise
 from specbench.decoding.sampling import draw
 from specbench.decoding.trees import Tree
 from specbench.engine.ops import Kernels, take
@@ -142,6 +142,12 @@ def concluded(
     next_token = draw(next_probs, u, kernels)
     tokens = torch.cat([draft.tokens.gather(1, path), next_token], 1).scatter(1, length, next_token)
     return Verdict(path, length.squeeze(1), tokens, next_probs.squeeze(1), first)
+
+
+def without(q: Tensor, token: Tensor) -> Tensor:
+    """q (..., V) of the next sibling, drawn without replacement, once `token` (...) was rejected; q where nothing is
+    left."""
+    return normalise(q.scatter(-1, token.unsqueeze(-1), 0.0), q)
 
 
 def remaining(p: Tensor, left: Tensor, slot: Tensor, node: Tensor) -> Tensor:

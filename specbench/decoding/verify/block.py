@@ -63,13 +63,17 @@ class BlockVerification(Verification):
         passes = torch.cat([torch.where(live, passing(sum_last(left), mass[:, :-1]), mass[:, :-1]), mass[:, -1:]], 1)
         passed = numbers[:, 0] < passes
         passed[:, 0] = True
-        nodes = torch.arange(p.shape[1], device=p.device)
-        length = (nodes * passed).amax(1, keepdim=True)
+        length = last_passed(passed)
         here, end = take(p, length), length.clamp_max(token.shape[1] - 1)
         goes_on = ((length == end) & live.gather(1, end)).unsqueeze(-1)
         next_probs = torch.where(goes_on, normalise(take(left, end), here), here)
-        path = torch.minimum(nodes[1:], length)
+        path = torch.minimum(torch.arange(1, p.shape[1], device=p.device), length)
         return concluded(draft, path, length, next_probs, ratio[:, 0].clamp_max(1), numbers[:, 1, :1], kernels)
+
+
+def last_passed(passed: Tensor) -> Tensor:
+    """The last node (B, 1) of a chain that passes, of passed (B, M)."""
+    return (torch.arange(passed.shape[1], device=passed.device) * passed).amax(1, keepdim=True)
 
 
 def ratios(p: Tensor, q: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
