@@ -157,15 +157,19 @@ def traversal_of_sorted_siblings(patch: Patches) -> None:
 
 @_mutant("eagle_selected", "the token that is followed is tested against q, as if it had not been selected")
 def selection_is_forgotten(patch: Patches) -> None:
-    patch.wrap(Selected, "_select", lambda f, self, p, q, *rest: (f(self, p, q, *rest)[0], q))
+    def around(original: Any, self: Any, p: Tensor, q: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        child, _, share = original(self, p, q, *rest)
+        return child, q, share
+
+    patch.wrap(Selected, "_select", around)
 
 
 @_mutant("eagle_selected", "the sibling with the largest p is followed, not that with the largest p / q")
 def selection_by_probability(patch: Patches) -> None:
-    def around(
-        original: Any, self: Any, p: Tensor, q: Tensor, mass: Tensor, kids: Tensor, tokens: Tensor, u: Any
-    ) -> Any:
+    def around(original: Any, self: Any, *given: Any) -> tuple[Tensor, ...]:
+        p, _, _, kids, tokens, *_ = given
         best = torch.where(kids >= 0, p.gather(1, tokens), -1.0).argmax(1, keepdim=True)
-        return kids.gather(1, best).clamp_min(0), original(self, p, q, mass, kids, tokens, u)[1]
+        _, e, share = original(self, *given)
+        return kids.gather(1, best).clamp_min(0), e, share
 
     patch.wrap(Selected, "_select", around)

@@ -52,13 +52,15 @@ class Verdict:
     """path (B, D) int64: the accepted nodes by depth (beyond `length`: the last of them); length (B,) int64: accepted
     draft tokens; tokens (B, D + 1): the accepted tokens and, at `length`, the recovered or bonus token; next_probs
     (B, V): the distribution of that token; first (B,): the probability with which the rule accepts the first candidate,
-    0 where there is none."""
+    0 where there is none; share (B,): where siblings were selected, the mean share of the selection over the nodes of
+    the path with several children, NaN without any."""
 
     path: Tensor
     length: Tensor
     tokens: Tensor
     next_probs: Tensor
     first: Tensor
+    share: Tensor | None = None
 
     @property
     def path_with_root(self) -> Tensor:
