@@ -153,4 +153,4 @@ class TraceRecorder:
         share = shares[0] if shares else self.steps.new_empty(self.steps.shape[1], 0)
         log_prob = self.log_prob[:, : self.total].clone()
         distances = self.distances[:, :, : self.total].clone()
-        return Trace(accepted.long(), offered.long(), first, tv, top1 > 0, top3 > 0, log_prob, *distances, share=share)
+        return Trace(accepted.long(), offered.long(), first, tv, top1 > 0, top3 > 0, log_prob, *(*distances, share))
