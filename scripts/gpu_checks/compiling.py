@@ -32,7 +32,7 @@ from gpu_checks import models, results
 from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
-from specbench.decoding.verify import TokenWise
+from specbench.decoding.verify import TokenWise, Verification
 from specbench.decoding.verify.block import BlockVerification
 from specbench.decoding.verify.traversal import Traversal
 from specbench.engine.kernels import FusedKernels, launch
@@ -133,14 +133,17 @@ def started(steps: Any = STEPS, dependent: bool = True) -> list[Specialisation]:
 
 
 def step_on_shapes(name: str, drafter: str, window: int, images: int, dtype: torch.dtype) -> None:
-    """The first step of a target of two layers, verified in every way that has kernels, on the meta device: tensors
-    without values."""
+    """The first step of a target of two layers, verified in every way that is exact and has kernels, on the meta
+    device: tensors without values."""
     with torch.no_grad():
         network = models.target(name, "meta", dtype, 2)
         drafting = models.drafter(drafter, network, "meta", dtype, window=window)
         given = models.conditioning(name, images, "meta", dtype)
         rng = RandomStreams([(0, i) for i in range(images)], "meta")
-        for way in (TokenWise(), BlockVerification() if drafting.tree.is_chain else Traversal()):
+        ways: list[Verification] = [TokenWise()]
+        if drafting.tree.height and not getattr(drafting, "carries_over", False):
+            ways.append(BlockVerification() if drafting.tree.is_chain else Traversal())
+        for way in ways:
             config = DecoderConfig(network, drafting, exact(), models.SAMPLING[name], verification=way)
             decoding = Decoding(config, given, rng, kernels=FusedKernels())
             decoding.step()
