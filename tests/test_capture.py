@@ -123,20 +123,20 @@ def test_a_step_can_be_recorded(name: str, engine: str) -> None:
     assert not {rule: dict(some) for rule, some in found.items() if some}
 
 
-@pytest.mark.parametrize("engine", ["graph", "triton"])
 @pytest.mark.parametrize(
-    ("name", "way"), [("chain", BlockVerification()), ("tree", Traversal()), ("eagle2", Traversal())]
+    ("name", "way", "engine"),
+    [
+        ("chain", BlockVerification(), "graph"),
+        ("chain", BlockVerification(), "triton"),
+        ("eagle2", Traversal(), "graph"),
+        ("tree", Traversal(), "triton"),
+        ("tree", Selected(), "graph"),  # it has no kernel
+    ],
 )
 def test_a_step_of_other_verification_can_be_recorded(name: str, way: Verification, engine: str) -> None:
     with Case(name, engine) as case:
+        case.drafter.replacement = way.name == "selected"
         assert not case.lint(exact(), way=way)
-
-
-@pytest.mark.parametrize("engine", ["graph", "triton"])
-def test_a_step_that_selects_siblings_can_be_recorded(engine: str) -> None:
-    with Case("tree", engine) as case:
-        case.drafter.replacement = True
-        assert not case.lint(exact(), way=Selected())
 
 
 @pytest.mark.parametrize("engine", ["graph", "triton"])

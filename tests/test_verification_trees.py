@@ -173,7 +173,7 @@ def test_sequences_have_the_targets_distribution(way: Any, mode: str) -> None:
     pairs = way.name == "selected" and mode == "without"
     paths = [path for path in BUSH if max(path) < 2] if pairs else BUSH
     drafter = TabularDrafter(Q, paths, mode == "chosen", replacement=mode == "with")
-    out = run_on_tables(way, drafter, P, 20_000)
+    out = run_on_tables(way, drafter, P, 12_000)
     assert tiny.fit(coded(out.tokens, 3), sequence_probs(P)) > ALPHA
 
 
