@@ -27,7 +27,7 @@ _LONG = 10  # tokens of sequences that are long enough for a preset's own draft
 
 #: Rules by nearness of codes, and typical acceptance, mean something where a neighbourhood, or the draft's candidates,
 #: are less than half of the vocabulary.
-_NEARNESS = {"lantern": "k", "lantern_pp": "k", "gsd": "group"}
+_NEARNESS = {"lantern": "k", "lantern_pp": "k", "gsd": "group", "neighbourhood": "group"}
 _FEWEST = 8  # codes
 
 #: How a model is sampled in addition to temperature 1, for exact rules: filters change what the drafter's and the

@@ -120,6 +120,7 @@ TABLE: dict[str, Parameter] = {
     "suffix": Parameter("text", "text after every prompt"),
     "negative": Parameter("text", "negative prompt of the guidance"),
     "method": Parameter("string", "preset of a drafter, a rule and their parameters"),
+    "variant": Parameter("string", "version of the method: as printed, as its released code does, or exact"),
     "drafter": Parameter("string", "which tokens are drafted, and from which distribution each was sampled"),
     "rule": Parameter("string", "the probability with which a drafted token is accepted"),
     "verification": Parameter("string", "how a draft's nodes are decided together; all but token need the exact rule"),
@@ -175,7 +176,8 @@ TABLE: dict[str, Parameter] = {
     "proposals": Parameter("integer", "most proposals for the continuous token after a rejection", low=1, high=1000),
     "delta": Parameter(
         "number",
-        "relaxation budget δ (1 with the uniform rule is exact); LANTERN's bound on the distribution",
+        "relaxation budget δ (1 with the uniform rule is exact); LANTERN's bound on the distribution; GSD's on a"
+        " difference of probabilities",
         low=0,
         above=True,
     ),
@@ -188,6 +190,12 @@ TABLE: dict[str, Parameter] = {
     ),
     "proximity": Parameter("string", "distance between codes", choices=("l2", "cosine", "random")),
     "group": Parameter("integer", "codes in a group, the token's own included; 1 is exact", low=1, high=2**20),
+    "distance": Parameter("number", "GSD's bound on the squared distance of two tokens' input embeddings", low=0),
+    "edge": Parameter(
+        "string",
+        "group of a token with too few less probable ones: those there are (clip), or itself (alone, GSD's code)",
+        choices=("clip", "alone"),
+    ),
     "epsilon": Parameter("number", "typical acceptance: probability that always suffices", low=0, high=1),
     "alpha": Parameter("number", "typical acceptance: share of exp(-entropy) that suffices", low=0),
     "nu": Parameter("number", "decay ν of the relaxation over draft positions (Cool-SD Eq. 16); 0 is uniform", low=0),
