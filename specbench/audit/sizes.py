@@ -77,7 +77,7 @@ def meaningful(cfg: Mapping[str, Any], model: Subject) -> bool:
 def variants(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[list[str]]:
     """The further arguments of every audit of a method on a model. cfg: the method's configuration; given: the keys of
     the arguments that it was composed from."""
-    fixed = [*_rule(cfg, given, model), *_real(cfg, given, model)]
+    fixed = [*_rule(cfg, given, model), *_real(cfg, given, model), *_interval(cfg, given, model)]
     drafts = [list(draft) for draft in _drafts(cfg, given, model)] or [[]]
     for draft in drafts:
         yield [*fixed, *draft]
@@ -111,6 +111,13 @@ def _real(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[s
             yield "rule=exact"
         if model.guided and "cfg_scale" not in given:
             yield "cfg_scale=2.0"
+
+
+def _interval(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[str]:
+    """The positions without drafts at the end of an image: a fifth of a sequence, where they would be most of it."""
+    end = cfg.get("plain_from")
+    if end is not None and "plain_from" not in given and -end > model.length // 2:
+        yield f"plain_from=-{max(1, model.length // 5)}"
 
 
 def _drafts(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[tuple[str, ...]]:
@@ -160,7 +167,7 @@ def same_drafts(cfg: Mapping[str, Any]) -> tuple[Any, ...]:
     if network(cfg):
         kind = next(name for name in ("nodes", "tree", "window") if name in cfg)
         drafter = (kind, "medusa" if drafter == "medusa" else "")
-    rest = {name: value for name, value in cfg.items() if name not in ("method", "drafter", "drafter_weights")}
+    rest = {name: value for name, value in cfg.items() if name not in ("method", "variant", "drafter", "drafter_weights")}
     if "tree" in rest and network(cfg):
         rest["tree"] = tuple(parse(rest["tree"]))
     return (drafter, tuple(sorted((name, str(value)) for name, value in rest.items())))

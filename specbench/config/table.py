@@ -142,7 +142,37 @@ TABLE: dict[str, Parameter] = {
     "init": Parameter(
         "string",
         "how new positions of a Jacobi window are initialised",
-        choices=("random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample"),
+        choices=(
+            "random",
+            "horizontal_repeat",
+            "vertical_repeat",
+            "horizontal_sample",
+            "vertical_sample",
+            "horizontal_mode",
+        ),
+    ),
+    "fresh": Parameter(
+        "string",
+        "distribution of a token that starts at random in a Jacobi window: uniform, or a point mass",
+        choices=("uniform", "point"),
+    ),
+    "stored": Parameter(
+        "string",
+        "distribution of a token that maximal coupling keeps: this step's (new), or the earlier one (old, SCD's code)",
+        choices=("new", "old"),
+    ),
+    "siblings": Parameter(
+        "string",
+        "what a window's further candidates are drawn from: the stored distribution, or the residual (SJD-PAC's code)",
+        choices=("stored", "residual"),
+    ),
+    "plain_until": Parameter("integer", "tokens of an image before a Jacobi window's first draft", low=0, high=2**20),
+    "plain_from": Parameter(
+        "integer",
+        "tokens of an image from which on a Jacobi window has no draft; negative: counted from the end",
+        low=-(2**20),
+        high=2**20,
+        null="never",
     ),
     "refine": Parameter("flag", "renew the uncommitted positions of a Jacobi window; else they are initialised again"),
     "coupling": Parameter(
@@ -303,6 +333,8 @@ UNITS = {
     "size": "pixels",
     "prompt_length": "tokens",
     "window": "tokens",
+    "plain_until": "tokens",
+    "plain_from": "tokens",
     "nodes": "tokens",
     "depth": "levels",
     "width": "tokens",

@@ -23,7 +23,13 @@ from specbench.config import parameters
 from specbench.errors import unknown
 
 #: Parameters that older configurations lack, and the values of what those did. A hash leaves these values out.
-ADDED: dict[str, Any] = {}
+ADDED: dict[str, Any] = {
+    "fresh": "uniform",
+    "stored": "new",
+    "siblings": "stored",
+    "plain_until": 0,
+    "plain_from": None,
+}
 
 #: The parameter that names the variant; the key of a preset's table.
 NAME, TABLE = "variant", "variants"
