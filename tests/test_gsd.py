@@ -73,10 +73,11 @@ def test_the_variants_differ() -> None:
 
 
 def test_fixed_neighbourhoods_keep_the_hash_of_the_rule_that_was_called_gsd() -> None:
-    assert config_hash(configuration.compose(["method=gsd", "rule=neighbourhood"])) == "40f5d11fcb0f"
+    earlier = ["method=gsd", "variant=printed", "rule=neighbourhood"]
+    assert config_hash(configuration.compose(earlier)) == "40f5d11fcb0f"
     hashes = [config_hash(configuration.compose(["method=gsd", *words])) for words in ([], ["variant=printed"])]
     assert len({*hashes, "40f5d11fcb0f"}) == 3
-    by_hand = ["variant=printed", "group=14", "edge=alone"]
+    by_hand = ["variant=printed", "group=14", "edge=alone", "window=15", "fresh=point"]
     assert config_hash(configuration.compose(["method=gsd", *by_hand])) == hashes[0]
 
 
