@@ -20,8 +20,8 @@ from specbench.config import configuration
 from specbench.decoding import rules
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.rules.neighbourhood import Neighbourhood
 from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.neighbourhood import Neighbourhood
 from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import Sampling
 

@@ -24,8 +24,8 @@ from specbench.decoding.emitted import Nodes, distances, distributions
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rules import Rule
 from specbench.decoding.rules.gsd import Grouped
-from specbench.decoding.rules.neighbourhood import Neighbourhood
 from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.neighbourhood import Neighbourhood
 from specbench.decoding.rules.proximity import neighbours
 from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import Sampling

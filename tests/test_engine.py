@@ -26,8 +26,8 @@ from specbench.decoding.loop import DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Band, Mentored, Rule, cool, exact
 from specbench.decoding.rules.gsd import Grouped
-from specbench.decoding.rules.neighbourhood import Neighbourhood
 from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.neighbourhood import Neighbourhood
 from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse

@@ -106,7 +106,7 @@ def test_siblings_of_the_residual_distribution() -> None:
     p[1] = torch.tensor([0.3, 0.3, 0.3, 0.05, 0.05])  # of the offsets 1 and, after the step, 0
     for siblings in ("stored", "residual"):
         drafter = Window(6, width=2, depth=2, coupling="maximal", siblings=siblings)
-        seen, draft, state = second_step(drafter, p)
+        _, draft, _ = second_step(drafter, p)
         own, other = draft.tokens[:, 1], draft.tokens[:, 2]
         assert (own != other).all()
         assert bool((other < 3).all()) == (siblings == "residual")
@@ -182,7 +182,9 @@ def test_the_mode_of_the_left_neighbour() -> None:
 @torch.inference_mode()
 def test_plain_positions_have_no_draft() -> None:
     drafter = Window(3, plain_until=3, plain_from=-5)
-    steps = Decoding(DecoderConfig(tiny.llamagen(side=SIDE), drafter, exact(), Sampling()), tiny.prompts(6), tiny.rng(6))
+    steps = Decoding(
+        DecoderConfig(tiny.llamagen(side=SIDE), drafter, exact(), Sampling()), tiny.prompts(6), tiny.rng(6)
+    )
     seen = []
     for _ in range(SIDE * SIDE):
         before = steps.count.clone()

@@ -19,8 +19,8 @@ from specbench.decoding import rules
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import band, lantern, neighbourhood, proximity, typical
 from specbench.decoding.rules.base import Setting
-from specbench.decoding.rules.neighbourhood import Neighbourhood
 from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.neighbourhood import Neighbourhood
 from specbench.decoding.rules.proximity import neighbours
 from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import draw_distinct
@@ -406,7 +406,14 @@ def test_the_exact_rule_gives_the_target_back(case):
 
 
 UNRELAXED = [
-    *("band 0 0.5", "mentored 0", "uniform 1 optimal", "uniform 1 vanilla", "neighbourhood 1 optimal", "neighbourhood 1 vanilla"),
+    *(
+        "band 0 0.5",
+        "mentored 0",
+        "uniform 1 optimal",
+        "uniform 1 vanilla",
+        "neighbourhood 1 optimal",
+        "neighbourhood 1 vanilla",
+    ),
     *(f"lantern {b} 50 1e-12 {r}" for b, r in itertools.product(("tvd", "jsd"), ("paper", "optimal"))),
     *(f"lantern_pp {b} {r}" for b, r in itertools.product(("total 50 1", "neighbours 50 0"), ("paper", "optimal"))),
 ]
@@ -445,7 +452,9 @@ def test_rules_are_built_from_their_parameters():
         "band 0.45 0.5": band.build_band({"strength": 0.45, "decay": 0.5}, setting),
         "mentored 0.02": band.build_mentored({"budget": 0.02}, setting),
         "neighbourhood 1 vanilla": neighbourhood.build({"group": 1, "proximity": "l2", "resample": "vanilla"}, setting),
-        "neighbourhood 50 optimal": neighbourhood.build({"group": 50, "proximity": "l2", "resample": "optimal"}, setting),
+        "neighbourhood 50 optimal": neighbourhood.build(
+            {"group": 50, "proximity": "l2", "resample": "optimal"}, setting
+        ),
         "typical 0.25 2": typical.build({"epsilon": 0.25, "alpha": 2.0}, setting),
     }
     case = distributions(0, size)

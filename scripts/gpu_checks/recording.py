@@ -14,8 +14,8 @@ from specbench.decoding.loop import Decoded, DecoderConfig, Decoding, decode
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
 from specbench.decoding.rules.gsd import Grouped
-from specbench.decoding.rules.neighbourhood import Neighbourhood
 from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.neighbourhood import Neighbourhood
 from specbench.decoding.rules.typical import Typical
 from specbench.engine.graph import Action, Eager, Graphs
 from specbench.engine.kernels import FusedKernels

@@ -167,7 +167,9 @@ def same_drafts(cfg: Mapping[str, Any]) -> tuple[Any, ...]:
     if network(cfg):
         kind = next(name for name in ("nodes", "tree", "window") if name in cfg)
         drafter = (kind, "medusa" if drafter == "medusa" else "")
-    rest = {name: value for name, value in cfg.items() if name not in ("method", "variant", "drafter", "drafter_weights")}
+    rest = {
+        name: value for name, value in cfg.items() if name not in ("method", "variant", "drafter", "drafter_weights")
+    }
     if "tree" in rest and network(cfg):
         rest["tree"] = tuple(parse(rest["tree"]))
     return (drafter, tuple(sorted((name, str(value)) for name, value in rest.items())))

@@ -26,12 +26,22 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
     """Hash of a checked configuration: equal for equal measurements.
 
     Over every parameter but `out`, `data_dir` and `metrics_dir` (file locations), `workers` and `ray_address` (which
-    processes work; a row's note reports them), `variant` (its settings are parameters themselves), `timing` and `emitted_draws` (columns of the row report them) and
-    `protocol`, whose values are parameters themselves; `reference` and `drafter_weights` count if given, `verification`
+    processes work; a row's note reports them), `timing` and `emitted_draws` (columns of the row report them), `protocol`
+    and `variant`, whose values are parameters themselves, and the values in `variants.ADDED`; `reference` and `drafter_weights` count if given, `verification`
     if it is not token-wise. `batch`, `device`, `dtype`, `engine` and `warmup` count, because a latency depends on them,
     although on a CPU they change no image.
     """
-    left_out = {"out", "data_dir", "metrics_dir", "protocol", "workers", "ray_address", "timing", "emitted_draws", "variant"}
+    left_out = {
+        "out",
+        "data_dir",
+        "metrics_dir",
+        "protocol",
+        "workers",
+        "ray_address",
+        "timing",
+        "emitted_draws",
+        "variant",
+    }
     left_out |= {"verification"} if cfg.get("verification") == "token" else set()  # older rows lack it
     left_out |= {name for name, value in variants.ADDED.items() if cfg.get(name) == value}
     left_out |= {name for name in ("reference", "drafter_weights") if cfg.get(name) is None}

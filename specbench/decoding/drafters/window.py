@@ -109,8 +109,8 @@ class Window:
     coupling keeps, that of this step ("new") or the one that it was drawn from ("old", SCD). siblings: what a
     position's further candidates are drawn from, its distribution ("stored") or, where it had a token before, the
     residual distribution [p - q]_+ of this step ("residual", SJD-PAC); verification takes them as drawn from the
-    distribution in both cases. match: a token is a deterministic proposal, kept with p(x), as if the target's draw had to
-    match it (Jacobi's prefix match).
+    distribution in both cases. match: a token is a deterministic proposal, kept with p(x), as if the target's draw had
+    to match it (Jacobi's prefix match).
     """
 
     passes = 0

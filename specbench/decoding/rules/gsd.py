@@ -69,7 +69,10 @@ class Grouped(Rule):
         count = max(1, _CHUNK // (near.shape[-1] * self.table.shape[1]))
         pairs = zip(token.flatten().split(count), near.flatten(0, 1).split(count), strict=True)
         return torch.cat(
-            [sum_last((self.table[other].float() - self.table[one].float().unsqueeze(1)).square()) for one, other in pairs]
+            [
+                sum_last((self.table[other].float() - self.table[one].float().unsqueeze(1)).square())
+                for one, other in pairs
+            ]
         ).view_as(near)
 
     def _kept(self, r: Tensor, q: Tensor, token: Tensor) -> Tensor:

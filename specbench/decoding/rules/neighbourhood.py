@@ -1,4 +1,4 @@
-"""The ratio test on fixed groups of near codes: the static grouping with which GSD compares itself (arXiv 2508.07747)."""
+"""The ratio test on fixed groups of near codes: the static grouping that GSD compares itself with (2508.07747)."""
 
 from __future__ import annotations
 

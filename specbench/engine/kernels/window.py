@@ -155,8 +155,8 @@ def _choose(
 
 @triton.jit
 def _write(
-    P, BEFORE, PAST, UNIFORM, HISTORY, COUNT, DRAWN, SOURCE, ORIGIN, RAISED, TOKENS, PROBS, HEIGHTS, DRAFT, LEVELS, nodes,
-    height, vocabulary, past, held, CHAIN: tl.constexpr, HIGH: tl.constexpr, BLOCK: tl.constexpr,
+    P, BEFORE, PAST, UNIFORM, HISTORY, COUNT, DRAWN, SOURCE, ORIGIN, RAISED, TOKENS, PROBS, HEIGHTS, DRAFT, LEVELS,
+    nodes, height, vocabulary, past, held, CHAIN: tl.constexpr, HIGH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A block of the distribution of one position of a row, its token and height; of a chain, those of the draft."""
     row, offset, at = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
@@ -249,14 +249,14 @@ def window(
         forced is not None, drafter.fresh == "point", drafter.keeps_old, block, **_OPTIONS,
     )  # fmt: skip
     launch.start(_write, (rows, height, triton.cdiv(size, block)),
-        state.p, before, state.past, state.uniform, history, count, drawn, source, origin, raised, state.tokens, state.probs,
-        state.heights, draft, levels, nodes, height, size, past, history.shape[1], chain, high, block, num_warps=8,
+        state.p, before, state.past, state.uniform, history, count, drawn, source, origin, raised, state.tokens,
+        state.probs, state.heights, draft, levels, nodes, height, size, past, history.shape[1], chain, high, block, num_warps=8,
     )  # fmt: skip
     if not chain:
         pool = state.probs if replaced is None else drafter.pool(state, replaced)
         launch.start(_siblings, (rows, height),
             state.tokens, pool, state.heights, history, count, step, key, drafter.offsets, drafter.choice, draft,
-            levels, nodes, height, pool.shape[1], size, history.shape[1], drafter.branching, tags, tag + 3, drafter.width, high,
-            triton.next_power_of_2(nodes), block, **_OPTIONS,
+            levels, nodes, height, pool.shape[1], size, history.shape[1], drafter.branching, tags, tag + 3,
+            drafter.width, high, triton.next_power_of_2(nodes), block, **_OPTIONS,
         )  # fmt: skip
     return draft, levels if high else None
