@@ -26,10 +26,10 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
     """Hash of a checked configuration: equal for equal measurements.
 
     Over every parameter but `out`, `data_dir` and `metrics_dir` (file locations), `workers` and `ray_address` (which
-    processes work; a row's note reports them), `timing` and `emitted_draws` (columns of the row report them), `protocol`
-    and `variant`, whose values are parameters themselves, and the values in `variants.ADDED`; `reference` and `drafter_weights` count if given, `verification`
-    if it is not token-wise. `batch`, `device`, `dtype`, `engine` and `warmup` count, because a latency depends on them,
-    although on a CPU they change no image.
+    processes work; a row's note reports them), `timing` and `emitted_draws` (columns of the row report them),
+    `protocol` and `variant`, whose values are parameters themselves, and the values in `variants.ADDED`; `reference`
+    and `drafter_weights` count if given, `verification` if it is not token-wise. `batch`, `device`, `dtype`, `engine`
+    and `warmup` count, because a latency depends on them, although on a CPU they change no image.
     """
     left_out = {
         "out",

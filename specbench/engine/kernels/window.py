@@ -250,7 +250,8 @@ def window(
     )  # fmt: skip
     launch.start(_write, (rows, height, triton.cdiv(size, block)),
         state.p, before, state.past, state.uniform, history, count, drawn, source, origin, raised, state.tokens,
-        state.probs, state.heights, draft, levels, nodes, height, size, past, history.shape[1], chain, high, block, num_warps=8,
+        state.probs, state.heights, draft, levels, nodes, height, size, past, history.shape[1], chain, high, block,
+        num_warps=8,
     )  # fmt: skip
     if not chain:
         pool = state.probs if replaced is None else drafter.pool(state, replaced)
