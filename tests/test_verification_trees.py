@@ -262,8 +262,8 @@ def test_the_share_of_selections_maximises_what_is_accepted() -> None:
             "sampled with replacement or in pairs, and drafter eagle2 does not",
         ),
         ("method=medusa rule=exact verification=selected", "in pairs, and drafter medusa does not"),
-        ("method=medusa rule=exact verification=selected siblings=pair", "in pairs, and drafter medusa does not"),
-        ("method=eagle_selected siblings=pair", "needs nodes with two children at most, and the tree has 4"),
+        ("method=medusa rule=exact verification=selected select_from=pair", "in pairs, and drafter medusa does not"),
+        ("method=eagle_selected select_from=pair", "needs nodes with two children at most, and the tree has 4"),
     ],
 )
 def test_what_would_not_be_exact_is_refused(words: str, sentence: str) -> None:

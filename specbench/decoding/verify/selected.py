@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.rules.base import Rule, at, normalise
+from specbench.decoding.rules.base import Rule, normalise
 from specbench.decoding.sampling import PROBABILITY_BITS
 from specbench.decoding.verify.base import Draft, Verdict, Verification, check_exact, concluded, one_hot
-from specbench.decoding.verify.block import passing, ratios
+from specbench.decoding.verify.block import RELAXED, passing, ratios
 from specbench.engine.ops import Kernels, sum_last, take
 from specbench.errors import UsageError
 
@@ -25,7 +25,8 @@ class Selected(Verification):
     the first one. It has the distribution e = (1 - lam) q + lam b, where b is that of the best of the draws: K with
     replacement, or two without. The path from the root to a leaf is verified as by `block.BlockVerification`, with e
     for q. lam may depend on all that is known above the children: `select` None takes, of 0, 1 / grid .. 1, the one
-    with the largest sum min(P p, e).
+    with the largest sum min(P p, e). A rule that emits a distribution in closed form, given that its candidate is
+    drawn from e, has it in the place of p, as there.
     """
 
     name = "selected"
@@ -67,14 +68,15 @@ class Selected(Verification):
                 kids = torch.where(exists, kids, -1)
                 goes_on = ~ended & (kids >= 0).any(1, keepdim=True)
                 if depth == 0:
-                    _, ratio = ratios(at(here, tokens[:, 0])[:, None], at(q, tokens[:, 0])[:, None], kids[:, :1] >= 0)
-                    first = ratio.clamp_max(1)
+                    kept = rule.accept(here, q, tokens[:, 0], torch.ones_like(length[:, 0]))
+                    first = torch.where(kids[:, 0] >= 0, kept, 0)[:, None]
                 numbers_here = u_next[:, depth + 1 : depth + 2]
                 child, e, share = self._select(here, q, mass, kids, tokens, numbers_here, draft.replacement)
                 shares.append(torch.where(goes_on, share, torch.nan))
                 token = draft.tokens.gather(1, child)
-                live, ratio = ratios(here.gather(1, token), e.gather(1, token), goes_on)
-                left = (here * mass).sub_(e).clamp_min_(0)
+                emits = rule.emits(here, e, torch.full_like(length[:, 0], depth + 1))
+                live, ratio = ratios(emits.gather(1, token), e.gather(1, token), goes_on)
+                left = (emits * mass).sub_(e).clamp_min_(0)
                 passes = torch.where(goes_on, passing(sum_last(left)[:, None], mass), mass)
             passed = ~ended & (u.gather(1, node) < passes)
             if depth:
@@ -155,8 +157,8 @@ def best_of_pair(q: Tensor, order: Tensor) -> Tensor:
 
 
 def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
-    check_exact(cfg, drafter)
-    pairs = cfg["siblings"] == "pair"
+    check_exact(cfg, drafter, RELAXED)
+    pairs = cfg["select_from"] == "pair"
     sampled = getattr(drafter, "replacement", None) is not None and not getattr(drafter, "chosen", False)
     if not drafter.tree.is_chain and not sampled:
         raise UsageError(
@@ -166,8 +168,8 @@ def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
         )
     if pairs and drafter.tree.width > 2:
         raise UsageError(
-            f"siblings=pair needs nodes with two children at most, and the tree has {drafter.tree.width}: use"
-            " siblings=replacement, or another tree="
+            f"select_from=pair needs nodes with two children at most, and the tree has {drafter.tree.width}: use"
+            " select_from=replacement, or another tree="
         )
     select = None if cfg["select"] == "auto" else cfg["select"]
     return Selected(select, cfg["select_grid"])
