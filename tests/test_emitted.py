@@ -25,6 +25,7 @@ from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rules import Rule
 from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.neighbourhood import Neighbourhood
 from specbench.decoding.rules.proximity import neighbours
 from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import Sampling
@@ -38,8 +39,9 @@ RULES: dict[str, Rule] = {
     "uniform": rules.uniform(2.0),
     "uniform, vanilla residual": rules.uniform(2.0, "vanilla"),
     "cool": rules.cool(1.5, 3),
-    "gsd": Grouped(NEAR[:, :1]),
-    "gsd, optimal": Grouped(NEAR[:, :1], "optimal"),
+    "neighbourhood": Neighbourhood(NEAR[:, :1]),
+    "neighbourhood, optimal": Neighbourhood(NEAR[:, :1], "optimal"),
+    "gsd": Grouped(torch.tensor([[0.0], [1.0], [1.5], [9.0]]), 3, 0.5, 2.0, "clip"),
     "lantern": Lantern("lantern", NEAR, 1, "tvd", 0.2),
     "lantern, released": Lantern("lantern", NEAR, 1, "tvd", 0.2, "released"),
     "lantern_pp": Lantern("lantern_pp", NEAR, 2, "total", 2.0),
@@ -237,7 +239,7 @@ COMB = [(0,), (1,), (2,), (0, 0)]
 
 @pytest.mark.parametrize("chosen", [False, True])
 @pytest.mark.parametrize("paths", [chain_paths(2), FORK, COMB], ids=["chain", "fork", "comb"])
-@pytest.mark.parametrize("name", ["exact", "uniform", "cool", "gsd", "lantern_pp"])
+@pytest.mark.parametrize("name", ["exact", "uniform", "cool", "neighbourhood", "lantern_pp"])
 def test_the_sum_over_positions_bounds_the_divergence_of_sequences(name: str, paths: Any, chosen: bool) -> None:
     """Everything enumerated: the decoded sequences follow the enumerated distribution, the recorded divergences have
     the enumerated mean at every position, and its sum is at least the divergence of that distribution."""
@@ -254,7 +256,7 @@ def test_the_sum_over_positions_bounds_the_divergence_of_sequences(name: str, pa
     assert (total > 1e-3) == (name != "exact")
 
 
-@pytest.mark.parametrize("name", ["uniform", "gsd", "lantern_pp", "lantern"])
+@pytest.mark.parametrize("name", ["uniform", "neighbourhood", "lantern_pp", "lantern"])
 def test_the_chain_rule_is_an_equation_where_the_prefix_determines_what_is_emitted(name: str) -> None:
     """Chains as long as the image, and a rule without depth: at every position, in whichever step and at whichever
     depth it comes, the same e."""
@@ -314,7 +316,13 @@ def test_an_image_does_not_depend_on_the_draws() -> None:
     assert torch.equal(one.tokens, two.tokens)
 
 
-PRESETS = [name for name in parameters.choices("method") if parameters.kind("method", name) != "continuous"]
+#: Those of discrete tokens whose emitted distribution is measured.
+PRESETS = [
+    name
+    for name in parameters.choices("method")
+    if parameters.kind("method", name) != "continuous"
+    and parameters.method_choices(name).get("verification", "token") in ("token", "block")
+]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -327,7 +335,8 @@ def test_an_exact_preset_emits_the_targets_distribution(preset: str) -> None:
         cfg = configuration.compose([*words, *more])
         method = audit.assemble(cfg, model)
         parts = (method.target, method.drafter, method.rule, method.sampling)
-        out = decode(DecoderConfig(*parts, emitted_draws=2), None, tiny.rng(40))
+        config = DecoderConfig(*parts, verification=method.verification, emitted_draws=2)
+        out = decode(config, None, tiny.rng(40))
         largest = max(float(x.abs().max()) for x in (out.trace.emitted_tv, out.trace.emitted_kl))
         assert out.trace.emitted_outside.abs().max() == 0
         assert largest < 1e-6 if cfg["rule"] == "exact" else largest > 1e-3, more

@@ -56,6 +56,11 @@ class Subject(Protocol):
         """Whether the model takes a cfg_scale."""
         ...
 
+    @property
+    def network(self) -> Any:
+        """The target's network; None of tables, whose codebook replaces its embeddings."""
+        ...
+
     def parts(self, cfg: Mapping[str, Any]) -> tuple[Target, Drafter]:
         """The target, and the real drafter of a configuration. Where that needs a network, the model's own."""
         ...
@@ -89,6 +94,7 @@ class TabularModel:
     codes: Tensor | None
     grams: int = 0
     guided: bool = False
+    network: None = None
 
     @property
     def vocab(self) -> int:
@@ -112,7 +118,7 @@ class TabularModel:
             return TabularGrower(self.q, cfg["nodes"], cfg["depth"], cfg["width"])
         if "tree" in cfg:
             chosen = name == "medusa"
-            replacement = cfg["verification"] == "selected" and not chosen
+            replacement = cfg.get("select_from") == "replacement" and not chosen
             return TabularDrafter(self.q, parse(cfg["tree"]), chosen, replacement=replacement)
         return TabularDrafter(self.q, chain_paths(cfg["window"]))
 

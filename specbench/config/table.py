@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from specbench.errors import UsageError
 
-Kind = Literal["integer", "integers", "number", "string", "text", "flag", "names", "tree", "path"]
+Kind = Literal["integer", "integers", "number", "numbers", "string", "text", "flag", "names", "tree", "path"]
 
 #: Bounds of counts that a run holds in memory before its work starts; a legitimate run stays well below.
 PROMPTS = 1_000_000
@@ -44,7 +44,10 @@ class Parameter:
         elif self.kind == "integers":
             text = f"a list of rising integers of at least {self.low:g}, such as [100,400]"
         elif self.kind == "tree":
-            text = f"a tree's name or a list of paths such as [[0],[1],[0,0]], at most {DRAFT} of at most {DEEP} each"
+            text = (
+                "a tree's name, its children by depth such as 4-2-1, or a list of paths such as [[0],[1],[0,0]], at"
+                f" most {DRAFT} of at most {DEEP} each"
+            )
         elif self.kind in ("string", "text", "path"):
             text = self.line if self.pattern else f"a {self.kind}"
         else:
@@ -53,6 +56,7 @@ class Parameter:
                 text += f" {'above' if self.above else 'of at least'} {self.low:g}"
             if self.high is not None:  # every parameter with an upper end has a lower one
                 text += f" and at most {self.high if isinstance(self.high, int) else f'{self.high:g}'}"
+            text += ", or a list of such numbers" if self.kind == "numbers" else ""
         text += "".join(f", or {word}" for word in self.also)
         return text + (f", or null ({self.null})" if self.null else "")
 
@@ -64,11 +68,15 @@ class Parameter:
             return None
         if isinstance(value, str) and value in self.also:
             return value
+        if self.kind == "numbers" and isinstance(value, list | tuple):
+            if any(isinstance(one, list | tuple) for one in value):
+                raise ValueError
+            return [self.read(one) for one in value]
         if self.kind == "flag":
             ok = isinstance(value, bool)
         elif self.kind == "integer":
             ok = isinstance(value, int) and not isinstance(value, bool)
-        elif self.kind == "number":
+        elif self.kind in ("number", "numbers"):
             ok = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
             value = float(value) if ok else value
         elif self.kind == "names":
@@ -86,7 +94,7 @@ class Parameter:
             ok = isinstance(value, str)
         else:
             ok = isinstance(value, str) and bool(value)
-        if ok and self.kind in ("integer", "number"):
+        if ok and self.kind in ("integer", "number", "numbers"):
             ok = (self.low is None or value > self.low or (value == self.low and not self.above)) and (
                 self.high is None or value <= self.high
             )
@@ -120,9 +128,14 @@ TABLE: dict[str, Parameter] = {
     "suffix": Parameter("text", "text after every prompt"),
     "negative": Parameter("text", "negative prompt of the guidance"),
     "method": Parameter("string", "preset of a drafter, a rule and their parameters"),
+    "variant": Parameter("string", "version of the method: as printed, as its released code does, or exact"),
     "drafter": Parameter("string", "which tokens are drafted, and from which distribution each was sampled"),
     "rule": Parameter("string", "the probability with which a drafted token is accepted"),
-    "verification": Parameter("string", "how a draft's nodes are decided together; all but token need the exact rule"),
+    "verification": Parameter(
+        "string",
+        "how a draft's nodes are decided together; token is for every rule, the others for exact, block and selected"
+        " also for bands",
+    ),
     "select": Parameter(
         "number",
         "probability of following the sibling with the largest p/q, not the first; auto: what accepts most",
@@ -130,9 +143,18 @@ TABLE: dict[str, Parameter] = {
         high=1,
         also=("auto",),
     ),
+    "select_from": Parameter(
+        "string",
+        "how the siblings that are selected from are sampled: with replacement, or as pairs of two different tokens",
+        choices=("replacement", "pair"),
+    ),
     "select_grid": Parameter("integer", "select=auto tries 0, 1/select_grid .. 1", low=1, high=1000),
     "window": Parameter("integer", "length L of a drafted chain, in tokens", low=1, high=DRAFT),
-    "tree": Parameter("tree", "shape of a drafted tree: its name or its paths from the root; for sjd full or comb"),
+    "tree": Parameter(
+        "tree",
+        "shape of a drafted tree: its name, the children of every node by depth (4-2-1), or its paths from the root;"
+        " for sjd full or comb",
+    ),
     "nodes": Parameter("integer", "draft tokens of a dynamic tree (EAGLE-2's total tokens)", low=1, high=DRAFT),
     "depth": Parameter(
         "integer", "levels of a drafted tree; for sjd with tree=full the root is one of them", low=1, high=DEEP
@@ -141,7 +163,37 @@ TABLE: dict[str, Parameter] = {
     "init": Parameter(
         "string",
         "how new positions of a Jacobi window are initialised",
-        choices=("random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample"),
+        choices=(
+            "random",
+            "horizontal_repeat",
+            "vertical_repeat",
+            "horizontal_sample",
+            "vertical_sample",
+            "horizontal_mode",
+        ),
+    ),
+    "fresh": Parameter(
+        "string",
+        "distribution of a token that starts at random in a Jacobi window: uniform, or a point mass",
+        choices=("uniform", "point"),
+    ),
+    "stored": Parameter(
+        "string",
+        "distribution of a token that maximal coupling keeps: this step's (new), or the earlier one (old, SCD's code)",
+        choices=("new", "old"),
+    ),
+    "siblings": Parameter(
+        "string",
+        "what a window's further candidates are drawn from: the stored distribution, or the residual (SJD-PAC's code)",
+        choices=("stored", "residual"),
+    ),
+    "plain_until": Parameter("integer", "tokens of an image before a Jacobi window's first draft", low=0, high=2**20),
+    "plain_from": Parameter(
+        "integer",
+        "tokens of an image from which on a Jacobi window has no draft; negative: counted from the end",
+        low=-(2**20),
+        high=2**20,
+        null="never",
     ),
     "refine": Parameter("flag", "renew the uncommitted positions of a Jacobi window; else they are initialised again"),
     "coupling": Parameter(
@@ -175,7 +227,8 @@ TABLE: dict[str, Parameter] = {
     "proposals": Parameter("integer", "most proposals for the continuous token after a rejection", low=1, high=1000),
     "delta": Parameter(
         "number",
-        "relaxation budget δ (1 with the uniform rule is exact); LANTERN's bound on the distribution",
+        "relaxation budget δ (1 with the uniform rule is exact); LANTERN's bound on the distribution; GSD's on a"
+        " difference of probabilities",
         low=0,
         above=True,
     ),
@@ -188,6 +241,12 @@ TABLE: dict[str, Parameter] = {
     ),
     "proximity": Parameter("string", "distance between codes", choices=("l2", "cosine", "random")),
     "group": Parameter("integer", "codes in a group, the token's own included; 1 is exact", low=1, high=2**20),
+    "distance": Parameter("number", "GSD's bound on the squared distance of two tokens' input embeddings", low=0),
+    "edge": Parameter(
+        "string",
+        "group of a token with too few less probable ones: those there are (clip), or itself (alone, GSD's code)",
+        choices=("clip", "alone"),
+    ),
     "epsilon": Parameter("number", "typical acceptance: probability that always suffices", low=0, high=1),
     "alpha": Parameter("number", "typical acceptance: share of exp(-entropy) that suffices", low=0),
     "nu": Parameter("number", "decay ν of the relaxation over draft positions (Cool-SD Eq. 16); 0 is uniform", low=0),
@@ -197,8 +256,8 @@ TABLE: dict[str, Parameter] = {
         "number", "relaxation of a band: log(high / low) of the last draft position; 0 is exact", low=0, high=1000
     ),
     "decay": Parameter(
-        "number",
-        "how fast a band's relaxation falls over draft positions: about first_accept",
+        "numbers",
+        "how fast a band's relaxation falls over draft positions: about first_accept; a list: by position",
         low=0,
         high=0.999,
     ),
@@ -295,6 +354,8 @@ UNITS = {
     "size": "pixels",
     "prompt_length": "tokens",
     "window": "tokens",
+    "plain_until": "tokens",
+    "plain_from": "tokens",
     "nodes": "tokens",
     "depth": "levels",
     "width": "tokens",

@@ -18,6 +18,7 @@ from specbench.decoding.trace import Taken, Trace, TraceRecorder
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification
 from specbench.decoding.verify.block import BlockVerification
+from specbench.decoding.verify.selected import Selected
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.graph import Eager, Graphs
 from specbench.engine.ops import Kernels
@@ -98,7 +99,7 @@ class Drafter(Protocol):
 
     A drafter whose drafts depend on more than the committed tokens and the step's own random numbers also has
     `carries_over` = True: token-wise verification alone is exact then. One that samples siblings with replacement has
-    `replacement` = True.
+    `replacement` = True. One whose tokens are not drawn from the distributions that it gives has `biased` = True.
     """
 
     tree: Tree
@@ -165,8 +166,10 @@ class Decoding(BatchDecoding):
         self.count, self.steps, self.drafted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
         draws = config.emitted_draws
         measured = draws and isinstance(config.verification, TokenWise | BlockVerification)
+        measured = measured and not getattr(config.drafter, "biased", False)
         emitted = Emitted(config.rule, self.rng, draws) if measured else None
-        self.recorder = TraceRecorder(rows, self.total, self.reach, device, emitted)
+        selects = isinstance(config.verification, Selected) and tree.height > 0
+        self.recorder = TraceRecorder(rows, self.total, self.reach, device, emitted, selects)
         self.taken: Taken | None = None  # from a step to its statistics
         self.state = DecodeState(
             rows,

@@ -43,7 +43,7 @@ class DrafterStage:
 
 DRAFTERS = {
     **{f: DrafterStage(name, (f,)) for name in networks.TRAINED for f in [networks.NETWORKS[name].folder]},
-    "eagle_steps": DrafterStage("eagle", ("eagle_steps60", "eagle_steps150", "eagle_steps300"), "scenes_steps"),
+    "eagle_steps": DrafterStage("eagle", ("eagle_steps100", "eagle_steps300", "eagle_steps1000"), "scenes_steps"),
     "eagle_guided": DrafterStage("eagle", ("eagle_guided",), "scenes_guided", start="eagle"),
 }
 

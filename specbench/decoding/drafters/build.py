@@ -28,7 +28,7 @@ def eagle(cfg: Mapping[str, Any], model: Any, network: str = "eagle") -> Drafter
 
 
 def eagle_tree(cfg: Mapping[str, Any], model: Any, network: str = "eagle") -> Drafter:
-    return Eagle(model.drafter_network(network), parse(cfg["tree"]), cfg.get("verification") == "selected")
+    return Eagle(model.drafter_network(network), parse(cfg["tree"]), cfg.get("select_from") == "replacement")
 
 
 def eagle2(cfg: Mapping[str, Any], model: Any, network: str = "eagle") -> Drafter:
@@ -49,5 +49,5 @@ def jacobi(cfg: Mapping[str, Any], model: Any) -> Drafter:
 
 
 def sjd(cfg: Mapping[str, Any], model: Any) -> Drafter:
-    names = ("window", "init", "refine", "coupling", "width", "depth", "tree")
-    return Window(*(cfg[name] for name in names))
+    names = "window init refine coupling width depth tree fresh stored siblings plain_until plain_from"
+    return Window(**{name: cfg[name] for name in names.split()})
