@@ -21,11 +21,12 @@ FILE = "specbench.safetensors"
 
 @dataclass(frozen=True)
 class DrafterNetwork:
-    """folder: of its weights next to a real target's; stem: the kind in its file's metadata, and of its file among the
-    embedded weights, where that is not the folder's name; loader: a `models.loading.drafters.NetworkLoader`, where the
-    target's bundle does not load the network itself; training: a `training.drafter.Training`, where `specbench train`
-    trains it; method: the preset that uses what was trained; variants: names of further embedded weights, of another
-    training or length of training. Classes are given as "module:name"."""
+    """folder: of its weights next to a real target's; stem: the kind in its file's metadata and name among the embedded
+    weights, where that is not the folder's name; loader: a `models.loading.drafters.NetworkLoader`, where the
+    target's bundle does not load the network itself; training: a `training.drafter.Training`, or of continuous
+    tokens a `training.command.Task`, where `specbench train` trains it; method: the preset that uses what was trained;
+    variants: names of further embedded weights, of another training or length of training. Classes are given as
+    "module:name"."""
 
     folder: str
     loader: str = ""
@@ -76,7 +77,9 @@ NETWORKS = {
     ),
     "eagle3": DrafterNetwork("eagle3", f"{_LOADING}:Eagle3Loader", f"{_TRAINING}:EagleTraining", "eagle3"),
     "medusa": DrafterNetwork("medusa", f"{_LOADING}:MedusaLoader", f"{_TRAINING}:MedusaTraining", "medusa"),
-    "cspd": DrafterNetwork("draft", stem="mar_draft"),
+    "cspd": DrafterNetwork(
+        "draft", training="specbench.training.continuous:ContinuousTask", method="cspd", stem="mar_draft"
+    ),
 }
 #: The networks that `specbench train drafter=` trains.
 TRAINED = tuple(name for name, network in NETWORKS.items() if network.training)

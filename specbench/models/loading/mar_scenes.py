@@ -87,6 +87,14 @@ class ScenesMAR(Bundle):
             raise UsageError(f"{path} holds no {networks.FILE}, the file of a drafter that `specbench train` makes")
         return self._fitting(self.stored(file, networks.NETWORKS[name].kind, self._mar, MARConfig, self.dtype))
 
+    def untrained(self, name: str) -> MAR:
+        """A smaller MAR at the start of training."""
+        return self._mar(MAR_CONFIGS["mar_draft"])
+
+    def token_distribution(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """As of `Latents`."""
+        return self.autoencoder.token_distribution(images)
+
     def _fitting(self, draft: MAR) -> MAR:
         if self._tokens(self._guided(draft)) != self._tokens(self.target):
             raise UsageError("the draft model's classes or tokens differ from the target's; train one for this target")
