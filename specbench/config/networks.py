@@ -78,7 +78,11 @@ NETWORKS = {
     "eagle3": DrafterNetwork("eagle3", f"{_LOADING}:Eagle3Loader", f"{_TRAINING}:EagleTraining", "eagle3"),
     "medusa": DrafterNetwork("medusa", f"{_LOADING}:MedusaLoader", f"{_TRAINING}:MedusaTraining", "medusa"),
     "cspd": DrafterNetwork(
-        "draft", training="specbench.training.continuous:ContinuousTask", method="cspd", stem="mar_draft"
+        "draft",
+        training="specbench.training.continuous:ContinuousTask",
+        method="cspd",
+        stem="mar_draft",
+        variants=("path_kl",),
     ),
 }
 #: The networks that `specbench train drafter=` trains.
