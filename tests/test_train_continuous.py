@@ -98,7 +98,7 @@ def test_a_stopped_training_ends_with_the_same_weights(tmp_path: Path, monkeypat
 @pytest.mark.usefixtures("tiny")
 def test_what_is_measured_of_paths(tmp_path: Path) -> None:
     """Of the target itself nothing; else within the bounds of Pinsker and of Bretagnolle and Huber."""
-    chosen = recipes.plan([*SMALL, "n=80", "held_out=0.5", f"out={tmp_path}"])
+    chosen = recipes.plan([*SMALL, f"out={tmp_path}"])
     task = continuous.ContinuousTask(chosen, Pipeline.load(chosen.cfg), None, trainer.Alone())
     rule, held = ContinuousRule(gamma=1, criterion="path"), task.held
     data = task.distributions[:, held], task.labels[held]
