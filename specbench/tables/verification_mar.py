@@ -14,7 +14,6 @@ from specbench.tables.definitions import (
     Line,
     Table,
     TableTest,
-    row_column,
 )
 
 #: Label of a drafter -> its overrides.
@@ -28,7 +27,7 @@ _SCHEMES = {
     "tries=4, γ=2": "gamma=2 tries=4",
 }
 _STEPS = Column("steps", "Target passes of an image", "lower", 1)
-_PROPOSALS = row_column("proposals_mean", "Proposals", 2, measured_as="of the target, mean over verified positions")
+_PROPOSALS = Column("proposals_mean", "Proposals", "lower", 2, "of the target, mean over verified positions")
 
 
 def _key(drafter: str, scheme: str) -> str:

@@ -107,8 +107,6 @@ def _written(
 ) -> list[Path]:
     """The files of the examples, written where they are missing. more: what of the examples' identity only these have;
     size: bytes of one; shard: returns the tensors of examples with these indices, and moves the progress bar."""
-    if len(found) < 2:
-        raise UsageError(f"there are {len(found)} examples here; a training needs at least two")
     of = _identity(plan, pipeline, found, more)
     each = max(1, min(SHARD, LARGEST // size))
     shards = [range(i, min(i + each, len(found))) for i in range(0, len(found), each)]

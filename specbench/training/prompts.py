@@ -30,7 +30,14 @@ class ExamplePrompt:
 
 def pairs(plan: TrainingPlan, classes: int) -> list[ExamplePrompt]:
     """The examples' prompts and images, in an order keyed by the seed; classes: the number of a class-conditional
-    model's classes, else 0. UsageError where there are no images, or captions for them."""
+    model's classes, else 0. UsageError where there are no images, or captions for them, or only one."""
+    found = _found(plan, classes)
+    if len(found) < 2:
+        raise UsageError(f"there are {len(found)} examples here; a training needs at least two")
+    return found
+
+
+def _found(plan: TrainingPlan, classes: int) -> list[ExamplePrompt]:
     cfg = plan.cfg
     if plan["source"] == "self":
         return [ExamplePrompt(item.id, item.prompt) for item in data.load({**cfg, "n": plan["n"]})]
