@@ -13,6 +13,7 @@ import mutants
 import numpy as np
 import pytest
 import torch
+from mutations import continuous
 from torch import Tensor
 
 from specbench.audit import audit, densities, sizes, statistics, tiny
@@ -129,7 +130,7 @@ def continuous_audits(method: str) -> list[tuple[Any, list[Any]]]:
     return [(job, mutants.decoded(job)) for job in mutants.jobs(method, [densities.built_in(name) for name in names])]
 
 
-@pytest.mark.parametrize("name", [m.name for m in mutants.MUTANTS if m.method.startswith("cspd")])
+@pytest.mark.parametrize("name", [m.name for m in (*continuous.MUTANTS, *continuous.UNMEASURED)])
 def test_a_mistake_with_continuous_tokens_changes_what_is_decoded(name: str) -> None:
     """Three of them had not followed the code that they patch."""
     one = mutants.named(name)
