@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,9 @@ from specbench.config import networks, registry
 from specbench.decoding.continuous import ContinuousRule
 from specbench.errors import UsageError
 from specbench.harness.pipeline import Pipeline
+from specbench.models import diffusion
 from specbench.models.mar import MAR
+from specbench.models.mar_sampling import Guided
 from specbench.training import command, continuous, recipes, trainer
 
 tiny = test_mar_scenes.tiny
@@ -97,20 +102,29 @@ def test_a_stopped_training_ends_with_the_same_weights(tmp_path: Path, monkeypat
 
 @pytest.mark.usefixtures("tiny")
 def test_what_is_measured_of_paths(tmp_path: Path) -> None:
-    """Of the target itself nothing; else within the bounds of Pinsker and of Bretagnolle and Huber."""
+    """Nothing for the target itself; for other variances the divergence by its formula, and a total variation within
+    the bounds of Pinsker and of Bretagnolle and Huber."""
     chosen = recipes.plan([*SMALL, f"out={tmp_path}"])
     task = continuous.ContinuousTask(chosen, Pipeline.load(chosen.cfg), None, trainer.Alone())
     rule, held = ContinuousRule(gamma=1, criterion="path"), task.held
-    data = task.distributions[:, held], task.labels[held]
-    itself = continuous.evaluate(task.target, task.target, rule, *data)
+
+    def measured(draft: Guided, rows: Any = slice(None)) -> dict[str, float]:
+        return continuous.evaluate(task.pipeline, draft, rule, task.distributions[:, rows], task.labels[rows])
+
+    assert {f"{name}_before": value for name, value in measured(task.draft, held).items()} == task.before
+    itself = measured(task.target)
     assert (itself["path_kl"], itself["acceptance"]) == (pytest.approx(0, abs=1e-5), pytest.approx(1, abs=1e-5))
-    found = continuous.evaluate(task.target, task.draft, rule, *data)
-    low, high = found["path_kl"] - 4 * found["path_kl_stderr"], found["path_kl"] + 4 * found["path_kl_stderr"]
-    assert low > 0
-    slack = 4 * found["acceptance_stderr"]
-    assert 1 - (high / 2) ** 0.5 - slack < found["acceptance"]
-    assert found["acceptance"] < 1
-    assert {f"{name}_before": value for name, value in found.items()} == task.before
+    near, schedule = copy.deepcopy(task.target.model), diffusion.schedule(4)
+    with torch.no_grad():  # the log variance of step t moves by `more` of t, whatever the state
+        near.diffloss.net.final_layer.linear.bias[3:] += 1
+    more = (schedule.log_betas - schedule.posterior_log_variance_clipped) / 2
+    found = measured(replace(task.target, model=near))
+    wanted = 3 * 0.5 * float(((-more).exp() - 1 + more).sum())
+    assert wanted > 0.1
+    assert found["path_kl"] == pytest.approx(wanted, abs=4 * found["path_kl_stderr"])
+    slack, distance = 4 * found["acceptance_stderr"], 1 - found["acceptance"]  # the total variation
+    assert slack < distance < min((wanted / 2) ** 0.5, (1 - math.exp(-wanted)) ** 0.5) + slack
+    assert found["tokens_per_pass"] == pytest.approx(1 / distance)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from torch import Tensor
 from specbench.config import networks
 from specbench.decoding.continuous import ContinuousRule
 from specbench.decoding.continuous.verify import Verifier
-from specbench.engine.graph import Eager
 from specbench.harness.pipeline import ContinuousPipeline
 from specbench.models.loading import checkpoints
 from specbench.models.mar_sampling import Guided
@@ -93,17 +92,17 @@ class ContinuousTask:
         return self.measured(self.held[:HELD])
 
     def measured(self, rows: np.ndarray) -> dict[str, float]:
-        return evaluate(self.target, self.draft, self.rule, self.distributions[:, rows], self.labels[rows])
+        return evaluate(self.pipeline, self.draft, self.rule, self.distributions[:, rows], self.labels[rows])
 
 
 def evaluate(
-    target: Guided, draft: Guided, rule: ContinuousRule, distributions: np.ndarray, labels: np.ndarray
+    pipeline: ContinuousPipeline, draft: Guided, rule: ContinuousRule, distributions: np.ndarray, labels: np.ndarray
 ) -> dict[str, float]:
-    """The divergence of the drafter's paths from the target's, and the probability that one is accepted (see
-    `ContinuousTask.about`), for images of `distributions` (2, N, L, D) and classes `labels` (N,)."""
+    """The divergence of the drafter's paths from the target's, and the probability that one is accepted, with their
+    errors (see `ContinuousTask.about`), for images of `distributions` (2, N, L, D) and classes `labels` (N,)."""
     starts = range(0, len(labels), _BATCH)
     batches = ((distributions[:, i : i + _BATCH], labels[i : i + _BATCH], i) for i in starts)
-    each = torch.cat([_paths(target, draft, rule, *batch) for batch in batches], 1)
+    each = torch.cat([_paths(pipeline, draft, rule, *batch) for batch in batches], 1)
     (path_kl, acceptance), errors = each.mean(1).tolist(), [0.0, 0.0]
     if len(labels) > 1:
         errors = (each.std(1) / math.sqrt(len(labels))).tolist()
@@ -118,11 +117,16 @@ def evaluate(
 
 @torch.no_grad()
 def _paths(
-    target: Guided, draft: Guided, rule: ContinuousRule, distributions: np.ndarray, labels: np.ndarray, seed: int
+    pipeline: ContinuousPipeline,
+    draft: Guided,
+    rule: ContinuousRule,
+    distributions: np.ndarray,
+    labels: np.ndarray,
+    seed: int,
 ) -> Tensor:
     """The two means of each image, (2, n) float64. A random number of its tokens is known, and the next ones in a
     random order are drawn by either model."""
-    device, n = target.model.mask_token.device, len(labels)
+    target, device, n = pipeline.model.target, pipeline.device, len(labels)
     generator = torch.Generator().manual_seed(seed)
     tokens, classes, _ = mar.draw(distributions, labels, generator, device)
     order = torch.rand(n, target.length, generator=generator).argsort(1)
@@ -130,7 +134,7 @@ def _paths(
     known = (order.argsort(1) < count).to(device)
     positions = order.gather(1, count + torch.arange(_POSITIONS)).to(device)
     (p, z), (q, z_draft) = (mar.conditions(m, tokens, classes, known, positions) for m in (target, draft))
-    verifier, shape = Verifier(p, q, rule, Eager()), (2, n * _POSITIONS, target.steps + 1, target.dim)
+    verifier, shape = Verifier(p, q, rule, pipeline.engine), (2, n * _POSITIONS, target.steps + 1, target.dim)
     noises = torch.randn(shape, generator=generator).to(device)
     _, of_target = verifier.propose_path(z, z_draft, noises[0])
     _, of_draft = verifier.sample(False, z, z_draft, lambda tag: noises[1])
