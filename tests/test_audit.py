@@ -187,6 +187,7 @@ def test_the_verdict(name: str) -> None:
         # the loop's probabilities are float32, the bound's are not: 1e-7 for each of five tokens
         assert row["tv_low"] <= row["tv_exact"] <= row["tv_bound"] + 5e-7
         assert row["tv_exact"] <= row["tv_high"]
+        assert abs(row["tv_unbiased"] - row["tv_exact"]) < 0.02  # five standard errors of at most 0.0041
         # 1.96 standard errors to the interval's end; 4.5 of them: one run in 150,000 by chance
         error = (row["accepted_length_high"] - row["accepted_length"]) / 1.96
         assert abs(row["accepted_length"] - row["accepted_length_expected"]) < 4.5 * error

@@ -128,6 +128,7 @@ def test_the_tokens_that_the_bound_knows_are_the_models() -> None:
         lambda: trees.parse([[i % 7] for i in range(1_000_000)]),
         lambda: trees.parse([[0] * 100_000]),
         lambda: trees.parse([[10**9]]),
+        lambda: trees.parse("-".join(["9"] * 900)),
         lambda: trees.parse("[" * 100_000),
     ],
 )

@@ -238,6 +238,7 @@ def test_a_row_of_vectors() -> None:
         "tv_noise",
         "tv_bound",
         "tv_exact",
+        "tv_unbiased",
         "kl_exact",
         "kl_bound",
         "accepted_length_expected",

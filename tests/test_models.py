@@ -277,11 +277,23 @@ def test_a_file_describes_itself(tmp_path):
 
 @pytest.mark.parametrize(
     ("tree", "said"),
-    [("nope", "unknown tree"), ("[[0,0]]", "not its parent"), ("[[-1]]", "child numbers"), ("[0", "neither")],
+    [
+        ("nope", "unknown tree"),
+        ("[[0,0]]", "not its parent"),
+        ("[[-1]]", "child numbers"),
+        ("[0", "neither"),
+        ("2-0", "1 child or more"),
+    ],
 )
 def test_a_wrong_tree_is_a_sentence(tree, said):
     with pytest.raises(UsageError, match=said):
         trees.build(trees.parse(tree))
+
+
+def test_a_tree_by_its_children_per_depth():
+    assert trees.parse("2-1") == [(0,), (1,), (0, 0), (1, 0)]
+    made = trees.build(trees.parse("4-2-1"))
+    assert (made.nodes, made.height, made.levels) == (21, 3, ((1, 4), (4, 2), (8, 1)))
 
 
 @pytest.mark.parametrize("function", [ops.silu, ops.gelu, ops.gelu_tanh, exponential, torch.special.ndtri, torch.erf])

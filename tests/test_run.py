@@ -106,6 +106,7 @@ def test_the_figures_of_a_row(bench: Bench) -> None:
         "steps_stderr": stderr(STEPS),
         "step_compression": TOKENS * 6 / sum(STEPS),
         "acceptance_rate": sum(TOKENS - s for s in STEPS) / sum(5 * s for s in STEPS),
+        "draft_tokens": 5.0,
         "latency_s_mean": np.mean(STEPS),  # one second a step
         "latency_s_std": np.std(STEPS, ddof=1),
         "latency_s_stderr": stderr(STEPS),

@@ -48,6 +48,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
         chains = [row for row in mine if row["kl_bound"] is not None]
         if chains and verdict == "not lossless":
             far = max(chains, key=lambda row: row["kl_exact"])
+            limits.append(f"TV {far['tv_unbiased']:.4f} sampled, {far['tv_exact']:.4f} enumerated")
             limits.append(f"KL {far['kl_exact']:.4f} <= {far['kl_bound']:.4f} nats, the sum of log(largest e / p)")
         worst = min(row["p_value"] for row in mine)
         lines.append(

@@ -27,6 +27,12 @@ def total_variation(counts: Tensor, probs: Tensor) -> float:
     return 0.5 * float((counts / counts.sum().clamp_min(1) - probs).abs().sum())
 
 
+def excess(counts: Tensor, probs: Tensor, event: Tensor) -> float:
+    """How much more often than under `probs` the counted samples are in `event` (bool): without bias, and with a
+    standard error of at most 1 / (2 sqrt(N)). The total variation is the largest one of all events."""
+    return float(counts[event].sum() / counts.sum() - probs[event].sum())
+
+
 def largest_variation(counts: Sequence[Tensor], marginals: Sequence[Marginal]) -> float:
     """The largest total variation of all marginals."""
     return max(total_variation(seen, m.probs) for seen, m in zip(counts, marginals, strict=True))

@@ -120,6 +120,7 @@ def _range(name: str, parameter: Parameter) -> str:
     else:
         kinds = {
             "integer": "integer",
+            "numbers": "number or list",
             "flag": "true, false",
             "names": "names",
             "tree": "a name, or paths",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from specbench.errors import UsageError
 
-Kind = Literal["integer", "integers", "number", "string", "text", "flag", "names", "tree", "path"]
+Kind = Literal["integer", "integers", "number", "numbers", "string", "text", "flag", "names", "tree", "path"]
 
 #: Bounds of counts that a run holds in memory before its work starts; a legitimate run stays well below.
 PROMPTS = 1_000_000
@@ -44,7 +44,10 @@ class Parameter:
         elif self.kind == "integers":
             text = f"a list of rising integers of at least {self.low:g}, such as [100,400]"
         elif self.kind == "tree":
-            text = f"a tree's name or a list of paths such as [[0],[1],[0,0]], at most {DRAFT} of at most {DEEP} each"
+            text = (
+                "a tree's name, its children by depth such as 4-2-1, or a list of paths such as [[0],[1],[0,0]], at"
+                f" most {DRAFT} of at most {DEEP} each"
+            )
         elif self.kind in ("string", "text", "path"):
             text = self.line if self.pattern else f"a {self.kind}"
         else:
@@ -53,6 +56,7 @@ class Parameter:
                 text += f" {'above' if self.above else 'of at least'} {self.low:g}"
             if self.high is not None:  # every parameter with an upper end has a lower one
                 text += f" and at most {self.high if isinstance(self.high, int) else f'{self.high:g}'}"
+            text += ", or a list of such numbers" if self.kind == "numbers" else ""
         text += "".join(f", or {word}" for word in self.also)
         return text + (f", or null ({self.null})" if self.null else "")
 
@@ -64,11 +68,15 @@ class Parameter:
             return None
         if isinstance(value, str) and value in self.also:
             return value
+        if self.kind == "numbers" and isinstance(value, list | tuple):
+            if any(isinstance(one, list | tuple) for one in value):
+                raise ValueError
+            return [self.read(one) for one in value]
         if self.kind == "flag":
             ok = isinstance(value, bool)
         elif self.kind == "integer":
             ok = isinstance(value, int) and not isinstance(value, bool)
-        elif self.kind == "number":
+        elif self.kind in ("number", "numbers"):
             ok = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
             value = float(value) if ok else value
         elif self.kind == "names":
@@ -86,7 +94,7 @@ class Parameter:
             ok = isinstance(value, str)
         else:
             ok = isinstance(value, str) and bool(value)
-        if ok and self.kind in ("integer", "number"):
+        if ok and self.kind in ("integer", "number", "numbers"):
             ok = (self.low is None or value > self.low or (value == self.low and not self.above)) and (
                 self.high is None or value <= self.high
             )
@@ -122,7 +130,11 @@ TABLE: dict[str, Parameter] = {
     "method": Parameter("string", "preset of a drafter, a rule and their parameters"),
     "drafter": Parameter("string", "which tokens are drafted, and from which distribution each was sampled"),
     "rule": Parameter("string", "the probability with which a drafted token is accepted"),
-    "verification": Parameter("string", "how a draft's nodes are decided together; all but token need the exact rule"),
+    "verification": Parameter(
+        "string",
+        "how a draft's nodes are decided together; token is for every rule, the others for exact, block and selected"
+        " also for bands",
+    ),
     "select": Parameter(
         "number",
         "probability of following the sibling with the largest p/q, not the first; auto: what accepts most",
@@ -132,7 +144,11 @@ TABLE: dict[str, Parameter] = {
     ),
     "select_grid": Parameter("integer", "select=auto tries 0, 1/select_grid .. 1", low=1, high=1000),
     "window": Parameter("integer", "length L of a drafted chain, in tokens", low=1, high=DRAFT),
-    "tree": Parameter("tree", "shape of a drafted tree: its name or its paths from the root; for sjd full or comb"),
+    "tree": Parameter(
+        "tree",
+        "shape of a drafted tree: its name, the children of every node by depth (4-2-1), or its paths from the root;"
+        " for sjd full or comb",
+    ),
     "nodes": Parameter("integer", "draft tokens of a dynamic tree (EAGLE-2's total tokens)", low=1, high=DRAFT),
     "depth": Parameter(
         "integer", "levels of a drafted tree; for sjd with tree=full the root is one of them", low=1, high=DEEP
@@ -197,8 +213,8 @@ TABLE: dict[str, Parameter] = {
         "number", "relaxation of a band: log(high / low) of the last draft position; 0 is exact", low=0, high=1000
     ),
     "decay": Parameter(
-        "number",
-        "how fast a band's relaxation falls over draft positions: about first_accept",
+        "numbers",
+        "how fast a band's relaxation falls over draft positions: about first_accept; a list: by position",
         low=0,
         high=0.999,
     ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,8 +56,11 @@ def named(name: str) -> list[Path]:
 
 
 def parse(tree: str | Sequence[Sequence[int]]) -> list[Path]:
-    """A tree's paths from its name or from a list such as [[0], [1], [0, 0]] (also as text)."""
+    """A tree's paths from its name, from the number of children of every node by depth, as in 4-2-1, or from a list
+    such as [[0], [1], [0, 0]] (also as text)."""
     if isinstance(tree, str):
+        if re.fullmatch(r"[0-9]{1,4}(-[0-9]{1,4})+", tree):
+            return _by_widths([int(width) for width in tree.split("-")])
         if not tree.lstrip().startswith("["):
             return named(tree)
         try:
@@ -77,6 +81,18 @@ def parse(tree: str | Sequence[Sequence[int]]) -> list[Path]:
             f" {len(paths)}, the longest of {max(map(len, paths))}); give a smaller one"
         )
     return paths
+
+
+def _by_widths(widths: Sequence[int]) -> list[Path]:
+    nodes = 0
+    for width in reversed(widths):
+        nodes = width * (1 + nodes)
+        if not 0 < nodes <= DRAFT or len(widths) > DEEP:
+            raise UsageError(
+                f"a tree such as 4-2-1 (the children of every node by depth) has 1 child or more at each of at most"
+                f" {DEEP} depths, and at most {DRAFT} draft tokens"
+            )
+    return [path for depth in range(len(widths)) for path in itertools.product(*map(range, widths[: depth + 1]))]
 
 
 def chain_paths(length: int) -> list[Path]:

@@ -28,11 +28,7 @@ TOP = 100
 def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
     """Means over all codes of the first `n` images of a checked configuration, by the names of `rows.COLUMNS`; the
     distances are 1 to `offsets`."""
-    pipeline = Pipeline.load({**cfg, "method": "vanilla", "drafter": "none", "rule": "exact", "engine": "eager"})
-    if not isinstance(pipeline, Pipeline):
-        raise UsageError(
-            f"{cfg['model']} is a model of continuous tokens; a probe needs discrete tokens, choose another"
-        )
+    pipeline = load({**cfg, "method": "vanilla", "drafter": "none"})
     target, sampling = pipeline.model.target, pipeline.config.sampling
     if offsets >= target.length:
         raise UsageError(f"offsets={offsets} is beyond an image of {target.length} tokens; give a smaller number")
@@ -63,6 +59,16 @@ def measure(cfg: Mapping[str, Any], offsets: int) -> dict[str, Any]:
         "width": target.width,
         "weights": pipeline.weights,
     }
+
+
+def load(cfg: Mapping[str, Any]) -> Pipeline:
+    """What decodes exactly, in eager steps. UsageError for a model of continuous tokens."""
+    pipeline = Pipeline.load({**cfg, "rule": "exact", "verification": "token", "engine": "eager"})
+    if not isinstance(pipeline, Pipeline):
+        raise UsageError(
+            f"{cfg['model']} is a model of continuous tokens; a probe needs discrete tokens, choose another"
+        )
+    return pipeline
 
 
 def _free(target: Language, device: torch.device) -> Tensor:

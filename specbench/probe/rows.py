@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench.rows import provenance
@@ -12,7 +12,7 @@ from specbench.rows.csv_files import RowFile
 
 OFFSETS = 16
 
-COLUMNS = {
+_OF_RUN = {
     "config_hash": "hash of the configuration, as a run's",
     "time": "when it was measured, UTC",
     "specbench": "version",
@@ -27,13 +27,8 @@ COLUMNS = {
     "top_p": "likewise",
     "cfg_scale": "guidance scale",
     "images": "images",
-    "top_probabilities": "JSON list: mean mass of the 1, 2, ..., 100 most probable tokens",
-    "entropy": "mean entropy of a distribution, nats",
-    "entropy_stderr": "its standard error over images",
-    "tv_by_distance": "JSON list: mean total variation between a distribution and the one without the token 1, 2, ..."
-    " positions before the last one",
-    "tv_by_distance_stderr": "their standard errors over images",
-    "width": "tokens in a row of the image",
+}
+_WHERE = {
     "device": "device",
     "device_name": "its name",
     "torch": "version of PyTorch",
@@ -42,23 +37,66 @@ COLUMNS = {
     "threads": "CPU threads of PyTorch",
 }
 
+COLUMNS = {
+    **_OF_RUN,
+    "top_probabilities": "JSON list: mean mass of the 1, 2, ..., 100 most probable tokens",
+    "entropy": "mean entropy of a distribution, nats",
+    "entropy_stderr": "its standard error over images",
+    "tv_by_distance": "JSON list: mean total variation between a distribution and the one without the token 1, 2, ..."
+    " positions before the last one",
+    "tv_by_distance_stderr": "their standard errors over images",
+    "width": "tokens in a row of the image",
+    **_WHERE,
+}
+#: Of rules replayed on the chains of one exact run (`rounds`). Standard errors are jackknifed over images.
+ROUND_COLUMNS = {
+    **_OF_RUN,
+    "top_k": "of the decoding and of the distributions",
+    "top_p": "likewise",
+    "drafter": "drafter of the chains",
+    "drafter_weights": "its weights, as given",
+    "window": "their length",
+    "rule": "the rule, here by name: exact, cool or band",
+    "parameters": "its parameter",
+    "decay": "JSON list: a band's decay by depth; the last row of a strength has that of the full dynamic programme",
+    "tokens_per_round": "expected tokens of a round",
+    "tokens_per_round_stderr": "its standard error",
+    "kl": "KL(emitted || target) of a token, nats",
+    "kl_stderr": "its standard error",
+    "kl_over_uniform": "kl over that of UniformRSD at as many tokens per round; empty outside of its range",
+    "kl_over_uniform_stderr": "its standard error; the chains are the same",
+    **_WHERE,
+}
+
 ROWS = RowFile(COLUMNS, "probes")
+ROUNDS = RowFile(ROUND_COLUMNS, "replayed rounds")
 
 
 def row(cfg: Mapping[str, Any], offsets: int = OFFSETS) -> dict[str, Any]:
     """The row of a checked configuration."""
-    from specbench.harness.pipeline import resolve_device
     from specbench.probe import measure
 
-    found = measure.measure(cfg, offsets)
+    return _row(cfg, measure.measure(cfg, offsets), COLUMNS)
+
+
+def rounds(cfg: Mapping[str, Any], strengths: Sequence[float]) -> list[dict[str, Any]]:
+    """The rows of replayed rounds of a checked configuration with a drafter."""
+    from specbench.probe import rounds as replay
+
+    return [_row(cfg, found, ROUND_COLUMNS) for found in replay.measure(cfg, strengths)]
+
+
+def _row(cfg: Mapping[str, Any], found: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    from specbench.harness.pipeline import resolve_device
+
     values = {
         "config_hash": provenance.config_hash(cfg),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        **{name: cfg[name] for name in COLUMNS if name in cfg},
+        **{name: cfg[name] for name in columns if name in cfg},
         **provenance.environment(resolve_device(cfg["device"])),
         **{name: _cell(value) for name, value in found.items()},
     }
-    return {name: values.get(name) for name in COLUMNS}
+    return {name: values.get(name) for name in columns}
 
 
 def _cell(value: Any) -> Any:

@@ -96,6 +96,7 @@ _SPEED = {
     "steps": "target forward passes of the decode phase, mean over images",
     "step_compression": "tokens per image / steps",
     "acceptance_rate": "accepted / verified draft tokens, over all images",
+    "draft_tokens": "verified draft tokens / target forward passes of the decode phase, over all images",
     "acceptance_by_depth": "JSON list over the depths 1, 2, ... of a draft: accepted / verified there, where verified"
     " means that the depths above it were accepted",
     "accepted_histogram": "JSON list: shares of the steps that accepted 0, 1, 2, ... draft tokens, over all images",

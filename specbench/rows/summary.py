@@ -80,7 +80,11 @@ def speed(images: Sequence[Record]) -> dict[str, Any]:
             "acceptance_rate": ratio([r.accepted for r in images], [r.drafted for r in images]),
         }
     )
-    columns |= {"accepted_length_std": _std(lengths), "peak_memory_mib": max(r.peak_memory_mib for r in images)}
+    columns |= {
+        "accepted_length_std": _std(lengths),
+        "draft_tokens": sum(r.drafted for r in images) / sum(steps) if any(r.drafted for r in images) else None,
+        "peak_memory_mib": max(r.peak_memory_mib for r in images),
+    }
     if not timing.was_timed(images):
         return columns
     seconds, batches = [r.decode_s for r in images], together(images)

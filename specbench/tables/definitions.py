@@ -146,9 +146,11 @@ class Stack:
 
 #: Names of parameters in print.
 SYMBOLS = {"cfg_scale": "guidance", "delta": "δ", "gamma": "γ", "lam": "λ", "epsilon": "ε"}
-#: Names of parameters on an axis.
+#: Names of parameters, and of properties of a draft, on an axis.
 AXES = {
     "cfg_scale": "guidance scale",
+    "draft_tokens": "draft tokens of a step",
+    "draft_tv": "total variation of draft and target",
     "gamma": "draft length γ (tokens)",
     "prefill": "share without drafts",
     "temperature": "temperature",

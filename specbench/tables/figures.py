@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, str]
 
-#: Okabe and Ito's colours, distinguishable for colour-blind readers, each with its own marker for print.
+#: Okabe and Ito's colours, distinguishable for colour-blind readers, each with its own marker for print; after seven
+#: the colours start again.
 _STYLES = (
     ("#0072B2", "o"),
     ("#D55E00", "s"),
@@ -27,6 +28,11 @@ _STYLES = (
     ("#CC79A7", "v"),
     ("#56B4E9", "P"),
     ("#000000", "X"),
+    ("#0072B2", "<"),
+    ("#D55E00", ">"),
+    ("#E69F00", "p"),
+    ("#009E73", "h"),
+    ("#CC79A7", "*"),
 )
 #: Distinguish filled areas in print.
 _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")

@@ -8,7 +8,7 @@ accepted with min(1, high p / q), and after a rejection Norm[low p - q]_+ is sam
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specbench.decoding.rules.base import Relaxation, Rule, Setting, at, normalise, ratio
 from specbench.engine.ops import sum_last
+from specbench.errors import UsageError
 
 #: The largest log(high / low). At this ratio nearly all that is rejected are tokens that the target cannot give.
 _MOST = 40.0
@@ -66,15 +67,15 @@ def _residual(r: Tensor, q: Tensor, low: Tensor) -> Tensor:
 
 class Band(_Clipped):
     """Depth i has its own s_i = high / low = exp(strength (1 + decay + .. + decay^(L - i))): keeping an early token
-    saves more, because those behind it can then be kept, too. strength 0 is exact speculative sampling."""
+    saves more, because those behind it can then be kept, too. strength 0 is exact speculative sampling. A list of
+    decays has one for each depth but the last: log s_i = strength + decay_i log s_{i+1}."""
 
     name = "band"
     constants = ("spread",)
 
-    def __init__(self, strength: float, decay: float, length: int) -> None:
+    def __init__(self, strength: float, decay: float | Sequence[float], length: int) -> None:
         """length: L, the height of the drafts; deeper positions use s_L."""
-        exponents = [strength * sum(decay**j for j in range(length - i + 1)) for i in range(1, length + 1)]
-        exponents = [min(_MOST, x) for x in exponents]
+        exponents = [min(_MOST, x) for x in log_ratios(strength, decay, length)]
         self.halvings = math.ceil(max(0.0, math.log2(max(exponents) / _PRECISION))) if strength else 0
         self.spread = torch.tensor([1.0, *map(math.exp, exponents)])
 
@@ -87,6 +88,21 @@ class Band(_Clipped):
         spread = self.spread[depth.clamp_max(len(self.spread) - 1)]
         low = lower_limit(r, q, spread, self.halvings)
         return low, spread * low
+
+
+def log_ratios(strength: float, decay: float | Sequence[float], length: int) -> list[float]:
+    """log s_1 .. log s_L of a `Band`. Raises UsageError for a list of decays of another length than L - 1."""
+    if isinstance(decay, float | int):
+        return [strength * sum(decay**j for j in range(length - i + 1)) for i in range(1, length + 1)]
+    if len(decay) != length - 1:
+        raise UsageError(
+            f"a list of decays has one for each depth of a draft but the last, and a draft has {length} depths: give"
+            f" {length - 1} numbers instead of {len(decay)}, or one number for all depths"
+        )
+    values = [strength]
+    for one in reversed(decay):
+        values.insert(0, strength + one * values[0])
+    return values
 
 
 def lower_limit(p: Tensor, q: Tensor, spread: Tensor, halvings: int) -> Tensor:

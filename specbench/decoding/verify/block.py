@@ -22,6 +22,9 @@ from specbench.decoding.verify.base import (
 from specbench.engine.ops import Kernels, sum_last, take
 from specbench.errors import UsageError
 
+#: The rules whose emitted distribution has a closed form, given p and q of a node.
+RELAXED = ("exact", "band", "mentored")
+
 
 class BlockVerification(Verification):
     """Node i of a chain x_1 .. x_L has the target's distribution p_i and the drafter's q_i of the next token. With
@@ -91,7 +94,7 @@ def passing(left: Tensor, mass: Tensor) -> Tensor:
 
 
 def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
-    check_exact(cfg, drafter, ("exact", "band", "mentored"))
+    check_exact(cfg, drafter, RELAXED)
     if not drafter.tree.is_chain:
         raise UsageError(
             f"verification=block needs a chain, and drafter {cfg['drafter']} drafts a tree: use verification=traversal,"

@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench.decoding.rules.base import Rule, at, normalise
 from specbench.decoding.sampling import PROBABILITY_BITS
 from specbench.decoding.verify.base import Draft, Verdict, Verification, check_exact, concluded, one_hot
-from specbench.decoding.verify.block import passing, ratios
+from specbench.decoding.verify.block import RELAXED, passing, ratios
 from specbench.engine.ops import Kernels, sum_last, take
 from specbench.errors import UsageError
 
@@ -25,7 +25,8 @@ class Selected(Verification):
     probability lam, else the first one. It has the distribution e = (1 - lam) q + lam b, where b is that of the best of
     K draws. The path from the root to a leaf is verified as by `block.BlockVerification`, with e for q. lam may depend
     on all that is known above the children: `select` None takes, of 0, 1 / grid .. 1, the one with the largest
-    sum min(P p, e).
+    sum min(P p, e). A rule that emits a distribution in closed form, given that its candidate is drawn from e, has it
+    in the place of p, as there.
     """
 
     name = "selected"
@@ -66,12 +67,13 @@ class Selected(Verification):
                     sampled = draft.sampled.gather(1, kids[:, :1].clamp_min(0))
                     q = torch.where(sampled, q, one_hot(tokens[:, 0], q.shape[-1]))
                 if depth == 0:
-                    _, ratio = ratios(at(here, tokens[:, 0])[:, None], at(q, tokens[:, 0])[:, None], kids[:, :1] >= 0)
-                    first = ratio.clamp_max(1)
+                    kept = rule.accept(here, q, tokens[:, 0], torch.ones_like(length[:, 0]))
+                    first = torch.where((kids[:, 0] >= 0) & (at(q, tokens[:, 0]) > 0), kept, 0)[:, None]
                 child, e = self._select(here, q, mass, kids, tokens, u_next[:, depth + 1 : depth + 2])
                 token = draft.tokens.gather(1, child)
-                live, ratio = ratios(here.gather(1, token), e.gather(1, token), goes_on)
-                left = (here * mass).sub_(e).clamp_min_(0)
+                emits = rule.emits(here, e, torch.full_like(length[:, 0], depth + 1))
+                live, ratio = ratios(emits.gather(1, token), e.gather(1, token), goes_on)
+                left = (emits * mass).sub_(e).clamp_min_(0)
                 passes = torch.where(goes_on, passing(sum_last(left)[:, None], mass), mass)
             passed = ~ended & (u.gather(1, node) < passes)
             if depth:
@@ -138,7 +140,7 @@ def best_of(q: Tensor, order: Tensor, count: Tensor, most: int) -> Tensor:
 
 
 def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
-    check_exact(cfg, drafter)
+    check_exact(cfg, drafter, RELAXED)
     if not drafter.tree.is_chain and not getattr(drafter, "replacement", False):
         raise UsageError(
             f"verification=selected needs siblings that are sampled with replacement, and drafter {cfg['drafter']} does"

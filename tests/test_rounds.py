@@ -1,0 +1,156 @@
+"""Rounds that are replayed under relaxed rules, and the schedule of the full dynamic programme."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from specbench.cli import probe as cli
+from specbench.config import configuration
+from specbench.config.table import check_value
+from specbench.decoding.rules import Band, uniform
+from specbench.decoding.rules.band import build_band, log_ratios
+from specbench.decoding.rules.base import Setting
+from specbench.errors import UsageError
+from specbench.probe import rounds
+from specbench.probe.rounds import Curves, Replayed, Rounds, replayed
+
+LENGTH = 4
+
+
+@pytest.fixture(scope="module")
+def chains() -> Rounds:
+    """Of independent nodes of different difficulty, the same kinds at every depth, as the dynamic programme assumes."""
+    g = torch.Generator().manual_seed(0)
+    shape = (600, LENGTH, 16)
+    p = (1.5 * torch.randn(shape, generator=g)).softmax(-1)
+    far = 0.2 + 2 * torch.rand(*shape[:2], 1, generator=g)
+    q = (p.log() + far * torch.randn(shape, generator=g)).softmax(-1)
+    tokens = torch.multinomial(q.flatten(0, 1), 1, generator=g).view(shape[:2])
+    return Rounds(p, q, tokens, torch.ones_like(tokens, dtype=torch.bool))
+
+
+@pytest.fixture(scope="module")
+def bands(chains: Rounds) -> Curves:
+    return Curves.of(lambda x: Band(x, 0.0, 1), chains)
+
+
+def per_round(found: Replayed) -> tuple[float, float]:
+    """Tokens, and divergence of a token."""
+    tokens, divergence = found.totals().sum(1).tolist()
+    return tokens / len(found.keeps), divergence / tokens
+
+
+def test_curves_are_those_of_the_rule(chains: Rounds, bands: Curves) -> None:
+    """Between the points of the grid within what linear interpolation leaves."""
+    values = log_ratios(0.37, 0.6, LENGTH)
+    for wanted, found in zip(per_round(replayed(Band(0.37, 0.6, LENGTH), chains)), per_round(bands.at(values))):
+        assert found == pytest.approx(wanted, rel=2e-3)
+
+
+def test_tokens_that_do_not_exist_are_not_reached(chains: Rounds) -> None:
+    live = torch.arange(LENGTH).expand_as(chains.live) < 2
+    cut = replayed(uniform(1.5), Rounds(chains.p, chains.q, chains.tokens, live))
+    two = replayed(uniform(1.5), Rounds(chains.p[:, :2], chains.q[:, :2], chains.tokens[:, :2], live[:, :2]))
+    assert torch.equal(cut.totals(), two.totals())
+
+
+def test_the_full_programme_has_the_least_divergence(bands: Curves) -> None:
+    """At equal tokens per round no schedule near it has less: moved at one depth, and moved back along the schedule. A
+    second-order loss by such moves is larger than what interpolation leaves; 2e-3 of the divergence is allowed."""
+
+    def divergence(values: list[float], tokens: float) -> float:
+        """At so many tokens a round, with all values times one factor."""
+        low, high = 0.2, 5.0
+        for _ in range(40):
+            middle = math.sqrt(low * high)
+            low, high = (
+                (middle, high) if per_round(bands.at([middle * x for x in values]))[0] < tokens else (low, middle)
+            )
+        return per_round(bands.at([low * x for x in values]))[1]
+
+    for strength in (0.2, 0.8):
+        best = bands.schedule(strength)
+        assert best == sorted(best, reverse=True)
+        tokens, least = per_round(bands.at(best))
+        for depth in range(LENGTH):
+            for step in (0.8, 1.25):
+                moved = [x * step if i == depth else x for i, x in enumerate(best)]
+                assert divergence(moved, tokens) > least * (1 - 2e-3)
+        for decay in (0.0, 0.3, 0.95):
+            assert divergence(log_ratios(strength, decay, LENGTH), tokens) > least * (1 - 2e-3)
+        assert divergence(log_ratios(strength, 0.0, LENGTH), tokens) > least * 1.02
+
+
+def test_decays_by_depth_give_the_schedule_back(bands: Curves) -> None:
+    values = bands.schedule(0.5)
+    given = rounds.decays(values)
+    assert len(given) == LENGTH - 1
+    assert all(0 < decay < 1 for decay in given)
+    assert log_ratios(0.5, given, LENGTH) == pytest.approx(values)
+    assert log_ratios(0.5, [0.6] * (LENGTH - 1), LENGTH) == pytest.approx(log_ratios(0.5, 0.6, LENGTH))
+    assert rounds.decays(bands.schedule(0.0)) == [0.0] * (LENGTH - 1)
+    setting = Setting(LENGTH, lambda: torch.zeros(0))
+    rule = build_band({"strength": 0.5, "decay": given}, setting)
+    assert isinstance(rule, Band)
+    assert rule.spread[1:].log().tolist() == pytest.approx(values, rel=1e-5)
+    with pytest.raises(UsageError, match="a draft has 3 depths: give 2 numbers instead of 3"):
+        build_band({"strength": 0.5, "decay": given}, Setting(3, setting.codebook))
+
+
+def test_a_decay_is_a_number_or_a_list() -> None:
+    assert check_value("decay", [0.5, 0]) == [0.5, 0.0]
+    assert configuration.compose(["method=band", "decay=[0.6,0.55,0.5,0.45]"])["decay"] == [0.6, 0.55, 0.5, 0.45]
+    for wrong in ([0.5, 1.0], [[0.5]], "a", [True]):
+        with pytest.raises(UsageError, match="decay must be a number of at least 0 and at most 0.999, or a list"):
+            check_value("decay", wrong)
+
+
+def test_the_statistics_of_images() -> None:
+    """UniformRSD against itself has the ratio 1 without an error; half its divergence has 1/2."""
+    g = np.random.default_rng(0)
+    count = 8
+    size = g.uniform(1, 2, count)
+    level = np.stack([np.stack([np.full(count, 100.0), size * (150 + 50 * x), size * x * x * 30], 1) for x in range(4)])
+    same = rounds._statistics(level[2], level)
+    assert same["kl_over_uniform"] == pytest.approx(1)
+    assert same["kl_over_uniform_stderr"] == pytest.approx(0, abs=1e-9)
+    half = rounds._statistics(level[2] * [1, 1, 0.5], level)
+    assert half["kl_over_uniform"] == pytest.approx(0.5)
+    # the ratio of two means of eight: the jackknife of a mean is its standard error
+    error = (level[2, :, 1] / 100).std(ddof=1) / math.sqrt(count)
+    assert same["tokens_per_round_stderr"] == pytest.approx(error)
+    assert rounds._statistics(level[3] * [1, 1.1, 1], level)["kl_over_uniform"] is None
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "_GRID", rounds._GRID[::10])
+    out = tmp_path / "rounds.csv"
+    arguments = ["n=1", "drafter=eagle", "window=2", "probe.strengths=0.3", f"out={out}"]
+    assert cli.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "eagle, chains of 2, 1 images" in text
+    rows = rounds_of(out)
+    assert [row["rule"] for row in rows] == ["exact", *["uniform"] * 5, *["cool"] * 5, *["band"] * 3]
+    assert float(rows[0]["kl"]) < 1e-6
+    tokens = {(row["rule"], row["parameters"]): float(row["tokens_per_round"]) for row in rows}
+    assert 1 < tokens["exact", ""] < tokens["uniform", "delta=1.7"] < tokens["uniform", "delta=4"] < 3
+    for wrong, sentence in (
+        (["drafter=sjd"], "sampled again in every step"),
+        (["drafter=eagle_tree"], "sampled again in every step"),
+        (["drafter=eagle", "probe.offsets=3"], "probe.offsets= is for a probe without drafter="),
+        (["probe.strengths=1"], "probe.strengths= is for a probe with drafter="),
+        (["drafter=eagle", "probe.strengths=a"], "numbers with commas"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            cli.main(["n=1", *wrong])
+
+
+def rounds_of(path: Path) -> list[dict[str, str]]:
+    from specbench.probe.rows import ROUNDS
+
+    return ROUNDS.read(path)

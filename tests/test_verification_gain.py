@@ -1,0 +1,49 @@
+"""The tables of lossless verification: what they compare, and what they say of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_tables import FakeBench
+
+from specbench.cli import tables as cli
+from specbench.decoding import trees
+from specbench.tables import verification
+from specbench.tables.catalog import TABLES
+from specbench.tables.measure import LocalBench
+
+SHAPES, GAIN = TABLES["verification_shapes"], TABLES["verification_gain"]
+
+
+def test_shapes_have_6_to_30_tokens_and_the_best_are_among_them() -> None:
+    sizes = [trees.build(trees.parse(tree)).nodes - 1 for tree in verification._SHAPES]
+    assert (min(sizes), max(sizes)) == (6, 30)
+    searched = {line.overrides for line in SHAPES.lines}
+    trees = {line.overrides for line in GAIN.lines if "tree=" in (line.overrides or "")}
+    assert len(trees) == 9
+    assert trees <= searched  # of chains the longest is best
+    assert len(searched) == len(SHAPES.lines)
+
+
+def test_the_search_has_other_samples_than_the_comparison() -> None:
+    seeds = [next(p for p in table.protocol.split() if p.startswith("seed=")) for table in (SHAPES, GAIN)]
+    assert seeds == ["seed=1", "seed=0"]
+
+
+@pytest.mark.parametrize("line", GAIN.lines[5:10], ids=lambda line: line.key)
+def test_the_lines_are_runs(line) -> None:  # type: ignore[no-untyped-def]
+    identity = LocalBench().identify(GAIN.overrides(line, GAIN.model) or ())
+    assert identity.weights is not None
+    assert not identity.timed
+
+
+def test_the_figure_has_a_curve_for_each_way(tmp_path: Path) -> None:
+    bench = FakeBench(steps=120.0, step_compression=2.1, step_compression_stderr=0.02, draft_tokens=14.0, draft_tv=0.5)
+    assert cli.main([GAIN.id], bench, tmp_path / "results", tmp_path / "runs") == 0
+    text = (tmp_path / f"results/tables/{GAIN.id}.md").read_text()
+    assert "2.10 ± 0.02" in text
+    assert "Steps, default: chain, block, 14 minus default: chain, token, 14" in text
+    picture = (tmp_path / f"results/tables/{GAIN.id}.svg").read_text()
+    for scheme in ("chain, token", "chain, block", "tree, token", "tree, traversal", "tree, selected"):
+        assert scheme in picture
