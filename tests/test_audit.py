@@ -20,8 +20,8 @@ from specbench.config import configuration
 from specbench.decoding import rules
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.neighbourhood import Neighbourhood
 from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import Sampling
 
@@ -253,7 +253,7 @@ RULES: dict[str, Callable[[int], rules.Rule]] = {
     "lantern": lambda window: Lantern("lantern", NEAR, 1, "tvd", 0.3),
     "lantern, released": lambda window: Lantern("lantern", NEAR, 1, "tvd", 0.3, "released"),
     "lantern, optimal": lambda window: Lantern("lantern", NEAR, 1, "tvd", 0.3, "optimal"),
-    "gsd": lambda window: Grouped(NEAR[:, :1]),
+    "neighbourhood": lambda window: Neighbourhood(NEAR[:, :1]),
     "typical": lambda window: Typical(0.3, 0.9),
 }
 

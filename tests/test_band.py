@@ -18,8 +18,8 @@ from specbench.decoding.emitted import distances
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
 from specbench.decoding.rules.band import build_band, least_divergence, lower_limit
-from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.neighbourhood import Neighbourhood
 from specbench.decoding.rules.proximity import neighbours
 from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import Sampling
@@ -176,7 +176,7 @@ def test_no_rule_is_nearer_than_the_band_of_its_acceptance(size: int) -> None:
         "uniform": uniform(1.5),
         "uniform, strict": uniform(0.7),
         "cool": cool(2.0, 3, 1.5),
-        "gsd": Grouped(near[:, :2], "optimal"),
+        "neighbourhood": Neighbourhood(near[:, :2], "optimal"),
         "lantern": Lantern("lantern", near, 3, "tvd", 0.2, "optimal"),
         "lantern++": Lantern("lantern_pp", near, 3, "total", 2.0, "optimal"),
         "typical": Typical(0.3, 0.9),

@@ -25,6 +25,7 @@ from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.rules import Rule
 from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.neighbourhood import Neighbourhood
 from specbench.decoding.rules.proximity import neighbours
 from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import Sampling
@@ -38,8 +39,9 @@ RULES: dict[str, Rule] = {
     "uniform": rules.uniform(2.0),
     "uniform, vanilla residual": rules.uniform(2.0, "vanilla"),
     "cool": rules.cool(1.5, 3),
-    "gsd": Grouped(NEAR[:, :1]),
-    "gsd, optimal": Grouped(NEAR[:, :1], "optimal"),
+    "neighbourhood": Neighbourhood(NEAR[:, :1]),
+    "neighbourhood, optimal": Neighbourhood(NEAR[:, :1], "optimal"),
+    "gsd": Grouped(torch.tensor([[0.0], [1.0], [1.5], [9.0]]), 3, 0.5, 2.0, "clip"),
     "lantern": Lantern("lantern", NEAR, 1, "tvd", 0.2),
     "lantern, released": Lantern("lantern", NEAR, 1, "tvd", 0.2, "released"),
     "lantern_pp": Lantern("lantern_pp", NEAR, 2, "total", 2.0),
@@ -237,7 +239,7 @@ COMB = [(0,), (1,), (2,), (0, 0)]
 
 @pytest.mark.parametrize("chosen", [False, True])
 @pytest.mark.parametrize("paths", [chain_paths(2), FORK, COMB], ids=["chain", "fork", "comb"])
-@pytest.mark.parametrize("name", ["exact", "uniform", "cool", "gsd", "lantern_pp"])
+@pytest.mark.parametrize("name", ["exact", "uniform", "cool", "neighbourhood", "lantern_pp"])
 def test_the_sum_over_positions_bounds_the_divergence_of_sequences(name: str, paths: Any, chosen: bool) -> None:
     """Everything enumerated: the decoded sequences follow the enumerated distribution, the recorded divergences have
     the enumerated mean at every position, and its sum is at least the divergence of that distribution."""
@@ -254,7 +256,7 @@ def test_the_sum_over_positions_bounds_the_divergence_of_sequences(name: str, pa
     assert (total > 1e-3) == (name != "exact")
 
 
-@pytest.mark.parametrize("name", ["uniform", "gsd", "lantern_pp", "lantern"])
+@pytest.mark.parametrize("name", ["uniform", "neighbourhood", "lantern_pp", "lantern"])
 def test_the_chain_rule_is_an_equation_where_the_prefix_determines_what_is_emitted(name: str) -> None:
     """Chains as long as the image, and a rule without depth: at every position, in whichever step and at whichever
     depth it comes, the same e."""

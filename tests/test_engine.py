@@ -27,6 +27,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Band, Mentored, Rule, cool, exact
 from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.neighbourhood import Neighbourhood
 from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import chain_paths, parse
@@ -198,7 +199,8 @@ RULES: dict[str, Callable[[], Rule]] = {
     "lantern": lambda: Lantern("lantern", NEAR, 2, "tvd", 0.2),
     "lantern, released": lambda: Lantern("lantern", NEAR, 2, "jsd", 0.2, "released"),
     "lantern++": lambda: Lantern("lantern_pp", NEAR, 2, "total", 2.0, "optimal"),
-    "gsd": lambda: Grouped(NEAR, "optimal"),
+    "neighbourhood": lambda: Neighbourhood(NEAR, "optimal"),
+    "gsd": lambda: Grouped(torch.arange(tiny.VOCAB)[:, None] / 2, 3),
     "typical": Typical,
 }
 
@@ -230,7 +232,7 @@ def on_fake_cuda(module: torch.nn.Module) -> None:
                     kind[name] = torch.nn.Parameter(fake, requires_grad=False) if kind is part._parameters else fake
 
 
-@pytest.mark.parametrize("rule", ["exact", "cool", "lantern", "gsd"])
+@pytest.mark.parametrize("rule", ["exact", "cool", "lantern", "neighbourhood", "gsd"])
 def test_a_decoding_brings_the_constants_of_its_rule_to_the_device(rule: str) -> None:
     """A recorded step must not copy from the host: they are moved before the first one."""
     target, given = tiny.llamagen(side=4), tiny.prompts(2)

@@ -32,6 +32,7 @@ class Grid:
     codes: int
     grammar: bool
     width: int = SIDE
+    length: int = LENGTH
 
     @property
     def forced_tokens(self) -> Tensor | None:
@@ -119,6 +120,13 @@ def test_variants() -> None:
     compare(Window(4, match=True), grid)
     for coupling in ("maximal", "height"):
         compare(Window(14, width=4, depth=3, tree="comb", coupling=coupling), grid)
+
+
+def test_what_released_codes_do() -> None:
+    grid = Grid(21, 19, grammar=True)
+    compare(Window(3, fresh="point", plain_until=1, plain_from=-2), grid)
+    compare(Window(4, "vertical_sample", coupling="gumbel", fresh="point"), grid)
+    compare(Window(4, coupling="maximal", width=2, depth=2, stored="old", siblings="residual"), grid)
 
 
 def test_a_vocabulary_of_several_blocks() -> None:

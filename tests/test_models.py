@@ -178,7 +178,8 @@ RULES = {
     "lantern_pp": {"lam": 3.0, "k": 2, "bound": "total", "proximity": "cosine", "resample": "paper"},
     "band": {"strength": 0.5, "decay": 0.5},
     "mentored": {"budget": 0.1},
-    "gsd": {"group": 3, "proximity": "l2", "resample": "vanilla"},
+    "neighbourhood": {"group": 3, "proximity": "l2", "resample": "vanilla"},
+    "gsd": {"group": 4, "delta": 0.3, "distance": 20.0, "edge": "clip", "resample": "vanilla"},
 }
 
 

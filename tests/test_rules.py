@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from specbench.decoding import rules
 from specbench.decoding.rng import RandomStreams
-from specbench.decoding.rules import band, gsd, lantern, proximity, typical
+from specbench.decoding.rules import band, lantern, neighbourhood, proximity, typical
 from specbench.decoding.rules.base import Setting
-from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.neighbourhood import Neighbourhood
 from specbench.decoding.rules.proximity import neighbours
 from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import draw_distinct
@@ -240,9 +240,9 @@ def pair(name, size):
         return rules.Mentored(float(rest[0])), PaperBand(within(float(rest[0])))
     if family == "typical":
         return Typical(float(rest[0]), float(rest[1])), PaperTypical(float(rest[0]), float(rest[1]))
-    if family == "gsd":
+    if family == "neighbourhood":
         group = int(rest[0])
-        return Grouped(near[:, : group - 1], rest[1]), grouped(order, group, rest[1])
+        return Neighbourhood(near[:, : group - 1], rest[1]), grouped(order, group, rest[1])
     bound, k, limit, resample = rest[0], int(rest[1]), float(rest[2]), rest[3]
     greedy = rest[4:] == ["greedy"]
     ours = Lantern(family, near, k, bound, limit, resample, greedy)
@@ -264,7 +264,7 @@ RULES = [
     "typical 0.09 0.3",
     "typical 0.25 2",
     "typical 1 1",
-    *(f"gsd {g} {r}" for g, r in itertools.product((1, 3, 50), ("optimal", "vanilla"))),
+    *(f"neighbourhood {g} {r}" for g, r in itertools.product((1, 3, 50), ("optimal", "vanilla"))),
     *(
         f"lantern {b} {k} {d} {r}"
         for b, (k, d), r in itertools.product(
@@ -406,7 +406,14 @@ def test_the_exact_rule_gives_the_target_back(case):
 
 
 UNRELAXED = [
-    *("band 0 0.5", "mentored 0", "uniform 1 optimal", "uniform 1 vanilla", "gsd 1 optimal", "gsd 1 vanilla"),
+    *(
+        "band 0 0.5",
+        "mentored 0",
+        "uniform 1 optimal",
+        "uniform 1 vanilla",
+        "neighbourhood 1 optimal",
+        "neighbourhood 1 vanilla",
+    ),
     *(f"lantern {b} 50 1e-12 {r}" for b, r in itertools.product(("tvd", "jsd"), ("paper", "optimal"))),
     *(f"lantern_pp {b} {r}" for b, r in itertools.product(("total 50 1", "neighbours 50 0"), ("paper", "optimal"))),
 ]
@@ -444,8 +451,10 @@ def test_rules_are_built_from_their_parameters():
         "lantern_pp total 50 2 paper greedy": lantern.build_lantern_pp(total, greedy),
         "band 0.45 0.5": band.build_band({"strength": 0.45, "decay": 0.5}, setting),
         "mentored 0.02": band.build_mentored({"budget": 0.02}, setting),
-        "gsd 1 vanilla": gsd.build({"group": 1, "proximity": "l2", "resample": "vanilla"}, setting),
-        "gsd 50 optimal": gsd.build({"group": 50, "proximity": "l2", "resample": "optimal"}, setting),
+        "neighbourhood 1 vanilla": neighbourhood.build({"group": 1, "proximity": "l2", "resample": "vanilla"}, setting),
+        "neighbourhood 50 optimal": neighbourhood.build(
+            {"group": 50, "proximity": "l2", "resample": "optimal"}, setting
+        ),
         "typical 0.25 2": typical.build({"epsilon": 0.25, "alpha": 2.0}, setting),
     }
     case = distributions(0, size)
@@ -462,7 +471,7 @@ NEAR = torch.zeros(4, 3, dtype=torch.int64)
     (lambda: Lantern("lantern", NEAR, 1, "total", 0.1), "tvd, jsd"),
     (lambda: Lantern("lantern_pp", NEAR, 1, "tvd", 2), "total, neighbours"),
     (lambda: Lantern("lantern", NEAR, 1, "tvd", 0.1, "vanilla"), "paper, optimal, released"),
-    (lambda: Grouped(NEAR, "paper"), "vanilla, optimal"),
+    (lambda: Neighbourhood(NEAR, "paper"), "vanilla, optimal"),
     (lambda: rules.uniform(1.1, "paper"), "optimal, vanilla"),
     (lambda: neighbours(torch.ones(3, 2), 1, "l1"), "l2, cosine, random"),
 ])  # fmt: skip

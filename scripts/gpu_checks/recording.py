@@ -15,6 +15,7 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Band, Mentored, Rule, cool, exact, uniform
 from specbench.decoding.rules.gsd import Grouped
 from specbench.decoding.rules.lantern import Lantern
+from specbench.decoding.rules.neighbourhood import Neighbourhood
 from specbench.decoding.rules.typical import Typical
 from specbench.engine.graph import Action, Eager, Graphs
 from specbench.engine.kernels import FusedKernels
@@ -32,7 +33,8 @@ RULES: dict[str, Callable[[int], Rule]] = {
     "mentored": lambda size: Mentored(0.05),
     "lantern": lambda size: Lantern("lantern", _near(size), 4, "tvd", 0.2),
     "lantern, optimal": lambda size: Lantern("lantern_pp", _near(size), 4, "total", 2.0, "optimal"),
-    "gsd": lambda size: Grouped(_near(size), "optimal"),
+    "neighbourhood": lambda size: Neighbourhood(_near(size), "optimal"),
+    "gsd": lambda size: Grouped(torch.arange(size)[:, None] / 8, 6),
     "typical": lambda size: Typical(),
 }
 

@@ -126,7 +126,7 @@ def assemble(cfg: Mapping[str, Any], model: Subject) -> Method:
     scale = cfg["cfg_scale"] if model.guided else 1.0
     sampling = Sampling(**{name: cfg[name] for name in SAMPLING}, cfg_scale=scale)
     target, drafter = model.parts(cfg)
-    rule = build_rule(cfg, drafter.tree.height, partial(model.codebook, cfg["rule"]))
+    rule = build_rule(cfg, drafter.tree.height, partial(model.codebook, cfg["rule"]), target=model.network)
     return Method(cfg, target, drafter, rule, sampling, build_verification(cfg, drafter))
 
 

@@ -56,6 +56,11 @@ class Subject(Protocol):
         """Whether the model takes a cfg_scale."""
         ...
 
+    @property
+    def network(self) -> Any:
+        """The target's network; None of tables, whose codebook replaces its embeddings."""
+        ...
+
     def parts(self, cfg: Mapping[str, Any]) -> tuple[Target, Drafter]:
         """The target, and the real drafter of a configuration. Where that needs a network, the model's own."""
         ...
@@ -89,6 +94,7 @@ class TabularModel:
     codes: Tensor | None
     grams: int = 0
     guided: bool = False
+    network: None = None
 
     @property
     def vocab(self) -> int:

@@ -27,7 +27,7 @@ _LONG = 10  # tokens of sequences that are long enough for a preset's own draft
 
 #: Rules by nearness of codes, and typical acceptance, mean something where a neighbourhood, or the draft's candidates,
 #: are less than half of the vocabulary.
-_NEARNESS = {"lantern": "k", "lantern_pp": "k", "gsd": "group"}
+_NEARNESS = {"lantern": "k", "lantern_pp": "k", "gsd": "group", "neighbourhood": "group"}
 _FEWEST = 8  # codes
 
 #: How a model is sampled in addition to temperature 1, for exact rules: filters change what the drafter's and the
@@ -77,7 +77,7 @@ def meaningful(cfg: Mapping[str, Any], model: Subject) -> bool:
 def variants(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[list[str]]:
     """The further arguments of every audit of a method on a model. cfg: the method's configuration; given: the keys of
     the arguments that it was composed from."""
-    fixed = [*_rule(cfg, given, model), *_real(cfg, given, model)]
+    fixed = [*_rule(cfg, given, model), *_real(cfg, given, model), *_interval(cfg, given, model)]
     drafts = [list(draft) for draft in _drafts(cfg, given, model)] or [[]]
     for draft in drafts:
         yield [*fixed, *draft]
@@ -111,6 +111,13 @@ def _real(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[s
             yield "rule=exact"
         if model.guided and "cfg_scale" not in given:
             yield "cfg_scale=2.0"
+
+
+def _interval(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[str]:
+    """The positions without drafts at the end of an image: a fifth of a sequence, where they would be most of it."""
+    end = cfg.get("plain_from")
+    if end is not None and "plain_from" not in given and -end > model.length // 2:
+        yield f"plain_from=-{max(1, model.length // 5)}"
 
 
 def _drafts(cfg: Mapping[str, Any], given: set[str], model: Subject) -> Iterator[tuple[str, ...]]:
@@ -160,7 +167,9 @@ def same_drafts(cfg: Mapping[str, Any]) -> tuple[Any, ...]:
     if network(cfg):
         kind = next(name for name in ("nodes", "tree", "window") if name in cfg)
         drafter = (kind, "medusa" if drafter == "medusa" else "")
-    rest = {name: value for name, value in cfg.items() if name not in ("method", "drafter", "drafter_weights")}
+    rest = {
+        name: value for name, value in cfg.items() if name not in ("method", "variant", "drafter", "drafter_weights")
+    }
     if "tree" in rest and network(cfg):
         rest["tree"] = tuple(parse(rest["tree"]))
     return (drafter, tuple(sorted((name, str(value)) for name, value in rest.items())))

@@ -79,6 +79,11 @@ class TinyModel:
     guided: bool = True
 
     @property
+    def network(self) -> Language:
+        """As of `models.Subject`."""
+        return self.target
+
+    @property
     def vocab(self) -> int:
         return self.target.grammar.codes if self.target.grammar else self.target.vocab_size
 

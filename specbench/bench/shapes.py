@@ -103,7 +103,7 @@ def shapes(cfg: Mapping[str, Any], engine: Eager | Graphs | None = None, rows: i
             rule = continuous_rule(cfg, model.target.length)
             pipeline = ContinuousPipeline(model, drafter, rule, DEVICE, cfg["model"], "random", engine)
         else:
-            built = build_rule(cfg, drafter.tree.height, model.codebook, _no_neighbours)
+            built = build_rule(cfg, drafter.tree.height, model.codebook, _no_neighbours, model.target)
             pipeline = Pipeline.of(cfg, model, drafter, built, DEVICE, engine)
     return Shapes(pipeline, found, conditioning, rng, mode, continuous)
 

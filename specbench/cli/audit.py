@@ -180,7 +180,7 @@ def _sorted_out(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
                 "only models of real classes have guidance: leave cfg_scale= out, or use"
                 f" audit.model={tiny.BUILT_IN[0]}"
             )
-        own_keys = ("method", *parameters.PARTS, "cfg_scale")
+        own_keys = ("method", "variant", *parameters.PARTS, "cfg_scale")
         if key.startswith(("hydra.", "hydra/")) or (key in _of_a_run() and key not in own_keys):
             instead = f"; give {_INSTEAD[key]}" if key in _INSTEAD else ""
             raise UsageError(f"'{key}' belongs to specbench run, an audit has no such parameter{instead}")

@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from specbench import data
-from specbench.config import composition, parameters, protocols
+from specbench.config import composition, parameters, protocols, variants
 from specbench.config.table import LONGEST, TABLE, check_value
 from specbench.errors import UsageError, install, unknown
 
@@ -372,6 +372,8 @@ def _flat(overrides: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"'{o.input_line}' names several values: add -m to run one job for each")
         cfg[o.key_or_group] = deepcopy(o.value())
     given = {o.key_or_group for o in arguments}
+    experiment = next((o.value() for o in chosen if o.key_or_group == "experiment"), None)
+    cfg = variants.resolved(cfg, given.union(parameters.of_experiment(str(experiment))))
     return parameters.settle(cfg, given)
 
 

@@ -30,7 +30,7 @@ PARTS = ("drafter", "rule", "verification")
 
 
 #: Keys of the files under conf/ that describe a choice and are not parameters of a run.
-METADATA = ("kind", "preferred", "network")
+METADATA = ("kind", "preferred", "network", "variants")
 
 
 @cache
@@ -141,12 +141,13 @@ def _chosen(held: Mapping[str, Any]) -> dict[str, str]:
 def parameters_of(cfg: Mapping[str, Any]) -> list[str]:
     """The parameters of a run with these choices, in the order of `TABLE`."""
     names = common().union(*(declared(group, str(cfg.get(group))) for group in PARAMETER_GROUPS))
+    names |= declared("method", str(cfg.get("method"))) & {"variant"}
     return sorted(names, key=lambda name: list(TABLE).index(name) if name in TABLE else len(TABLE))
 
 
 def owners(name: str) -> list[str]:
     """The choices that have a parameter: "rule cool (method cool_sd)"."""
-    found = []
+    found = [f"method {method}" for method in choices("method") if name == "variant" in declared("method", method)]
     for group in PARAMETER_GROUPS:
         for choice in choices(group):
             if name in declared(group, choice):

@@ -128,6 +128,7 @@ TABLE: dict[str, Parameter] = {
     "suffix": Parameter("text", "text after every prompt"),
     "negative": Parameter("text", "negative prompt of the guidance"),
     "method": Parameter("string", "preset of a drafter, a rule and their parameters"),
+    "variant": Parameter("string", "version of the method: as printed, as its released code does, or exact"),
     "drafter": Parameter("string", "which tokens are drafted, and from which distribution each was sampled"),
     "rule": Parameter("string", "the probability with which a drafted token is accepted"),
     "verification": Parameter(
@@ -157,7 +158,37 @@ TABLE: dict[str, Parameter] = {
     "init": Parameter(
         "string",
         "how new positions of a Jacobi window are initialised",
-        choices=("random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample"),
+        choices=(
+            "random",
+            "horizontal_repeat",
+            "vertical_repeat",
+            "horizontal_sample",
+            "vertical_sample",
+            "horizontal_mode",
+        ),
+    ),
+    "fresh": Parameter(
+        "string",
+        "distribution of a token that starts at random in a Jacobi window: uniform, or a point mass",
+        choices=("uniform", "point"),
+    ),
+    "stored": Parameter(
+        "string",
+        "distribution of a token that maximal coupling keeps: this step's (new), or the earlier one (old, SCD's code)",
+        choices=("new", "old"),
+    ),
+    "siblings": Parameter(
+        "string",
+        "what a window's further candidates are drawn from: the stored distribution, or the residual (SJD-PAC's code)",
+        choices=("stored", "residual"),
+    ),
+    "plain_until": Parameter("integer", "tokens of an image before a Jacobi window's first draft", low=0, high=2**20),
+    "plain_from": Parameter(
+        "integer",
+        "tokens of an image from which on a Jacobi window has no draft; negative: counted from the end",
+        low=-(2**20),
+        high=2**20,
+        null="never",
     ),
     "refine": Parameter("flag", "renew the uncommitted positions of a Jacobi window; else they are initialised again"),
     "coupling": Parameter(
@@ -191,7 +222,8 @@ TABLE: dict[str, Parameter] = {
     "proposals": Parameter("integer", "most proposals for the continuous token after a rejection", low=1, high=1000),
     "delta": Parameter(
         "number",
-        "relaxation budget δ (1 with the uniform rule is exact); LANTERN's bound on the distribution",
+        "relaxation budget δ (1 with the uniform rule is exact); LANTERN's bound on the distribution; GSD's on a"
+        " difference of probabilities",
         low=0,
         above=True,
     ),
@@ -204,6 +236,12 @@ TABLE: dict[str, Parameter] = {
     ),
     "proximity": Parameter("string", "distance between codes", choices=("l2", "cosine", "random")),
     "group": Parameter("integer", "codes in a group, the token's own included; 1 is exact", low=1, high=2**20),
+    "distance": Parameter("number", "GSD's bound on the squared distance of two tokens' input embeddings", low=0),
+    "edge": Parameter(
+        "string",
+        "group of a token with too few less probable ones: those there are (clip), or itself (alone, GSD's code)",
+        choices=("clip", "alone"),
+    ),
     "epsilon": Parameter("number", "typical acceptance: probability that always suffices", low=0, high=1),
     "alpha": Parameter("number", "typical acceptance: share of exp(-entropy) that suffices", low=0),
     "nu": Parameter("number", "decay ν of the relaxation over draft positions (Cool-SD Eq. 16); 0 is uniform", low=0),
@@ -311,6 +349,8 @@ UNITS = {
     "size": "pixels",
     "prompt_length": "tokens",
     "window": "tokens",
+    "plain_until": "tokens",
+    "plain_from": "tokens",
     "nodes": "tokens",
     "depth": "levels",
     "width": "tokens",

@@ -98,7 +98,7 @@ class Drafter(Protocol):
 
     A drafter whose drafts depend on more than the committed tokens and the step's own random numbers also has
     `carries_over` = True: token-wise verification alone is exact then. One that samples siblings with replacement has
-    `replacement` = True.
+    `replacement` = True. One whose tokens are not drawn from the distributions that it gives has `biased` = True.
     """
 
     tree: Tree
@@ -165,6 +165,7 @@ class Decoding(BatchDecoding):
         self.count, self.steps, self.drafted = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
         draws = config.emitted_draws
         measured = draws and isinstance(config.verification, TokenWise | BlockVerification)
+        measured = measured and not getattr(config.drafter, "biased", False)
         emitted = Emitted(config.rule, self.rng, draws) if measured else None
         self.recorder = TraceRecorder(rows, self.total, self.reach, device, emitted)
         self.taken: Taken | None = None  # from a step to its statistics

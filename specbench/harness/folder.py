@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from specbench import data
-from specbench.config import parameters
+from specbench.config import parameters, variants
 from specbench.config.table import TABLE
 from specbench.errors import RunError, UsageError
 from specbench.harness.log import logging_to
@@ -146,7 +146,7 @@ class RunFolder:
             return None
         mine = _written(cfg)
         try:
-            theirs = _read_yaml(self.config)
+            theirs = variants.of_older(_read_yaml(self.config))
         except Exception:
             raise UsageError(f"cannot read {self.config}; choose another out=") from None
         names = dict.fromkeys([*TABLE, *theirs])
@@ -212,7 +212,7 @@ def stored(path: Path) -> dict[str, Any]:
     except Exception:
         raise UsageError(f"cannot read {file}" if file.exists() else f"{path} holds no run") from None
     older = {"timing": None, "emitted_draws": 0}  # versions without these parameters
-    return parameters.validate({**older, **theirs, "out": None})
+    return parameters.validate({**older, **variants.of_older(theirs), "out": None})
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

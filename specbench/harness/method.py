@@ -16,6 +16,7 @@ from specbench.decoding.rules.proximity import neighbours
 from specbench.decoding.trees import parse
 from specbench.decoding.verify import Verification
 from specbench.errors import UsageError
+from specbench.models.language import Language
 from specbench.storage import home
 from specbench.storage.files import atomic_path, sha256
 
@@ -23,11 +24,16 @@ _WORTH_KEEPING = 256  # codes
 
 
 def build_rule(
-    cfg: Mapping[str, Any], height: int, codebook: Callable[[], Tensor], near: Callable[..., Tensor] | None = None
+    cfg: Mapping[str, Any],
+    height: int,
+    codebook: Callable[[], Tensor],
+    near: Callable[..., Tensor] | None = None,
+    target: Language | None = None,
 ) -> Rule:
     """The rule of a configuration, for drafts of this height and a target with this codebook (see `rules.Setting`);
-    near: computes tables of neighbours (default: `cached_neighbours`)."""
-    setting = Setting(height, codebook, cfg["temperature"] == 0, near or cached_neighbours)
+    near: computes tables of neighbours (default: `cached_neighbours`); target: None where it has no embeddings."""
+    embeddings = None if target is None else target.embeddings
+    setting = Setting(height, codebook, cfg["temperature"] == 0, near or cached_neighbours, embeddings)
     built: Rule = registry.find("rule", cfg["rule"])(cfg, setting)
     return built
 

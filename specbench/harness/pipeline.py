@@ -203,7 +203,7 @@ class Pipeline(_Base):
             return ContinuousPipeline.load(cfg)
         device, model = _load_model(cfg)
         drafter = registry.find("drafter", cfg["drafter"])(cfg, model)
-        rule = build_rule(cfg, drafter.tree.height, model.codebook)
+        rule = build_rule(cfg, drafter.tree.height, model.codebook, target=model.target)
         return cls.of(cfg, model, drafter, rule, device, engine_of(cfg, device))
 
     @classmethod

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench import data
-from specbench.config import parameters, protocols
+from specbench.config import parameters, protocols, variants
 from specbench.errors import UsageError
 from specbench.harness import sheet
 from specbench.harness.folder import RunFolder, RunRecords, is_vanilla
@@ -78,6 +78,8 @@ def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[st
     if not outside:
         way = cfg.get("verification", "token")
         what = f"rule {cfg['rule']} on trees of sampled tokens" if way == "token" else f"verification={way}"
+        if cfg.get("stored") == "old" or cfg.get("siblings") == "residual":
+            what = "tokens that were not drawn from their stored distribution"
         return [f"emitted_kl: like emitted_tv not computed for {what}"]
     if len(outside) < len(images):
         return [f"emitted_kl: not recorded of {len(images) - len(outside)} images, which an earlier process decoded"]
@@ -88,6 +90,8 @@ def emitted_remarks(cfg: Mapping[str, Any], images: Sequence[Record]) -> list[st
 def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], row: Mapping[str, Any]) -> list[str]:
     """Remarks on how a row was measured."""
     remarks, timed = protocols.remarks(cfg), row["timing"]
+    if other := variants.departures(cfg):
+        remarks.append(f"departs from variant {cfg['variant']}: {', '.join(other)}")
     if cfg["batch"] > 1:
         remarks.append(f"decoded in batches of {cfg['batch']}: a latency is measured at batch 1 only")
     if timing.is_timed(cfg) and not timed:
@@ -115,7 +119,8 @@ def _remarks(cfg: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]], 
 
 def describe(cfg: Mapping[str, Any]) -> str:
     """A method as text: "cool_sd (drafter eagle_tree, rule cool, delta 1.1)"."""
-    parts = [f"drafter {cfg['drafter']}", f"rule {cfg['rule']}"]
+    parts = [f"variant {cfg['variant']}"] if "variant" in cfg else []
+    parts += [f"drafter {cfg['drafter']}", f"rule {cfg['rule']}"]
     if (way := cfg.get("verification", "token")) != "token":
         parts.append(f"verification {way}")
     parts += [

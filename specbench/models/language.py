@@ -83,6 +83,11 @@ class Language(nn.Module):
         """The vocabulary ids of image tokens."""
         return tokens
 
+    def embeddings(self) -> Tensor:
+        """The input embeddings (vocab_size, dim) of the image's tokens."""
+        weight = self.tok_embeddings.weight
+        return weight[self.ids(torch.arange(self.vocab_size, device=weight.device))]
+
     def condition(self, conditioning: Any, guided: bool) -> Prefix:
         """The prefix of every row: conditional ones, then with guidance as many unconditional ones."""
         raise NotImplementedError

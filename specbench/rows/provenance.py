@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench._version import __version__
+from specbench.config import variants
 from specbench.storage.files import sha256
 
 #: The embedded metrics had the names of their columns before the real metrics took these names.
@@ -25,17 +26,30 @@ def config_hash(cfg: Mapping[str, Any]) -> str:
     """Hash of a checked configuration: equal for equal measurements.
 
     Over every parameter but `out`, `data_dir` and `metrics_dir` (file locations), `workers` and `ray_address` (which
-    processes work; a row's note reports them), `timing` and `emitted_draws` (columns of the row report them) and
-    `protocol`, whose values are parameters themselves; `reference` and `drafter_weights` count if given, `verification`
-    if it is not token-wise. `batch`, `device`, `dtype`, `engine` and `warmup` count, because a latency depends on them,
-    although on a CPU they change no image.
+    processes work; a row's note reports them), `timing` and `emitted_draws` (columns of the row report them),
+    `protocol` and `variant`, whose values are parameters themselves, and the values in `variants.ADDED`; `reference`
+    and `drafter_weights` count if given, `verification` if it is not token-wise. `batch`, `device`, `dtype`, `engine`
+    and `warmup` count, because a latency depends on them, although on a CPU they change no image.
     """
-    left_out = {"out", "data_dir", "metrics_dir", "protocol", "workers", "ray_address", "timing", "emitted_draws"}
+    left_out = {
+        "out",
+        "data_dir",
+        "metrics_dir",
+        "protocol",
+        "workers",
+        "ray_address",
+        "timing",
+        "emitted_draws",
+        "variant",
+    }
     left_out |= {"verification"} if cfg.get("verification") == "token" else set()  # older rows lack it
+    left_out |= {name for name, value in variants.ADDED.items() if cfg.get(name) == value}
     left_out |= {name for name in ("reference", "drafter_weights") if cfg.get(name) is None}
     kept: dict[str, Any] = {name: value for name, value in cfg.items() if name not in left_out}
     if "proposals" in kept:  # older rows call it `tries`, which now counts the drafts of a first token
         kept |= {"tries": kept.pop("proposals")} | ({"drafts": cfg["tries"]} if cfg["tries"] > 1 else {})
+    if kept.get("rule") == "neighbourhood":  # older rows call it gsd, whose parameters are others now
+        kept["rule"] = "gsd"
     kept["metrics"] = [_HASHED_AS.get(name, name) for name in cfg["metrics"]]
     return sha256(json.dumps(kept, sort_keys=True), 12)
 

@@ -94,7 +94,7 @@ _RELAXED: dict[str, tuple[str, str, Sequence[str]]] = {
     "Cool-SD, linear, Eq. 11": ("rule=cool schedule=linear resample=vanilla", "delta", ("1.5", "3")),
     "LANTERN++": ("rule=lantern_pp", "lam", ("1.5", "3", "10")),
     "typical": ("rule=typical", "epsilon", ("0.3", "0.09", "0.01")),
-    "GSD": ("rule=gsd", "group", ("2", "5", "20")),
+    "fixed neighbourhoods": ("rule=neighbourhood", "group", ("2", "5", "20")),
     "mentored": ("rule=mentored", "budget", ("0.01", "0.06", "0.25")),
     "band, decay 0": ("rule=band decay=0.0", "strength", ("0.3", "0.7", "1.6")),
     "band": ("rule=band decay=0.5", "strength", ("0.15", "0.25", "0.45", "0.8")),

@@ -29,6 +29,7 @@ _METHODS = (
     ("sjd", "SJD", "sjd"),
     ("lantern_pp", "LANTERN++", "lantern_pp"),
     ("gsd", "GSD", "gsd"),
+    ("gsd variant=printed rule=neighbourhood", "GSD, static groups", "gsd_static"),
     ("", "SJD2", "sjd2"),
     ("sjd_pac", "SJD-PAC", "sjd_pac"),
 )

@@ -11,6 +11,7 @@ the distribution it is verified against, since that depends on earlier positions
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,17 +30,32 @@ from specbench.engine.ops import take
 from specbench.engine.state import Buffer, Buffers, put
 from specbench.errors import check_choice
 
-INITS = ("random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample")
+INITS = (
+    "random",
+    "horizontal_repeat",
+    "vertical_repeat",
+    "horizontal_sample",
+    "vertical_sample",
+    "horizontal_mode",
+)
 COUPLINGS = ("none", "maximal", "gumbel", "height")
 #: Tags of a step's random numbers. _KEEP: whether a token is kept or, under height coupling, a new height.
 _TOKEN, _KEEP, _INIT, _SIBLING = range(DRAFT, DRAFT + 4)
 _GUMBEL = TAGS - 1  # of step 0: the noise of a position is the same at every step
+_REST = 1e-12  # share of the other tokens next to the residual distribution that siblings are drawn from
 
 
 def renewed_heights(keep: Tensor, u: Tensor, fresh: Tensor, share: Tensor) -> Tensor:
     """Heights of tokens y after a step from distribution q to p, as shares of p(y): of those kept (`keep`, bool) the
     height u q(y); of new ones one of [q(y), p(y)), by a uniform number `fresh`. share: q(y) / p(y). All (B, H)."""
     return torch.where(keep, u * share, share + fresh * (1 - share))
+
+
+def _until(plain_from: int | None, session: Any) -> int:
+    """`Window`'s plain_from, counted from the start of the session's image."""
+    if plain_from is None:
+        return sys.maxsize
+    return plain_from if plain_from >= 0 else session.length + plain_from
 
 
 @dataclass
@@ -52,6 +68,7 @@ class WindowState:
     valid: Tensor  # (B, M) bool: all nodes are
     sampled: Tensor | None  # (B, M) bool: no token is; None: all are
     behind: Tensor  # (K,): 1 .. K
+    until: int  # tokens of an image from which on it is plain again
     tokens: Tensor  # (B, H): the window along the draft's first path
     probs: Tensor  # (B, H, V): the distribution each was drawn from
     heights: Tensor  # (B, H) in [0, 1): the token's height, as a share of its probability; (B, 0) without them
@@ -75,7 +92,9 @@ class Window:
 
     init: how new positions are initialised. "random" is uniform over the codes; "horizontal_repeat" and
     "vertical_repeat" repeat the nearest known token to the left or above (a point mass); "..._sample" draw from its
-    distribution. A position that has no such neighbour starts at random. refine: renew the positions that were not
+    distribution, "horizontal_mode" takes the most probable token of it (a point mass), as SJD's code does. A position
+    that has no such neighbour starts at random. fresh: the distribution of a token that starts at random, "uniform" or
+    a "point" mass. refine: renew the positions that were not
     committed; without it they are initialised again (SJD, appendix H). coupling: how a position is renewed from
     distribution q to p. "none" draws again (SJD), "maximal" keeps the token with min(1, p / q) and draws from
     Norm([p - q]_+) otherwise (SJD-PAC's adaptive continuation), "gumbel" takes the arg max of log p + G with one noise
@@ -83,8 +102,15 @@ class Window:
     a point (y, g) that is uniform under the graph of its distribution, 0 <= g < q(y), and keeps it while g < p(y);
     else y is drawn from Norm([p - q]_+), and g from [q(y), p(y)). Verification is the same test, of the same g. So a
     token survives all steps with min_j p_j(y) / p_0(y), the most that any coupling can give. width, depth, tree: see
-    `trees.window_paths`. match: a token is a deterministic proposal, kept with p(x), as if the target's draw had to
-    match it (Jacobi's prefix match).
+    `trees.window_paths`. plain_until, plain_from: images with fewer than the first, or at least the second number of
+    tokens (negative: counted from the end; None: never) have no draft, and the window begins again after it.
+
+    Two settings are those of released codes, and not exact. stored: which distribution a token has that maximal
+    coupling keeps, that of this step ("new") or the one that it was drawn from ("old", SCD). siblings: what a
+    position's further candidates are drawn from, its distribution ("stored") or, where it had a token before, the
+    residual distribution [p - q]_+ of this step ("residual", SJD-PAC); verification takes them as drawn from the
+    distribution in both cases. match: a token is a deterministic proposal, kept with p(x), as if the target's draw had
+    to match it (Jacobi's prefix match).
     """
 
     passes = 0
@@ -99,11 +125,23 @@ class Window:
         width: int = 1,
         depth: int = 3,
         tree: str = "full",
+        fresh: str = "uniform",
+        stored: str = "new",
+        siblings: str = "stored",
+        plain_until: int = 0,
+        plain_from: int | None = None,
         match: bool = False,
     ) -> None:
         check_choice("init", init, INITS)
         check_choice("coupling", coupling, COUPLINGS)
+        check_choice("fresh", fresh, ("uniform", "point"))
+        check_choice("stored", stored, ("new", "old"))
+        check_choice("siblings", siblings, ("stored", "residual"))
         self.init, self.refine, self.coupling, self.width, self.match = init, refine, coupling, width, match
+        self.fresh, self.siblings = fresh, siblings
+        self.keeps_old = stored == "old" and coupling == "maximal"
+        self.plain_until, self.plain_from = plain_until, plain_from
+        self.biased = self.keeps_old or (siblings == "residual" and width > 1)
         self.carries_over = refine or coupling in ("gumbel", "height")
         paths = window_paths(window, width, depth, tree)
         self.tree = build_tree(paths)
@@ -121,7 +159,7 @@ class Window:
         device, rows = rng.key.device, len(rng)
         put(self, device)
         size, height = session.vocab_size, self.tree.height
-        keep = {"horizontal_sample": 1, "vertical_sample": session.width}.get(self.init, 0)
+        keep = {"horizontal_sample": 1, "horizontal_mode": 1, "vertical_sample": session.width}.get(self.init, 0)
         uniform = (torch.arange(size, device=device) < session.codes) / session.codes
         valid = torch.ones(rows, self.tree.nodes, dtype=torch.bool, device=device)
         return WindowState(
@@ -133,6 +171,7 @@ class Window:
             valid,
             torch.zeros_like(valid) if self.match else None,
             torch.arange(1, keep + 1, device=device),
+            _until(self.plain_from, session),
             torch.zeros(rows, height, dtype=torch.int64, device=device),
             uniform.expand(rows, height, -1).clone(),
             torch.zeros(rows, height if self.coupling == "height" else 0, device=device),
@@ -144,10 +183,12 @@ class Window:
         )
 
     def propose(self, state: WindowState, history: Tensor, count: Tensor, step: Tensor) -> Draft:
+        valid = self._valid(state, count)
         if (kernels := state.sampling.kernels) is not None:
             tokens, heights = kernels.window(self, state, history, count, step, TAGS, _TOKEN, _GUMBEL)
             probs = state.probs if self.width == 1 else state.probs[:, self.of_inner]
-            return Draft(self.tree, tokens, probs, state.valid, state.sampled, heights)
+            return Draft(self.tree, tokens, probs, valid, state.sampled, heights)
+        before = self.replaced(state)
         noise = self._gumbel_noise(state, count)
         known, tokens, probs = self._renew(state, count, step, noise)
         self._initialise(state, known, tokens, probs, history, count, step, noise)
@@ -158,23 +199,59 @@ class Window:
         candidates = first.expand(-1, -1, self.width)
         if self.width > 1:
             n = self.branching
-            rest = state.probs[:, :n].scatter(-1, first[:, :n], 0.0)
+            rest = self.pool(state, before).scatter(-1, first[:, :n], 0.0)
             u = state.rng.uniform(step, _SIBLING, n, rest.shape[-1])
             others = draw_distinct(rest, u, min(self.width - 1, rest.shape[-1]))
             candidates = candidates.clone()
             candidates[:, :n, 1 : 1 + others.shape[-1]] = others
         root = history.gather(1, (count - 1).clamp_min(0)[:, None])
         tokens = torch.cat([root, candidates[:, self.offsets, self.choice]], 1)
-        return Draft(self.tree, tokens, state.probs[:, self.of_inner], state.valid, state.sampled, heights)
+        return Draft(self.tree, tokens, state.probs[:, self.of_inner], valid, state.sampled, heights)
 
     def commit(self, state: WindowState, outcome: Outcome) -> None:
         verdict = outcome.verdict
         if state.past.shape[1]:
             kept = verdict.length[:, None] + state.behind
             state.past.copy_(take(torch.cat([state.past, take(outcome.p, verdict.path_with_root)], 1), kept))
-        state.started.fill_(True)
+        if self.always:
+            state.started.fill_(True)
+        else:
+            state.started.copy_(self._drafts(state, outcome.count))
         for own, new in ((state.p, outcome.p), (state.path, verdict.path), (state.length, verdict.length)):
             own.copy_(new)
+
+    @property
+    def always(self) -> bool:
+        """Whether every step has a draft."""
+        return self.plain_until == 0 and self.plain_from is None
+
+    def _drafts(self, state: WindowState, count: Tensor) -> Tensor:
+        """Whether images with `count` (B,) tokens get a draft."""
+        return (count >= self.plain_until) & (count < state.until)
+
+    def _valid(self, state: WindowState, count: Tensor) -> Tensor:
+        """Which nodes (B, M) there are."""
+        if self.always:
+            return state.valid
+        return F.pad(self._drafts(state, count)[:, None].expand(-1, self.tree.nodes - 1), (1, 0), value=True)
+
+    def replaced(self, state: WindowState) -> tuple[Tensor, Tensor] | None:
+        """Where siblings are drawn from a residual distribution: of the first positions, the distributions (B, n, V)
+        that those of this step replace, and whether (B, n) there was one."""
+        if self.siblings == "stored" or self.width == 1:
+            return None
+        height, offsets = state.tokens.shape[1], self.ahead[: self.branching]
+        known = (height - state.length).clamp_min(0) * state.started * self.refine
+        before = (state.length[:, None] + offsets + 1).clamp_max(height - 1)
+        return take(state.probs, before), offsets < (known - 1)[:, None]
+
+    def pool(self, state: WindowState, replaced: tuple[Tensor, Tensor] | None) -> Tensor:
+        """What the further candidates of the first positions are drawn from (B, n, V), not normalised."""
+        own = state.probs[:, : self.branching]
+        if replaced is None:
+            return own
+        before, had = replaced
+        return torch.where(had.unsqueeze(-1), (own - before).clamp_min(0) + _REST * own, own)
 
     def _gumbel_noise(self, state: WindowState, count: Tensor) -> Tensor | None:
         """The exponential noise (B, H, V) of the window's positions under Gumbel coupling: the token with the smallest
@@ -214,6 +291,8 @@ class Window:
             keep = had & (u < ratio(at(probs, token), at(q, token)))
             source = torch.where(had.unsqueeze(-1), normalise((probs - q).clamp_min(0), probs), probs)
             token = torch.where(keep, token, draw(source, state.rng.uniform(step, _TOKEN, height)))
+            if self.keeps_old:
+                probs = torch.where(keep.unsqueeze(-1), q, probs)
             if self.coupling == "height":
                 share = at(q, token) / at(probs, token)
                 torch.where(had, renewed_heights(keep, u, fresh, share), fresh, out=state.heights)
@@ -263,7 +342,8 @@ class Window:
         random_token = (u * codes).long().clamp_max(codes - 1)  # of an orphan's source
         inside = (source - count[:, None]).clamp(0, height - 1)
         earlier = source < count[:, None]
-        if self.init.endswith("sample"):
+        point = torch.ones_like(orphan)  # of point masses
+        if self.init.endswith(("sample", "mode")):
             at_past = (source - count[:, None] + state.past.shape[1]).clamp(0, state.past.shape[1] - 1)
             fresh = torch.where(
                 earlier.unsqueeze(-1),
@@ -272,13 +352,22 @@ class Window:
             )
             fresh = torch.where(orphan.unsqueeze(-1), state.uniform, fresh)
             token = draw(fresh, rng.uniform(step, _TOKEN, height))
+            if self.init.endswith("mode"):
+                token = torch.where(orphan, token, fresh.argmax(-1))
+                point = ~orphan
+            else:
+                point = ~point
+            if self.fresh == "point":
+                point = point | orphan
         else:
             given = torch.where(
                 earlier, history.gather(1, source.clamp(0, history.shape[1] - 1)), tokens.gather(1, inside)
             )
             token = torch.where(orphan, random_token, given)
-            at_random = (orphan & (source == position)).unsqueeze(-1)
-            fresh = torch.where(at_random, state.uniform, one_hot(token, size))
+            fresh = state.uniform.expand_as(probs)
+            if self.fresh == "uniform":
+                point = ~(orphan & (source == position))
+        fresh = torch.where(point.unsqueeze(-1), one_hot(token, size), fresh)
         forced = state.session.forced(position)
         if forced is not None:
             fixed = forced >= 0

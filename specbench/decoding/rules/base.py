@@ -82,12 +82,17 @@ class Relaxation:
 @dataclass(frozen=True)
 class Setting:
     """What a rule may need from the rest of the method: the height of the drafts, the target's codebook (V, d), whether
-    decoding is greedy, and the function that computes a codebook's neighbour tables (see `proximity.neighbours`)."""
+    decoding is greedy, the function that computes a codebook's neighbour tables (see `proximity.neighbours`), and the
+    target's input embeddings of its tokens (V, d), without which the codebook replaces them."""
 
     height: int
     codebook: Callable[[], Tensor]
     greedy: bool = False
     neighbours: Callable[[Tensor, int, str], Tensor] = neighbours
+    embeddings: Callable[[], Tensor] | None = None
+
+    def embedding(self) -> Tensor:
+        return (self.embeddings or self.codebook)()
 
 
 def at(probs: Tensor, token: Tensor) -> Tensor:

@@ -74,6 +74,17 @@ def draw_row(ROW, u, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def most_probable(ROW, count, BLOCK: tl.constexpr):
+    """The first token (int64) of the largest probability of ROW (count,)."""
+    best, who = tl.full([BLOCK], -1.0, tl.float32), tl.full([BLOCK], 0, tl.int64)
+    for start in range(0, count, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        p = tl.load(ROW + at, mask=at < count, other=-1.0)
+        best, who = tl.where(p > best, p, best), tl.where(p > best, at, who)
+    return tl.min(tl.where(best == tl.max(best, 0), who, count), 0)
+
+
+@triton.jit
 def race(ROW, without, below, beyond, key, index, count, BLOCK: tl.constexpr):
     """The token (int64) with the largest p / e, and that number, of those that come after number `below` and token
     `beyond` in falling order; p from ROW (count,) float32, zero for the token `without`; e the exponential noise at

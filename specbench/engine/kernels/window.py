@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels import launch
-from specbench.engine.kernels.drawing import draw_residual, race, stream, uniform
+from specbench.engine.kernels.drawing import draw_residual, draw_row, most_probable, race, stream, uniform
 
 #: Tokens that a program reads at once; the compiler's options. (With fewer registers than it may have, it spills.)
 _BLOCK, _OPTIONS = 4096, {"num_warps": 16, "maxnreg": 128}
@@ -38,7 +38,7 @@ def _choose(
     FORCED, DRAWN, SOURCE, ORIGIN, RAISED, nodes, height, vocabulary, codes, side, past, total, held, branching, tags,
     tag, noise_tag,
     INIT: tl.constexpr, SAMPLES: tl.constexpr, COUPLING: tl.constexpr, REFINE: tl.constexpr, GRAMMAR: tl.constexpr,
-    BLOCK: tl.constexpr,
+    POINTS: tl.constexpr, OLD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One position of a row. DRAWN: its token, unless it repeats that of the offset SOURCE; ORIGIN: where its
     distribution comes from; RAISED: its height."""
@@ -69,6 +69,10 @@ def _choose(
             if orphan:
                 origin = tl.full([], _UNIFORM, tl.int64)
                 probs = UNIFORM
+                if POINTS:
+                    place = uniform(stream(key, step + tag), offset)
+                    token, drawn = draw_row(UNIFORM, place, vocabulary, BLOCK), 0
+                    origin = tl.full([], _POINT, tl.int64)
             else:
                 if given < count:
                     at = tl.minimum(tl.maximum(given - count + past, 0), past - 1)
@@ -78,13 +82,16 @@ def _choose(
                     before = tl.minimum(length + inside, height - 1)
                     origin = _node(PATH + row * height, MAIN, FIRST_CHILD, length, before, height, branching)
                     probs = P + (row * nodes + origin) * vocabulary
+                if SAMPLES == 2:
+                    token, drawn = most_probable(probs, vocabulary, BLOCK), 0
+                    origin = tl.full([], _POINT, tl.int64)
         else:
             drawn = 0
             origin = tl.full([], _POINT, tl.int64)
             if orphan:
                 u = uniform(stream(key, step + tag + 2), given)
                 token = tl.minimum((u * codes).to(tl.int64), codes - 1)
-                if given == position:
+                if (given == position) & (not POINTS):
                     origin = tl.full([], _UNIFORM, tl.int64)
                     probs = UNIFORM
                     if COUPLING == 2:
@@ -119,6 +126,8 @@ def _choose(
                     if u < accept:
                         token = held_token
                         kept = 1
+                        if OLD:
+                            origin = nodes + before - row * height
                     else:
                         left = tl.zeros([BLOCK], tl.float32)
                         for start in range(0, vocabulary, BLOCK):
@@ -146,8 +155,8 @@ def _choose(
 
 @triton.jit
 def _write(
-    P, PAST, UNIFORM, HISTORY, COUNT, DRAWN, SOURCE, ORIGIN, RAISED, TOKENS, PROBS, HEIGHTS, DRAFT, LEVELS, nodes,
-    height, vocabulary, past, held, CHAIN: tl.constexpr, HIGH: tl.constexpr, BLOCK: tl.constexpr,
+    P, BEFORE, PAST, UNIFORM, HISTORY, COUNT, DRAWN, SOURCE, ORIGIN, RAISED, TOKENS, PROBS, HEIGHTS, DRAFT, LEVELS,
+    nodes, height, vocabulary, past, held, CHAIN: tl.constexpr, HIGH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A block of the distribution of one position of a row, its token and height; of a chain, those of the draft."""
     row, offset, at = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
@@ -157,6 +166,8 @@ def _write(
     probs = P + (row * nodes + tl.maximum(origin, 0)) * vocabulary
     if origin == _UNIFORM:
         probs = UNIFORM
+    if origin >= nodes:
+        probs = BEFORE + (row * height + origin - nodes) * vocabulary
     if origin <= _PAST:
         probs = PAST + (row * past + _PAST - origin) * vocabulary
     known = tl.load(probs + at, mask=at < tl.where(origin == _POINT, 0, vocabulary), other=0.0)
@@ -179,11 +190,11 @@ def _write(
 
 @triton.jit
 def _siblings(
-    TOKENS, PROBS, HEIGHTS, HISTORY, COUNT, STEP, KEY, OFFSETS, CHOICE, DRAFT, LEVELS, nodes, height, vocabulary, held,
-    branching, tags, tag, WIDTH: tl.constexpr, HIGH: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr,
+    TOKENS, POOL, HEIGHTS, HISTORY, COUNT, STEP, KEY, OFFSETS, CHOICE, DRAFT, LEVELS, nodes, height, deep, vocabulary,
+    held, branching, tags, tag, WIDTH: tl.constexpr, HIGH: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """All candidates of one position of a row: its token, and others drawn without replacement from the rest of its
-    distribution; into the tokens and heights of the draft's nodes."""
+    """All candidates of one position of a row: its token, and others drawn without replacement from the rest of POOL,
+    (deep, vocabulary) of a row; into the tokens and heights of the draft's nodes."""
     row, offset = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     first, i = tl.load(TOKENS + row * height + offset), tl.arange(0, NODES)
     inside = i < nodes - 1
@@ -191,7 +202,7 @@ def _siblings(
     choice = tl.load(CHOICE + i, mask=inside, other=-1)
     tokens = tl.zeros([NODES], tl.int64) + first
     if offset < branching:
-        probs = PROBS + (row * height + offset) * vocabulary
+        probs = POOL + (row * deep + offset) * vocabulary
         noise = stream(tl.load(KEY + row), tl.load(STEP + row) * tags + tag)
         token, score = tl.full([], -1, tl.int64), tl.full([], float("inf"), tl.float32)
         for rank in range(1, tl.minimum(WIDTH, vocabulary + 1)):
@@ -209,6 +220,8 @@ def _siblings(
 
 
 _INITS = {"random": 0, "horizontal_repeat": 1, "horizontal_sample": 1, "vertical_repeat": 2, "vertical_sample": 2}
+_INITS |= {"horizontal_mode": 1}
+_SAMPLES = {"horizontal_sample": 1, "vertical_sample": 1, "horizontal_mode": 2}
 _COUPLINGS = {"none": 0, "maximal": 1, "gumbel": 2, "height": 3}
 
 
@@ -225,22 +238,26 @@ def window(
     levels = torch.empty(rows, nodes, device=count.device) if high else raised
     forced, block = session.forced_tokens, min(_BLOCK, triton.next_power_of_2(size))
     past, key, chain = state.past.shape[1], state.rng.key, drafter.width == 1
+    replaced = drafter.replaced(state)
+    before = state.probs.clone() if drafter.keeps_old else state.probs
     launch.start(_choose, (rows, height),
         state.p, state.probs, state.tokens, state.heights, state.past, state.uniform, state.path, state.length,
         state.started.view(torch.uint8), history, count, step, key, drafter.main, drafter.first_child,
         count if forced is None else forced, drawn, source, origin, raised, nodes, height, size, session.codes,
         state.side, past, 0 if forced is None else len(forced), history.shape[1], drafter.branching, tags, tag, noise,
-        _INITS[drafter.init], drafter.init.endswith("sample"), _COUPLINGS[drafter.coupling], drafter.refine,
-        forced is not None, block, **_OPTIONS,
+        _INITS[drafter.init], _SAMPLES.get(drafter.init, 0), _COUPLINGS[drafter.coupling], drafter.refine,
+        forced is not None, drafter.fresh == "point", drafter.keeps_old, block, **_OPTIONS,
     )  # fmt: skip
     launch.start(_write, (rows, height, triton.cdiv(size, block)),
-        state.p, state.past, state.uniform, history, count, drawn, source, origin, raised, state.tokens, state.probs,
-        state.heights, draft, levels, nodes, height, size, past, history.shape[1], chain, high, block, num_warps=8,
+        state.p, before, state.past, state.uniform, history, count, drawn, source, origin, raised, state.tokens,
+        state.probs, state.heights, draft, levels, nodes, height, size, past, history.shape[1], chain, high, block,
+        num_warps=8,
     )  # fmt: skip
     if not chain:
+        pool = state.probs if replaced is None else drafter.pool(state, replaced)
         launch.start(_siblings, (rows, height),
-            state.tokens, state.probs, state.heights, history, count, step, key, drafter.offsets, drafter.choice, draft,
-            levels, nodes, height, size, history.shape[1], drafter.branching, tags, tag + 3, drafter.width, high,
-            triton.next_power_of_2(nodes), block, **_OPTIONS,
+            state.tokens, pool, state.heights, history, count, step, key, drafter.offsets, drafter.choice, draft,
+            levels, nodes, height, pool.shape[1], size, history.shape[1], drafter.branching, tags, tag + 3,
+            drafter.width, high, triton.next_power_of_2(nodes), block, **_OPTIONS,
         )  # fmt: skip
     return draft, levels if high else None

@@ -1,0 +1,50 @@
+"""The ratio test on fixed groups of near codes: the static grouping that GSD compares itself with (2508.07747)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.rules.base import Rule, Setting, normalise, ratio
+from specbench.errors import check_choice
+
+
+class Neighbourhood(Rule):
+    """Accept x with min(1, r(G) / q(G)), where the group G is x and its nearest codes.
+
+    Groups are neighbourhoods centred on the candidate, not a partition of the codebook, so the rule changes even the
+    distribution over groups. `resample="vanilla"` continues from Norm([r - q]_+), `"optimal"` from Cool-SD's Eq. 10.
+    """
+
+    name = "neighbourhood"
+    constants = ("members",)
+    residual_by_token = False
+
+    def __init__(self, near: Tensor, resample: str = "vanilla") -> None:
+        """near (V, group - 1) int64: the other members of every code's group."""
+        check_choice("resample", resample, ("vanilla", "optimal"), self.name)
+        own = torch.arange(len(near), device=near.device)[:, None]
+        self.members, self.resample = torch.cat([own, near], 1), resample
+
+    def accept(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        group = self.members[token]
+        return ratio(r.gather(-1, group).sum(-1), q.gather(-1, group).sum(-1))
+
+    def acceptance(self, r: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """As of `Rule`."""
+        return ratio(r[..., self.members].sum(-1), q[..., self.members].sum(-1))
+
+    def residual(self, r: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        if self.resample == "optimal":
+            q = q * self.acceptance(r, q, depth)
+        return normalise((r - q).clamp_min(0), r)
+
+
+def build(cfg: Mapping[str, Any], setting: Setting) -> Rule:
+    codebook = setting.codebook()
+    if cfg["group"] == 1:  # every token is its own group: exact
+        return Neighbourhood(torch.zeros(len(codebook), 0, dtype=torch.int64), cfg["resample"])
+    return Neighbourhood(setting.neighbours(codebook, cfg["group"] - 1, cfg["proximity"]), cfg["resample"])

@@ -1,0 +1,111 @@
+"""GSD's groups by hand, as printed, as released and as fixed neighbourhoods; and what a variant sets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specbench.config import configuration, variants
+from specbench.decoding.rules.base import Setting
+from specbench.decoding.rules.gsd import Grouped
+from specbench.errors import UsageError
+from specbench.harness.method import build_rule
+from specbench.rows.provenance import config_hash
+
+# Tokens in the ranking of p, from the least probable on: 2, 4, 0, 5, 1, 3.
+P = torch.tensor([0.10, 0.20, 0.02, 0.50, 0.06, 0.12])
+Q = torch.tensor([0.20, 0.30, 0.10, 0.10, 0.20, 0.10])
+TABLE = torch.tensor([[0.0], [0.5], [0.0], [0.2], [0.1], [0.6]])  # squared distances of tokens 0 and 5: 0.36
+
+
+def chance(rule: Grouped, token: int) -> float:
+    return float(rule.accept(P, Q, torch.tensor(token), torch.tensor(1)))
+
+
+def test_a_group_is_what_is_near_in_rank_probability_and_embedding() -> None:
+    wide = Grouped(TABLE, 4, delta=1.0, distance=9.0)  # two before, one after
+    assert chance(wide, 0) == pytest.approx((0.02 + 0.06 + 0.10 + 0.12) / (0.10 + 0.20 + 0.20 + 0.10))
+    assert chance(wide, 3) == 1.0  # 5, 1 and itself, 0.82 / 0.5: nothing is above it
+    assert chance(Grouped(TABLE, 4, 0.03, 9.0), 0) == pytest.approx((0.10 + 0.12) / (0.20 + 0.10))
+    assert chance(Grouped(TABLE, 4, 1.0, 0.3), 0) == pytest.approx((0.02 + 0.06 + 0.10) / (0.10 + 0.20 + 0.20))
+    assert chance(Grouped(TABLE, 1), 0) == pytest.approx(0.10 / 0.20)
+
+
+def test_at_the_lower_end_the_released_code_tests_a_token_by_itself() -> None:
+    released, printed = (Grouped(TABLE, 4, 1.0, 9.0, edge) for edge in ("alone", "clip"))
+    assert chance(released, 4) == pytest.approx(0.06 / 0.20)
+    assert chance(printed, 4) == pytest.approx((0.02 + 0.06 + 0.10) / (0.10 + 0.20 + 0.20))
+    assert chance(released, 1) == chance(printed, 1)
+
+
+def test_a_rejected_token_leaves_the_ungrouped_residual() -> None:
+    left = Grouped(TABLE, 4, 1.0, 9.0).residual(P, Q, torch.tensor(0), torch.tensor(1))
+    torch.testing.assert_close(left, torch.tensor([0, 0, 0, 0.40, 0, 0.02]) / 0.42)
+
+
+def test_the_acceptance_of_all_tokens_is_that_of_each() -> None:
+    g = torch.Generator().manual_seed(0)
+    p, q = (torch.randn(3, 9, generator=g).softmax(-1) for _ in range(2))
+    table = 0.4 * torch.randn(9, 2, generator=g)
+    table[4] = torch.nan  # the grammar's own
+    depth = torch.ones(3, dtype=torch.int64)
+    for edge in ("alone", "clip"):
+        rule = Grouped(table, 5, 0.1, 0.5, edge)
+        every = rule.acceptance(p, q, depth)
+        for token in range(9):
+            assert torch.equal(every[:, token], rule.accept(p, q, torch.full((3,), token), depth))
+        assert torch.equal(every[:, 4], (p / q).clamp_max(1)[:, 4])
+
+
+def chances(arguments: str) -> list[float]:
+    cfg = configuration.compose(["method=gsd", *arguments.split()])
+    rule = build_rule(cfg, 4, lambda: TABLE.repeat(4, 1) + torch.arange(24)[:, None] / 50)
+    g = torch.Generator().manual_seed(1)
+    p, q = (torch.randn(24, generator=g).softmax(-1) for _ in range(2))
+    return [float(x) for x in rule.acceptance(p, q, torch.tensor(1))]
+
+
+def test_the_variants_differ() -> None:
+    found = [chances(words) for words in ("variant=printed", "variant=released", "rule=neighbourhood")]
+    assert chances("") == found[1]
+    assert len({tuple(some) for some in found}) == 3
+    assert chances("variant=printed group=14 edge=alone") == found[1]
+
+
+def test_fixed_neighbourhoods_keep_the_hash_of_the_rule_that_was_called_gsd() -> None:
+    earlier = ["method=gsd", "variant=printed", "rule=neighbourhood"]
+    assert config_hash(configuration.compose(earlier)) == "40f5d11fcb0f"
+    hashes = [config_hash(configuration.compose(["method=gsd", *words])) for words in ([], ["variant=printed"])]
+    assert len({*hashes, "40f5d11fcb0f"}) == 3
+    by_hand = ["variant=printed", "group=14", "edge=alone", "window=15", "fresh=point"]
+    assert config_hash(configuration.compose(["method=gsd", *by_hand])) == hashes[0]
+
+
+def test_an_older_run_of_it_is_continued_as_what_it_was() -> None:
+    cfg = configuration.compose(["method=gsd", "rule=neighbourhood"])
+    older = {**cfg, "rule": "gsd"}
+    del older["variant"]
+    assert variants.of_older(older) == cfg
+
+
+def test_a_setting_departs_from_its_variant() -> None:
+    def departs(words: str) -> list[str]:
+        return variants.departures(configuration.compose(words.split()))
+
+    assert departs("method=gsd") == departs("method=gsd delta=0.2") == departs("method=eagle1") == []
+    assert departs("method=gsd group=3") == ["group 3 (not 14)"]
+    assert departs("method=gsd rule=cool") == ["rule cool (not gsd)"]
+
+
+def test_a_wrong_variant_is_a_sentence() -> None:
+    with pytest.raises(UsageError, match=r"^unknown variant of gsd 'exact' \(choose from: printed, released\)$"):
+        configuration.compose(["method=gsd", "variant=exact"])
+    with pytest.raises(UsageError, match="has no parameter 'variant' .it belongs to method"):
+        configuration.compose(["method=vanilla", "variant=released"])
+    with pytest.raises(UsageError, match="choose from: clip, alone"):
+        Grouped(TABLE, edge="none")
+
+
+def test_the_embedding_is_that_of_the_target() -> None:
+    assert torch.equal(Setting(1, lambda: TABLE).embedding(), TABLE)
+    assert Setting(1, lambda: TABLE, embeddings=lambda: 2 * TABLE).embedding()[1] == 1.0

@@ -1,0 +1,214 @@
+"""Jacobi windows as their authors' codes have them: what a token's distribution is, what siblings are drawn from, where
+an image is plain, and which of it is lossless."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+from specbench.audit import audit
+from specbench.audit.models import TabularModel
+from specbench.audit.tabular import random_tables
+from specbench.config import configuration
+from specbench.decoding.drafters.window import Window, WindowState
+from specbench.decoding.loop import DecoderConfig, Decoding, Outcome, decode
+from specbench.decoding.rules import exact
+from specbench.decoding.rules.base import at, normalise, ratio
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.verify import Draft, Verdict
+from specbench.harness.row import emitted_remarks
+from specbench.rows.provenance import config_hash
+
+V, SIDE, ROWS = 5, 4, 400
+
+
+def test_a_variant_is_a_bundle_of_settings() -> None:
+    def settings(words: str) -> list[Any]:
+        cfg = configuration.compose(words.split())
+        names = ("window", "width", "fresh", "stored", "siblings", "plain_until", "plain_from")
+        return [cfg[name] for name in names]
+
+    assert settings("method=sjd") == [16, 1, "uniform", "new", "stored", 0, None]
+    assert settings("method=sjd variant=released") == [15, 1, "point", "new", "stored", 1, -18]
+    lumina = "model=lumina_mgpt weights=random"
+    assert settings(f"method=sjd variant=released {lumina}")[-2:] == [0, -14]
+    assert settings("method=scd variant=released") == [31, 1, "point", "old", "stored", 0, None]
+    assert settings(f"method=gsd {lumina}") == [15, 1, "point", "new", "stored", 0, -14]
+    assert settings("method=sjd_pac variant=released") == [63, 3, "uniform", "new", "residual", 0, None]
+    assert settings("method=sjd_pac variant=released width=4")[1] == 4
+
+
+@pytest.mark.parametrize(("words", "hashed"), [
+    ("method=sjd", "33cd5c0d2fe2"),
+    ("method=scd", "8e6af5a3122c"),
+    ("method=sjd_pac", "a989078720c6"),
+    ("method=gsd variant=printed rule=neighbourhood", "40f5d11fcb0f"),
+])  # fmt: skip
+def test_older_rows_keep_their_hash(words: str, hashed: str) -> None:
+    assert config_hash(configuration.compose(words.split())) == hashed
+    assert config_hash(configuration.compose([*words.split(), "fresh=point"])) != hashed
+
+
+class Session:
+    vocab_size = codes = V
+    width, length = SIDE, SIDE * SIDE
+    forced_tokens = None
+
+    def forced(self, positions: Tensor) -> None:
+        return None
+
+
+def second_step(drafter: Window, p: Tensor, count: int = 0) -> tuple[Any, Draft, WindowState]:
+    """The window of the first step, and draft and state of the second, after a step that accepted nothing and found the
+    distributions p (M, V)."""
+    state = drafter.open(Session(), None, Sampling(), tiny.rng(ROWS))
+    history = torch.zeros(ROWS, 40, dtype=torch.int64)
+    counts, step = torch.full((ROWS,), count), torch.zeros(ROWS, dtype=torch.int64)
+    first = drafter.propose(state, history, counts, step)
+    seen = SimpleNamespace(tokens=state.tokens.clone(), probs=state.probs.clone())
+    none, found = torch.zeros_like(step), p.expand(ROWS, -1, -1)
+    path = none[:, None].expand(-1, drafter.tree.height)
+    verdict = Verdict(path, none, none[:, None].expand(-1, drafter.tree.height + 1), found[:, 0], none.float())
+    drafter.commit(state, Outcome(first, found, found, verdict, counts))
+    return seen, drafter.propose(state, history, counts + 1, step + 1), state
+
+
+def given(nodes: int, seed: int = 0) -> Tensor:
+    return (1.5 * torch.randn(nodes, V, generator=torch.Generator().manual_seed(seed))).softmax(-1)
+
+
+def test_a_kept_token_has_its_old_distribution_in_the_code_of_scd() -> None:
+    p = given(5)
+    for stored in ("new", "old"):
+        seen, _, state = second_step(Window(4, coupling="maximal", stored=stored), p)
+        held = seen.tokens[:, 1]  # at the offset 0 of the second step, whose distribution is that after node 1
+        kept = state.tokens[:, 0] == held
+        # kept with min(1, p / q), and not drawn again: what it is redrawn from, [p - q]_+, lacks tokens with p < q
+        rare = p[1, held] < 1 / V
+        assert (kept & rare).any()
+        chance = float(ratio(p[1, held], torch.full((ROWS,), 1 / V)).mean())
+        assert float(kept.float().mean()) >= chance - 3 * (chance * (1 - chance) / ROWS) ** 0.5
+        old = (state.probs[:, 0] == 1 / V).all(-1)
+        new = torch.isclose(state.probs[:, 0], p[1]).all(-1)
+        assert (old ^ new).all()
+        assert torch.equal(old, kept & old)
+        assert old[kept & rare].all() == (stored == "old")
+        assert not old[~kept].any()
+
+
+def test_siblings_of_the_residual_distribution() -> None:
+    p = given(7)
+    p[1] = torch.tensor([0.3, 0.3, 0.3, 0.05, 0.05])  # of the offsets 1 and, after the step, 0
+    for siblings in ("stored", "residual"):
+        drafter = Window(6, width=2, depth=2, coupling="maximal", siblings=siblings)
+        _, draft, _ = second_step(drafter, p)
+        own, other = draft.tokens[:, 1], draft.tokens[:, 2]
+        assert (own != other).all()
+        assert bool((other < 3).all()) == (siblings == "residual")
+        assert torch.allclose(draft.probs[:, 0], p[1])  # what verification takes them to be drawn from
+
+
+def emitted(p: Tensor, q: Tensor, target: Tensor, residual: bool) -> Tensor:
+    """The distribution (V,) of the next token by two candidates, of which the first has distribution p and the second
+    is drawn from p, or from [p - q]_+, without the first; verification is that of two drawn from p."""
+    rule, depth, out = exact(), torch.tensor(1), torch.zeros(V)
+    source = (p - q).clamp_min(0) if residual else p
+    for x in range(V):
+        keep, left = rule.accept_and_residual(target, p, torch.tensor(x), depth)
+        out[x] += p[x] * keep
+        rest = p.index_fill(0, torch.tensor(x), 0.0)
+        second, drawn = rest / rest.sum(), source.index_fill(0, torch.tensor(x), 0.0)
+        drawn = normalise(drawn, second)
+        for y in range(V):
+            again, last = rule.accept_and_residual(left, second, torch.tensor(y), depth)
+            chance = p[x] * (1 - keep) * drawn[y]
+            out[y] += chance * again
+            out += chance * (1 - again) * last
+    return out
+
+
+def test_siblings_of_the_residual_distribution_are_not_lossless() -> None:
+    off = {False: 0.0, True: 0.0}
+    for seed in range(5):
+        p, q, target = given(3, seed)
+        for residual, far in off.items():
+            off[residual] = max(far, 0.5 * float((emitted(p, q, target, residual) - target).abs().sum()))
+    assert off[False] < 1e-6
+    assert off[True] > 0.04
+
+
+def verdict(words: str, samples: int) -> str:
+    tables = random_tables(3, 5, 2, 2.0)
+    model = TabularModel("small", tables, tables, None)
+    row = audit.measure(audit.assemble(configuration.compose(words.split()), model), model, samples)
+    return str(row["verdict"])
+
+
+def test_the_audit_tells_the_released_code_of_scd() -> None:
+    """Its total variation is 0.08, and 0.03 with fresh point masses (40,000 samples)."""
+    assert verdict("method=scd window=3", 5000) == "lossless"
+    assert verdict("method=scd window=3 stored=old", 5000) == "not lossless"
+    for words in ("sjd variant=released window=2 plain_from=-1", "scd coupling=gumbel fresh=point window=2",
+                  "sjd init=horizontal_mode fresh=point window=3"):  # fmt: skip
+        assert verdict(f"method={words}", 3000) != "not lossless", words
+
+
+def test_a_fresh_token_is_a_point_mass() -> None:
+    for init in ("random", "horizontal_sample", "horizontal_repeat"):
+        state = (drafter := Window(3, init, fresh="point")).open(Session(), None, Sampling(), tiny.rng(ROWS))
+        count = torch.zeros(ROWS, dtype=torch.int64)
+        drafter.propose(state, torch.zeros(ROWS, 40, dtype=torch.int64), count, count)
+        assert (at(state.probs, state.tokens) == 1).all()
+        assert torch.equal(state.probs.sum(-1), torch.ones(ROWS, 3))
+        share = (state.tokens[:, 0] == 0).float().mean()  # uniform over the codes, five standard errors
+        assert abs(float(share) - 1 / V) < 5 * (0.16 / ROWS) ** 0.5
+
+
+def test_the_mode_of_the_left_neighbour() -> None:
+    for fresh in ("uniform", "point"):
+        p = given(5)
+        _, _, state = second_step(Window(4, "horizontal_mode", refine=False, fresh=fresh), p)
+        assert (state.tokens[:, :3] == p[0].argmax()).all()  # positions 1 to 3 follow the first one
+        assert (at(state.probs, state.tokens)[:, :3] == 1).all()
+        assert len(state.tokens[:, 3].unique()) == V  # position 4 begins a row
+        assert (at(state.probs, state.tokens)[:, 3] == (1 if fresh == "point" else 1 / V)).all()
+
+
+@torch.inference_mode()
+def test_plain_positions_have_no_draft() -> None:
+    drafter = Window(3, plain_until=3, plain_from=-5)
+    steps = Decoding(
+        DecoderConfig(tiny.llamagen(side=SIDE), drafter, exact(), Sampling()), tiny.prompts(6), tiny.rng(6)
+    )
+    seen = []
+    for _ in range(SIDE * SIDE):
+        before = steps.count.clone()
+        steps.step()
+        draft = steps.taken.draft if steps.taken else None
+        assert draft is not None
+        inside = (before >= 3) & (before < SIDE * SIDE - 5)
+        assert torch.equal(draft.valid[:, 1:].any(1), inside)
+        assert (inside | (steps.count - before <= 1)).all()
+        begins = inside & (before == 3)  # the window begins here: nothing of the plain steps is in it
+        assert (draft.probs[begins] == 1 / V).all()
+        seen.append(begins)
+        steps.observe()
+    assert torch.stack(seen).any(0).all()
+    assert (steps.count == SIDE * SIDE).all()
+
+
+def test_what_is_emitted_is_not_computed_from_distributions_that_are_not_the_drafts() -> None:
+    for setting, biased in (({"stored": "old"}, True), ({"stored": "new"}, False)):
+        drafter = Window(3, coupling="maximal", **setting)
+        config = DecoderConfig(tiny.llamagen(side=2), drafter, exact(), Sampling(), emitted_draws=2)
+        out = decode(config, tiny.prompts(2), tiny.rng(2))
+        assert (out.trace.emitted_tv.shape[1] == 0) == biased
+    assert not Window(3, coupling="gumbel", stored="old").biased
+    cfg = {"emitted_draws": 8, "stored": "old", "rule": "exact"}
+    image: Any = SimpleNamespace(drafts=None, emitted_outside=None)
+    assert "not drawn from their stored distribution" in emitted_remarks(cfg, [image])[0]
