@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-class Task(Protocol):
+class TrainingTask(Protocol):
     """What a network learns, and how it is measured; the constructor makes the examples. rows, held: the indices of the
     examples to train on, and of those held out; best: the statistic of the weights to keep, the last ones if empty;
     before: statistics of the weights at the start; about: the meaning of the statistics."""
@@ -106,9 +106,9 @@ class Task(Protocol):
         ...
 
 
-def _task(chosen: TrainingPlan, pipeline: Any, together: Processes) -> Task:
+def _task(chosen: TrainingPlan, pipeline: Any, together: Processes) -> TrainingTask:
     make = ContinuousTask if is_continuous(chosen["drafter"]) else DiscreteTask
-    task: Task = make(chosen, pipeline, _start(chosen), together)
+    task: TrainingTask = make(chosen, pipeline, _start(chosen), together)
     return task
 
 

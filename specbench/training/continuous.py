@@ -27,7 +27,7 @@ _BATCH = 32
 
 
 class ContinuousTask:
-    """As of `command.Task`."""
+    """As of `command.TrainingTask`."""
 
     about = (
         "path_kl: mean divergence (nats) of the drafter's paths of a token from the target's, given the tokens of an"

@@ -20,7 +20,7 @@ HELD = 1000  # held-out examples of a validation, at most
 
 
 class DiscreteTask:
-    """As of `command.Task`."""
+    """As of `command.TrainingTask`."""
 
     about = (
         "tv: mean total variation to the target's distribution, one token after the target's last hidden state (tv_2"
