@@ -20,9 +20,9 @@ def test_shapes_have_6_to_30_tokens_and_the_best_are_among_them() -> None:
     sizes = [trees.build(trees.parse(tree)).nodes - 1 for tree in verification._SHAPES]
     assert (min(sizes), max(sizes)) == (6, 30)
     searched = {line.overrides for line in SHAPES.lines}
-    trees = {line.overrides for line in GAIN.lines if "tree=" in (line.overrides or "")}
-    assert len(trees) == 9
-    assert trees <= searched  # of chains the longest is best
+    compared = {line.overrides for line in GAIN.lines if "tree=" in (line.overrides or "")}
+    assert len(compared) == 9
+    assert compared <= searched  # of chains the longest is best
     assert len(searched) == len(SHAPES.lines)
 
 
