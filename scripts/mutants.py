@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mutations import Mutant, Patches, continuous, discrete
+from mutations import Mutant, Patches, continuous, discrete, lossless
 
 from specbench.audit import audit, densities, execution
 from specbench.audit.densities import DensityPair
@@ -38,7 +38,7 @@ from specbench.storage.files import write_atomically
 COLUMNS = ("mutant", "mistake", "method", "samples", "model", "parameters", "p_value", "tv", "tv_exact", "ks", "commit")
 LADDER = (250, 1000, 4000, 16_000, 64_000, 200_000)
 _SHOWN = 300  # sequences in which a mutant must change something
-MUTANTS = [*discrete.MUTANTS, *continuous.MUTANTS]
+MUTANTS = [*discrete.MUTANTS, *lossless.MUTANTS, *continuous.MUTANTS]
 Job = tuple[dict[str, Any], Subject]
 
 
