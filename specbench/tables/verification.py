@@ -43,7 +43,7 @@ _TREES = {
 _LENGTHS = ("2", "5", "8", "11", "14")
 #: Of 6, 14, 25, 28 and 30 nodes.
 _SHAPES = ("2-1-1", "2-2-1-1", "mc_sim_7b_63", "4-2-1-1", "2-2-2-2")
-#: Drafter -> scheme -> the shape that is compared.
+#: Drafter -> scheme -> the shape that is compared: the best with the default drafter.
 _BEST: Mapping[str, Mapping[str, str]] = {
     drafter: dict.fromkeys(_CHAINS, "14") | dict.fromkeys(_TREES, "2-2-2-2") for drafter in _DRAFTERS
 }
