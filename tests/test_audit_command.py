@@ -229,7 +229,7 @@ def test_arguments_of_all_reach_who_can_take_them(call: Call, tmp_path: Path, mo
     assert "window=4 " in found["sd"]
     assert "specbench: sjd_pac keeps its own window: a full tree of width 4 and depth 3 has 20 draft tokens" in err
     assert "window=3 " in found["sjd_pac"]
-    assert "has no parameter 'delta'" in refused(call, "--all", "delta=3", "audit.model=v3t5", "audit.samples=1000")
+    assert "has no parameter 'nu'" in refused(call, "--all", "nu=3", "audit.model=v3t5", "audit.samples=1000")
     assert call("--all", "window=0", "audit.model=v3t5")[0] == 2
 
 
