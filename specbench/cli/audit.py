@@ -119,7 +119,8 @@ def _rows(measurements: Sequence[Measurement], workers: int | None) -> Iterator[
                 rows[key] = next(found)
             row = rows[key]
             same = (row["method"], row["variant"]) == (job.cfg["method"], job.cfg.get("variant"))
-            yield row if same else {**row, **audit.described(job.cfg), "same_as": name_of(row)}
+            other = name_of(row) if row["method"] == job.cfg["method"] else row["method"]
+            yield row if same else {**row, **audit.described(job.cfg), "same_as": other}
 
 
 def _quick(model: Subject) -> bool:
