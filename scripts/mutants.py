@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mutations import Mutant, Patches, continuous, discrete
+from mutations import Mutant, Patches, continuous, discrete, lossless
 
 from specbench.audit import audit, densities, execution
 from specbench.audit.densities import DensityPair
@@ -38,19 +38,20 @@ from specbench.storage.files import write_atomically
 COLUMNS = ("mutant", "mistake", "method", "samples", "model", "parameters", "p_value", "tv", "tv_exact", "ks", "commit")
 LADDER = (250, 1000, 4000, 16_000, 64_000, 200_000)
 _SHOWN = 300  # sequences in which a mutant must change something
-MUTANTS = [*discrete.MUTANTS, *continuous.MUTANTS]
+MUTANTS = [*discrete.MUTANTS, *lossless.MUTANTS, *continuous.MUTANTS]
 Job = tuple[dict[str, Any], Subject]
 
 
 def named(name: str) -> Mutant:
-    return next(m for m in MUTANTS if m.name == name)
+    return next(m for m in (*MUTANTS, *continuous.UNMEASURED) if m.name == name)
 
 
 def jobs(method: str, models: Sequence[Subject]) -> list[Job]:
     """The default audit of a method, shortest first; of the models, on those that suit it."""
-    continuous, *_ = command._kinds([f"method={method}"])
+    arguments = f"method={method}".split()
+    continuous, *_ = command._kinds(arguments)
     suited = [model for model in models if isinstance(model, DensityPair) == continuous]
-    found = list(command._audits([f"method={method}"], suited))
+    found = list(command._audits(arguments, suited))
     return sorted(found, key=_cost)
 
 

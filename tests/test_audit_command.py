@@ -149,7 +149,9 @@ def test_every_preset_can_be_audited(call: Call, tmp_path: Path, monkeypatch: py
     assert {row["method"]: row["same_as"] for row in rows if row["same_as"]} == {
         "band_tree": "band",  # a relaxed tree is audited on chains as well
         "eagle3": "eagle2",
+        "eagle_traversal": "eagle3_traversal",
         "sd": "eagle_chain",
+        "sd_block": "eagle_block",
     }
     continuous = [row["method"] for row in rows if row["model"] == "d2t4"]
     assert list(dict.fromkeys(continuous)) == OF_VECTORS

@@ -21,6 +21,10 @@ from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import Rule, exact
 from specbench.decoding.rules.typical import Typical
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.verify import TokenWise, Verification
+from specbench.decoding.verify.block import BlockVerification
+from specbench.decoding.verify.selected import Selected
+from specbench.decoding.verify.traversal import Traversal
 from specbench.engine.graph import Graphs
 from specbench.models.mar import MAR, MARConfig
 from specbench.models.mar_sampling import Guided
@@ -29,6 +33,7 @@ from specbench.models.unified import Prompts, Unified, UnifiedConfig, image_toke
 pytest.importorskip("triton")
 from specbench.engine.kernels import FusedKernels, launch
 
+TOKEN = TokenWise()
 ENGINES = ("eager", "graph", "triton")
 GUIDED = Sampling(cfg_scale=2.0, top_k=4)
 SAMPLINGS = {
@@ -73,7 +78,12 @@ class Case:
         self._fake.__exit__(*error)
 
     def lint(
-        self, rule: Rule, sampling: Sampling = GUIDED, kind: type[Decoding] = Decoding, again: bool = False
+        self,
+        rule: Rule,
+        sampling: Sampling = GUIDED,
+        kind: type[Decoding] = Decoding,
+        again: bool = False,
+        way: Verification = TOKEN,
     ) -> Counter[str]:
         """What a recorded step of two images does that no graph can hold. again: the passes of the networks give what
         they gave last time, so that all but them is looked at."""
@@ -81,7 +91,7 @@ class Case:
         kernels = FusedKernels() if self.engine == "triton" else None
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(launch, "start", found.start)
-            config = DecoderConfig(self.target, self.drafter, rule, sampling, emitted_draws=2)
+            config = DecoderConfig(self.target, self.drafter, rule, sampling, verification=way, emitted_draws=2)
             decoding = kind(config, self.given, RandomStreams([(0, 0), (0, 1)], "cuda"), kernels=kernels)
             for owner, name in ((decoding.session, "forward"), (self.drafter, "propose")):
                 patch.setattr(owner, name, self._kept(name, getattr(owner, name), again), raising=False)
@@ -111,6 +121,22 @@ def test_a_step_can_be_recorded(name: str, engine: str) -> None:
             for rule, make in test_engine.RULES.items():
                 found[rule] = case.lint(make(), again=True)
     assert not {rule: dict(some) for rule, some in found.items() if some}
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "engine"),
+    [
+        ("chain", BlockVerification(), "graph"),
+        ("chain", BlockVerification(), "triton"),
+        ("eagle2", Traversal(), "graph"),
+        ("tree", Traversal(), "triton"),
+        ("tree", Selected(), "graph"),  # it has no kernel
+    ],
+)
+def test_a_step_of_other_verification_can_be_recorded(name: str, way: Verification, engine: str) -> None:
+    with Case(name, engine) as case:
+        case.drafter.replacement = way.name == "selected"
+        assert not case.lint(exact(), way=way)
 
 
 @pytest.mark.parametrize("engine", ["graph", "triton"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from specbench.rows.seconds import is_timed
-from specbench.tables import layout
+from specbench.tables import figures, layout
 from specbench.tables.catalog import TABLES
+from specbench.tables.definitions import TableFigure
 from specbench.tables.measure import Identity
 
 
@@ -23,6 +24,23 @@ def test_a_row_without_a_column_that_a_table_needs_is_measured_again() -> None:
     assert Identity("h", "w", needs=("fid",)).fits(row)
     assert not Identity("h", "w", needs=("fid", "kid")).fits(row)
     assert not Identity("h", "w", needs=("emitted_tv",)).fits(row)
+
+
+def test_every_curve_of_a_figure_is_drawn() -> None:
+    """The frontier has twelve, and a figure left out all but seven."""
+    panels = [
+        panel for table in TABLES.values() if isinstance(table.figure, TableFigure) for panel in table.figure.panels
+    ]
+    assert max(len(panel.curves) for panel in panels) == len(figures._STYLES) == len(set(figures._STYLES)) == 12
+
+
+def test_rules_at_equal_tokens_are_tested_by_runs_without_interpolation() -> None:
+    table = TABLES["frontier_equal"]
+    keys = {line.key for line in table.lines}
+    assert table.matched is None
+    assert len(table.tests) == 9
+    assert all({test.line, test.other} <= keys for test in table.tests)
+    assert all(test.line.startswith("band") and test.other.startswith("uniform") for test in table.tests)
 
 
 def test_errors_of_floating_point_print_as_zero() -> None:

@@ -16,7 +16,7 @@ from specbench.decoding.loop import Decoding
 from specbench.decoding.rules import Band, Rule, cool, exact, uniform
 from specbench.decoding.sampling import draw_distinct
 from specbench.decoding.trees import Tree, build, chain_paths, from_parents, parse, window_paths
-from specbench.decoding.verify import Draft, TokenWise, Verdict
+from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification
 from specbench.engine.ops import KVCache
 
 pytest.importorskip("triton")
@@ -26,6 +26,7 @@ from specbench.engine.kernels import FusedKernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = 8
+TOKEN = TokenWise()
 
 
 def uniforms(*shape: int, seed: int = 0) -> Tensor:
@@ -41,11 +42,11 @@ def shared(paths: list[trees.Path]) -> Tree:
     return build(paths).to(DEVICE)
 
 
-def grown(nodes: int, height: int, width: int) -> Tree:
+def grown(nodes: int, height: int, width: int, rows: int = ROWS) -> Tree:
     """A topology of its own for every row, as EAGLE-2 grows them."""
     generator = torch.Generator().manual_seed(5)
     parents, ranks = [], []
-    for _ in range(ROWS):
+    for _ in range(rows):
         parent, rank, depth, kids = [0], [0], [0], [0]
         while len(parent) < nodes:
             above = int(torch.randint(len(parent), (), generator=generator))
@@ -60,33 +61,40 @@ def grown(nodes: int, height: int, width: int) -> Tree:
     return from_parents(torch.tensor(parents, device=DEVICE), torch.tensor(ranks, device=DEVICE), width, height)
 
 
-def drafted(tree: Tree, size: int, support: int, sampled: Tensor | None) -> tuple[Tensor, Draft]:
+def drafted(tree: Tree, size: int, support: int, sampled: Tensor | None, rows: int = ROWS) -> tuple[Tensor, Draft]:
     """The target's distributions (B, M, V) and a draft whose distributions have `support` tokens: near enough to each
     other that the walks end at all depths."""
-    inner, children = tree.inner.expand(ROWS, -1), tree.children.expand(ROWS, -1, -1)
-    q = peaked(ROWS, inner.shape[1], size)
+    inner, children = tree.inner.expand(rows, -1), tree.children.expand(rows, -1, -1)
+    q = peaked(rows, inner.shape[1], size)
     q[:, :, support:] = 0
     q[0, :, 1:] = 0  # one token: there are no further siblings
     q /= q.sum(-1, keepdim=True)
-    p = 0.3 * peaked(ROWS, tree.nodes, size, seed=1)
-    row = torch.arange(ROWS, device=DEVICE)[:, None]
+    p = 0.3 * peaked(rows, tree.nodes, size, seed=1)
+    row = torch.arange(rows, device=DEVICE)[:, None]
     p[row, inner] += 0.7 * q
     p[1] = q[1, 0]  # nothing is left when all of q was subtracted
     p /= p.sum(-1, keepdim=True)
-    tokens = torch.zeros(ROWS, tree.nodes + 1, dtype=torch.int64, device=DEVICE)
+    tokens = torch.zeros(rows, tree.nodes + 1, dtype=torch.int64, device=DEVICE)
     drawn = draw_distinct(q, uniforms(*q.shape, seed=2), min(tree.width, size))
     cell = torch.where(children >= 0, children, tree.nodes)[..., : drawn.shape[-1]]
     tokens.scatter_(1, cell.flatten(1), drawn.flatten(1))
-    valid = torch.ones(ROWS, tree.nodes, dtype=torch.bool, device=DEVICE)
+    valid = torch.ones(rows, tree.nodes, dtype=torch.bool, device=DEVICE)
     valid[2, 2:] = False
     return p, Draft(tree, tokens[:, :-1].contiguous(), q, valid, sampled)
 
 
-def judged(p: Tensor, draft: Draft, rule: Rule, seed: int = 0, kernels: FusedKernels | None = None) -> Verdict:
-    step = torch.arange(ROWS, device=DEVICE)
+def judged(
+    p: Tensor,
+    draft: Draft,
+    rule: Rule,
+    seed: int = 0,
+    kernels: FusedKernels | None = None,
+    way: Verification = TOKEN,
+) -> Verdict:
+    step = torch.arange(len(p), device=DEVICE)
     rule.open(step.device)
     with torch.inference_mode(), poisoned():
-        return TokenWise().verify(p, draft, rule, tiny.rng(ROWS, seed, DEVICE), step, kernels=kernels)
+        return way.verify(p, draft, rule, tiny.rng(len(p), seed, DEVICE), step, kernels=kernels)
 
 
 def same(found: Verdict, plain: Verdict) -> None:

@@ -13,6 +13,7 @@ from specbench.config import configuration
 from specbench.decoding.loop import Decoding
 
 pytest.importorskip("triton")
+REDUCED = ("model=llamagen_xl", "reduced=true")
 XL, LUMINA = ("model=llamagen_xl", 36), ("model=lumina_mgpt", 32)
 #: Target and its layers, method: launches in the layers and outside, with the fused kernels.
 BUDGETS: dict[str, tuple[tuple[str, int], tuple[str, ...], int, int]] = {
@@ -41,16 +42,27 @@ def test_a_step_stays_within_its_budget(name: str) -> None:
     assert found["layers"] >= 4 * layers  # the layers are seen
 
 
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [("eagle_chain verification=block", 2), ("eagle1 verification=traversal", 6)],  # a kernel per depth, less one
+)
+def test_verification_beyond_token_wise_launches_few_kernels_more(words: str, more: int) -> None:
+    method, way = words.split()
+    token, other = (counted((*REDUCED, f"method={method}", *added)) for added in ((), (way,)))
+    assert other["layers"] == token["layers"]
+    assert other["outside"] <= token["outside"] + more, other["by_kernel"]
+
+
 @pytest.mark.parametrize("shape", ["eagle window=5", "eagle_tree", "sjd"])
 def test_a_band_launches_no_more_than_a_factor(shape: str) -> None:
     """The fused verification finds its limits."""
-    words = ("model=llamagen_xl", "reduced=true", "method=vanilla", *f"drafter={shape}".split())
+    words = (*REDUCED, "method=vanilla", *f"drafter={shape}".split())
     band, cool = (counted((*words, f"rule={rule}")) for rule in ("band", "cool"))
     assert band["by_kernel"] == cool["by_kernel"]
 
 
 def test_one_launch_more_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("model=llamagen_xl", "reduced=true", "method=sjd")
+    words = (*REDUCED, "method=sjd")
     before, step = counted(words), Decoding.step
 
     def longer(decoding: Decoding) -> None:

@@ -51,7 +51,9 @@ def trace(outside: float = 0.0) -> Trace:
     distances[:4, 0] = torch.tensor([0.25, 0.5, 0, 0.25])[:, None]
     distances[2, 0, 8] = outside
     distances[4] = torch.tensor([[2.0, 4, 8, 1, 2, 4, 2, 4, 8], [1] * 9])  # two to the power of the depth
-    return Trace(accepted.long(), offered.long(), first, tv, top1, top3, log_prob, *distances)
+    share = torch.full((2, 9), torch.nan)
+    share[0, :4] = torch.tensor([0.25, torch.nan, 0.5, 0.75])
+    return Trace(accepted.long(), offered.long(), first, tv, top1, top3, log_prob, *distances, share)
 
 
 def images(of: Trace, steps: list[int], passes: int = 0) -> list[Record]:
@@ -75,6 +77,7 @@ def test_the_fields_of_a_record() -> None:
         "first_accept": 0.75,
         "draft_top1": pytest.approx(1 / 3, rel=1e-5),
         "draft_top3": pytest.approx(2 / 3, rel=1e-5),
+        "select_share": 0.5,
         "emitted_tv": 0.25,
         "emitted_kl": 0.5,
         "emitted_outside": 0.0,
@@ -116,6 +119,7 @@ def test_the_columns_of_a_row() -> None:
         "draft_tv": 0.875 / 3,
         "draft_top1": 1 / 3,
         "draft_top3": 2 / 3,
+        "select_share": 0.5,
         "draft_passes": 32.5,
     }
     assert {k: row[k] for k in expected} == pytest.approx(expected, rel=1e-5)
@@ -135,6 +139,7 @@ def test_the_columns_of_a_row() -> None:
                 "draft_tv_stderr",
                 "draft_top1_stderr",
                 "draft_top3_stderr",
+                "select_share_stderr",
             ]
         ),
     }  # only one image has drafts
@@ -177,7 +182,8 @@ def test_every_token_is_a_draft_or_a_steps_own(window: int, wished: list[int]) -
         count, steps = count + int(accepted[0, steps]) + 1, steps + 1
     zeros = torch.zeros(1, total)
     [made] = images(
-        Trace(accepted, offered, zeros, zeros, zeros > 0, zeros > 0, zeros - 1, *[zeros] * 4, zeros + 1), [steps]
+        Trace(accepted, offered, zeros, zeros, zeros > 0, zeros > 0, zeros - 1, *[zeros] * 4, zeros + 1, zeros[:, :0]),
+        [steps],
     )
     assert summary.is_accepted_draft(made).sum() == accepted.sum()
     histogram = summary.accepted_histogram([made])

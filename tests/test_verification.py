@@ -13,7 +13,7 @@ import tiny
 import torch
 from torch import Tensor
 
-from specbench.audit import models
+from specbench.audit import audit, models
 from specbench.audit.tabular import TabularDrafter, TabularTarget, random_tables, sequence_probs
 from specbench.audit.tabular import codes as coded
 from specbench.config import configuration
@@ -22,8 +22,10 @@ from specbench.decoding.batch import Decoded
 from specbench.decoding.loop import DecoderConfig, decode
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.trees import build, chain_paths
-from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification
+from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification, one_hot
 from specbench.decoding.verify.block import BlockVerification, masses
+from specbench.decoding.verify.selected import Selected
+from specbench.decoding.verify.traversal import Traversal
 from specbench.errors import UsageError
 from specbench.harness import run
 
@@ -58,12 +60,27 @@ def run_on_tables(way: Verification, drafter: Any, p: list[Tensor], images: int,
     return decode(config, None, tiny.rng(images, seed))
 
 
-def test_a_chain_of_one_is_verified_token_by_token() -> None:
-    """The same division, the same comparison and the same residual."""
+@pytest.mark.parametrize("chosen", [False, True])
+def test_a_chain_of_one_is_verified_token_by_token(chosen: bool) -> None:
+    """The same division, the same comparison and the same residual, of sampled and of deterministic tokens."""
     p, draft = drafted(500, 1)
+    draft = replace(draft, sampled=torch.zeros_like(draft.valid) if chosen else None)
     block, token = verified(BlockVerification(), p, draft), verified(TokenWise(), p, draft)
     assert equal(block, token)
     assert 0 < block.length.float().mean() < 1
+
+
+@pytest.mark.parametrize("way", [BlockVerification(), Traversal(), Selected()], ids=lambda way: way.name)
+def test_greedy_point_masses_are_verified_token_by_token(way: Verification) -> None:
+    """Every ratio is 0 or 1, so that no random number matters."""
+    p, draft = drafted(300, 4, vocab=3)
+    best = p.argmax(-1)
+    p, tokens = one_hot(best, 3), torch.cat([draft.tokens[:, :1], best[:, :-1]], 1)
+    tokens[::3] = draft.tokens[::3]
+    draft = replace(draft, tokens=tokens, sampled=torch.zeros_like(draft.valid))
+    found, token = verified(way, p, draft), verified(TokenWise(), p, draft)
+    assert equal(replace(found, share=None), token)
+    assert set(token.length.tolist()) == {0, 1, 2, 3, 4}
 
 
 def expected_lengths(p: list[Tensor], q: list[Tensor], length: int) -> Tensor:
@@ -142,7 +159,7 @@ def test_a_verdict_depends_on_its_row_alone() -> None:
         alone = BlockVerification().verify(
             p[own], one, rules.exact(), tiny.rng([row]), torch.zeros(1, dtype=torch.int64)
         )
-        assert equal(alone, Verdict(*(x[own] for x in vars(together).values())))
+        assert equal(alone, Verdict(**{k: x if x is None else x[own] for k, x in vars(together).items()}))
 
 
 @pytest.mark.parametrize(
@@ -182,6 +199,7 @@ def test_what_is_exact_is_allowed(words: str) -> None:
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "methods" / "block"
 needs_values = pytest.mark.skipif(not FOLDER.is_dir(), reason="the reference values are not beside this checkout")
 IMAGES = 8000
+WIDE = "[[0], [1], [2], [0, 0], [0, 1], [0, 0, 0]]"
 
 
 def close(out: Decoded[Any], wanted: dict[str, Any]) -> None:
@@ -202,6 +220,31 @@ def test_chains_reach_the_reference_lengths(case: str, length: int) -> None:
     tables = models.load(str(FOLDER / f"{case}.npz"))
     out = run_on_tables(BlockVerification(), TabularDrafter(tables.q, chain_paths(length)), tables.p, IMAGES)
     close(out, wanted["block"])
+
+
+@needs_values
+@pytest.mark.parametrize(
+    ("words", "group", "key", "value"),
+    [
+        *((f"eagle_chain verification=block window={n}", "chains", f"window={n}", "block") for n in (1, 2, 3, 4)),
+        ("eagle_traversal tree=[[0],[1],[2],[0,0],[0,1],[0,0,0]]", "trees", WIDE, "traversal without"),
+    ],
+)
+def test_the_audit_reports_the_reference_lengths(words: str, group: str, key: str, value: str) -> None:
+    """`tokens_per_step` is the mean of T / rounds, which for L = 3 is 0.35 above T / mean rounds. A number in [1, most]
+    of mean m has a variance of at most (most - m) (m - 1); four standard errors of it are below 0.1."""
+    wanted = json.loads((FOLDER / "expected_block.json").read_text())["block_b"][group][key][value]
+    tables = models.load(str(FOLDER / "block_b.npz"))
+    row = audit.measure(
+        audit.assemble(configuration.compose(f"method={words}".split()), tables), tables, IMAGES, margin=1
+    )
+    assert row["verdict"] == "lossless"
+    for column, mean, most in (
+        ("tokens_per_step", wanted["tokens_per_round_mean_of_ratios"], tables.length),
+        ("accepted_length", wanted["first_round_length"], len(wanted["accepted_law"])),
+    ):
+        error = ((most - mean) * (mean - 1) / IMAGES) ** 0.5
+        assert abs(row[column] - mean) < 4 * error < 0.1
 
 
 def test_masses_of_ratios_whose_product_overflows() -> None:

@@ -11,7 +11,20 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from test_verification import ALPHA, FOLDER, IMAGES, P, Q, close, drafted, equal, needs_values, run_on_tables, verified
+from test_verification import (
+    ALPHA,
+    FOLDER,
+    IMAGES,
+    WIDE,
+    P,
+    Q,
+    close,
+    drafted,
+    equal,
+    needs_values,
+    run_on_tables,
+    verified,
+)
 from torch import Tensor
 
 from specbench.audit import models
@@ -23,10 +36,11 @@ from specbench.decoding.sampling import draw_distinct, draw_several
 from specbench.decoding.trees import Tree, build, from_parents, named, parse
 from specbench.decoding.verify import VERIFY, Draft, TokenWise, Verdict
 from specbench.decoding.verify.block import BlockVerification
-from specbench.decoding.verify.selected import Selected, best_of
+from specbench.decoding.verify.selected import Selected, best_of, best_of_pair
 from specbench.decoding.verify.traversal import Traversal
 from specbench.errors import UsageError
 from specbench.harness import run
+from specbench.harness.trace import of_images
 
 BUSH = parse("[[0],[1],[2],[0,0],[0,1],[1,0],[0,0,0],[0,1,0]]")
 TREES = {"bush": BUSH, "mc_sim": named("mc_sim_7b_63"), "balanced": named("reverse_balanced_25")}
@@ -141,7 +155,7 @@ def test_a_verdict_depends_on_its_row_alone(way: Any) -> None:
         own = slice(row, row + 1)
         one = replace(draft, tokens=draft.tokens[own], probs=draft.probs[own], valid=draft.valid[own])
         alone = way.verify(p[own], one, rules.exact(), tiny.rng([row]), torch.zeros(1, dtype=torch.int64))
-        assert equal(alone, Verdict(*(x[own] for x in vars(together).values())))
+        assert equal(alone, Verdict(**{k: x if x is None else x[own] for k, x in vars(together).items()}))
 
 
 @pytest.mark.parametrize(
@@ -151,11 +165,15 @@ def test_a_verdict_depends_on_its_row_alone(way: Any) -> None:
         (Selected(), "with"),
         (Selected(1.0), "with"),
         (Selected(0.4, grid=3), "with"),
+        (Selected(), "without"),
+        (Selected(1.0), "without"),
     ],
 )
 def test_sequences_have_the_targets_distribution(way: Any, mode: str) -> None:
-    drafter = TabularDrafter(Q, BUSH, mode == "chosen", replacement=mode == "with")
-    out = run_on_tables(way, drafter, P, 20_000)
+    pairs = way.name == "selected" and mode == "without"
+    paths = [path for path in BUSH if max(path) < 2] if pairs else BUSH
+    drafter = TabularDrafter(Q, paths, mode == "chosen", replacement=mode == "with")
+    out = run_on_tables(way, drafter, P, 12_000)
     assert tiny.fit(coded(out.tokens, 3), sequence_probs(P)) > ALPHA
 
 
@@ -181,6 +199,22 @@ def test_selection_without_a_choice_is_block_verification() -> None:
     torch.testing.assert_close(block.next_probs, selected.next_probs, atol=1e-5, rtol=1e-4)
 
 
+def test_the_share_of_selections_is_reported() -> None:
+    """Of nodes with several children: a chain has none."""
+    fixed = verified(Selected(0.25), *drafted_tree(BUSH, "with"))
+    assert fixed.share is not None
+    assert fixed.share.eq(0.25).all()
+    auto = verified(Selected(), *drafted_tree(BUSH, "with"))
+    assert auto.share is not None
+    assert 0 < auto.share.mean() < 1
+    chain = verified(Selected(), *drafted(10, 3))
+    assert chain.share is not None
+    assert chain.share.isnan().all()
+    out = run_on_tables(Selected(0.25), TabularDrafter(Q, BUSH, replacement=True), P, 10)
+    [found, *_] = of_images(out.trace, out.steps.tolist(), 0)
+    assert found["select_share"] == 0.25
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_distribution_of_the_best_of_several_draws(count: int) -> None:
     """Against all tuples of draws; tokens of equal rank come in one order."""
@@ -192,6 +226,18 @@ def test_the_distribution_of_the_best_of_several_draws(count: int) -> None:
         best = max(drawn, key=order[0].tolist().index)
         wanted[best] += q[0, list(drawn)].double().prod()
     torch.testing.assert_close(found.double(), wanted, atol=1e-7, rtol=1e-6)
+
+
+def test_the_distribution_of_the_best_of_a_pair() -> None:
+    """Against all pairs of different tokens."""
+    q, order = torch.tensor([[0.1, 0.4, 0.0, 0.3, 0.2]]), torch.tensor([[3, 0, 4, 1, 2]])
+    wanted = torch.zeros(5, dtype=torch.float64)
+    for one, other in itertools.permutations([0, 1, 3, 4], 2):
+        best = max(one, other, key=order[0].tolist().index)
+        wanted[best] += float(q[0, one]) * float(q[0, other]) / (1 - float(q[0, one]))
+    torch.testing.assert_close(best_of_pair(q, order)[0].double(), wanted, atol=1e-7, rtol=1e-6)
+    sure = torch.tensor([[0.0, 1.0, 0.0]])
+    assert best_of_pair(sure, torch.tensor([[0, 1, 2]])).isfinite().all()  # there is no second token
 
 
 def test_the_share_of_selections_maximises_what_is_accepted() -> None:
@@ -213,9 +259,11 @@ def test_the_share_of_selections_maximises_what_is_accepted() -> None:
         ("method=sjd_pac verification=traversal", "carries over to the next step"),
         (
             "method=eagle2 verification=selected",
-            "siblings that are sampled with replacement, and drafter eagle2 does not",
+            "sampled with replacement or in pairs, and drafter eagle2 does not",
         ),
-        ("method=medusa rule=exact verification=selected", "sampled with replacement, and drafter medusa does not"),
+        ("method=medusa rule=exact verification=selected", "in pairs, and drafter medusa does not"),
+        ("method=medusa rule=exact verification=selected select_from=pair", "in pairs, and drafter medusa does not"),
+        ("method=eagle_selected select_from=pair", "needs nodes with two children at most, and the tree has 4"),
     ],
 )
 def test_what_would_not_be_exact_is_refused(words: str, sentence: str) -> None:
@@ -239,7 +287,6 @@ def test_the_share_of_selections_is_from_0_to_1(value: str) -> None:
 
 # --- reference values -------------------------------------------------------------------------------------------------
 
-WIDE = "[[0], [1], [2], [0, 0], [0, 1], [0, 0, 0]]"
 FORK = "[[0], [0, 0], [0, 1], [0, 0, 0], [0, 1, 0]]"
 
 
@@ -255,11 +302,20 @@ def test_trees_reach_the_reference_lengths(case: str, paths: str, mode: str) -> 
 
 @needs_values
 @pytest.mark.parametrize(
-    ("case", "select"), [("block_a", None), ("block_b", 1.0), ("block_b", None), ("block_e", None)]
+    ("case", "select", "mode"),
+    [
+        ("block_a", None, "with"),
+        ("block_b", 1.0, "with"),
+        ("block_b", None, "with"),
+        ("block_b", None, "without"),
+        ("block_e", None, "with"),
+        ("block_e", None, "without"),
+    ],
 )
-def test_selections_reach_the_reference_lengths(case: str, select: float | None) -> None:
+def test_selections_reach_the_reference_lengths(case: str, select: float | None, mode: str) -> None:
     wanted = json.loads((FOLDER / "expected_block.json").read_text())[case]["selected"]
     tables = models.load(str(FOLDER / f"{case}.npz"))
     paths = [path for d in range(1, 4) for path in itertools.product(range(2), repeat=d)]
-    out = run_on_tables(Selected(select), TabularDrafter(tables.q, paths, replacement=True), tables.p, IMAGES)
-    close(out, wanted[f"widths=[2, 2, 2] with lam={'auto' if select is None else select}"])
+    drafter = TabularDrafter(tables.q, paths, replacement=mode == "with")
+    out = run_on_tables(Selected(select), drafter, tables.p, IMAGES)
+    close(out, wanted[f"widths=[2, 2, 2] {mode} lam={'auto' if select is None else select}"])

@@ -32,6 +32,9 @@ from gpu_checks import models, results
 from specbench.decoding.loop import DecoderConfig, Decoding
 from specbench.decoding.rng import RandomStreams
 from specbench.decoding.rules import exact
+from specbench.decoding.verify import TokenWise, Verification
+from specbench.decoding.verify.block import BlockVerification
+from specbench.decoding.verify.traversal import Traversal
 from specbench.engine.kernels import FusedKernels, launch
 
 _TYPES = {
@@ -130,16 +133,21 @@ def started(steps: Any = STEPS, dependent: bool = True) -> list[Specialisation]:
 
 
 def step_on_shapes(name: str, drafter: str, window: int, images: int, dtype: torch.dtype) -> None:
-    """The first step of a target of two layers, on the meta device: tensors without values."""
+    """The first step of a target of two layers, verified in every way that is exact and has kernels, on the meta
+    device: tensors without values."""
     with torch.no_grad():
         network = models.target(name, "meta", dtype, 2)
         drafting = models.drafter(drafter, network, "meta", dtype, window=window)
-        config = DecoderConfig(network, drafting, exact(), models.SAMPLING[name])
         given = models.conditioning(name, images, "meta", dtype)
         rng = RandomStreams([(0, i) for i in range(images)], "meta")
-        decoding = Decoding(config, given, rng, kernels=FusedKernels())
-        decoding.step()
-        getattr(decoding, "observe", lambda: None)()
+        ways: list[Verification] = [TokenWise()]
+        if drafting.tree.height and not getattr(drafting, "carries_over", False):
+            ways.append(BlockVerification() if drafting.tree.is_chain else Traversal())
+        for way in ways:
+            config = DecoderConfig(network, drafting, exact(), models.SAMPLING[name], verification=way)
+            decoding = Decoding(config, given, rng, kernels=FusedKernels())
+            decoding.step()
+            getattr(decoding, "observe", lambda: None)()
 
 
 def compiled(one: Specialisation, capability: int) -> dict[str, Any]:

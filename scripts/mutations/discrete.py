@@ -63,7 +63,7 @@ def accepts_slightly_too_often(patch: Patches) -> None:
     patch.wrap(Relaxed, "accept", lambda accept, *args: (1.01 * accept(*args)).clamp_max(1))
 
 
-def _verified(patch: Patches, around: Callable[..., tuple[Any, ...]]) -> None:
+def verified(patch: Patches, around: Callable[..., tuple[Any, ...]]) -> None:
     """Changes the arguments of `verify`: around(p, draft) -> (p, draft)."""
 
     def changed(original: Any, self: Any, p: Tensor, draft: Any, *rest: Any) -> Any:
@@ -74,12 +74,12 @@ def _verified(patch: Patches, around: Callable[..., tuple[Any, ...]]) -> None:
 
 @_mutant("sd", "a token is tested with the q of the depth below its own")
 def q_of_the_wrong_depth(patch: Patches) -> None:
-    _verified(patch, lambda p, d: (p, replace(d, probs=torch.cat([d.probs[:, 1:], d.probs[:, -1:]], 1))))
+    verified(patch, lambda p, d: (p, replace(d, probs=torch.cat([d.probs[:, 1:], d.probs[:, -1:]], 1))))
 
 
 @_mutant("sd", "a token is tested with the p of the depth below its own")
 def p_of_the_wrong_depth(patch: Patches) -> None:
-    _verified(patch, lambda p, d: (torch.cat([p[:, 1:], p[:, -1:]], 1), d) if d.tree.height else (p, d))
+    verified(patch, lambda p, d: (torch.cat([p[:, 1:], p[:, -1:]], 1), d) if d.tree.height else (p, d))
 
 
 @_mutant("sd", "the bonus token comes from the distribution of the last drafted token")
@@ -88,31 +88,30 @@ def bonus_from_the_node_above(patch: Patches) -> None:
         leaf = (d.tree.slot < 0).expand(len(p), -1).unsqueeze(-1)
         return torch.where(leaf, take(p, d.tree.parent.expand(len(p), -1)), p), d
 
-    _verified(patch, moved)
+    verified(patch, moved)
 
 
 @_mutant("eagle2", "deterministic draft tokens are verified as if they had been sampled")
 def chosen_tokens_count_as_sampled(patch: Patches) -> None:
-    _verified(patch, lambda p, d: (p, replace(d, sampled=None)))
+    verified(patch, lambda p, d: (p, replace(d, sampled=None)))
 
 
 @_mutant("sd", "the drafter's probabilities are rounded to multiples of 1/32")
 def q_is_rounded(patch: Patches) -> None:
-    _verified(patch, lambda p, d: (p, replace(d, probs=(d.probs * 32).round().clamp_min(1) / 32)))
+    verified(patch, lambda p, d: (p, replace(d, probs=(d.probs * 32).round().clamp_min(1) / 32)))
 
 
 @_mutant("eagle1", "the q of the second sibling is not renormalised")
 def sibling_is_not_renormalised(patch: Patches) -> None:
-    patch.set(token, "normalise", lambda mass, fallback: mass)
+    patch.set(token, "without", lambda q, rejected: q.scatter(-1, rejected.unsqueeze(-1), 0.0))
 
 
 @_mutant("eagle1", "the q of the second sibling still holds the first one")
 def sibling_is_not_removed(patch: Patches) -> None:
-    patch.set(token, "normalise", lambda mass, fallback: fallback)
+    patch.set(token, "without", lambda q, rejected: q)
 
 
-@_mutant("eagle1", "siblings are verified by falling probability, not in the order in which they were drawn")
-def siblings_are_sorted(patch: Patches) -> None:
+def sort_siblings(patch: Patches) -> None:
     original = sampling.draw_distinct
 
     def ordered(probs: Tensor, *rest: Any, **named: Any) -> Tensor:
@@ -120,6 +119,11 @@ def siblings_are_sorted(patch: Patches) -> None:
         return tokens.gather(-1, probs.gather(-1, tokens).argsort(-1, descending=True))
 
     patch.everywhere(original, ordered)
+
+
+@_mutant("eagle1", "siblings are verified by falling probability, not in the order in which they were drawn")
+def siblings_are_sorted(patch: Patches) -> None:
+    sort_siblings(patch)
 
 
 @_mutant("eagle_chain", "a chain goes on after a rejected token")

@@ -118,7 +118,7 @@ class TabularModel:
             return TabularGrower(self.q, cfg["nodes"], cfg["depth"], cfg["width"], cfg["ranking"])
         if "tree" in cfg:
             chosen = name == "medusa"
-            replacement = cfg["verification"] == "selected" and not chosen
+            replacement = cfg.get("select_from") == "replacement" and not chosen
             return TabularDrafter(self.q, parse(cfg["tree"]), chosen, replacement=replacement)
         return TabularDrafter(self.q, chain_paths(cfg["window"]))
 

@@ -143,6 +143,11 @@ TABLE: dict[str, Parameter] = {
         high=1,
         also=("auto",),
     ),
+    "select_from": Parameter(
+        "string",
+        "how the siblings that are selected from are sampled: with replacement, or as pairs of two different tokens",
+        choices=("replacement", "pair"),
+    ),
     "select_grid": Parameter("integer", "select=auto tries 0, 1/select_grid .. 1", low=1, high=1000),
     "window": Parameter("integer", "length L of a drafted chain, in tokens", low=1, high=DRAFT),
     "tree": Parameter(

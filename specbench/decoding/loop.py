@@ -18,6 +18,7 @@ from specbench.decoding.trace import Taken, Trace, TraceRecorder
 from specbench.decoding.trees import Tree
 from specbench.decoding.verify import Draft, TokenWise, Verdict, Verification
 from specbench.decoding.verify.block import BlockVerification
+from specbench.decoding.verify.selected import Selected
 from specbench.engine.clock import Clock, Idle
 from specbench.engine.graph import Eager, Graphs
 from specbench.engine.ops import Kernels
@@ -167,7 +168,8 @@ class Decoding(BatchDecoding):
         measured = draws and isinstance(config.verification, TokenWise | BlockVerification)
         measured = measured and not getattr(config.drafter, "biased", False)
         emitted = Emitted(config.rule, self.rng, draws) if measured else None
-        self.recorder = TraceRecorder(rows, self.total, self.reach, device, emitted)
+        selects = isinstance(config.verification, Selected) and tree.height > 0
+        self.recorder = TraceRecorder(rows, self.total, self.reach, device, emitted, selects)
         self.taken: Taken | None = None  # from a step to its statistics
         self.state = DecodeState(
             rows,

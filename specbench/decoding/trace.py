@@ -27,6 +27,7 @@ class Trace:
     but before top-k and top-p (at temperature 0: at temperature 1).
     emitted_tv, emitted_kl, emitted_outside, emitted_kl_optimal, emitted_ratio (B, T): of every emitted token, how far
     the distribution that it was emitted from is from the target's, see `emitted.Emitted.step`; (B, 0) without it.
+    share: as of `Verdict`, NaN in steps without a choice; (B, 0) where nothing is selected.
     """
 
     accepted: Tensor
@@ -41,6 +42,7 @@ class Trace:
     emitted_outside: Tensor
     emitted_kl_optimal: Tensor
     emitted_ratio: Tensor
+    share: Tensor
 
 
 #: How far the sum of a distribution may be from 1. (float32 over 200,000 tokens is exact to about 1e-5.)
@@ -64,11 +66,20 @@ class TraceRecorder:
     """Fills a trace without a host round trip, and checks the distributions: for every step it records the product of
     the sums of those that were used, which is 1 where each sums to 1, and NaN where one is not finite."""
 
-    def __init__(self, rows: int, total: int, reach: int, device: torch.device, emitted: Emitted | None = None) -> None:
+    def __init__(
+        self,
+        rows: int,
+        total: int,
+        reach: int,
+        device: torch.device,
+        emitted: Emitted | None = None,
+        selects: bool = False,
+    ) -> None:
+        """selects: verdicts have a `share`."""
         self.total, self.emitted = total, emitted
         # the sums of the target's and the drafter's distributions, then the six of a trace, which vanilla does not
-        # need; finished rows write to the last column
-        self.steps = torch.zeros(8, rows, total + 1, device=device)
+        # need, and the share of selections; finished rows write to the last column
+        self.steps = torch.zeros(8 + selects, rows, total + 1, device=device)
         self.steps[:2] = 1
         self.log_prob = torch.zeros(rows, total + 2 * reach, device=device)
         self.distances = torch.zeros(5, rows, total + 2 * reach if emitted else 0, device=device)
@@ -84,6 +95,8 @@ class TraceRecorder:
         path = verdict.path_with_root  # beyond its end, its last node: every entry was reached
         if taken.draft.tree.height:
             row = [*self._sums(taken, path), *self._statistics(taken)]
+            if len(self.steps) > len(row):
+                row.append(torch.full_like(row[0], torch.nan) if verdict.share is None else verdict.share)
         else:
             row = [sum_last(verdict.next_probs)]
         index = torch.where(active, taken.steps, self.total).expand(len(row), -1).unsqueeze(-1)
@@ -136,7 +149,8 @@ class TraceRecorder:
         return first + 1, "drafter" if valid[0, first] else "target"
 
     def trace(self) -> Trace:
-        accepted, offered, first, tv, top1, top3 = self.steps[2:, :, : self.total].clone()
+        accepted, offered, first, tv, top1, top3, *shares = self.steps[2:, :, : self.total].clone()
+        share = shares[0] if shares else self.steps.new_empty(self.steps.shape[1], 0)
         log_prob = self.log_prob[:, : self.total].clone()
         distances = self.distances[:, :, : self.total].clone()
-        return Trace(accepted.long(), offered.long(), first, tv, top1 > 0, top3 > 0, log_prob, *distances)
+        return Trace(accepted.long(), offered.long(), first, tv, top1 > 0, top3 > 0, log_prob, *(*distances, share))

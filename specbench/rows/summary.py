@@ -179,6 +179,7 @@ def columns(images: Sequence[Record]) -> dict[str, Any]:
         "draft_tv": lambda r: r.draft_tv,
         "draft_top1": lambda r: r.draft_top1,
         "draft_top3": lambda r: r.draft_top3,
+        "select_share": lambda r: r.select_share,
     }
     means = {name: _mean_over_drafts(images, statistic) for name, statistic in drafts.items()}
     return (

@@ -28,7 +28,7 @@ def eagle(cfg: Mapping[str, Any], model: Any, network: str = "eagle") -> Drafter
 
 
 def eagle_tree(cfg: Mapping[str, Any], model: Any, network: str = "eagle") -> Drafter:
-    return Eagle(model.drafter_network(network), parse(cfg["tree"]), cfg.get("verification") == "selected")
+    return Eagle(model.drafter_network(network), parse(cfg["tree"]), cfg.get("select_from") == "replacement")
 
 
 def eagle2(cfg: Mapping[str, Any], model: Any, network: str = "eagle") -> Drafter:

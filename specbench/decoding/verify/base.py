@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rng import TAGS, RandomStreams
-from specbench.decoding.rules.base import Rule
+from specbench.decoding.rules.base import Rule, normalise
 from specbench.decoding.sampling import draw
 from specbench.decoding.trees import Tree
 from specbench.engine.ops import Kernels, take
@@ -52,13 +52,15 @@ class Verdict:
     """path (B, D) int64: the accepted nodes by depth (beyond `length`: the last of them); length (B,) int64: accepted
     draft tokens; tokens (B, D + 1): the accepted tokens and, at `length`, the recovered or bonus token; next_probs
     (B, V): the distribution of that token; first (B,): the probability with which the rule accepts the first candidate,
-    0 where there is none."""
+    0 where there is none; share (B,): where siblings were selected, the mean share of the selection over the nodes of
+    the path with several children, NaN without any."""
 
     path: Tensor
     length: Tensor
     tokens: Tensor
     next_probs: Tensor
     first: Tensor
+    share: Tensor | None = None
 
     @property
     def path_with_root(self) -> Tensor:
@@ -142,6 +144,12 @@ def concluded(
     next_token = draw(next_probs, u, kernels)
     tokens = torch.cat([draft.tokens.gather(1, path), next_token], 1).scatter(1, length, next_token)
     return Verdict(path, length.squeeze(1), tokens, next_probs.squeeze(1), first)
+
+
+def without(q: Tensor, token: Tensor) -> Tensor:
+    """q (..., V) of the next sibling, drawn without replacement, once `token` (...) was rejected; q where nothing is
+    left."""
+    return normalise(q.scatter(-1, token.unsqueeze(-1), 0.0), q)
 
 
 def remaining(p: Tensor, left: Tensor, slot: Tensor, node: Tensor) -> Tensor:

@@ -51,22 +51,32 @@ class BlockVerification(Verification):
     ) -> Verdict:
         """As of `Verification`."""
         token, q = draft.tokens[:, 1:], draft.probs
-        if draft.sampled is not None:
+        if draft.sampled is not None and (kernels is None or rule.name != "exact"):
             q = torch.where(draft.sampled[:, 1:, None], q, one_hot(token, q.shape[-1]))
-        before = rule.emits(p[:, :-1], q, draft.tree.depth[:, 1:].expand_as(token))
+        if rule.name != "exact":  # the nodes that have a draft token emit what the rule emits
+            live = draft.valid[:, 1:] & (at(q, token) > 0)
+            before = rule.emits(p[:, :-1], q, draft.tree.depth[:, 1:].expand_as(token))
+            p = torch.cat([torch.where(live.unsqueeze(-1), before, p[:, :-1]), p[:, -1:]], 1)
+        if kernels is not None:
+            return Verdict(*kernels.verify_block(p, draft, numbers))
+        before = p[:, :-1]
         live, ratio = ratios(at(before, token), at(q, token), draft.valid[:, 1:])
         mass = masses(ratio)
         left = (before * mass[:, :-1, None]).sub_(q).clamp_min_(0)
         passes = torch.cat([torch.where(live, passing(sum_last(left), mass[:, :-1]), mass[:, :-1]), mass[:, -1:]], 1)
         passed = numbers[:, 0] < passes
         passed[:, 0] = True
-        nodes = torch.arange(p.shape[1], device=p.device)
-        length = (nodes * passed).amax(1, keepdim=True)
+        length = last_passed(passed)
         here, end = take(p, length), length.clamp_max(token.shape[1] - 1)
         goes_on = ((length == end) & live.gather(1, end)).unsqueeze(-1)
         next_probs = torch.where(goes_on, normalise(take(left, end), here), here)
-        path = torch.minimum(nodes[1:], length)
+        path = torch.minimum(torch.arange(1, p.shape[1], device=p.device), length)
         return concluded(draft, path, length, next_probs, ratio[:, 0].clamp_max(1), numbers[:, 1, :1], kernels)
+
+
+def last_passed(passed: Tensor) -> Tensor:
+    """The last node (B, 1) of a chain that passes, of passed (B, M)."""
+    return (torch.arange(passed.shape[1], device=passed.device) * passed).amax(1, keepdim=True)
 
 
 def ratios(p: Tensor, q: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:

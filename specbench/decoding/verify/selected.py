@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.rules.base import Rule, at, normalise
+from specbench.decoding.rules.base import Rule, normalise
 from specbench.decoding.sampling import PROBABILITY_BITS
 from specbench.decoding.verify.base import Draft, Verdict, Verification, check_exact, concluded, one_hot
 from specbench.decoding.verify.block import RELAXED, passing, ratios
@@ -21,12 +21,12 @@ _SAME = 1e-6
 
 
 class Selected(Verification):
-    """At a node with K children, drawn with replacement from q, the child with the largest p / q is followed with
-    probability lam, else the first one. It has the distribution e = (1 - lam) q + lam b, where b is that of the best of
-    K draws. The path from the root to a leaf is verified as by `block.BlockVerification`, with e for q. lam may depend
-    on all that is known above the children: `select` None takes, of 0, 1 / grid .. 1, the one with the largest
-    sum min(P p, e). A rule that emits a distribution in closed form, given that its candidate is drawn from e, has it
-    in the place of p, as there.
+    """At a node with K children, drawn from q, the child with the largest p / q is followed with probability lam, else
+    the first one. It has the distribution e = (1 - lam) q + lam b, where b is that of the best of the draws: K with
+    replacement, or two without. The path from the root to a leaf is verified as by `block.BlockVerification`, with e
+    for q. lam may depend on all that is known above the children: `select` None takes, of 0, 1 / grid .. 1, the one
+    with the largest sum min(P p, e). A rule that emits a distribution in closed form, given that its candidate is
+    drawn from e, has it in the place of p, as there.
     """
 
     name = "selected"
@@ -45,31 +45,34 @@ class Selected(Verification):
     ) -> Verdict:
         """As of `Verification`. The numbers of the next token's tag choose the children, from the second on."""
         tree, rows, height = draft.tree, len(p), draft.tree.height
-        if tree.width > 1 and not draft.replacement:
-            raise ValueError("selection needs siblings that were drawn with replacement")
+        if tree.width > 2 and not draft.replacement:
+            raise ValueError("selection needs siblings that were drawn with replacement, or pairs")
         slot, children = tree.slot.expand(rows, -1), tree.children.expand(rows, -1, -1)
         u, u_next = numbers.unbind(1)
         node = length = torch.zeros_like(draft.tokens[:, :1])
         mass, ended = torch.ones_like(u[:, :1]), torch.zeros_like(draft.valid[:, :1])
         next_probs, first = p[:, 0], torch.zeros_like(mass)
-        visited = [node]
+        visited, shares = [node], []
         for depth in range(height + 1):
             here, passes, goes_on = take(p, node).squeeze(1), mass, torch.zeros_like(ended)
             left = here
             if depth < height:
                 which = slot.gather(1, node)
                 kids = take(children, which.clamp_min(0)).squeeze(1)  # (B, W)
-                kids = torch.where((which >= 0) & draft.valid.gather(1, kids.clamp_min(0)), kids, -1)
-                goes_on = ~ended & (kids >= 0).any(1, keepdim=True)
                 q = take(draft.probs, which.clamp_min(0)).squeeze(1)
                 tokens = draft.tokens.gather(1, kids.clamp_min(0))
                 if draft.sampled is not None:
                     sampled = draft.sampled.gather(1, kids[:, :1].clamp_min(0))
                     q = torch.where(sampled, q, one_hot(tokens[:, 0], q.shape[-1]))
+                exists = (which >= 0) & draft.valid.gather(1, kids.clamp_min(0)) & (q.gather(1, tokens) > 0)
+                kids = torch.where(exists, kids, -1)
+                goes_on = ~ended & (kids >= 0).any(1, keepdim=True)
                 if depth == 0:
                     kept = rule.accept(here, q, tokens[:, 0], torch.ones_like(length[:, 0]))
-                    first = torch.where((kids[:, 0] >= 0) & (at(q, tokens[:, 0]) > 0), kept, 0)[:, None]
-                child, e = self._select(here, q, mass, kids, tokens, u_next[:, depth + 1 : depth + 2])
+                    first = torch.where(kids[:, 0] >= 0, kept, 0)[:, None]
+                numbers_here = u_next[:, depth + 1 : depth + 2]
+                child, e, share = self._select(here, q, mass, kids, tokens, numbers_here, draft.replacement)
+                shares.append(torch.where(goes_on, share, torch.nan))
                 token = draft.tokens.gather(1, child)
                 emits = rule.emits(here, e, torch.full_like(length[:, 0], depth + 1))
                 live, ratio = ratios(emits.gather(1, token), e.gather(1, token), goes_on)
@@ -88,27 +91,30 @@ class Selected(Verification):
                 visited.append(node)
         steps = torch.arange(1, height + 1, device=p.device)
         path = torch.cat(visited, 1).gather(1, torch.minimum(steps, length))
-        return concluded(draft, path, length, next_probs.unsqueeze(1), first.squeeze(1), u_next[:, :1], kernels)
+        verdict = concluded(draft, path, length, next_probs.unsqueeze(1), first.squeeze(1), u_next[:, :1], kernels)
+        verdict.share = torch.cat(shares, 1).nanmean(1)
+        return verdict
 
     def _select(
-        self, p: Tensor, q: Tensor, mass: Tensor, kids: Tensor, tokens: Tensor, u: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The child that is followed (B, 1) and its distribution e (B, V). p, q (B, V); mass, u (B, 1); kids, tokens
-        (B, W), -1 for none."""
+        self, p: Tensor, q: Tensor, mass: Tensor, kids: Tensor, tokens: Tensor, u: Tensor, replacement: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The child that is followed (B, 1), its distribution e (B, V) and lam (B, 1), NaN where there is no choice. p,
+        q (B, V); mass, u (B, 1); kids, tokens (B, W), -1 for none."""
         exists = kids >= 0
         ranks = torch.arange(kids.shape[1], device=p.device)
         if kids.shape[1] == 1:
-            return kids.clamp_min(0), q
+            return kids.clamp_min(0), q, torch.full_like(mass, torch.nan)
         count = exists.sum(1, keepdim=True)
         order = torch.where(q > 0, p / q, torch.inf).sort(dim=-1, stable=True).indices
-        best = best_of(q, order, count, kids.shape[1])
+        best = best_of(q, order, count, kids.shape[1]) if replacement else best_of_pair(q, order)
         share = self._share(p, q, best, mass)
+        share = torch.where(count > 1, share, torch.nan)
         e = torch.where(count > 1, q + share * (best - q), q)
         place = torch.empty_like(order).scatter_(1, order, torch.arange(p.shape[1], device=p.device).expand_as(order))
         place = torch.where(exists, place.gather(1, tokens), -1)
         wanted = torch.where(u < share, exists & (place == place.amax(1, keepdim=True)), exists)
         rank = torch.where(wanted, ranks, kids.shape[1]).amin(1, keepdim=True)
-        return kids.gather(1, rank.clamp_max(kids.shape[1] - 1)).clamp_min(0), e
+        return kids.gather(1, rank.clamp_max(kids.shape[1] - 1)).clamp_min(0), e, share
 
     def _share(self, p: Tensor, q: Tensor, best: Tensor, mass: Tensor) -> Tensor:
         """lam (B, 1)."""
@@ -139,12 +145,31 @@ def best_of(q: Tensor, order: Tensor, count: Tensor, most: int) -> Tensor:
     return torch.empty_like(found).scatter_(1, order, found)
 
 
+def best_of_pair(q: Tensor, order: Tensor) -> Tensor:
+    """The distribution (B, V) of that of two different tokens, the second drawn from the rest of q (B, V), which comes
+    last in `order` (B, V): a token x has q(x) (sum of q / (1 - q) over those before x + sum of q over them / (1 -
+    q(x)))."""
+    parts = (q.double() / q.double().sum(1, keepdim=True)).gather(1, order)
+    odds = parts / (1 - parts).clamp_min(1e-30)
+    before, odds_before = (x.cumsum(1) - x for x in (parts, odds))
+    found = (parts * odds_before + odds * before).float()
+    return torch.empty_like(found).scatter_(1, order, found)
+
+
 def build(cfg: Mapping[str, Any], drafter: Any) -> Verification:
     check_exact(cfg, drafter, RELAXED)
-    if not drafter.tree.is_chain and not getattr(drafter, "replacement", False):
+    pairs = cfg["select_from"] == "pair"
+    sampled = getattr(drafter, "replacement", None) is not None and not getattr(drafter, "chosen", False)
+    if not drafter.tree.is_chain and not sampled:
         raise UsageError(
-            f"verification=selected needs siblings that are sampled with replacement, and drafter {cfg['drafter']} does"
-            " not sample them so: use verification=traversal, or drafter=eagle_tree or eagle3_tree"
+            "verification=selected needs siblings that are sampled with replacement or in pairs, and drafter"
+            f" {cfg['drafter']} does not sample them so: use verification=traversal, or drafter=eagle_tree or"
+            " eagle3_tree"
+        )
+    if pairs and drafter.tree.width > 2:
+        raise UsageError(
+            f"select_from=pair needs nodes with two children at most, and the tree has {drafter.tree.width}: use"
+            " select_from=replacement, or another tree="
         )
     select = None if cfg["select"] == "auto" else cfg["select"]
     return Selected(select, cfg["select_grid"])

@@ -9,8 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.decoding.rules.base import Rule, at, normalise
-from specbench.decoding.verify.base import Draft, Verdict, Verification, accepted_path, concluded, one_hot, remaining
+from specbench.decoding.rules.base import Rule, at
+from specbench.decoding.verify.base import (
+    Draft,
+    Verdict,
+    Verification,
+    accepted_path,
+    concluded,
+    one_hot,
+    remaining,
+    without,
+)
 from specbench.engine.ops import Kernels, take
 
 
@@ -80,7 +89,7 @@ def _decide(p: Tensor, draft: Draft, rule: Rule, u: Tensor) -> tuple[Tensor, Ten
         residual = _with_head(residual, torch.where(rejected, left, r))
         if m + 1 < tree.width and not draft.replacement:  # the next sibling was drawn from the rest
             q, token, rejected = (_head(x, tree.parents_per_rank[m + 1]) for x in (q, token, rejected))
-            q = torch.where(rejected, normalise(q.scatter(-1, token.unsqueeze(-1), 0.0), q), q)
+            q = torch.where(rejected, without(q, token), q)
     if passed:
         accepted_child = _longest(torch.stack(passed, -1), inner, nodes, tree.height)
     return accepted_child, residual, first

@@ -19,6 +19,7 @@ from specbench.decoding.verify.base import (
     concluded,
     one_hot,
     remaining,
+    without,
 )
 from specbench.decoding.verify.block import passing, ratios
 from specbench.engine.ops import Kernels, sum_last, take
@@ -50,10 +51,12 @@ class Traversal(Verification):
     ) -> Verdict:
         """As of `Verification`."""
         tree, slot = draft.tree, draft.tree.slot.expand(len(p), -1)
+        order = post_order(tree)
+        if kernels is not None:
+            return Verdict(*kernels.traverse(p, draft, numbers, order))
         leave, left, first = _masses(p, draft)
         passed = numbers[:, 0] < leave
         passed[:, 0] = True
-        order = post_order(tree)
         at_end = torch.where(passed, order, p.shape[1])
         node = (at_end == at_end.amin(1, keepdim=True)).long().argmax(1, keepdim=True)
         path, length = path_to(tree, node)
@@ -79,18 +82,12 @@ def _masses(p: Tensor, draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
             if draft.sampled is not None:
                 sampled = draft.sampled.gather(1, node)
                 q_m = torch.where(sampled.unsqueeze(-1), q, one_hot(token, q.shape[-1]))
-            live, ratio = ratios(at(r, token), at(q_m, token), exists & draft.valid.gather(1, node))
-            entered = (mass * ratio).clamp_max(1)
+            live, entered, r, mass = tried(r, q_m, mass, token, exists & draft.valid.gather(1, node))
             leave.scatter_(1, node, torch.where(exists, entered, leave.gather(1, node)))
             if depth == m == 0:
                 first = entered[:, 0]
-            rest = (r * mass.unsqueeze(-1)).sub_(q_m).clamp_min_(0)
-            kept = sum_last(rest)
-            r = torch.where(live.unsqueeze(-1), normalise(rest, r), r)
-            mass = torch.where(live, passing(kept, mass), mass)
             if m + 1 < tree.levels[depth][1] and not draft.replacement:
-                rest = normalise(q.scatter(-1, token.unsqueeze(-1), 0.0), q)
-                q = torch.where(live.unsqueeze(-1), rest, q)
+                q = torch.where(live.unsqueeze(-1), without(q, token), q)
         if isinstance(slots, slice):
             left[:, slots] = r
             leave.scatter_(1, above, mass)
@@ -98,6 +95,17 @@ def _masses(p: Tensor, draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
             left.scatter_(1, slots.unsqueeze(-1).expand_as(r), r)
             leave.scatter_(1, above, torch.where(inside, mass, leave.gather(1, above)))
     return leave, left, first
+
+
+def tried(p: Tensor, q: Tensor, mass: Tensor, token: Tensor, exists: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of children (B, n) whose tokens were drawn from q (B, n, V), at nodes with p (B, n, V) and mass (B, n): which of
+    them could be drawn, the masses with which they are entered, and the p and the masses of the nodes once the subtrees
+    of these children are rejected."""
+    live, ratio = ratios(at(p, token), at(q, token), exists)
+    rest = (p * mass.unsqueeze(-1)).sub_(q).clamp_min_(0)
+    kept = sum_last(rest)
+    left = torch.where(live.unsqueeze(-1), normalise(rest, p), p)
+    return live, (mass * ratio).clamp_max(1), left, torch.where(live, passing(kept, mass), mass)
 
 
 def _levels(tree: Tree, rows: int) -> list[tuple[slice | Tensor, Tensor]]:
