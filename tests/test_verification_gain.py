@@ -9,6 +9,9 @@ from test_tables import FakeBench
 
 from specbench.cli import tables as cli
 from specbench.decoding import trees
+from specbench.errors import UsageError
+from specbench.rows.columns import COLUMNS
+from specbench.rows.csv_files import as_read
 from specbench.tables import verification
 from specbench.tables.catalog import TABLES
 from specbench.tables.measure import LocalBench
@@ -20,10 +23,19 @@ def test_shapes_have_6_to_30_tokens_and_the_best_are_among_them() -> None:
     sizes = [trees.build(trees.parse(tree)).nodes - 1 for tree in verification._SHAPES]
     assert (min(sizes), max(sizes)) == (6, 30)
     searched = {line.overrides for line in SHAPES.lines}
-    compared = {line.overrides for line in GAIN.lines if "tree=" in (line.overrides or "")}
-    assert len(compared) == 9
-    assert compared <= searched  # of chains the longest is best
+    compared = {line.overrides for line in GAIN.lines if line.key.startswith("default_")}
+    assert len(compared) == 5
+    assert compared <= searched
     assert len(searched) == len(SHAPES.lines)
+
+
+def test_a_row_keeps_a_word_in_the_place_of_a_number() -> None:
+    """Every run with select=auto ended without its row."""
+    row = dict.fromkeys(COLUMNS) | {"run_id": "a", "select": "auto"}
+    assert as_read(row) == row
+    assert as_read({**row, "select": 0.5})["select"] == 0.5
+    with pytest.raises(UsageError, match="select must be a number"):
+        as_read({**row, "select": "best"})
 
 
 def test_the_search_has_other_samples_than_the_comparison() -> None:
